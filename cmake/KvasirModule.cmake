@@ -1,0 +1,27 @@
+# kvasir_options: flags every target of the project shares. No -ffast-math anywhere, and no contraction of a*b+c:
+# a kernel's arithmetic is what its source says.
+add_library(kvasir_options INTERFACE)
+target_compile_options(kvasir_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+                                                -ffp-contract=off)
+if(KVASIR_WERROR)
+  target_compile_options(kvasir_options INTERFACE -Werror)
+endif()
+if(KVASIR_SANITIZE)
+  target_compile_options(kvasir_options INTERFACE -fsanitize=${KVASIR_SANITIZE} -fno-omit-frame-pointer
+                                                  -fno-sanitize-recover=all)
+  target_link_options(kvasir_options INTERFACE -fsanitize=${KVASIR_SANITIZE})
+endif()
+if(KVASIR_FUZZ)
+  target_compile_options(kvasir_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# kvasir_module(NAME SOURCES a.cc b.cc DEPENDS base tensor): one folder of src/, one object library. A module sees the
+# headers of the modules it depends on by convention; tests/include_direction.py enforces it.
+function(kvasir_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_library(kvasir_${name} OBJECT ${ARG_SOURCES})
+  target_include_directories(kvasir_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(kvasir_${name} PRIVATE kvasir_options fmt::fmt-header-only)
+  set_property(GLOBAL APPEND PROPERTY KVASIR_MODULES ${name})
+  set_property(GLOBAL PROPERTY KVASIR_DEPENDS_${name} "${ARG_DEPENDS}")
+endfunction()

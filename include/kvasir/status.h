@@ -1,0 +1,63 @@
+// Status and Result<T>: how every expected failure is told.
+//
+// An expected failure (bad file, bad option, no memory left) is a Status whose message is one line that says what is
+// wrong and how to mend it. A bug is a KVASIR_CHECK (src/base/check.h). Nothing in the library throws across its API.
+// Thread-safety: values; safe to copy between threads.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace kvasir {
+
+enum class StatusCode {
+  kOk,
+  kInvalidArgument,    // an option or an input is wrong: the caller can mend it
+  kNotFound,           // a file or a name that does not exist
+  kDataLoss,           // a file is truncated or malformed
+  kUnsupported,        // well-formed, but not something Kvasir can run
+  kResourceExhausted,  // memory, budget or disk does not suffice
+  kIo,                 // the operating system refused
+  kCancelled,          // the caller asked to stop
+};
+
+std::string_view status_code_name(StatusCode code);
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;  // ok
+  Status(StatusCode code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  bool ok() const { return code_ == StatusCode::kOk; }
+  StatusCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  StatusCode code_ = StatusCode::kOk;
+  std::string message_;
+};
+
+// A value, or the Status that says why there is none. REQUIRES of value accessors: ok().
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : value_(std::move(value)) {}              // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}      // NOLINT(google-explicit-constructor)
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+
+  T& operator*() & { return *value_; }
+  const T& operator*() const& { return *value_; }
+  T&& operator*() && { return std::move(*value_); }
+  T* operator->() { return &*value_; }
+  const T* operator->() const { return &*value_; }
+
+ private:
+  std::optional<T> value_;
+  Status status_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,118 @@
+#include "base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() {
+    if (fd_ > STDERR_FILENO) ::close(fd_);
+  }
+  int get() const { return fd_; }
+  int close() { return ::close(std::exchange(fd_, -1)); }
+
+ private:
+  int fd_;
+};
+
+Status errno_status(const char* what, const std::string& path) {
+  const int error = errno;
+  const StatusCode code = error == ENOENT   ? StatusCode::kNotFound
+                          : error == ENOSPC ? StatusCode::kResourceExhausted
+                                            : StatusCode::kIo;
+  return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
+}
+
+}  // namespace
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd.get() < 0) return errno_status("open", path);
+  struct stat st {};
+  if (::fstat(fd.get(), &st) != 0) return errno_status("stat", path);
+  if (!S_ISREG(st.st_mode)) return make_status(StatusCode::kIo, "'{}' is not a regular file", path);
+  MappedFile file;
+  file.path_ = path;
+  file.size_ = static_cast<std::size_t>(st.st_size);
+  if (file.size_ > 0) {
+    void* p = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (p == MAP_FAILED) return errno_status("map", path);
+    file.data_ = static_cast<const std::byte*>(p);
+  }
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+void MappedFile::release(std::size_t offset, std::size_t size) const {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t begin = (offset + page - 1) / page * page;
+  const std::size_t end = (offset + size) / page * page;
+  if (begin < end && end <= size_) ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
+  FileDescriptor fd(path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return errno_status("open", path);
+  std::string out;
+  char buffer[1 << 16];
+  for (;;) {
+    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_status("read", path);
+    if (n == 0) return out;
+    if (out.size() + static_cast<std::size_t>(n) > max_bytes)
+      return exhausted("'{}' is larger than the {} bytes accepted here; split it", path, max_bytes);
+    out.append(buffer, static_cast<std::size_t>(n));
+  }
+}
+
+Status write_file(const std::string& path, std::span<const std::byte> content) {
+  const std::string temporary = path + ".partial";
+  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (fd.get() < 0) return errno_status("create", temporary);
+  for (std::size_t done = 0; done < content.size();) {
+    const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      Status status = errno_status("write", temporary);
+      ::unlink(temporary.c_str());
+      return status;
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  if (fd.close() != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
+    Status status = errno_status("write", path);
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,45 @@
+// A file mapped read-only into memory, and whole-file reading.
+// Ownership: the mapping lives as long as the object; views into it must not outlive it.
+// Thread-safety: const members may be called from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+class MappedFile {
+ public:
+  // Errors: kNotFound, kIo (also for directories and other things that are no regular file).
+  static Result<MappedFile> open(const std::string& path);
+
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::string& path() const { return path_; }
+
+  // Tells the system that [offset, offset + size) was read for the last time, so it need not stay resident.
+  void release(std::size_t offset, std::size_t size) const;
+
+ private:
+  MappedFile() = default;
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Reads a whole file, or standard input when `path` is "-". Errors: kNotFound, kIo, kResourceExhausted over `max_bytes`.
+Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
+
+// Writes `content` to `path`: to a temporary file beside it first, then renamed, so that a full disk loses no old file.
+Status write_file(const std::string& path, std::span<const std::byte> content);
+
+}  // namespace kvasir

@@ -1,0 +1,61 @@
+// Writes GGUF version 3 files. Tests and small tools need it; it keeps the whole file in memory.
+// Thread-safety: none.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "gguf/reader.h"
+#include "kvasir/status.h"
+
+namespace kvasir::gguf {
+
+class Writer {
+ public:
+  // Scalars. REQUIRES: a key is set once.
+  void set_uint8(std::string_view key, std::uint8_t value);
+  void set_int8(std::string_view key, std::int8_t value);
+  void set_uint16(std::string_view key, std::uint16_t value);
+  void set_int16(std::string_view key, std::int16_t value);
+  void set_uint32(std::string_view key, std::uint32_t value);
+  void set_int32(std::string_view key, std::int32_t value);
+  void set_uint64(std::string_view key, std::uint64_t value);
+  void set_int64(std::string_view key, std::int64_t value);
+  void set_float32(std::string_view key, float value);
+  void set_float64(std::string_view key, double value);
+  void set_bool(std::string_view key, bool value);
+  void set_string(std::string_view key, std::string_view value);
+  void set_strings(std::string_view key, const std::vector<std::string>& values);
+  void set_int32s(std::string_view key, const std::vector<std::int32_t>& values);
+  void set_float32s(std::string_view key, const std::vector<float>& values);
+
+  // dims[0] is the row length. REQUIRES: data has exactly the bytes that type and dims ask for.
+  void add_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims,
+                  std::span<const std::byte> data);
+
+  // The whole file, tensors aligned to 32 bytes.
+  std::vector<std::byte> finish() const;
+  Status write(const std::string& path) const;
+
+ private:
+  struct Pending {
+    std::string name;
+    std::uint32_t type;
+    std::vector<std::uint64_t> dims;
+    std::vector<std::byte> data;
+  };
+  void key(std::string_view key, ValueType type);
+  void put(const void* data, std::size_t size);
+  void put_string(std::string_view text);
+
+  std::uint64_t metadata_count_ = 0;
+  std::vector<std::byte> metadata_;
+  std::vector<Pending> tensors_;
+};
+
+}  // namespace kvasir::gguf

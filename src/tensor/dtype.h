@@ -1,0 +1,41 @@
+// Element types of tensors as GGUF numbers them, and the arithmetic of their blocks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace kvasir {
+
+// Values are GGUF's tensor type numbers (ggml_type).
+enum class DType : std::uint32_t {
+  kF32 = 0,
+  kF16 = 1,
+  kQ8_0 = 8,
+  kBF16 = 30,
+};
+
+struct DTypeTraits {
+  std::string_view name;          // as GGUF tools print it: "F32", "Q8_0"
+  std::uint32_t block_elements;   // consecutive elements of a row that are stored together
+  std::uint32_t block_bytes;
+};
+
+// REQUIRES: a declared enumerator.
+const DTypeTraits& dtype_traits(DType type);
+
+// nullopt: a type Kvasir cannot compute with (see foreign_dtype for its size and name).
+std::optional<DType> dtype_from_gguf(std::uint32_t number);
+
+// Every type GGUF defines, also those Kvasir cannot compute with, so that files are described and bounds-checked.
+// nullopt: an unknown or withdrawn number.
+std::optional<DTypeTraits> foreign_dtype(std::uint32_t number);
+
+// IEEE 754 binary16 and bfloat16 as bits; round to nearest even. NaN stays NaN, overflow of f16 becomes infinity.
+float f16_to_f32(std::uint16_t bits);
+std::uint16_t f32_to_f16(float value);
+float bf16_to_f32(std::uint16_t bits);
+std::uint16_t f32_to_bf16(float value);
+
+}  // namespace kvasir
