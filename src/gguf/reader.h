@@ -1,8 +1,9 @@
 // Reads GGUF files, versions 2 and 3 (little-endian). No knowledge of models.
 //
 // Nothing in a file is trusted: every length is checked against what is left of it before memory is taken, every
-// tensor lies inside the data section, and each way to be wrong has its own message (kDataLoss, or kUnsupported for
-// version 1, unknown versions and big-endian files).
+// tensor lies inside the data section and overlaps no other, and each way to be wrong has its own message (kDataLoss,
+// or kUnsupported for version 1, unknown versions, big-endian files, unknown tensor types and arrays nested too deep).
+// Strings may hold any bytes: they need not be UTF-8, and the names in messages are escaped.
 // Ownership: a File owns its mapping; string views and tensor bytes point into it and must not outlive it.
 // Thread-safety: immutable after open; const members may be called from any thread.
 #pragma once
@@ -22,8 +23,19 @@ namespace kvasir::gguf {
 
 // GGUF's metadata value types, numbered as in the format.
 enum class ValueType : std::uint32_t {
-  kUint8 = 0, kInt8 = 1, kUint16 = 2, kInt16 = 3, kUint32 = 4, kInt32 = 5, kFloat32 = 6, kBool = 7, kString = 8,
-  kArray = 9, kUint64 = 10, kInt64 = 11, kFloat64 = 12,
+  kUint8 = 0,
+  kInt8 = 1,
+  kUint16 = 2,
+  kInt16 = 3,
+  kUint32 = 4,
+  kInt32 = 5,
+  kFloat32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kUint64 = 10,
+  kInt64 = 11,
+  kFloat64 = 12,
 };
 
 std::string_view value_type_name(ValueType type);  // "u8", "string", "array", ...
@@ -32,11 +44,11 @@ struct Value;
 
 // An array: elements of one type, kept as the variant alternative that fits; nested arrays go in `arrays`.
 struct Array {
-  ValueType type = ValueType::kUint8;   // of the elements
+  ValueType type = ValueType::kUint8;  // of the elements
   std::size_t count = 0;
-  std::span<const std::byte> raw;       // scalars, as in the file (little-endian, unaligned); empty for others
+  std::span<const std::byte> raw;  // scalars, as in the file (little-endian, unaligned); empty for others
   std::vector<std::string_view> strings;
-  std::vector<Array> arrays;            // at most 4 levels deep in all
+  std::vector<Array> arrays;  // at most 4 levels deep in all
 };
 
 struct Value {
@@ -52,11 +64,11 @@ struct Entry {
 
 struct Tensor {
   std::string_view name;
-  std::uint32_t type = 0;                // GGUF's number; see tensor/dtype.h
-  std::vector<std::uint64_t> dims;       // dims[0] is the fastest-varying (the row length); 1 to 4 of them, none 0
-  std::uint64_t elements = 0;            // their product
-  std::uint64_t offset = 0;              // of the data, from the start of the file
-  std::span<const std::byte> bytes;      // the data; empty when opened with header_only
+  std::uint32_t type = 0;            // GGUF's number; see tensor/dtype.h
+  std::vector<std::uint64_t> dims;   // dims[0] is the fastest-varying (the row length); 1 to 4 of them, none 0
+  std::uint64_t elements = 0;        // their product
+  std::uint64_t offset = 0;          // of the data, from the start of the file
+  std::span<const std::byte> bytes;  // the data; empty when opened with header_only
 };
 
 struct OpenOptions {
@@ -76,22 +88,22 @@ class File {
 
   std::uint32_t version() const;
   std::uint32_t alignment() const;
-  std::uint64_t size_bytes() const;       // of the whole file
-  std::uint64_t tensor_bytes() const;     // sum over tensors, without padding
-  const std::vector<Entry>& metadata() const;   // in file order; keys are unique
-  const std::vector<Tensor>& tensors() const;   // in file order; names are unique
-  const Value* find(std::string_view key) const;            // nullptr if absent
-  const Tensor* find_tensor(std::string_view name) const;   // nullptr if absent
+  std::uint64_t size_bytes() const;                        // of the whole file
+  std::uint64_t tensor_bytes() const;                      // sum over tensors, without padding
+  const std::vector<Entry>& metadata() const;              // in file order; keys are unique
+  const std::vector<Tensor>& tensors() const;              // in file order; names are unique
+  const Value* find(std::string_view key) const;           // nullptr if absent
+  const Tensor* find_tensor(std::string_view name) const;  // nullptr if absent
 
   // Typed look-ups. kNotFound when the key is absent; kDataLoss when it has another type or does not fit. Integers of
   // any width and sign are accepted where their value fits. Messages name the key.
   Result<std::uint64_t> get_uint(std::string_view key) const;
-  Result<double> get_float(std::string_view key) const;     // f32, f64 or any integer; finite
+  Result<double> get_float(std::string_view key) const;  // f32, f64 or any integer; finite
   Result<bool> get_bool(std::string_view key) const;
   Result<std::string_view> get_string(std::string_view key) const;
   Result<std::vector<std::string_view>> get_strings(std::string_view key) const;
-  Result<std::vector<std::int64_t>> get_ints(std::string_view key) const;    // array of any integers or bools
-  Result<std::vector<float>> get_floats(std::string_view key) const;         // array of f32 or f64
+  Result<std::vector<std::int64_t>> get_ints(std::string_view key) const;  // array of any integers or bools
+  Result<std::vector<float>> get_floats(std::string_view key) const;       // array of f32 or f64; finite
 
   // Hints that a tensor's bytes will not be read again (they need not stay resident).
   void release(const Tensor& tensor) const;

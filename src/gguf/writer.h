@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,7 +19,7 @@ namespace kvasir::gguf {
 
 class Writer {
  public:
-  // Scalars. REQUIRES: a key is set once.
+  // REQUIRES: a key is set once, and is not general.alignment (the writer aligns by the format's default).
   void set_uint8(std::string_view key, std::uint8_t value);
   void set_int8(std::string_view key, std::int8_t value);
   void set_uint16(std::string_view key, std::uint16_t value);
@@ -34,7 +36,8 @@ class Writer {
   void set_int32s(std::string_view key, const std::vector<std::int32_t>& values);
   void set_float32s(std::string_view key, const std::vector<float>& values);
 
-  // dims[0] is the row length. REQUIRES: data has exactly the bytes that type and dims ask for.
+  // dims[0] is the row length. REQUIRES: a new name, a type that foreign_dtype knows, and exactly the bytes that
+  // type and dims ask for.
   void add_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims,
                   std::span<const std::byte> data);
 
@@ -50,10 +53,11 @@ class Writer {
     std::vector<std::byte> data;
   };
   void key(std::string_view key, ValueType type);
+  void array(std::string_view key, ValueType type, std::uint64_t count);
   void put(const void* data, std::size_t size);
   void put_string(std::string_view text);
 
-  std::uint64_t metadata_count_ = 0;
+  std::set<std::string, std::less<>> keys_;
   std::vector<std::byte> metadata_;
   std::vector<Pending> tensors_;
 };

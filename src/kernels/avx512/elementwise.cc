@@ -1,0 +1,131 @@
+#include "kernels/avx512/simd.h"
+
+namespace kvasir::avx512 {
+namespace {
+
+[[gnu::always_inline]] inline __mmask16 tail(int left) {
+  return left >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << left) - 1);
+}
+
+template <KvType kType>
+void store_kv_as(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
+  constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
+  std::byte* values = page + shape.values_offset() + static_cast<std::size_t>(slot * shape.head_dim) * kSize;
+  for (int d = 0; d < shape.head_dim; d += 16) {
+    const __mmask16 mask = tail(shape.head_dim - d);
+    store16<kType>(values + static_cast<std::size_t>(d) * kSize, mask, _mm512_maskz_loadu_ps(mask, value + d));
+    alignas(64) std::byte converted[64];
+    store16<kType>(converted, 0xffff, _mm512_maskz_loadu_ps(mask, key + d));
+    const int lanes = shape.head_dim - d < 16 ? shape.head_dim - d : 16;
+    for (int i = 0; i < lanes; ++i)
+      __builtin_memcpy(page + static_cast<std::size_t>((d + i) * shape.slots + slot) * kSize,
+                       converted + static_cast<std::size_t>(i) * kSize, kSize);
+  }
+}
+
+template <KvType kType>
+void rotate_keys_as(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+                    const float* sine) {
+  constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
+  const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
+  for (int i = 0; i < rotary / 2; ++i) {
+    std::byte* row_a = page + static_cast<std::size_t>(2 * i) * row_bytes;
+    std::byte* row_b = row_a + row_bytes;
+    const __m512 c = _mm512_set1_ps(cosine[i]);
+    const __m512 s = _mm512_set1_ps(sine[i]);
+    for (int slot = 0; slot < shape.slots; slot += 16) {
+      const auto mask = static_cast<__mmask16>(slots >> slot & 0xffff);
+      if (mask == 0) continue;
+      std::byte* at_a = row_a + static_cast<std::size_t>(slot) * kSize;
+      std::byte* at_b = row_b + static_cast<std::size_t>(slot) * kSize;
+      const __m512 a = load16<kType>(at_a);
+      const __m512 b = load16<kType>(at_b);
+      store16<kType>(at_a, mask, _mm512_sub_ps(_mm512_mul_ps(a, c), _mm512_mul_ps(b, s)));
+      store16<kType>(at_b, mask, _mm512_add_ps(_mm512_mul_ps(a, s), _mm512_mul_ps(b, c)));
+    }
+  }
+}
+
+}  // namespace
+
+void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
+  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
+  for (int b = 0; b < inputs / kQ8Block; ++b, x += kQ8Block) {
+    const __m512 x0 = _mm512_loadu_ps(x);
+    const __m512 x1 = _mm512_loadu_ps(x + 16);
+    const float largest =
+        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_and_ps(x0, magnitude), _mm512_and_ps(x1, magnitude)));
+    const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127.0F / largest : 0.0F);
+    const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
+    const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
+    std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtsepi32_epi8(q1));
+    scale[b * kRowGroup] = largest / 127.0F;
+    sum[b * kRowGroup] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+  }
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  __m512 lanes = _mm512_setzero_ps();
+  for (int i = 0; i < n; i += 16) {
+    const __m512 v = _mm512_maskz_loadu_ps(tail(n - i), x + i);
+    lanes = _mm512_fmadd_ps(v, v, lanes);
+  }
+  const __m512 inverse = _mm512_set1_ps(1.0F / __builtin_sqrtf(sum16(lanes) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 v = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), inverse);
+    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight + i)));
+  }
+}
+
+void swiglu(const float* gate, const float* up, int n, float* out) {
+  const __m512 one = _mm512_set1_ps(1.0F);
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i);
+    const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), g))));
+    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(silu, _mm512_maskz_loadu_ps(mask, up + i)));
+  }
+}
+
+void add(float* x, const float* y, int n) {
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i),
+                                                     _mm512_maskz_loadu_ps(mask, y + i)));
+  }
+}
+
+void rope(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
+          float* out) {
+  for (int h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
+    for (int i = 0; i < rotary / 2; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      out[2 * i] = (a * cosine[i] - b * sine[i]) * scale;
+      out[2 * i + 1] = (a * sine[i] + b * cosine[i]) * scale;
+    }
+    for (int i = rotary; i < head_dim; ++i) out[i] = x[i] * scale;
+  }
+}
+
+void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
+  switch (shape.type) {
+    case KvType::kF32: return store_kv_as<KvType::kF32>(shape, page, slot, key, value);
+    case KvType::kF16: return store_kv_as<KvType::kF16>(shape, page, slot, key, value);
+    case KvType::kBF16: return store_kv_as<KvType::kBF16>(shape, page, slot, key, value);
+  }
+}
+
+void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+                 const float* sine) {
+  switch (shape.type) {
+    case KvType::kF32: return rotate_keys_as<KvType::kF32>(shape, page, slots, rotary, cosine, sine);
+    case KvType::kF16: return rotate_keys_as<KvType::kF16>(shape, page, slots, rotary, cosine, sine);
+    case KvType::kBF16: return rotate_keys_as<KvType::kBF16>(shape, page, slots, rotary, cosine, sine);
+  }
+}
+
+}  // namespace kvasir::avx512

@@ -1,0 +1,26 @@
+// Declarations of the AVX-512 kernels; see kernels/kernels.h for what each does.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace kvasir {
+
+// The functions of the table, each in the file of its kind.
+namespace avx512 {
+void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+            std::size_t out_stride);
+void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum);
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out);
+void swiglu(const float* gate, const float* up, int n, float* out);
+void add(float* x, const float* y, int n);
+void rope(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
+          float* out);
+void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
+void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+                 const float* sine);
+void attend(const AttentionPartial& partial, const AttentionState& state);
+void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
+void finish(const AttentionState& state, int queries, int head_dim, float* out);
+}  // namespace avx512
+
+}  // namespace kvasir

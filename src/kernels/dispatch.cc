@@ -1,0 +1,40 @@
+#include "kernels/kernels.h"
+
+namespace kvasir {
+
+std::string_view kv_type_name(KvType type) {
+  switch (type) {
+    case KvType::kF32: return "f32";
+    case KvType::kF16: return "f16";
+    case KvType::kBF16: return "bf16";
+  }
+  return "?";
+}
+
+std::optional<KvType> kv_type_from_name(std::string_view name) {
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16})
+    if (name == kv_type_name(type)) return type;
+  return std::nullopt;
+}
+
+#ifndef KVASIR_HAVE_AVX512
+const KernelTable* avx512_kernels() { return nullptr; }
+#endif
+
+std::vector<std::string_view> kernel_names() {
+  std::vector<std::string_view> names{generic_kernels().name};
+  if (const KernelTable* table = avx512_kernels()) names.push_back(table->name);
+  return names;
+}
+
+const KernelTable* find_kernels(std::string_view name) {
+  if (name == "auto") {
+    const KernelTable* best = avx512_kernels();
+    return best != nullptr ? best : &generic_kernels();
+  }
+  if (name == generic_kernels().name) return &generic_kernels();
+  const KernelTable* table = avx512_kernels();
+  return table != nullptr && name == table->name ? table : nullptr;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,251 @@
+// The specification of every kernel, in plain C++. Written in loops over 16 outputs or slots, which compilers turn into
+// whatever vectors the base instruction set has.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/kernels.h"
+
+namespace kvasir {
+namespace {
+
+float load_element(KvType type, const std::byte* p) {
+  if (type == KvType::kF32) {
+    float value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return type == KvType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+void store_element(KvType type, std::byte* p, float value) {
+  if (type == KvType::kF32) {
+    std::memcpy(p, &value, sizeof value);
+    return;
+  }
+  const std::uint16_t bits = type == KvType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+  std::memcpy(p, &bits, sizeof bits);
+}
+
+template <DType kType>
+void load_panel_input(const std::byte* p, float* w) {
+  if constexpr (kType == DType::kF32) {
+    std::memcpy(w, p, kPanel * sizeof(float));
+  } else {
+    std::uint16_t bits[kPanel];
+    std::memcpy(bits, p, sizeof bits);
+    for (int o = 0; o < kPanel; ++o) w[o] = kType == DType::kF16 ? f16_to_f32(bits[o]) : bf16_to_f32(bits[o]);
+  }
+}
+
+template <DType kType>
+void matmul_float(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride,
+                  int lanes) {
+  constexpr int kRows = 4;
+  constexpr std::size_t kStep = kPanel * (kType == DType::kF32 ? 4 : 2);
+  for (int r0 = 0; r0 < x.rows; r0 += kRows) {
+    const int rows = std::min(kRows, x.rows - r0);
+    float sum[kRows][kPanel] = {};
+    const std::byte* p = weights.data + static_cast<std::size_t>(panel) * weights.panel_bytes();
+    for (int i = 0; i < weights.inputs; ++i, p += kStep) {
+      float w[kPanel];
+      load_panel_input<kType>(p, w);
+      for (int r = 0; r < rows; ++r) {
+        const float a = x.f32[static_cast<std::size_t>(r0 + r) * static_cast<std::size_t>(x.inputs) + i];
+        for (int o = 0; o < kPanel; ++o) sum[r][o] += w[o] * a;
+      }
+    }
+    for (int r = 0; r < rows; ++r)
+      std::memcpy(out + static_cast<std::size_t>(r0 + r) * out_stride + panel * kPanel, sum[r],
+                  static_cast<std::size_t>(lanes) * sizeof(float));
+  }
+}
+
+void matmul_q8(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride,
+               int lanes) {
+  const int blocks = weights.inputs / kQ8Block;
+  for (int r = 0; r < x.rows; ++r) {
+    const std::size_t place = static_cast<std::size_t>(r / kRowGroup) * static_cast<std::size_t>(blocks) * kRowGroup +
+                              static_cast<std::size_t>(r % kRowGroup);
+    const std::byte* p = weights.data + static_cast<std::size_t>(panel) * weights.panel_bytes();
+    float sum[kPanel] = {};
+    for (int b = 0; b < blocks; ++b, p += kQ8PanelBlockBytes) {
+      const std::size_t at = place + static_cast<std::size_t>(b) * kRowGroup;
+      const std::int8_t* a = x.q8 + at * kQ8Block;
+      std::int32_t dot[kPanel];
+      std::fill(dot, dot + kPanel, x.q8_sum[at]);
+      for (int j = 0; j < 8; ++j)
+        for (int o = 0; o < kPanel; ++o)
+          for (int k = 0; k < 4; ++k) dot[o] += std::to_integer<std::int32_t>(p[j * 64 + o * 4 + k]) * a[j * 4 + k];
+      for (int o = 0; o < kPanel; ++o) {
+        std::uint16_t bits;
+        std::memcpy(&bits, p + 512 + o * 2, 2);
+        sum[o] = std::fma(static_cast<float>(dot[o]), f16_to_f32(bits) * x.q8_scale[at], sum[o]);
+      }
+    }
+    std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel, sum,
+                static_cast<std::size_t>(lanes) * sizeof(float));
+  }
+}
+
+void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+            std::size_t out_stride) {
+  for (int panel = panel_begin; panel < panel_end; ++panel) {
+    const int lanes = std::min(kPanel, weights.outputs - panel * kPanel);
+    switch (weights.type) {
+      case DType::kF32: matmul_float<DType::kF32>(weights, x, panel, out, out_stride, lanes); break;
+      case DType::kF16: matmul_float<DType::kF16>(weights, x, panel, out, out_stride, lanes); break;
+      case DType::kBF16: matmul_float<DType::kBF16>(weights, x, panel, out, out_stride, lanes); break;
+      case DType::kQ8_0: matmul_q8(weights, x, panel, out, out_stride, lanes); break;
+    }
+  }
+}
+
+void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
+  for (int b = 0; b < inputs / kQ8Block; ++b, x += kQ8Block) {
+    float largest = 0;
+    for (int i = 0; i < kQ8Block; ++i) largest = std::max(largest, std::fabs(x[i]));
+    const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
+    std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
+    std::int32_t total = 0;
+    for (int i = 0; i < kQ8Block; ++i) {
+      q[i] = static_cast<std::int8_t>(std::nearbyint(x[i] * inverse));
+      total += q[i];
+    }
+    scale[b * kRowGroup] = largest / 127.0F;
+    sum[b * kRowGroup] = -128 * total;
+  }
+}
+
+// Sums 16 interleaved partial sums, then those pairwise: the order every table follows.
+float sum16(const float* lanes) {
+  float s[16];
+  std::copy(lanes, lanes + 16, s);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) s[i] += s[i + width];
+  return s[0];
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  float lanes[16] = {};
+  for (int i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
+  const float inverse = 1.0F / std::sqrt(sum16(lanes) / static_cast<float>(n) + eps);
+  for (int i = 0; i < n; ++i) out[i] = x[i] * inverse * weight[i];
+}
+
+void swiglu(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+}
+
+void add(float* x, const float* y, int n) {
+  for (int i = 0; i < n; ++i) x[i] += y[i];
+}
+
+void rope(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
+          float* out) {
+  for (int h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
+    for (int i = 0; i < rotary / 2; ++i) {
+      const float a = x[2 * i];
+      const float b = x[2 * i + 1];
+      out[2 * i] = (a * cosine[i] - b * sine[i]) * scale;
+      out[2 * i + 1] = (a * sine[i] + b * cosine[i]) * scale;
+    }
+    for (int i = rotary; i < head_dim; ++i) out[i] = x[i] * scale;
+  }
+}
+
+void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
+  const std::size_t size = shape.element_bytes();
+  std::byte* values = page + shape.values_offset() + static_cast<std::size_t>(slot * shape.head_dim) * size;
+  for (int d = 0; d < shape.head_dim; ++d) {
+    store_element(shape.type, page + static_cast<std::size_t>(d * shape.slots + slot) * size, key[d]);
+    store_element(shape.type, values + static_cast<std::size_t>(d) * size, value[d]);
+  }
+}
+
+void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+                 const float* sine) {
+  const std::size_t size = shape.element_bytes();
+  for (int i = 0; i < rotary / 2; ++i) {
+    std::byte* row_a = page + static_cast<std::size_t>(2 * i * shape.slots) * size;
+    std::byte* row_b = row_a + static_cast<std::size_t>(shape.slots) * size;
+    for (int s = 0; s < shape.slots; ++s) {
+      if ((slots >> s & 1) == 0) continue;
+      const float a = load_element(shape.type, row_a + static_cast<std::size_t>(s) * size);
+      const float b = load_element(shape.type, row_b + static_cast<std::size_t>(s) * size);
+      store_element(shape.type, row_a + static_cast<std::size_t>(s) * size, a * cosine[i] - b * sine[i]);
+      store_element(shape.type, row_b + static_cast<std::size_t>(s) * size, a * sine[i] + b * cosine[i]);
+    }
+  }
+}
+
+void attend(const AttentionPartial& partial, const AttentionState& state) {
+  const KvPageShape& shape = partial.shape;
+  const std::size_t size = shape.element_bytes();
+  const int dim = shape.head_dim;
+  for (int e = 0; e < partial.entries; ++e) {
+    const std::byte* keys = partial.pages[e];
+    const std::byte* values = keys + shape.values_offset();
+    for (int query = 0; query < partial.rows * partial.group; ++query) {
+      const int row = query / partial.group;
+      const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];
+      if (live == 0) continue;
+      const float* q = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
+                       static_cast<std::size_t>(query % partial.group * dim);
+      float score[64] = {};
+      for (int d = 0; d < dim; ++d)
+        for (int s = 0; s < shape.slots; ++s)
+          score[s] += q[d] * load_element(shape.type, keys + static_cast<std::size_t>(d * shape.slots + s) * size);
+      float highest = state.maximum[query];
+      for (int s = 0; s < shape.slots; ++s)
+        if (live >> s & 1) highest = std::max(highest, score[s]);
+      const float keep = std::exp(state.maximum[query] - highest);
+      float* weighted = state.weighted + static_cast<std::size_t>(query) * static_cast<std::size_t>(dim);
+      for (int d = 0; d < dim; ++d) weighted[d] *= keep;
+      float total = 0;
+      for (int s = 0; s < shape.slots; ++s) {
+        if ((live >> s & 1) == 0) continue;
+        const float weight = std::exp(score[s] - highest);
+        total += weight;
+        for (int d = 0; d < dim; ++d)
+          weighted[d] += weight * load_element(shape.type, values + static_cast<std::size_t>(s * dim + d) * size);
+      }
+      state.sum[query] = state.sum[query] * keep + total;
+      state.maximum[query] = highest;
+    }
+  }
+}
+
+void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {
+  for (int query = 0; query < queries; ++query) {
+    if (from.sum[query] == 0) continue;
+    const float highest = std::max(into.maximum[query], from.maximum[query]);
+    const float keep = std::exp(into.maximum[query] - highest);
+    const float take = std::exp(from.maximum[query] - highest);
+    const auto at = static_cast<std::size_t>(query) * static_cast<std::size_t>(head_dim);
+    for (int d = 0; d < head_dim; ++d) into.weighted[at + d] = into.weighted[at + d] * keep + from.weighted[at + d] * take;
+    into.sum[query] = into.sum[query] * keep + from.sum[query] * take;
+    into.maximum[query] = highest;
+  }
+}
+
+void finish(const AttentionState& state, int queries, int head_dim, float* out) {
+  for (int query = 0; query < queries; ++query) {
+    const float inverse = state.sum[query] > 0 ? 1.0F / state.sum[query] : 0.0F;
+    const auto at = static_cast<std::size_t>(query) * static_cast<std::size_t>(head_dim);
+    for (int d = 0; d < head_dim; ++d) out[at + d] = state.weighted[at + d] * inverse;
+  }
+}
+
+}  // namespace
+
+const KernelTable& generic_kernels() {
+  static constexpr KernelTable table{"generic", matmul,    quantize_q8,  rms_norm, swiglu, add,   rope,
+                                     store_kv,  rotate_keys, attend, merge,  finish};
+  return table;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,136 @@
+// The arithmetic of inference, as a table of plain functions over plain views.
+//
+// Contract of every kernel:
+//  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
+//  - it never allocates, locks or logs; it reads and writes only what its views name;
+//  - the generic table is the specification; any other agrees with it to rounding (tests/kernels).
+// Thread-safety: all functions are pure over their arguments.
+// Shapes are written [slowest, ..., fastest].
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/kv_page.h"
+#include "tensor/dtype.h"
+
+namespace kvasir {
+
+// Weights are packed once, at load, into panels of 16 outputs, so that one row of activations is multiplied with 16
+// outputs per instruction and each output's sum runs over the inputs in order, in one accumulator.
+//   F32, F16, BF16: [panel][input][16 outputs]
+//   Q8_0:           [panel][block of 32 inputs]{ u8 w+128 [8][16 outputs][4 inputs], f16 scale [16 outputs] }
+// Outputs beyond `outputs` in the last panel are zero. The size in bytes equals the file's, but for that padding.
+inline constexpr int kPanel = 16;
+inline constexpr int kQ8Block = 32;
+inline constexpr std::size_t kQ8PanelBlockBytes = 16 * 34;
+
+struct PackedMatrix {
+  DType type = DType::kF32;
+  int outputs = 0;
+  int inputs = 0;
+  const std::byte* data = nullptr;  // 64-byte aligned
+
+  int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  std::size_t panel_bytes() const;
+};
+
+// Rows of activations, in the form the weights ask for: `f32` [rows, inputs] for F32, F16 and BF16; the quantised form
+// for Q8_0. Rows are quantised per block of 32: scale = max|x| / 127, q = x / scale rounded to nearest even.
+inline constexpr int kRowGroup = 16;  // quantised rows are stored in groups of this many
+
+struct Activations {
+  int rows = 0;
+  int inputs = 0;
+  const float* f32 = nullptr;
+  const std::int8_t* q8 = nullptr;     // [row / 16][block][row % 16][32]
+  const float* q8_scale = nullptr;     // [row / 16][block][row % 16]
+  const std::int32_t* q8_sum = nullptr;  // same shape: -128 * (sum of the block), which cancels the +128 of the weights
+};
+
+// Queries of one lane over a run of entries of one frame: a partial of attention.
+struct AttentionPartial {
+  KvPageShape shape;
+  int rows = 0;              // query rows
+  int group = 1;             // query heads per row that share the lane
+  const float* q = nullptr;  // [rows][group][head_dim], rotated to the frame and scaled; row stride below
+  std::size_t q_row_stride = 0;             // in floats
+  int entries = 0;                          // at most kPartialEntries
+  const std::byte* const* pages = nullptr;  // [entries]
+  const SlotMask* masks = nullptr;          // [rows][entries], live slots a row may see; row stride below
+  std::size_t mask_row_stride = 0;
+};
+
+// A mergeable state of attention: over what a query saw so far, the maximum score, the sum of exp(score - maximum), and
+// the sum of values weighted alike (FlashAttention-2, Dao 2023, section 3.1). Starts at -inf, 0, 0.
+struct AttentionState {
+  float* maximum = nullptr;   // [rows * group]
+  float* sum = nullptr;       // [rows * group]
+  float* weighted = nullptr;  // [rows * group][head_dim]
+};
+
+inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the order of sums, so it is part of the result
+inline constexpr int kMaxHeadDim = 512;
+
+struct KernelTable {
+  std::string_view name;
+
+  // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].
+  // `out` is [rows, out_stride].
+  void (*matmul)(const PackedMatrix& weights, const Activations& activations, int panel_begin, int panel_end,
+                 float* out, std::size_t out_stride);
+
+  // Quantises one row of `inputs` floats (a multiple of 32) into block-strided places: block b goes to
+  // q8 + b * 16 * 32, scale + b * 16, sum + b * 16 (a row's place in its group of 16).
+  void (*quantize_q8)(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum);
+
+  // out = x / sqrt(mean(x^2) + eps) * weight
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+
+  // out[i] = silu(gate[i]) * up[i], silu(x) = x / (1 + exp(-x))
+  void (*swiglu)(const float* gate, const float* up, int n, float* out);
+
+  // x += y
+  void (*add)(float* x, const float* y, int n);
+
+  // Rotates the pairs (2i, 2i+1) of each head by the angle whose cosine and sine are given for i < rotary / 2, then
+  // multiplies all by `scale`. x and out are [heads, head_dim]; may be the same.
+  void (*rope)(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
+               float* out);
+
+  // Writes one token's key and value (head_dim floats each) into a slot of a page.
+  void (*store_kv)(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
+
+  // Rotates the keys of the slots in `slots` in place by the angle given as for rope.
+  void (*rotate_keys)(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+                      const float* sine);
+
+  // Adds the entries of a partial to a state, entry by entry.
+  void (*attend)(const AttentionPartial& partial, const AttentionState& state);
+
+  // into = into merged with from; both of `queries` queries of head_dim.
+  void (*merge)(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
+
+  // out[q][d] = weighted[q][d] / sum[q]; zero where nothing was seen.
+  void (*finish)(const AttentionState& state, int queries, int head_dim, float* out);
+};
+
+const KernelTable& generic_kernels();
+// nullptr where the build or this machine lacks the instructions.
+const KernelTable* avx512_kernels();
+
+// "auto" gives the fastest table this machine runs; nullptr if the name is unknown or cannot run here.
+const KernelTable* find_kernels(std::string_view name);
+std::vector<std::string_view> kernel_names();  // those that run here
+
+// Bytes of the packed form, and the packing itself. `rows` is [outputs, inputs] as in the file.
+std::size_t packed_bytes(DType type, int outputs, int inputs);
+// Packs panels [panel_begin, panel_end) of `rows` into `out` (the start of the whole packed matrix).
+void pack_panels(DType type, int outputs, int inputs, const std::byte* rows, int panel_begin, int panel_end,
+                 std::byte* out);
+// Reads one output's row (for embeddings) back as floats.
+void unpack_row(const PackedMatrix& matrix, int output, float* out);
+
+}  // namespace kvasir

@@ -1,0 +1,67 @@
+// Every retention policy by name: its options, defaults, formula and reference, and the way to make one from a spec.
+// Thread-safety: the registry is constant.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kv/policy.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+struct PolicyOption {
+  std::string_view name;
+  std::string_view default_value;
+  std::string_view range;  // for people
+  std::string_view meaning;
+};
+
+// A parsed spec string "name" or "name:key=value,key=value".
+class PolicySpec {
+ public:
+  // Errors: kInvalidArgument for a malformed spec, an unknown name or key, a key given twice; the message names the
+  // accepted ones.
+  static Result<PolicySpec> parse(std::string_view text);
+
+  const std::string& name() const { return name_; }
+  bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
+
+  // The value, or the option's default. Errors: kInvalidArgument if it is no whole number in [low, high].
+  Result<std::int64_t> get_int(std::string_view key, std::int64_t low, std::int64_t high) const;
+  // The value, or the option's default. Errors: kInvalidArgument if it is none of `choices`.
+  Result<std::string> get_choice(std::string_view key, std::span<const std::string_view> choices) const;
+
+ private:
+  std::string name_;
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+struct PolicyInfo {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view formula;
+  std::string_view reference;
+  std::span<const PolicyOption> options;
+  bool evaluation_only = false;  // a baseline that keeps no cache: `eval` runs it, nothing else does
+  Result<std::unique_ptr<RetentionPolicy>> (*make)(const PolicySpec& spec) = nullptr;
+};
+
+std::span<const PolicyInfo* const> all_policies();
+const PolicyInfo* find_policy(std::string_view name);  // nullptr if unknown
+
+// parse and make. Errors: those of parse and of the policy's options, and for evaluation-only policies.
+Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
+
+// One per file of this folder.
+extern const PolicyInfo kFullPolicy;
+extern const PolicyInfo kWindowPolicy;
+extern const PolicyInfo kStreamingPolicy;
+extern const PolicyInfo kRecomputePolicy;
+
+}  // namespace kvasir

@@ -1,0 +1,69 @@
+#include <fmt/core.h>
+
+#include "base/status.h"
+#include "retention/registry.h"
+#include "retention/start_recent.h"
+
+namespace kvasir {
+namespace {
+
+constexpr std::int64_t kMost = std::int64_t{1} << 40;
+
+constexpr PolicyOption kOptions[] = {
+    {"sinks", "4", "0 or more", "first tokens of the text, never dropped (S)"},
+    {"window", "2044", "1 or more", "most recent tokens kept (W); not together with cap"},
+    {"cap", "-", "1 or more", "size of the cache in all: window = cap - sinks - slack - overlap - refresh"},
+    {"every", "1", "0 or more", "prune when this many tokens are above the target (R); 1 is strict, 0 never prunes"},
+    {"slack", "0", "0 or more", "delays the trigger by this many tokens; reduces the window under a cap"},
+    {"overlap", "0", "0 or more", "reduces the window under a cap"},
+    {"refresh", "0", "0 or more", "reduces the window under a cap"},
+    {"max_drop", "0", "0 or more", "most tokens one prune drops; 0: no limit"},
+    {"realign", "frames", "frames or rotate", "move what stays by changing one integer, or by rotating its keys"},
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  StartRecentOptions options;
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.every, spec.get_int("every", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.slack, spec.get_int("slack", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.max_drop, spec.get_int("max_drop", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t overlap, spec.get_int("overlap", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t refresh, spec.get_int("refresh", 0, kMost));
+  constexpr std::string_view kRealign[] = {"frames", "rotate"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string realign, spec.get_choice("realign", kRealign));
+  options.realign = realign == "rotate" ? Realign::kRotate : Realign::kFrames;
+  if (spec.has("cap")) {
+    if (spec.has("window"))
+      return invalid_argument("policy 'streaming': give either cap or window, not both");
+    KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, spec.get_int("cap", 1, kMost));
+    options.window = cap - options.sinks - options.slack - overlap - refresh;
+    if (options.window < 1)
+      return invalid_argument("policy 'streaming': cap={} leaves no window behind sinks={}, slack={}, overlap={} and "
+                              "refresh={}; raise cap",
+                              cap, options.sinks, options.slack, overlap, refresh);
+  } else {
+    if (overlap > 0 || refresh > 0)
+      return invalid_argument("policy 'streaming': overlap and refresh only have an effect under a cap; give cap");
+    KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", 1, kMost));
+  }
+  std::string canonical = fmt::format("streaming:sinks={},window={}", options.sinks, options.window);
+  if (options.every != 1) canonical += fmt::format(",every={}", options.every);
+  if (options.slack != 0) canonical += fmt::format(",slack={}", options.slack);
+  if (options.max_drop != 0) canonical += fmt::format(",max_drop={}", options.max_drop);
+  if (options.realign == Realign::kRotate) canonical += ",realign=rotate";
+  return {std::make_unique<StartRecentPolicy>(std::move(canonical), options)};
+}
+
+}  // namespace
+
+const PolicyInfo kStreamingPolicy{
+    .name = "streaming",
+    .summary = "the first tokens (attention sinks) and a window of recent ones, at constant memory and speed",
+    .formula = "C = sinks + window; after a step with L - C >= every: keep the first sinks and the last window",
+    .reference = "StreamingLLM, Xiao et al., arXiv 2309.17453, section 3.2; Lazy Pruning, Lin",
+    .options = kOptions,
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

@@ -1,0 +1,30 @@
+#include <fmt/core.h>
+
+#include "base/status.h"
+#include "retention/registry.h"
+#include "retention/start_recent.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {{"size", "2048", "1 or more", "most recent tokens kept (W)"}};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  StartRecentOptions options;
+  KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("size", 1, std::int64_t{1} << 40));
+  return {std::make_unique<StartRecentPolicy>(fmt::format("window:size={}", options.window), options)};
+}
+
+}  // namespace
+
+const PolicyInfo kWindowPolicy{
+    .name = "window",
+    .summary = "the most recent tokens alone; loses the attention sinks and, with them, fluency: a baseline",
+    .formula = "keep = the last size tokens",
+    .reference = "window attention, the baseline of StreamingLLM, arXiv 2309.17453, figure 1(b)",
+    .options = kOptions,
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir
