@@ -27,16 +27,21 @@ struct EngineOptions {
   std::string isa = "auto";        // kernels: auto, generic, avx512
   std::string kv_type = "f16";     // codec of the pages: f32, f16, bf16
   int page_slots = 32;             // tokens per page: 16, 32 or 64
-  std::uint64_t kv_memory = 0;     // byte budget for all KV, tables included; 0: what the sequences asked for need
+  std::uint64_t kv_memory = 0;     // byte budget for all KV, tables included; 0: what one session needs
   int chunk = 512;                 // prompt tokens per forward pass, 1 to 4096
 };
 
-// One text to continue.
+// One context and what is kept of it.
+struct SessionOptions {
+  std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
+                       // context and what kv_memory holds as its cap
+};
+
+// One continuation.
 struct GenerateOptions {
-  std::string policy;              // retention policy spec, "name:key=value,..."; empty: the default of `run`
-  std::int64_t max_tokens = -1;    // -1: until the model ends its text (or the policy's memory is full)
+  std::int64_t max_tokens = -1;   // -1: until the model ends its text (or the policy's memory is full)
   bool ignore_eos = false;
-  std::vector<std::string> stop;   // generation ends before the first of these; none may be empty
+  std::vector<std::string> stop;  // generation ends before the first of these; none may be empty
   SamplingOptions sampling;
 };
 

@@ -13,7 +13,6 @@
 namespace kvasir::gguf {
 namespace {
 
-constexpr std::uint64_t kHeaderBytes = 24;       // magic, version, two counts
 constexpr std::uint64_t kLeastEntryBytes = 13;   // length of the key, type, a value of one byte
 constexpr std::uint64_t kLeastTensorBytes = 32;  // length of the name, count of dims, one dim, type, offset
 constexpr std::uint64_t kLeastStringBytes = 8;

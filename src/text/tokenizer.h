@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvasir/status.h"
+#include "text/space_prefix.h"
 #include "text/vocabulary.h"
 
 namespace kvasir {
@@ -18,18 +19,32 @@ struct EncodeOptions {
   bool parse_special = false;  // recognise control tokens written out in the text ("<s>"), not only user-defined ones
 };
 
+// A part of a text, and whether control tokens written out in it count: yes in what a template wrote, no in what a
+// person did.
+struct TextSegment {
+  std::string text;
+  bool parse_special = false;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
   // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8.
-  virtual Result<std::vector<TokenValue>> encode(std::string_view text, const EncodeOptions& options) const = 0;
+  Result<std::vector<TokenValue>> encode(std::string_view text, const EncodeOptions& options) const;
 
-  // The bytes a token stands for; possibly part of a UTF-8 sequence. Control tokens give "" unless `special`.
-  // REQUIRES: 0 <= token < vocabulary().pieces.size().
+  // Encodes one text given in parts: pieces may span parts as if they were written together, recognised tokens may
+  // not. A token of `reserved` is never produced from a part without parse_special, not even a user-defined one.
+  // Errors: as encode(), the offset counted over all parts.
+  virtual Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                                          std::span<const TokenValue> reserved) const = 0;
+
+  // The bytes a token stands for; possibly part of a UTF-8 sequence. Control and unknown tokens give "" unless
+  // `special`. REQUIRES: 0 <= token < vocabulary().pieces.size().
   virtual std::string bytes_of(TokenValue token, bool special = false) const = 0;
 
-  // The text of a whole sequence: bytes_of each, less the space that encode() put in front of the first.
+  // The text of a whole sequence: bytes_of each, less the spaces that encode() puts where it starts a text: at the
+  // front and after a control or user-defined token. The inverse of encode().
   std::string decode(std::span<const TokenValue> tokens, bool special = false) const;
 
   // True for EOS and end-of-turn tokens: generation stops there.
@@ -40,21 +55,25 @@ class Tokenizer {
 
 // The SentencePiece BPE of Llama 2 (GGUF's tokenizer.ggml.model = "llama"): start from single characters, merge the
 // adjacent pair whose union has the best score, leftmost first, until none is in the vocabulary; a character not in the
-// vocabulary falls back to its bytes. Errors: kDataLoss when byte tokens or required ids are missing or malformed.
+// vocabulary falls back to its bytes, or to the unknown token where the vocabulary lacks one of them. Control, unknown and
+// byte tokens are never the result of a merge.
+// Errors: kDataLoss for ids out of range, malformed byte tokens, bytes missing without an unknown token, BOS or EOS to
+// be added but not named.
 Result<std::unique_ptr<Tokenizer>> make_spm_tokenizer(Vocabulary vocabulary);
 
 // Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, replaces
 // bytes that can never become valid by U+FFFD.
 class TokenStream {
  public:
-  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text.
+  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text (not when the stream
+  // continues a text). After a control or user-defined token the space is dropped in any case, as decode() does.
   TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
   std::string push(TokenValue token);   // the text that became complete; may be empty
   std::string flush();                  // what is left, incomplete sequences replaced by U+FFFD
 
  private:
   const Tokenizer* tokenizer_;
-  bool strip_;
+  SpacePrefix prefix_;
   std::string pending_;
 };
 

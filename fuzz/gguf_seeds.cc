@@ -1,0 +1,121 @@
+// Writes the seeds of gguf_fuzz into the folder named on the command line: small files that together use all of the
+// format, and some that are wrong in one place.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "gguf/bytes.h"
+#include "gguf/writer.h"
+
+namespace kvasir::gguf {
+namespace {
+
+using test::Bytes;
+
+struct Seed {
+  std::string name;
+  std::vector<std::byte> bytes;
+};
+
+Writer small_model() {
+  Writer writer;
+  writer.set_string("general.architecture", "llama");
+  writer.set_uint32("llama.block_count", 1);
+  writer.set_float32("llama.rope.freq_base", 10000.0f);
+  writer.set_strings("tokenizer.ggml.tokens", {"<unk>", "<s>", "</s>", "a"});
+  writer.set_float32s("tokenizer.ggml.scores", {0, 0, 0, -1});
+  writer.set_int32s("tokenizer.ggml.token_type", {2, 3, 3, 1});
+  writer.add_tensor("token_embd.weight", 8, {32, 4}, std::vector<std::byte>(4 * 34));
+  writer.add_tensor("output_norm.weight", 0, {32}, std::vector<std::byte>(128));
+  return writer;
+}
+
+std::vector<std::byte> scalars() {
+  Writer writer;
+  writer.set_uint8("a", 1);
+  writer.set_int8("b", -1);
+  writer.set_uint16("c", 1);
+  writer.set_int16("d", -1);
+  writer.set_uint32("e", 1);
+  writer.set_int32("f", -1);
+  writer.set_uint64("g", 1);
+  writer.set_int64("h", -1);
+  writer.set_float32("i", 0.5f);
+  writer.set_float64("j", 0.5);
+  writer.set_bool("k", true);
+  writer.set_string("l", "text");
+  return writer.finish();
+}
+
+std::vector<std::byte> foreign_types() {
+  Writer writer;
+  writer.add_tensor("q4_k", 12, {256, 2}, std::vector<std::byte>(288));
+  writer.add_tensor("f16", 1, {2, 2, 2, 2}, std::vector<std::byte>(32));
+  writer.add_tensor("i8", 24, {1}, std::vector<std::byte>(1));
+  return writer.finish();
+}
+
+std::vector<Seed> seeds() {
+  const auto model = small_model().finish();
+  std::vector<Seed> out;
+  out.push_back({"model", model});
+  out.push_back({"model_cut", {model.begin(), model.end() - 200}});
+  out.push_back({"scalars", scalars()});
+  out.push_back({"foreign_types", foreign_types()});
+  out.push_back({"empty", Bytes(3, 0, 0).exact()});
+  out.push_back({"version2", Bytes(2, 1, 1).key("k", 8).string("v").tensor("t", {2}, 0, 0).pad(32).fill(8, 1).exact()});
+  out.push_back({"arrays", Bytes(3, 0, 4)
+                               .key("a", 9)
+                               .array(10, 2)
+                               .u64(1)
+                               .u64(~0ull)
+                               .key("b", 9)
+                               .array(12, 1)
+                               .u64(0x7ff0000000000000)
+                               .key("c", 9)
+                               .array(7, 3)
+                               .u8(0)
+                               .u8(1)
+                               .u8(0)
+                               .key("d", 9)
+                               .array(3, 1)
+                               .u16(0xffff)
+                               .exact()});
+  out.push_back({"nested", Bytes(3, 0, 1)
+                               .key("n", 9)
+                               .array(9, 2)
+                               .array(9, 1)
+                               .array(9, 1)
+                               .array(5, 1)
+                               .u32(7)
+                               .array(8, 1)
+                               .string("s")
+                               .exact()});
+  out.push_back(
+      {"alignment",
+       Bytes(3, 1, 1).key("general.alignment", 4).u32(64).tensor("t", {1}, 0, 64).pad(64).fill(68, 0).exact()});
+  out.push_back({"huge_counts", Bytes(3, 1ull << 60, 1ull << 60).fill(64, 0).exact()});
+  out.push_back({"key_twice", Bytes(3, 0, 2).key("k", 0).u8(1).key("k", 0).u8(2).exact()});
+  out.push_back({"overlap", Bytes(3, 2, 0).tensor("a", {9}, 0, 0).tensor("b", {1}, 0, 32).pad(32).fill(64, 0).exact()});
+  out.push_back({"big_endian", Bytes(0x03000000, 0, 0).exact()});
+  return out;
+}
+
+}  // namespace
+}  // namespace kvasir::gguf
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: gguf_seeds FOLDER\n");
+    return 2;
+  }
+  for (const auto& seed : kvasir::gguf::seeds()) {
+    const kvasir::Status status = kvasir::write_file(std::string(argv[1]) + "/" + seed.name + ".gguf", seed.bytes);
+    if (!status.ok()) {
+      std::fprintf(stderr, "gguf_seeds: %s\n", status.message().c_str());
+      return 1;
+    }
+  }
+  return 0;
+}

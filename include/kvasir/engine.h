@@ -1,0 +1,111 @@
+// The library's front door: open a model, start a session, read text into it, generate.
+//
+//   auto engine = kvasir::Engine::open({.model = "model.gguf"});
+//   auto session = (*engine)->new_session({});
+//   (*session)->read("Once upon a time");
+//   auto result = (*session)->generate({.max_tokens = 100}, [](std::string_view text) { return true; });
+//
+// Thread-safety: an Engine and its sessions belong to one thread at a time (they share one set of kernel threads).
+// Ownership: sessions keep their engine's parts alive through a shared pointer; either may go first.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvasir/options.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// What the cache of a session holds, and what it cost.
+struct KvReport {
+  std::string policy;            // canonical spec
+  std::string codec;             // "f16"
+  std::int64_t seen = 0;         // tokens that entered
+  std::int64_t kept = 0;         // tokens retained now
+  std::int64_t kept_max = 0;     // most that a forward pass saw
+  std::uint64_t bytes = 0;       // pages in use and tables now
+  std::uint64_t bytes_peak = 0;  // most there ever were
+  std::uint64_t budget = 0;      // bytes there may be
+};
+
+enum class FinishReason {
+  kEnd,        // the model ended its text
+  kLength,     // max_tokens were generated
+  kStop,       // a stop string came
+  kContext,    // policy full: the model's trained context is exhausted
+  kKvMemory,   // the KV budget is exhausted
+  kCancelled,  // the caller asked to stop
+};
+std::string_view finish_reason_name(FinishReason reason);  // "end", "length", "stop", "context", "kv_memory", "cancelled"
+
+struct GenerateResult {
+  std::string text;
+  std::int64_t prompt_tokens = 0;  // read into the session since the last generate()
+  std::int64_t tokens = 0;         // generated
+  double prompt_seconds = 0;
+  double seconds = 0;              // of generation
+  FinishReason finish_reason = FinishReason::kEnd;
+  std::uint64_t seed = 0;          // that the sampler used
+  KvReport kv;
+};
+
+struct ModelSummary {
+  std::string name;
+  std::string architecture;
+  std::int64_t context = 0;  // trained context, tokens
+  int vocabulary = 0;
+  std::uint64_t weight_bytes = 0;
+  std::string isa;
+  int threads = 0;
+  std::string chat_template;
+};
+
+class Session {
+ public:
+  virtual ~Session() = default;
+
+  // Called between forward passes with tokens done and tokens in all; return false to stop (kCancelled).
+  using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
+
+  // Reads text, or one chat message, into the session's context. Text that continues what is there already is taken as
+  // it stands. Errors: kInvalidArgument (invalid UTF-8), kResourceExhausted (the text can never fit: policy full and
+  // longer than the context, or the KV budget is too small), kCancelled. After an error the session holds what was read
+  // before it.
+  virtual Status read(std::string_view text, const Progress& progress = {}) = 0;
+  virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
+
+  // Continues the context. `on_text` gets text as it becomes complete and returns false to stop. REQUIRES: something
+  // was read. Errors: kInvalidArgument for options.
+  virtual Result<GenerateResult> generate(const GenerateOptions& options,
+                                          const std::function<bool(std::string_view)>& on_text) = 0;
+
+  // A session with the same context that shares all its pages until they diverge. Errors: kResourceExhausted.
+  virtual Result<std::unique_ptr<Session>> fork() const = 0;
+
+  // The id of the first token dropped and how many were, so far; dropped is 0 while nothing is forgotten.
+  struct Forgotten {
+    std::int64_t first = 0;
+    std::int64_t dropped = 0;
+  };
+  virtual Forgotten forgotten() const = 0;
+  virtual KvReport kv() const = 0;
+};
+
+class Engine {
+ public:
+  // `progress` (may be empty) hears bytes of weights loaded and in all. Errors: any, each with one line that says what
+  // and how to mend it.
+  static Result<std::unique_ptr<Engine>> open(const EngineOptions& options,
+                                              const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
+  virtual ~Engine() = default;
+
+  virtual const ModelSummary& model() const = 0;
+  virtual Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) = 0;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,67 @@
+// kvasir bench: speed of a model on this machine.
+#include <fmt/core.h>
+
+#include "base/status.h"
+#include "cli/command.h"
+#include "eval/speed.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct BenchOptions {
+  EngineOptions engine;
+  SpeedOptions speed;
+  bool json = false;
+};
+
+Status bench(const BenchOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  std::vector<SpeedFigure> figures;
+  {
+    ProgressBar bar("measuring");
+    KVASIR_ASSIGN_OR_RETURN(figures, measure_speed(model, options.speed, [&](std::int64_t done, std::int64_t total) {
+                              bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
+                              return !interrupted();
+                            }));
+  }
+  if (options.json) {
+    Json list = Json::array();
+    for (const SpeedFigure& f : figures)
+      list.push_back({{"test", f.name}, {"depth", f.depth}, {"tokens", f.tokens}, {"tokens_per_s", f.median},
+                      {"lowest", f.lowest}, {"highest", f.highest}, {"gigabytes_per_s", f.gigabytes_per_s},
+                      {"kv_bytes", f.kv_bytes}});
+    return print_json({{"model", options.engine.model}, {"isa", model->kernels->name},
+                       {"threads", model->threads->threads()}, {"codec", options.engine.kv_type},
+                       {"policy", options.speed.policy}, {"repeat", options.speed.repeat}, {"figures", list}});
+  }
+  std::string out = fmt::format("{} on {} threads, kernels {}, {} pages, policy {}; median of {} (lowest to highest)\n\n",
+                                options.engine.model, model->threads->threads(), model->kernels->name,
+                                options.engine.kv_type, options.speed.policy, options.speed.repeat);
+  for (const SpeedFigure& f : figures) {
+    out += fmt::format("  {:<8} {:>6} tokens at depth {:>7}: {:>9.2f} tokens/s  ({:.2f} to {:.2f})", f.name, f.tokens,
+                       f.depth, f.median, f.lowest, f.highest);
+    if (f.gigabytes_per_s > 0) out += fmt::format(", {:.1f} GB/s of weights and KV", f.gigabytes_per_s);
+    out += "\n";
+  }
+  return print(out);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, Outcome& outcome) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = program.add_subcommand("bench", "Speed: prefill, and decoding at depths");
+  add_engine_options(*command, options->engine);
+  command->add_option("--prefill", options->speed.prefill, "Prompt tokens; 0: not measured")->capture_default_str();
+  command->add_option("--decode", options->speed.decode, "Tokens generated per repetition; 0: not measured")
+      ->capture_default_str();
+  command->add_option("--depth", options->speed.depths, "Tokens in the cache when decoding starts; several, by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--repeat", options->speed.repeat, "Repetitions")->capture_default_str();
+  command->add_option("--kv", options->speed.policy, "Retention policy")->capture_default_str();
+  command->add_flag("--json", options->json, "One JSON object on standard output");
+  command->callback([options, &outcome] { outcome.status = bench(*options); });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,139 @@
+#include "cli/command.h"
+
+#include <fmt/core.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "base/status.h"
+
+namespace kvasir::cli {
+namespace {
+
+std::atomic<bool> g_interrupted{false};
+
+void on_interrupt(int signal) {
+  if (g_interrupted.exchange(true)) ::_exit(128 + signal);
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+int exit_code(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk: return 0;
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kNotFound:
+    case StatusCode::kDataLoss:
+    case StatusCode::kUnsupported: return 2;
+    case StatusCode::kResourceExhausted:
+    case StatusCode::kIo:
+    case StatusCode::kCancelled: return 1;
+  }
+  return 1;
+}
+
+void add_model_option(CLI::App& command, std::string& path) {
+  command.add_option("-m,--model", path, "GGUF file of the model")->required()->type_name("FILE");
+}
+
+CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
+                              const std::string& help) {
+  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(true))->type_name("BYTES");
+}
+
+void add_engine_options(CLI::App& command, EngineOptions& options) {
+  add_model_option(command, options.model);
+  command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")->capture_default_str();
+  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx512")->capture_default_str();
+  command.add_option("--kv-type", options.kv_type, "How keys and values are stored: f32, f16, bf16")
+      ->capture_default_str();
+  add_bytes_option(command, "--kv-memory", options.kv_memory,
+                   "Bound of all KV memory, for example 512MiB; 0: what the policy needs");
+  command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
+  command.add_option("--chunk", options.chunk, "Prompt tokens per forward pass")->capture_default_str();
+}
+
+Status print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
+  const int error = errno;
+  return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
+                fmt::format("cannot write to standard output: {}", std::strerror(error)));
+}
+
+Status print_json(const Json& json) {
+  return print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string printable(std::string_view text, std::size_t limit) {
+  std::string out;
+  for (const char c : text) {
+    if (out.size() >= limit) return out + "...";
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      out += "\\n";
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+void catch_interrupts() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+bool interrupted() { return g_interrupted.load(); }
+void clear_interrupt() { g_interrupted.store(false); }
+
+ProgressBar::ProgressBar(std::string label)
+    : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(now_seconds()) {}
+
+ProgressBar::~ProgressBar() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);
+}
+
+void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_view unit) {
+  const double now = now_seconds();
+  if (!terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
+  last_ = now;
+  shown_ = true;
+  winsize size{};
+  const int columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+  const double left = share > 0 ? (now - started_) * (1 - share) / share : 0;
+  const std::string tail = fmt::format(" {:3.0f}%  {}/{}{}{}  {:.0f} s left", share * 100, done, total,
+                                       unit.empty() ? "" : " ", unit, left);
+  const int width = std::clamp(columns - static_cast<int>(label_.size() + tail.size()) - 4, 0, 40);
+  const int filled = static_cast<int>(share * width);
+  const std::string line = fmt::format("{} [{}{}]{}", label_, std::string(static_cast<std::size_t>(filled), '#'),
+                                       std::string(static_cast<std::size_t>(width - filled), ' '), tail);
+  fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<std::size_t>(columns - 1)));
+  std::fflush(stderr);
+}
+
+}  // namespace kvasir::cli

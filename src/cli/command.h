@@ -1,0 +1,75 @@
+// What all commands share: registration, exit codes, common options, output.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "kvasir/engine.h"
+#include "kvasir/options.h"
+#include "kvasir/status.h"
+
+namespace kvasir::cli {
+
+using Json = nlohmann::ordered_json;
+
+// Exit codes: 0 done; 1 a run failed; 2 the command line or an input was wrong.
+int exit_code(const Status& status);
+
+// The command that ran leaves its status here.
+struct Outcome {
+  Status status;
+};
+
+// One function per command, each in its file: adds the subcommand to the program.
+void add_run(CLI::App& program, Outcome& outcome);
+void add_info(CLI::App& program, Outcome& outcome);
+void add_tokenize(CLI::App& program, Outcome& outcome);
+void add_plan(CLI::App& program, Outcome& outcome);
+void add_policies(CLI::App& program, Outcome& outcome);
+void add_eval(CLI::App& program, Outcome& outcome);
+void add_bench(CLI::App& program, Outcome& outcome);
+
+// -m, -t, --isa, --kv-type, --kv-memory, --page, --chunk.
+void add_model_option(CLI::App& command, std::string& path);
+void add_engine_options(CLI::App& command, EngineOptions& options);
+// A byte count such as 512MiB or 2GiB.
+CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
+                              const std::string& help);
+
+// Standard output. Errors: kIo or kResourceExhausted if it cannot be written (a full disk); a closed pipe is an error too.
+Status print(std::string_view text);
+Status print_json(const Json& json);
+
+std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
+
+// Makes text safe to show on one line of a terminal: control characters escaped, cut at `limit` bytes.
+std::string printable(std::string_view text, std::size_t limit);
+
+// True from the first Ctrl-C (SIGINT) or SIGTERM on, until cleared. The second ends the process.
+void catch_interrupts();
+bool interrupted();
+void clear_interrupt();
+
+// A bar on standard error while something long runs; nothing where that is no terminal.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string label);
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+  ~ProgressBar();  // clears the line
+  void update(std::uint64_t done, std::uint64_t total, std::string_view unit = {});
+
+ private:
+  std::string label_;
+  bool shown_ = false;
+  bool terminal_;
+  double started_;
+  double last_ = 0;
+};
+
+}  // namespace kvasir::cli

@@ -1,0 +1,115 @@
+// kvasir plan: exact memory, from a model's header alone.
+#include <fmt/core.h>
+
+#include "base/status.h"
+#include "cli/command.h"
+#include "engine/loaded_model.h"
+#include "engine/memory_plan.h"
+#include "gguf/reader.h"
+#include "retention/registry.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct PlanOptions {
+  std::string model;
+  std::int64_t context = 0;
+  std::int64_t prompt = -1;
+  int batch = 1;
+  int chunk = 512;
+  int page_slots = 32;
+  std::string kv_type = "f16";
+  std::string policy;
+  std::uint64_t memory = 0;
+  bool json = false;
+};
+
+Status plan(const PlanOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
+  KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, config));
+  KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, options.kv_type, options.page_slots));
+  const std::int64_t context = options.context > 0 ? options.context : config.context;
+  const std::int64_t prompt = options.prompt >= 0 ? options.prompt : context;
+  if (options.context < 0 || context > std::int64_t{1} << 40)
+    return invalid_argument("--ctx {} is outside 1 to 2^40 tokens", options.context);
+  if (prompt > context) return invalid_argument("--prompt {} is more than --ctx {}", prompt, context);
+  if (options.batch < 1 || options.batch > 65536)
+    return invalid_argument("--batch {} is outside 1 to 65536 sequences", options.batch);
+  if (options.chunk < 1 || options.chunk > 4096)
+    return invalid_argument("--chunk {} is outside 1 to 4096 tokens", options.chunk);
+  const std::string spec =
+      options.policy.empty() ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5)) : options.policy;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
+  if (!policy->bound() && context > std::int64_t{1} << 26)
+    return invalid_argument("policy '{}' keeps all of {} tokens; plan at most 2^26 of them", spec, context);
+
+  const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, options.chunk, options.batch});
+  const int frames = 2;
+  const std::uint64_t workspace =
+      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(options.chunk, context)), frames);
+  const std::uint64_t total = weight_bytes + kv.bytes + workspace;
+  const std::uint64_t one_sequence = kv.bytes / static_cast<std::uint64_t>(options.batch);
+  const std::uint64_t others = weight_bytes + workspace;
+  const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
+  if (options.json) {
+    Json out{{"policy", policy->spec()},
+             {"codec", kv_type_name(shape.page.type)},
+             {"tokens", context},
+             {"prompt", prompt},
+             {"batch", options.batch},
+             {"tokens_seen_max", kv.tokens_seen_max},
+             {"kv_pages", kv.pages},
+             {"kv_page_bytes", kv.page_bytes},
+             {"kv_table_bytes", kv.table_bytes},
+             {"kv_bytes", kv.bytes},
+             {"kv_bytes_per_token", 2 * shape.page.element_bytes() * static_cast<std::uint64_t>(shape.page.head_dim) *
+                                        static_cast<std::uint64_t>(shape.lanes())},
+             {"weight_bytes", weight_bytes},
+             {"workspace_bytes", workspace},
+             {"total_bytes", total}};
+    if (options.memory > 0) {
+      out["memory"] = options.memory;
+      out["fits"] = total <= options.memory;
+      out["sequences_that_fit"] = fit;
+    }
+    return print_json(out);
+  }
+  std::string out = fmt::format(
+      "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
+      prompt, options.chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(), kv_type_name(shape.page.type),
+      shape.page.slots);
+  out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
+                     human_bytes(kv.pages * kv.page_bytes));
+  out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
+  out += fmt::format("  KV in all    {:>10}   ({} bytes: the least --kv-memory that suffices)\n", human_bytes(kv.bytes),
+                     kv.bytes);
+  out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
+                     human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
+  if (options.memory > 0)
+    out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
+                       total <= options.memory ? "it fits" : "it does not fit", fit);
+  return print(out);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& program, Outcome& outcome) {
+  auto options = std::make_shared<PlanOptions>();
+  CLI::App* command = program.add_subcommand("plan", "Exact memory plan, from a model's header alone");
+  add_model_option(*command, options->model);
+  command->add_option("--ctx", options->context, "Tokens per sequence; 0: the trained context")->capture_default_str();
+  command->add_option("--prompt", options->prompt, "How many of them are a prompt, read in chunks; -1: all")
+      ->capture_default_str();
+  command->add_option("--batch", options->batch, "Sequences side by side")->capture_default_str();
+  command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass")->capture_default_str();
+  command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
+  command->add_option("--kv-type", options->kv_type, "How keys and values are stored: f32, f16, bf16")
+      ->capture_default_str();
+  command->add_option("--kv", options->policy, "Retention policy; default: streaming with the trained context as cap");
+  add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");
+  command->add_flag("--json", options->json, "One JSON object on standard output");
+  command->callback([options, &outcome] { outcome.status = plan(*options); });
+}
+
+}  // namespace kvasir::cli

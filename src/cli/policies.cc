@@ -1,0 +1,49 @@
+// kvasir policies: what there is to choose from.
+#include <fmt/core.h>
+
+#include "cli/command.h"
+#include "retention/registry.h"
+
+namespace kvasir::cli {
+namespace {
+
+Status list_policies(bool json) {
+  if (json) {
+    Json list = Json::array();
+    for (const PolicyInfo* info : all_policies()) {
+      Json options = Json::array();
+      for (const PolicyOption& option : info->options)
+        options.push_back({{"name", option.name},
+                           {"default", option.default_value},
+                           {"range", option.range},
+                           {"meaning", option.meaning}});
+      list.push_back({{"name", info->name},
+                      {"summary", info->summary},
+                      {"formula", info->formula},
+                      {"reference", info->reference},
+                      {"evaluation_only", info->evaluation_only},
+                      {"options", options}});
+    }
+    return print_json({{"policies", list}});
+  }
+  std::string out = "Retention policies: name or name:key=value,key=value (--kv)\n";
+  for (const PolicyInfo* info : all_policies()) {
+    out += fmt::format("\n{}{}\n  {}\n  {}\n  Source: {}\n", info->name,
+                       info->evaluation_only ? "  (only in 'kvasir eval')" : "", info->summary, info->formula,
+                       info->reference);
+    for (const PolicyOption& option : info->options)
+      out += fmt::format("    {:<9} {:<7} {:<17} {}\n", option.name, option.default_value, option.range, option.meaning);
+  }
+  return print(out);
+}
+
+}  // namespace
+
+void add_policies(CLI::App& program, Outcome& outcome) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = program.add_subcommand("policies", "Retention policies, their options, formulas and sources");
+  command->add_flag("--json", *json, "One JSON object on standard output");
+  command->callback([json, &outcome] { outcome.status = list_policies(*json); });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,321 @@
+#include "kvasir/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "base/status.h"
+#include "engine/loaded_model.h"
+#include "engine/memory_plan.h"
+#include "engine/sequence_runner.h"
+#include "engine/stop_matcher.h"
+#include "retention/registry.h"
+#include "sampler/sampler.h"
+
+namespace kvasir {
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class SessionImpl final : public Session {
+ public:
+  SessionImpl(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
+              std::unique_ptr<RetentionPolicy> policy)
+      : model_(std::move(model)),
+        cache_(std::move(cache)),
+        bounded_(policy->bound().has_value()),
+        runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))) {}
+
+  Status read(std::string_view text, const Progress& progress) override {
+    const bool start = runner_->group().next_id() == 0;
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens,
+                            model_->tokenizer->encode(text, {.add_special = start, .parse_special = false}));
+    return read_tokens(tokens, progress);
+  }
+
+  Status say(std::string_view role, std::string_view content, const Progress& progress) override {
+    const bool start = runner_->group().next_id() == 0;
+    const ChatMessage message{std::string(role), std::string(content)};
+    KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, model_->chat->render({&message, 1}, role == "user"));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, prompt, start));
+    if (pending_end_) tokens.insert(tokens.begin(), *pending_end_);
+    pending_end_.reset();
+    chat_ = true;
+    return read_tokens(tokens, progress);
+  }
+
+  Result<GenerateResult> generate(const GenerateOptions& options,
+                                  const std::function<bool(std::string_view)>& on_text) override;
+
+  Result<std::unique_ptr<Session>> fork() const override {
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SequenceRunner> runner, runner_->fork());
+    return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(runner)))};
+  }
+
+  Forgotten forgotten() const override {
+    const IdRange dropped = runner_->policy().dropped();
+    return {dropped.begin, dropped.empty() ? 0 : dropped.end - dropped.begin};
+  }
+
+  KvReport kv() const override {
+    KvReport report;
+    report.policy = runner_->policy().spec();
+    report.codec = kv_type_name(model_->kv_shape.page.type);
+    report.seen = runner_->group().next_id();
+    report.kept = runner_->group().length();
+    report.kept_max = runner_->kept_max();
+    report.bytes = cache_->budget().used();
+    report.bytes_peak = cache_->budget().peak();
+    report.budget = cache_->budget().capacity();
+    return report;
+  }
+
+ private:
+  SessionImpl(const SessionImpl& other, std::unique_ptr<SequenceRunner> runner)
+      : model_(other.model_),
+        cache_(other.cache_),
+        bounded_(other.bounded_),
+        runner_(std::move(runner)),
+        history_(other.history_),
+        logits_(other.logits_),
+        unreported_(other.unreported_),
+        prompt_seconds_(other.prompt_seconds_),
+        pending_end_(other.pending_end_),
+        chat_(other.chat_) {}
+
+  // Tokens that still fit under an unbounded policy: its positions end with the trained context.
+  std::int64_t context_left() const {
+    return bounded_ ? std::int64_t{1} << 62 : model_->config.context - runner_->group().next_id();
+  }
+
+  Status read_tokens(std::span<const TokenValue> tokens, const Progress& progress) {
+    if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
+    const auto total = static_cast<std::int64_t>(tokens.size());
+    if (total > context_left())
+      return exhausted("the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
+                       "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
+                       total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
+    const double start = now_seconds();
+    const std::int64_t before = runner_->group().next_id();
+    std::size_t noted = 0;
+    const auto note = [&] {
+      const auto done = static_cast<std::size_t>(runner_->group().next_id() - before);
+      history_.insert(history_.end(), tokens.begin() + static_cast<std::ptrdiff_t>(noted),
+                      tokens.begin() + static_cast<std::ptrdiff_t>(done));
+      noted = done;
+    };
+    const Status status = runner_->feed(tokens, model_->options.chunk, SequenceRunner::Logits::kLast,
+                                        [&](std::int64_t, int, std::span<const float> logits) {
+                                          note();
+                                          if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
+                                          return !progress || progress(static_cast<std::int64_t>(noted), total);
+                                        });
+    unreported_ += static_cast<std::int64_t>(noted);
+    prompt_seconds_ += now_seconds() - start;
+    // Penalties look back at most this far.
+    if (history_.size() > kHistory) history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
+    if (status.ok() && noted < tokens.size()) return Status(StatusCode::kCancelled, "stopped");
+    return status;
+  }
+
+  static constexpr std::size_t kHistory = 65536;
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> cache_;
+  bool bounded_;
+  std::unique_ptr<SequenceRunner> runner_;
+  std::vector<TokenValue> history_;
+  std::vector<float> logits_;  // of the newest token; empty if nothing was read to its end
+  std::int64_t unreported_ = 0;
+  double prompt_seconds_ = 0;
+  std::optional<TokenValue> pending_end_;  // ended the last answer, not in the context yet
+  bool chat_ = false;
+};
+
+Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
+                                             const std::function<bool(std::string_view)>& on_text) {
+  KVASIR_RETURN_IF_ERROR(validate(options.sampling));
+  if (options.max_tokens < -1) return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens);
+  for (const std::string& stop : options.stop)
+    if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it");
+  if (logits_.empty()) return invalid_argument("there is nothing to continue; read some text first");
+
+  GenerateResult result;
+  result.prompt_tokens = std::exchange(unreported_, 0);
+  result.prompt_seconds = std::exchange(prompt_seconds_, 0);
+  SamplingOptions sampling = options.sampling;
+  if (sampling.seed == 0) sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
+  result.seed = sampling.seed;
+  Sampler sampler(sampling);
+  for (const TokenValue token : history_) sampler.observe(token);
+
+  std::vector<std::string> stops = options.stop;
+  if (chat_)
+    for (const std::string& stop : model_->chat->stop()) stops.push_back(stop);
+  StopMatcher matcher(stops);
+  TokenStream stream(*model_->tokenizer, false);
+  const double start = now_seconds();
+  bool wanted = true;
+  const auto emit = [&](std::string_view piece) {
+    const std::string text = matcher.push(piece);
+    if (text.empty()) return;
+    result.text += text;
+    if (on_text) wanted = on_text(text) && wanted;
+  };
+  for (;;) {
+    if (matcher.stopped()) {
+      result.finish_reason = FinishReason::kStop;
+      break;
+    }
+    if (!wanted) {
+      result.finish_reason = FinishReason::kCancelled;
+      break;
+    }
+    if (options.max_tokens >= 0 && result.tokens >= options.max_tokens) {
+      result.finish_reason = FinishReason::kLength;
+      break;
+    }
+    const TokenValue token = sampler.sample(logits_);
+    if (token < 0) return Status(StatusCode::kDataLoss, "the model's output is not a number; the file is damaged");
+    if (!options.ignore_eos && model_->tokenizer->is_end(token)) {
+      pending_end_ = token;
+      result.finish_reason = FinishReason::kEnd;
+      break;
+    }
+    if (context_left() < 1) {
+      result.finish_reason = FinishReason::kContext;
+      break;
+    }
+    const Status status = runner_->feed({&token, 1}, 1, SequenceRunner::Logits::kLast,
+                                        [&](std::int64_t, int, std::span<const float> logits) {
+                                          logits_.assign(logits.begin(), logits.end());
+                                          return true;
+                                        });
+    if (status.code() == StatusCode::kResourceExhausted) {
+      result.finish_reason = FinishReason::kKvMemory;
+      break;
+    }
+    KVASIR_RETURN_IF_ERROR(status);
+    sampler.observe(token);
+    history_.push_back(token);
+    ++result.tokens;
+    emit(stream.push(token));
+  }
+  if (result.finish_reason != FinishReason::kStop) {
+    emit(stream.flush());
+    const std::string rest = matcher.flush();
+    result.text += rest;
+    if (on_text && !rest.empty()) on_text(rest);
+  }
+  result.seconds = now_seconds() - start;
+  result.kv = kv();
+  return result;
+}
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
+    summary_ = {model_->config.name,      model_->config.architecture, model_->config.context, model_->config.vocabulary,
+                model_->weights->bytes,   std::string(model_->kernels->name), model_->threads->threads(),
+                std::string(model_->chat->name())};
+  }
+
+  const ModelSummary& model() const override { return summary_; }
+
+  Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) override {
+    std::unique_ptr<RetentionPolicy> policy;
+    if (options.policy.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(policy, default_policy());
+    } else {
+      KVASIR_ASSIGN_OR_RETURN(policy, make_policy(options.policy));
+    }
+    if (cache_ == nullptr) {
+      KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy));
+      KVASIR_ASSIGN_OR_RETURN(cache_, KvCache::create(model_->kv_shape, budget));
+    }
+    return {std::unique_ptr<Session>(new SessionImpl(model_, cache_, std::move(policy)))};
+  }
+
+ private:
+  std::uint64_t need(const RetentionPolicy& policy) const {
+    const std::int64_t tokens = policy.bound() ? *policy.bound() + kPlanHorizon : model_->config.context;
+    return plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, model_->options.chunk, 1}).bytes;
+  }
+
+  std::uint64_t ceiling() const {
+    return model_->options.kv_memory > 0 ? model_->options.kv_memory : available_memory() / 10 * 8;
+  }
+
+  // streaming with the smaller of the trained context and what the memory holds: equals `full` until that is reached.
+  Result<std::unique_ptr<RetentionPolicy>> default_policy() const {
+    static constexpr std::int64_t kSinks = 4;
+    const auto with_cap = [](std::int64_t cap) {
+      return make_policy(fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks));
+    };
+    const std::int64_t context = std::max<std::int64_t>(model_->config.context, kSinks + 1);
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, with_cap(context));
+    if (need(*policy) <= ceiling()) return policy;
+    std::int64_t low = kSinks + 1;  // the least cap worth trying
+    std::int64_t high = context;    // does not fit
+    KVASIR_ASSIGN_OR_RETURN(policy, with_cap(low));
+    if (need(*policy) > ceiling())
+      return exhausted("{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); "
+                       "raise --kv-memory or lower --chunk",
+                       ceiling(), need(*policy), model_->options.chunk);
+    while (high - low > 1) {
+      const std::int64_t middle = low + (high - low) / 2;
+      KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle));
+      if (need(*candidate) <= ceiling()) {
+        low = middle;
+        policy = std::move(candidate);
+      } else {
+        high = middle;
+      }
+    }
+    return policy;
+  }
+
+  Result<std::uint64_t> budget_for(const RetentionPolicy& policy) const {
+    const std::uint64_t needed = need(policy);
+    if (model_->options.kv_memory > 0) {
+      if (policy.bound() && needed > model_->options.kv_memory)
+        return invalid_argument("policy '{}' needs {} bytes of KV memory, --kv-memory gives {}; raise it, or lower the "
+                                "policy's size or --chunk",
+                                policy.spec(), needed, model_->options.kv_memory);
+      return model_->options.kv_memory;
+    }
+    if (needed > ceiling())
+      return exhausted("policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
+                       "policy, or bound it with --kv-memory",
+                       policy.spec(), needed, ceiling());
+    return needed;
+  }
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> cache_;
+  ModelSummary summary_;
+};
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kEnd: return "end";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kContext: return "context";
+    case FinishReason::kKvMemory: return "kv_memory";
+    case FinishReason::kCancelled: return "cancelled";
+  }
+  return "?";
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
+                                             const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
+  return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
+}
+
+}  // namespace kvasir

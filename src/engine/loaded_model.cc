@@ -1,0 +1,52 @@
+#include "engine/loaded_model.h"
+
+#include <fmt/ranges.h>
+
+#include "base/status.h"
+#include "gguf/reader.h"
+#include "model/vocabulary_from_gguf.h"
+
+namespace kvasir {
+
+Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
+  const auto type = kv_type_from_name(kv_type);
+  if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type);
+  if (page_slots != 16 && page_slots != 32 && page_slots != 64)
+    return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots);
+  return KvCacheShape{config.layers, config.kv_heads, KvPageShape{config.head_dim, page_slots, *type}};
+}
+
+Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
+                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  auto model = std::make_shared<LoadedModel>();
+  model->options = options;
+  if (options.threads < 0 || options.threads > 1024)
+    return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads);
+  if (options.chunk < 1 || options.chunk > 4096) return invalid_argument("chunk={} is outside 1 to 4096", options.chunk);
+  model->kernels = find_kernels(options.isa);
+  if (model->kernels == nullptr)
+    return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
+                            fmt::join(kernel_names(), ", "));
+  if (!kv_type_from_name(options.kv_type))
+    return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", options.kv_type);
+
+  KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
+  KVASIR_ASSIGN_OR_RETURN(model->config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
+  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
+  if (vocabulary.pieces.size() != static_cast<std::size_t>(model->config.vocabulary))
+    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), model->config.vocabulary);
+  std::string_view chat_source;
+  if (file.find("tokenizer.chat_template") != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(model->chat, make_chat_template(vocabulary, chat_source));
+  KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_spm_tokenizer(std::move(vocabulary)));
+  model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+  KVASIR_ASSIGN_OR_RETURN(model->weights, Weights::load(file, model->config, *model->threads, progress));
+  model->transformer = std::make_unique<Transformer>(&model->config, model->weights.get(), model->kernels,
+                                                     model->threads.get());
+  return model;
+}
+
+}  // namespace kvasir

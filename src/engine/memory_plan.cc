@@ -1,0 +1,59 @@
+#include "engine/memory_plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/sequence_runner.h"
+
+namespace kvasir {
+
+KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  std::int64_t tokens = request.tokens;
+  if (const auto bound = policy.bound()) tokens = std::min(tokens, *bound + request.prompt % request.chunk + kPlanHorizon);
+  const std::int64_t prompt = std::min(request.prompt, tokens);
+  const std::uint64_t columns = static_cast<std::uint64_t>(tokens) / static_cast<std::uint64_t>(shape.page.slots) + 2;
+  auto cache = KvCache::create(shape, columns * KvCache::column_cost(shape), Backing::kNone);
+  KVASIR_CHECK(cache.ok());
+  KvSequence sequence = (*cache)->new_sequence();
+  const std::unique_ptr<RetentionPolicy> state = policy.clone();
+  std::vector<IdRange> hidden;
+  std::int64_t seen_max = 0;
+  std::uint64_t peak_columns = 0;
+  for (std::int64_t done = 0; done < tokens;) {
+    const int want = next_pass_rows(done, prompt, tokens, request.chunk);
+    const PassPlan pass = plan_pass(*state, want);
+    KVASIR_CHECK(sequence.group().append(pass.rows).ok());
+    done += pass.rows;
+    seen_max = std::max(seen_max, sequence.group().length());
+    peak_columns = std::max(peak_columns, static_cast<std::uint64_t>(sequence.group().columns()));
+    KVASIR_CHECK(sequence.group().drop(state->dropped(), state->realign()).ok());
+  }
+  const auto sequences = static_cast<std::uint64_t>(request.sequences);
+  KvMemory memory;
+  memory.page_bytes = shape.page.page_bytes();
+  memory.pages = peak_columns * static_cast<std::uint64_t>(shape.lanes()) * sequences;
+  memory.bytes = peak_columns * KvCache::column_cost(shape) * sequences;
+  memory.table_bytes = memory.bytes - memory.pages * memory.page_bytes;
+  memory.tokens_seen_max = seen_max;
+  return memory;
+}
+
+std::uint64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string key; file >> key;) {
+    std::uint64_t kib = 0;
+    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  const long pages = ::sysconf(_SC_AVPHYS_PAGES);
+  const long size = ::sysconf(_SC_PAGESIZE);
+  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : 0;
+}
+
+}  // namespace kvasir

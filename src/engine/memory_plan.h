@@ -1,0 +1,37 @@
+// How much memory a policy needs, exactly, before anything runs: the cache's own bookkeeping, run without pages.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/kv_cache.h"
+#include "kv/policy.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+struct MemoryRequest {
+  std::int64_t tokens = 0;   // of a sequence in all
+  std::int64_t prompt = 0;   // of these, read in chunks; the others come one at a time
+  int chunk = 512;
+  int sequences = 1;         // independent ones, side by side
+};
+
+struct KvMemory {
+  std::uint64_t pages = 0;        // at the peak
+  std::uint64_t page_bytes = 0;   // keys and values of one page
+  std::uint64_t table_bytes = 0;  // bookkeeping at the peak, per-page bookkeeping included
+  std::uint64_t bytes = 0;        // pages * page_bytes + table_bytes: the least --kv-memory that suffices
+  std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
+};
+
+// A bounded policy reaches its peak soon after its bound: at most this many tokens beyond it are looked at.
+inline constexpr std::int64_t kPlanHorizon = std::int64_t{1} << 16;
+
+// The peak of `request.sequences` sequences under a policy as it stands at its start.
+KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request);
+
+// Bytes of memory the system could give to this process now.
+std::uint64_t available_memory();
+
+}  // namespace kvasir

@@ -1,0 +1,41 @@
+// Speed of one model on this machine: prefill, and decoding with a cache that is already deep.
+// Every figure is a median over repetitions with its extremes; the repetitions of all figures take turns, so that a
+// machine that slows down for a while slows all of them.
+// Thread-safety: one measurement at a time per model.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+struct SpeedOptions {
+  std::int64_t prefill = 512;              // tokens of a prompt; 0: not measured
+  std::int64_t decode = 32;                // tokens generated per repetition; 0: not measured
+  std::vector<std::int64_t> depths = {0};  // tokens in the cache when decoding starts
+  int repeat = 5;
+  std::string policy = "full";
+};
+
+struct SpeedFigure {
+  std::string name;         // "prefill", "decode"
+  std::int64_t depth = 0;
+  std::int64_t tokens = 0;  // per repetition
+  double median = 0;        // tokens per second
+  double lowest = 0;
+  double highest = 0;
+  double gigabytes_per_s = 0;  // decode: weights and live keys and values read per second, at the median
+  std::uint64_t kv_bytes = 0;  // live keys and values at the start
+};
+
+// Errors: kInvalidArgument, kResourceExhausted, kCancelled when progress returns false.
+Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
+                                               const std::function<bool(std::int64_t, std::int64_t)>& progress);
+
+}  // namespace kvasir

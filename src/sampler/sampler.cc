@@ -1,0 +1,194 @@
+#include "sampler/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+// A total order, so that what is kept never depends on how it was found.
+constexpr auto likelier = [](const auto& a, const auto& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+};
+
+// One step of splitmix64: spreads a seed over the generator's state.
+std::uint64_t splitmix64(std::uint64_t* state) {
+  std::uint64_t z = (*state += 0x9E3779B97F4A7C15U);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return z ^ (z >> 31);
+}
+
+Status check_range(const char* name, float value, float low, float high, bool low_included) {
+  if (value <= high && (low_included ? value >= low : value > low)) return {};
+  return invalid_argument("{} is {}; it must be {} {} and at most {}", name, value,
+                          low_included ? "at least" : "greater than", low, high);
+}
+
+Status check_not_negative(const char* name, int value) {
+  if (value >= 0) return {};
+  return invalid_argument("{} is {}; it must be at least 0", name, value);
+}
+
+}  // namespace
+
+Status validate(const SamplingOptions& options) {
+  KVASIR_RETURN_IF_ERROR(check_range("temperature", options.temperature, 0.0F, 100.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_not_negative("top_k", options.top_k));
+  KVASIR_RETURN_IF_ERROR(check_range("top_p", options.top_p, 0.0F, 1.0F, false));
+  KVASIR_RETURN_IF_ERROR(check_range("min_p", options.min_p, 0.0F, 1.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("repetition_penalty", options.repetition_penalty, 0.0F, 10.0F, false));
+  KVASIR_RETURN_IF_ERROR(check_range("frequency_penalty", options.frequency_penalty, -10.0F, 10.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
+  return check_not_negative("penalty_window", options.penalty_window);
+}
+
+Sampler::Sampler(const SamplingOptions& options) : options_(options) {
+  KVASIR_CHECK(validate(options).ok());
+  std::uint64_t seed = options.seed;
+  for (std::uint64_t& word : state_) word = splitmix64(&seed);
+}
+
+bool Sampler::penalises() const {
+  return options_.penalty_window > 0 && (options_.repetition_penalty != 1.0F || options_.frequency_penalty != 0.0F ||
+                                         options_.presence_penalty != 0.0F);
+}
+
+void Sampler::observe(std::int32_t token) {
+  if (!penalises()) return;
+  if (recent_.size() < static_cast<std::size_t>(options_.penalty_window)) {
+    recent_.push_back(token);
+  } else {
+    const auto oldest = counts_.find(recent_[recent_next_]);
+    if (--oldest->second == 0) counts_.erase(oldest);
+    recent_[recent_next_] = token;
+    recent_next_ = (recent_next_ + 1) % recent_.size();
+  }
+  ++counts_[token];
+}
+
+std::int32_t Sampler::sample(std::span<const float> logits) {
+  KVASIR_CHECK(!logits.empty());
+  gather(logits);
+  if (candidates_.empty()) return -1;
+  if (options_.temperature == 0.0F) {
+    // Candidates are in order of token, so the first of the largest has the smallest id.
+    const auto smaller = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
+    return std::max_element(candidates_.begin(), candidates_.end(), smaller)->token;
+  }
+  keep_top_k();
+  weigh();
+  keep_top_p();
+  keep_min_p();
+  return draw();
+}
+
+// Candidates: every token with a logit, penalties applied.
+void Sampler::gather(std::span<const float> logits) {
+  candidates_.clear();
+  sorted_ = false;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    candidates_.push_back({static_cast<std::int32_t>(i), logits[i], 0.0});
+  }
+  for (const auto& [token, count] : counts_) {
+    if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
+    float& logit = candidates_[static_cast<std::size_t>(token)].logit;
+    logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
+    logit -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
+  }
+  std::erase_if(candidates_, [](const Candidate& candidate) { return std::isnan(candidate.logit); });
+}
+
+void Sampler::keep_top_k() {
+  const auto k = static_cast<std::size_t>(options_.top_k);
+  if (k == 0 || k >= candidates_.size()) return;
+  const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(k);
+  constexpr std::size_t kHeapIsFaster = 256;
+  if (k <= kHeapIsFaster) {
+    std::partial_sort(candidates_.begin(), end, candidates_.end(), likelier);
+  } else {
+    std::nth_element(candidates_.begin(), end, candidates_.end(), likelier);
+    std::sort(candidates_.begin(), end, likelier);
+  }
+  candidates_.erase(end, candidates_.end());
+  sorted_ = true;
+}
+
+void Sampler::weigh() {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (const Candidate& candidate : candidates_) largest = std::max(largest, candidate.logit);
+  for (Candidate& candidate : candidates_) {
+    // The difference of equal infinities would be NaN.
+    candidate.weight = candidate.logit == largest ? 1.0 : std::exp(static_cast<double>(candidate.logit) - largest);
+  }
+}
+
+void Sampler::keep_top_p() {
+  if (options_.top_p >= 1.0F) return;
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  const double wanted = total * static_cast<double>(options_.top_p);
+  // Few tokens usually hold the mass: order the largest first, and twice as many as long as they do not.
+  double mass = 0;
+  std::size_t kept = 0;
+  std::size_t ordered = sorted_ ? candidates_.size() : 0;
+  while (mass < wanted && kept < candidates_.size()) {
+    if (kept == ordered) {
+      const std::size_t next = std::min(candidates_.size(), std::max<std::size_t>(64, 2 * ordered));
+      const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(ordered);
+      const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(next);
+      if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), likelier);
+      std::sort(begin, end, likelier);
+      ordered = next;
+    }
+    mass += candidates_[kept++].weight;
+  }
+  candidates_.resize(kept);
+  sorted_ = true;
+}
+
+void Sampler::keep_min_p() {
+  const auto least = static_cast<double>(options_.min_p);  // the largest weight is 1
+  std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.weight < least; });
+}
+
+std::int32_t Sampler::draw() {
+  const auto temperature = static_cast<double>(options_.temperature);
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
+  double total = 0;
+  for (Candidate& candidate : candidates_) {
+    if (candidate.logit != largest) candidate.weight = std::exp((candidate.logit - largest) / temperature);
+    total += candidate.weight;
+  }
+  const double uniform = static_cast<double>(next_random() >> 11) * 0x1.0p-53;
+  const double point = uniform * total;
+  double cumulative = 0;
+  const Candidate* chosen = nullptr;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.weight == 0.0) continue;
+    chosen = &candidate;  // stays at the last possible one if rounding leaves the point beyond the sum
+    cumulative += candidate.weight;
+    if (point < cumulative) break;
+  }
+  return chosen->token;
+}
+
+std::uint64_t Sampler::next_random() {
+  const std::uint64_t result = std::rotl(state_[1] * 5, 7) * 9;
+  const std::uint64_t shifted = state_[1] << 17;
+  state_[2] ^= state_[0];
+  state_[3] ^= state_[1];
+  state_[1] ^= state_[2];
+  state_[0] ^= state_[3];
+  state_[2] ^= shifted;
+  state_[3] = std::rotl(state_[3], 45);
+  return result;
+}
+
+}  // namespace kvasir

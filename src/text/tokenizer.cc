@@ -1,0 +1,24 @@
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+Result<std::vector<TokenValue>> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  const TextSegment segment{std::string(text), options.parse_special};
+  return encode_segments({&segment, 1}, options.add_special, {});
+}
+
+std::string Tokenizer::decode(std::span<const TokenValue> tokens, bool special) const {
+  SpacePrefix prefix(vocabulary(), true);
+  std::string text;
+  for (const TokenValue token : tokens) {
+    const std::string bytes = bytes_of(token, special);
+    text += prefix.strip(token, bytes);
+  }
+  return text;
+}
+
+bool Tokenizer::is_end(TokenValue token) const {
+  return token == vocabulary().eos || token == vocabulary().eot;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,50 @@
+#include "text/utf8.h"
+
+#include <utf8proc.h>
+
+#include "base/check.h"
+
+namespace kvasir {
+
+std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
+  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+  std::size_t offset = 0;
+  while (offset < text.size()) {
+    if (bytes[offset] < 0x80) {
+      ++offset;
+      continue;
+    }
+    utf8proc_int32_t code_point = 0;
+    const utf8proc_ssize_t length =
+        utf8proc_iterate(bytes + offset, static_cast<utf8proc_ssize_t>(text.size() - offset), &code_point);
+    if (length <= 0) return offset;
+    offset += static_cast<std::size_t>(length);
+  }
+  return std::nullopt;
+}
+
+Utf8Unit first_utf8_unit(std::string_view bytes) {
+  KVASIR_CHECK(!bytes.empty());
+  using Kind = Utf8Unit::Kind;
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(bytes[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return {Kind::kComplete, 1};
+  if (lead < 0xC2 || lead > 0xF4) return {Kind::kInvalid, 1};
+  const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+  // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  unsigned char low = 0x80;
+  unsigned char high = 0xBF;
+  if (lead == 0xE0) low = 0xA0;
+  if (lead == 0xED) high = 0x9F;
+  if (lead == 0xF0) low = 0x90;
+  if (lead == 0xF4) high = 0x8F;
+  for (std::size_t i = 1; i < length; ++i) {
+    if (i == bytes.size()) return {Kind::kIncomplete, i};
+    if (byte(i) < low || byte(i) > high) return {Kind::kInvalid, i};
+    low = 0x80;
+    high = 0xBF;
+  }
+  return {Kind::kComplete, length};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,186 @@
+"""Checks ReferenceModel against this second implementation: reference_check.py REFERENCE_DUMP
+
+Shares no code with the C++ one, GGUF reader included. Without a limit on the cache it computes all rows at once under
+a causal mask; with one it steps through a cache that it really prunes. Exits with 77 (skipped) without NumPy.
+"""
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+except ImportError:
+    print("NumPy is not installed")
+    sys.exit(77)
+
+
+def read_gguf(path):
+    data = path.read_bytes()
+    at = 0
+
+    def take(fmt):
+        nonlocal at
+        (value,) = struct.unpack_from("<" + fmt, data, at)
+        at += struct.calcsize("<" + fmt)
+        return value
+
+    def string():
+        nonlocal at
+        size = take("Q")
+        at += size
+        return data[at - size : at].decode()
+
+    def value(kind):
+        if kind == 8:
+            return string()
+        if kind == 9:
+            element = take("I")
+            return [value(element) for _ in range(take("Q"))]
+        return take({0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}[kind])
+
+    assert data[:4] == b"GGUF"
+    at = 4
+    assert take("I") == 3
+    tensor_count, key_count = take("Q"), take("Q")
+    meta = {}
+    for _ in range(key_count):
+        key = string()
+        meta[key] = value(take("I"))
+    infos = []
+    for _ in range(tensor_count):
+        name = string()
+        dims = [take("Q") for _ in range(take("I"))]
+        infos.append((name, dims, take("I"), take("Q")))
+    start = -(-at // 32) * 32
+    return meta, {name: tensor(data, start + offset, dims, kind) for name, dims, kind, offset in infos}
+
+
+def tensor(data, at, dims, kind):
+    n = int(np.prod(dims))
+    if kind == 0:
+        flat = np.frombuffer(data, "<f4", n, at).astype(np.float64)
+    elif kind == 1:
+        flat = np.frombuffer(data, "<f2", n, at).astype(np.float64)
+    elif kind == 30:
+        flat = (np.frombuffer(data, "<u2", n, at).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    elif kind == 8:
+        blocks = np.frombuffer(data, np.dtype([("scale", "<f2"), ("q", "i1", 32)]), n // 32, at)
+        flat = (blocks["scale"].astype(np.float64)[:, None] * blocks["q"]).ravel()
+    else:
+        raise ValueError(f"tensor type {kind}")
+    return flat.reshape(dims[::-1])
+
+
+class Model:
+    def __init__(self, path):
+        self.meta, self.w = read_gguf(path)
+        self.d = self.meta["llama.embedding_length"]
+        self.heads = self.meta["llama.attention.head_count"]
+        self.kv_heads = self.meta["llama.attention.head_count_kv"]
+        self.head_dim = self.meta.get("llama.attention.key_length", self.d // self.heads)
+        self.layers = self.meta["llama.block_count"]
+        pairs = self.head_dim // 2
+        self.theta = self.meta["llama.rope.freq_base"] ** (-np.arange(pairs) / pairs)
+        if self.meta.get("llama.rope.scaling.type") == "linear":
+            self.theta = self.theta / self.meta["llama.rope.scaling.factor"]
+        if "rope_freqs.weight" in self.w:
+            self.theta = self.theta / self.w["rope_freqs.weight"]
+
+    def norm(self, x, name):
+        mean = np.mean(x**2, axis=-1, keepdims=True)
+        return x / np.sqrt(mean + self.meta["llama.attention.layer_norm_rms_epsilon"]) * self.w[name]
+
+    def rope(self, x, positions):
+        """x: tokens, heads, head_dim; pairs as complex numbers."""
+        z = x[..., 0::2] + 1j * x[..., 1::2]
+        z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * self.theta)[:, None, :]
+        return np.stack([z.real, z.imag], -1).reshape(x.shape)
+
+    def qkv(self, x, block):
+        n = self.norm(x, block + "attn_norm.weight")
+        split = lambda name: (n @ self.w[block + name].T).reshape(len(x), -1, self.head_dim)
+        return split("attn_q.weight"), split("attn_k.weight"), split("attn_v.weight")
+
+    def attend(self, q, k, v, hidden):
+        """hidden: rows by keys, true where a row must not look."""
+        group = self.heads // self.kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scores = np.einsum("thi,shi->hts", q, k) / np.sqrt(self.head_dim)
+        scores[:, hidden] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        return np.einsum("hts,shi->thi", p, v).reshape(len(q), -1)
+
+    def finish_block(self, x, attended, block):
+        x = x + attended @ self.w[block + "attn_output.weight"].T
+        n = self.norm(x, block + "ffn_norm.weight")
+        gate = n @ self.w[block + "ffn_gate.weight"].T
+        up = n @ self.w[block + "ffn_up.weight"].T
+        return x + (gate / (1 + np.exp(-gate)) * up) @ self.w[block + "ffn_down.weight"].T
+
+    def output(self, x):
+        return self.norm(x, "output_norm.weight") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
+
+    def full(self, tokens):
+        x = self.w["token_embd.weight"][tokens]
+        n = len(tokens)
+        hidden = np.triu(np.ones((n, n), bool), 1)
+        for layer in range(self.layers):
+            block = f"blk.{layer}."
+            q, k, v = self.qkv(x, block)
+            x = self.finish_block(x, self.attend(self.rope(q, range(n)), self.rope(k, range(n)), v, hidden), block)
+        return self.output(x)
+
+    def streaming(self, tokens, sinks, window, every, passes):
+        empty = np.zeros((0, self.kv_heads, self.head_dim))
+        cache = [(empty, empty)] * self.layers
+        rows = []
+        passes = list(passes)
+        while len(rows) < len(tokens):
+            size = min(passes.pop(0) if passes else 1, len(tokens) - len(rows))
+            for token in tokens[len(rows) : len(rows) + size]:
+                x = self.w["token_embd.weight"][[token]]
+                for layer in range(self.layers):
+                    block = f"blk.{layer}."
+                    q, k, v = self.qkv(x, block)
+                    keys, values = np.concatenate([cache[layer][0], k]), np.concatenate([cache[layer][1], v])
+                    cache[layer] = keys, values
+                    n = len(keys)
+                    rotated = self.rope(keys, range(n))
+                    attended = self.attend(self.rope(q, [n - 1]), rotated, values, np.zeros((1, n), bool))
+                    x = self.finish_block(x, attended, block)
+                rows.append(self.output(x)[0])
+            n = len(cache[0][0])
+            if n - (sinks + window) >= every:
+                keep = [*range(sinks), *range(n - window, n)]
+                cache = [(k[keep], v[keep]) for k, v in cache]
+        return np.array(rows)
+
+
+def main():
+    failed = False
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        subprocess.run([sys.argv[1], name], check=True)
+        for case in json.loads((folder / "cases.json").read_text()):
+            model = Model(folder / (case["name"] + ".gguf"))
+            got = np.fromfile(folder / (case["name"] + ".logits"), "<f8").reshape(len(case["tokens"]), -1)
+            full = model.full(case["tokens"])
+            want = full
+            if case["window"]:
+                want = model.streaming(*(case[key] for key in ("tokens", "sinks", "window", "every", "passes")))
+            error = np.abs(got - want).max()
+            # A limit on the cache that changes nothing would make its case empty.
+            empty = case["window"] and np.abs(want - full).max() < 1e-3
+            ok = error < 1e-10 and not empty
+            failed |= not ok
+            print(f"{case['name']}: spread {want.std():.3f}, largest difference {error:.2e}", "" if ok else "FAILED")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

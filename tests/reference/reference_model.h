@@ -1,0 +1,88 @@
+// The oracle for logits: a llama-family transformer in double precision, written for clarity from the published
+// architecture and sharing no arithmetic with the engine.
+// Thread-safety: immutable after construction.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "gguf/reader.h"
+
+namespace kvasir::test {
+
+// What one token sees when it is the newest. Keys are rotated afresh for every row, so the same key may stand at
+// different positions in different rows.
+struct RowView {
+  std::vector<int> ids;           // indices of the visible tokens, ascending; the last is the row itself
+  std::vector<double> positions;  // of each visible key
+  double query_position = 0;
+};
+
+// Plain causal attention.
+std::vector<RowView> full_views(int n);
+
+// A cache pruned after forward passes: with C = sinks + window and L the cache's length after a pass, once
+// L - C >= every it is cut to its first `sinks` and last `window` tokens. Positions are those inside the cache, and
+// a row sees all that is in the cache, itself included: at most C + every tokens where passes are single tokens.
+// `passes` are the sizes of the first forward passes; after them every pass is one token.
+std::vector<RowView> streaming_views(int n, int sinks, int window, int every, std::span<const int> passes = {});
+std::vector<RowView> window_views(int n, int window, int every = 1);
+
+// Called for each layer, row and head with the weights of that row's visible tokens.
+using AttentionObserver = std::function<void(int layer, int row, int head, std::span<const double> weights)>;
+
+class ReferenceModel {
+ public:
+  // REQUIRES: a well-formed llama model (checked). Copies what it needs out of `file`.
+  explicit ReferenceModel(const gguf::File& file);
+
+  int vocab() const { return vocab_; }
+  int layers() const { return static_cast<int>(layers_.size()); }
+
+  // One row of logits for each token.
+  std::vector<std::vector<double>> logits(std::span<const int> tokens) const;
+
+  // A token's keys and values are those of its own row: what a later row sees of it carries what it had seen then,
+  // also of tokens that are gone since. REQUIRES: one view per token.
+  std::vector<std::vector<double>> logits(std::span<const int> tokens, std::span<const RowView> views,
+                                          const AttentionObserver& observe = {}) const;
+
+ private:
+  struct Matrix {
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    std::vector<double> values;  // by rows
+
+    std::vector<double> times(std::span<const double> x) const;
+    std::span<const double> row(std::size_t r) const { return std::span(values).subspan(r * columns, columns); }
+  };
+  struct Layer {
+    std::vector<double> attn_norm, ffn_norm;
+    Matrix q, k, v, o, gate, up, down;
+  };
+  static Matrix load(const gguf::File& file, std::string_view name, int rows, int columns);
+
+  int d_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, vocab_ = 0;
+  double epsilon_ = 0;
+  std::vector<double> frequencies_;  // radians per position, one for each rotated pair
+  std::vector<Layer> layers_;
+  Matrix embedding_, output_;
+  std::vector<double> output_norm_;
+};
+
+// The building blocks, for tests of them.
+std::vector<double> rms_norm(std::span<const double> x, std::span<const double> weight, double epsilon);
+void softmax(std::span<double> x);
+struct Turn {
+  double cosine;
+  double sine;
+};
+std::vector<Turn> turns_at(double position, std::span<const double> frequencies);
+// Turns each pair (2i, 2i+1) of x by turns[i]; what lies beyond the pairs stays.
+void rotate(std::span<double> x, std::span<const Turn> turns);
+
+// RMS of (got - want) over RMS of want; 0 when both are all zero. REQUIRES: equal sizes.
+double rms_error_ratio(std::span<const float> got, std::span<const double> want);
+
+}  // namespace kvasir::test

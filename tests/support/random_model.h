@@ -1,0 +1,49 @@
+// Small llama models made of random numbers, as complete GGUF files in memory.
+// Thread-safety: pure functions of their arguments.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace kvasir::test {
+
+enum class RopeScaling {
+  kNone,
+  kLinear,  // metadata: positions divided by rope_factor
+  kLlama3,  // tensor rope_freqs.weight: Llama 3.1's rule, with `context` as the original context
+};
+
+struct RandomModelSpec {
+  int layers = 2;
+  int d = 64;
+  int heads = 4;
+  int kv_heads = 2;
+  int head_dim = 16;
+  int ffn = 160;
+  int vocab = 320;            // below 260 the byte tokens are cut off: fine for tests that never tokenize
+  std::string dtype = "f32";  // of the matrices: f32, f16, bf16, q8_0 (rows in multiples of 32); norms are always f32
+  bool tied = true;
+  float rope_base = 10000;
+  int context = 256;
+  RopeScaling rope_scaling = RopeScaling::kNone;
+  float rope_factor = 4;
+  float rms_epsilon = 1e-5F;
+  std::uint64_t seed = 1;
+  float weight_std = 0;  // of the matrices; 0: 1/sqrt(row length)
+};
+
+// Gives a tensor's values before rounding: rows * columns of them, by rows. Norms have one row.
+using WeightSource = std::function<std::vector<float>(const std::string& name, int rows, int columns)>;
+
+std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights);
+
+// Normally distributed matrices, norms near 1. The values before rounding do not depend on dtype.
+std::vector<std::byte> make_random_model(const RandomModelSpec& spec);
+
+// REQUIRES: the file can be written (checked).
+void write_bytes(const std::string& path, const std::vector<std::byte>& bytes);
+
+}  // namespace kvasir::test
