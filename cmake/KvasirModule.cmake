@@ -1,7 +1,7 @@
 # kvasir_options: flags every target of the project shares. No -ffast-math anywhere, and no contraction of a*b+c:
 # a kernel's arithmetic is what its source says.
 add_library(kvasir_options INTERFACE)
-target_compile_options(kvasir_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+target_compile_options(kvasir_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
                                                 -ffp-contract=off)
 if(KVASIR_WERROR)
   target_compile_options(kvasir_options INTERFACE -Werror)

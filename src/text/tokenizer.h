@@ -55,10 +55,9 @@ class Tokenizer {
 
 // The SentencePiece BPE of Llama 2 (GGUF's tokenizer.ggml.model = "llama"): start from single characters, merge the
 // adjacent pair whose union has the best score, leftmost first, until none is in the vocabulary; a character not in the
-// vocabulary falls back to its bytes, or to the unknown token where the vocabulary lacks one of them. Control, unknown and
-// byte tokens are never the result of a merge.
-// Errors: kDataLoss for ids out of range, malformed byte tokens, bytes missing without an unknown token, BOS or EOS to
-// be added but not named.
+// vocabulary falls back to its bytes, or to the unknown token where the vocabulary lacks one of them. Control, unknown
+// and byte tokens are never the result of a merge. Errors: kDataLoss for ids out of range, malformed byte tokens, bytes
+// missing without an unknown token, BOS or EOS to be added but not named.
 Result<std::unique_ptr<Tokenizer>> make_spm_tokenizer(Vocabulary vocabulary);
 
 // Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, replaces
@@ -68,8 +67,8 @@ class TokenStream {
   // `strip_leading_space`: drop the one space that SPM puts before the first word of a text (not when the stream
   // continues a text). After a control or user-defined token the space is dropped in any case, as decode() does.
   TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
-  std::string push(TokenValue token);   // the text that became complete; may be empty
-  std::string flush();                  // what is left, incomplete sequences replaced by U+FFFD
+  std::string push(TokenValue token);  // the text that became complete; may be empty
+  std::string flush();                 // what is left, incomplete sequences replaced by U+FFFD
 
  private:
   const Tokenizer* tokenizer_;

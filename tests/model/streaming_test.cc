@@ -1,0 +1,192 @@
+// Streaming policies: against the reference model, which rotates every key afresh for every row, and against each other.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "support/engine_fixture.h"
+
+namespace kvasir::test {
+namespace {
+
+class StreamingTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    bytes_ = make_random_model(spec_);
+    file_ = std::make_unique<TemporaryFile>(bytes_);
+    auto parsed = gguf::File::parse(bytes_);
+    ASSERT_TRUE(parsed.ok());
+    reference_ = std::make_unique<ReferenceModel>(*parsed);
+  }
+
+  std::vector<float> run(const std::string& policy, std::span<const TokenValue> tokens, int chunk,
+                         EngineOptions options = {.kv_type = "f32"}) {
+    const auto model = load(file_->path(), options);
+    const auto runner = new_runner(model, policy);
+    std::vector<float> logits = all_logits(*runner, tokens, chunk);
+    kept_.clear();
+    for (const auto* column = runner->group().first_column(); column != nullptr; column = column->next)
+      for (int s = 0; s < column->used; ++s)
+        if (LaneGroup::live_behind(*column, 0) >> s & 1) kept_.push_back(column->first + s);
+    frames_ = static_cast<int>(runner->group().frames().size());
+    return logits;
+  }
+
+  std::vector<double> reference(std::span<const TokenValue> tokens, const std::vector<RowView>& views) {
+    return flatten(reference_->logits(std::vector<int>(tokens.begin(), tokens.end()), views));
+  }
+
+  RandomModelSpec spec_;
+  std::vector<std::byte> bytes_;
+  std::unique_ptr<TemporaryFile> file_;
+  std::unique_ptr<ReferenceModel> reference_;
+  std::vector<TokenId> kept_;
+  int frames_ = 0;
+};
+
+TEST_F(StreamingTest, FramesAgreeWithKeysRotatedAfresh) {
+  const auto tokens = random_tokens(400, spec_.vocab, 3);
+  for (const int every : {1, 8, 64}) {
+    const auto got = run("streaming:sinks=4,window=60,every=" + std::to_string(every), tokens, 1);
+    EXPECT_EQ(frames_, 2);
+    EXPECT_LT(rms_error_ratio(got, reference(tokens, streaming_views(400, 4, 60, every))), 1e-5) << "every=" << every;
+  }
+}
+
+TEST_F(StreamingTest, RotatingAgreesWithKeysRotatedAfresh) {
+  const auto tokens = random_tokens(400, spec_.vocab, 3);
+  for (const int every : {1, 8, 64}) {
+    const auto got = run("streaming:sinks=4,window=60,realign=rotate,every=" + std::to_string(every), tokens, 1);
+    EXPECT_LT(rms_error_ratio(got, reference(tokens, streaming_views(400, 4, 60, every))), 1e-4) << "every=" << every;
+  }
+}
+
+TEST_F(StreamingTest, WindowAgreesWithTheReference) {
+  const auto tokens = random_tokens(300, spec_.vocab, 4);
+  const auto got = run("window:size=50", tokens, 1);
+  EXPECT_EQ(frames_, 1);
+  EXPECT_LT(rms_error_ratio(got, reference(tokens, window_views(300, 50))), 1e-5);
+  EXPECT_EQ(kept_.size(), 50u);
+  EXPECT_EQ(kept_.front(), 250);
+}
+
+// The comparison above would not notice a view that ignores the policy if forgetting changed nothing.
+TEST_F(StreamingTest, ForgettingChangesLogits) {
+  const auto tokens = random_tokens(300, spec_.vocab, 4);
+  const auto got = run("window:size=50", tokens, 1);
+  EXPECT_GT(rms_error_ratio(got, reference(tokens, full_views(300))), 1e-2);
+}
+
+TEST_F(StreamingTest, FramesAgreeWithExplicitRotationOver2000Steps) {
+  const auto tokens = random_tokens(2000, spec_.vocab, 5);
+  const auto frames = run("streaming:sinks=4,window=124", tokens, 1);
+  const auto rotate = run("streaming:sinks=4,window=124,realign=rotate", tokens, 1);
+  ASSERT_EQ(frames.size(), rotate.size());
+  const std::vector<double> want(frames.begin(), frames.end());
+  // The last rows carry the most rotations: about 1,870 for a key that was rotated all along.
+  const std::size_t tail = frames.size() - 100 * static_cast<std::size_t>(spec_.vocab);
+  EXPECT_LT(rms_error_ratio(std::span(rotate).subspan(tail), std::span(want).subspan(tail)), 1e-4);
+  double largest = 0;
+  for (std::size_t i = 0; i < frames.size(); ++i)
+    largest = std::max(largest, static_cast<double>(std::fabs(frames[i] - rotate[i])));
+  EXPECT_LT(largest, 1e-4);
+  EXPECT_GT(largest, 0) << "both ran the same arithmetic";
+}
+
+TEST_F(StreamingTest, WindowThatCoversAllEqualsFullBitForBit) {
+  const auto tokens = random_tokens(500, spec_.vocab, 6);
+  for (const char* type : {"f32", "f16", "bf16"}) {
+    const EngineOptions options{.kv_type = type};
+    const auto full = run("full", tokens, 64, options);
+    for (const char* policy : {"streaming:sinks=4,window=496", "streaming:cap=1000,realign=rotate", "window:size=500"}) {
+      const auto got = run(policy, tokens, 64, options);
+      ASSERT_EQ(got.size(), full.size());
+      EXPECT_EQ(std::memcmp(got.data(), full.data(), got.size() * sizeof(float)), 0) << policy << " " << type;
+    }
+    const auto smaller = run("streaming:sinks=4,window=400", tokens, 64, options);
+    EXPECT_NE(std::memcmp(smaller.data(), full.data(), full.size() * sizeof(float)), 0) << "nothing was forgotten";
+  }
+}
+
+TEST_F(StreamingTest, ChunkSizeChangesNeitherTokensNorBits) {
+  const auto tokens = random_tokens(1200, spec_.vocab, 8);
+  for (const char* policy :
+       {"full", "streaming:sinks=4,window=252", "streaming:sinks=4,window=252,every=16", "window:size=200",
+        "streaming:sinks=0,window=100,every=7", "streaming:sinks=40,window=300,every=50,max_drop=20,slack=3",
+        "streaming:sinks=4,window=252,realign=rotate,every=32"}) {
+    const auto one = run(policy, tokens, 1);
+    const auto kept = kept_;
+    for (const int chunk : {7, 64, 512}) {
+      const auto many = run(policy, tokens, chunk);
+      ASSERT_EQ(many.size(), one.size());
+      EXPECT_EQ(std::memcmp(many.data(), one.data(), one.size() * sizeof(float)), 0) << policy << " chunk " << chunk;
+      EXPECT_EQ(kept_, kept) << policy << " chunk " << chunk;
+    }
+  }
+}
+
+TEST_F(StreamingTest, ThreadsChangeNoBits) {
+  const auto tokens = random_tokens(700, spec_.vocab, 9);
+  for (const char* policy : {"full", "streaming:sinks=4,window=252"})
+    for (const int chunk : {1, 512}) {
+      const auto one = run(policy, tokens, chunk, {.threads = 1, .kv_type = "f16"});
+      for (const int threads : {2, 5}) {
+        const auto many = run(policy, tokens, chunk, {.threads = threads, .kv_type = "f16"});
+        EXPECT_EQ(std::memcmp(many.data(), one.data(), one.size() * sizeof(float)), 0) << threads << " threads";
+      }
+    }
+}
+
+}  // namespace
+
+// A row's logits do not depend on the rows beside it: the same token of the same sequence alone, and in one pass with
+// other sequences' rows.
+class BatchTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(BatchTest, RowsBesideChangeNoBits) {
+  RandomModelSpec spec;
+  spec.dtype = GetParam();
+  const TemporaryFile file(make_random_model(spec));
+  const auto model = load(file.path());
+  auto created = KvCache::create(model->kv_shape, std::uint64_t{1} << 28);
+  ASSERT_TRUE(created.ok());
+  KvCache& cache = **created;
+  const auto prompt = random_tokens(90, spec.vocab, 1);
+  const TokenValue last = 17;
+
+  // The row under test: token 17 behind the prompt, with `beside` rows of another sequence in the same pass.
+  const auto logits_with = [&](int beside) {
+    KvSequence own = cache.new_sequence();
+    KvSequence other = cache.new_sequence();
+    AttentionView own_view;
+    AttentionView other_view;
+    const auto none = [](int n) { return std::vector<IdRange>(static_cast<std::size_t>(n)); };
+    EXPECT_TRUE(own.group().append(90).ok());
+    own_view.build(own.group(), none(90));
+    ForwardItem item{prompt, &own_view, 0};
+    model->transformer->forward(cache.pool(), {&item, 1});
+
+    EXPECT_TRUE(own.group().append(1).ok());
+    own_view.build(own.group(), none(1));
+    std::vector<ForwardItem> items;
+    const auto others = random_tokens(beside, spec.vocab, 2);
+    if (beside > 0) {
+      EXPECT_TRUE(other.group().append(beside).ok());
+      other_view.build(other.group(), none(beside));
+      items.push_back({others, &other_view, 1});
+    }
+    items.push_back({{&last, 1}, &own_view, 1});
+    const auto logits = model->transformer->forward(cache.pool(), items);
+    const auto own_logits = logits.last(static_cast<std::size_t>(spec.vocab));
+    return std::vector<float>(own_logits.begin(), own_logits.end());
+  };
+  const auto alone = logits_with(0);
+  for (const int beside : {1, 7, 64, 512}) {
+    const auto together = logits_with(beside);
+    EXPECT_EQ(std::memcmp(together.data(), alone.data(), alone.size() * sizeof(float)), 0) << beside << " rows beside";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, BatchTest, ::testing::Values("f32", "f16", "bf16", "q8_0"));
+
+}  // namespace kvasir::test
