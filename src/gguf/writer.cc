@@ -1,6 +1,7 @@
 #include "gguf/writer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -18,8 +19,9 @@ std::size_t align_up(std::size_t size) {
 }
 
 void append(std::vector<std::byte>* out, const void* data, std::size_t size) {
-  const auto* bytes = static_cast<const std::byte*>(data);
-  out->insert(out->end(), bytes, bytes + size);
+  const std::size_t before = out->size();
+  out->resize(before + size);
+  if (size > 0) std::memcpy(out->data() + before, data, size);
 }
 
 template <class T>

@@ -1,0 +1,38 @@
+# Shared by the scripts of this folder; sourced, not run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build_packages=(g++ cmake ninja-build pkgconf libfmt-dev libcli11-dev nlohmann-json3-dev libutf8proc-dev)
+test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy)
+fuzz_packages=(clang-14 libclang-rt-14-dev)
+format_packages=(clang-format-14)
+
+# Installs those of the named Debian packages that are missing.
+install_packages() {
+  local missing=()
+  for package in "$@"; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "missing packages: ${missing[*]}; install them as root" >&2; exit 1; }
+    as_root=(sudo)
+  fi
+  echo "installing: ${missing[*]}" >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2
+}
+
+# configure_and_build PRESET TARGET [CMake options...]: quiet unless something goes wrong.
+configure_and_build() {
+  local preset=$1 target=$2
+  shift 2
+  local log=build/$preset-build.log
+  mkdir -p build
+  echo "building ($preset); the log is $log" >&2
+  if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    exit 1
+  fi
+}
