@@ -16,7 +16,7 @@ if(KVASIR_FUZZ)
 endif()
 
 # kvasir_module(NAME SOURCES a.cc b.cc DEPENDS base tensor): one folder of src/, one object library. A module sees the
-# headers of the modules it depends on by convention; tests/include_direction.py enforces it.
+# headers of the modules it depends on by convention; tests/structure enforces it.
 function(kvasir_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(kvasir_${name} OBJECT ${ARG_SOURCES})

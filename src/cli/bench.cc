@@ -52,6 +52,7 @@ void add_bench(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command = program.add_subcommand("bench", "Speed: prefill, and decoding at depths");
   add_engine_options(*command, options->engine);
+  add_chunk_option(*command, options->engine);
   command->add_option("--prefill", options->speed.prefill, "Prompt tokens; 0: not measured")->capture_default_str();
   command->add_option("--decode", options->speed.decode, "Tokens generated per repetition; 0: not measured")
       ->capture_default_str();

@@ -49,7 +49,14 @@ void add_model_option(CLI::App& command, std::string& path) {
 
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help) {
-  return command.add_option(name, bytes, help)->transform(CLI::AsSizeValue(true))->type_name("BYTES");
+  // CLI11 would wrap a negative size round to a huge one. The transform added last runs first.
+  const auto not_negative = [](std::string& text) {
+    return text.find('-') == std::string::npos ? std::string() : "a size cannot be negative";
+  };
+  return command.add_option(name, bytes, help)
+      ->transform(CLI::AsSizeValue(true))
+      ->transform(CLI::Validator(not_negative, ""))
+      ->type_name("BYTES");
 }
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {
@@ -58,10 +65,16 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx512")->capture_default_str();
   command.add_option("--kv-type", options.kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();
+  command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
+}
+
+void add_chunk_option(CLI::App& command, EngineOptions& options) {
+  command.add_option("--chunk", options.chunk, "Prompt tokens per forward pass")->capture_default_str();
+}
+
+void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
   add_bytes_option(command, "--kv-memory", options.kv_memory,
                    "Bound of all KV memory, for example 512MiB; 0: what the policy needs");
-  command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
-  command.add_option("--chunk", options.chunk, "Prompt tokens per forward pass")->capture_default_str();
 }
 
 Status print(std::string_view text) {

@@ -34,9 +34,10 @@ void add_policies(CLI::App& program, Outcome& outcome);
 void add_eval(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 
-// -m, -t, --isa, --kv-type, --kv-memory, --page, --chunk.
-void add_model_option(CLI::App& command, std::string& path);
-void add_engine_options(CLI::App& command, EngineOptions& options);
+void add_model_option(CLI::App& command, std::string& path);                 // -m
+void add_engine_options(CLI::App& command, EngineOptions& options);           // -m, -t, --isa, --kv-type, --page
+void add_chunk_option(CLI::App& command, EngineOptions& options);             // --chunk
+void add_kv_memory_option(CLI::App& command, EngineOptions& options);         // --kv-memory
 // A byte count such as 512MiB or 2GiB.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);

@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "cli/command.h"
 #include "eval/perplexity.h"
+#include "retention/registry.h"
 
 namespace kvasir::cli {
 namespace {
@@ -32,9 +33,13 @@ Json to_json(const PerplexityResult& r) {
 }
 
 Status eval_perplexity(EvalOptions options) {
-  if (options.tokens < 0 || options.windows < 0)
-    return invalid_argument("--tokens and --windows count something; they cannot be negative");
+  if (options.tokens < 0 || options.windows < 0 || options.perplexity.first_scored < 0)
+    return invalid_argument("--tokens, --windows and --skip count something; they cannot be negative");
   if (options.policies.empty()) options.policies = {"full"};
+  for (const std::string& policy : options.policies) {
+    KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+    if (!find_policy(spec.name())->evaluation_only) KVASIR_RETURN_IF_ERROR(make_policy(policy).status());
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(options.file, std::size_t{1} << 30));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model->tokenizer->encode(text, {}));
@@ -85,7 +90,8 @@ void add_eval(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<EvalOptions>();
   auto chunk = std::make_shared<std::optional<int>>();
   CLI::App* command = eval->add_subcommand("ppl", "Perplexity of a text under one or several policies");
-  add_model_option(*command, options->engine.model);
+  add_engine_options(*command, options->engine);
+  add_kv_memory_option(*command, options->engine);
   command->add_option("-f,--file", options->file, "Text to score; -: standard input")->required();
   command->add_option("--kv", options->policies, "Retention policy; may be repeated, one run each (default: full)")
       ->take_all()
@@ -98,12 +104,6 @@ void add_eval(CLI::App& program, Outcome& outcome) {
   command->add_option("--skip", options->perplexity.first_scored, "Of one stream: read this many tokens unscored")
       ->capture_default_str();
   command->add_option("--chunk", *chunk, "Tokens per forward pass (default: 1 for one stream, 512 for windows)");
-  command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
-  command->add_option("--isa", options->engine.isa, "Kernels: auto, generic, avx512")->capture_default_str();
-  command->add_option("--kv-type", options->engine.kv_type, "How keys and values are stored: f32, f16, bf16")
-      ->capture_default_str();
-  add_bytes_option(*command, "--kv-memory", options->engine.kv_memory, "Bound of all KV memory; 0: what the policy needs");
-  command->add_option("--page", options->engine.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, chunk, &outcome] {
     options->perplexity.chunk = chunk->value_or(options->perplexity.window > 0 ? 512 : 1);

@@ -1,6 +1,8 @@
 // kvasir plan: exact memory, from a model's header alone.
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "base/status.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
@@ -41,8 +43,9 @@ Status plan(const PlanOptions& options) {
   const std::string spec =
       options.policy.empty() ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5)) : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-  if (!policy->bound() && context > std::int64_t{1} << 26)
-    return invalid_argument("policy '{}' keeps all of {} tokens; plan at most 2^26 of them", spec, context);
+  if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
+    return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^26 of them", spec,
+                            std::min(policy->bound().value_or(context), context));
 
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, options.chunk, options.batch});
   const int frames = 2;

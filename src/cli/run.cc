@@ -188,6 +188,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* command = program.add_subcommand("run", "Continue a text, or chat; in bounded memory");
   add_engine_options(*command, options->engine);
+  add_kv_memory_option(*command, options->engine);
+  add_chunk_option(*command, options->engine);
   auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue");
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
       ->excludes(prompt);

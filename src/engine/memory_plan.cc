@@ -13,6 +13,10 @@
 
 namespace kvasir {
 
+std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
+  return static_cast<std::uint64_t>(tokens / shape.page.slots) * KvCache::column_cost(shape);
+}
+
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   std::int64_t tokens = request.tokens;
   if (const auto bound = policy.bound()) tokens = std::min(tokens, *bound + request.prompt % request.chunk + kPlanHorizon);

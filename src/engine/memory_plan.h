@@ -28,7 +28,14 @@ struct KvMemory {
 // A bounded policy reaches its peak soon after its bound: at most this many tokens beyond it are looked at.
 inline constexpr std::int64_t kPlanHorizon = std::int64_t{1} << 16;
 
-// The peak of `request.sequences` sequences under a policy as it stands at its start.
+// What any cache of `tokens` retained tokens takes at the very least; costs nothing to compute.
+std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
+
+// More tokens than this in one sequence are not planned: their bookkeeping alone would take minutes.
+inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 26;
+
+// The peak of `request.sequences` sequences under a policy as it stands at its start. REQUIRES: tokens, or the
+// policy's bound if it is less, of at most kMostPlannedTokens; check least_kv_bytes against what there is first.
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request);
 
 // Bytes of memory the system could give to this process now.

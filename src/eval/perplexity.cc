@@ -58,6 +58,9 @@ class Evaluation {
 
   Result<std::shared_ptr<KvCache>> make_cache(const RetentionPolicy& policy, std::int64_t tokens) const {
     std::uint64_t budget = model_->options.kv_memory;
+    const std::int64_t kept = std::min(policy.bound().value_or(tokens), tokens);
+    if (budget == 0 && least_kv_bytes(model_->kv_shape, kept) > available_memory())
+      return exhausted("policy '{}' keeps up to {} tokens, more than this machine has memory for", policy.spec(), kept);
     if (budget == 0)
       budget = plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, options_.chunk, 1}).bytes;
     if (budget > available_memory())

@@ -54,6 +54,8 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
   for (const std::int64_t depth : options.depths) {
     if (depth < 0 || depth > kMost) return invalid_argument("--depth {} is outside 0 to 2^26", depth);
     if (options.decode == 0) continue;
+    if (least_kv_bytes(model->kv_shape, std::min(policy->bound().value_or(depth), depth)) > available_memory())
+      return exhausted("a cache of {} tokens is more than this machine has memory for; lower --depth", depth);
     work += depth + options.decode * (options.repeat + 1);
     add_budget(depth + options.decode + 1);
     // A fork has its own tables, its own copy of the open page, and what it adds.
