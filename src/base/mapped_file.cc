@@ -7,6 +7,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/status.h"
@@ -29,11 +31,23 @@ class FileDescriptor {
   int fd_;
 };
 
+StatusCode code_of(int error) {
+  switch (error) {
+    case ENOENT: return StatusCode::kNotFound;
+    case ENOSPC:
+    case EDQUOT: return StatusCode::kResourceExhausted;
+    case EACCES:
+    case EISDIR:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG: return StatusCode::kInvalidArgument;  // the path is wrong, not the machine
+    default: return StatusCode::kIo;
+  }
+}
+
 Status errno_status(const char* what, const std::string& path) {
   const int error = errno;
-  const StatusCode code = error == ENOENT   ? StatusCode::kNotFound
-                          : error == ENOSPC ? StatusCode::kResourceExhausted
-                                            : StatusCode::kIo;
+  const StatusCode code = code_of(error);
   return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
 }
 
@@ -44,7 +58,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   if (fd.get() < 0) return errno_status("open", path);
   struct stat st {};
   if (::fstat(fd.get(), &st) != 0) return errno_status("stat", path);
-  if (!S_ISREG(st.st_mode)) return make_status(StatusCode::kIo, "'{}' is not a regular file", path);
+  if (!S_ISREG(st.st_mode)) return invalid_argument("'{}' is not a regular file", path);
   MappedFile file;
   file.path_ = path;
   file.size_ = static_cast<std::size_t>(st.st_size);
@@ -93,26 +107,39 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
   }
 }
 
-Status write_file(const std::string& path, std::span<const std::byte> content) {
-  const std::string temporary = path + ".partial";
-  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (fd.get() < 0) return errno_status("create", temporary);
+namespace {
+
+// Writes all of `content`, and closes.
+Status write_all(FileDescriptor& fd, const std::string& path, std::span<const std::byte> content) {
   for (std::size_t done = 0; done < content.size();) {
     const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      Status status = errno_status("write", temporary);
-      ::unlink(temporary.c_str());
-      return status;
-    }
+    if (n < 0) return errno_status("write", path);
     done += static_cast<std::size_t>(n);
   }
-  if (fd.close() != 0 || ::rename(temporary.c_str(), path.c_str()) != 0) {
-    Status status = errno_status("write", path);
-    ::unlink(temporary.c_str());
-    return status;
+  return fd.close() == 0 ? Status{} : errno_status("write", path);
+}
+
+}  // namespace
+
+Status write_file(const std::string& path, std::span<const std::byte> content) {
+  struct stat st {};
+  const bool exists = ::stat(path.c_str(), &st) == 0;
+  if (exists && !S_ISREG(st.st_mode)) {
+    FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    return fd.get() < 0 ? errno_status("open", path) : write_all(fd, path, content);
   }
-  return {};
+  std::error_code unresolved;
+  const std::string resolved = std::filesystem::canonical(path, unresolved).string();
+  const std::string& target = unresolved ? path : resolved;
+  const std::string temporary = target + ".partial";
+  FileDescriptor fd(
+      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, exists ? st.st_mode & 0777 : 0644));
+  if (fd.get() < 0) return errno_status("create", temporary);
+  Status status = write_all(fd, temporary, content);
+  if (status.ok() && ::rename(temporary.c_str(), target.c_str()) != 0) status = errno_status("write", path);
+  if (!status.ok()) ::unlink(temporary.c_str());
+  return status;
 }
 
 }  // namespace kvasir

@@ -14,7 +14,7 @@ namespace kvasir {
 
 class MappedFile {
  public:
-  // Errors: kNotFound, kIo (also for directories and other things that are no regular file).
+  // Errors: kNotFound, kInvalidArgument (no regular file, or one that may not be read), kIo.
   static Result<MappedFile> open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -36,10 +36,12 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Reads a whole file, or standard input when `path` is "-". Errors: kNotFound, kIo, kResourceExhausted over `max_bytes`.
+// Reads a whole file, or standard input when `path` is "-". Errors: as for a
+// mapped file, kResourceExhausted over `max_bytes`.
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
 
 // Writes `content` to `path`: to a temporary file beside it first, then renamed, so that a full disk loses no old file.
+// A link is followed to the file it names; what is no regular file (a device, a pipe) is written to, never replaced.
 Status write_file(const std::string& path, std::span<const std::byte> content);
 
 }  // namespace kvasir

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -77,6 +78,30 @@ void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
                    "Bound of all KV memory, for example 512MiB; 0: what the policy needs");
 }
 
+void check_whole_numbers(CLI::App& program) {
+  const auto fits = [](const std::string& text, auto number) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool octal = text.size() > 1 && text.front() == '0';  // to CLI11
+    return error == std::errc() && end == text.data() + text.size() && !octal;
+  };
+  const auto add = [](CLI::Option* option, auto check, const char* complaint) {
+    option->check(CLI::Validator(
+        [=](std::string& text) { return check(text) ? "" : fmt::format("'{}' {}", printable(text, 40), complaint); },
+        ""));
+  };
+  for (CLI::Option* option : program.get_options({})) {
+    if (option->get_type_name() == "INT")
+      add(
+          option, [=](const std::string& text) { return fits(text, std::int64_t{}); },
+          "is not a whole number in range");
+    if (option->get_type_name() == "UINT")
+      add(
+          option, [=](const std::string& text) { return fits(text, std::uint64_t{}); },
+          "is not a whole number in range, 0 or more");
+  }
+  for (CLI::App* command : program.get_subcommands({})) check_whole_numbers(*command);
+}
+
 Status print(std::string_view text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
   const int error = errno;
@@ -120,8 +145,12 @@ void catch_interrupts() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-bool interrupted() { return g_interrupted.load(); }
-void clear_interrupt() { g_interrupted.store(false); }
+bool interrupted() {
+  return g_interrupted.load();
+}
+void clear_interrupt() {
+  g_interrupted.store(false);
+}
 
 ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(now_seconds()) {}
@@ -139,13 +168,13 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_vi
   const int columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
   const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
   const double left = share > 0 ? (now - started_) * (1 - share) / share : 0;
-  const std::string tail = fmt::format(" {:3.0f}%  {}/{}{}{}  {:.0f} s left", share * 100, done, total,
-                                       unit.empty() ? "" : " ", unit, left);
+  const std::string tail =
+      fmt::format(" {:3.0f}%  {}/{}{}{}  {:.0f} s left", share * 100, done, total, unit.empty() ? "" : " ", unit, left);
   const int width = std::clamp(columns - static_cast<int>(label_.size() + tail.size()) - 4, 0, 40);
   const int filled = static_cast<int>(share * width);
   const std::string line = fmt::format("{} [{}{}]{}", label_, std::string(static_cast<std::size_t>(filled), '#'),
                                        std::string(static_cast<std::size_t>(width - filled), ' '), tail);
-  fmt::print(stderr, "\r{}\x1b[K", line.substr(0, static_cast<std::size_t>(columns - 1)));
+  note("\r{}\x1b[K", line.substr(0, static_cast<std::size_t>(columns - 1)));
   std::fflush(stderr);
 }
 

@@ -1,8 +1,11 @@
 // What all commands share: registration, exit codes, common options, output.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -34,15 +37,27 @@ void add_policies(CLI::App& program, Outcome& outcome);
 void add_eval(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 
-void add_model_option(CLI::App& command, std::string& path);                 // -m
-void add_engine_options(CLI::App& command, EngineOptions& options);           // -m, -t, --isa, --kv-type, --page
-void add_chunk_option(CLI::App& command, EngineOptions& options);             // --chunk
-void add_kv_memory_option(CLI::App& command, EngineOptions& options);         // --kv-memory
+void add_model_option(CLI::App& command, std::string& path);           // -m
+void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
+void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
+void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
 // A byte count such as 512MiB or 2GiB.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 
-// Standard output. Errors: kIo or kResourceExhausted if it cannot be written (a full disk); a closed pipe is an error too.
+// Holds the values of all options that take whole numbers to what their types hold, where CLI11 would wrap or clamp
+// them. Call it once all commands are added.
+void check_whole_numbers(CLI::App& program);
+
+// Standard error. What cannot be written there is lost: a full disk behind a log ends no run.
+template <class... Args>
+void note(fmt::format_string<Args...> format, Args&&... args) {
+  const std::string text = fmt::format(format, std::forward<Args>(args)...);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+// Standard output. Errors: kIo or kResourceExhausted if it cannot be written (a full disk); a closed pipe is an error
+// too.
 Status print(std::string_view text);
 Status print_json(const Json& json);
 

@@ -23,13 +23,20 @@ struct EvalOptions {
 };
 
 Json to_json(const PerplexityResult& r) {
-  return {{"policy", r.policy},         {"codec", r.codec},
-          {"tokens", r.tokens},         {"ppl", r.ppl},
-          {"ppl_error", r.ppl_error},   {"nll", r.nll},
-          {"kv_bytes_peak", r.kv_bytes_peak}, {"kept_max", r.kept_max},
-          {"tpot_ms", r.tpot_ms},       {"tpot_p10_ms", r.tpot_p10_ms},
-          {"tpot_p90_ms", r.tpot_p90_ms}, {"forward_ms", r.forward_ms},
-          {"cache_op_ms", r.cache_op_ms}, {"timed_passes", r.timed}};
+  return {{"policy", r.policy},
+          {"codec", r.codec},
+          {"tokens", r.tokens},
+          {"ppl", r.ppl},
+          {"ppl_error", r.ppl_error},
+          {"nll", r.nll},
+          {"kv_bytes_peak", r.kv_bytes_peak},
+          {"kept_max", r.kept_max},
+          {"tpot_ms", r.tpot_ms},
+          {"tpot_p10_ms", r.tpot_p10_ms},
+          {"tpot_p90_ms", r.tpot_p90_ms},
+          {"forward_ms", r.forward_ms},
+          {"cache_op_ms", r.cache_op_ms},
+          {"timed_passes", r.timed}};
 }
 
 Status eval_perplexity(EvalOptions options) {
@@ -45,6 +52,9 @@ Status eval_perplexity(EvalOptions options) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model->tokenizer->encode(text, {}));
   if (options.windows > 0) {
     if (options.perplexity.window <= 0) return invalid_argument("--windows needs --window, their length in tokens");
+    if (options.windows > static_cast<std::int64_t>(tokens.size()) / options.perplexity.window)
+      return invalid_argument("the text has {} tokens, not {} windows of {}; give a longer text", tokens.size(),
+                              options.windows, options.perplexity.window);
     options.tokens = options.windows * options.perplexity.window;
   }
   if (options.tokens > 0) {
@@ -55,30 +65,35 @@ Status eval_perplexity(EvalOptions options) {
   }
   Json runs = Json::array();
   if (!options.json)
-    fmt::print("{:<52} {:>5} {:>7} {:>9} {:>7} {:>10} {:>6} {:>9} {:>9} {:>9}\n", "policy", "codec", "tokens", "ppl", "+-",
-               "KV peak", "seen", "ms/token", "forward", "cache");
+    KVASIR_RETURN_IF_ERROR(
+        print(fmt::format("{:<52} {:>5} {:>7} {:>9} {:>7} {:>10} {:>6} {:>9} {:>9} {:>9}\n", "policy", "codec",
+                          "tokens", "ppl", "+-", "KV peak", "seen", "ms/token", "forward", "cache")));
   for (const std::string& policy : options.policies) {
     PerplexityOptions one = options.perplexity;
     one.policy = policy;
     PerplexityResult result;
     {
       ProgressBar bar(printable(policy, 40));
-      KVASIR_ASSIGN_OR_RETURN(result, evaluate_perplexity(model, tokens, one, [&](std::int64_t done, std::int64_t total) {
-                                bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
-                                return !interrupted();
-                              }));
+      KVASIR_ASSIGN_OR_RETURN(
+          result, evaluate_perplexity(model, tokens, one, [&](std::int64_t done, std::int64_t total) {
+            bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
+            return !interrupted();
+          }));
     }
     runs.push_back(to_json(result));
     if (!options.json)
-      KVASIR_RETURN_IF_ERROR(print(fmt::format(
-          "{:<52} {:>5} {:>7} {:>9.3f} {:>7.3f} {:>10} {:>6} {:>9.3f} {:>9.3f} {:>9.4f}\n", result.policy, result.codec,
-          result.tokens, result.ppl, result.ppl_error, human_bytes(result.kv_bytes_peak), result.kept_max, result.tpot_ms,
-          result.forward_ms, result.cache_op_ms)));
+      KVASIR_RETURN_IF_ERROR(print(
+          fmt::format("{:<52} {:>5} {:>7} {:>9.3f} {:>7.3f} {:>10} {:>6} {:>9.3f} {:>9.3f} {:>9.4f}\n", result.policy,
+                      result.codec, result.tokens, result.ppl, result.ppl_error, human_bytes(result.kv_bytes_peak),
+                      result.kept_max, result.tpot_ms, result.forward_ms, result.cache_op_ms)));
   }
   if (options.json)
-    return print_json({{"model", options.engine.model}, {"isa", model->kernels->name},
-                       {"threads", model->threads->threads()}, {"chunk", options.perplexity.chunk},
-                       {"window", options.perplexity.window}, {"runs", runs}});
+    return print_json({{"model", options.engine.model},
+                       {"isa", model->kernels->name},
+                       {"threads", model->threads->threads()},
+                       {"chunk", options.perplexity.chunk},
+                       {"window", options.perplexity.window},
+                       {"runs", runs}});
   return {};
 }
 
@@ -97,8 +112,9 @@ void add_eval(CLI::App& program, Outcome& outcome) {
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--tokens", options->tokens, "Tokens of the text to use; 0: all")->capture_default_str();
-  command->add_option("--window", options->perplexity.window,
-                      "Score windows of this many tokens, each afresh, its second half; 0: one stream")
+  command
+      ->add_option("--window", options->perplexity.window,
+                   "Score windows of this many tokens, each afresh, its second half; 0: one stream")
       ->capture_default_str();
   command->add_option("--windows", options->windows, "How many windows; 0: all")->capture_default_str();
   command->add_option("--skip", options->perplexity.first_scored, "Of one stream: read this many tokens unscored")

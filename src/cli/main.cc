@@ -17,16 +17,26 @@ int main(int argc, char** argv) {
   add_policies(program, outcome);
   add_info(program, outcome);
   add_tokenize(program, outcome);
+  check_whole_numbers(program);
   catch_interrupts();
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return program.exit(error);
-    std::string command;
-    for (const CLI::App* sub : program.get_subcommands()) command += " " + sub->get_name();
-    fmt::print(stderr, "kvasir: {} (see 'kvasir{} --help')\n", printable(error.what(), 300), command);
-    return 2;
+    if (error.get_exit_code() == 0) {
+      program.exit(error);
+      outcome.status = print({});
+    } else {
+      std::string command;
+      std::string problem = error.what();
+      const CLI::App* at = &program;
+      for (; !at->get_subcommands().empty(); at = at->get_subcommands().front())
+        command += " " + at->get_subcommands().front()->get_name();
+      if (at->get_require_subcommand_min() > 0 && !at->remaining().empty())
+        problem = fmt::format("there is no command '{}'", at->remaining().front());
+      note("kvasir: {} (see 'kvasir{} --help')\n", printable(problem, 300), command);
+      return 2;
+    }
   }
-  if (!outcome.status.ok()) fmt::print(stderr, "kvasir: {}\n", outcome.status.message());
+  if (!outcome.status.message().empty()) note("kvasir: {}\n", printable(outcome.status.message(), 2000));
   return exit_code(outcome.status);
 }

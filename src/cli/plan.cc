@@ -35,13 +35,15 @@ Status plan(const PlanOptions& options) {
   const std::int64_t prompt = options.prompt >= 0 ? options.prompt : context;
   if (options.context < 0 || context > std::int64_t{1} << 40)
     return invalid_argument("--ctx {} is outside 1 to 2^40 tokens", options.context);
+  if (options.prompt < -1) return invalid_argument("--prompt {} is below -1 (all tokens)", options.prompt);
   if (prompt > context) return invalid_argument("--prompt {} is more than --ctx {}", prompt, context);
   if (options.batch < 1 || options.batch > 65536)
     return invalid_argument("--batch {} is outside 1 to 65536 sequences", options.batch);
   if (options.chunk < 1 || options.chunk > 4096)
     return invalid_argument("--chunk {} is outside 1 to 4096 tokens", options.chunk);
-  const std::string spec =
-      options.policy.empty() ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5)) : options.policy;
+  const std::string spec = options.policy.empty()
+                               ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
+                               : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^26 of them", spec,
@@ -80,8 +82,8 @@ Status plan(const PlanOptions& options) {
   }
   std::string out = fmt::format(
       "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
-      prompt, options.chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(), kv_type_name(shape.page.type),
-      shape.page.slots);
+      prompt, options.chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(),
+      kv_type_name(shape.page.type), shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));

@@ -25,20 +25,28 @@ struct RunOptions {
 };
 
 Json to_json(const KvReport& kv) {
-  return {{"policy", kv.policy}, {"codec", kv.codec}, {"seen", kv.seen},   {"kept", kv.kept}, {"kept_max", kv.kept_max},
-          {"bytes", kv.bytes},   {"bytes_peak", kv.bytes_peak}, {"budget", kv.budget}};
+  return {{"policy", kv.policy},
+          {"codec", kv.codec},
+          {"seen", kv.seen},
+          {"kept", kv.kept},
+          {"kept_max", kv.kept_max},
+          {"bytes", kv.bytes},
+          {"bytes_peak", kv.bytes_peak},
+          {"budget", kv.budget}};
 }
 
-double rate(std::int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0; }
+double rate(std::int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
 
 void print_summary(const GenerateResult& result) {
   const KvReport& kv = result.kv;
-  fmt::print(stderr,
-             "kvasir: read {} tokens in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
-             "{} of {} tokens seen, {} (peak {} of {} allowed)\n",
-             result.prompt_tokens, result.prompt_seconds, rate(result.prompt_tokens, result.prompt_seconds), result.tokens,
-             result.seconds, rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy,
-             kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+  note(
+      "kvasir: read {} tokens in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
+      "{} of {} tokens seen, {} (peak {} of {} allowed)\n",
+      result.prompt_tokens, result.prompt_seconds, rate(result.prompt_tokens, result.prompt_seconds), result.tokens,
+      result.seconds, rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy,
+      kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
 // Says once, on standard error, that the policy begins to forget.
@@ -48,8 +56,8 @@ class ForgetNotice {
     if (said_ || session.forgotten().dropped == 0) return;
     said_ = true;
     const KvReport kv = session.kv();
-    fmt::print(stderr, "{}kvasir: {} tokens seen, the cache is full: from here on the oldest are forgotten ({})\n",
-               ::isatty(STDERR_FILENO) != 0 ? "\n" : "", kv.seen, kv.policy);
+    note("{}kvasir: {} tokens seen, the cache is full: from here on the oldest are forgotten ({})\n",
+         ::isatty(STDERR_FILENO) != 0 ? "\n" : "", kv.seen, kv.policy);
   }
 
  private:
@@ -99,39 +107,41 @@ Status run_once(const RunOptions& options, Session& session, std::string_view pr
   const Status read = runner.read(prompt);
   if (read.code() == StatusCode::kCancelled) {
     const KvReport kv = session.kv();
-    fmt::print(stderr, "kvasir: stopped while reading; {} tokens seen, {} kept, {}\n", kv.seen, kv.kept,
-               human_bytes(kv.bytes));
-    return read;
+    return make_status(read.code(), "stopped while reading; {} tokens seen, {} kept, {}", kv.seen, kv.kept,
+                       human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
   KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
   if (options.json) {
-    return print_json({{"text", result.text},
-                       {"prompt_tokens", result.prompt_tokens},
-                       {"tokens", result.tokens},
-                       {"tokens_per_s", rate(result.tokens, result.seconds)},
-                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
-                       {"finish_reason", finish_reason_name(result.finish_reason)},
-                       {"seed", result.seed},
-                       {"kv", to_json(result.kv)}});
+    KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
+                                       {"prompt_tokens", result.prompt_tokens},
+                                       {"tokens", result.tokens},
+                                       {"tokens_per_s", rate(result.tokens, result.seconds)},
+                                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
+                                       {"finish_reason", finish_reason_name(result.finish_reason)},
+                                       {"seed", result.seed},
+                                       {"kv", to_json(result.kv)}}));
+  } else {
+    KVASIR_RETURN_IF_ERROR(print("\n"));
+    print_summary(result);
   }
-  KVASIR_RETURN_IF_ERROR(print("\n"));
-  print_summary(result);
+  // Less was written than was asked for, as the summary said.
+  if (result.finish_reason == FinishReason::kCancelled) return Status(StatusCode::kCancelled, "");
   return {};
 }
 
 Status converse(const RunOptions& options, Session& session) {
   Runner runner(options, session);
-  fmt::print(stderr, "kvasir: chat; an empty line or Ctrl-D ends, Ctrl-C stops an answer\n");
+  note("kvasir: chat; an empty line or Ctrl-D ends, Ctrl-C stops an answer\n");
   std::optional<GenerateResult> last;
   for (;;) {
-    fmt::print(stderr, "> ");
+    note("> ");
     std::string line;
     if (!std::getline(std::cin, line) || line.empty() || interrupted()) break;
     const Status status = runner.say(line);
     if (!status.ok() && status.code() != StatusCode::kCancelled) {
       if (status.code() != StatusCode::kInvalidArgument) return status;
-      fmt::print(stderr, "kvasir: {}\n", status.message());
+      note("kvasir: {}\n", status.message());
       continue;
     }
     if (status.ok()) {
@@ -139,9 +149,10 @@ Status converse(const RunOptions& options, Session& session) {
       KVASIR_RETURN_IF_ERROR(print("\n"));
     }
     clear_interrupt();
-    if (last && (last->finish_reason == FinishReason::kContext || last->finish_reason == FinishReason::kKvMemory)) break;
+    if (last && (last->finish_reason == FinishReason::kContext || last->finish_reason == FinishReason::kKvMemory))
+      break;
   }
-  fmt::print(stderr, "\n");
+  note("\n");
   if (last) print_summary(*last);
   return {};
 }
@@ -153,12 +164,13 @@ Status run(const RunOptions& options) {
   if (!prompt && !chat) {
     KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
   }
+  if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
   std::unique_ptr<Engine> engine;
   {
     ProgressBar bar("loading");
     KVASIR_ASSIGN_OR_RETURN(engine, Engine::open(options.engine, [&](std::uint64_t done, std::uint64_t total) {
-      bar.update(done >> 20, total >> 20, "MiB");
-    }));
+                              bar.update(done >> 20, total >> 20, "MiB");
+                            }));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session(options.session));
   return chat ? converse(options, *session) : run_once(options, *session, *prompt);
@@ -177,8 +189,7 @@ void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
       ->capture_default_str();
   command.add_option("--presence-penalty", sampling.presence_penalty, "Penalty on any occurrence")
       ->capture_default_str();
-  command.add_option("--penalty-window", sampling.penalty_window, "Tokens that count as lately")
-      ->capture_default_str();
+  command.add_option("--penalty-window", sampling.penalty_window, "Tokens that count as lately")->capture_default_str();
   command.add_option("--seed", sampling.seed, "Seed of the sampler; 0: a fresh one")->capture_default_str();
 }
 

@@ -94,9 +94,10 @@ class SessionImpl final : public Session {
     if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
     const auto total = static_cast<std::int64_t>(tokens.size());
     if (total > context_left())
-      return exhausted("the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
-                       "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
-                       total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
+      return exhausted(
+          "the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
+          "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
+          total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
     const double start = now_seconds();
     const std::int64_t before = runner_->group().next_id();
     std::size_t noted = 0;
@@ -115,7 +116,8 @@ class SessionImpl final : public Session {
     unreported_ += static_cast<std::int64_t>(noted);
     prompt_seconds_ += now_seconds() - start;
     // Penalties look back at most this far.
-    if (history_.size() > kHistory) history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
+    if (history_.size() > kHistory)
+      history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
     if (status.ok() && noted < tokens.size()) return Status(StatusCode::kCancelled, "stopped");
     return status;
   }
@@ -217,9 +219,9 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
 class EngineImpl final : public Engine {
  public:
   explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
-    summary_ = {model_->config.name,      model_->config.architecture, model_->config.context, model_->config.vocabulary,
-                model_->weights->bytes,   std::string(model_->kernels->name), model_->threads->threads(),
-                std::string(model_->chat->name())};
+    summary_ = {model_->config.name,        model_->config.architecture,      model_->config.context,
+                model_->config.vocabulary,  model_->weights->bytes,           std::string(model_->kernels->name),
+                model_->threads->threads(), std::string(model_->chat->name())};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -247,7 +249,8 @@ class EngineImpl final : public Engine {
   }
 
   std::uint64_t ceiling() const {
-    return model_->options.kv_memory > 0 ? model_->options.kv_memory : available_memory() / 10 * 8;
+    const std::uint64_t available = available_memory();
+    return model_->options.kv_memory > 0 ? std::min(model_->options.kv_memory, available) : available / 10 * 8;
   }
 
   // streaming with the smaller of the trained context and what the memory holds: equals `full` until that is reached.
@@ -263,9 +266,10 @@ class EngineImpl final : public Engine {
     std::int64_t high = context;    // does not fit
     KVASIR_ASSIGN_OR_RETURN(policy, with_cap(low));
     if (need(*policy) > ceiling())
-      return exhausted("{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); "
-                       "raise --kv-memory or lower --chunk",
-                       ceiling(), need(*policy), model_->options.chunk);
+      return exhausted(
+          "{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); "
+          "raise --kv-memory or lower --chunk",
+          ceiling(), need(*policy), model_->options.chunk);
     while (high - low > 1) {
       const std::int64_t middle = low + (high - low) / 2;
       KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle));
@@ -283,15 +287,17 @@ class EngineImpl final : public Engine {
     const std::uint64_t needed = need(policy);
     if (model_->options.kv_memory > 0) {
       if (policy.bound() && needed > model_->options.kv_memory)
-        return invalid_argument("policy '{}' needs {} bytes of KV memory, --kv-memory gives {}; raise it, or lower the "
-                                "policy's size or --chunk",
-                                policy.spec(), needed, model_->options.kv_memory);
+        return invalid_argument(
+            "policy '{}' needs {} bytes of KV memory, --kv-memory gives {}; raise it, or lower the "
+            "policy's size or --chunk",
+            policy.spec(), needed, model_->options.kv_memory);
       return model_->options.kv_memory;
     }
     if (needed > ceiling())
-      return exhausted("policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
-                       "policy, or bound it with --kv-memory",
-                       policy.spec(), needed, ceiling());
+      return exhausted(
+          "policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
+          "policy, or bound it with --kv-memory",
+          policy.spec(), needed, ceiling());
     return needed;
   }
 

@@ -14,12 +14,16 @@
 namespace kvasir {
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
-  return static_cast<std::uint64_t>(tokens / shape.page.slots) * KvCache::column_cost(shape);
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+  const auto columns = static_cast<std::uint64_t>(tokens / shape.page.slots);
+  const std::uint64_t cost = KvCache::column_cost(shape);
+  return columns > kMost / cost ? kMost : columns * cost;
 }
 
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   std::int64_t tokens = request.tokens;
-  if (const auto bound = policy.bound()) tokens = std::min(tokens, *bound + request.prompt % request.chunk + kPlanHorizon);
+  if (const auto bound = policy.bound())
+    tokens = std::min(tokens, *bound + request.prompt % request.chunk + kPlanHorizon);
   const std::int64_t prompt = std::min(request.prompt, tokens);
   const std::uint64_t columns = static_cast<std::uint64_t>(tokens) / static_cast<std::uint64_t>(shape.page.slots) + 2;
   auto cache = KvCache::create(shape, columns * KvCache::column_cost(shape), Backing::kNone);

@@ -42,7 +42,8 @@ class Evaluation {
       return invalid_argument("--window {} is outside 4 to 2^24 tokens", options_.window);
     const auto needed = static_cast<std::size_t>(options_.window > 0 ? options_.window : 2);
     if (tokens_.size() < needed)
-      return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens_.size(), needed);
+      return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens_.size(),
+                              needed);
     if (options_.first_scored >= static_cast<std::int64_t>(tokens_.size()) - 1)
       return invalid_argument("--skip {} leaves nothing to score of {} tokens", options_.first_scored, tokens_.size());
     if (spec.name() == "recompute") {
@@ -61,8 +62,7 @@ class Evaluation {
     const std::int64_t kept = std::min(policy.bound().value_or(tokens), tokens);
     if (budget == 0 && least_kv_bytes(model_->kv_shape, kept) > available_memory())
       return exhausted("policy '{}' keeps up to {} tokens, more than this machine has memory for", policy.spec(), kept);
-    if (budget == 0)
-      budget = plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, options_.chunk, 1}).bytes;
+    if (budget == 0) budget = plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, options_.chunk, 1}).bytes;
     if (budget > available_memory())
       return exhausted("policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({})",
                        policy.spec(), tokens, budget, available_memory());
@@ -83,25 +83,25 @@ class Evaluation {
   }
 
   // Runs one stream; logits of position p (0-based in the stream) are scored if p >= first_scored and p + 1 < size.
-  Status stream(SequenceRunner& runner, std::span<const TokenValue> tokens, std::int64_t first_scored, std::int64_t before,
-                std::int64_t total) {
+  Status stream(SequenceRunner& runner, std::span<const TokenValue> tokens, std::int64_t first_scored,
+                std::int64_t before, std::int64_t total) {
     const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
     StepTimes last;
     const auto size = static_cast<std::int64_t>(tokens.size());
     Status status;
-    KVASIR_RETURN_IF_ERROR(runner.feed(
-        tokens, options_.chunk, Logits::kAll, [&](std::int64_t first, int rows, std::span<const float> logits) {
-          const StepTimes& times = runner.times();
-          const double step = times.forward + times.cache - last.forward - last.cache;
-          passes_.push_back(step * 1e3 / rows);
-          last = times;
-          for (int r = 0; r < rows; ++r)
-            if (first + r >= first_scored && first + r + 1 < size)
-              score(logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary),
-                    tokens[static_cast<std::size_t>(first + r + 1)]);
-          status = report(before + first + rows, total);
-          return status.ok();
-        }));
+    KVASIR_RETURN_IF_ERROR(runner.feed(tokens, options_.chunk, Logits::kAll,
+                                       [&](std::int64_t first, int rows, std::span<const float> logits) {
+                                         const StepTimes& times = runner.times();
+                                         const double step = times.forward + times.cache - last.forward - last.cache;
+                                         passes_.push_back(step * 1e3 / rows);
+                                         last = times;
+                                         for (int r = 0; r < rows; ++r)
+                                           if (first + r >= first_scored && first + r + 1 < size)
+                                             score(logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary),
+                                                   tokens[static_cast<std::size_t>(first + r + 1)]);
+                                         status = report(before + first + rows, total);
+                                         return status.ok();
+                                       }));
     result_.kept_max = std::max(result_.kept_max, runner.kept_max());
     times_ += runner.times();
     timed_tokens_ += size;
@@ -120,8 +120,8 @@ class Evaluation {
       part.assign(tokens_.begin() + begin, tokens_.begin() + begin + window);
       if (options_.window > 0 && bos && model_->tokenizer->vocabulary().add_bos) part.front() = *bos;
       SequenceRunner runner(model_, cache, policy->clone());
-      KVASIR_RETURN_IF_ERROR(
-          stream(runner, part, options_.window > 0 ? window / 2 : options_.first_scored, begin, total / window * window));
+      KVASIR_RETURN_IF_ERROR(stream(runner, part, options_.window > 0 ? window / 2 : options_.first_scored, begin,
+                                    total / window * window));
     }
     result_.kv_bytes_peak = cache->budget().peak();
     return {};
@@ -134,18 +134,20 @@ class Evaluation {
     result_.policy = fmt::format("recompute:size={}", size);
     if (stride > 1) result_.policy += fmt::format(",stride={}", stride);
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
-    KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(*full, size));
+    KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache,
+                            make_cache(*full, std::min(size, static_cast<std::int64_t>(tokens_.size()))));
     const auto total = static_cast<std::int64_t>(tokens_.size());
     for (std::int64_t t = std::max<std::int64_t>(options_.first_scored, 0); t + 1 < total; t += stride) {
       const std::int64_t begin = std::max<std::int64_t>(0, t + 1 - size);
       SequenceRunner runner(model_, cache, full->clone());
       std::vector<float> logits;
       const auto start = std::chrono::steady_clock::now();
-      KVASIR_RETURN_IF_ERROR(runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(t + 1 - begin)),
-                                         512, Logits::kLast, [&](std::int64_t, int, std::span<const float> out) {
-                                           logits.assign(out.begin(), out.end());
-                                           return true;
-                                         }));
+      KVASIR_RETURN_IF_ERROR(
+          runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(t + 1 - begin)), 512,
+                      Logits::kLast, [&](std::int64_t, int, std::span<const float> out) {
+                        logits.assign(out.begin(), out.end());
+                        return true;
+                      }));
       passes_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
       score(logits, tokens_[static_cast<std::size_t>(t + 1)]);
       times_ += runner.times();

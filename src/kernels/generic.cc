@@ -107,9 +107,19 @@ void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, 
 void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
   for (int b = 0; b < inputs / kQ8Block; ++b, x += kQ8Block) {
     float largest = 0;
-    for (int i = 0; i < kQ8Block; ++i) largest = std::max(largest, std::fabs(x[i]));
-    const float inverse = largest > 0 ? 127.0F / largest : 0.0F;
+    bool finite = true;
+    for (int i = 0; i < kQ8Block; ++i) {
+      largest = std::max(largest, std::fabs(x[i]));
+      finite = finite && std::isfinite(x[i]);
+    }
     std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
+    if (!finite) {
+      std::fill(q, q + kQ8Block, std::int8_t{0});
+      scale[b * kRowGroup] = std::numeric_limits<float>::quiet_NaN();
+      sum[b * kRowGroup] = 0;
+      continue;
+    }
+    const float inverse = largest >= kQ8Smallest ? 127.0F / largest : 0.0F;
     std::int32_t total = 0;
     for (int i = 0; i < kQ8Block; ++i) {
       q[i] = static_cast<std::int8_t>(std::nearbyint(x[i] * inverse));

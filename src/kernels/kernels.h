@@ -39,6 +39,9 @@ struct PackedMatrix {
 
 // Rows of activations, in the form the weights ask for: `f32` [rows, inputs] for F32, F16 and BF16; the quantised form
 // for Q8_0. Rows are quantised per block of 32: scale = max|x| / 127, q = x / scale rounded to nearest even.
+// A block whose maximum is below kQ8Smallest (127 / maximum might overflow) has all q = 0; one that holds an infinity
+// or NaN has q = 0 and scale = NaN, so that it shows in the product.
+inline constexpr float kQ8Smallest = 1e-36F;
 inline constexpr int kRowGroup = 16;  // quantised rows are stored in groups of this many
 
 struct Activations {

@@ -104,13 +104,11 @@ Status LaneGroup::append(int tokens) {
   const AppendPlan plan = plan_append(tokens);
   const std::uint64_t tables = static_cast<std::uint64_t>(plan.columns) * column_bytes();
   std::vector<PageId> fresh(plan.pages);
-  const bool charged = budget_->try_charge(tables);
-  if (!charged || !pool_->try_allocate(fresh)) {
-    if (charged) budget_->release(tables);
+  if (plan.bytes > budget_->available() || !pool_->try_allocate(fresh))
     return exhausted("the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "
                      "policy that forgets (kvasir policies)",
                      budget_->capacity(), budget_->used(), plan.bytes);
-  }
+  KVASIR_CHECK(budget_->try_charge(tables));
   std::span<const PageId> unused = fresh;
   const auto take = [&] {
     const auto pages = unused.first(static_cast<std::size_t>(lanes_));
@@ -172,47 +170,56 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
       if ((entry.live & slots_of(*column, column->first, range.begin)) != 0) split = entry.frame;
     }
   }
-  bool too_many_entries = false;
   for (const Column* column = head_; column != nullptr; column = column->next) {
     for (int e = 0; e < column->entry_count; ++e) {
       const Entry& entry = column->entries[static_cast<std::size_t>(e)];
-      if (entry.frame != split) continue;
-      const SlotMask moved = entry.live & slots_of(*column, range.end, next_id_);
-      behind = behind || moved != 0;
-      if (moved != 0 && (entry.live & slots_of(*column, column->first, range.begin)) != 0)
-        too_many_entries = too_many_entries || column->entry_count == kMaxColumnEntries;
+      behind = behind || (entry.frame == split && (entry.live & slots_of(*column, range.end, next_id_)) != 0);
     }
   }
   const bool open = split == frame_count_ - 1;  // tokens yet to come are behind the hole too
   const bool splits = split >= 0 && (behind || open);
-  if (splits && (too_many_entries || frame_count_ == kMaxFrames))
-    return unsupported("too many holes in one run of tokens: the cache is due for compaction");
+  const int newest = frame_count_ - 1 + (splits ? 1 : 0);
 
+  // What stays of a column's entries. At most one of them, that of the split frame, becomes two.
+  struct Remaining {
+    std::array<Entry, kMaxColumnEntries + 1> entries;
+    std::size_t count = 0;
+  };
+  const auto remaining_of = [&](const Column& column) {
+    Remaining kept;
+    const SlotMask hole = slots_of(column, range.begin, range.end);
+    const SlotMask rear = slots_of(column, range.end, next_id_);
+    for (int e = 0; e < column.entry_count; ++e) {
+      const Entry& entry = column.entries[static_cast<std::size_t>(e)];
+      const SlotMask live = entry.live & ~hole;
+      const SlotMask moved = splits && entry.frame == split ? live & rear : 0;
+      const int shift = splits && entry.frame > split ? 1 : 0;
+      if ((live & ~moved) != 0) kept.entries[kept.count++] = Entry{live & ~moved, entry.frame + shift};
+      if (moved != 0) kept.entries[kept.count++] = Entry{moved, split + 1};
+    }
+    return kept;
+  };
+  bool fits = !splits || frame_count_ < kMaxFrames;
+  for (const Column* column = head_; column != nullptr && fits; column = column->next) {
+    const Remaining kept = remaining_of(*column);
+    // The open column keeps a place for the tokens to come.
+    const bool full = column->used == pool_->shape().slots;
+    const bool lacks_newest = kept.count == 0 || kept.entries[kept.count - 1].frame != newest;
+    fits = kept.count + (!full && lacks_newest ? 1 : 0) <= kMaxColumnEntries;
+  }
+  if (!fits) return unsupported("too many holes in one run of tokens: the cache is due for compaction");
+
+  for (Column* column = head_; column != nullptr; column = column->next) {
+    const Remaining kept = remaining_of(*column);
+    std::ranges::copy_n(kept.entries.begin(), kMaxColumnEntries, column->entries.begin());
+    column->entry_count = static_cast<int>(kept.count);
+  }
   if (splits) {
     for (int f = frame_count_; f > split; --f)
       frames_[static_cast<std::size_t>(f)] = frames_[static_cast<std::size_t>(f) - 1];
     ++frame_count_;
   }
   const int first_behind = split + 1;  // frames from here on lie behind the hole, or in it
-  for (Column* column = head_; column != nullptr; column = column->next) {
-    std::array<Entry, kMaxColumnEntries> kept;
-    std::size_t count = 0;
-    const SlotMask hole = slots_of(*column, range.begin, range.end);
-    const SlotMask rear = slots_of(*column, range.end, next_id_);
-    for (int e = 0; e < column->entry_count; ++e) {
-      const Entry entry = column->entries[static_cast<std::size_t>(e)];
-      const int shift = splits && entry.frame > split ? 1 : 0;
-      const SlotMask live = entry.live & ~hole;
-      if (splits && entry.frame == split) {
-        if ((live & ~rear) != 0) kept[count++] = Entry{live & ~rear, split};
-        if ((live & rear) != 0) kept[count++] = Entry{live & rear, split + 1};
-      } else if (live != 0) {
-        kept[count++] = Entry{live, entry.frame + shift};
-      }
-    }
-    column->entries = kept;
-    column->entry_count = static_cast<int>(count);
-  }
   for (int f = first_behind; f < frame_count_; ++f) {
     Frame& frame = frames_[static_cast<std::size_t>(f)];
     (realign == Realign::kFrames ? frame.origin : frame.rotation) -= dropped;

@@ -3,7 +3,7 @@
 //
 // Protocol, per sequence: before each forward pass the engine asks how many of the next tokens may share it
 // (rows_together) and what is hidden from each (advance, once per token, in order); after the pass it asks what to drop
-// (retained_range). All decisions of this interface hold for every layer and head alike.
+// (dropped). All decisions of this interface hold for every layer and head alike.
 // Thread-safety: none; one policy object belongs to one sequence.
 #pragma once
 

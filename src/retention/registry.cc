@@ -53,7 +53,8 @@ Result<PolicySpec> PolicySpec::parse(std::string_view text) {
     const std::string_view item = rest.substr(0, comma);
     const std::size_t equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == item.size())
-      return invalid_argument("policy spec '{}': '{}' is not of the form key=value", text, item);
+      return invalid_argument("policy spec '{}': '{}' is not of the form key=value; the options of '{}' are: {}", text,
+                              item, spec.name_, joined_names(info->options));
     const std::string_view key = item.substr(0, equals);
     if (find_option(*info, key) == nullptr)
       return invalid_argument("policy '{}' has no option '{}'; its options are: {}", spec.name_, key,
@@ -72,7 +73,12 @@ Result<std::int64_t> PolicySpec::get_int(std::string_view key, std::int64_t low,
   const std::string_view text = found != values_.end() ? std::string_view(found->second) : option->default_value;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high)
+  const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
+  const bool overflow = error == std::errc::result_out_of_range;
+  if (whole && (overflow ? text.front() != '-' : value > high))
+    return invalid_argument("policy '{}': {}={} must be a whole number, {}, at most {}", name_, key, text,
+                            option->range, high);
+  if (!whole || overflow || value < low)
     return invalid_argument("policy '{}': {}={} must be a whole number, {}", name_, key, text, option->range);
   return value;
 }

@@ -21,24 +21,40 @@ template <KvType kType, int kVectors, int kQueries>
   }
 }
 
-// weighted[i][0 .. 16 * kVectors) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in order.
+// weighted[i][0 .. 16 * kVectors) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in
+// order. A slot that only some of the queries see is not even added as zero to the others: zero times infinity, and
+// zero added to -0, would tell that somebody beside them saw it.
 template <KvType kType, int kVectors, int kQueries>
-[[gnu::always_inline]] inline void add_values(const std::byte* values, std::size_t value_bytes, SlotMask live,
-                                              const float* weight, const float* keep, float* const* weighted,
-                                              int offset) {
+[[gnu::always_inline]] inline void add_values(const std::byte* values, std::size_t value_bytes,
+                                              const SlotMask (&live)[kQueries], const float* weight, const float* keep,
+                                              float* const* weighted, int offset) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
   __m512 sum[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v)
       sum[i][v] = _mm512_mul_ps(_mm512_loadu_ps(weighted[i] + offset + v * 16), _mm512_set1_ps(keep[i]));
-  for (; live != 0; live &= live - 1) {
-    const int s = __builtin_ctzll(live);
+  SlotMask any = 0;
+  SlotMask all = ~SlotMask{0};
+  for (int i = 0; i < kQueries; ++i) {
+    any |= live[i];
+    all &= live[i];
+  }
+  for (; any != 0; any &= any - 1) {
+    const int s = __builtin_ctzll(any);
     const std::byte* at = values + static_cast<std::size_t>(s) * value_bytes + static_cast<std::size_t>(offset) * kSize;
     __m512 x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = load16<kType>(at + static_cast<std::size_t>(v) * 16 * kSize);
-    for (int i = 0; i < kQueries; ++i) {
-      const __m512 w = _mm512_set1_ps(weight[i * 64 + s]);
-      for (int v = 0; v < kVectors; ++v) sum[i][v] = _mm512_fmadd_ps(w, x[v], sum[i][v]);
+    if (all >> s & 1) {
+      for (int i = 0; i < kQueries; ++i) {
+        const __m512 w = _mm512_set1_ps(weight[i * 64 + s]);
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = _mm512_fmadd_ps(w, x[v], sum[i][v]);
+      }
+    } else {
+      for (int i = 0; i < kQueries; ++i) {
+        if ((live[i] >> s & 1) == 0) continue;
+        const __m512 w = _mm512_set1_ps(weight[i * 64 + s]);
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = _mm512_fmadd_ps(w, x[v], sum[i][v]);
+      }
     }
   }
   for (int i = 0; i < kQueries; ++i)
@@ -63,28 +79,27 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     masks[i] = partial.masks + static_cast<std::size_t>(row) * partial.mask_row_stride;
   }
   for (int e = 0; e < partial.entries; ++e) {
+    SlotMask live[kQueries];
     SlotMask any = 0;
-    for (int i = 0; i < kQueries; ++i) any |= masks[i][e];
+    for (int i = 0; i < kQueries; ++i) any |= live[i] = masks[i][e];
     if (any == 0) continue;
     const std::byte* page = partial.pages[e];
     __m512 score[kQueries][kSlotVectors];
     page_scores<kType, kSlotVectors, kQueries>(page, dim, q, score);
     for (int i = 0; i < kQueries; ++i) {
-      const SlotMask live = masks[i][e];
       float* w = weight + i * 64;
-      if (live == 0) {
+      if (live[i] == 0) {
         keep[i] = 1.0F;
-        for (int v = 0; v < kSlotVectors; ++v) _mm512_store_ps(w + v * 16, _mm512_setzero_ps());
         continue;
       }
       const float before = state.maximum[first + i];
       __m512 highest = _mm512_set1_ps(before);
       for (int v = 0; v < kSlotVectors; ++v)
-        highest = _mm512_mask_max_ps(highest, static_cast<__mmask16>(live >> (v * 16)), highest, score[i][v]);
+        highest = _mm512_mask_max_ps(highest, static_cast<__mmask16>(live[i] >> (v * 16)), highest, score[i][v]);
       const float maximum = _mm512_reduce_max_ps(highest);
       __m512 total = _mm512_setzero_ps();
       for (int v = 0; v < kSlotVectors; ++v) {
-        const __m512 p = _mm512_maskz_mov_ps(static_cast<__mmask16>(live >> (v * 16)),
+        const __m512 p = _mm512_maskz_mov_ps(static_cast<__mmask16>(live[i] >> (v * 16)),
                                              exp16(_mm512_sub_ps(score[i][v], _mm512_set1_ps(maximum))));
         _mm512_store_ps(w + v * 16, p);
         total = _mm512_add_ps(total, p);
@@ -98,11 +113,11 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     int offset = 0;
     if constexpr (kQueries <= 4)
       for (; offset + 64 <= dim; offset += 64)
-        add_values<kType, 4, kQueries>(values, value_bytes, any, weight, keep, weighted, offset);
+        add_values<kType, 4, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
     for (; offset + 32 <= dim; offset += 32)
-      add_values<kType, 2, kQueries>(values, value_bytes, any, weight, keep, weighted, offset);
+      add_values<kType, 2, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
     for (; offset + 16 <= dim; offset += 16)
-      add_values<kType, 1, kQueries>(values, value_bytes, any, weight, keep, weighted, offset);
+      add_values<kType, 1, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
   }
 }
 

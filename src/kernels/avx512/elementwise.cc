@@ -55,10 +55,18 @@ void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std:
     const __m512 x1 = _mm512_loadu_ps(x + 16);
     const float largest =
         _mm512_reduce_max_ps(_mm512_max_ps(_mm512_and_ps(x0, magnitude), _mm512_and_ps(x1, magnitude)));
-    const __m512 inverse = _mm512_set1_ps(largest > 0 ? 127.0F / largest : 0.0F);
+    constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // quiet NaN, the infinities, signalling NaN
+    const bool finite = (_mm512_fpclass_ps_mask(x0, kNotFinite) | _mm512_fpclass_ps_mask(x1, kNotFinite)) == 0;
+    const __m512 inverse = _mm512_set1_ps(largest >= kQ8Smallest ? 127.0F / largest : 0.0F);
     const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
     const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
     std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
+    if (!finite) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_setzero_si256());
+      scale[b * kRowGroup] = __builtin_nanf("");
+      sum[b * kRowGroup] = 0;
+      continue;
+    }
     _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(q0));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtsepi32_epi8(q1));
     scale[b * kRowGroup] = largest / 127.0F;

@@ -1,0 +1,154 @@
+// Speed of the two kernels that take nearly all time, on one thread: matmul and attend, for every table that runs here.
+// Counters: bytes_per_second of weights or pages read (what one row waits for), MAC/s (what many rows wait for).
+#include <benchmark/benchmark.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "kernels/kernels.h"
+
+namespace kvasir {
+namespace {
+
+std::vector<float> random_floats(std::size_t count) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> uniform(-1.0F, 1.0F);
+  std::vector<float> out(count);
+  for (float& x : out) x = uniform(random);
+  return out;
+}
+
+void set_counters(benchmark::State& state, double macs, double bytes) {
+  using benchmark::Counter;
+  state.counters["MAC/s"] = Counter(macs, Counter::kIsIterationInvariantRate);
+  state.counters["B/s"] = Counter(bytes, Counter::kIsIterationInvariantRate);
+}
+
+void bench_matmul(benchmark::State& state, const KernelTable& table, DType type, int inputs, int outputs, int rows) {
+  // Bits of weights that are small numbers in every type, so that no sum overflows.
+  AlignedBuffer<std::uint16_t> packed;
+  const std::size_t bytes = packed_bytes(type, outputs, inputs);
+  std::uint16_t* words = packed.ensure(bytes / 2);
+  for (std::size_t i = 0; i < bytes / 2; ++i) words[i] = static_cast<std::uint16_t>(0x2c00 + i * 2654435761u % 256);
+  const PackedMatrix weights{type, outputs, inputs, reinterpret_cast<const std::byte*>(words)};
+
+  const std::vector<float> x = random_floats(static_cast<std::size_t>(rows) * static_cast<std::size_t>(inputs));
+  const auto blocks = static_cast<std::size_t>(inputs / kQ8Block);
+  const std::size_t places = static_cast<std::size_t>((rows + kRowGroup - 1) / kRowGroup * kRowGroup) * blocks;
+  AlignedBuffer<std::int8_t> q8;
+  AlignedBuffer<float> scale;
+  AlignedBuffer<std::int32_t> sum;
+  q8.ensure(places * kQ8Block);
+  scale.ensure(places);
+  sum.ensure(places);
+  for (int r = 0; r < rows; ++r) {
+    const std::size_t at =
+        static_cast<std::size_t>(r / kRowGroup) * blocks * kRowGroup + static_cast<std::size_t>(r % kRowGroup);
+    table.quantize_q8(x.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs,
+                      q8.data() + at * kQ8Block, scale.data() + at, sum.data() + at);
+  }
+  Activations activations;
+  activations.rows = rows;
+  activations.inputs = inputs;
+  activations.f32 = x.data();
+  activations.q8 = q8.data();
+  activations.q8_scale = scale.data();
+  activations.q8_sum = sum.data();
+  std::vector<float> out(static_cast<std::size_t>(rows) * static_cast<std::size_t>(outputs));
+  for (auto _ : state) {
+    table.matmul(weights, activations, 0, weights.panels(), out.data(), static_cast<std::size_t>(outputs));
+    benchmark::ClobberMemory();
+  }
+  set_counters(state, static_cast<double>(rows) * inputs * outputs, static_cast<double>(bytes));
+}
+
+// 512 entries of full pages, in partials as the engine makes them.
+void bench_attend(benchmark::State& state, const KernelTable& table, KvType type, int rows) {
+  constexpr int kEntries = 512;
+  constexpr int kGroup = 4;
+  constexpr int kHeadDim = 64;
+  const KvPageShape shape{kHeadDim, 32, type};
+  AlignedBuffer<std::byte> memory;
+  memory.ensure(shape.page_bytes() * kEntries);
+  const std::vector<float> noise = random_floats(kHeadDim + 977);
+  std::vector<const std::byte*> pages;
+  for (int e = 0; e < kEntries; ++e) {
+    std::byte* page = memory.data() + shape.page_bytes() * static_cast<std::size_t>(e);
+    for (int s = 0; s < shape.slots; ++s) {
+      const float* token = noise.data() + (e * 32 + s) * 31 % 977;
+      table.store_kv(shape, page, s, token, token);
+    }
+    pages.push_back(page);
+  }
+  const auto queries = static_cast<std::size_t>(rows * kGroup);
+  const std::vector<float> q = random_floats(queries * kHeadDim);
+  const std::vector<SlotMask> masks(static_cast<std::size_t>(rows) * kPartialEntries, slot_range(0, shape.slots));
+  std::vector<float> maximum(queries, -1e30F);
+  std::vector<float> sum(queries);
+  std::vector<float> weighted(queries * kHeadDim);
+  for (auto _ : state) {
+    for (int e = 0; e < kEntries; e += kPartialEntries) {
+      AttentionPartial partial;
+      partial.shape = shape;
+      partial.rows = rows;
+      partial.group = kGroup;
+      partial.q = q.data();
+      partial.q_row_stride = kGroup * kHeadDim;
+      partial.entries = kPartialEntries;
+      partial.pages = pages.data() + e;
+      partial.masks = masks.data();
+      partial.mask_row_stride = kPartialEntries;
+      table.attend(partial, {maximum.data(), sum.data(), weighted.data()});
+    }
+    benchmark::ClobberMemory();
+  }
+  const double tokens = 1.0 * kEntries * shape.slots;
+  set_counters(state, tokens * 2 * kHeadDim * static_cast<double>(queries),
+               tokens * 2 * kHeadDim * static_cast<double>(shape.element_bytes()));
+}
+
+std::string joined(const std::vector<std::string_view>& parts) {
+  std::string out;
+  for (const std::string_view part : parts) out += out.empty() ? std::string(part) : "/" + std::string(part);
+  return out;
+}
+
+void register_all() {
+  for (const std::string_view name : kernel_names()) {
+    const KernelTable* table = find_kernels(name);
+    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
+      for (const int outputs : {2048, 8192}) {
+        for (const int rows : {1, 512}) {
+          const std::string shape = "2048x" + std::to_string(outputs);
+          const std::string count = "rows:" + std::to_string(rows);
+          const std::string title = joined({"matmul", name, dtype_traits(type).name, shape, count});
+          benchmark::RegisterBenchmark(title.c_str(), [=](benchmark::State& state) {
+            bench_matmul(state, *table, type, 2048, outputs, rows);
+          })->Unit(benchmark::kMicrosecond);
+        }
+      }
+    }
+    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16}) {
+      for (const int rows : {1, 64}) {
+        const std::string count = "rows:" + std::to_string(rows);
+        const std::string title = joined({"attend", name, kv_type_name(type), count});
+        benchmark::RegisterBenchmark(title.c_str(), [=](benchmark::State& state) {
+          bench_attend(state, *table, type, rows);
+        })->Unit(benchmark::kMicrosecond);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  kvasir::register_all();
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,154 @@
+// kvasir info, tokenize, policies, eval and bench on the bundled model.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "cli/program.h"
+
+namespace kvasir::test {
+namespace {
+
+std::vector<int> parsed_ids(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<int> ids;
+  for (int id = 0; stream >> id;) ids.push_back(id);
+  EXPECT_TRUE(stream.eof()) << text;
+  return ids;
+}
+
+TEST(Commands, InfoTellsWhatTheFileHolds) {
+  const Json json = json_of({"info", model_path(), "--json"});
+  EXPECT_EQ(json["version"], 3);
+  EXPECT_EQ(json["runs"], true);
+  EXPECT_EQ(json["parameters"], 3221952);
+  EXPECT_EQ(json["size_bytes"].get<std::uint64_t>(), std::filesystem::file_size(model_path()));
+  EXPECT_EQ(json["metadata"]["general.architecture"], "llama");
+  EXPECT_EQ(json["metadata"]["llama.context_length"], 2048);
+  EXPECT_EQ(json["metadata"]["tokenizer.ggml.tokens"]["count"], 4096);
+  EXPECT_EQ(json["tensors"].size(), 56u);
+  const Finished text = run_program({"info", model_path(), "--tensors"});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_EQ(text.err, "");
+  for (const char* part : {"Runs here: yes", "llama.context_length", "blk.0.attn_q.weight"})
+    EXPECT_NE(text.out.find(part), std::string::npos) << part;
+}
+
+TEST(Commands, TokenizePrintsIds) {
+  const std::string text = "Hello, world!\n  caf\u00e9 \U0001F600\n";
+  const auto ids = [&](const Arguments& more, const std::string& input) {
+    Arguments arguments = {"tokenize", "-m", model_path(), "--ids"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished done = run_program(arguments, {.input = input});
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_EQ(done.err, "");
+    return parsed_ids(done.out);
+  };
+  const std::vector<int> with_bos = ids({"-p", text}, "");
+  ASSERT_GT(with_bos.size(), 5u);
+  EXPECT_EQ(with_bos.front(), 1);
+  EXPECT_EQ(ids({}, text), with_bos);
+  const std::vector<int> without(with_bos.begin() + 1, with_bos.end());
+  EXPECT_EQ(ids({"--no-bos", "-p", text}, ""), without);
+  EXPECT_EQ(ids({"--no-bos"}, text), without);
+  EXPECT_EQ(ids({"--no-bos"}, ""), std::vector<int>());
+  const Json json = json_of({"tokenize", "-m", model_path(), "--no-bos", "--json", "-p", text});
+  EXPECT_EQ(json["ids"].get<std::vector<int>>(), without);
+  EXPECT_EQ(json["count"], without.size());
+  EXPECT_EQ(json["pieces"].size(), without.size());
+  // As many as a run reads.
+  EXPECT_EQ(run_json({"-p", text, "-n", "1"})["prompt_tokens"], with_bos.size());
+}
+
+TEST(Commands, PoliciesListsThemAll) {
+  const Json json = json_of({"policies", "--json"});
+  std::vector<std::string> names;
+  for (const Json& policy : json["policies"]) {
+    names.push_back(policy["name"]);
+    for (const char* field : {"summary", "formula", "reference"}) EXPECT_NE(policy[field], "") << field;
+    if (policy["evaluation_only"].get<bool>()) continue;
+    EXPECT_EQ(run_json({"-p", "Once", "-n", "2", "--kv", names.back()})["tokens"], 2) << names.back();
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"full", "window", "streaming", "recompute"}));
+  const Finished text = run_program({"policies"});
+  EXPECT_EQ(text.exit_code, 0);
+  for (const std::string& name : names) EXPECT_NE(text.out.find(name), std::string::npos) << name;
+}
+
+TEST(Commands, EvaluationHasTheFieldsOfTheContract) {
+  const std::string path = ::testing::TempDir() + "kvasir-eval-" + std::to_string(::getpid());
+  std::ofstream(path) << some_text(600);
+  const Arguments base = {"eval", "ppl", "-m", model_path(), "-f", path, "-t", "1", "--tokens", "400"};
+  Arguments arguments = base;
+  for (const char* policy : {"full", "streaming:sinks=4,window=60", "window:size=64", "recompute:size=64,stride=20"})
+    arguments.insert(arguments.end(), {"--kv", policy});
+  const Finished table = run_program(arguments);
+  EXPECT_EQ(table.exit_code, 0) << table.err;
+  EXPECT_EQ(std::ranges::count(table.out, '\n'), 5) << table.out;
+  arguments.emplace_back("--json");
+  const Json json = json_of(arguments);
+  ASSERT_EQ(json["runs"].size(), 4u);
+  for (const Json& run : json["runs"]) {
+    SCOPED_TRACE(run.dump());
+    EXPECT_EQ(run["codec"], "f16");
+    EXPECT_NEAR(run["ppl"].get<double>(), std::exp(run["nll"].get<double>()), 1e-6 * run["ppl"].get<double>());
+    EXPECT_GT(run["nll"].get<double>(), 0);
+    EXPECT_GT(run["kv_bytes_peak"].get<std::int64_t>(), 0);
+    EXPECT_GT(run["tpot_ms"].get<double>(), 0);
+    EXPECT_GT(run["cache_op_ms"].get<double>(), 0);
+  }
+  const Json& runs = json["runs"];
+  EXPECT_EQ(runs[0]["policy"], "full");
+  EXPECT_EQ(runs[0]["tokens"], 399);
+  EXPECT_EQ(runs[0]["kept_max"], 400);
+  EXPECT_EQ(runs[1]["policy"], "streaming:sinks=4,window=60");
+  EXPECT_EQ(runs[1]["kept_max"], 65);
+  EXPECT_EQ(runs[2]["kept_max"], 65);
+  EXPECT_EQ(runs[3]["policy"], "recompute:size=64,stride=20");
+  EXPECT_EQ(runs[3]["tokens"], 20);
+  EXPECT_EQ(runs[3]["kept_max"], 64);
+  const Json planned = json_of({"plan", "-m", model_path(), "--ctx", "400", "--prompt", "0", "--kv", "full", "--json"});
+  EXPECT_EQ(runs[0]["kv_bytes_peak"], planned["kv_bytes"]);
+
+  // In chunks and in one token at a time: the same number; in windows: their second halves.
+  Arguments chunked = base;
+  chunked.insert(chunked.end(), {"--chunk", "64", "--json"});
+  EXPECT_EQ(json_of(chunked)["runs"][0]["nll"], runs[0]["nll"]);
+  Arguments windows = base;
+  windows.insert(windows.end(), {"--window", "100", "--json"});
+  EXPECT_EQ(json_of(windows)["runs"][0]["tokens"], 4 * 49);
+  std::filesystem::remove(path);
+}
+
+TEST(Commands, BenchMeasures) {
+  const Json json = json_of({"bench", "-m", model_path(), "-t", "1", "--prefill", "40", "--decode", "3", "--depth",
+                             "0,70", "--repeat", "2", "--json"});
+  EXPECT_EQ(json["threads"], 1);
+  ASSERT_EQ(json["figures"].size(), 3u);
+  for (const Json& figure : json["figures"]) {
+    EXPECT_GT(figure["lowest"].get<double>(), 0);
+    EXPECT_LE(figure["lowest"], figure["tokens_per_s"]);
+    EXPECT_LE(figure["tokens_per_s"], figure["highest"]);
+  }
+  EXPECT_EQ(json["figures"][0]["test"], "prefill");
+  EXPECT_EQ(json["figures"][2]["depth"], 70);
+  EXPECT_EQ(json["figures"][2]["kv_bytes"], 70 * 2304);
+  EXPECT_EQ(run_program({"bench", "-m", model_path(), "-t", "1", "--prefill", "8", "--decode", "0", "--repeat", "1"})
+                .exit_code,
+            0);
+}
+
+TEST(Commands, HelpAndVersion) {
+  EXPECT_EQ(run_program({"--version"}).out.substr(0, 7), "kvasir ");
+  for (const char* command : {"run", "eval", "bench", "plan", "policies", "info", "tokenize"}) {
+    const Finished done = run_program({command, "--help"});
+    EXPECT_EQ(done.exit_code, 0);
+    EXPECT_NE(done.out.find("--help"), std::string::npos) << command;
+    EXPECT_EQ(done.err, "");
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test

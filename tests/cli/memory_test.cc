@@ -1,0 +1,121 @@
+// Memory: predicted, bounded, reported; and all three agree.
+#include "cli/program.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+Json plan(const Arguments& more) {
+  Arguments arguments = {"plan", "-m", model_path(), "--json"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return json_of(arguments);
+}
+
+TEST(Memory, PeakIsWhatThePlanSaid) {
+  struct Case {
+    std::string policy, type, chunk, page;
+    int words, tokens;
+  };
+  for (const Case& c : {Case{"full", "f16", "512", "32", 700, 33},
+                        {"full", "f32", "64", "16", 100, 0},
+                        {"full", "bf16", "1", "64", 40, 90},
+                        {"streaming:sinks=4,window=60", "f16", "512", "32", 300, 40},
+                        {"streaming:sinks=4,window=60", "f16", "512", "32", 20, 30},
+                        {"streaming:sinks=4,window=252,every=64,slack=8", "f32", "128", "32", 900, 300},
+                        {"streaming:sinks=40,window=200,every=30,max_drop=10", "bf16", "100", "16", 500, 100},
+                        {"streaming:sinks=4,window=124,realign=rotate,every=16", "f16", "512", "64", 600, 60},
+                        {"window:size=100", "f16", "37", "16", 600, 200},
+                        {"window:size=1", "f16", "512", "32", 50, 20}}) {
+    SCOPED_TRACE(c.policy + " " + c.type);
+    const Json run = run_json({"-p", some_text(c.words), "-n", std::to_string(c.tokens), "--ignore-eos", "--kv",
+                               c.policy, "--kv-type", c.type, "--chunk", c.chunk, "--page", c.page});
+    const int prompt = run["prompt_tokens"];
+    const Json planned = plan({"--ctx", std::to_string(prompt + c.tokens), "--prompt", std::to_string(prompt), "--kv",
+                               c.policy, "--kv-type", c.type, "--chunk", c.chunk, "--page", c.page});
+    EXPECT_EQ(run["kv"]["seen"], prompt + c.tokens);
+    EXPECT_EQ(run["kv"]["bytes_peak"], planned["kv_bytes"]);
+    EXPECT_EQ(run["kv"]["kept_max"], planned["tokens_seen_max"]);
+    EXPECT_EQ(planned["kv_bytes"].get<std::uint64_t>(),
+              planned["kv_pages"].get<std::uint64_t>() * planned["kv_page_bytes"].get<std::uint64_t>() +
+                  planned["kv_table_bytes"].get<std::uint64_t>());
+    // The same budget suffices, one byte less does not.
+    const std::uint64_t bytes = planned["kv_bytes"];
+    if (c.policy != "full") continue;
+    const auto bounded = [&](std::uint64_t budget) {
+      return run_model({"-p", some_text(c.words), "-n", std::to_string(c.tokens), "--ignore-eos", "--kv", c.policy,
+                        "--kv-type", c.type, "--chunk", c.chunk, "--page", c.page, "--kv-memory",
+                        std::to_string(budget)});
+    };
+    EXPECT_NE(bounded(bytes).err.find("ended by length"), std::string::npos);
+    EXPECT_EQ(bounded(bytes - 1).err.find("ended by length"), std::string::npos);
+  }
+}
+
+TEST(Memory, DefaultPolicyIsPlannedTheSame) {
+  const Json run = run_json({"-p", some_text(2500), "-n", "20", "--ignore-eos"});
+  const int prompt = run["prompt_tokens"];
+  const Json planned = plan({"--ctx", std::to_string(prompt + 20), "--prompt", std::to_string(prompt)});
+  EXPECT_EQ(run["kv"]["policy"], planned["policy"]);
+  EXPECT_EQ(run["kv"]["bytes_peak"], planned["kv_bytes"]);
+}
+
+TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
+  for (const std::uint64_t budget : {2 * kMiB, 3 * kMiB}) {
+    const Json run =
+        run_json({"-p", some_text(2500), "-n", "50", "--ignore-eos", "--kv-memory", std::to_string(budget)});
+    const std::string policy = run["kv"]["policy"];
+    EXPECT_LE(run["kv"]["bytes_peak"].get<std::uint64_t>(), budget);
+    EXPECT_EQ(run["kv"]["budget"], budget);
+    EXPECT_EQ(run["finish_reason"], "length");
+    int sinks = 0;
+    int window = 0;
+    ASSERT_EQ(std::sscanf(policy.c_str(), "streaming:sinks=%d,window=%d", &sinks, &window), 2) << policy;
+    EXPECT_LT(sinks + window, 2048);
+    EXPECT_EQ(run["kv"]["kept"], sinks + window);
+    const Json larger = plan({"--ctx", "80000", "--kv", "streaming:sinks=4,window=" + std::to_string(window + 1)});
+    EXPECT_GT(larger["kv_bytes"].get<std::uint64_t>(), budget) << "a larger window would have fitted";
+  }
+}
+
+TEST(Memory, TooLittleIsOneClearLine) {
+  for (const Arguments& more : {Arguments{"--kv-memory", "1"}, Arguments{"--kv-memory", "100kB"},
+                               Arguments{"--kv-memory", "1MiB", "--kv", "streaming:sinks=4,window=1020"},
+                               Arguments{"--kv-memory", "70kB", "--kv", "full"}}) {
+    Arguments arguments = {"-p", "Once", "-n", "3"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished done = run_model(arguments);
+    EXPECT_TRUE(done.exit_code == 1 || done.exit_code == 2) << done.exit_code;
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_NE(done.err.find("--kv-memory"), std::string::npos) << done.err;
+  }
+}
+
+TEST(Memory, FullEndsWithTheBudget) {
+  const Json run = run_json({"-p", "Once", "--kv", "full", "--kv-memory", "1MiB", "--ignore-eos"});
+  EXPECT_EQ(run["finish_reason"], "kv_memory");
+  EXPECT_LE(run["kv"]["bytes_peak"].get<std::uint64_t>(), kMiB);
+  EXPECT_EQ(run["kv"]["kept"], run["kv"]["seen"]);
+  const Finished prompt = run_model({"-p", some_text(1500), "-n", "5", "--kv", "full", "--kv-memory", "1MiB"});
+  EXPECT_EQ(prompt.exit_code, 1);
+  EXPECT_EQ(prompt.error_lines(), 1) << prompt.err;
+}
+
+TEST(Memory, PlanSaysWhatFits) {
+  const Json one = plan({"--ctx", "1000", "--kv", "full", "--memory", "1GiB"});
+  EXPECT_TRUE(one["fits"].get<bool>());
+  const std::uint64_t others = one["weight_bytes"].get<std::uint64_t>() + one["workspace_bytes"].get<std::uint64_t>();
+  EXPECT_EQ(one["total_bytes"].get<std::uint64_t>(), others + one["kv_bytes"].get<std::uint64_t>());
+  EXPECT_EQ(one["sequences_that_fit"].get<std::uint64_t>(),
+            (1024 * kMiB - others) / one["kv_bytes"].get<std::uint64_t>());
+  EXPECT_FALSE(plan({"--memory", "1MiB"})["fits"].get<bool>());
+  const Json three = plan({"--ctx", "1000", "--kv", "full", "--batch", "3"});
+  EXPECT_EQ(three["kv_bytes"].get<std::uint64_t>(), 3 * one["kv_bytes"].get<std::uint64_t>());
+  // The table says the same.
+  const Finished table = run_program({"plan", "-m", model_path(), "--ctx", "1000", "--kv", "full"});
+  EXPECT_EQ(table.exit_code, 0);
+  EXPECT_NE(table.out.find(std::to_string(one["kv_bytes"].get<std::uint64_t>())), std::string::npos) << table.out;
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,159 @@
+// kvasir run on a terminal: chat.
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+
+#include "cli/program.h"
+
+namespace kvasir::test {
+namespace {
+
+// The program on a terminal of its own.
+class Terminal {
+ public:
+  explicit Terminal(const Arguments& arguments) {
+    const std::string binary = binary_path();
+    std::vector<char*> argv{const_cast<char*>(binary.c_str())};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    child_ = ::forkpty(&fd_, nullptr, nullptr, nullptr);
+    if (child_ == 0) {
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  ~Terminal() {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      ::waitpid(child_, nullptr, 0);
+    }
+    ::close(fd_);
+  }
+
+  void type(const std::string& text) {
+    ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+
+  // Reads until `text` has come behind what was awaited before, or false after `seconds` or at the end.
+  bool await(const std::string& text, double seconds = 60) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    for (;;) {
+      const std::size_t found = seen_.find(text, awaited_);
+      if (found != std::string::npos) {
+        awaited_ = found + text.size();
+        return true;
+      }
+      if (std::chrono::steady_clock::now() > until || !read_some()) return false;
+    }
+  }
+  // Waits until anything more came.
+  bool await_more(std::size_t bytes, double seconds = 60) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const std::size_t want = seen_.size() + bytes;
+    while (seen_.size() < want)
+      if (std::chrono::steady_clock::now() > until || !read_some()) return false;
+    return true;
+  }
+
+  // The exit code, or -1 if it did not end by itself in time.
+  int finish(double seconds = 60) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (std::chrono::steady_clock::now() < until) {
+      read_some();
+      int status = 0;
+      if (::waitpid(child_, &status, WNOHANG) != child_) continue;
+      while (read_some()) {
+      }
+      child_ = -1;
+      return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    }
+    return -1;
+  }
+  const std::string& seen() const { return seen_; }
+
+ private:
+  bool read_some() {
+    pollfd watched{fd_, POLLIN, 0};
+    if (::poll(&watched, 1, 20) == 0) return child_ > 0 && ::kill(child_, 0) == 0;
+    char buffer[4096];
+    const ssize_t n = ::read(fd_, buffer, sizeof buffer);
+    if (n > 0) seen_.append(buffer, static_cast<std::size_t>(n));
+    return n > 0;
+  }
+
+  pid_t child_ = -1;
+  int fd_ = -1;
+  std::string seen_;
+  std::size_t awaited_ = 0;
+};
+
+TEST(Chat, AnswersLineByLineAndEndsWithASummary) {
+  Terminal terminal(run_arguments({"-n", "8", "--seed", "1", "--ignore-eos"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  for (const char* line : {"Hello there\n", "Who are you?\n"}) {
+    terminal.type(line);
+    ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
+  }
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+  EXPECT_TRUE(terminal.await("tokens seen")) << terminal.seen();
+}
+
+TEST(Chat, EmptyLineEnds) {
+  Terminal terminal(run_arguments({"-n", "8"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  terminal.type("\n");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+}
+
+TEST(Chat, InterruptEndsTheAnswerAlone) {
+  Terminal terminal(run_arguments({"--ignore-eos", "--temp", "0"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  terminal.type("Tell me a long story\n");
+  ASSERT_TRUE(terminal.await("story\r\n")) << terminal.seen();
+  ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.await("\n> ", 10)) << terminal.seen();
+  terminal.type("And another\n");
+  ASSERT_TRUE(terminal.await("another\r\n")) << terminal.seen();
+  ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.await("\n> ", 10)) << terminal.seen();
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+  EXPECT_TRUE(terminal.await("ended by cancelled")) << terminal.seen();
+}
+
+TEST(Chat, InterruptAtThePromptEnds) {
+  Terminal terminal(run_arguments({"-n", "8"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  terminal.type("\x03");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+}
+
+TEST(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
+  Terminal terminal(run_arguments({"-n", "8", "--ignore-eos"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  terminal.type("caf\xe9\n");
+  ASSERT_TRUE(terminal.await("kvasir: the text is not valid UTF-8")) << terminal.seen();
+  terminal.type("Hello\n");
+  ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+}
+
+TEST(Chat, JsonNeedsAPrompt) {
+  Terminal terminal(run_arguments({"--json"}));
+  EXPECT_EQ(terminal.finish(), 2) << terminal.seen();
+  EXPECT_EQ(terminal.seen().substr(0, 8), "kvasir: ") << terminal.seen();
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,416 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "kernels/fenced.h"
+#include "kernels/kernel_test.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr KvType kKvTypes[] = {KvType::kF32, KvType::kF16, KvType::kBF16};
+
+float round_to(KvType type, float value) {
+  switch (type) {
+    case KvType::kF32: return value;
+    case KvType::kF16: return f16_to_f32(f32_to_f16(value));
+    case KvType::kBF16: return bf16_to_f32(f32_to_bf16(value));
+  }
+  return 0;
+}
+
+// The state of attention of some queries, fenced.
+struct State {
+  State(int queries, int head_dim)
+      : count(static_cast<std::size_t>(queries)),
+        dim(static_cast<std::size_t>(head_dim)),
+        maximum(count),
+        sum(count),
+        weighted(count * dim) {
+    std::fill_n(maximum.data(), count, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum.data(), count, 0.0F);
+    std::fill_n(weighted.data(), count * dim, 0.0F);
+  }
+  AttentionState view() { return {maximum.data(), sum.data(), weighted.data()}; }
+  bool intact() const { return maximum.intact() && sum.intact() && weighted.intact(); }
+  // Queries [first, first + other.count) are the bits of `other`.
+  bool holds(const State& other, std::size_t first) const {
+    return same_bits(maximum.data() + first, other.maximum.data(), other.count) &&
+           same_bits(sum.data() + first, other.sum.data(), other.count) &&
+           same_bits(weighted.data() + first * dim, other.weighted.data(), other.count * dim);
+  }
+
+  std::size_t count;
+  std::size_t dim;
+  Fenced<float> maximum;
+  Fenced<float> sum;
+  Fenced<float> weighted;
+};
+
+// Pages full of random keys and values, queries, and masks.
+struct Scene {
+  KvPageShape shape;
+  int rows;
+  int group;
+  int entries;
+  std::vector<float> q;                    // [rows][group][head_dim]
+  std::vector<std::vector<float>> keys;    // [entries][slots][head_dim], as stored
+  std::vector<std::vector<float>> values;  // likewise
+  std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
+  std::vector<SlotMask> masks;  // [rows][entries]
+
+  Scene(const KernelTable& table, KvPageShape page_shape, int row_count, int group_size, int entry_count, float q_range,
+        Random& random)
+      : shape(page_shape), rows(row_count), group(group_size), entries(entry_count) {
+    q = random.floats(static_cast<std::size_t>(rows * group * shape.head_dim), q_range);
+    for (int e = 0; e < entries; ++e) {
+      pages.push_back(std::make_unique<Fenced<std::byte>>(shape.page_bytes(), std::size_t{64}));
+      keys.emplace_back(static_cast<std::size_t>(shape.slots * shape.head_dim));
+      values.emplace_back(keys.back().size());
+      for (int s = 0; s < shape.slots; ++s)
+        store(table, e, s, random.floats(static_cast<std::size_t>(shape.head_dim)),
+              random.floats(static_cast<std::size_t>(shape.head_dim), 2.0F));
+    }
+    masks.resize(static_cast<std::size_t>(rows * entries));
+    for (SlotMask& mask : masks) {
+      const SlotMask all = slot_range(0, shape.slots);
+      const int kind = random.below(6);
+      mask = kind == 0   ? 0
+             : kind == 1 ? all
+             : kind == 2 ? SlotMask{1} << random.below(shape.slots)
+             : kind == 3 ? slot_range(0, random.below(shape.slots + 1))
+                         : random.bits() & random.bits() & all;
+    }
+  }
+
+  void store(const KernelTable& table, int entry, int slot, const std::vector<float>& key,
+             const std::vector<float>& value) {
+    table.store_kv(shape, pages[static_cast<std::size_t>(entry)]->data(), slot, key.data(), value.data());
+    for (int d = 0; d < shape.head_dim; ++d) {
+      const auto at = static_cast<std::size_t>(slot * shape.head_dim + d);
+      keys[static_cast<std::size_t>(entry)][at] = round_to(shape.type, key[static_cast<std::size_t>(d)]);
+      values[static_cast<std::size_t>(entry)][at] = round_to(shape.type, value[static_cast<std::size_t>(d)]);
+    }
+  }
+  SlotMask& mask(int row, int entry) { return masks[static_cast<std::size_t>(row * entries + entry)]; }
+
+  // Adds entries [begin, end) to the state of rows [first, first + count).
+  void attend(const KernelTable& table, int first, int count, int begin, int end, State& state) const {
+    // Strides wider than the rows, so that a kernel which ignores them fails; NaN between.
+    const auto width = static_cast<std::size_t>(group * shape.head_dim);
+    const std::size_t q_stride = width + 5;
+    const std::size_t mask_stride = static_cast<std::size_t>(end - begin) + 2;
+    Fenced<float> queries(static_cast<std::size_t>(count - 1) * q_stride + width);
+    Fenced<SlotMask> live(static_cast<std::size_t>(count - 1) * mask_stride + static_cast<std::size_t>(end - begin));
+    std::fill_n(queries.data(), queries.size(), std::nanf(""));
+    for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
+      const std::size_t row = static_cast<std::size_t>(first) + r;
+      std::copy_n(q.data() + row * width, width, queries.data() + r * q_stride);
+      std::copy_n(masks.data() + row * static_cast<std::size_t>(entries) + static_cast<std::size_t>(begin), end - begin,
+                  live.data() + r * mask_stride);
+    }
+    std::vector<const std::byte*> chosen;
+    for (int e = begin; e < end; ++e) chosen.push_back(pages[static_cast<std::size_t>(e)]->data());
+    const Fenced<const std::byte*> page_list(chosen);
+    AttentionPartial partial;
+    partial.shape = shape;
+    partial.rows = count;
+    partial.group = group;
+    partial.q = queries.data();
+    partial.q_row_stride = q_stride;
+    partial.entries = end - begin;
+    partial.pages = page_list.data();
+    partial.masks = live.data();
+    partial.mask_row_stride = mask_stride;
+    table.attend(partial, state.view());
+    EXPECT_TRUE(state.intact());
+  }
+
+  State attend_all(const KernelTable& table, int first, int count) const {
+    State state(count * group, shape.head_dim);
+    attend(table, first, count, 0, entries, state);
+    return state;
+  }
+
+  // Softmax over entries [begin, end), directly and in double. Returns how far rounding may take the result.
+  double softmax(int query, int begin, int end, std::vector<double>& out) const {
+    const auto dim = static_cast<std::size_t>(shape.head_dim);
+    const int row = query / group;
+    const float* a = q.data() + static_cast<std::size_t>(query) * dim;
+    std::vector<double> scores;
+    std::vector<const float*> seen;
+    double size = 0;
+    double largest_value = 0;
+    for (int e = begin; e < end; ++e) {
+      const SlotMask live = masks[static_cast<std::size_t>(row * entries + e)];
+      for (int s = 0; s < shape.slots; ++s) {
+        if ((live >> s & 1) == 0) continue;
+        const float* k = keys[static_cast<std::size_t>(e)].data() + static_cast<std::size_t>(s) * dim;
+        double score = 0;
+        double magnitude = 0;
+        for (std::size_t d = 0; d < dim; ++d) {
+          score += static_cast<double>(a[d]) * k[d];
+          magnitude += std::fabs(static_cast<double>(a[d]) * k[d]);
+        }
+        size = std::max(size, magnitude);
+        scores.push_back(score);
+        seen.push_back(values[static_cast<std::size_t>(e)].data() + static_cast<std::size_t>(s) * dim);
+        for (std::size_t d = 0; d < dim; ++d)
+          largest_value = std::max(largest_value, std::fabs(double{seen.back()[d]}));
+      }
+    }
+    out.assign(dim, 0.0);
+    if (scores.empty()) return 0;
+    const double highest = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (const double score : scores) sum += std::exp(score - highest);
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      for (std::size_t d = 0; d < dim; ++d) out[d] += std::exp(scores[i] - highest) / sum * seen[i][d];
+    const double score_error = (static_cast<double>(dim) + 8) * kEpsilon * size;
+    return (2 * score_error + (static_cast<double>(scores.size()) + 32) * kEpsilon) * largest_value;
+  }
+
+  void expect_softmax(const KernelTable& table, State& state, int begin, int end) const {
+    Fenced<float> out(state.weighted.size());
+    table.finish(state.view(), static_cast<int>(state.count), shape.head_dim, out.data());
+    ASSERT_TRUE(out.intact());
+    std::vector<double> wanted;
+    for (std::size_t query = 0; query < state.count; ++query) {
+      const double tolerance = softmax(static_cast<int>(query), begin, end, wanted);
+      for (std::size_t d = 0; d < state.dim; ++d)
+        ASSERT_NEAR(out[query * state.dim + d], wanted[d], tolerance) << "query " << query << " dimension " << d;
+    }
+  }
+
+  std::string describe() const {
+    return std::string(kv_type_name(shape.type)) + " dim " + std::to_string(shape.head_dim) + " slots " +
+           std::to_string(shape.slots) + " group " + std::to_string(group) + " rows " + std::to_string(rows);
+  }
+};
+
+class AttentionTest : public KernelTest {};
+KVASIR_ON_EVERY_TABLE(AttentionTest);
+
+TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
+  Random random(1);
+  for (const KvType type : kKvTypes) {
+    for (const int slots : {16, 32, 64}) {
+      for (const int head_dim : {16, 20, 32, 48, 64, 80, 112, 128}) {
+        for (const int group : {1, 2, 3, 4, 7, 8}) {
+          Scene scene(table(), {head_dim, slots, type}, 1 + random.below(5), group, 1 + random.below(6), 1.0F, random);
+          SCOPED_TRACE(scene.describe());
+          const int dead_entry = random.below(scene.entries);
+          for (int r = 0; r < scene.rows; ++r) scene.mask(r, dead_entry) = 0;
+          const int dead_row = random.below(scene.rows);
+          if (scene.rows > 1)
+            for (int e = 0; e < scene.entries; ++e) scene.mask(dead_row, e) = 0;
+          State state = scene.attend_all(table(), 0, scene.rows);
+          scene.expect_softmax(table(), state, 0, scene.entries);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, ExtremeScores) {
+  Random random(2);
+  for (const KvType type : kKvTypes) {
+    for (const int head_dim : {20, 64}) {
+      for (const float range : {0.0F, 20.0F, 80.0F, 500.0F}) {
+        Scene scene(table(), {head_dim, 32, type}, 6, 4, 8, range, random);
+        SCOPED_TRACE(scene.describe());
+        State state = scene.attend_all(table(), 0, scene.rows);
+        scene.expect_softmax(table(), state, 0, scene.entries);
+      }
+    }
+  }
+}
+
+// Scores and values chosen so that the state itself is known: one score per slot, one dimension per slot.
+TEST_P(AttentionTest, TheStateIsMaximumSumAndWeights) {
+  Random random(3);
+  for (const int slots : {16, 32, 64}) {
+    for (const float offset : {0.0F, 80.0F, -80.0F}) {
+      Scene scene(table(), {64, slots, KvType::kF32}, 1, 1, 1, 1.0F, random);
+      std::fill(scene.q.begin(), scene.q.end(), 0.0F);
+      scene.q[3] = 1.0F;
+      std::vector<float> score(static_cast<std::size_t>(slots));
+      for (int s = 0; s < slots; ++s) {
+        std::vector<float> key(64, 1.0F);
+        std::vector<float> value(64, 0.0F);
+        key[3] = score[static_cast<std::size_t>(s)] = offset + random.symmetric(s % 4 == 0 ? 80.0F : 4.0F);
+        value[static_cast<std::size_t>(s)] = 1.0F;
+        scene.store(table(), 0, s, key, value);
+      }
+      scene.mask(0, 0) = slot_range(0, slots) & ~SlotMask{0b100100};
+      const State state = scene.attend_all(table(), 0, 1);
+      float highest = -INFINITY;
+      for (std::size_t s = 0; s < score.size(); ++s)
+        if (s != 2 && s != 5) highest = std::max(highest, score[s]);
+      EXPECT_EQ(state.maximum[0], highest);
+      double sum = 0;
+      for (std::size_t s = 0; s < score.size(); ++s) {
+        const double weight =
+            s == 2 || s == 5 ? 0 : std::exp(static_cast<double>(score[s]) - static_cast<double>(highest));
+        sum += weight;
+        // The difference of two scores rounds, too.
+        EXPECT_NEAR(state.weighted[s], weight, 1e-6 * weight + 1e-37 + weight * kEpsilon * 200) << score[s] - highest;
+      }
+      EXPECT_NEAR(state.sum[0], sum, 1e-5 * sum);
+      for (std::size_t d = score.size(); d < 64; ++d) EXPECT_EQ(state.weighted[d], 0.0F);
+    }
+  }
+}
+
+TEST_P(AttentionTest, WhatSeesNothingStaysUnchanged) {
+  Random random(4);
+  for (const int head_dim : {20, 64}) {
+    Scene scene(table(), {head_dim, 32, KvType::kF16}, 5, 3, 4, 1.0F, random);
+    for (int e = 0; e < scene.entries; ++e) scene.mask(2, e) = 0;
+    State fresh(3, head_dim);
+    State state = scene.attend_all(table(), 0, 5);
+    EXPECT_TRUE(state.holds(fresh, 2 * 3));
+    std::vector<float> out(state.weighted.size(), 1.0F);
+    table().finish(state.view(), 15, head_dim, out.data());
+    for (int i = 2 * 3 * head_dim; i < 3 * 3 * head_dim; ++i) EXPECT_EQ(out[static_cast<std::size_t>(i)], 0.0F);
+
+    // And one that saw something keeps it over entries it does not see.
+    State before = scene.attend_all(table(), 0, 5);
+    std::fill(scene.masks.begin(), scene.masks.end(), 0);
+    scene.attend(table(), 0, 5, 0, scene.entries, state);
+    EXPECT_TRUE(state.holds(before, 0));
+  }
+}
+
+TEST_P(AttentionTest, PartialsContinueAndMergeToTheSoftmax) {
+  Random random(5);
+  for (const KvType type : kKvTypes) {
+    for (const int head_dim : {20, 64}) {
+      for (const float range : {1.0F, 60.0F}) {
+        Scene scene(table(), {head_dim, 16, type}, 7, 3, 14, range, random);
+        SCOPED_TRACE(scene.describe());
+        for (int e = 0; e < scene.entries; ++e) scene.mask(1, e) = 0;              // sees nothing
+        for (int e = 0; e < scene.entries; ++e) scene.mask(e < 6 ? 2 : 3, e) = 0;  // sees one side only
+        const int queries = scene.rows * scene.group;
+
+        State continued(queries, head_dim);
+        scene.attend(table(), 0, scene.rows, 0, 5, continued);
+        scene.attend(table(), 0, scene.rows, 5, 14, continued);
+        EXPECT_TRUE(continued.holds(scene.attend_all(table(), 0, scene.rows), 0)) << "entry by entry is one order";
+
+        State merged(queries, head_dim);
+        for (const auto& [begin, end] : {std::pair{0, 6}, std::pair{6, 9}, std::pair{9, 14}}) {
+          State part(queries, head_dim);
+          scene.attend(table(), 0, scene.rows, begin, end, part);
+          table().merge(merged.view(), part.view(), queries, head_dim);
+          ASSERT_TRUE(merged.intact() && part.intact());
+        }
+        scene.expect_softmax(table(), merged, 0, scene.entries);
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, MergingWithNothingChangesNothing) {
+  Random random(6);
+  Scene scene(table(), {64, 32, KvType::kF16}, 3, 2, 3, 1.0F, random);
+  for (int r = 0; r < 3; ++r) scene.mask(r, 0) |= 1;
+  const State before = scene.attend_all(table(), 0, 3);
+  State state = scene.attend_all(table(), 0, 3);
+  State nothing(6, 64);
+  table().merge(state.view(), nothing.view(), 6, 64);
+  EXPECT_TRUE(state.holds(before, 0));
+  table().merge(nothing.view(), state.view(), 6, 64);
+  EXPECT_TRUE(nothing.holds(before, 0));
+}
+
+TEST_P(AttentionTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
+  Random random(7);
+  for (const KvType type : kKvTypes) {
+    for (const int slots : {16, 32, 64}) {
+      for (const int head_dim : {20, 64, 80}) {
+        for (const int group : {1, 3, 4, 8}) {
+          const Scene scene(table(), {head_dim, slots, type}, 64, group, 5, 2.0F, random);
+          const State all = scene.attend_all(table(), 0, scene.rows);
+          for (const int rows : {1, 2, 3, 7, 20}) {
+            const int first = random.below(scene.rows - rows + 1);
+            ASSERT_TRUE(all.holds(scene.attend_all(table(), first, rows), static_cast<std::size_t>(first * group)))
+                << scene.describe() << " of 64, from " << first;
+          }
+        }
+      }
+    }
+  }
+}
+
+// The hard case of the test above: what a row must not see does harm when it is touched at all.
+TEST_P(AttentionTest, WhatOnlyAnotherRowSeesDoesNotLeak) {
+  Random random(8);
+  for (const KvType type : kKvTypes) {
+    for (const int group : {1, 2, 4}) {
+      Scene scene(table(), {64, 32, type}, 4, group, 3, 1.0F, random);
+      for (int r = 0; r < 4; ++r) {
+        scene.mask(r, 0) = 0b0011;
+        scene.mask(r, 1) = 0b0110;
+        scene.mask(r, 2) = r == 2 ? 0b1100 : r == 1 ? 0 : 0b0100;
+      }
+      // A score so much higher that what came before is scaled to -0, which adding any zero would turn to +0.
+      for (int s : {0, 1}) scene.store(table(), 0, s, std::vector<float>(64, -2.0F), std::vector<float>(64, -1.0F));
+      for (int s : {1, 2}) scene.store(table(), 1, s, std::vector<float>(64, 2.0F), std::vector<float>(64, -0.0F));
+      scene.store(table(), 2, 2, std::vector<float>(64, 1.0F), std::vector<float>(64, -0.0F));
+      std::fill(scene.q.begin(), scene.q.end(), 2.0F);
+      for (const float value : {1.0F, INFINITY, std::nanf("")}) {
+        scene.store(table(), 2, 3, std::vector<float>(64, value), std::vector<float>(64, value));
+        const State all = scene.attend_all(table(), 0, 4);
+        for (const int row : {0, 1, 3})
+          ASSERT_TRUE(all.holds(scene.attend_all(table(), row, 1), static_cast<std::size_t>(row * group)))
+              << scene.describe() << " row " << row << " beside " << value;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, GarbageInDeadSlotsDoesNothing) {
+  Random random(9);
+  for (const KvType type : kKvTypes) {
+    const float huge = type == KvType::kF16 ? 65504.0F : 3e38F;
+    for (const int head_dim : {20, 64, 128}) {
+      for (const int slots : {16, 32, 64}) {
+        Scene scene(table(), {head_dim, slots, type}, 9, 4, 4, 1.0F, random);
+        // A page filled in order, one with holes, one of which nothing is live, one random.
+        for (int r = 0; r < scene.rows; ++r) {
+          scene.mask(r, 0) = slot_range(0, 5 + r % 3);
+          scene.mask(r, 1) &= 0xf0f3;
+          scene.mask(r, 2) = 0;
+        }
+        const State before = scene.attend_all(table(), 0, scene.rows);
+        for (const float garbage : {huge, -huge, 1e-8F, INFINITY, std::nanf("")}) {
+          for (int e = 0; e < scene.entries; ++e) {
+            SlotMask live = 0;
+            for (int r = 0; r < scene.rows; ++r) live |= scene.mask(r, e);
+            for (int s = 0; s < slots; ++s) {
+              if (live >> s & 1) continue;
+              std::vector<float> noise = random.floats(static_cast<std::size_t>(head_dim), 1.0F);
+              for (float& x : noise) x = x > 0 ? garbage : x;
+              scene.store(table(), e, s, noise, noise);
+            }
+          }
+          ASSERT_TRUE(before.holds(scene.attend_all(table(), 0, scene.rows), 0)) << scene.describe() << " " << garbage;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, TheLargestHead) {
+  Random random(10);
+  Scene scene(table(), {kMaxHeadDim, 64, KvType::kF16}, 3, 5, kPartialEntries, 0.3F, random);
+  State state = scene.attend_all(table(), 0, 3);
+  scene.expect_softmax(table(), state, 0, scene.entries);
+}
+
+}  // namespace
+}  // namespace kvasir::test

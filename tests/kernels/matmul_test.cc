@@ -1,0 +1,311 @@
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/fenced.h"
+#include "kernels/kernel_test.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
+
+// Weights as a file holds them, the values they stand for, and their packed form.
+struct Matrix {
+  DType type;
+  int outputs;
+  int inputs;
+  std::vector<double> values;  // [outputs][inputs]
+  Fenced<std::byte> packed;
+
+  PackedMatrix view() const { return {type, outputs, inputs, packed.data()}; }
+};
+
+Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
+  const auto count = static_cast<std::size_t>(outputs) * static_cast<std::size_t>(inputs);
+  std::vector<std::byte> rows;
+  std::vector<double> values(count);
+  const auto put = [&](const void* p, std::size_t size) {
+    const auto* bytes = static_cast<const std::byte*>(p);
+    rows.insert(rows.end(), bytes, bytes + size);
+  };
+  if (type == DType::kQ8_0) {
+    for (std::size_t at = 0; at < count; at += kQ8Block) {
+      const std::uint16_t scale = f32_to_f16(random.symmetric(0.01F));
+      put(&scale, 2);
+      for (std::size_t i = 0; i < kQ8Block; ++i) {
+        const auto q = static_cast<std::int8_t>(random.below(256) - 128);
+        put(&q, 1);
+        values[at + i] = static_cast<double>(f16_to_f32(scale)) * q;
+      }
+    }
+  } else {
+    for (std::size_t i = 0; i < count; ++i) {
+      const float value = random.symmetric();
+      if (type == DType::kF32) {
+        put(&value, 4);
+        values[i] = value;
+      } else {
+        const std::uint16_t bits = type == DType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+        put(&bits, 2);
+        values[i] = type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+      }
+    }
+  }
+  Matrix matrix{type, outputs, inputs, std::move(values),
+                Fenced<std::byte>(packed_bytes(type, outputs, inputs), std::size_t{64})};
+  pack_panels(type, outputs, inputs, rows.data(), 0, matrix.view().panels(), matrix.packed.data());
+  EXPECT_TRUE(matrix.packed.intact());
+  return matrix;
+}
+
+// Rows [first, first + rows) of `x`, in the form a type of weights asks for. Unused places of the last group of
+// quantised rows hold garbage.
+class Rows {
+ public:
+  Rows(const KernelTable& table, DType type, const std::vector<float>& x, int inputs, int first, int rows)
+      : rows_(rows),
+        inputs_(inputs),
+        f32_(std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * inputs,
+                                x.begin() + static_cast<std::ptrdiff_t>(first + rows) * inputs)),
+        q8_(type == DType::kQ8_0 ? places() * kQ8Block : 0, std::size_t{64}),
+        scale_(type == DType::kQ8_0 ? places() : 0),
+        sum_(type == DType::kQ8_0 ? places() : 0) {
+    if (type != DType::kQ8_0) return;
+    for (int r = 0; r < rows; ++r) {
+      const std::size_t at = place(r, 0);
+      table.quantize_q8(f32_.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs,
+                        q8_.data() + at * kQ8Block, scale_.data() + at, sum_.data() + at);
+    }
+    EXPECT_TRUE(q8_.intact() && scale_.intact() && sum_.intact());
+  }
+
+  Activations view() const {
+    Activations view;
+    view.rows = rows_;
+    view.inputs = inputs_;
+    view.f32 = f32_.data();
+    view.q8 = q8_.data();
+    view.q8_scale = scale_.data();
+    view.q8_sum = sum_.data();
+    return view;
+  }
+
+  // What the kernel is given, as a number.
+  double value(DType type, int row, int input) const {
+    if (type != DType::kQ8_0)
+      return f32_[static_cast<std::size_t>(row) * static_cast<std::size_t>(inputs_) + static_cast<std::size_t>(input)];
+    const std::size_t at = place(row, input / kQ8Block);
+    return static_cast<double>(scale_[at]) * q8_[at * kQ8Block + static_cast<std::size_t>(input % kQ8Block)];
+  }
+
+ private:
+  std::size_t blocks() const { return static_cast<std::size_t>(inputs_ / kQ8Block); }
+  std::size_t places() const {
+    return static_cast<std::size_t>((rows_ + kRowGroup - 1) / kRowGroup * kRowGroup) * blocks();
+  }
+  std::size_t place(int row, int block) const {
+    return (static_cast<std::size_t>(row / kRowGroup) * blocks() + static_cast<std::size_t>(block)) * kRowGroup +
+           static_cast<std::size_t>(row % kRowGroup);
+  }
+
+  int rows_;
+  int inputs_;
+  Fenced<float> f32_;
+  Fenced<std::int8_t> q8_;
+  Fenced<float> scale_;
+  Fenced<std::int32_t> sum_;
+};
+
+// The product of all panels, [rows][outputs].
+std::vector<float> multiply(const KernelTable& table, const Matrix& matrix, const Rows& x) {
+  const PackedMatrix weights = matrix.view();
+  const Activations view = x.view();
+  const auto outputs = static_cast<std::size_t>(matrix.outputs);
+  Fenced<float> out(static_cast<std::size_t>(view.rows) * outputs);
+  table.matmul(weights, view, 0, weights.panels(), out.data(), outputs);
+  EXPECT_TRUE(out.intact());
+  return out.copy();
+}
+
+void expect_product(const Matrix& matrix, const Rows& x, int rows, const float* out, std::size_t stride) {
+  for (int r = 0; r < rows; ++r) {
+    for (int o = 0; o < matrix.outputs; ++o) {
+      double sum = 0;
+      double size = 0;
+      for (int i = 0; i < matrix.inputs; ++i) {
+        const double term = matrix.values[static_cast<std::size_t>(o) * static_cast<std::size_t>(matrix.inputs) +
+                                          static_cast<std::size_t>(i)] *
+                            x.value(matrix.type, r, i);
+        sum += term;
+        size += std::fabs(term);
+      }
+      const double tolerance = (matrix.inputs + 4) * kEpsilon * size;
+      const float got = out[static_cast<std::size_t>(r) * stride + static_cast<std::size_t>(o)];
+      ASSERT_LE(std::fabs(got - sum), tolerance) << "row " << r << " output " << o << ": " << got << " for " << sum;
+    }
+  }
+}
+
+std::string describe(DType type, int outputs, int inputs, int rows) {
+  return std::string(dtype_traits(type).name) + " " + std::to_string(outputs) + "x" + std::to_string(inputs) +
+         " rows " + std::to_string(rows);
+}
+
+class MatmulTest : public KernelTest {};
+KVASIR_ON_EVERY_TABLE(MatmulTest);
+
+TEST_P(MatmulTest, IsTheSumOfProductsAndWritesNothingElse) {
+  Random random(1);
+  for (const DType type : kTypes) {
+    const std::vector<int> inputs = type == DType::kQ8_0 ? std::vector<int>{32, 96} : std::vector<int>{1, 32, 65};
+    for (const int in : inputs) {
+      for (const int outputs : {1, 15, 16, 33, 130}) {
+        const Matrix matrix = make_matrix(type, outputs, in, random);
+        const auto stride = static_cast<std::size_t>(outputs) + 3;
+        for (int rows = 1; rows <= 40; ++rows) {
+          SCOPED_TRACE(describe(type, outputs, in, rows));
+          const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows * in)), in, 0, rows);
+          Fenced<float> out(static_cast<std::size_t>(rows) * stride);
+          table().matmul(matrix.view(), x.view(), 0, matrix.view().panels(), out.data(), stride);
+          ASSERT_TRUE(out.intact());
+          for (std::size_t i = 0; i < out.size(); ++i) {
+            const bool outside = i % stride >= static_cast<std::size_t>(outputs);
+            ASSERT_TRUE(!outside || out.untouched(i)) << i;
+          }
+          expect_product(matrix, x, rows, out.data(), stride);
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulTest, LongSumsStayWithinRounding) {
+  Random random(2);
+  for (const DType type : kTypes) {
+    const Matrix matrix = make_matrix(type, 20, 4096, random);
+    const Rows x(table(), type, random.floats(9 * 4096), 4096, 0, 9);
+    expect_product(matrix, x, 9, multiply(table(), matrix, x).data(), 20);
+  }
+}
+
+TEST_P(MatmulTest, ZeroRowsOfActivationsGiveZero) {
+  Random random(3);
+  for (const DType type : kTypes) {
+    const Matrix matrix = make_matrix(type, 17, 64, random);
+    const Rows x(table(), type, std::vector<float>(3 * 64, 0.0F), 64, 0, 3);
+    for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, 0.0F);
+  }
+}
+
+TEST_P(MatmulTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
+  constexpr int kRows = 512;
+  constexpr int kInputs = 96;
+  Random random(4);
+  for (const DType type : kTypes) {
+    for (const int outputs : {16, 150}) {
+      const Matrix matrix = make_matrix(type, outputs, kInputs, random);
+      const std::vector<float> x = random.floats(kRows * kInputs);
+      const std::vector<float> all = multiply(table(), matrix, Rows(table(), type, x, kInputs, 0, kRows));
+      for (const int rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 31, 64, 511}) {
+        for (int repeat = 0; repeat < (rows == 1 ? 40 : 4); ++repeat) {
+          const int first = random.below(kRows - rows + 1);
+          const std::vector<float> some = multiply(table(), matrix, Rows(table(), type, x, kInputs, first, rows));
+          ASSERT_TRUE(same_bits(some.data(), all.data() + static_cast<std::ptrdiff_t>(first) * outputs, some.size()))
+              << describe(type, outputs, kInputs, rows) << " from " << first;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
+  constexpr int kInputs = 64;
+  constexpr int kOutputs = 16 * 20 + 5;
+  Random random(5);
+  for (const DType type : kTypes) {
+    const Matrix matrix = make_matrix(type, kOutputs, kInputs, random);
+    const int panels = matrix.view().panels();
+    for (const int rows : {1, 3, 4, 13, 32}) {
+      const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows * kInputs)), kInputs, 0, rows);
+      const std::vector<float> all = multiply(table(), matrix, x);
+      for (int repeat = 0; repeat < 10; ++repeat) {
+        Fenced<float> out(all.size());
+        for (int begin = 0; begin < panels;) {
+          const int end = std::min(panels, begin + 1 + random.below(repeat + 2));
+          table().matmul(matrix.view(), x.view(), begin, end, out.data(), kOutputs);
+          for (std::size_t i = 0; i < out.size(); ++i) {
+            const bool later = static_cast<int>(i % kOutputs) >= end * kPanel;
+            ASSERT_TRUE(!later || out.untouched(i)) << begin << " " << end;
+          }
+          begin = end;
+        }
+        ASSERT_TRUE(same_bits(out.data(), all.data(), all.size())) << describe(type, kOutputs, kInputs, rows);
+      }
+    }
+  }
+}
+
+TEST_P(MatmulTest, AnEmptyRangeOfPanelsWritesNothing) {
+  Random random(6);
+  for (const DType type : kTypes) {
+    const Matrix matrix = make_matrix(type, 40, 32, random);
+    const Rows x(table(), type, random.floats(5 * 32), 32, 0, 5);
+    Fenced<float> out(5 * 40);
+    table().matmul(matrix.view(), x.view(), 1, 1, out.data(), 40);
+    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_TRUE(out.untouched(i));
+  }
+}
+
+// Integer dot products are exact, and each block adds with one fused multiply-add in order: no table may differ.
+TEST_P(MatmulTest, Q8IsTheSameBitsOnEveryTable) {
+  Random random(7);
+  for (const int inputs : {32, 96, 2048}) {
+    for (const int rows : {1, 2, 3, 5, 16, 37}) {
+      const Matrix matrix = make_matrix(DType::kQ8_0, 45, inputs, random);
+      const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
+      const std::vector<float> here = multiply(table(), matrix, Rows(table(), DType::kQ8_0, x, inputs, 0, rows));
+      const KernelTable& generic = generic_kernels();
+      const std::vector<float> there = multiply(generic, matrix, Rows(generic, DType::kQ8_0, x, inputs, 0, rows));
+      ASSERT_TRUE(same_bits(here.data(), there.data(), here.size())) << describe(DType::kQ8_0, 45, inputs, rows);
+    }
+  }
+}
+
+// 32 products of the largest magnitude: no step of the integer arithmetic may saturate.
+TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
+  for (const int weight : {-128, 127}) {
+    for (const float sign : {-1.0F, 1.0F}) {
+      std::vector<std::byte> row(34);
+      const std::uint16_t one = f32_to_f16(1.0F);
+      std::memcpy(row.data(), &one, 2);
+      std::memset(row.data() + 2, weight, 32);
+      Matrix matrix{DType::kQ8_0, 1, 32, std::vector<double>(32, weight),
+                    Fenced<std::byte>(packed_bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
+      pack_panels(DType::kQ8_0, 1, 32, row.data(), 0, 1, matrix.packed.data());
+      const Rows x(table(), DType::kQ8_0, std::vector<float>(32, sign * 127.0F), 32, 0, 1);
+      EXPECT_EQ(multiply(table(), matrix, x)[0], static_cast<float>(32 * weight * 127) * sign);
+    }
+  }
+}
+
+// What is not finite must show in the result of its row, and in no other.
+TEST_P(MatmulTest, NonFiniteActivationsStayVisible) {
+  Random random(8);
+  for (const DType type : kTypes) {
+    const Matrix matrix = make_matrix(type, 20, 64, random);
+    std::vector<float> x = random.floats(3 * 64);
+    const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, 64, 0, 3));
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+      x[64 + 40] = bad;
+      const std::vector<float> after = multiply(table(), matrix, Rows(table(), type, x, 64, 0, 3));
+      EXPECT_TRUE(same_bits(after.data(), before.data(), 20));
+      EXPECT_TRUE(same_bits(after.data() + 40, before.data() + 40, 20));
+      for (std::size_t o = 20; o < 40; ++o) EXPECT_FALSE(std::isfinite(after[o])) << describe(type, 20, 64, 3);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test

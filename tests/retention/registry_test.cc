@@ -1,0 +1,150 @@
+#include "retention/registry.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace kvasir {
+namespace {
+
+void expect_refused(const std::string& spec, const std::vector<std::string>& named) {
+  const auto policy = make_policy(spec);
+  ASSERT_FALSE(policy.ok()) << spec;
+  EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument) << spec;
+  const std::string& message = policy.status().message();
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  for (const std::string& name : named) EXPECT_NE(message.find(name), std::string::npos) << spec << ": " << message;
+}
+
+TEST(PolicySpec, UnknownNamesAreToldTheKnownOnes) {
+  for (const std::string spec : {"", ":", "Full", "full ", " full", "windows", "h2p:size=3", "window+full", "=", ","})
+    expect_refused(spec, {"full", "window", "streaming", "recompute"});
+}
+
+TEST(PolicySpec, UnknownKeysAreToldTheKnownOnes) {
+  expect_refused("window:sise=3", {"sise", "size"});
+  expect_refused("window:Size=3", {"Size", "size"});
+  expect_refused("window:size=3,sinks=4", {"sinks", "size"});
+  expect_refused("streaming:size=3",
+                 {"size", "sinks", "window", "cap", "every", "slack", "overlap", "refresh", "max_drop", "realign"});
+  expect_refused("full:size=3", {"full", "size", "none"});
+}
+
+TEST(PolicySpec, MalformedItemsAreToldTheForm) {
+  for (const std::string spec : {"window:", "window:size", "window:size=", "window:=3", "window:=", "window:size=3,",
+                                 "window:,size=3", "window:size=3,,", "window:,"})
+    expect_refused(spec, {"key=value", "size"});
+  expect_refused("full:", {"key=value"});
+  expect_refused("streaming:sinks", {"key=value", "sinks", "window", "realign"});
+}
+
+TEST(PolicySpec, AKeyIsGivenOnce) {
+  expect_refused("window:size=3,size=3", {"size", "twice"});
+  expect_refused("streaming:sinks=1,window=4,sinks=2", {"sinks", "twice"});
+}
+
+TEST(PolicySpec, ValuesOutOfRangeAreToldTheRange) {
+  for (const std::string value :
+       {"0", "-1", "1.5", "1e3", "0x10", "+3", " 3", "3 ", "ten", "-", "1=2", "99999999999999999999", "--3"})
+    expect_refused("window:size=" + value, {"size", value, "whole number", "1 or more"});
+  for (const std::string key : {"sinks", "every", "slack", "max_drop", "overlap", "refresh"})
+    for (const std::string value : {"-1", "x", "18446744073709551616"})
+      expect_refused("streaming:cap=1000," + key + "=" + value, {key, value, "whole number", "0 or more"});
+  expect_refused("streaming:window=0", {"window", "1 or more"});
+  expect_refused("streaming:cap=0", {"cap", "1 or more"});
+  for (const std::string value : {"Frames", "none", "0"})
+    expect_refused("streaming:realign=" + value, {"realign", "frames", "rotate"});
+}
+
+// The largest value is accepted, one more is refused, and the message says so instead of "1 or more".
+TEST(PolicySpec, ValuesAboveTheRangeAreToldTheLargest) {
+  EXPECT_TRUE(make_policy("window:size=1099511627776").ok());
+  expect_refused("window:size=1099511627777", {"size", "1099511627776"});
+  expect_refused("streaming:window=9223372036854775807", {"window", "1099511627776"});
+}
+
+TEST(PolicySpec, CapAndWindowExcludeEachOther) {
+  expect_refused("streaming:cap=100,window=50", {"cap", "window"});
+  expect_refused("streaming:cap=4", {"cap", "sinks"});
+  expect_refused("streaming:cap=30,sinks=10,slack=5,overlap=5,refresh=10",
+                 {"cap", "sinks", "slack", "overlap", "refresh"});
+  EXPECT_TRUE(make_policy("streaming:cap=31,sinks=10,slack=5,overlap=5,refresh=10").ok());
+  EXPECT_TRUE(make_policy("streaming:cap=5").ok());
+  expect_refused("streaming:overlap=1", {"overlap", "cap"});
+  expect_refused("streaming:window=10,refresh=1", {"refresh", "cap"});
+  EXPECT_TRUE(make_policy("streaming:window=10,slack=3").ok());
+}
+
+TEST(PolicySpec, BaselinesOfTheEvaluationKeepNoCache) {
+  expect_refused("recompute", {"recompute", "eval"});
+  expect_refused("recompute:size=100", {"recompute", "eval"});
+  const auto spec = PolicySpec::parse("recompute:size=100");
+  ASSERT_TRUE(spec.ok());
+  EXPECT_EQ(*spec->get_int("size", 1, 1000), 100);
+  EXPECT_EQ(*spec->get_int("stride", 1, 1000), 1);
+  EXPECT_TRUE(spec->has("size"));
+  EXPECT_FALSE(spec->has("stride"));
+  EXPECT_TRUE(find_policy("recompute")->evaluation_only);
+}
+
+TEST(PolicySpec, TheCanonicalSpecMakesAnEqualPolicy) {
+  const std::pair<std::string, std::string> specs[] = {
+      {"full", "full"},
+      {"window", "window:size=2048"},
+      {"window:size=0012", "window:size=12"},
+      {"streaming", "streaming:sinks=4,window=2044"},
+      {"streaming:cap=2048", "streaming:sinks=4,window=2044"},
+      {"streaming:window=7,sinks=0", "streaming:sinks=0,window=7"},
+      {"streaming:every=64", "streaming:sinks=4,window=2044,every=64"},
+      {"streaming:every=0,window=5", "streaming:sinks=4,window=5,every=0"},
+      {"streaming:realign=rotate,max_drop=3,slack=2,every=9,window=8,sinks=1",
+       "streaming:sinks=1,window=8,every=9,slack=2,max_drop=3,realign=rotate"},
+      {"streaming:realign=frames", "streaming:sinks=4,window=2044"},
+      {"streaming:cap=40,sinks=3,slack=5,overlap=7,refresh=11,every=6", "streaming:sinks=3,window=14,every=6,slack=5"},
+  };
+  for (const auto& [given, canonical] : specs) {
+    auto policy = make_policy(given);
+    ASSERT_TRUE(policy.ok()) << given << ": " << policy.status().message();
+    EXPECT_EQ((*policy)->spec(), canonical);
+    auto again = make_policy((*policy)->spec());
+    ASSERT_TRUE(again.ok()) << canonical;
+    EXPECT_EQ((*again)->spec(), canonical);
+    EXPECT_EQ((*again)->bound(), (*policy)->bound());
+    EXPECT_EQ((*again)->realign(), (*policy)->realign());
+    for (int i = 0; i < 5000; ++i) {
+      const IdRange a = (*policy)->advance();
+      const IdRange b = (*again)->advance();
+      ASSERT_EQ(a.empty(), b.empty());
+      if (!a.empty()) {
+        ASSERT_EQ(a.begin, b.begin);
+        ASSERT_EQ(a.end, b.end);
+      }
+    }
+  }
+}
+
+TEST(PolicyRegistry, EveryPolicyIsDescribedAndItsDefaultsAreAccepted) {
+  std::set<std::string_view> names;
+  for (const PolicyInfo* info : all_policies()) {
+    EXPECT_TRUE(names.insert(info->name).second);
+    EXPECT_EQ(find_policy(info->name), info);
+    for (const std::string_view text : {info->name, info->summary, info->formula, info->reference})
+      EXPECT_FALSE(text.empty()) << info->name;
+    std::set<std::string_view> keys;
+    for (const PolicyOption& option : info->options) {
+      EXPECT_TRUE(keys.insert(option.name).second);
+      for (const std::string_view text : {option.name, option.default_value, option.range, option.meaning})
+        EXPECT_FALSE(text.empty()) << info->name;
+      if (option.default_value == "-" || info->evaluation_only) continue;
+      const auto policy = make_policy(std::string(info->name) + ":" + std::string(option.name) + "=" +
+                                      std::string(option.default_value));
+      ASSERT_TRUE(policy.ok()) << policy.status().message();
+      EXPECT_EQ((*policy)->spec(), (*make_policy(info->name))->spec());
+    }
+  }
+  EXPECT_EQ(names, (std::set<std::string_view>{"full", "window", "streaming", "recompute"}));
+  EXPECT_EQ(find_policy("none"), nullptr);
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,209 @@
+// `streaming` and `window` against their definition, executed one token at a time.
+#include "retention/start_recent.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "retention/naive.h"
+
+namespace kvasir {
+namespace {
+
+struct Case {
+  std::string spec;
+  test::NaiveOptions options;
+  bool rotate = false;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all = {
+      {"window:size=1", {.window = 1}},
+      {"window:size=12", {.window = 12}},
+      {"window:size=100", {.window = 100}},
+      {"streaming:sinks=2,window=10,every=4", {.sinks = 2, .window = 10, .every = 4}},
+      {"streaming:sinks=0,window=10", {.window = 10}},
+      {"streaming:sinks=1,window=1", {.sinks = 1, .window = 1}},
+      {"streaming:sinks=70,window=5,every=3", {.sinks = 70, .window = 5, .every = 3}},
+      {"streaming:window=30,every=64", {.sinks = 4, .window = 30, .every = 64}},
+      {"streaming:window=30,every=64,max_drop=1", {.sinks = 4, .window = 30, .every = 64, .max_drop = 1}},
+      {"streaming:window=30,every=16,max_drop=1000", {.sinks = 4, .window = 30, .every = 16, .max_drop = 1000}},
+      {"streaming:window=30,every=0", {.sinks = 4, .window = 30, .every = 0}},
+      {"streaming:window=30,every=0,slack=3", {.sinks = 4, .window = 30, .every = 0, .slack = 3}},
+      {"streaming:window=30,slack=9", {.sinks = 4, .window = 30, .slack = 9}},
+      {"streaming:cap=50", {.sinks = 4, .window = 46}},
+      {"streaming:cap=50,sinks=3,slack=5,overlap=7,refresh=11,every=6",
+       {.sinks = 3, .window = 50 - 3 - 5 - 7 - 11, .every = 6, .slack = 5}},
+      {"streaming:cap=9,sinks=2,slack=1,overlap=2,refresh=3", {.sinks = 2, .window = 1, .slack = 1}},
+  };
+  std::mt19937_64 random(3);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 40; ++i) {
+    Case c;
+    c.options = {.sinks = draw(0, 3) * draw(0, 12),
+                 .window = draw(1, 90),
+                 .every = draw(0, 2) == 0 ? 1 : draw(1, 150),
+                 .slack = draw(0, 1) * draw(0, 40),
+                 .max_drop = draw(0, 1) * draw(0, 60)};
+    c.spec = fmt::format("streaming:sinks={},every={},slack={},max_drop={}", c.options.sinks, c.options.every,
+                         c.options.slack, c.options.max_drop);
+    if (draw(0, 1) == 0) {
+      c.spec += fmt::format(",window={}", c.options.window);
+    } else {
+      const int overlap = draw(0, 9), refresh = draw(0, 9);
+      c.spec += fmt::format(",overlap={},refresh={},cap={}", overlap, refresh,
+                            c.options.window + c.options.sinks + c.options.slack + overlap + refresh);
+    }
+    all.push_back(c);
+  }
+  const std::size_t plain = all.size();
+  for (std::size_t i = 0; i < plain; ++i) {
+    if (all[i].spec.starts_with("window")) continue;
+    Case rotated = all[i];
+    rotated.spec += ",realign=rotate";
+    rotated.rotate = true;
+    all.push_back(rotated);
+  }
+  return all;
+}
+
+constexpr TokenId kTokens = 700;
+
+// Drives the policy in passes of want(done) tokens, and compares each row's view and the table behind each pass.
+void compare(const Case& c, const std::vector<test::NaiveStep>& steps, int slots,
+             const std::function<int(TokenId)>& want) {
+  const auto policy = test::policy_of(c.spec);
+  ASSERT_EQ(policy->realign() == Realign::kRotate, c.rotate);
+  const auto cache = test::table_only(slots, kTokens / slots + 2);
+  KvSequence sequence = cache->new_sequence();
+  AttentionView view;
+  TokenId asked = 0;
+  std::vector<LaneGroup::Frame> frames;
+  test::drive(
+      *policy, *cache, sequence, kTokens,
+      [&](TokenId done) {
+        asked = want(done);
+        return static_cast<int>(asked);
+      },
+      [&](const LaneGroup& group, const PassPlan& pass) {
+        const TokenId first = group.next_id() - pass.rows;
+        view.build(group, pass.hidden);
+        for (int r = 0; r < pass.rows; ++r)
+          ASSERT_EQ(test::visible_ids(view, r), steps[static_cast<std::size_t>(first + r)].seen) << first + r;
+        // Frames change between passes alone: with sinks the first prune ends a pass; with rotation every prune does.
+        // No pass is shorter than that asks for.
+        bool before = false;
+        for (TokenId id = 0; id < first; ++id) before = before || steps[static_cast<std::size_t>(id)].pruned;
+        const bool matters = c.rotate || (c.options.sinks > 0 && !before);
+        const TokenId most = std::min(asked, kTokens - first);
+        TokenId rows = 1;
+        while (rows < most && !(matters && steps[static_cast<std::size_t>(first + rows - 1)].pruned)) ++rows;
+        ASSERT_EQ(pass.rows, rows) << first;
+      },
+      [&](const LaneGroup& group, const PassPlan&) {
+        ASSERT_EQ(test::retained_ids(group), steps[static_cast<std::size_t>(group.next_id() - 1)].kept)
+            << group.next_id();
+        ASSERT_LE(group.frames().size(), 2u);
+      });
+}
+
+TEST(StartRecent, KeepsWhatTheDefinitionKeepsWhateverTheChunk) {
+  for (const Case& c : cases()) {
+    const auto steps = test::simulate(c.options, kTokens);
+    for (const int chunk : {1, 7, 64, 512}) {
+      SCOPED_TRACE(fmt::format("{} chunk {}", c.spec, chunk));
+      compare(c, steps, 32, [&](TokenId done) { return chunk - static_cast<int>(done % chunk); });
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    std::mt19937_64 random(11);
+    for (const int slots : {16, 64}) {
+      SCOPED_TRACE(fmt::format("{} random chunks, {} slots", c.spec, slots));
+      compare(c, steps, slots,
+              [&](TokenId) { return std::uniform_int_distribution<int>(1, random() % 4 == 0 ? 600 : 40)(random); });
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(StartRecent, TheBoundIsReachedAndNeverExceeded) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.spec);
+    const auto policy = test::policy_of(c.spec);
+    const std::int64_t target = c.options.sinks + c.options.window;
+    if (c.options.every == 0) {
+      EXPECT_EQ(policy->bound(), std::nullopt);
+      continue;
+    }
+    ASSERT_TRUE(policy->bound().has_value());
+    EXPECT_EQ(*policy->bound(), target + c.options.every + c.options.slack);
+    const auto cache = test::table_only(16, 100);
+    KvSequence sequence = cache->new_sequence();
+    std::int64_t most = 0;
+    test::drive(
+        *policy, *cache, sequence, kTokens, [](TokenId) { return 1; },
+        [&](const LaneGroup& group, const PassPlan&) { most = std::max(most, group.length()); },
+        [](const LaneGroup&, const PassPlan&) {});
+    EXPECT_EQ(most, *policy->bound());
+  }
+  EXPECT_EQ(test::policy_of("full")->bound(), std::nullopt);
+}
+
+TEST(StartRecent, RowsTogetherChangesNothing) {
+  for (const Case& c : cases()) {
+    const auto policy = test::policy_of(c.spec);
+    const auto steps = test::simulate(c.options, 400);
+    bool pruned_before = false;
+    for (TokenId id = 0; id < 400; ++id) {
+      for (const int want : {1, 2, 50, 400}) {
+        int until = 1;  // the next prune, if it comes first
+        while (until < want && id + until - 1 < 400 && !steps[static_cast<std::size_t>(id + until - 1)].pruned) ++until;
+        if (id + want > 400) continue;
+        const bool matters = c.rotate || (c.options.sinks > 0 && !pruned_before);
+        ASSERT_EQ(policy->rows_together(want), matters ? until : want) << c.spec << ' ' << id << ' ' << want;
+        ASSERT_EQ(policy->clone()->rows_together(want), policy->rows_together(want));
+      }
+      // What was dropped before this token, and no more, is hidden from it.
+      const IdRange hidden = policy->advance();
+      const auto& seen = steps[static_cast<std::size_t>(id)].seen;
+      ASSERT_EQ(hidden.empty() ? 0 : hidden.end - hidden.begin, id + 1 - static_cast<TokenId>(seen.size()));
+      if (!hidden.empty()) {
+        ASSERT_EQ(hidden.begin, c.options.sinks);
+      }
+      pruned_before = pruned_before || steps[static_cast<std::size_t>(id)].pruned;
+    }
+  }
+}
+
+TEST(StartRecent, AClonePrunesOnFromWhereItWasTaken) {
+  const auto steps = test::simulate({.sinks = 3, .window = 20, .every = 9}, 300);
+  const auto policy = test::policy_of("streaming:sinks=3,window=20,every=9");
+  for (TokenId id = 0; id < 300; ++id) {
+    policy->advance();
+    if (id % 37 != 0) continue;
+    const auto copy = policy->clone();
+    EXPECT_EQ(copy->spec(), policy->spec());
+    for (TokenId later = id + 1; later < 300; ++later) {
+      copy->advance();
+      const auto kept = static_cast<TokenId>(steps[static_cast<std::size_t>(later)].kept.size());
+      const IdRange dropped = copy->dropped();
+      ASSERT_EQ(later + 1 - (dropped.empty() ? 0 : dropped.end - dropped.begin), kept);
+    }
+    const IdRange own = policy->dropped();
+    ASSERT_EQ(id + 1 - (own.empty() ? 0 : own.end - own.begin),
+              static_cast<TokenId>(steps[static_cast<std::size_t>(id)].kept.size()));
+  }
+}
+
+TEST(Full, HidesAndDropsNothing) {
+  const auto policy = test::policy_of("full");
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_EQ(policy->rows_together(i + 1), i + 1);
+    EXPECT_TRUE(policy->advance().empty());
+    EXPECT_TRUE(policy->dropped().empty());
+  }
+  EXPECT_EQ(policy->clone()->spec(), "full");
+}
+
+}  // namespace
+}  // namespace kvasir
