@@ -44,11 +44,12 @@ void ThreadPool::run(int count, Call call, void* context) {
   context_ = context;
   count_ = count;
   next_.store(0);
-  busy_.store(static_cast<int>(workers_.size()));
+  gate_.store(kOpen);
   generation_.fetch_add(1);
   generation_.notify_all();
   work(count);
-  for (int spins = 0; busy_.load() != 0; ++spins) {
+  gate_.fetch_and(~kOpen);
+  for (int spins = 0; gate_.load() != 0; ++spins) {
     pause();
     if (spins > kSpins) std::this_thread::yield();
   }
@@ -68,8 +69,12 @@ void ThreadPool::worker() {
     }
     seen = now;
     if (stop_.load()) return;
+    unsigned gate = gate_.load();
+    while ((gate & kOpen) != 0 && !gate_.compare_exchange_weak(gate, gate + 1)) {
+    }
+    if ((gate & kOpen) == 0) continue;
     work(count_);
-    busy_.fetch_sub(1);
+    gate_.fetch_sub(1);
   }
 }
 

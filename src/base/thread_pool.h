@@ -38,9 +38,12 @@ class ThreadPool {
   Call call_ = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
+  // Whether a region is open, and how many workers are in it. A region ends when all its indices are taken and those
+  // inside have left; a worker that wakes up late finds the gate closed, and nobody waits for it.
+  static constexpr unsigned kOpen = 1u << 31;
+  alignas(64) std::atomic<unsigned> gate_{0};
   alignas(64) std::atomic<unsigned> generation_{0};
   alignas(64) std::atomic<int> next_{0};
-  alignas(64) std::atomic<int> busy_{0};
   std::atomic<bool> stop_{false};
 };
 

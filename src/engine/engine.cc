@@ -100,6 +100,7 @@ class SessionImpl final : public Session {
           total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
     const double start = now_seconds();
     const std::int64_t before = runner_->group().next_id();
+    logits_.clear();  // they belong to a token that is no longer the newest
     std::size_t noted = 0;
     const auto note = [&] {
       const auto done = static_cast<std::size_t>(runner_->group().next_id() - before);
@@ -293,12 +294,12 @@ class EngineImpl final : public Engine {
             policy.spec(), needed, model_->options.kv_memory);
       return model_->options.kv_memory;
     }
-    if (needed > ceiling())
-      return exhausted(
-          "policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
-          "policy, or bound it with --kv-memory",
-          policy.spec(), needed, ceiling());
-    return needed;
+    if (needed <= ceiling()) return needed;
+    // What keeps everything may still meet a short text: it ends with a visible reason when the memory is full.
+    if (!policy.bound()) return ceiling();
+    return exhausted("policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
+                     "policy, or bound it with --kv-memory",
+                     policy.spec(), needed, ceiling());
   }
 
   std::shared_ptr<LoadedModel> model_;

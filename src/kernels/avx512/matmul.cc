@@ -75,11 +75,6 @@ void q8_tile(const PackedMatrix& weights, int panel, const std::int8_t* q, const
     __m512i v[8];
     for (int j = 0; j < 8; ++j) v[j] = _mm512_loadu_si512(w + j * 64);
     const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 512)));
-    if constexpr (kRows == 1) {
-      // A single row waits for memory: ask for what comes eight blocks later.
-      for (int line = 0; line < 9; ++line)
-        _mm_prefetch(reinterpret_cast<const char*>(w) + 8 * kQ8PanelBlockBytes + line * 64, _MM_HINT_T0);
-    }
     for (int r = 0; r < kRows; ++r) {
       const std::int8_t* a = q + r * kQ8Block;
       __m512i even = _mm512_set1_epi32(sum[r]);
