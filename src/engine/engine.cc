@@ -242,8 +242,11 @@ class EngineImpl final : public Engine {
   }
 
  private:
+  // A text without end: the plan of a bounded policy finds its period and needs no longer for it.
+  static constexpr std::int64_t kEndless = std::int64_t{1} << 50;
+
   std::uint64_t need(const RetentionPolicy& policy) const {
-    const std::int64_t tokens = policy.bound() ? *policy.bound() + kPlanHorizon : model_->config.context;
+    const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;
     const std::uint64_t least = least_kv_bytes(model_->kv_shape, policy.bound().value_or(tokens));
     if (least > ceiling()) return least;  // enough to refuse it
     return plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, model_->options.chunk, 1}).bytes;

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,10 +24,9 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
 
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   std::int64_t tokens = request.tokens;
-  if (const auto bound = policy.bound())
-    tokens = std::min(tokens, *bound + request.prompt % request.chunk + kPlanHorizon);
-  const std::int64_t prompt = std::min(request.prompt, tokens);
-  const std::uint64_t columns = static_cast<std::uint64_t>(tokens) / static_cast<std::uint64_t>(shape.page.slots) + 2;
+  std::int64_t prompt = std::min(request.prompt, tokens);
+  const std::int64_t most = policy.bound() ? std::min(tokens, *policy.bound() + request.chunk) : tokens;
+  const std::uint64_t columns = static_cast<std::uint64_t>(most) / static_cast<std::uint64_t>(shape.page.slots) + 3;
   auto cache = KvCache::create(shape, columns * KvCache::column_cost(shape), Backing::kNone);
   KVASIR_CHECK(cache.ok());
   KvSequence sequence = (*cache)->new_sequence();
@@ -33,7 +34,22 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   std::vector<IdRange> hidden;
   std::int64_t seen_max = 0;
   std::uint64_t peak_columns = 0;
+  // Once a policy prunes, where a pass begins on the grids of chunks and pages and how much is kept decide all that
+  // follows: whole periods ahead repeat what was seen, and are left out.
+  std::map<std::array<std::int64_t, 4>, std::int64_t> begun;
   for (std::int64_t done = 0; done < tokens;) {
+    if (policy.bound() && !state->dropped().empty()) {
+      const bool reading = done < prompt;
+      const auto [before, fresh] = begun.try_emplace(
+          {reading, reading ? done % request.chunk : 0, done % shape.page.slots, sequence.group().length()}, done);
+      if (!fresh) {
+        const std::int64_t period = done - before->second;
+        const std::int64_t skipped = ((reading ? prompt : tokens) - done) / period * period;
+        if (reading) prompt -= skipped;
+        tokens -= skipped;
+        if (done >= tokens) break;
+      }
+    }
     const int want = next_pass_rows(done, prompt, tokens, request.chunk);
     const PassPlan pass = plan_pass(*state, want);
     KVASIR_CHECK(sequence.group().append(pass.rows).ok());

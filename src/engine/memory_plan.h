@@ -25,9 +25,6 @@ struct KvMemory {
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
 };
 
-// A bounded policy reaches its peak soon after its bound: at most this many tokens beyond it are looked at.
-inline constexpr std::int64_t kPlanHorizon = std::int64_t{1} << 16;
-
 // What any cache of `tokens` retained tokens takes at the very least; costs nothing to compute.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 

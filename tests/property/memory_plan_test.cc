@@ -132,7 +132,7 @@ TEST(MemoryPlan, LongStreams) {
 }
 
 // Prunes and chunks that meet in all their phases only after far more tokens than the bound.
-TEST(MemoryPlan, DISABLED_LongPeriods) {
+TEST(MemoryPlan, LongPeriods) {
   for (const char* spec : {"streaming:sinks=4,window=1342,every=1026", "streaming:sinks=3,window=2197,every=1022"})
     for (const int slots : {16, 32})
       expect_exact(shape_of(slots), spec, {.tokens = 300000, .prompt = 300000, .chunk = 512, .sequences = 1},
