@@ -1,6 +1,8 @@
 #include "cli/command.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -19,9 +21,13 @@ namespace kvasir::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
+int g_wake[2] = {-1, -1};  // a pipe: an interrupt just before a wait ends that wait too
 
 void on_interrupt(int signal) {
   if (g_interrupted.exchange(true)) ::_exit(128 + signal);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(g_wake[1], "", 1);
+  errno = error;
 }
 
 double now_seconds() {
@@ -138,6 +144,7 @@ std::string printable(std::string_view text, std::size_t limit) {
 }
 
 void catch_interrupts() {
+  if (::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK) != 0) g_wake[0] = g_wake[1] = -1;
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   ::sigaction(SIGINT, &action, nullptr);
@@ -149,7 +156,19 @@ bool interrupted() {
   return g_interrupted.load();
 }
 void clear_interrupt() {
+  char byte;
+  while (::read(g_wake[0], &byte, 1) == 1) {
+  }
   g_interrupted.store(false);
+}
+
+bool wait_for_input() {
+  pollfd watched[] = {{STDIN_FILENO, POLLIN, 0}, {g_wake[0], POLLIN, 0}};
+  while (!interrupted()) {
+    if (::poll(watched, std::size(watched), -1) < 0 && errno == EINTR) continue;
+    if (watched[1].revents == 0) return true;
+  }
+  return false;
 }
 
 ProgressBar::ProgressBar(std::string label)

@@ -71,6 +71,9 @@ void catch_interrupts();
 bool interrupted();
 void clear_interrupt();
 
+// Waits until standard input can be read or has ended; false if it was an interrupt that came.
+bool wait_for_input();
+
 // A bar on standard error while something long runs; nothing where that is no terminal.
 class ProgressBar {
  public:

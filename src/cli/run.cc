@@ -137,7 +137,7 @@ Status converse(const RunOptions& options, Session& session) {
   for (;;) {
     note("> ");
     std::string line;
-    if (!std::getline(std::cin, line) || line.empty() || interrupted()) break;
+    if (!wait_for_input() || !std::getline(std::cin, line) || line.empty()) break;
     const Status status = runner.say(line);
     if (!status.ok() && status.code() != StatusCode::kCancelled) {
       if (status.code() != StatusCode::kInvalidArgument) return status;

@@ -229,13 +229,14 @@ class EngineImpl final : public Engine {
 
   Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) override {
     std::unique_ptr<RetentionPolicy> policy;
+    const std::uint64_t ceiling = memory_ceiling();  // once: what is available changes while one looks
     if (options.policy.empty()) {
-      KVASIR_ASSIGN_OR_RETURN(policy, default_policy());
+      KVASIR_ASSIGN_OR_RETURN(policy, default_policy(ceiling));
     } else {
       KVASIR_ASSIGN_OR_RETURN(policy, make_policy(options.policy));
     }
     if (cache_ == nullptr) {
-      KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy));
+      KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy, ceiling));
       KVASIR_ASSIGN_OR_RETURN(cache_, KvCache::create(model_->kv_shape, budget));
     }
     return {std::unique_ptr<Session>(new SessionImpl(model_, cache_, std::move(policy)))};
@@ -245,39 +246,47 @@ class EngineImpl final : public Engine {
   // A text without end: the plan of a bounded policy finds its period and needs no longer for it.
   static constexpr std::int64_t kEndless = std::int64_t{1} << 50;
 
-  std::uint64_t need(const RetentionPolicy& policy) const {
+  std::uint64_t need(const RetentionPolicy& policy, std::uint64_t ceiling) const {
     const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;
     const std::uint64_t least = least_kv_bytes(model_->kv_shape, policy.bound().value_or(tokens));
-    if (least > ceiling()) return least;  // enough to refuse it
+    if (least > ceiling) return least;  // enough to refuse it
     return plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, model_->options.chunk, 1}).bytes;
   }
 
-  std::uint64_t ceiling() const {
+  std::uint64_t memory_ceiling() const {
     const std::uint64_t available = available_memory();
     return model_->options.kv_memory > 0 ? std::min(model_->options.kv_memory, available) : available / 10 * 8;
   }
 
   // streaming with the smaller of the trained context and what the memory holds: equals `full` until that is reached.
-  Result<std::unique_ptr<RetentionPolicy>> default_policy() const {
+  Result<std::unique_ptr<RetentionPolicy>> default_policy(std::uint64_t ceiling) const {
     static constexpr std::int64_t kSinks = 4;
     const auto with_cap = [](std::int64_t cap) {
       return make_policy(fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks));
     };
     const std::int64_t context = std::max<std::int64_t>(model_->config.context, kSinks + 1);
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, with_cap(context));
-    if (need(*policy) <= ceiling()) return policy;
+    if (need(*policy, ceiling) <= ceiling) return policy;
     std::int64_t low = kSinks + 1;  // the least cap worth trying
     std::int64_t high = context;    // does not fit
     KVASIR_ASSIGN_OR_RETURN(policy, with_cap(low));
-    if (need(*policy) > ceiling())
+    if (need(*policy, ceiling) > ceiling)
       return exhausted(
           "{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); "
           "raise --kv-memory or lower --chunk",
-          ceiling(), need(*policy), model_->options.chunk);
-    while (high - low > 1) {
-      const std::int64_t middle = low + (high - low) / 2;
+          ceiling, need(*policy, ceiling), model_->options.chunk);
+    // A pass in chunks needs a little more than what is kept: look close below what the bytes alone would hold, and
+    // no closer than one token in 4,096.
+    const auto columns = static_cast<std::int64_t>(ceiling / KvCache::column_cost(model_->kv_shape));
+    const int slots = model_->kv_shape.page.slots;
+    high = std::min(high, (columns + 1) * slots);
+    bool close = true;
+    while (high - low > 1 + high / 4096) {
+      const std::int64_t near = high - model_->options.chunk - 4 * slots;
+      const std::int64_t middle = close && near > low ? near : low + (high - low) / 2;
+      close = false;
       KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle));
-      if (need(*candidate) <= ceiling()) {
+      if (need(*candidate, ceiling) <= ceiling) {
         low = middle;
         policy = std::move(candidate);
       } else {
@@ -287,8 +296,8 @@ class EngineImpl final : public Engine {
     return policy;
   }
 
-  Result<std::uint64_t> budget_for(const RetentionPolicy& policy) const {
-    const std::uint64_t needed = need(policy);
+  Result<std::uint64_t> budget_for(const RetentionPolicy& policy, std::uint64_t ceiling) const {
+    const std::uint64_t needed = need(policy, ceiling);
     if (model_->options.kv_memory > 0) {
       if (policy.bound() && needed > model_->options.kv_memory)
         return invalid_argument(
@@ -297,12 +306,13 @@ class EngineImpl final : public Engine {
             policy.spec(), needed, model_->options.kv_memory);
       return model_->options.kv_memory;
     }
-    if (needed <= ceiling()) return needed;
+    if (needed <= ceiling) return needed;
     // What keeps everything may still meet a short text: it ends with a visible reason when the memory is full.
-    if (!policy.bound()) return ceiling();
-    return exhausted("policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
-                     "policy, or bound it with --kv-memory",
-                     policy.spec(), needed, ceiling());
+    if (!policy.bound()) return ceiling;
+    return exhausted(
+        "policy '{}' needs {} bytes of KV memory, more than this machine can give ({}); choose a smaller "
+        "policy, or bound it with --kv-memory",
+        policy.spec(), needed, ceiling);
   }
 
   std::shared_ptr<LoadedModel> model_;

@@ -62,7 +62,8 @@ struct AttentionPartial {
   std::size_t q_row_stride = 0;             // in floats
   int entries = 0;                          // at most kPartialEntries
   const std::byte* const* pages = nullptr;  // [entries]
-  const SlotMask* masks = nullptr;          // [rows][entries], live slots a row may see; row stride below
+  // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond shape.slots.
+  const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
 };
 

@@ -80,8 +80,8 @@ TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
 
 TEST(Memory, TooLittleIsOneClearLine) {
   for (const Arguments& more : {Arguments{"--kv-memory", "1"}, Arguments{"--kv-memory", "100kB"},
-                               Arguments{"--kv-memory", "1MiB", "--kv", "streaming:sinks=4,window=1020"},
-                               Arguments{"--kv-memory", "70kB", "--kv", "full"}}) {
+                                Arguments{"--kv-memory", "1MiB", "--kv", "streaming:sinks=4,window=1020"},
+                                Arguments{"--kv-memory", "70kB", "--kv", "full"}}) {
     Arguments arguments = {"-p", "Once", "-n", "3"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Finished done = run_model(arguments);

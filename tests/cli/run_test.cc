@@ -67,8 +67,8 @@ TEST(Run, ThreadsAndChunksChangeNothing) {
     std::string first;
     for (const std::string threads : {"1", "2"})
       for (const std::string chunk : {"1", "64", "512"}) {
-        const Json json = run_json(
-            {"-t", threads, "--chunk", chunk, "-p", prompt, "-n", "24", "--temp", "0", "--ignore-eos", "--kv", policy});
+        const Json json = json_of({"run", "-m", model_path(), "-t", threads, "--chunk", chunk, "-p", prompt, "-n", "24",
+                                   "--temp", "0", "--ignore-eos", "--kv", policy, "--json"});
         if (first.empty()) first = json["text"];
         EXPECT_EQ(json["text"], first) << policy << ", " << threads << " threads, chunk " << chunk;
       }
@@ -106,7 +106,7 @@ TEST(Run, PenaltiesActOnTheWindow) {
   };
   const std::string plain = text({});
   for (const Arguments& penalty : {Arguments{"--repeat-penalty", "3"}, Arguments{"--frequency-penalty", "5"},
-                                  Arguments{"--presence-penalty", "9"}}) {
+                                   Arguments{"--presence-penalty", "9"}}) {
     EXPECT_NE(text(penalty), plain) << penalty.front();
     Arguments none = penalty;
     none.insert(none.end(), {"--penalty-window", "0"});

@@ -48,6 +48,9 @@ void float_rows(const PackedMatrix& weights, const Activations& x, int panel, fl
   constexpr int kRows = kPanels == 8 ? 1 : 8;
   for (; r + kRows <= x.rows; r += kRows)
     float_tile<kType, kRows, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
+  if constexpr (kPanels <= 2)
+    for (; r + 4 <= x.rows; r += 4)
+      float_tile<kType, 4, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
   for (; r < x.rows; ++r) float_tile<kType, 1, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
 }
 

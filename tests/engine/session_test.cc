@@ -1,0 +1,200 @@
+// The public library: Engine and Session.
+#include <gtest/gtest.h>
+
+#include "kvasir/engine.h"
+#include "support/engine_fixture.h"
+#include "support/shared_data.h"
+
+namespace kvasir::test {
+namespace {
+
+const GenerateOptions kGreedy{.max_tokens = 30, .ignore_eos = true, .sampling = {.temperature = 0}};
+
+std::string long_text() {
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "The old man went down to the river number " + std::to_string(i) + ". ";
+  return text;
+}
+
+class SessionTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Engine> open(EngineOptions options = {}) {
+    options.model = source_dir() + "/models/kvasir-mini-3m-q8_0.gguf";
+    if (options.threads == 0) options.threads = 1;
+    auto engine = Engine::open(options);
+    EXPECT_TRUE(engine.ok()) << engine.status().message();
+    return engine.ok() ? std::move(*engine) : nullptr;
+  }
+  static std::unique_ptr<Session> session(Engine& engine, const std::string& policy = "") {
+    auto made = engine.new_session({.policy = policy});
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? std::move(*made) : nullptr;
+  }
+  static GenerateResult generate(Session& session, const GenerateOptions& options = kGreedy) {
+    auto result = session.generate(options, {});
+    EXPECT_TRUE(result.ok()) << result.status().message();
+    return result.ok() ? *result : GenerateResult{};
+  }
+};
+
+TEST_F(SessionTest, ForksWriteTheSameText) {
+  const auto engine = open({.kv_memory = std::uint64_t{64} << 20});
+  for (const char* policy :
+       {"full", "streaming:sinks=4,window=124", "streaming:sinks=4,window=124,realign=rotate,every=8"}) {
+    const auto trunk = session(*engine, policy);
+    ASSERT_TRUE(trunk->read(long_text()).ok());
+    auto fork = trunk->fork();
+    ASSERT_TRUE(fork.ok()) << fork.status().message();
+    const GenerateResult first = generate(*trunk);
+    const GenerateResult second = generate(**fork);
+    EXPECT_FALSE(first.text.empty());
+    EXPECT_EQ(first.text, second.text) << policy;
+    EXPECT_EQ(first.kv.kept, second.kv.kept);
+    EXPECT_EQ(first.kv.seen, second.kv.seen);
+    // A fork of a session that has already written goes on like it, and outlives it.
+    auto later = trunk->fork();
+    ASSERT_TRUE(later.ok());
+    const GenerateResult third = generate(*trunk);
+    EXPECT_EQ(generate(**later).text, third.text) << policy;
+    EXPECT_NE(third.text, first.text);
+  }
+}
+
+TEST_F(SessionTest, SessionsOutliveTheirEngine) {
+  auto engine = open();
+  const auto one = session(*engine);
+  engine.reset();
+  ASSERT_TRUE(one->read("Once upon a time").ok());
+  EXPECT_EQ(generate(*one).tokens, 30);
+}
+
+// A second read continues the text as it stands: no second BOS, and the tokens of the second part are its own.
+TEST_F(SessionTest, ReadingInPartsContinues) {
+  const auto engine = open();
+  const auto parts = session(*engine);
+  ASSERT_TRUE(parts->read("Once upon a time").ok());
+  const std::int64_t first = parts->kv().seen;
+  ASSERT_TRUE(parts->read("\nthere was").ok());
+  const std::int64_t both = parts->kv().seen;
+  EXPECT_GT(both, first);
+  const GenerateResult result = generate(*parts);
+  EXPECT_EQ(result.prompt_tokens, both);
+  EXPECT_EQ(result.kv.seen, both + 30);
+  // What a generation wrote belongs to the context; the next reports its own prompt alone.
+  ASSERT_TRUE(parts->read(" and then").ok());
+  const std::int64_t after = parts->kv().seen;
+  EXPECT_EQ(generate(*parts).prompt_tokens, after - both - 30);
+  // Generating twice equals generating once.
+  const auto once = session(*engine);
+  const auto twice = session(*engine);
+  ASSERT_TRUE(once->read("Once upon a time").ok());
+  ASSERT_TRUE(twice->read("Once upon a time").ok());
+  GenerateOptions half = kGreedy;
+  half.max_tokens = 15;
+  const std::string begin = generate(*twice, half).text;
+  EXPECT_EQ(begin + generate(*twice, half).text, generate(*once).text);
+}
+
+TEST_F(SessionTest, ErrorsLeaveTheSessionUsable) {
+  const auto engine = open();
+  const auto clean = session(*engine, "full");
+  const auto tried = session(*engine, "full");
+  EXPECT_EQ(tried->generate(kGreedy, {}).status().code(), StatusCode::kInvalidArgument) << "nothing to continue";
+  EXPECT_EQ(tried->read("caf\xe9").code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(tried->kv().seen, 0);
+  std::string endless;
+  while (endless.size() < 40000) endless += long_text();
+  EXPECT_EQ(tried->read(endless).code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(tried->kv().seen, 0);
+  ASSERT_TRUE(clean->read("Once upon a time").ok());
+  ASSERT_TRUE(tried->read("Once upon a time").ok());
+  EXPECT_EQ(tried->read("\xff").code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(tried->read("").code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(tried->read(endless).code(), StatusCode::kResourceExhausted);
+  for (const GenerateOptions& wrong :
+       {GenerateOptions{.max_tokens = -2}, GenerateOptions{.stop = {""}},
+        GenerateOptions{.sampling = {.temperature = -1}}, GenerateOptions{.sampling = {.top_p = 0}}})
+    EXPECT_EQ(tried->generate(wrong, {}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(generate(*tried).text, generate(*clean).text);
+  EXPECT_EQ(engine->new_session({.policy = "nope"}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(session(*engine), nullptr);
+}
+
+TEST_F(SessionTest, TheBudgetEndsAReadAndTheSessionGoesOn) {
+  const auto engine = open({.kv_memory = std::uint64_t{1} << 20, .chunk = 64});
+  const auto one = session(*engine, "full");
+  EXPECT_EQ(one->read(long_text()).code(), StatusCode::kResourceExhausted);
+  const KvReport after = one->kv();
+  EXPECT_GT(after.seen, 64) << "what was read before stays";
+  EXPECT_EQ(after.seen % 64, 0);
+  EXPECT_LE(after.bytes_peak, std::uint64_t{1} << 20);
+}
+
+TEST_F(SessionTest, CallbacksCancel) {
+  const auto engine = open({.chunk = 64});
+  const auto one = session(*engine);
+  int calls = 0;
+  auto result = one->read("Once upon a time");
+  ASSERT_TRUE(result.ok());
+  std::string heard;
+  const auto cancelled = one->generate(kGreedy, [&](std::string_view text) {
+    heard += text;
+    return ++calls < 4;
+  });
+  ASSERT_TRUE(cancelled.ok());
+  EXPECT_EQ(cancelled->finish_reason, FinishReason::kCancelled);
+  EXPECT_LT(cancelled->tokens, 30);
+  EXPECT_EQ(cancelled->text, heard);
+  GenerateOptions rest = kGreedy;
+  rest.max_tokens = 30 - cancelled->tokens;
+  const auto whole = session(*engine);
+  ASSERT_TRUE(whole->read("Once upon a time").ok());
+  EXPECT_EQ(heard + generate(*one, rest).text, generate(*whole).text);
+
+  const auto reader = session(*engine);
+  std::int64_t last = 0;
+  const Status stopped = reader->read(long_text(), [&](std::int64_t done, std::int64_t total) {
+    EXPECT_GT(done, last);
+    EXPECT_LE(done, total);
+    last = done;
+    return done < 128;
+  });
+  EXPECT_EQ(stopped.code(), StatusCode::kCancelled);
+  EXPECT_EQ(reader->kv().seen, 128);
+  ASSERT_TRUE(reader->read(" and so it ended").ok());
+  EXPECT_EQ(generate(*reader).tokens, 30);
+}
+
+TEST_F(SessionTest, ForgottenSaysWhatIsGone) {
+  const auto engine = open();
+  const auto one = session(*engine, "streaming:sinks=4,window=60");
+  ASSERT_TRUE(one->read("Once upon a time").ok());
+  EXPECT_EQ(one->forgotten().dropped, 0);
+  ASSERT_TRUE(one->read(long_text()).ok());
+  const KvReport kv = one->kv();
+  EXPECT_EQ(kv.kept, 64);
+  EXPECT_EQ(one->forgotten().first, 4);
+  EXPECT_EQ(one->forgotten().dropped, kv.seen - 64);
+}
+
+TEST_F(SessionTest, TextAndCallbackAgreeAndAreWhole) {
+  const auto engine = open();
+  const auto one = session(*engine);
+  ASSERT_TRUE(one->read("Once upon a time").ok());
+  std::string heard;
+  GenerateOptions hot{.max_tokens = 300,
+                      .ignore_eos = true,
+                      .sampling = {.temperature = 20, .top_k = 0, .top_p = 1, .min_p = 0, .seed = 7}};
+  const auto result = one->generate(hot, [&](std::string_view text) {
+    heard += text;
+    return true;
+  });
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->text, heard);
+  EXPECT_EQ(result->seed, 7u);
+  // Even random bytes leave as valid UTF-8.
+  EXPECT_TRUE(session(*engine)->read(heard).ok());
+}
+
+}  // namespace
+}  // namespace kvasir::test

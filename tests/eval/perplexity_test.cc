@@ -1,0 +1,145 @@
+// Perplexity against the model in double precision, whatever the policy.
+#include "eval/perplexity.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/engine_fixture.h"
+
+namespace kvasir::test {
+namespace {
+
+double nll(const std::vector<double>& logits, TokenValue target) {
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit - largest);
+  return std::log(sum) + largest - logits[static_cast<std::size_t>(target)];
+}
+
+class Perplexity : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    bytes_ = make_random_model({});
+    file_ = std::make_unique<TemporaryFile>(bytes_);
+    auto parsed = gguf::File::parse(bytes_);
+    ASSERT_TRUE(parsed.ok());
+    reference_ = std::make_unique<ReferenceModel>(*parsed);
+    model_ = load(file_->path(), {.threads = 1, .kv_type = "f32"});
+    tokens_ = random_tokens(300, 320, 9);
+    tokens_.front() = 1;
+  }
+
+  PerplexityResult evaluate(const PerplexityOptions& options) {
+    const auto result = evaluate_perplexity(model_, tokens_, options, {});
+    EXPECT_TRUE(result.ok()) << options.policy << ": " << result.status().message();
+    if (!result.ok()) return {};
+    EXPECT_DOUBLE_EQ(result->ppl, std::exp(result->nll));
+    return *result;
+  }
+
+  // Sum of what rows [first, size - 1) of a stream cost.
+  double reference_sum(const std::vector<TokenValue>& tokens, const std::vector<RowView>& views, std::size_t first) {
+    const auto logits = reference_->logits(std::vector<int>(tokens.begin(), tokens.end()), views);
+    double sum = 0;
+    for (std::size_t t = first; t + 1 < tokens.size(); ++t) sum += nll(logits[t], tokens[t + 1]);
+    return sum;
+  }
+
+  void expect_near(const PerplexityResult& result, double sum, int count) {
+    EXPECT_EQ(result.tokens, count);
+    const double ppl = std::exp(sum / count);
+    EXPECT_NEAR(result.ppl, ppl, 1e-4 * ppl) << result.policy;
+  }
+
+  std::vector<std::byte> bytes_;
+  std::unique_ptr<TemporaryFile> file_;
+  std::unique_ptr<ReferenceModel> reference_;
+  std::shared_ptr<LoadedModel> model_;
+  std::vector<TokenValue> tokens_;
+};
+
+TEST_F(Perplexity, FullEqualsTheReference) {
+  const double sum = reference_sum(tokens_, full_views(300), 0);
+  for (const int chunk : {1, 7, 512}) expect_near(evaluate({.policy = "full", .chunk = chunk}), sum, 299);
+  expect_near(evaluate({.policy = "full", .first_scored = 100}), reference_sum(tokens_, full_views(300), 100), 199);
+  expect_near(evaluate({.policy = "full", .first_scored = 298}), reference_sum(tokens_, full_views(300), 298), 1);
+}
+
+TEST_F(Perplexity, StreamingAndWindowEqualTheReference) {
+  const double full = reference_sum(tokens_, full_views(300), 0);
+  for (const int every : {1, 8}) {
+    const double sum = reference_sum(tokens_, streaming_views(300, 4, 28, every), 0);
+    EXPECT_GT(std::fabs(sum - full), 3e-3 * full) << "forgetting changes nothing here";
+    for (const int chunk : {1, 64}) {
+      const PerplexityResult result =
+          evaluate({.policy = "streaming:sinks=4,window=28,every=" + std::to_string(every), .chunk = chunk});
+      expect_near(result, sum, 299);
+      if (chunk == 1) {
+        EXPECT_EQ(result.kept_max, 32 + every);
+      }
+    }
+  }
+  expect_near(evaluate({.policy = "window:size=20"}), reference_sum(tokens_, window_views(300, 20), 0), 299);
+}
+
+TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalves) {
+  for (const int window : {4, 32, 75, 100}) {
+    double sum = 0;
+    int count = 0;
+    for (int begin = 0; begin + window <= 300; begin += window) {
+      std::vector<TokenValue> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
+      part.front() = 1;
+      sum += reference_sum(part, full_views(window), static_cast<std::size_t>(window / 2));
+      count += window - window / 2 - 1;
+    }
+    EXPECT_EQ(count, 300 / window * (window - window / 2 - 1));
+    for (const int chunk : {1, 512}) {
+      const PerplexityResult result = evaluate({.policy = "full", .window = window, .chunk = chunk});
+      expect_near(result, sum, count);
+      EXPECT_EQ(result.kept_max, window);
+    }
+  }
+}
+
+TEST_F(Perplexity, RecomputeEqualsTheReferenceOnTheLastTokens) {
+  double sum = 0;
+  for (int t = 0; t + 1 < 300; ++t) {
+    const int begin = std::max(0, t + 1 - 24);
+    const std::vector<int> part(tokens_.begin() + begin, tokens_.begin() + t + 1);
+    sum += nll(reference_->logits(part).back(), tokens_[static_cast<std::size_t>(t) + 1]);
+  }
+  const PerplexityResult all = evaluate({.policy = "recompute:size=24"});
+  expect_near(all, sum, 299);
+  EXPECT_EQ(all.kept_max, 24);
+  EXPECT_EQ(all.policy, "recompute:size=24");
+
+  sum = 0;
+  int count = 0;
+  for (int t = 50; t + 1 < 300; t += 7, ++count) {
+    const std::vector<int> part(tokens_.begin() + std::max(0, t + 1 - 24), tokens_.begin() + t + 1);
+    sum += nll(reference_->logits(part).back(), tokens_[static_cast<std::size_t>(t) + 1]);
+  }
+  expect_near(evaluate({.policy = "recompute:size=24,stride=7", .first_scored = 50}), sum, count);
+  // One that covers the text is the full cache.
+  EXPECT_NEAR(evaluate({.policy = "recompute:size=16777216"}).nll, evaluate({.policy = "full"}).nll, 1e-5);
+}
+
+TEST_F(Perplexity, RefusesWhatCannotBeScored) {
+  for (const PerplexityOptions& options :
+       {PerplexityOptions{.policy = "nope"}, PerplexityOptions{.chunk = 0}, PerplexityOptions{.window = 2},
+        PerplexityOptions{.window = -1}, PerplexityOptions{.window = 301}, PerplexityOptions{.first_scored = 299},
+        PerplexityOptions{.policy = "recompute:size=8", .window = 100},
+        PerplexityOptions{.policy = "recompute:stride=0"}}) {
+    const auto result = evaluate_perplexity(model_, tokens_, options, {});
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << options.policy;
+  }
+  int calls = 0;
+  const auto stopped =
+      evaluate_perplexity(model_, tokens_, {}, [&](std::int64_t, std::int64_t) { return ++calls < 5; });
+  EXPECT_EQ(stopped.status().code(), StatusCode::kCancelled);
+}
+
+}  // namespace
+}  // namespace kvasir::test
