@@ -16,6 +16,7 @@ struct BenchOptions {
 
 Status bench(const BenchOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  catch_interrupts();
   std::vector<SpeedFigure> figures;
   {
     ProgressBar bar("measuring");

@@ -84,6 +84,13 @@ void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
                    "Bound of all KV memory, for example 512MiB; 0: what the policy needs");
 }
 
+void add_policy_option(CLI::App& command, std::string& policy, const std::string& help) {
+  const auto not_empty = [](std::string& text) {
+    return text.empty() ? "a policy needs a name; 'kvasir policies' lists them" : "";
+  };
+  command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
+}
+
 void check_whole_numbers(CLI::App& program) {
   const auto fits = [](const std::string& text, auto number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -143,13 +150,16 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
+void ignore_closed_pipes() {
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
 void catch_interrupts() {
   if (::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK) != 0) g_wake[0] = g_wake[1] = -1;
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
 }
 
 bool interrupted() {

@@ -41,6 +41,8 @@ void add_model_option(CLI::App& command, std::string& path);           // -m
 void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
+// --kv, one policy. An empty one is refused: it would read like the default.
+void add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
 // A byte count such as 512MiB or 2GiB.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
@@ -66,7 +68,11 @@ std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 // Makes text safe to show on one line of a terminal: control characters escaped, cut at `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
-// True from the first Ctrl-C (SIGINT) or SIGTERM on, until cleared. The second ends the process.
+// A closed pipe becomes an error of writing instead of a signal.
+void ignore_closed_pipes();
+
+// From catch_interrupts() on, the first Ctrl-C (SIGINT) or SIGTERM makes interrupted() true until it is cleared, and the
+// second ends the process; before, any of them does. So call it where polling begins, and only there.
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();

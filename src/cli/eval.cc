@@ -63,6 +63,7 @@ Status eval_perplexity(EvalOptions options) {
                               options.tokens);
     tokens.resize(static_cast<std::size_t>(options.tokens));
   }
+  catch_interrupts();
   Json runs = Json::array();
   if (!options.json)
     KVASIR_RETURN_IF_ERROR(

@@ -1,29 +1,61 @@
 // kvasir info: what a file holds.
 #include <fmt/core.h>
 
+#include <cstring>
 #include <map>
 
 #include "base/status.h"
 #include "cli/command.h"
 #include "gguf/reader.h"
 #include "model/config.h"
+#include "model/vocabulary_from_gguf.h"
 #include "model/weights.h"
 #include "tensor/dtype.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace kvasir::cli {
 namespace {
 
 constexpr std::size_t kShownElements = 8;
 
-// The first elements of an array of scalars, as JSON.
-Json scalar_json(const gguf::Value& value) {
+template <class T>
+Json number_at(std::span<const std::byte> raw, std::size_t index) {
+  T value;
+  std::memcpy(&value, raw.data() + index * sizeof value, sizeof value);
+  return value;
+}
+
+// REQUIRES: an array of numbers or bools, and an index below its count.
+Json element_json(const gguf::Array& array, std::size_t index) {
+  switch (array.type) {
+    case gguf::ValueType::kUint8: return number_at<std::uint8_t>(array.raw, index);
+    case gguf::ValueType::kInt8: return number_at<std::int8_t>(array.raw, index);
+    case gguf::ValueType::kUint16: return number_at<std::uint16_t>(array.raw, index);
+    case gguf::ValueType::kInt16: return number_at<std::int16_t>(array.raw, index);
+    case gguf::ValueType::kUint32: return number_at<std::uint32_t>(array.raw, index);
+    case gguf::ValueType::kInt32: return number_at<std::int32_t>(array.raw, index);
+    case gguf::ValueType::kFloat32: return number_at<float>(array.raw, index);
+    case gguf::ValueType::kBool: return number_at<std::uint8_t>(array.raw, index) != 0;
+    case gguf::ValueType::kUint64: return number_at<std::uint64_t>(array.raw, index);
+    case gguf::ValueType::kInt64: return number_at<std::int64_t>(array.raw, index);
+    case gguf::ValueType::kFloat64: return number_at<double>(array.raw, index);
+    case gguf::ValueType::kString: return printable(array.strings[index], 64);
+    case gguf::ValueType::kArray: break;
+  }
+  return nullptr;
+}
+
+// A scalar as it is; of an array its type, its count, and its first elements unless they are arrays.
+Json value_json(const gguf::Value& value) {
+  if (value.type == gguf::ValueType::kBool) return std::get<std::uint64_t>(value.data) != 0;
   return std::visit(
       [](const auto& data) -> Json {
         using Data = std::decay_t<decltype(data)>;
         if constexpr (std::is_same_v<Data, gguf::Array>) {
           Json shown = Json::array();
-          for (std::size_t i = 0; i < data.strings.size() && i < kShownElements; ++i)
-            shown.push_back(printable(data.strings[i], 64));
+          if (data.type != gguf::ValueType::kArray)
+            for (std::size_t i = 0; i < data.count && i < kShownElements; ++i) shown.push_back(element_json(data, i));
           return {{"type", gguf::value_type_name(data.type)}, {"count", data.count}, {"first", shown}};
         } else if constexpr (std::is_same_v<Data, std::string_view>) {
           return printable(data, 2000);
@@ -35,14 +67,14 @@ Json scalar_json(const gguf::Value& value) {
 }
 
 std::string value_text(const gguf::Value& value) {
-  const Json json = scalar_json(value);
+  const Json json = value_json(value);
   if (const auto* array = std::get_if<gguf::Array>(&value.data)) {
     std::string out = fmt::format("[{} x {}]", array->count, gguf::value_type_name(array->type));
-    for (const Json& element : json["first"]) out += fmt::format(" '{}'", element.get<std::string>());
+    for (const Json& element : json["first"])
+      out += element.is_string() ? fmt::format(" '{}'", element.get<std::string>()) : " " + element.dump();
     return out;
   }
   if (const auto* text = std::get_if<std::string_view>(&value.data)) return printable(*text, 100);
-  if (value.type == gguf::ValueType::kBool) return std::get<std::uint64_t>(value.data) != 0 ? "true" : "false";
   return json.dump();
 }
 
@@ -51,12 +83,19 @@ std::string type_name(std::uint32_t type) {
   return traits ? std::string(traits->name) : fmt::format("type {}", type);
 }
 
-// Whether Kvasir can run it, and if not, why.
-std::string verdict(const gguf::File& file) {
-  const auto config = read_model_config(file);
-  if (!config.ok()) return config.status().message();
-  const auto bytes = Weights::plan_bytes(file, *config);
-  return bytes.ok() ? "yes" : bytes.status().message();
+// Whether Kvasir can load it: all that loading checks before it reads weights.
+Status check_model(const gguf::File& file) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
+  KVASIR_RETURN_IF_ERROR(Weights::plan_bytes(file, config).status());
+  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
+  if (vocabulary.pieces.size() != static_cast<std::size_t>(config.vocabulary))
+    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), config.vocabulary);
+  std::string_view chat_source;
+  if (file.find("tokenizer.chat_template") != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
+  }
+  KVASIR_RETURN_IF_ERROR(make_chat_template(vocabulary, chat_source).status());
+  return make_spm_tokenizer(std::move(vocabulary)).status();
 }
 
 Status info(const std::string& path, bool tensors, bool json) {
@@ -69,12 +108,20 @@ Status info(const std::string& path, bool tensors, bool json) {
     bytes += tensor.bytes.size();
     parameters += tensor.elements;
   }
-  const std::string runs = verdict(file);
+  const Status runs = check_model(file);
   if (json) {
-    Json out{{"version", file.version()},   {"size_bytes", file.size_bytes()}, {"tensor_bytes", file.tensor_bytes()},
-             {"parameters", parameters},    {"runs", runs == "yes"},           {"why_not", runs == "yes" ? "" : runs},
-             {"metadata", Json::object()},  {"tensors", Json::array()}};
-    for (const gguf::Entry& entry : file.metadata()) out["metadata"][printable(entry.key, 200)] = scalar_json(entry.value);
+    // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
+    Json::object_t metadata;
+    for (const gguf::Entry& entry : file.metadata()) metadata.emplace_back(std::string(entry.key), value_json(entry.value));
+    Json out{{"version", file.version()},
+             {"size_bytes", file.size_bytes()},
+             {"tensor_bytes", file.tensor_bytes()},
+             {"parameters", parameters},
+             {"runs", runs.ok()},
+             {"why_not", runs.message()},
+             {"metadata", nullptr},
+             {"tensors", Json::array()}};
+    out["metadata"] = std::move(metadata);
     for (const gguf::Tensor& tensor : file.tensors())
       out["tensors"].push_back({{"name", printable(tensor.name, 200)},
                                 {"type", type_name(tensor.type)},
@@ -84,7 +131,7 @@ Status info(const std::string& path, bool tensors, bool json) {
   }
   std::string out = fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}\n\n",
                                 printable(path, 200), file.version(), human_bytes(file.size_bytes()),
-                                file.tensors().size(), parameters, runs);
+                                file.tensors().size(), parameters, runs.ok() ? "yes" : printable(runs.message(), 2000));
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));
   out += "\n";

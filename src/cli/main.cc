@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   add_info(program, outcome);
   add_tokenize(program, outcome);
   check_whole_numbers(program);
-  catch_interrupts();
+  ignore_closed_pipes();
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

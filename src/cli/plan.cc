@@ -46,17 +46,20 @@ Status plan(const PlanOptions& options) {
                                : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
-    return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^26 of them", spec,
+    return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
                             std::min(policy->bound().value_or(context), context));
 
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, options.chunk, options.batch});
   const int frames = 2;
   const std::uint64_t workspace =
-      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(options.chunk, context)), frames);
+      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(options.chunk, context)), frames,
+                                   kv.tokens_seen_max / options.page_slots + 2);
   const std::uint64_t total = weight_bytes + kv.bytes + workspace;
   const std::uint64_t one_sequence = kv.bytes / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
+  // Left to itself, `run` takes a smaller cap where its memory does not hold this one.
+  const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->spec()},
              {"codec", kv_type_name(shape.page.type)},
@@ -77,6 +80,7 @@ Status plan(const PlanOptions& options) {
       out["memory"] = options.memory;
       out["fits"] = total <= options.memory;
       out["sequences_that_fit"] = fit;
+      out["cap_would_shrink"] = cap_would_shrink;
     }
     return print_json(out);
   }
@@ -94,6 +98,9 @@ Status plan(const PlanOptions& options) {
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
+  if (cap_would_shrink)
+    out += fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",
+                       options.memory - others);
   return print(out);
 }
 
@@ -111,7 +118,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
   command->add_option("--kv-type", options->kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();
-  command->add_option("--kv", options->policy, "Retention policy; default: streaming with the trained context as cap");
+  add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = plan(*options); });

@@ -173,6 +173,7 @@ Status run(const RunOptions& options) {
                             }));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session(options.session));
+  catch_interrupts();
   return chat ? converse(options, *session) : run_once(options, *session, *prompt);
 }
 
@@ -206,9 +207,9 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->excludes(prompt);
   command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
       ->capture_default_str();
-  command->add_option("--kv", options->session.policy,
-                      "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
-                      "--kv-memory is full, then streaming");
+  add_policy_option(*command, options->session.policy,
+                    "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
+                    "--kv-memory is full, then streaming");
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
   command->add_option("--stop", options->generate.stop, "End before this string; may be repeated")
       ->take_all()

@@ -22,49 +22,72 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   return columns > kMost / cost ? kMost : columns * cost;
 }
 
-KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+namespace {
+
+std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::uint64_t>::max() : product;
+}
+
+struct Peak {
+  std::uint64_t columns = 0;
+  std::int64_t seen = 0;  // by one forward pass
+};
+
+// Runs the table of a single lane: all lanes of a sequence agree.
+Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  const int slots = shape.page.slots;
   std::int64_t tokens = request.tokens;
   std::int64_t prompt = std::min(request.prompt, tokens);
-  const std::int64_t most = policy.bound() ? std::min(tokens, *policy.bound() + request.chunk) : tokens;
-  const std::uint64_t columns = static_cast<std::uint64_t>(most) / static_cast<std::uint64_t>(shape.page.slots) + 3;
-  auto cache = KvCache::create(shape, columns * KvCache::column_cost(shape), Backing::kNone);
+  Peak peak;
+  if (!policy.bound()) return {static_cast<std::uint64_t>((tokens + slots - 1) / slots), tokens};
+
+  const KvCacheShape lane{1, 1, shape.page};
+  const std::int64_t most = std::min(tokens, *policy.bound() + request.chunk);
+  const std::uint64_t columns = static_cast<std::uint64_t>(most / slots) + 3;
+  auto cache = KvCache::create(lane, columns * KvCache::column_cost(lane), Backing::kNone);
   KVASIR_CHECK(cache.ok());
   KvSequence sequence = (*cache)->new_sequence();
+  LaneGroup& group = sequence.group();
   const std::unique_ptr<RetentionPolicy> state = policy.clone();
-  std::vector<IdRange> hidden;
-  std::int64_t seen_max = 0;
-  std::uint64_t peak_columns = 0;
-  // Once a policy prunes, where a pass begins on the grids of chunks and pages and how much is kept decide all that
-  // follows: whole periods ahead repeat what was seen, and are left out.
-  std::map<std::array<std::int64_t, 4>, std::int64_t> begun;
+  // Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
+  // then kept decide all that follows: whole periods ahead repeat what was seen, and are left out.
+  std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
+  TokenId pruned = state->dropped().end;
   for (std::int64_t done = 0; done < tokens;) {
-    if (policy.bound() && !state->dropped().empty()) {
-      const bool reading = done < prompt;
-      const auto [before, fresh] = begun.try_emplace(
-          {reading, reading ? done % request.chunk : 0, done % shape.page.slots, sequence.group().length()}, done);
-      if (!fresh) {
-        const std::int64_t period = done - before->second;
-        const std::int64_t skipped = ((reading ? prompt : tokens) - done) / period * period;
-        if (reading) prompt -= skipped;
-        tokens -= skipped;
-        if (done >= tokens) break;
-      }
-    }
-    const int want = next_pass_rows(done, prompt, tokens, request.chunk);
-    const PassPlan pass = plan_pass(*state, want);
-    KVASIR_CHECK(sequence.group().append(pass.rows).ok());
+    const PassPlan pass = plan_pass(*state, next_pass_rows(done, prompt, tokens, request.chunk));
+    KVASIR_CHECK(group.append(pass.rows).ok());
     done += pass.rows;
-    seen_max = std::max(seen_max, sequence.group().length());
-    peak_columns = std::max(peak_columns, static_cast<std::uint64_t>(sequence.group().columns()));
-    KVASIR_CHECK(sequence.group().drop(state->dropped(), state->realign()).ok());
+    peak.seen = std::max(peak.seen, group.length());
+    peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(group.columns()));
+    const IdRange dropped = state->dropped();
+    if (dropped.end == pruned) continue;
+    pruned = dropped.end;
+    KVASIR_CHECK(group.drop(dropped, state->realign()).ok());
+    if (dropped.end < (dropped.begin + slots - 1) / slots * slots) continue;
+    const bool reading = done < prompt;
+    const auto [before, fresh] =
+        prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, group.length()}, done);
+    if (fresh) continue;
+    const std::int64_t period = done - before->second;
+    const std::int64_t skipped = ((reading ? prompt : tokens) - done) / period * period;
+    if (reading) prompt -= skipped;
+    tokens -= skipped;
   }
+  return peak;
+}
+
+}  // namespace
+
+KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  const Peak peak = find_peak(shape, policy, request);
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
   memory.page_bytes = shape.page.page_bytes();
-  memory.pages = peak_columns * static_cast<std::uint64_t>(shape.lanes()) * sequences;
-  memory.bytes = peak_columns * KvCache::column_cost(shape) * sequences;
-  memory.table_bytes = memory.bytes - memory.pages * memory.page_bytes;
-  memory.tokens_seen_max = seen_max;
+  memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
+  memory.bytes = saturating_product(saturating_product(peak.columns, KvCache::column_cost(shape)), sequences);
+  memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
+  memory.tokens_seen_max = peak.seen;
   return memory;
 }
 

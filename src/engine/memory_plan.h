@@ -29,7 +29,7 @@ struct KvMemory {
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 
 // More tokens than this in one sequence are not planned: their bookkeeping alone would take minutes.
-inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 26;
+inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 24;
 
 // The peak of `request.sequences` sequences under a policy as it stands at its start. REQUIRES: tokens, or the
 // policy's bound if it is less, of at most kMostPlannedTokens; check least_kv_bytes against what there is first.

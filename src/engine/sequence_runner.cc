@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/check.h"
 #include "base/status.h"
 
 namespace kvasir {
@@ -45,7 +46,7 @@ int next_pass_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, i
 
 SequenceRunner::SequenceRunner(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
                                std::unique_ptr<RetentionPolicy> policy)
-    : model_(std::move(model)), cache_(std::move(cache)), policy_(std::move(policy)), sequence_(cache_->new_sequence()) {}
+    : model_(std::move(model)), cache_(std::move(cache)), policy_(std::move(policy)), sequence_(cache_->new_sequence()), pruned_(policy_->dropped().end) {}
 
 Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logits logits, const OnPass& on_pass) {
   LaneGroup& group = sequence_.group();
@@ -54,9 +55,9 @@ Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logit
     Stopwatch watch;
     const TokenId first = group.next_id();
     const int want = next_pass_rows(first, end, end, chunk);
-    // Room first, policy after: a refused pass leaves no trace in either.
+    // Room first, policy after: a refused pass leaves no trace in either, and nothing behind it can fail.
     const int rows = policy_->rows_together(want);
-    KVASIR_RETURN_IF_ERROR(group.append(rows));
+    KVASIR_RETURN_IF_ERROR(make_room(rows));
     const PassPlan pass = plan_pass(*policy_, rows);
     view_.build(group, pass.hidden);
     kept_max_ = std::max(kept_max_, group.length());
@@ -69,7 +70,7 @@ Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logit
     const std::span<const float> out = model_->transformer->forward(cache_->pool(), {&item, 1});
     times_.forward += watch.lap();
 
-    KVASIR_RETURN_IF_ERROR(prune());
+    prune();
     times_.cache += watch.lap();
     tokens = tokens.subspan(static_cast<std::size_t>(rows));
     if (on_pass && !on_pass(group.next_id() - item.logits, item.logits, out) && !last)
@@ -78,23 +79,33 @@ Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logit
   return {};
 }
 
-Status SequenceRunner::prune() {
+Status SequenceRunner::make_room(int rows) {
+  if (policy_->realign() == Realign::kRotate) {
+    // Keys that this pass's prune will rotate must be the sequence's own.
+    const std::unique_ptr<RetentionPolicy> ahead = policy_->clone();
+    for (int r = 0; r < rows; ++r) ahead->advance();
+    const IdRange dropped = ahead->dropped();
+    if (dropped.end > policy_->dropped().end) KVASIR_RETURN_IF_ERROR(sequence_.group().unshare_behind(dropped.end));
+  }
+  return sequence_.group().append(rows);
+}
+
+void SequenceRunner::prune() {
   LaneGroup& group = sequence_.group();
   const IdRange dropped = policy_->dropped();
-  if (dropped.empty()) return {};
-  if (policy_->realign() == Realign::kRotate) {
-    const std::int64_t shift = group.retained_in(dropped);
-    if (shift == 0) return {};
-    KVASIR_RETURN_IF_ERROR(group.unshare_behind(dropped.end));
-    model_->transformer->rotate_keys_behind(cache_->pool(), group, dropped.end, -shift);
-  }
-  return group.drop(dropped, policy_->realign());
+  if (dropped.end == pruned_) return;
+  pruned_ = dropped.end;
+  const std::int64_t shift = policy_->realign() == Realign::kRotate ? group.retained_in(dropped) : 0;
+  if (shift > 0) model_->transformer->rotate_keys_behind(cache_->pool(), group, dropped.end, -shift);
+  // One growing hole always fits the table.
+  KVASIR_CHECK(group.drop(dropped, policy_->realign()).ok());
 }
 
 Result<std::unique_ptr<SequenceRunner>> SequenceRunner::fork() const {
   auto copy = std::make_unique<SequenceRunner>(model_, cache_, policy_->clone());
   KVASIR_ASSIGN_OR_RETURN(copy->sequence_, cache_->fork(sequence_));
   copy->kept_max_ = kept_max_;
+  copy->pruned_ = pruned_;
   return copy;
 }
 

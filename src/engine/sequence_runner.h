@@ -58,13 +58,15 @@ class SequenceRunner {
   std::int64_t kept_max() const { return kept_max_; }  // most tokens a pass saw
 
  private:
-  Status prune();
+  Status make_room(int rows);
+  void prune();
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
   KvSequence sequence_;
   AttentionView view_;
+  TokenId pruned_;  // end of what was dropped from the table
   StepTimes times_;
   std::int64_t kept_max_ = 0;
 };

@@ -28,6 +28,13 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Bytes of weights that decoding a token reads: all of them, but of an embedding that is not the output too only a row.
+std::uint64_t weight_bytes_read(const Weights& weights) {
+  const PackedMatrix& embedding = weights.embedding;
+  if (weights.output.data == embedding.data) return weights.bytes;
+  return weights.bytes - static_cast<std::uint64_t>(embedding.panels()) * embedding.panel_bytes();
+}
+
 struct Measurement {
   SpeedFigure figure;
   std::unique_ptr<SequenceRunner> base;  // the state every repetition starts from
@@ -125,7 +132,7 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
     m.figure.highest = m.rates.back();
     if (m.base != nullptr)
       m.figure.gigabytes_per_s =
-          static_cast<double>(model->weights->bytes + m.figure.kv_bytes) * m.figure.median / 1e9;
+          static_cast<double>(weight_bytes_read(*model->weights) + m.figure.kv_bytes) * m.figure.median / 1e9;
     figures.push_back(m.figure);
   }
   return figures;

@@ -16,7 +16,7 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
   key_positions.resize(hidden.size());
   const TokenId first_row = group.next_id() - rows;
 
-  std::vector<SlotMask> live;
+  std::vector<LaneGroup::Entry> live;
   std::uint64_t partial_group = 0;
   for (const LaneGroup::Column* column = group.first_column(); column != nullptr; column = column->next) {
     for (int e = 0; e < column->entry_count; ++e) {
@@ -26,19 +26,13 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
         partials.push_back({entry.frame, static_cast<int>(columns.size()), 0});
       partial_group = own_group;
       columns.push_back(column);
-      live.push_back(entry.live);
+      live.push_back(entry);
       partials.back().end = static_cast<int>(columns.size());
     }
     for (TokenId id = std::max(first_row, column->first); id < column->first + column->used; ++id)
       slots[static_cast<std::size_t>(id - first_row)] = {column, static_cast<int>(id - column->first)};
   }
 
-  // Ids of each row's hidden tokens that are retained: they do not count for the row's position.
-  const auto frame_of_partial = [&](std::size_t e) {
-    for (const Partial& p : partials)
-      if (static_cast<int>(e) < p.end) return p.frame;
-    return 0;
-  };
   masks.assign(hidden.size() * columns.size(), 0);
   query_positions.assign(static_cast<std::size_t>(frames) * hidden.size(), 0);
   const LaneGroup::Frame& newest = group.newest_frame();
@@ -54,10 +48,10 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
       const auto slot_of = [&](TokenId token) {
         return static_cast<int>(std::clamp<TokenId>(token - column.first, 0, column.used));
       };
-      SlotMask mask = live[e] & slot_range(0, slot_of(id + 1));
+      SlotMask mask = live[e].live & slot_range(0, slot_of(id + 1));
       if (!hide.empty()) {
         mask &= ~slot_range(slot_of(hide.begin), slot_of(hide.end));
-        if ((mask & slot_range(0, slot_of(hide.begin))) != 0) frames_before = frame_of_partial(e) + 1;
+        if ((mask & slot_range(0, slot_of(hide.begin))) != 0) frames_before = live[e].frame + 1;
       }
       row[e] = mask;
       visible += std::popcount(mask);

@@ -54,15 +54,19 @@ Transformer::Transformer(const ModelConfig* config, const Weights* weights, cons
 
 Transformer::~Transformer() = default;
 
-std::uint64_t Transformer::workspace_bytes(const ModelConfig& c, int rows, int frames) {
+std::uint64_t Transformer::workspace_bytes(const ModelConfig& c, int rows, int frames, std::int64_t entries) {
   const auto floats = [&](int per_row) { return product(rows, per_row) * sizeof(float); };
+  const auto several = static_cast<std::uint64_t>(frames);
   const int attention = c.heads * c.head_dim;
   const int groups = (rows + kRowGroup - 1) / kRowGroup * kRowGroup;
   const int widest = std::max({c.width, attention, c.ffn});
-  return floats(c.width) * 3 + floats(attention) * (2 + static_cast<std::size_t>(frames)) +
-         floats(2 * c.kv_heads * c.head_dim) + floats(2 * c.ffn) + floats(c.rotary) * (1 + static_cast<std::size_t>(frames)) +
-         product(groups, widest) + product(groups, (widest + kQ8Block - 1) / kQ8Block) * 8 +
-         floats(attention) * 2 + floats(c.heads * 2) * 2 + static_cast<std::size_t>(c.vocabulary) * sizeof(float);
+  const std::uint64_t activations = floats(c.width) * 3 + floats(attention) * (2 + several) +
+                                    floats(2 * c.kv_heads * c.head_dim) + floats(2 * c.ffn) +
+                                    floats(c.rotary) * (1 + several);
+  const std::uint64_t quantized = product(groups, widest) + product(groups, (widest + kQ8Block - 1) / kQ8Block) * 8;
+  const std::uint64_t states = floats(attention) * 2 + floats(c.heads * 2) * 2;
+  const std::uint64_t masks = static_cast<std::uint64_t>(rows) * static_cast<std::uint64_t>(entries) * sizeof(SlotMask);
+  return activations + quantized + states + masks + static_cast<std::uint64_t>(c.vocabulary) * sizeof(float);
 }
 
 void Transformer::embed(std::span<const ForwardItem> items) {
@@ -200,7 +204,7 @@ void Transformer::attend(PagePool& pool, const ForwardItem& item, int first_row,
   // A tile of rows passes over all partials of its lane in order. With too few tiles for the threads (decoding), the
   // partials of a tile are computed apart and merged in the same order: the same sums either way.
   constexpr int kTileQueries = 32;
-  const int tile_rows = std::max(1, kTileQueries / group);
+  const int tile_rows = std::min(view.rows, std::max(1, kTileQueries / group));
   const int tiles = (view.rows + tile_rows - 1) / tile_rows;
   const int lane_tiles = config_.kv_heads * tiles;
   const bool apart = partials > 1 && lane_tiles < 4 * threads_.threads();

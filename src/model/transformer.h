@@ -40,8 +40,8 @@ class Transformer {
   // Rotates the keys of all tokens with ids >= id in place by `shift` positions (realign=rotate).
   void rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId id, Position shift);
 
-  // Bytes the workspace takes for passes of `rows` rows over `frames` frames and `entries` entries.
-  static std::uint64_t workspace_bytes(const ModelConfig& config, int rows, int frames);
+  // About what passes of `rows` rows over `frames` frames and `entries` entries take beside weights and KV.
+  static std::uint64_t workspace_bytes(const ModelConfig& config, int rows, int frames, std::int64_t entries);
 
  private:
   struct Workspace;

@@ -4,8 +4,8 @@ namespace kvasir {
 namespace {
 
 constexpr PolicyOption kOptions[] = {
-    {"size", "1024", "1 or more", "tokens the model is run afresh on, for every token (C)"},
-    {"stride", "1", "1 or more", "only every stride-th token is computed and scored; the others are skipped"},
+    {"size", "1024", "1 to 2^24", "tokens the model is run afresh on, for every token (C)"},
+    {"stride", "1", "1 to 2^24", "only every stride-th token is computed and scored; the others are skipped"},
 };
 
 }  // namespace

@@ -74,11 +74,7 @@ Result<std::int64_t> PolicySpec::get_int(std::string_view key, std::int64_t low,
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
-  const bool overflow = error == std::errc::result_out_of_range;
-  if (whole && (overflow ? text.front() != '-' : value > high))
-    return invalid_argument("policy '{}': {}={} must be a whole number, {}, at most {}", name_, key, text,
-                            option->range, high);
-  if (!whole || overflow || value < low)
+  if (!whole || error == std::errc::result_out_of_range || value < low || value > high)
     return invalid_argument("policy '{}': {}={} must be a whole number, {}", name_, key, text, option->range);
   return value;
 }

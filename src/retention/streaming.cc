@@ -10,14 +10,14 @@ namespace {
 constexpr std::int64_t kMost = std::int64_t{1} << 40;
 
 constexpr PolicyOption kOptions[] = {
-    {"sinks", "4", "0 or more", "first tokens of the text, never dropped (S)"},
-    {"window", "2044", "1 or more", "most recent tokens kept (W); not together with cap"},
-    {"cap", "-", "1 or more", "size of the cache in all: window = cap - sinks - slack - overlap - refresh"},
-    {"every", "1", "0 or more", "prune when this many tokens are above the target (R); 1 is strict, 0 never prunes"},
-    {"slack", "0", "0 or more", "delays the trigger by this many tokens; reduces the window under a cap"},
-    {"overlap", "0", "0 or more", "reduces the window under a cap"},
-    {"refresh", "0", "0 or more", "reduces the window under a cap"},
-    {"max_drop", "0", "0 or more", "most tokens one prune drops; 0: no limit"},
+    {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped (S)"},
+    {"window", "2044", "1 to 2^40", "most recent tokens kept (W); not together with cap"},
+    {"cap", "-", "1 to 2^40", "size of the cache in all: window = cap - sinks - slack - overlap - refresh"},
+    {"every", "1", "0 to 2^40", "prune when this many tokens are above the target (R); 1 is strict, 0 never prunes"},
+    {"slack", "0", "0 to 2^40", "delays the trigger by this many tokens; reduces the window under a cap"},
+    {"overlap", "0", "0 to 2^40", "reduces the window under a cap"},
+    {"refresh", "0", "0 to 2^40", "reduces the window under a cap"},
+    {"max_drop", "0", "0 to 2^40", "most tokens one prune drops; 0: no limit"},
     {"realign", "frames", "frames or rotate", "move what stays by changing one integer, or by rotating its keys"},
 };
 

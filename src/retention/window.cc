@@ -7,7 +7,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {{"size", "2048", "1 or more", "most recent tokens kept (W)"}};
+constexpr PolicyOption kOptions[] = {{"size", "2048", "1 to 2^40", "most recent tokens kept (W)"}};
 
 Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
   StartRecentOptions options;

@@ -405,6 +405,28 @@ TEST_P(AttentionTest, GarbageInDeadSlotsDoesNothing) {
   }
 }
 
+// A key that overflowed must not turn into plausible text: what is no number stays none to the end.
+TEST_P(AttentionTest, WhatIsNoNumberShows) {
+  Random random(11);
+  for (const KvType type : kKvTypes) {
+    for (const float broken : {INFINITY, std::nanf("")}) {
+      for (const int at : {0, 1, 2}) {
+        Scene scene(table(), {64, 32, type}, 2, 2, 3, 1.0F, random);
+        for (int r = 0; r < 2; ++r)
+          for (int e = 0; e < 3; ++e) scene.mask(r, e) = 0xffff;
+        std::fill(scene.q.begin(), scene.q.end(), 0.5F);
+        scene.store(table(), at, 7, std::vector<float>(64, broken), std::vector<float>(64, 1.0F));
+        State state = scene.attend_all(table(), 0, 2);
+        std::vector<float> out(4 * 64);
+        State total(4, 64);
+        table().merge(total.view(), state.view(), 4, 64);
+        table().finish(total.view(), 4, 64, out.data());
+        for (const float x : out) ASSERT_FALSE(std::isfinite(x)) << scene.describe() << " entry " << at;
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, TheLargestHead) {
   Random random(10);
   Scene scene(table(), {kMaxHeadDim, 64, KvType::kF16}, 3, 5, kPartialEntries, 0.3F, random);

@@ -54,5 +54,37 @@ TEST(Fork, SurvivesTheTrunk) {
   EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size() * sizeof(float)), 0);
 }
 
+// A pass that finds no room for its own copies is refused before anything changes, at every size of memory.
+TEST(Fork, RefusedPassesLeaveNoTrace) {
+  const TemporaryFile file(make_random_model({}));
+  const auto model = load(file.path());
+  const auto prompt = random_tokens(300, 320, 1);
+  const auto more = random_tokens(120, 320, 2);
+  const std::string policy = "streaming:sinks=4,window=200,realign=rotate,every=16";
+  const auto fresh = new_runner(model, policy);
+  const auto want = all_logits(*fresh, prompt, 16);
+  const auto want_more = all_logits(*fresh, more, 16);
+  int refused = 0;
+  for (int columns = 9; columns < 22; ++columns) {
+    const auto runner = new_runner(model, policy, KvCache::column_cost(model->kv_shape) * static_cast<std::uint64_t>(columns));
+    all_logits(*runner, prompt, 16);
+    const auto branch = runner->fork();
+    if (!branch.ok()) continue;
+    std::vector<float> got;
+    const Status status = (*branch)->feed(more, 16, SequenceRunner::Logits::kAll,
+                                          [&](std::int64_t, int, std::span<const float> logits) {
+                                            got.insert(got.end(), logits.begin(), logits.end());
+                                            return true;
+                                          });
+    refused += status.ok() ? 0 : 1;
+    const auto rows = static_cast<std::int64_t>(got.size() / 320);
+    EXPECT_EQ((*branch)->group().next_id(), 300 + rows) << "tokens entered whose logits were never given";
+    EXPECT_EQ((*branch)->policy().dropped().end - 4, 300 + rows - (*branch)->group().length());
+    EXPECT_EQ(std::memcmp(got.data(), want_more.data(), got.size() * sizeof(float)), 0);
+    EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
+  }
+  EXPECT_GT(refused, 2);
+}
+
 }  // namespace
 }  // namespace kvasir::test

@@ -131,6 +131,30 @@ TEST(MemoryPlan, LongStreams) {
   }
 }
 
+// Every size of cache, not only multiples of a page: the plan of a text without end is enough for any length of it, and
+// some length needs all of it.
+TEST(MemoryPlan, EveryCap) {
+  const KvCacheShape shape = shape_of(32);
+  for (std::int64_t cap = 6; cap < 300; cap += cap < 140 ? 1 : 7) {
+    const auto policy = make_policy("streaming:cap=" + std::to_string(cap));
+    ASSERT_TRUE(policy.ok());
+    for (const int chunk : {1, 64, 512}) {
+      const auto bytes = [&](std::int64_t tokens) {
+        return plan_kv_memory(shape, **policy, {.tokens = tokens, .prompt = tokens, .chunk = chunk}).bytes;
+      };
+      const std::uint64_t endless = bytes(std::int64_t{1} << 50);
+      std::uint64_t largest = 0;
+      for (std::int64_t tokens = 1; tokens < 2400; tokens += 1 + tokens / 50) {
+        const std::uint64_t now = bytes(tokens);
+        EXPECT_GE(now, largest) << "cap " << cap << " chunk " << chunk << " tokens " << tokens;
+        EXPECT_LE(now, endless) << "cap " << cap << " chunk " << chunk << " tokens " << tokens;
+        largest = now;
+      }
+      EXPECT_EQ(largest, endless) << "cap " << cap << " chunk " << chunk;
+    }
+  }
+}
+
 // Prunes and chunks that meet in all their phases only after far more tokens than the bound.
 TEST(MemoryPlan, LongPeriods) {
   for (const char* spec : {"streaming:sinks=4,window=1342,every=1026", "streaming:sinks=3,window=2197,every=1022"})

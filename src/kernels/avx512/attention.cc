@@ -169,13 +169,4 @@ void merge(const AttentionState& into, const AttentionState& from, int queries, 
   }
 }
 
-void finish(const AttentionState& state, int queries, int head_dim, float* out) {
-  for (int query = 0; query < queries; ++query) {
-    const float inverse = state.sum[query] > 0 ? 1.0F / state.sum[query] : 0.0F;
-    const auto at = static_cast<std::size_t>(query) * static_cast<std::size_t>(head_dim);
-    for (int d = 0; d < head_dim; ++d)
-      out[at + static_cast<std::size_t>(d)] = state.weighted[at + static_cast<std::size_t>(d)] * inverse;
-  }
-}
-
 }  // namespace kvasir::avx512

@@ -106,19 +106,6 @@ void add(float* x, const float* y, int n) {
   }
 }
 
-void rope(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
-          float* out) {
-  for (int h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
-    for (int i = 0; i < rotary / 2; ++i) {
-      const float a = x[2 * i];
-      const float b = x[2 * i + 1];
-      out[2 * i] = (a * cosine[i] - b * sine[i]) * scale;
-      out[2 * i + 1] = (a * sine[i] + b * cosine[i]) * scale;
-    }
-    for (int i = rotary; i < head_dim; ++i) out[i] = x[i] * scale;
-  }
-}
-
 void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
   switch (shape.type) {
     case KvType::kF32: return store_kv_as<KvType::kF32>(shape, page, slot, key, value);

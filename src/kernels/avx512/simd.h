@@ -10,10 +10,11 @@ namespace kvasir {
 namespace {
 
 // exp(x) to about one unit in the last place: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor's series of exp(r) to r^7 (its
-// remainder is under 1e-8). Below -110 the result is zero, above 110 infinity.
+// remainder is under 1e-8). Below -110 the result is zero, above 110 infinity; NaN stays NaN (the
+// second operand of max and min is what NaN gives).
 [[gnu::always_inline]] inline __m512 exp16(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-110.0F));
-  x = _mm512_min_ps(x, _mm512_set1_ps(110.0F));
+  x = _mm512_max_ps(_mm512_set1_ps(-110.0F), x);
+  x = _mm512_min_ps(_mm512_set1_ps(110.0F), x);
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)), 0);
   __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375F), x);
   r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4F), r);

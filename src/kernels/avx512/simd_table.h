@@ -13,14 +13,11 @@ void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std:
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out);
 void swiglu(const float* gate, const float* up, int n, float* out);
 void add(float* x, const float* y, int n);
-void rope(const float* x, int heads, int head_dim, int rotary, const float* cosine, const float* sine, float scale,
-          float* out);
 void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
 void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine);
 void attend(const AttentionPartial& partial, const AttentionState& state);
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
-void finish(const AttentionState& state, int queries, int head_dim, float* out);
 }  // namespace avx512
 
 }  // namespace kvasir

@@ -4,9 +4,21 @@
 namespace kvasir {
 
 const KernelTable* avx512_kernels() {
-  static constexpr KernelTable table{"avx512",     avx512::matmul,   avx512::quantize_q8, avx512::rms_norm,
-                                     avx512::swiglu, avx512::add,    avx512::rope,        avx512::store_kv,
-                                     avx512::rotate_keys, avx512::attend, avx512::merge,  avx512::finish};
+  // What is not worth vectors of its own is the generic kernel's.
+  static const KernelTable table = [] {
+    KernelTable t = generic_kernels();
+    t.name = "avx512";
+    t.matmul = avx512::matmul;
+    t.quantize_q8 = avx512::quantize_q8;
+    t.rms_norm = avx512::rms_norm;
+    t.swiglu = avx512::swiglu;
+    t.add = avx512::add;
+    t.store_kv = avx512::store_kv;
+    t.rotate_keys = avx512::rotate_keys;
+    t.attend = avx512::attend;
+    t.merge = avx512::merge;
+    return t;
+  }();
   static const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma");
