@@ -41,16 +41,17 @@ enum class FinishReason {
   kKvMemory,   // the KV budget is exhausted
   kCancelled,  // the caller asked to stop
 };
-std::string_view finish_reason_name(FinishReason reason);  // "end", "length", "stop", "context", "kv_memory", "cancelled"
+std::string_view finish_reason_name(
+    FinishReason reason);  // "end", "length", "stop", "context", "kv_memory", "cancelled"
 
 struct GenerateResult {
   std::string text;
   std::int64_t prompt_tokens = 0;  // read into the session since the last generate()
   std::int64_t tokens = 0;         // generated
   double prompt_seconds = 0;
-  double seconds = 0;              // of generation
+  double seconds = 0;  // of generation
   FinishReason finish_reason = FinishReason::kEnd;
-  std::uint64_t seed = 0;          // that the sampler used
+  std::uint64_t seed = 0;  // that the sampler used
   KvReport kv;
 };
 
@@ -73,14 +74,15 @@ class Session {
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
   // Reads text, or one chat message, into the session's context. Text that continues what is there already is taken as
-  // it stands. Errors: kInvalidArgument (invalid UTF-8), kResourceExhausted (the text can never fit: policy full and
+  // it stands; a message first closes the answer before it, if that ended without. Errors: kInvalidArgument (invalid
+  // UTF-8, text longer than 256 MiB), kResourceExhausted (the text can never fit: policy full and
   // longer than the context, or the KV budget is too small), kCancelled. After an error the session holds what was read
   // before it.
   virtual Status read(std::string_view text, const Progress& progress = {}) = 0;
   virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
 
-  // Continues the context. `on_text` gets text as it becomes complete and returns false to stop. REQUIRES: something
-  // was read. Errors: kInvalidArgument for options.
+  // Continues the context. `on_text` gets text as it becomes complete and returns false to stop; it is not called
+  // again then. REQUIRES: something was read. Errors: kInvalidArgument for options, kResourceExhausted.
   virtual Result<GenerateResult> generate(const GenerateOptions& options,
                                           const std::function<bool(std::string_view)>& on_text) = 0;
 
@@ -105,6 +107,10 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const ModelSummary& model() const = 0;
+
+  // All sessions and forks share one cache. Without EngineOptions::kv_memory the policy of the first session sizes it,
+  // for that session alone; give kv_memory to hold several. Errors: kInvalidArgument (the policy, or kv_memory too
+  // small for it), kResourceExhausted (memory, or a bounded policy that this cache can never hold).
   virtual Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) = 0;
 };
 

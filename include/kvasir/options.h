@@ -9,26 +9,26 @@
 namespace kvasir {
 
 struct SamplingOptions {
-  float temperature = 0.8F;        // 0: greedy; up to 100
-  int top_k = 40;                  // keep the k largest logits; 0: all
-  float top_p = 0.95F;             // keep the smallest set with this probability mass (0, 1]; 1: all
-  float min_p = 0.05F;             // drop tokens less likely than min_p times the likeliest [0, 1]; 0: none
-  float repetition_penalty = 1.0F; // logits of seen tokens divided (positive) or multiplied (negative) by it; (0, 10]
-  float frequency_penalty = 0.0F;  // subtracted times the number of occurrences [-10, 10]
-  float presence_penalty = 0.0F;   // subtracted once if seen [-10, 10]
-  int penalty_window = 64;         // tokens that count as seen: the last this many of the context; 0: no penalties
-  std::uint64_t seed = 0;          // 0: the engine draws one and reports it
+  float temperature = 0.8F;         // 0: greedy; up to 100
+  int top_k = 40;                   // keep the k largest logits; 0: all
+  float top_p = 0.95F;              // keep the smallest set with this probability mass (0, 1]; 1: all
+  float min_p = 0.05F;              // drop tokens less likely than min_p times the likeliest [0, 1]; 0: none
+  float repetition_penalty = 1.0F;  // logits of seen tokens divided (positive) or multiplied (negative) by it; (0, 10]
+  float frequency_penalty = 0.0F;   // subtracted times the number of occurrences [-10, 10]
+  float presence_penalty = 0.0F;    // subtracted once if seen [-10, 10]
+  int penalty_window = 64;          // tokens that count as seen: the last this many of the context; 0: no penalties
+  std::uint64_t seed = 0;           // 0: the engine draws one and reports it
 };
 
 // Options of an Engine: one model, one KV pool, one set of threads.
 struct EngineOptions {
-  std::string model;               // path of a GGUF file
-  int threads = 0;                 // 0: one per core this process may use
-  std::string isa = "auto";        // kernels: auto, generic, avx512
-  std::string kv_type = "f16";     // codec of the pages: f32, f16, bf16
-  int page_slots = 32;             // tokens per page: 16, 32 or 64
-  std::uint64_t kv_memory = 0;     // byte budget for all KV, tables included; 0: what one session needs
-  int chunk = 512;                 // prompt tokens per forward pass, 1 to 4096
+  std::string model;            // path of a GGUF file
+  int threads = 0;              // 0: one per core this process may use
+  std::string isa = "auto";     // kernels: auto, generic, avx512
+  std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16
+  int page_slots = 32;          // tokens per page: 16, 32 or 64
+  std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
+  int chunk = 512;              // prompt tokens per forward pass, 1 to 4096
 };
 
 // One context and what is kept of it.
@@ -39,7 +39,7 @@ struct SessionOptions {
 
 // One continuation.
 struct GenerateOptions {
-  std::int64_t max_tokens = -1;   // -1: until the model ends its text (or the policy's memory is full)
+  std::int64_t max_tokens = -1;  // -1: until the model ends its text (or the policy's memory is full)
   bool ignore_eos = false;
   std::vector<std::string> stop;  // generation ends before the first of these; none may be empty
   SamplingOptions sampling;

@@ -21,7 +21,16 @@ void pause() {
 
 ThreadPool::ThreadPool(int threads) {
   KVASIR_CHECK(threads >= 1);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { worker(); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { worker(); });
+  } catch (...) {
+    // No destructor runs: those that did start are ended here.
+    stop_.store(true);
+    generation_.fetch_add(1);
+    generation_.notify_all();
+    for (std::thread& t : workers_) t.join();
+    throw;
+  }
 }
 
 ThreadPool::~ThreadPool() {

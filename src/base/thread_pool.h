@@ -24,7 +24,8 @@ class ThreadPool {
   template <class Task>
   void parallel_for(int count, Task&& task) {
     using Plain = std::remove_reference_t<Task>;
-    run(count, [](void* context, int index) { (*static_cast<Plain*>(context))(index); },
+    run(
+        count, [](void* context, int index) { (*static_cast<Plain*>(context))(index); },
         const_cast<std::remove_const_t<Plain>*>(&task));
   }
 

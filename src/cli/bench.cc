@@ -28,16 +28,26 @@ Status bench(const BenchOptions& options) {
   if (options.json) {
     Json list = Json::array();
     for (const SpeedFigure& f : figures)
-      list.push_back({{"test", f.name}, {"depth", f.depth}, {"tokens", f.tokens}, {"tokens_per_s", f.median},
-                      {"lowest", f.lowest}, {"highest", f.highest}, {"gigabytes_per_s", f.gigabytes_per_s},
+      list.push_back({{"test", f.name},
+                      {"depth", f.depth},
+                      {"tokens", f.tokens},
+                      {"tokens_per_s", f.median},
+                      {"lowest", f.lowest},
+                      {"highest", f.highest},
+                      {"gigabytes_per_s", f.gigabytes_per_s},
                       {"kv_bytes", f.kv_bytes}});
-    return print_json({{"model", options.engine.model}, {"isa", model->kernels->name},
-                       {"threads", model->threads->threads()}, {"codec", options.engine.kv_type},
-                       {"policy", options.speed.policy}, {"repeat", options.speed.repeat}, {"figures", list}});
+    return print_json({{"model", options.engine.model},
+                       {"isa", model->kernels->name},
+                       {"threads", model->threads->threads()},
+                       {"codec", options.engine.kv_type},
+                       {"policy", options.speed.policy},
+                       {"repeat", options.speed.repeat},
+                       {"figures", list}});
   }
-  std::string out = fmt::format("{} on {} threads, kernels {}, {} pages, policy {}; median of {} (lowest to highest)\n\n",
-                                options.engine.model, model->threads->threads(), model->kernels->name,
-                                options.engine.kv_type, options.speed.policy, options.speed.repeat);
+  std::string out =
+      fmt::format("{} on {} threads, kernels {}, {} pages, policy {}; median of {} (lowest to highest)\n\n",
+                  options.engine.model, model->threads->threads(), model->kernels->name, options.engine.kv_type,
+                  options.speed.policy, options.speed.repeat);
   for (const SpeedFigure& f : figures) {
     out += fmt::format("  {:<8} {:>6} tokens at depth {:>7}: {:>9.2f} tokens/s  ({:.2f} to {:.2f})", f.name, f.tokens,
                        f.depth, f.median, f.lowest, f.highest);

@@ -71,8 +71,8 @@ std::string printable(std::string_view text, std::size_t limit);
 // A closed pipe becomes an error of writing instead of a signal.
 void ignore_closed_pipes();
 
-// From catch_interrupts() on, the first Ctrl-C (SIGINT) or SIGTERM makes interrupted() true until it is cleared, and the
-// second ends the process; before, any of them does. So call it where polling begins, and only there.
+// From catch_interrupts() on, the first Ctrl-C (SIGINT) or SIGTERM makes interrupted() true until it is cleared, and
+// the second ends the process; before, any of them does. So call it where polling begins, and only there.
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();

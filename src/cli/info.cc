@@ -112,7 +112,8 @@ Status info(const std::string& path, bool tensors, bool json) {
   if (json) {
     // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
     Json::object_t metadata;
-    for (const gguf::Entry& entry : file.metadata()) metadata.emplace_back(std::string(entry.key), value_json(entry.value));
+    for (const gguf::Entry& entry : file.metadata())
+      metadata.emplace_back(std::string(entry.key), value_json(entry.value));
     Json out{{"version", file.version()},
              {"size_bytes", file.size_bytes()},
              {"tensor_bytes", file.tensor_bytes()},

@@ -91,16 +91,17 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
-  out += fmt::format("  KV in all    {:>10}   ({} bytes: the least --kv-memory that suffices)\n", human_bytes(kv.bytes),
-                     kv.bytes);
+  out +=
+      fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged for it)\n", human_bytes(kv.bytes), kv.bytes);
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
   if (cap_would_shrink)
-    out += fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",
-                       options.memory - others);
+    out +=
+        fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",
+                    options.memory - others);
   return print(out);
 }
 

@@ -32,7 +32,8 @@ Status list_policies(bool json) {
                        info->evaluation_only ? "  (only in 'kvasir eval')" : "", info->summary, info->formula,
                        info->reference);
     for (const PolicyOption& option : info->options)
-      out += fmt::format("    {:<9} {:<7} {:<17} {}\n", option.name, option.default_value, option.range, option.meaning);
+      out +=
+          fmt::format("    {:<9} {:<7} {:<17} {}\n", option.name, option.default_value, option.range, option.meaning);
   }
   return print(out);
 }

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/status.h"
+#include "engine/guarded.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"
@@ -29,29 +30,21 @@ class SessionImpl final : public Session {
         runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))) {}
 
   Status read(std::string_view text, const Progress& progress) override {
-    const bool start = runner_->group().next_id() == 0;
-    KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens,
-                            model_->tokenizer->encode(text, {.add_special = start, .parse_special = false}));
-    return read_tokens(tokens, progress);
+    return guarded([&] { return read_text(text, progress); });
   }
-
   Status say(std::string_view role, std::string_view content, const Progress& progress) override {
-    const bool start = runner_->group().next_id() == 0;
-    const ChatMessage message{std::string(role), std::string(content)};
-    KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, model_->chat->render({&message, 1}, role == "user"));
-    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, prompt, start));
-    if (pending_end_) tokens.insert(tokens.begin(), *pending_end_);
-    pending_end_.reset();
-    chat_ = true;
-    return read_tokens(tokens, progress);
+    return guarded([&] { return say_message(role, content, progress); });
   }
-
   Result<GenerateResult> generate(const GenerateOptions& options,
-                                  const std::function<bool(std::string_view)>& on_text) override;
+                                  const std::function<bool(std::string_view)>& on_text) override {
+    return guarded([&] { return generate_text(options, on_text); });
+  }
 
   Result<std::unique_ptr<Session>> fork() const override {
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SequenceRunner> runner, runner_->fork());
-    return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(runner)))};
+    return guarded([&]() -> Result<std::unique_ptr<Session>> {
+      KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SequenceRunner> runner, runner_->fork());
+      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(runner)))};
+    });
   }
 
   Forgotten forgotten() const override {
@@ -82,8 +75,41 @@ class SessionImpl final : public Session {
         logits_(other.logits_),
         unreported_(other.unreported_),
         prompt_seconds_(other.prompt_seconds_),
-        pending_end_(other.pending_end_),
-        chat_(other.chat_) {}
+        chat_(other.chat_),
+        last_(other.last_) {}
+
+  // How the context ends, in the eyes of the next message.
+  struct Ending {
+    enum class Kind {
+      kClosed,    // nothing is open
+      kOpen,      // a message is, and wants the template's closing text
+      kEndToken,  // the model ended its text with `token`, which is not in the context yet
+      kStop,      // with `stop`, a string of the template, which is
+    };
+    Kind kind = Kind::kClosed;
+    TokenValue token = 0;
+    std::string stop;
+  };
+
+  Status read_text(std::string_view text, const Progress& progress);
+  Status say_message(std::string_view role, std::string_view content, const Progress& progress);
+  Result<std::vector<TokenValue>> encode_message(const ChatPrompt& message) const;
+  Result<GenerateResult> generate_text(const GenerateOptions& options,
+                                       const std::function<bool(std::string_view)>& on_text);
+  Ending ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const;
+  bool context_ends_with(std::string_view text) const;
+  Result<bool> is_closed(const TextSegment& closing) const;
+
+  // What was left to write or had been written no longer ends the context: something follows.
+  void go_on() {
+    last_ = {};
+    if (chat_) last_.kind = Ending::Kind::kOpen;
+  }
+
+  void trim_history() {
+    if (history_.size() >= 2 * kHistory)
+      history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
+  }
 
   // Tokens that still fit under an unbounded policy: its positions end with the trained context.
   std::int64_t context_left() const {
@@ -116,29 +142,103 @@ class SessionImpl final : public Session {
                                         });
     unreported_ += static_cast<std::int64_t>(noted);
     prompt_seconds_ += now_seconds() - start;
-    // Penalties look back at most this far.
-    if (history_.size() > kHistory)
-      history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
+    trim_history();
     if (status.ok() && noted < tokens.size()) return Status(StatusCode::kCancelled, "stopped");
     return status;
   }
 
-  static constexpr std::size_t kHistory = 65536;
+  static constexpr std::size_t kHistory = kMaxPenaltyWindow;
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   bool bounded_;
   std::unique_ptr<SequenceRunner> runner_;
-  std::vector<TokenValue> history_;
-  std::vector<float> logits_;  // of the newest token; empty if nothing was read to its end
+  std::vector<TokenValue> history_;  // the newest tokens: kHistory at least, if there were so many
+  std::vector<float> logits_;        // of the newest token; empty if nothing was read to its end
   std::int64_t unreported_ = 0;
   double prompt_seconds_ = 0;
-  std::optional<TokenValue> pending_end_;  // ended the last answer, not in the context yet
-  bool chat_ = false;
+  bool chat_ = false;  // some message was said
+  Ending last_;
 };
 
-Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
-                                             const std::function<bool(std::string_view)>& on_text) {
+Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
+  const std::int64_t before = runner_->group().next_id();
+  const bool start = before == 0;
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<TokenValue> tokens,
+      model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
+  const Status status = read_tokens(tokens, progress);
+  if (runner_->group().next_id() > before && last_.kind != Ending::Kind::kClosed) go_on();
+  return status;
+}
+
+Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
+  const ChatMessage message{std::string(role), std::string(content)};
+  const bool open_answer = role == "user";
+  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, model_->chat->render({&message, 1}, open_answer));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, encode_message(prompt));
+  const std::int64_t before = runner_->group().next_id();
+  const Status status = read_tokens(tokens, progress);
+  const std::int64_t done = runner_->group().next_id() - before;
+  if (done == 0) return status;  // the context is as it was
+  chat_ = true;
+  last_ = {};
+  // A message that was not read to its end stays open.
+  if (open_answer || done < static_cast<std::int64_t>(tokens.size())) last_.kind = Ending::Kind::kOpen;
+  return status;
+}
+
+// A message's tokens, with what is missing to close the one before.
+Result<std::vector<TokenValue>> SessionImpl::encode_message(const ChatPrompt& message) const {
+  const bool start = runner_->group().next_id() == 0;
+  if (last_.kind == Ending::Kind::kEndToken) {
+    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, start));
+    tokens.insert(tokens.begin(), last_.token);
+    return tokens;
+  }
+  ChatPrompt prompt = message;
+  const TextSegment closing = model_->chat->closing();
+  if (last_.kind != Ending::Kind::kClosed) {
+    std::string& text = prompt.segments.front().text;
+    const std::string opened = closing.text + text;
+    if (last_.kind == Ending::Kind::kStop && opened.starts_with(last_.stop)) {
+      text = opened.substr(last_.stop.size());  // the answer ran into this very message
+    } else {
+      KVASIR_ASSIGN_OR_RETURN(const bool closed, is_closed(closing));
+      if (!closed) prompt.segments.insert(prompt.segments.begin(), closing);
+    }
+  }
+  return encode_chat(*model_->tokenizer, prompt, start, !start);
+}
+
+bool SessionImpl::context_ends_with(std::string_view text) const {
+  std::string end;
+  for (auto token = history_.rbegin(); token != history_.rend() && end.size() < text.size(); ++token)
+    end.insert(0, model_->tokenizer->bytes_of(*token));
+  return end.ends_with(text);
+}
+
+// Whether the context ends with what closes a message.
+Result<bool> SessionImpl::is_closed(const TextSegment& closing) const {
+  if (!history_.empty() && model_->tokenizer->is_end(history_.back())) return true;
+  if (!closing.parse_special) return context_ends_with(closing.text);
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<TokenValue> tokens,
+      model_->tokenizer->encode(closing.text, {.add_special = false, .parse_special = true, .continues = true}));
+  return history_.size() >= tokens.size() && std::equal(tokens.rbegin(), tokens.rend(), history_.rbegin());
+}
+
+SessionImpl::Ending SessionImpl::ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const {
+  if (result.finish_reason == FinishReason::kEnd) return {Ending::Kind::kEndToken, end_token, {}};
+  if (!chat_) return {};
+  if (result.finish_reason == FinishReason::kStop && clean_stop)
+    for (const std::string& stop : model_->chat->stop())
+      if (context_ends_with(stop)) return {Ending::Kind::kStop, 0, stop};
+  return {Ending::Kind::kOpen, 0, {}};
+}
+
+Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
+                                                  const std::function<bool(std::string_view)>& on_text) {
   KVASIR_RETURN_IF_ERROR(validate(options.sampling));
   if (options.max_tokens < -1) return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens);
   for (const std::string& stop : options.stop)
@@ -160,12 +260,14 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
   StopMatcher matcher(stops);
   TokenStream stream(*model_->tokenizer, false);
   const double start = now_seconds();
+  go_on();
+  TokenValue end_token = 0;
   bool wanted = true;
   const auto emit = [&](std::string_view piece) {
     const std::string text = matcher.push(piece);
     if (text.empty()) return;
     result.text += text;
-    if (on_text) wanted = on_text(text) && wanted;
+    if (on_text) wanted = on_text(text);
   };
   for (;;) {
     if (matcher.stopped()) {
@@ -183,7 +285,7 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
     const TokenValue token = sampler.sample(logits_);
     if (token < 0) return Status(StatusCode::kDataLoss, "the model's output is not a number; the file is damaged");
     if (!options.ignore_eos && model_->tokenizer->is_end(token)) {
-      pending_end_ = token;
+      end_token = token;
       result.finish_reason = FinishReason::kEnd;
       break;
     }
@@ -203,12 +305,16 @@ Result<GenerateResult> SessionImpl::generate(const GenerateOptions& options,
     KVASIR_RETURN_IF_ERROR(status);
     sampler.observe(token);
     history_.push_back(token);
+    trim_history();
     ++result.tokens;
     emit(stream.push(token));
   }
-  if (result.finish_reason != FinishReason::kStop) {
-    emit(stream.flush());
-    const std::string rest = matcher.flush();
+  // Who said stop hears no more, and the result's text is what was heard.
+  const std::string incomplete = stream.flush();
+  last_ = ending(result, end_token, incomplete.empty());
+  if (wanted && result.finish_reason != FinishReason::kStop) {
+    emit(incomplete);
+    const std::string rest = wanted ? matcher.flush() : std::string();
     result.text += rest;
     if (on_text && !rest.empty()) on_text(rest);
   }
@@ -228,8 +334,14 @@ class EngineImpl final : public Engine {
   const ModelSummary& model() const override { return summary_; }
 
   Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) override {
+    return guarded([&] { return make_session(options); });
+  }
+
+ private:
+  Result<std::unique_ptr<Session>> make_session(const SessionOptions& options) {
     std::unique_ptr<RetentionPolicy> policy;
-    const std::uint64_t ceiling = memory_ceiling();  // once: what is available changes while one looks
+    // Once: what is available changes while one looks.
+    const std::uint64_t ceiling = cache_ != nullptr ? cache_->budget().capacity() : memory_ceiling();
     if (options.policy.empty()) {
       KVASIR_ASSIGN_OR_RETURN(policy, default_policy(ceiling));
     } else {
@@ -238,11 +350,16 @@ class EngineImpl final : public Engine {
     if (cache_ == nullptr) {
       KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy, ceiling));
       KVASIR_ASSIGN_OR_RETURN(cache_, KvCache::create(model_->kv_shape, budget));
+    } else if (policy->bound()) {
+      if (const std::uint64_t needed = need(*policy, ceiling); needed > ceiling)
+        return exhausted(
+            "policy '{}' needs {} bytes of KV memory, but the engine's cache has {}, as its first session asked; set "
+            "kv_memory (--kv-memory) to what all sessions need together",
+            policy->spec(), needed, ceiling);
     }
     return {std::unique_ptr<Session>(new SessionImpl(model_, cache_, std::move(policy)))};
   }
 
- private:
   // A text without end: the plan of a bounded policy finds its period and needs no longer for it.
   static constexpr std::int64_t kEndless = std::int64_t{1} << 50;
 
@@ -336,8 +453,10 @@ std::string_view finish_reason_name(FinishReason reason) {
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
                                              const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
-  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
-  return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
+  return guarded([&]() -> Result<std::unique_ptr<Engine>> {
+    KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
+    return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
+  });
 }
 
 }  // namespace kvasir

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "base/status.h"
+#include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/vocabulary_from_gguf.h"
 
@@ -22,7 +23,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->options = options;
   if (options.threads < 0 || options.threads > 1024)
     return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads);
-  if (options.chunk < 1 || options.chunk > 4096) return invalid_argument("chunk={} is outside 1 to 4096", options.chunk);
+  if (options.chunk < 1 || options.chunk > 4096)
+    return invalid_argument("chunk={} is outside 1 to 4096", options.chunk);
   model->kernels = find_kernels(options.isa);
   if (model->kernels == nullptr)
     return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
@@ -35,17 +37,24 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
   if (vocabulary.pieces.size() != static_cast<std::size_t>(model->config.vocabulary))
-    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), model->config.vocabulary);
+    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(),
+                     model->config.vocabulary);
   std::string_view chat_source;
   if (file.find("tokenizer.chat_template") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
   }
   KVASIR_ASSIGN_OR_RETURN(model->chat, make_chat_template(vocabulary, chat_source));
   KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_spm_tokenizer(std::move(vocabulary)));
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
+  if (const std::uint64_t available = available_memory(); weight_bytes > available)
+    return exhausted(
+        "the model's weights take {} bytes, but only {} bytes of memory are available; close other programs or use a "
+        "smaller model",
+        weight_bytes, available);
   model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
   KVASIR_ASSIGN_OR_RETURN(model->weights, Weights::load(file, model->config, *model->threads, progress));
-  model->transformer = std::make_unique<Transformer>(&model->config, model->weights.get(), model->kernels,
-                                                     model->threads.get());
+  model->transformer =
+      std::make_unique<Transformer>(&model->config, model->weights.get(), model->kernels, model->threads.get());
   return model;
 }
 

@@ -11,17 +11,17 @@
 namespace kvasir {
 
 struct MemoryRequest {
-  std::int64_t tokens = 0;   // of a sequence in all
-  std::int64_t prompt = 0;   // of these, read in chunks; the others come one at a time
+  std::int64_t tokens = 0;  // of a sequence in all
+  std::int64_t prompt = 0;  // of these, read in chunks; the others come one at a time
   int chunk = 512;
-  int sequences = 1;         // independent ones, side by side
+  int sequences = 1;  // independent ones, side by side
 };
 
 struct KvMemory {
-  std::uint64_t pages = 0;        // at the peak
-  std::uint64_t page_bytes = 0;   // keys and values of one page
-  std::uint64_t table_bytes = 0;  // bookkeeping at the peak, per-page bookkeeping included
-  std::uint64_t bytes = 0;        // pages * page_bytes + table_bytes: the least --kv-memory that suffices
+  std::uint64_t pages = 0;           // at the peak
+  std::uint64_t page_bytes = 0;      // keys and values of one page
+  std::uint64_t table_bytes = 0;     // bookkeeping at the peak, per-page bookkeeping included
+  std::uint64_t bytes = 0;           // pages * page_bytes + table_bytes: the least --kv-memory that suffices
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
 };
 

@@ -46,7 +46,11 @@ int next_pass_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, i
 
 SequenceRunner::SequenceRunner(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
                                std::unique_ptr<RetentionPolicy> policy)
-    : model_(std::move(model)), cache_(std::move(cache)), policy_(std::move(policy)), sequence_(cache_->new_sequence()), pruned_(policy_->dropped().end) {}
+    : model_(std::move(model)),
+      cache_(std::move(cache)),
+      policy_(std::move(policy)),
+      sequence_(cache_->new_sequence()),
+      pruned_(policy_->dropped().end) {}
 
 Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logits logits, const OnPass& on_pass) {
   LaneGroup& group = sequence_.group();

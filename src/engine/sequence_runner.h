@@ -43,8 +43,8 @@ class SequenceRunner {
   // Rows of logits [rows, vocabulary] of the tokens from `first` on; return false to stop after this pass.
   using OnPass = std::function<bool(std::int64_t first, int rows, std::span<const float> logits)>;
 
-  // Runs `tokens` behind what the sequence holds, in passes of up to `chunk`. With kLast, logits come with the last pass
-  // only (an empty span with the others). Errors: kResourceExhausted when the KV budget is full; tokens of earlier
+  // Runs `tokens` behind what the sequence holds, in passes of up to `chunk`. With kLast, logits come with the last
+  // pass only (an empty span with the others). Errors: kResourceExhausted when the KV budget is full; tokens of earlier
   // passes stay. kCancelled when on_pass said so.
   Status feed(std::span<const TokenValue> tokens, int chunk, Logits logits, const OnPass& on_pass);
 

@@ -45,7 +45,8 @@ struct Measurement {
 
 Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
                                                const std::function<bool(std::int64_t, std::int64_t)>& progress) {
-  if (options.repeat < 1 || options.repeat > 1000) return invalid_argument("--repeat {} is outside 1 to 1000", options.repeat);
+  if (options.repeat < 1 || options.repeat > 1000)
+    return invalid_argument("--repeat {} is outside 1 to 1000", options.repeat);
   constexpr std::int64_t kMost = std::int64_t{1} << 26;
   for (const std::int64_t count : {options.prefill, options.decode})
     if (count < 0 || count > kMost) return invalid_argument("{} tokens are outside 0 to 2^26", count);
@@ -105,7 +106,8 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
     m.figure = {"decode", depth, options.decode};
     m.base = std::make_unique<SequenceRunner>(model, cache, policy->clone());
     if (depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.base, depth, model->options.chunk));
-    m.figure.kv_bytes = static_cast<std::uint64_t>(m.base->group().length()) * 2 * model->kv_shape.page.element_bytes() *
+    m.figure.kv_bytes = static_cast<std::uint64_t>(m.base->group().length()) * 2 *
+                        model->kv_shape.page.element_bytes() *
                         static_cast<std::uint64_t>(model->kv_shape.page.head_dim * model->kv_shape.lanes());
     measurements.push_back(std::move(m));
   }

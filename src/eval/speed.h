@@ -24,13 +24,13 @@ struct SpeedOptions {
 };
 
 struct SpeedFigure {
-  std::string name;         // "prefill", "decode"
+  std::string name;  // "prefill", "decode"
   std::int64_t depth = 0;
   std::int64_t tokens = 0;  // per repetition
   double median = 0;        // tokens per second
   double lowest = 0;
   double highest = 0;
-  double gigabytes_per_s = 0;  // decode: weights and live keys and values read per second, at the median
+  double gigabytes_per_s = 0;  // decode: weights and live keys and values that tokens read, at the median
   std::uint64_t kv_bytes = 0;  // live keys and values at the start
 };
 

@@ -18,7 +18,9 @@ std::optional<KvType> kv_type_from_name(std::string_view name) {
 }
 
 #ifndef KVASIR_HAVE_AVX512
-const KernelTable* avx512_kernels() { return nullptr; }
+const KernelTable* avx512_kernels() {
+  return nullptr;
+}
 #endif
 
 std::vector<std::string_view> kernel_names() {

@@ -236,7 +236,8 @@ void merge(const AttentionState& into, const AttentionState& from, int queries, 
     const float keep = std::exp(into.maximum[query] - highest);
     const float take = std::exp(from.maximum[query] - highest);
     const auto at = static_cast<std::size_t>(query) * static_cast<std::size_t>(head_dim);
-    for (int d = 0; d < head_dim; ++d) into.weighted[at + d] = into.weighted[at + d] * keep + from.weighted[at + d] * take;
+    for (int d = 0; d < head_dim; ++d)
+      into.weighted[at + d] = into.weighted[at + d] * keep + from.weighted[at + d] * take;
     into.sum[query] = into.sum[query] * keep + from.sum[query] * take;
     into.maximum[query] = highest;
   }
@@ -253,8 +254,8 @@ void finish(const AttentionState& state, int queries, int head_dim, float* out) 
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", matmul,    quantize_q8,  rms_norm, swiglu, add,   rope,
-                                     store_kv,  rotate_keys, attend, merge,  finish};
+  static constexpr KernelTable table{"generic", matmul,   quantize_q8, rms_norm, swiglu, add,
+                                     rope,      store_kv, rotate_keys, attend,   merge,  finish};
   return table;
 }
 

@@ -48,19 +48,19 @@ struct Activations {
   int rows = 0;
   int inputs = 0;
   const float* f32 = nullptr;
-  const std::int8_t* q8 = nullptr;     // [row / 16][block][row % 16][32]
-  const float* q8_scale = nullptr;     // [row / 16][block][row % 16]
+  const std::int8_t* q8 = nullptr;       // [row / 16][block][row % 16][32]
+  const float* q8_scale = nullptr;       // [row / 16][block][row % 16]
   const std::int32_t* q8_sum = nullptr;  // same shape: -128 * (sum of the block), which cancels the +128 of the weights
 };
 
 // Queries of one lane over a run of entries of one frame: a partial of attention.
 struct AttentionPartial {
   KvPageShape shape;
-  int rows = 0;              // query rows
-  int group = 1;             // query heads per row that share the lane
-  const float* q = nullptr;  // [rows][group][head_dim], rotated to the frame and scaled; row stride below
-  std::size_t q_row_stride = 0;             // in floats
-  int entries = 0;                          // at most kPartialEntries
+  int rows = 0;                  // query rows
+  int group = 1;                 // query heads per row that share the lane
+  const float* q = nullptr;      // [rows][group][head_dim], rotated to the frame and scaled; row stride below
+  std::size_t q_row_stride = 0;  // in floats
+  int entries = 0;               // at most kPartialEntries
   const std::byte* const* pages = nullptr;  // [entries]
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond shape.slots.
   const SlotMask* masks = nullptr;

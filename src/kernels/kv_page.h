@@ -16,7 +16,7 @@ using SlotMask = std::uint64_t;  // bit s: slot s of a page
 
 enum class KvType : std::uint8_t { kF32, kF16, kBF16 };
 
-std::string_view kv_type_name(KvType type);                        // "f32", "f16", "bf16"
+std::string_view kv_type_name(KvType type);  // "f32", "f16", "bf16"
 std::optional<KvType> kv_type_from_name(std::string_view name);
 
 struct KvPageShape {

@@ -6,7 +6,9 @@
 namespace kvasir {
 namespace {
 
-std::size_t element_bytes(DType type) { return dtype_traits(type).block_bytes; }
+std::size_t element_bytes(DType type) {
+  return dtype_traits(type).block_bytes;
+}
 
 float read_element(DType type, const std::byte* p) {
   if (type == DType::kF32) {
@@ -55,7 +57,8 @@ void pack_word_panel(int outputs, int inputs, const std::byte* rows, int panel, 
       for (int i = begin; i < end; ++i) {
         Word word{};
         if (row < outputs)
-          std::memcpy(&word, rows + (static_cast<std::size_t>(row) * stride + static_cast<std::size_t>(i)) * sizeof word,
+          std::memcpy(&word,
+                      rows + (static_cast<std::size_t>(row) * stride + static_cast<std::size_t>(i)) * sizeof word,
                       sizeof word);
         std::memcpy(out + (static_cast<std::size_t>(i) * kPanel + static_cast<std::size_t>(o)) * sizeof word, &word,
                     sizeof word);

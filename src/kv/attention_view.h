@@ -29,13 +29,14 @@ struct AttentionView {
   std::vector<const LaneGroup::Column*> columns;  // [entries]
   std::vector<SlotMask> masks;                    // [rows][entries]
   std::vector<Partial> partials;
-  std::vector<Position> query_positions;          // [frames][rows]: what a query is rotated by for a frame
-  std::vector<Position> key_positions;            // [rows]: what a new key is rotated by
-  std::vector<RowSlot> slots;                     // [rows]: where a new token's key and value go
+  std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
+  std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
+  std::vector<RowSlot> slots;             // [rows]: where a new token's key and value go
 
   std::size_t entries() const { return columns.size(); }
   Position query_position(int frame, int row) const {
-    return query_positions[static_cast<std::size_t>(frame) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
+    return query_positions[static_cast<std::size_t>(frame) * static_cast<std::size_t>(rows) +
+                           static_cast<std::size_t>(row)];
   }
 
   // The newest `rows` tokens of the group are the queries; row r sees the retained tokens with ids up to its own, less

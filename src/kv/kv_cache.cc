@@ -11,9 +11,10 @@ namespace kvasir {
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  Backing backing) {
   if (budget_bytes < column_cost(shape))
-    return exhausted("a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); raise "
-                     "--kv-memory",
-                     budget_bytes, shape.lanes(), column_cost(shape));
+    return exhausted(
+        "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); raise "
+        "--kv-memory",
+        budget_bytes, shape.lanes(), column_cost(shape));
   std::unique_ptr<KvCache> cache(new KvCache(shape, budget_bytes));
   KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, backing));
   return cache;
@@ -29,7 +30,9 @@ std::uint64_t KvCache::column_cost(const KvCacheShape& shape) {
   return lanes * (shape.page.page_bytes() + PagePool::kPageOverhead + sizeof(PageId)) + sizeof(LaneGroup::Column);
 }
 
-std::uint64_t KvCache::column_cost() const { return column_cost(shape_); }
+std::uint64_t KvCache::column_cost() const {
+  return column_cost(shape_);
+}
 
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences) const {
   pool_->check_invariants();

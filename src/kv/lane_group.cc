@@ -69,7 +69,9 @@ void LaneGroup::destroy_column(Column* column) {
   --columns_;
 }
 
-PageId* LaneGroup::mutable_pages(Column* column) const { return const_cast<PageId*>(column->pages.data()); }
+PageId* LaneGroup::mutable_pages(Column* column) const {
+  return const_cast<PageId*>(column->pages.data());
+}
 
 bool LaneGroup::is_shared(const Column& column) const {
   return std::any_of(column.pages.begin(), column.pages.end(),
@@ -105,9 +107,10 @@ Status LaneGroup::append(int tokens) {
   const std::uint64_t tables = static_cast<std::uint64_t>(plan.columns) * column_bytes();
   std::vector<PageId> fresh(plan.pages);
   if (plan.bytes > budget_->available() || !pool_->try_allocate(fresh))
-    return exhausted("the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "
-                     "policy that forgets (kvasir policies)",
-                     budget_->capacity(), budget_->used(), plan.bytes);
+    return exhausted(
+        "the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "
+        "policy that forgets (kvasir policies)",
+        budget_->capacity(), budget_->used(), plan.bytes);
   KVASIR_CHECK(budget_->try_charge(tables));
   std::span<const PageId> unused = fresh;
   const auto take = [&] {
@@ -133,7 +136,8 @@ Status LaneGroup::append(int tokens) {
       KVASIR_CHECK(tail_->entry_count < kMaxColumnEntries);
       tail_->entries[static_cast<std::size_t>(tail_->entry_count++)] = Entry{0, frame};
     }
-    tail_->entries[static_cast<std::size_t>(tail_->entry_count) - 1].live |= slot_range(tail_->used, tail_->used + count);
+    tail_->entries[static_cast<std::size_t>(tail_->entry_count) - 1].live |=
+        slot_range(tail_->used, tail_->used + count);
     tail_->used += count;
     next_id_ += count;
     length_ += count;
@@ -146,7 +150,8 @@ std::int64_t LaneGroup::retained_in(IdRange range) const {
   std::int64_t count = 0;
   for (const Column* column = head_; column != nullptr; column = column->next)
     for (int e = 0; e < column->entry_count; ++e)
-      count += std::popcount(column->entries[static_cast<std::size_t>(e)].live & slots_of(*column, range.begin, range.end));
+      count +=
+          std::popcount(column->entries[static_cast<std::size_t>(e)].live & slots_of(*column, range.begin, range.end));
   return count;
 }
 
@@ -251,12 +256,14 @@ void LaneGroup::remove_empty_frames() {
   std::array<bool, kMaxFrames> used{};
   used[static_cast<std::size_t>(frame_count_) - 1] = true;  // the newest stays open
   for (const Column* column = head_; column != nullptr; column = column->next)
-    for (int e = 0; e < column->entry_count; ++e) used[static_cast<std::size_t>(column->entries[static_cast<std::size_t>(e)].frame)] = true;
+    for (int e = 0; e < column->entry_count; ++e)
+      used[static_cast<std::size_t>(column->entries[static_cast<std::size_t>(e)].frame)] = true;
   std::array<int, kMaxFrames> renamed{};
   int count = 0;
   for (int f = 0; f < frame_count_; ++f) {
     renamed[static_cast<std::size_t>(f)] = count;
-    if (used[static_cast<std::size_t>(f)]) frames_[static_cast<std::size_t>(count++)] = frames_[static_cast<std::size_t>(f)];
+    if (used[static_cast<std::size_t>(f)])
+      frames_[static_cast<std::size_t>(count++)] = frames_[static_cast<std::size_t>(f)];
   }
   if (count == frame_count_) return;
   frame_count_ = count;
@@ -276,7 +283,8 @@ Status LaneGroup::unshare_behind(TokenId id) {
     return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; raise --kv-memory",
                      budget_->capacity(), fresh.size());
   for (std::size_t i = 0; i < shared.size(); ++i)
-    copy_pages(shared[i], std::span(fresh).subspan(i * static_cast<std::size_t>(lanes_), static_cast<std::size_t>(lanes_)));
+    copy_pages(shared[i],
+               std::span(fresh).subspan(i * static_cast<std::size_t>(lanes_), static_cast<std::size_t>(lanes_)));
   return {};
 }
 
@@ -323,7 +331,8 @@ void LaneGroup::check_invariants(std::span<std::uint32_t> references) const {
     for (int e = 0; e < column->entry_count; ++e) {
       const Entry& entry = column->entries[static_cast<std::size_t>(e)];
       KVASIR_CHECK(entry.live != 0 && (entry.live & ~slot_range(0, column->used)) == 0);
-      KVASIR_CHECK((entry.live & seen) == 0 && (seen == 0 || std::countr_zero(entry.live) >= static_cast<int>(std::bit_width(seen))));
+      KVASIR_CHECK((entry.live & seen) == 0 &&
+                   (seen == 0 || std::countr_zero(entry.live) >= static_cast<int>(std::bit_width(seen))));
       KVASIR_CHECK(entry.frame >= frame && entry.frame < frame_count_);
       frame = entry.frame;
       seen |= entry.live;

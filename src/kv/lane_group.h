@@ -1,13 +1,13 @@
 // The table of lanes that agree on what they keep: columns of pages, entries with live masks, frames with origins.
 //
-// A column is one page of each lane of the group, filled with consecutive tokens. An entry is the slots of a column that
-// are live and belong to one frame; a column may have several, with disjoint masks (sinks and window in page 0, either
-// side of a hole). A frame is a run of entries whose keys are rotated relative to one origin. Masks and origins belong
-// to the group, never to the page: pages are shared between groups that were forked.
+// A column is one page of each lane of the group, filled with consecutive tokens. An entry is the slots of a column
+// that are live and belong to one frame; a column may have several, with disjoint masks (sinks and window in page 0,
+// either side of a hole). A frame is a run of entries whose keys are rotated relative to one origin. Masks and origins
+// belong to the group, never to the page: pages are shared between groups that were forked.
 //
-// Positions are compact: the retained tokens occupy 0 ... length-1 in order of id. The position of token t in frame f is
-// t + f.rotation + f.origin, and its key is stored rotated by t + f.rotation. Moving a frame to other positions changes
-// its origin alone (Realign::kFrames); rotating its keys instead changes its rotation alone (Realign::kRotate).
+// Positions are compact: the retained tokens occupy 0 ... length-1 in order of id. The position of token t in frame f
+// is t + f.rotation + f.origin, and its key is stored rotated by t + f.rotation. Moving a frame to other positions
+// changes its origin alone (Realign::kFrames); rotating its keys instead changes its rotation alone (Realign::kRotate).
 //
 // Thread-safety: none; const members may be called from many threads while nothing is changed.
 #pragma once
@@ -94,8 +94,8 @@ class LaneGroup {
 
   // Drops the retained tokens among `range` and moves those behind it up, in the way given; with kRotate the caller
   // rotates the keys of columns_behind(range.end) by -retained_in(range), after unshare_behind(range.end). Columns
-  // without live slots return their pages at once. Errors, leaving no trace: kUnsupported when the holes would split the
-  // table into more frames or entries than it has room for (it is then due for compaction).
+  // without live slots return their pages at once. Errors, leaving no trace: kUnsupported when the holes would split
+  // the table into more frames or entries than it has room for (it is then due for compaction).
   Status drop(IdRange range, Realign realign);
 
   // Gives the group its own copy of every column that holds live tokens >= id. Errors: kResourceExhausted.

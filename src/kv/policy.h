@@ -1,5 +1,5 @@
-// The interface of retention policies: deterministic functions of what they have seen to a plan of what to keep. A policy
-// never touches a page; the same object serves the engine, replay and tests.
+// The interface of retention policies: deterministic functions of what they have seen to a plan of what to keep. A
+// policy never touches a page; the same object serves the engine, replay and tests.
 //
 // Protocol, per sequence: before each forward pass the engine asks how many of the next tokens may share it
 // (rows_together) and what is hidden from each (advance, once per token, in order); after the pass it asks what to drop

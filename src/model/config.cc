@@ -54,7 +54,8 @@ Status read_rope(const gguf::File& file, ModelConfig* config) {
   for (std::size_t i = 0; i < pairs; ++i) {
     float factor;
     std::memcpy(&factor, factors->bytes.data() + i * sizeof factor, sizeof factor);
-    if (!(factor > 0) || !std::isfinite(factor)) return data_loss("rope_freqs.weight[{}] is {}, not positive", i, factor);
+    if (!(factor > 0) || !std::isfinite(factor))
+      return data_loss("rope_freqs.weight[{}] is {}, not positive", i, factor);
     config->inverse_frequencies[i] /= static_cast<double>(factor);
   }
   return {};
@@ -74,16 +75,15 @@ Result<ModelConfig> read_model_config(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(config.layers, positive(file, "llama.block_count", 4096));
   KVASIR_ASSIGN_OR_RETURN(config.width, positive(file, "llama.embedding_length", 1 << 20));
   KVASIR_ASSIGN_OR_RETURN(config.heads, positive(file, "llama.attention.head_count", 4096));
-  KVASIR_ASSIGN_OR_RETURN(config.kv_heads,
-                          positive_or(file, "llama.attention.head_count_kv", 4096, config.heads));
+  KVASIR_ASSIGN_OR_RETURN(config.kv_heads, positive_or(file, "llama.attention.head_count_kv", 4096, config.heads));
   KVASIR_ASSIGN_OR_RETURN(config.ffn, positive(file, "llama.feed_forward_length", 1 << 22));
   KVASIR_ASSIGN_OR_RETURN(config.context, positive(file, "llama.context_length", 1 << 30));
   if (config.heads % config.kv_heads != 0)
     return data_loss("{} query heads do not divide among {} KV heads", config.heads, config.kv_heads);
   if (file.find("llama.attention.key_length") == nullptr && config.width % config.heads != 0)
     return data_loss("an embedding of {} does not divide among {} heads", config.width, config.heads);
-  KVASIR_ASSIGN_OR_RETURN(config.head_dim, positive_or(file, "llama.attention.key_length", kMaxHeadDim,
-                                                       config.width / config.heads));
+  KVASIR_ASSIGN_OR_RETURN(config.head_dim,
+                          positive_or(file, "llama.attention.key_length", kMaxHeadDim, config.width / config.heads));
   KVASIR_ASSIGN_OR_RETURN(const int value_length,
                           positive_or(file, "llama.attention.value_length", kMaxHeadDim, config.head_dim));
   if (config.head_dim > kMaxHeadDim || config.head_dim < 2)

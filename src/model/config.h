@@ -14,17 +14,17 @@ struct ModelConfig {
   std::string architecture;  // "llama"
   std::string name;          // general.name; may be empty
   int layers = 0;
-  int width = 0;             // d, the length of the residual stream
-  int heads = 0;             // query heads
-  int kv_heads = 0;          // divides heads
+  int width = 0;     // d, the length of the residual stream
+  int heads = 0;     // query heads
+  int kv_heads = 0;  // divides heads
   int head_dim = 0;
-  int rotary = 0;            // dimensions of a head that are rotated; even, at most head_dim
+  int rotary = 0;  // dimensions of a head that are rotated; even, at most head_dim
   int ffn = 0;
   int vocabulary = 0;
   std::int64_t context = 0;  // trained context, tokens
   float rms_eps = 0;
   double rope_base = 10000;
-  double rope_linear = 1;    // positions are divided by it (linear scaling)
+  double rope_linear = 1;  // positions are divided by it (linear scaling)
   // Angles per position, [rotary / 2]: base^(-2i / rotary) / linear / factor[i], where the file has frequency factors
   // (Llama 3's rope_freqs.weight).
   std::vector<double> inverse_frequencies;

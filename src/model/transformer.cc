@@ -10,9 +10,12 @@
 namespace kvasir {
 namespace {
 
-std::size_t product(int a, int b) { return static_cast<std::size_t>(a) * static_cast<std::size_t>(b); }
+std::size_t product(int a, int b) {
+  return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
+}
 
-// Cosines and sines of position * inverse_frequency, [pairs] each. In double: a float angle is off by 0.03 at a million.
+// Cosines and sines of position * inverse_frequency, [pairs] each. In double: a float angle is off by 0.03 at a
+// million.
 void fill_rotation(const std::vector<double>& inverse_frequencies, Position position, float* cosine, float* sine) {
   for (std::size_t i = 0; i < inverse_frequencies.size(); ++i) {
     const double angle = static_cast<double>(position) * inverse_frequencies[i];
@@ -24,17 +27,17 @@ void fill_rotation(const std::vector<double>& inverse_frequencies, Position posi
 }  // namespace
 
 struct Transformer::Workspace {
-  AlignedBuffer<float> residual;    // [rows][width]
-  AlignedBuffer<float> normalized;  // [rows][width]
-  AlignedBuffer<float> query;       // [rows][heads * head_dim]
-  AlignedBuffer<float> key;         // [rows][kv_heads * head_dim]
-  AlignedBuffer<float> value;       // [rows][kv_heads * head_dim]
-  AlignedBuffer<float> rotated;     // per item [frames][rows][heads * head_dim]
-  AlignedBuffer<float> attention;   // [rows][heads * head_dim]
-  AlignedBuffer<float> gate;        // [rows][ffn]
-  AlignedBuffer<float> up;          // [rows][ffn]
-  AlignedBuffer<float> projected;   // [rows][width]
-  AlignedBuffer<float> logits;      // [rows wanted][vocabulary]
+  AlignedBuffer<float> residual;        // [rows][width]
+  AlignedBuffer<float> normalized;      // [rows][width]
+  AlignedBuffer<float> query;           // [rows][heads * head_dim]
+  AlignedBuffer<float> key;             // [rows][kv_heads * head_dim]
+  AlignedBuffer<float> value;           // [rows][kv_heads * head_dim]
+  AlignedBuffer<float> rotated;         // per item [frames][rows][heads * head_dim]
+  AlignedBuffer<float> attention;       // [rows][heads * head_dim]
+  AlignedBuffer<float> gate;            // [rows][ffn]
+  AlignedBuffer<float> up;              // [rows][ffn]
+  AlignedBuffer<float> projected;       // [rows][width]
+  AlignedBuffer<float> logits;          // [rows wanted][vocabulary]
   AlignedBuffer<float> key_rotation;    // [rows][cosines, sines]
   AlignedBuffer<float> query_rotation;  // per item [frames][rows][cosines, sines]
   AlignedBuffer<std::int8_t> q8;
@@ -109,7 +112,8 @@ void Transformer::quantize(const float* x, int inputs, int rows) {
   float* scale = work_->q8_scale.ensure(groups * group_blocks);
   std::int32_t* sum = work_->q8_sum.ensure(groups * group_blocks);
   threads_.parallel_for(rows, [&](int row) {
-    const std::size_t at = static_cast<std::size_t>(row / kRowGroup) * group_blocks + static_cast<std::size_t>(row % kRowGroup);
+    const std::size_t at =
+        static_cast<std::size_t>(row / kRowGroup) * group_blocks + static_cast<std::size_t>(row % kRowGroup);
     kernels_.quantize_q8(x + product(row, inputs), inputs, q8 + at * kQ8Block, scale + at, sum + at);
   });
 }
@@ -124,8 +128,8 @@ void Transformer::multiply(const float* x, int inputs, int rows, std::span<const
   }
   if (q8) quantize(x, inputs, rows);
   const Activations activations{rows, inputs, x, work_->q8.data(), work_->q8_scale.data(), work_->q8_sum.data()};
-  // Few rows: shares of the weights, several per thread so that a slow thread does not hold up the rest. Many rows: small
-  // shares, whose weights stay in the nearest cache while the rows pass.
+  // Few rows: shares of the weights, several per thread so that a slow thread does not hold up the rest. Many rows:
+  // small shares, whose weights stay in the nearest cache while the rows pass.
   const int share = rows <= 8 ? std::max(8, (panels / (threads_.threads() * 4) + 7) / 8 * 8) : 4;
   const auto multiply_share = [&](int task) {
     int begin = task * share;
@@ -184,10 +188,12 @@ void Transformer::rotate_queries(std::span<const ForwardItem> items) {
   for (const ForwardItem& item : items) {
     const int rows = item.view->rows;
     threads_.parallel_for(item.view->frames * rows, [&](int query) {
-      const float* rotation = work_->query_rotation.data() + (first_query + static_cast<std::size_t>(query)) * 2 * pairs;
-      kernels_.rope(work_->query.data() + (first_row + static_cast<std::size_t>(query % rows)) * static_cast<std::size_t>(stride),
-                    config_.heads, config_.head_dim, config_.rotary, rotation, rotation + pairs, scale,
-                    out + (first_query + static_cast<std::size_t>(query)) * static_cast<std::size_t>(stride));
+      const float* rotation =
+          work_->query_rotation.data() + (first_query + static_cast<std::size_t>(query)) * 2 * pairs;
+      kernels_.rope(
+          work_->query.data() + (first_row + static_cast<std::size_t>(query % rows)) * static_cast<std::size_t>(stride),
+          config_.heads, config_.head_dim, config_.rotary, rotation, rotation + pairs, scale,
+          out + (first_query + static_cast<std::size_t>(query)) * static_cast<std::size_t>(stride));
     });
     first_row += static_cast<std::size_t>(rows);
     first_query += product(item.view->frames, rows);
@@ -237,12 +243,14 @@ void Transformer::attend(PagePool& pool, const ForwardItem& item, int first_row,
     partial.shape = pool.shape();
     partial.rows = rows_of(lane_tile);
     partial.group = group;
-    partial.q = work_->rotated.data() + (first_query + product(part.frame, view.rows) + static_cast<std::size_t>(row)) * stride +
+    partial.q = work_->rotated.data() +
+                (first_query + product(part.frame, view.rows) + static_cast<std::size_t>(row)) * stride +
                 product(head * group, dim);
     partial.q_row_stride = stride;
     partial.entries = part.end - part.begin;
     partial.pages = pages;
-    partial.masks = view.masks.data() + static_cast<std::size_t>(row) * view.entries() + static_cast<std::size_t>(part.begin);
+    partial.masks =
+        view.masks.data() + static_cast<std::size_t>(row) * view.entries() + static_cast<std::size_t>(part.begin);
     partial.mask_row_stride = view.entries();
     clear(state, partial.rows * group);
     kernels_.attend(partial, state);
@@ -255,9 +263,11 @@ void Transformer::attend(PagePool& pool, const ForwardItem& item, int first_row,
     const int row = lane_tile % tiles * tile_rows;
     const AttentionState total = state_of(lane_tile, 0);
     for (int r = 0; r < rows_of(lane_tile); ++r) {
-      const AttentionState of_row{total.maximum + r * group, total.sum + r * group, total.weighted + product(r * group, dim)};
+      const AttentionState of_row{total.maximum + r * group, total.sum + r * group,
+                                  total.weighted + product(r * group, dim)};
       kernels_.finish(of_row, group, dim,
-                      work_->attention.data() + static_cast<std::size_t>(first_row + row + r) * stride + product(head * group, dim));
+                      work_->attention.data() + static_cast<std::size_t>(first_row + row + r) * stride +
+                          product(head * group, dim));
     }
   };
 
@@ -365,7 +375,8 @@ void Transformer::rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId i
   threads_.parallel_for(group.lanes(), [&](int lane) {
     for (const LaneGroup::Column* column : columns)
       kernels_.rotate_keys(pool.shape(), pool.data(column->pages[static_cast<std::size_t>(lane)]),
-                           LaneGroup::live_behind(*column, id), config_.rotary, rotation.data(), rotation.data() + pairs);
+                           LaneGroup::live_behind(*column, id), config_.rotary, rotation.data(),
+                           rotation.data() + pairs);
   });
 }
 

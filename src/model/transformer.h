@@ -22,7 +22,7 @@ namespace kvasir {
 struct ForwardItem {
   std::span<const TokenValue> tokens;  // [view->rows]
   const AttentionView* view = nullptr;
-  int logits = 0;                      // logits are wanted of the last this many rows
+  int logits = 0;  // logits are wanted of the last this many rows
 };
 
 class Transformer {

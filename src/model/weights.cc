@@ -19,7 +19,7 @@ struct Part {
   const gguf::Tensor* tensor = nullptr;
   PackedMatrix* matrix = nullptr;  // or
   const float** vector = nullptr;
-  std::uint64_t offset = 0;        // in the allocation
+  std::uint64_t offset = 0;  // in the allocation
   std::uint64_t bytes = 0;
 };
 
@@ -29,7 +29,8 @@ class Layout {
 
   Status matrix(const std::string& name, int outputs, int inputs, PackedMatrix* to) {
     const gguf::Tensor* tensor = nullptr;
-    KVASIR_RETURN_IF_ERROR(find(name, {static_cast<std::uint64_t>(inputs), static_cast<std::uint64_t>(outputs)}, &tensor));
+    KVASIR_RETURN_IF_ERROR(
+        find(name, {static_cast<std::uint64_t>(inputs), static_cast<std::uint64_t>(outputs)}, &tensor));
     const auto type = dtype_from_gguf(tensor->type);
     if (!type) {
       const auto traits = foreign_dtype(tensor->type);
@@ -87,8 +88,7 @@ class Layout {
   Status find(const std::string& name, const std::vector<std::uint64_t>& dims, const gguf::Tensor** out) {
     *out = file_.find_tensor(name);
     if (*out == nullptr) return data_loss("tensor {} is missing: this file holds no whole llama model", name);
-    if ((*out)->dims != dims)
-      return data_loss("tensor {} has a shape that contradicts the file's own metadata", name);
+    if ((*out)->dims != dims) return data_loss("tensor {} has a shape that contradicts the file's own metadata", name);
     known_.insert(name);
     return {};
   }

@@ -43,11 +43,11 @@ class Weights {
   Weights& operator=(const Weights&) = delete;
   ~Weights();
 
-  PackedMatrix embedding;                // [vocabulary, width]
-  PackedMatrix output;                   // [vocabulary, width]; the embedding where the file has none
-  const float* output_norm = nullptr;    // [width]
+  PackedMatrix embedding;              // [vocabulary, width]
+  PackedMatrix output;                 // [vocabulary, width]; the embedding where the file has none
+  const float* output_norm = nullptr;  // [width]
   std::vector<LayerWeights> layers;
-  std::uint64_t bytes = 0;               // allocated
+  std::uint64_t bytes = 0;  // allocated
 
  private:
   Weights() = default;

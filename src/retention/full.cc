@@ -13,7 +13,9 @@ class FullPolicy final : public RetentionPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<FullPolicy>(); }
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec&) { return {std::make_unique<FullPolicy>()}; }
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec&) {
+  return {std::make_unique<FullPolicy>()};
+}
 
 }  // namespace
 

@@ -28,7 +28,9 @@ const PolicyOption* find_option(const PolicyInfo& info, std::string_view key) {
 
 }  // namespace
 
-std::span<const PolicyInfo* const> all_policies() { return kPolicies; }
+std::span<const PolicyInfo* const> all_policies() {
+  return kPolicies;
+}
 
 const PolicyInfo* find_policy(std::string_view name) {
   for (const PolicyInfo* info : kPolicies)
@@ -93,7 +95,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(text));
   const PolicyInfo* info = find_policy(spec.name());
   if (info->evaluation_only)
-    return invalid_argument("policy '{}' is a baseline for evaluation only; use it with 'kvasir eval ppl'", spec.name());
+    return invalid_argument("policy '{}' is a baseline for evaluation only; use it with 'kvasir eval ppl'",
+                            spec.name());
   return info->make(spec);
 }
 

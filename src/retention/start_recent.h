@@ -1,9 +1,9 @@
-// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. The whole of `streaming`, and
-// of `window` with no sinks.
+// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. The whole of `streaming`,
+// and of `window` with no sinks.
 //
 // After each forward pass let L be the cache length and C = sinks + window; when L - C >= every + slack, the oldest
-// tokens of the window side are dropped until L = C, at most `max_drop` of them at once (StreamingLLM, Xiao et al. 2023,
-// section 3.2; the trigger is Lazy Pruning's, Lin).
+// tokens of the window side are dropped until L = C, at most `max_drop` of them at once (StreamingLLM, Xiao et al.
+// 2023, section 3.2; the trigger is Lazy Pruning's, Lin).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace kvasir {
 struct StartRecentOptions {
   std::int64_t sinks = 0;
   std::int64_t window = 1;
-  std::int64_t every = 1;     // 0: never prune
+  std::int64_t every = 1;  // 0: never prune
   std::int64_t slack = 0;
   std::int64_t max_drop = 0;  // 0: no limit
   Realign realign = Realign::kFrames;

@@ -33,14 +33,14 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const std::string realign, spec.get_choice("realign", kRealign));
   options.realign = realign == "rotate" ? Realign::kRotate : Realign::kFrames;
   if (spec.has("cap")) {
-    if (spec.has("window"))
-      return invalid_argument("policy 'streaming': give either cap or window, not both");
+    if (spec.has("window")) return invalid_argument("policy 'streaming': give either cap or window, not both");
     KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, spec.get_int("cap", 1, kMost));
     options.window = cap - options.sinks - options.slack - overlap - refresh;
     if (options.window < 1)
-      return invalid_argument("policy 'streaming': cap={} leaves no window behind sinks={}, slack={}, overlap={} and "
-                              "refresh={}; raise cap",
-                              cap, options.sinks, options.slack, overlap, refresh);
+      return invalid_argument(
+          "policy 'streaming': cap={} leaves no window behind sinks={}, slack={}, overlap={} and "
+          "refresh={}; raise cap",
+          cap, options.sinks, options.slack, overlap, refresh);
   } else {
     if (overlap > 0 || refresh > 0)
       return invalid_argument("policy 'streaming': overlap and refresh only have an effect under a cap; give cap");

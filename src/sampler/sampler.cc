@@ -45,7 +45,9 @@ Status validate(const SamplingOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_range("repetition_penalty", options.repetition_penalty, 0.0F, 10.0F, false));
   KVASIR_RETURN_IF_ERROR(check_range("frequency_penalty", options.frequency_penalty, -10.0F, 10.0F, true));
   KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
-  return check_not_negative("penalty_window", options.penalty_window);
+  if (options.penalty_window >= 0 && options.penalty_window <= kMaxPenaltyWindow) return {};
+  return invalid_argument("penalty_window is {}; it must be at least 0 and at most {}", options.penalty_window,
+                          kMaxPenaltyWindow);
 }
 
 Sampler::Sampler(const SamplingOptions& options) : options_(options) {

@@ -12,6 +12,8 @@
 
 namespace kvasir {
 
+inline constexpr int kMaxPenaltyWindow = 65536;
+
 // Errors: kInvalidArgument naming the option, the value and the accepted range.
 Status validate(const SamplingOptions& options);
 

@@ -17,8 +17,8 @@ enum class DType : std::uint32_t {
 };
 
 struct DTypeTraits {
-  std::string_view name;          // as GGUF tools print it: "F32", "Q8_0"
-  std::uint32_t block_elements;   // consecutive elements of a row that are stored together
+  std::string_view name;         // as GGUF tools print it: "F32", "Q8_0"
+  std::uint32_t block_elements;  // consecutive elements of a row that are stored together
   std::uint32_t block_bytes;
 };
 

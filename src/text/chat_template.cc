@@ -17,6 +17,7 @@ class PlainTemplate final : public ChatTemplate {
  public:
   std::string_view name() const override { return "plain"; }
   std::vector<std::string> stop() const override { return {"\nUser:", "\nSystem:"}; }
+  TextSegment closing() const override { return {"\n", false}; }
 
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const override {
     ChatPrompt prompt;
@@ -46,6 +47,7 @@ class MarkerTemplate final : public ChatTemplate {
   }
 
   std::string_view name() const override { return "markers"; }
+  TextSegment closing() const override { return {"<|end|>", true}; }
 
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const override {
     ChatPrompt prompt;
@@ -90,8 +92,9 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
   return std::unique_ptr<ChatTemplate>(std::make_unique<PlainTemplate>());
 }
 
-Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool add_special) {
-  return tokenizer.encode_segments(prompt.segments, add_special, prompt.reserved);
+Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool add_special,
+                                            bool continues) {
+  return tokenizer.encode_segments(prompt.segments, add_special, prompt.reserved, continues);
 }
 
 }  // namespace kvasir

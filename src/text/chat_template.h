@@ -37,7 +37,10 @@ class ChatTemplate {
   // Errors: kInvalidArgument for a role or an order of roles that the template has no form for.
   virtual Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const = 0;
 
-  // Strings that end an answer, beside the vocabulary's end tokens: they start the next message.
+  // What ends an answer that ended without it, before the next message.
+  virtual TextSegment closing() const = 0;
+
+  // Strings that end an answer, beside the vocabulary's end tokens: they start the next message, closing() first.
   virtual std::vector<std::string> stop() const { return {}; }
 };
 
@@ -49,6 +52,6 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
 
 // The token ids of a prompt. Errors: as Tokenizer::encode().
 Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt,
-                                            bool add_special = true);
+                                            bool add_special = true, bool continues = false);
 
 }  // namespace kvasir

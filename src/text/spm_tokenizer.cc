@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "text/special_tokens.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -19,7 +20,6 @@ namespace {
 
 constexpr TokenValue kNone = -1;
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-constexpr std::size_t kMaxTextBytes = std::size_t{1} << 30;
 
 // REQUIRES: `lead` starts a character of valid UTF-8.
 std::size_t character_length(char lead) {
@@ -140,7 +140,7 @@ class SpmTokenizer final : public Tokenizer {
 
   Status initialize();
   Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                  std::span<const TokenValue> reserved) const override;
+                                                  std::span<const TokenValue> reserved, bool continues) const override;
   std::string bytes_of(TokenValue token, bool special) const override;
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
@@ -153,7 +153,8 @@ class SpmTokenizer final : public Tokenizer {
   };
 
   Status check_ids() const;
-  void split_off(std::string_view text, std::span<const TokenValue> reserved, std::vector<Fragment>* fragments) const;
+  std::vector<Fragment> split_off(std::string_view text, std::span<const TokenValue> reserved,
+                                  const std::vector<Fragment>& parts) const;
   void encode_text(std::string_view text, Encoding* encoding) const;
   void merge_run(std::string_view run, Encoding* encoding) const;
   void find_merge(std::string_view run, std::int32_t left, Encoding* encoding) const;
@@ -163,7 +164,7 @@ class SpmTokenizer final : public Tokenizer {
   Vocabulary vocabulary_;
   std::unordered_map<std::string_view, TokenValue> pieces_;  // keys point into vocabulary_.pieces
   std::array<TokenValue, 256> byte_tokens_;
-  std::vector<TokenValue> recognised_;  // control, unknown, user-defined: longest first, then lowest id
+  std::unique_ptr<SpecialTokens> special_;
   Adjacency adjacency_;
   std::size_t longest_piece_ = 0;
 };
@@ -206,9 +207,6 @@ Status SpmTokenizer::initialize() {
       continue;
     }
     if (piece.empty()) continue;
-    if (kind == TokenKind::kControl || kind == TokenKind::kUnknown || kind == TokenKind::kUserDefined) {
-      recognised_.push_back(token);
-    }
     // A piece that is not valid UTF-8 cannot be made of characters.
     if (kind == TokenKind::kControl || kind == TokenKind::kUnknown || find_invalid_utf8(piece)) continue;
     pieces_[piece] = token;  // the last of equal pieces counts
@@ -222,21 +220,23 @@ Status SpmTokenizer::initialize() {
                        missing - byte_tokens_.begin());
     }
   }
-  std::stable_sort(recognised_.begin(), recognised_.end(), [&](TokenValue a, TokenValue b) {
-    return vocabulary_.pieces[static_cast<std::size_t>(a)].size() >
-           vocabulary_.pieces[static_cast<std::size_t>(b)].size();
-  });
+  special_ = std::make_unique<SpecialTokens>(vocabulary_);
   return {};
 }
 
 Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                              std::span<const TokenValue> reserved) const {
+                                                              std::span<const TokenValue> reserved,
+                                                              bool continues) const {
+  std::size_t total = 0;
+  for (const TextSegment& segment : segments) {
+    if (segment.text.size() > kMaxTextBytes - total) {
+      return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
+    }
+    total += segment.text.size();
+  }
   std::string text;
   std::vector<Fragment> fragments;
   for (const TextSegment& segment : segments) {
-    if (segment.text.size() > kMaxTextBytes - text.size()) {
-      return invalid_argument("the text is longer than {} bytes; encode it in parts", kMaxTextBytes);
-    }
     if (const auto offset = find_invalid_utf8(segment.text)) {
       return invalid_argument(
           "the text is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
@@ -247,7 +247,7 @@ Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const Te
     fragments.push_back({text.size(), text.size() + segment.text.size(), kNone, segment.parse_special});
     text += segment.text;
   }
-  split_off(text, reserved, &fragments);
+  fragments = split_off(text, reserved, fragments);
 
   Encoding encoding;
   encoding.reserved = reserved;
@@ -259,11 +259,11 @@ Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const Te
       continue;
     }
     // Adjacent texts of different segments are one text. It starts the whole or follows a recognised token: both take
-    // the space.
+    // the space, unless the whole continues another text.
     const std::size_t begin = fragments[i].begin;
     std::size_t end = begin;
     for (; i < fragments.size() && fragments[i].token == kNone; ++i) end = fragments[i].end;
-    escaped.assign(vocabulary_.add_space_prefix ? kSpace : "");
+    escaped.assign(vocabulary_.add_space_prefix && !(continues && begin == 0) ? kSpace : "");
     replace_all(std::string_view(text).substr(begin, end - begin), " ", kSpace, &escaped);
     encode_text(escaped, &encoding);
   }
@@ -271,32 +271,22 @@ Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const Te
   return std::move(encoding.tokens);
 }
 
-void SpmTokenizer::split_off(std::string_view text, std::span<const TokenValue> reserved,
-                             std::vector<Fragment>* fragments) const {
+std::vector<Fragment> SpmTokenizer::split_off(std::string_view text, std::span<const TokenValue> reserved,
+                                              const std::vector<Fragment>& parts) const {
   std::vector<Fragment> split;
-  for (const TokenValue token : recognised_) {
-    const std::string_view piece = vocabulary_.pieces[static_cast<std::size_t>(token)];
-    const bool needs_parse_special =
-        vocabulary_.kinds[static_cast<std::size_t>(token)] != TokenKind::kUserDefined || contains(reserved, token);
-    if (text.find(piece) == std::string_view::npos) continue;
-    split.clear();
-    for (Fragment rest : *fragments) {
-      if (rest.token == kNone && (rest.parse_special || !needs_parse_special)) {
-        for (;;) {
-          const std::string_view part = text.substr(rest.begin, rest.end - rest.begin);
-          const std::size_t found = part.find(piece);
-          if (found == std::string_view::npos) break;
-          const std::size_t begin = rest.begin + found;
-          if (found > 0) split.push_back({rest.begin, begin, kNone, rest.parse_special});
-          split.push_back({begin, begin + piece.size(), token, rest.parse_special});
-          rest.begin = begin + piece.size();
-        }
-        if (rest.begin == rest.end) continue;
-      }
-      split.push_back(rest);
+  for (const Fragment& part : parts) {
+    const std::string_view part_text = text.substr(part.begin, part.end - part.begin);
+    std::size_t rest = part.begin;
+    for (const SpecialTokens::Place& place : special_->find(part_text, part.parse_special, reserved)) {
+      const std::size_t begin = part.begin + place.begin;
+      const std::size_t end = begin + vocabulary_.pieces[static_cast<std::size_t>(place.token)].size();
+      if (begin > rest) split.push_back({rest, begin, kNone, part.parse_special});
+      split.push_back({begin, end, place.token, part.parse_special});
+      rest = end;
     }
-    fragments->swap(split);
+    if (rest < part.end) split.push_back({rest, part.end, kNone, part.parse_special});
   }
+  return split;
 }
 
 void SpmTokenizer::encode_text(std::string_view text, Encoding* encoding) const {

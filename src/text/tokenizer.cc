@@ -1,10 +1,14 @@
 #include "text/tokenizer.h"
 
+#include "base/status.h"
+
 namespace kvasir {
 
 Result<std::vector<TokenValue>> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  if (text.size() > kMaxTextBytes)  // before it is copied
+    return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
   const TextSegment segment{std::string(text), options.parse_special};
-  return encode_segments({&segment, 1}, options.add_special, {});
+  return encode_segments({&segment, 1}, options.add_special, {}, options.continues);
 }
 
 std::string Tokenizer::decode(std::span<const TokenValue> tokens, bool special) const {

@@ -17,7 +17,11 @@ namespace kvasir {
 struct EncodeOptions {
   bool add_special = true;     // BOS and EOS where the vocabulary asks for them
   bool parse_special = false;  // recognise control tokens written out in the text ("<s>"), not only user-defined ones
+  bool continues = false;      // the text goes on where another ended: no space is put in front of it
 };
+
+// The longest text that is encoded at once.
+inline constexpr std::size_t kMaxTextBytes = std::size_t{256} << 20;
 
 // A part of a text, and whether control tokens written out in it count: yes in what a template wrote, no in what a
 // person did.
@@ -30,14 +34,15 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8.
+  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8, and if it is longer than kMaxTextBytes.
   Result<std::vector<TokenValue>> encode(std::string_view text, const EncodeOptions& options) const;
 
   // Encodes one text given in parts: pieces may span parts as if they were written together, recognised tokens may
   // not. A token of `reserved` is never produced from a part without parse_special, not even a user-defined one.
-  // Errors: as encode(), the offset counted over all parts.
+  // `continues`: as in EncodeOptions. Errors: as encode(), the offset counted over all parts.
   virtual Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                          std::span<const TokenValue> reserved) const = 0;
+                                                          std::span<const TokenValue> reserved,
+                                                          bool continues = false) const = 0;
 
   // The bytes a token stands for; possibly part of a UTF-8 sequence. Control and unknown tokens give "" unless
   // `special`. REQUIRES: 0 <= token < vocabulary().pieces.size().

@@ -17,16 +17,16 @@ enum class TokenKind : std::uint8_t {
   kControl = 3,      // never produced from plain text, prints as nothing
   kUserDefined = 4,  // matched whole in text, before anything else
   kUnused = 5,
-  kByte = 6,         // "<0x0A>"
+  kByte = 6,  // "<0x0A>"
 };
 
 struct Vocabulary {
-  std::vector<std::string> pieces;   // as in the file: SPM writes a space as U+2581
-  std::vector<float> scores;         // same length; SPM merges the best score first
-  std::vector<TokenKind> kinds;      // same length
+  std::vector<std::string> pieces;  // as in the file: SPM writes a space as U+2581
+  std::vector<float> scores;        // same length; SPM merges the best score first
+  std::vector<TokenKind> kinds;     // same length
   std::optional<TokenValue> bos;
   std::optional<TokenValue> eos;
-  std::optional<TokenValue> eot;     // end of turn, where a model has one beside eos
+  std::optional<TokenValue> eot;  // end of turn, where a model has one beside eos
   std::optional<TokenValue> unknown;
   bool add_bos = true;
   bool add_eos = false;

@@ -7,6 +7,8 @@
 #include <sstream>
 
 #include "cli/program.h"
+#include "gguf/writer.h"
+#include "support/random_model.h"
 
 namespace kvasir::test {
 namespace {
@@ -34,6 +36,81 @@ TEST(Commands, InfoTellsWhatTheFileHolds) {
   EXPECT_EQ(text.err, "");
   for (const char* part : {"Runs here: yes", "llama.context_length", "blk.0.attn_q.weight"})
     EXPECT_NE(text.out.find(part), std::string::npos) << part;
+}
+
+// A file that goes away with the object.
+class ModelFile {
+ public:
+  explicit ModelFile(const std::vector<std::byte>& content)
+      : path_(::testing::TempDir() + "kvasir-model-" + std::to_string(::getpid())) {
+    write_bytes(path_, content);
+  }
+  ModelFile(const ModelFile&) = delete;
+  ModelFile& operator=(const ModelFile&) = delete;
+  ~ModelFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Commands, InfoShowsMetadataAsItIs) {
+  gguf::Writer writer;
+  writer.set_bool("yes", true);
+  writer.set_bool("no", false);
+  writer.set_int8("minus", -3);
+  writer.set_int32s("ints", {-1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  writer.set_float32s("floats", {0.5F, -2});
+  writer.set_strings("strings", {"a", "b\n"});
+  const std::string odd = "a\nkey";
+  writer.set_uint8(odd, 1);
+  const ModelFile file(writer.finish());
+  const Json json = json_of({"info", file.path(), "--json"});
+  const Json& metadata = json["metadata"];
+  EXPECT_EQ(metadata["yes"], Json(true));
+  EXPECT_EQ(metadata["no"], Json(false));
+  EXPECT_EQ(metadata["minus"], -3);
+  EXPECT_EQ(metadata["ints"]["type"], "i32");
+  EXPECT_EQ(metadata["ints"]["count"], 10);
+  EXPECT_EQ(metadata["ints"]["first"], (Json{-1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(metadata["floats"]["first"], (Json{0.5, -2.0}));
+  EXPECT_EQ(metadata["strings"]["first"], (Json{"a", "b\\n"}));
+  EXPECT_EQ(metadata[odd], 1);
+  EXPECT_EQ(json["runs"], false);
+  EXPECT_NE(json["why_not"], "");
+  const Finished text = run_program({"info", file.path()});
+  EXPECT_EQ(text.exit_code, 0);
+  for (const char* part : {"true", "[10 x i32] -1 2 3", "[2 x f32] 0.5 -2.0", "'a'"})
+    EXPECT_NE(text.out.find(part), std::string::npos) << part << "\n" << text.out;
+}
+
+TEST(Commands, InfoTakesManyKeys) {
+  gguf::Writer writer;
+  for (int i = 0; i < 150000; ++i) writer.set_uint32("key." + std::to_string(i), static_cast<std::uint32_t>(i));
+  const ModelFile file(writer.finish());
+  const Finished done = run_program({"info", file.path(), "--json"});
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_LT(done.seconds, 2);
+  EXPECT_EQ(Json::parse(done.out, nullptr, false)["metadata"].size(), 150000u);
+}
+
+TEST(Commands, InfoSaysNoWhereRunWouldRefuse) {
+  std::vector<std::byte> bytes = make_random_model({});
+  EXPECT_EQ(json_of({"info", ModelFile(bytes).path(), "--json"})["runs"], true);
+  // The value of tokenizer.ggml.model, behind the key and the two numbers in front of a string.
+  const std::string_view key = "tokenizer.ggml.model";
+  const auto* chars = reinterpret_cast<const char*>(bytes.data());
+  const std::size_t value = std::string_view(chars, bytes.size()).find(key) + key.size() + 12;
+  ASSERT_EQ(std::string_view(chars + value, 5), "llama");
+  bytes[value] = std::byte{'x'};
+  const ModelFile file(bytes);
+  const Json json = json_of({"info", file.path(), "--json"});
+  EXPECT_EQ(json["runs"], false);
+  const std::string why = json["why_not"];
+  EXPECT_NE(why.find("tokenizer"), std::string::npos) << why;
+  const Finished run = run_program({"run", "-m", file.path(), "-p", "x"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_NE(run.err.find(why), std::string::npos) << run.err;
 }
 
 TEST(Commands, TokenizePrintsIds) {
@@ -138,6 +215,20 @@ TEST(Commands, BenchMeasures) {
   EXPECT_EQ(run_program({"bench", "-m", model_path(), "-t", "1", "--prefill", "8", "--decode", "0", "--repeat", "1"})
                 .exit_code,
             0);
+}
+
+// Decoding reads an embedding that is the output too in whole, and of another one a row.
+TEST(Commands, BenchCountsWhatATokenReads) {
+  for (const bool tied : {true, false}) {
+    const RandomModelSpec spec{.tied = tied};
+    const ModelFile file(make_random_model(spec));
+    const Json figure = json_of({"bench", "-m", file.path(), "-t", "1", "--prefill", "0", "--decode", "3", "--depth",
+                                 "20", "--repeat", "1", "--json"})["figures"][0];
+    const auto weights = json_of({"plan", "-m", file.path(), "--json"})["weight_bytes"].get<double>();
+    const double read = figure["gigabytes_per_s"].get<double>() * 1e9 / figure["tokens_per_s"].get<double>();
+    const double embedding = tied ? 0 : 4.0 * spec.vocab * spec.d;
+    EXPECT_NEAR(read, weights - embedding + figure["kv_bytes"].get<double>(), 1) << tied;
+  }
 }
 
 TEST(Commands, HelpAndVersion) {

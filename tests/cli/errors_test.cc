@@ -90,6 +90,7 @@ TEST_F(Errors, Run) {
            {"--penalty-window", "-1"},
            {"--seed", "-1"},
            {"--seed", "18446744073709551616"},
+           {"--kv", ""},
            {"--kv", "nope"},
            {"--kv", "recompute"},
            {"--kv", "streaming:"},
@@ -166,6 +167,7 @@ TEST_F(Errors, OtherCommands) {
            {"plan", "-m", model, "--batch", "0"},
            {"plan", "-m", model, "--chunk", "0"},
            {"plan", "-m", model, "--page", "3"},
+           {"plan", "-m", model, "--kv", ""},
            {"plan", "-m", model, "--kv", "nope"},
            {"plan", "-m", model, "--kv", "full", "--ctx", "99999999999"},
            {"plan", "-m", model, "--kv", "streaming:window=100000000000", "--ctx", "1000000000000"},
@@ -223,6 +225,59 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
   EXPECT_EQ(cut.exit_code, 1) << "signal " << cut.signal;
   EXPECT_FALSE(cut.timed_out);
   EXPECT_EQ(cut.error_lines(), 1) << cut.err;
+}
+
+// What is wrong with the path is an input that is wrong; what is wrong with the file is told from its header on.
+TEST_F(Errors, NoModelFile) {
+  for (const std::string& path : {folder_.string(), std::string("/dev/null"), file("missing"), file("text/below")})
+    for (const Arguments& arguments : std::vector<Arguments>{{"run", "-m", path, "-p", "x"},
+                                                             {"info", path},
+                                                             {"plan", "-m", path},
+                                                             {"bench", "-m", path},
+                                                             {"tokenize", "-m", path, "-p", "x"}}) {
+      SCOPED_TRACE(::testing::PrintToString(arguments));
+      const Finished done = run_program(arguments);
+      expect_one_line(done);
+      EXPECT_EQ(done.exit_code, 2);
+    }
+  std::filesystem::copy_file(model_path(), file("cut"));
+  std::filesystem::resize_file(file("cut"), std::filesystem::file_size(model_path()) - 100000);
+  const Finished cut = run_program({"info", file("cut")});
+  expect_one_line(cut);
+  EXPECT_EQ(cut.exit_code, 2);
+  EXPECT_NE(cut.err.find("truncated"), std::string::npos) << cut.err;
+}
+
+TEST_F(Errors, SignalsEndWhatPollsNoneAtOnce) {
+  for (const Arguments& arguments : std::vector<Arguments>{
+           run_arguments({}), {"tokenize", "-m", model_path()}, {"eval", "ppl", "-m", model_path(), "-f", "-"}})
+    for (const int signal : {SIGINT, SIGTERM}) {
+      SCOPED_TRACE(::testing::PrintToString(arguments));
+      const Finished done = run_program(arguments, {.input = "Once upon a time",
+                                                    .input_stays_open = true,
+                                                    .interrupt_after = 0.5,
+                                                    .signal = signal,
+                                                    .interrupt_silent = true,
+                                                    .timeout = 20});
+      EXPECT_FALSE(done.timed_out);
+      EXPECT_EQ(done.signal, signal) << done.exit_code << " " << done.err;
+      EXPECT_LT(done.seconds, 2);
+    }
+}
+
+TEST_F(Errors, SignalsStopMeasurementsAfterThePass) {
+  std::ofstream(file("long")) << some_text(100000);
+  for (const Arguments& arguments : std::vector<Arguments>{
+           {"eval", "ppl", "-m", model_path(), "-t", "1", "-f", file("long"), "--kv", "window:size=64"},
+           {"bench", "-m", model_path(), "-t", "1", "--repeat", "1000", "--decode", "2000"}})
+    for (const int signal : {SIGINT, SIGTERM}) {
+      SCOPED_TRACE(::testing::PrintToString(arguments));
+      const Finished done =
+          run_program(arguments, {.interrupt_after = 1.5, .signal = signal, .interrupt_silent = true, .timeout = 60});
+      EXPECT_EQ(done.exit_code, 1) << "signal " << done.signal;
+      EXPECT_LT(done.seconds, 2);
+      EXPECT_EQ(done.error_lines(), 1) << done.err;
+    }
 }
 
 TEST_F(Errors, InterruptedRunEndsSoonAndSaysSo) {

@@ -109,6 +109,14 @@ TEST(Memory, PlanSaysWhatFits) {
   EXPECT_EQ(one["sequences_that_fit"].get<std::uint64_t>(),
             (1024 * kMiB - others) / one["kv_bytes"].get<std::uint64_t>());
   EXPECT_FALSE(plan({"--memory", "1MiB"})["fits"].get<bool>());
+  // Where the default policy does not fit, run would take a smaller one; a policy that was asked for stays.
+  const Json small = plan({"--memory", "12MB"});
+  EXPECT_FALSE(small["fits"].get<bool>());
+  EXPECT_TRUE(small["cap_would_shrink"].get<bool>());
+  EXPECT_FALSE(plan({"--memory", "12MB", "--kv", "streaming:cap=2048"})["cap_would_shrink"].get<bool>());
+  EXPECT_FALSE(plan({"--memory", "1MiB"})["cap_would_shrink"].get<bool>()) << "there is none left for a cache";
+  EXPECT_FALSE(plan({"--memory", "1GiB"})["cap_would_shrink"].get<bool>());
+  EXPECT_NE(run_program({"plan", "-m", model_path(), "--memory", "12MB"}).out.find("--kv-memory"), std::string::npos);
   const Json three = plan({"--ctx", "1000", "--kv", "full", "--batch", "3"});
   EXPECT_EQ(three["kv_bytes"].get<std::uint64_t>(), 3 * one["kv_bytes"].get<std::uint64_t>());
   // The table says the same.

@@ -96,8 +96,9 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
   bool interrupted = surroundings.interrupt_after == 0;
   std::size_t written = 0;
   while (out.read >= 0 || err.read >= 0) {
-    if (in.write >= 0 && written == surroundings.input.size()) close_end(in.write);
-    pollfd watched[3] = {{out.read, POLLIN, 0}, {err.read, POLLIN, 0}, {in.write, POLLOUT, 0}};
+    const bool all_written = written == surroundings.input.size();
+    if (in.write >= 0 && all_written && !surroundings.input_stays_open) close_end(in.write);
+    pollfd watched[3] = {{out.read, POLLIN, 0}, {err.read, POLLIN, 0}, {all_written ? -1 : in.write, POLLOUT, 0}};
     ::poll(watched, 3, 20);
     if (watched[2].revents != 0) {
       const ssize_t n = ::write(in.write, surroundings.input.data() + written, surroundings.input.size() - written);
@@ -111,7 +112,7 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
     if (!interrupted && interrupt_from > 0 && now() - interrupt_from > surroundings.interrupt_after) {
       interrupted = true;
       interrupt_from = now();
-      ::kill(child, SIGINT);
+      ::kill(child, surroundings.signal);
     }
     if (now() - start > surroundings.timeout) {
       result.timed_out = true;

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -26,11 +27,13 @@ struct Finished {
 
 struct Surroundings {
   std::string input;              // standard input
+  bool input_stays_open = false;  // behind `input`, more could come
   std::string output_file;        // standard output goes there instead of into `out`
   std::string error_file;         // likewise
   std::size_t most_output = 0;    // if not 0: standard output is closed after this many bytes
   double interrupt_after = 0;     // if not 0: seconds from the first output (or, with none to come, from the start)
-                                  // to SIGINT
+                                  // to the signal
+  int signal = SIGINT;
   bool interrupt_silent = false;  // no output is awaited before interrupt_after counts
   double timeout = 120;           // seconds
 };

@@ -128,6 +128,36 @@ TEST_F(SessionTest, TheBudgetEndsAReadAndTheSessionGoesOn) {
   EXPECT_GT(after.seen, 64) << "what was read before stays";
   EXPECT_EQ(after.seen % 64, 0);
   EXPECT_LE(after.bytes_peak, std::uint64_t{1} << 20);
+  EXPECT_EQ(one->generate(kGreedy, {}).status().code(), StatusCode::kInvalidArgument) << "its text was not read";
+  const auto other = session(*engine, "streaming:sinks=4,window=28");
+  EXPECT_EQ(other->read(long_text()).code(), StatusCode::kResourceExhausted) << "the first holds the memory";
+}
+
+TEST_F(SessionTest, TheCacheOfTheFirstSessionRefusesALargerPolicy) {
+  const auto engine = open();
+  const auto first = session(*engine, "streaming:sinks=4,window=60");
+  const Status status = engine->new_session({.policy = "streaming:sinks=4,window=1020"}).status();
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find("kv_memory"), std::string::npos) << status.message();
+  EXPECT_NE(session(*engine, "streaming:sinks=4,window=28"), nullptr);
+}
+
+TEST_F(SessionTest, ACallbackThatSaidStopHearsNoMore) {
+  const auto engine = open();
+  const auto one = session(*engine);
+  ASSERT_TRUE(one->read("Once upon a time").ok());
+  int calls = 0;
+  std::string heard;
+  GenerateOptions options = kGreedy;
+  options.stop = {" never comes this text", "e never", ". never"};
+  const auto result = one->generate(options, [&](std::string_view text) {
+    ++calls;
+    heard += text;
+    return false;
+  });
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(result->text, heard);
 }
 
 TEST_F(SessionTest, CallbacksCancel) {

@@ -30,7 +30,8 @@ TEST(Fork, BothBranchesEqualFreshRuns) {
     all_logits(*trunk, prompt, 64);
     auto branch = trunk->fork();
     ASSERT_TRUE(branch.ok()) << branch.status().message();
-    EXPECT_EQ(trunk->group().first_column()->pages[0], (*branch)->group().first_column()->pages[0]) << "nothing is shared";
+    EXPECT_EQ(trunk->group().first_column()->pages[0], (*branch)->group().first_column()->pages[0])
+        << "nothing is shared";
     const auto in_branch = continue_with(**branch, 2);
     const auto in_trunk = continue_with(*trunk, 3);
     EXPECT_EQ(std::memcmp(in_branch.data(), first.data(), first.size() * sizeof(float)), 0) << policy;
@@ -66,16 +67,17 @@ TEST(Fork, RefusedPassesLeaveNoTrace) {
   const auto want_more = all_logits(*fresh, more, 16);
   int refused = 0;
   for (int columns = 9; columns < 22; ++columns) {
-    const auto runner = new_runner(model, policy, KvCache::column_cost(model->kv_shape) * static_cast<std::uint64_t>(columns));
+    const auto runner =
+        new_runner(model, policy, KvCache::column_cost(model->kv_shape) * static_cast<std::uint64_t>(columns));
     all_logits(*runner, prompt, 16);
     const auto branch = runner->fork();
     if (!branch.ok()) continue;
     std::vector<float> got;
-    const Status status = (*branch)->feed(more, 16, SequenceRunner::Logits::kAll,
-                                          [&](std::int64_t, int, std::span<const float> logits) {
-                                            got.insert(got.end(), logits.begin(), logits.end());
-                                            return true;
-                                          });
+    const Status status =
+        (*branch)->feed(more, 16, SequenceRunner::Logits::kAll, [&](std::int64_t, int, std::span<const float> logits) {
+          got.insert(got.end(), logits.begin(), logits.end());
+          return true;
+        });
     refused += status.ok() ? 0 : 1;
     const auto rows = static_cast<std::int64_t>(got.size() / 320);
     EXPECT_EQ((*branch)->group().next_id(), 300 + rows) << "tokens entered whose logits were never given";

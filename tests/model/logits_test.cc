@@ -13,7 +13,9 @@ struct Case {
   double bound;  // RMS error over RMS logits
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 RandomModelSpec spec_of(const char* dtype) {
   RandomModelSpec spec;
@@ -52,8 +54,9 @@ TEST_P(Logits, AgreeWithTheReference) {
 }
 
 // Activations are rounded to 8 bits per block of 32 before they meet Q8_0 weights. The largest of 32 normal values is
-// about 2.2 sigma, a step of 2.2 / 127 sigma has an RMS error of 0.5%, and the products with independent roundings on the
-// way through two layers and the output (5 stages each, 1 more) add up to 0.5% * sqrt(11) = 1.7%; a quarter is spare.
+// about 2.2 sigma, a step of 2.2 / 127 sigma has an RMS error of 0.5%, and the products with independent roundings on
+// the way through two layers and the output (5 stages each, 1 more) add up to 0.5% * sqrt(11) = 1.7%; a quarter is
+// spare.
 constexpr double kQ8Bound = 2.2e-2;
 
 const Case kCases[] = {
@@ -66,11 +69,27 @@ const Case kCases[] = {
     {"q8_0", spec_of("q8_0"), "f16", kQ8Bound},
     {"untied", changed([](auto& s) { s.tied = false; }), "f32", 1e-5},
     {"linear", changed([](auto& s) { s.rope_scaling = RopeScaling::kLinear; }), "f32", 1e-5},
-    {"llama3", changed([](auto& s) { s.rope_scaling = RopeScaling::kLlama3; s.rope_base = 500000; }), "f32", 1e-5},
+    {"llama3", changed([](auto& s) {
+       s.rope_scaling = RopeScaling::kLlama3;
+       s.rope_base = 500000;
+     }),
+     "f32", 1e-5},
     {"one_kv_head", changed([](auto& s) { s.kv_heads = 1; }), "f32", 1e-5},
     {"no_grouping", changed([](auto& s) { s.kv_heads = 4; }), "f32", 1e-5},
-    {"wide_heads", changed([](auto& s) { s.head_dim = 80; s.heads = 3; s.kv_heads = 1; s.d = 96; }), "f32", 1e-5},
-    {"odd_sizes", changed([](auto& s) { s.head_dim = 20; s.d = 72; s.ffn = 100; s.vocab = 301; }), "f32", 1e-5},
+    {"wide_heads", changed([](auto& s) {
+       s.head_dim = 80;
+       s.heads = 3;
+       s.kv_heads = 1;
+       s.d = 96;
+     }),
+     "f32", 1e-5},
+    {"odd_sizes", changed([](auto& s) {
+       s.head_dim = 20;
+       s.d = 72;
+       s.ffn = 100;
+       s.vocab = 301;
+     }),
+     "f32", 1e-5},
     {"deep", changed([](auto& s) { s.layers = 8; }), "f32", 1e-5},
 };
 
@@ -81,7 +100,9 @@ std::vector<std::string> isas() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Logits, ::testing::Combine(::testing::ValuesIn(kCases), ::testing::ValuesIn(isas())),
-                         [](const auto& test) { return std::string(std::get<0>(test.param).name) + "_" + std::get<1>(test.param); });
+                         [](const auto& test) {
+                           return std::string(std::get<0>(test.param).name) + "_" + std::get<1>(test.param);
+                         });
 
 }  // namespace
 }  // namespace kvasir::test

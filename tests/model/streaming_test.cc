@@ -1,4 +1,5 @@
-// Streaming policies: against the reference model, which rotates every key afresh for every row, and against each other.
+// Streaming policies: against the reference model, which rotates every key afresh for every row, and against each
+// other.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -98,7 +99,8 @@ TEST_F(StreamingTest, WindowThatCoversAllEqualsFullBitForBit) {
   for (const char* type : {"f32", "f16", "bf16"}) {
     const EngineOptions options{.kv_type = type};
     const auto full = run("full", tokens, 64, options);
-    for (const char* policy : {"streaming:sinks=4,window=496", "streaming:cap=1000,realign=rotate", "window:size=500"}) {
+    for (const char* policy :
+         {"streaming:sinks=4,window=496", "streaming:cap=1000,realign=rotate", "window:size=500"}) {
       const auto got = run(policy, tokens, 64, options);
       ASSERT_EQ(got.size(), full.size());
       EXPECT_EQ(std::memcmp(got.data(), full.data(), got.size() * sizeof(float)), 0) << policy << " " << type;

@@ -46,21 +46,21 @@ TEST(PolicySpec, AKeyIsGivenOnce) {
 TEST(PolicySpec, ValuesOutOfRangeAreToldTheRange) {
   for (const std::string value :
        {"0", "-1", "1.5", "1e3", "0x10", "+3", " 3", "3 ", "ten", "-", "1=2", "99999999999999999999", "--3"})
-    expect_refused("window:size=" + value, {"size", value, "whole number", "1 or more"});
+    expect_refused("window:size=" + value, {"size", value, "whole number", "1 to 2^40"});
   for (const std::string key : {"sinks", "every", "slack", "max_drop", "overlap", "refresh"})
     for (const std::string value : {"-1", "x", "18446744073709551616"})
-      expect_refused("streaming:cap=1000," + key + "=" + value, {key, value, "whole number", "0 or more"});
-  expect_refused("streaming:window=0", {"window", "1 or more"});
-  expect_refused("streaming:cap=0", {"cap", "1 or more"});
+      expect_refused("streaming:cap=1000," + key + "=" + value, {key, value, "whole number", "0 to 2^40"});
+  expect_refused("streaming:window=0", {"window", "1 to 2^40"});
+  expect_refused("streaming:cap=0", {"cap", "1 to 2^40"});
   for (const std::string value : {"Frames", "none", "0"})
     expect_refused("streaming:realign=" + value, {"realign", "frames", "rotate"});
 }
 
-// The largest value is accepted, one more is refused, and the message says so instead of "1 or more".
+// The ranges shown are those that hold: the largest value is accepted, one more is refused.
 TEST(PolicySpec, ValuesAboveTheRangeAreToldTheLargest) {
   EXPECT_TRUE(make_policy("window:size=1099511627776").ok());
-  expect_refused("window:size=1099511627777", {"size", "1099511627776"});
-  expect_refused("streaming:window=9223372036854775807", {"window", "1099511627776"});
+  expect_refused("window:size=1099511627777", {"size", "1 to 2^40"});
+  expect_refused("streaming:window=9223372036854775807", {"window", "1 to 2^40"});
 }
 
 TEST(PolicySpec, CapAndWindowExcludeEachOther) {
@@ -84,6 +84,7 @@ TEST(PolicySpec, BaselinesOfTheEvaluationKeepNoCache) {
   EXPECT_EQ(*spec->get_int("stride", 1, 1000), 1);
   EXPECT_TRUE(spec->has("size"));
   EXPECT_FALSE(spec->has("stride"));
+  for (const PolicyOption& option : find_policy("recompute")->options) EXPECT_EQ(option.range, "1 to 2^24");
   EXPECT_TRUE(find_policy("recompute")->evaluation_only);
 }
 

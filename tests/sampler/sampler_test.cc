@@ -384,7 +384,7 @@ TEST(Validate, NamesOptionValueAndRange) {
   EXPECT_EQ(message(&S::repetition_penalty, 0.0F), "repetition_penalty is 0; it must be greater than 0 and at most 10");
   EXPECT_EQ(message(&S::frequency_penalty, 11.0F), "frequency_penalty is 11; it must be at least -10 and at most 10");
   EXPECT_EQ(message(&S::presence_penalty, -10.5F), "presence_penalty is -10.5; it must be at least -10 and at most 10");
-  EXPECT_EQ(message(&S::penalty_window, -1), "penalty_window is -1; it must be at least 0");
+  EXPECT_EQ(message(&S::penalty_window, -1), "penalty_window is -1; it must be at least 0 and at most 65536");
   for (const auto member :
        {&S::temperature, &S::top_p, &S::min_p, &S::repetition_penalty, &S::frequency_penalty, &S::presence_penalty}) {
     message(member, kNan);
@@ -401,7 +401,7 @@ TEST(Validate, AcceptsTheEndsOfTheRanges) {
   options.repetition_penalty = 10.0F;
   options.frequency_penalty = -10.0F;
   options.presence_penalty = 10.0F;
-  options.penalty_window = std::numeric_limits<int>::max();
+  options.penalty_window = kMaxPenaltyWindow;
   options.top_k = std::numeric_limits<int>::max();
   ASSERT_TRUE(validate(options).ok());
   Sampler sampler(options);

@@ -65,11 +65,11 @@ inline std::unique_ptr<SequenceRunner> new_runner(const std::shared_ptr<LoadedMo
 // Logits of every token, [tokens][vocabulary], fed in passes of up to `chunk`.
 inline std::vector<float> all_logits(SequenceRunner& runner, std::span<const TokenValue> tokens, int chunk) {
   std::vector<float> out;
-  const Status status = runner.feed(tokens, chunk, SequenceRunner::Logits::kAll,
-                                    [&](std::int64_t, int, std::span<const float> logits) {
-                                      out.insert(out.end(), logits.begin(), logits.end());
-                                      return true;
-                                    });
+  const Status status =
+      runner.feed(tokens, chunk, SequenceRunner::Logits::kAll, [&](std::int64_t, int, std::span<const float> logits) {
+        out.insert(out.end(), logits.begin(), logits.end());
+        return true;
+      });
   EXPECT_TRUE(status.ok()) << status.message();
   return out;
 }

@@ -23,11 +23,13 @@ inline std::optional<std::string> shared_file(const std::string& relative) {
 }
 
 // The model in the repository; tests may rely on it.
-inline std::string bundled_model() { return source_dir() + "/models/kvasir-mini-3m-q8_0.gguf"; }
+inline std::string bundled_model() {
+  return source_dir() + "/models/kvasir-mini-3m-q8_0.gguf";
+}
 
 }  // namespace kvasir::test
 
-#define KVASIR_SHARED_OR_SKIP(variable, relative)                                                       \
-  const auto variable##_found = ::kvasir::test::shared_file(relative);                                  \
+#define KVASIR_SHARED_OR_SKIP(variable, relative)                                                        \
+  const auto variable##_found = ::kvasir::test::shared_file(relative);                                   \
   if (!variable##_found) GTEST_SKIP() << "needs " << (relative) << " (set KVASIR_SHARED to its folder)"; \
   const std::string variable = *variable##_found

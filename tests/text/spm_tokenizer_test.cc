@@ -1,13 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <random>
 #include <sstream>
+#include <utility>
 
+#include "text/special_tokens.h"
 #include "text/tokenizer.h"
 #include "text/vocabularies.h"
 
@@ -308,6 +311,54 @@ TEST(SpmTokenizer, RefusesMalformedVocabularies) {
   vocabulary = byte_vocabulary();
   vocabulary.scores[7] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(message(vocabulary), HasSubstr("token 7"));
+}
+
+// One pass over the text finds what a search for one token after another would.
+TEST(SpmTokenizer, SpecialTokensAreThoseOfASearchTokenByToken) {
+  std::mt19937 random(11);
+  const auto pick = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  const auto letters = [&](int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += static_cast<char>('a' + pick(0, 1));
+    return text;
+  };
+  for (int round = 0; round < 400; ++round) {
+    Vocabulary vocabulary = test::byte_vocabulary();
+    for (int i = pick(1, 8); i > 0; --i)
+      test::add_piece(&vocabulary, letters(pick(1, 5)), 0,
+                      pick(0, 1) == 0 ? TokenKind::kControl : TokenKind::kUserDefined);
+    const auto size = static_cast<TokenValue>(vocabulary.pieces.size());
+    const std::vector<TokenValue> reserved = {size - 1};
+    const std::string text = letters(40);
+    const bool parse = pick(0, 1) == 1;
+    std::vector<TokenValue> order;
+    for (TokenValue token = 259; token < size; ++token)
+      if (parse || (vocabulary.kinds[static_cast<std::size_t>(token)] == TokenKind::kUserDefined && token != size - 1))
+        order.push_back(token);
+    const auto piece = [&](TokenValue token) -> const std::string& {
+      return vocabulary.pieces[static_cast<std::size_t>(token)];
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](TokenValue a, TokenValue b) { return piece(a).size() > piece(b).size(); });
+    std::vector<TokenValue> at(text.size(), -1);  // -2 within a token
+    for (const TokenValue token : order)
+      for (std::size_t i = 0; i + piece(token).size() <= text.size(); ++i) {
+        const auto begin = at.begin() + static_cast<std::ptrdiff_t>(i);
+        const auto end = begin + static_cast<std::ptrdiff_t>(piece(token).size());
+        if (text.compare(i, piece(token).size(), piece(token)) != 0 ||
+            std::any_of(begin, end, [](TokenValue t) { return t != -1; }))
+          continue;
+        std::fill(begin, end, -2);
+        *begin = token;
+      }
+    std::vector<std::pair<std::size_t, TokenValue>> expected;
+    for (std::size_t i = 0; i < at.size(); ++i)
+      if (at[i] >= 0) expected.emplace_back(i, at[i]);
+    std::vector<std::pair<std::size_t, TokenValue>> found;
+    for (const SpecialTokens::Place& place : SpecialTokens(vocabulary).find(text, parse, reserved))
+      found.emplace_back(place.begin, place.token);
+    EXPECT_EQ(found, expected) << text;
+  }
 }
 
 }  // namespace

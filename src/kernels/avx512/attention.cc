@@ -162,8 +162,8 @@ void merge(const AttentionState& into, const AttentionState& from, int queries, 
     const float take = exp1(b - highest);
     const auto at = static_cast<std::size_t>(query) * static_cast<std::size_t>(head_dim);
     for (int d = 0; d < head_dim; ++d)
-      into.weighted[at + static_cast<std::size_t>(d)] =
-          into.weighted[at + static_cast<std::size_t>(d)] * keep + from.weighted[at + static_cast<std::size_t>(d)] * take;
+      into.weighted[at + static_cast<std::size_t>(d)] = into.weighted[at + static_cast<std::size_t>(d)] * keep +
+                                                        from.weighted[at + static_cast<std::size_t>(d)] * take;
     into.sum[query] = into.sum[query] * keep + from.sum[query] * take;
     into.maximum[query] = highest;
   }

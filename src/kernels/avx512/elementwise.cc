@@ -101,8 +101,8 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
 void add(float* x, const float* y, int n) {
   for (int i = 0; i < n; i += 16) {
     const __mmask16 mask = tail(n - i);
-    _mm512_mask_storeu_ps(x + i, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i),
-                                                     _mm512_maskz_loadu_ps(mask, y + i)));
+    _mm512_mask_storeu_ps(x + i, mask,
+                          _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i), _mm512_maskz_loadu_ps(mask, y + i)));
   }
 }
 

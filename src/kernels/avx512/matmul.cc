@@ -49,8 +49,7 @@ void float_rows(const PackedMatrix& weights, const Activations& x, int panel, fl
   for (; r + kRows <= x.rows; r += kRows)
     float_tile<kType, kRows, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
   if constexpr (kPanels <= 2)
-    for (; r + 4 <= x.rows; r += 4)
-      float_tile<kType, 4, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
+    for (; r + 4 <= x.rows; r += 4) float_tile<kType, 4, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
   for (; r < x.rows; ++r) float_tile<kType, 1, kPanels>(weights, at(r), stride, panel, to(r), out_stride);
 }
 
@@ -70,8 +69,8 @@ template <int kRows>
 void q8_tile(const PackedMatrix& weights, int panel, const std::int8_t* q, const float* scale, const std::int32_t* sum,
              float* out, std::size_t out_stride) {
   const int blocks = weights.inputs / kQ8Block;
-  const std::byte* w = weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) *
-                                          kQ8PanelBlockBytes;
+  const std::byte* w =
+      weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) * kQ8PanelBlockBytes;
   __m512 total[kRows];
   for (int r = 0; r < kRows; ++r) total[r] = _mm512_setzero_ps();
   for (int b = 0; b < blocks; ++b) {

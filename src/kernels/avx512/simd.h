@@ -29,7 +29,9 @@ namespace {
   return _mm512_scalef_ps(p, n);
 }
 
-[[gnu::always_inline]] inline float exp1(float x) { return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x))); }
+[[gnu::always_inline]] inline float exp1(float x) {
+  return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x)));
+}
 
 // Halves of 8, 4, 2, 1: the order of the generic kernels.
 [[gnu::always_inline]] inline float sum16(__m512 v) {

@@ -1,0 +1,50 @@
+// Finds the tokens that are recognised whole in a text: control, unknown and user-defined ones.
+//
+// The longest tokens have the first choice over the whole text, then the lowest ids; each takes its places from left to
+// right. A place lies within one part of the text and touches no place taken before.
+// Thread-safety: immutable after construction. Refers to the vocabulary, which must outlive it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "text/vocabulary.h"
+
+namespace kvasir {
+
+class SpecialTokens {
+ public:
+  explicit SpecialTokens(const Vocabulary& vocabulary);
+
+  struct Place {
+    std::size_t begin = 0;
+    TokenValue token = 0;
+  };
+  // The places in one part of a text, from left to right. Control and unknown tokens count only with `parse_special`,
+  // as do the user-defined ones of `reserved`. Time: one pass over the text, and one over each stretch of overlapping
+  // candidates per length that occurs there.
+  std::vector<Place> find(std::string_view text, bool parse_special, std::span<const TokenValue> reserved) const;
+
+ private:
+  struct Query {
+    std::string_view text;
+    bool parse_special;
+    std::span<const TokenValue> reserved;
+  };
+
+  std::size_t match(std::string_view text, std::vector<std::size_t>* lengths) const;
+  TokenValue token_of(std::string_view piece, const Query& query) const;
+  void settle(const Query& query, std::size_t begin, std::size_t end, const std::vector<std::size_t>& lengths,
+              std::vector<Place>* places) const;
+
+  const Vocabulary* vocabulary_;
+  std::vector<std::string_view> pieces_;                             // distinct, in order
+  std::vector<std::vector<TokenValue>> tokens_;                      // of each piece, lowest id first
+  std::array<std::pair<std::size_t, std::size_t>, 256> by_first_{};  // ranges of pieces_
+};
+
+}  // namespace kvasir
