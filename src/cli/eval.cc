@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <optional>
+#include <utility>
 
 #include "base/mapped_file.h"
 #include "base/status.h"
@@ -65,10 +66,8 @@ Status eval_perplexity(EvalOptions options) {
   }
   catch_interrupts();
   Json runs = Json::array();
-  if (!options.json)
-    KVASIR_RETURN_IF_ERROR(
-        print(fmt::format("{:<52} {:>5} {:>7} {:>9} {:>7} {:>10} {:>6} {:>9} {:>9} {:>9}\n", "policy", "codec",
-                          "tokens", "ppl", "+-", "KV peak", "seen", "ms/token", "forward", "cache")));
+  std::string header = fmt::format("{:<52} {:>5} {:>7} {:>9} {:>7} {:>10} {:>8} {:>9} {:>9} {:>9}\n", "policy", "codec",
+                                   "tokens", "ppl", "+-", "KV peak", "kept max", "ms/token", "forward", "cache");
   for (const std::string& policy : options.policies) {
     PerplexityOptions one = options.perplexity;
     one.policy = policy;
@@ -83,10 +82,10 @@ Status eval_perplexity(EvalOptions options) {
     }
     runs.push_back(to_json(result));
     if (!options.json)
-      KVASIR_RETURN_IF_ERROR(print(
-          fmt::format("{:<52} {:>5} {:>7} {:>9.3f} {:>7.3f} {:>10} {:>6} {:>9.3f} {:>9.3f} {:>9.4f}\n", result.policy,
-                      result.codec, result.tokens, result.ppl, result.ppl_error, human_bytes(result.kv_bytes_peak),
-                      result.kept_max, result.tpot_ms, result.forward_ms, result.cache_op_ms)));
+      KVASIR_RETURN_IF_ERROR(print(fmt::format(
+          "{}{:<52} {:>5} {:>7} {:>9.3f} {:>7.3f} {:>10} {:>8} {:>9.3f} {:>9.3f} {:>9.4f}\n", std::exchange(header, {}),
+          result.policy, result.codec, result.tokens, result.ppl, result.ppl_error, human_bytes(result.kv_bytes_peak),
+          result.kept_max, result.tpot_ms, result.forward_ms, result.cache_op_ms)));
   }
   if (options.json)
     return print_json({{"model", options.engine.model},

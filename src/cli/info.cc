@@ -130,9 +130,11 @@ Status info(const std::string& path, bool tensors, bool json) {
                                 {"bytes", tensor.bytes.size()}});
     return print_json(out);
   }
-  std::string out = fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}\n\n",
-                                printable(path, 200), file.version(), human_bytes(file.size_bytes()),
-                                file.tensors().size(), parameters, runs.ok() ? "yes" : printable(runs.message(), 2000));
+  std::string out =
+      fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}{}\n", printable(path, 200),
+                  file.version(), human_bytes(file.size_bytes()), file.tensors().size(), parameters,
+                  runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
+  if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));
   out += "\n";

@@ -39,14 +39,14 @@ double rate(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
 
-void print_summary(const GenerateResult& result) {
+void print_summary(const GenerateResult& result, std::string_view scope = "") {
   const KvReport& kv = result.kv;
   note(
-      "kvasir: read {} tokens in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
+      "kvasir: {}read {} tokens in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
       "{} of {} tokens seen, {} (peak {} of {} allowed)\n",
-      result.prompt_tokens, result.prompt_seconds, rate(result.prompt_tokens, result.prompt_seconds), result.tokens,
-      result.seconds, rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy,
-      kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+      scope, result.prompt_tokens, result.prompt_seconds, rate(result.prompt_tokens, result.prompt_seconds),
+      result.tokens, result.seconds, rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason),
+      kv.policy, kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
 // Says once, on standard error, that the policy begins to forget.
@@ -149,11 +149,16 @@ Status converse(const RunOptions& options, Session& session) {
       KVASIR_RETURN_IF_ERROR(print("\n"));
     }
     clear_interrupt();
-    if (last && (last->finish_reason == FinishReason::kContext || last->finish_reason == FinishReason::kKvMemory))
+    if (last && (last->finish_reason == FinishReason::kContext || last->finish_reason == FinishReason::kKvMemory)) {
+      note(
+          "kvasir: {} is used up and policy '{}' forgets nothing; start again with --kv streaming for a chat without "
+          "end\n",
+          last->finish_reason == FinishReason::kContext ? "the trained context" : "the KV memory", last->kv.policy);
       break;
+    }
   }
   note("\n");
-  if (last) print_summary(*last);
+  if (last) print_summary(*last, "last answer: ");
   return {};
 }
 

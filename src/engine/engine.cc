@@ -366,7 +366,8 @@ class EngineImpl final : public Engine {
   std::uint64_t need(const RetentionPolicy& policy, std::uint64_t ceiling) const {
     const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;
     const std::uint64_t least = least_kv_bytes(model_->kv_shape, policy.bound().value_or(tokens));
-    if (least > ceiling) return least;  // enough to refuse it
+    // Enough to refuse what is far too large; the figure of a nearer miss is exact, so that it can be given back to us.
+    if (least > ceiling && policy.bound().value_or(0) > kMostPlannedTokens) return least;
     return plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, model_->options.chunk, 1}).bytes;
   }
 
