@@ -111,7 +111,10 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
 
 std::string joined(const std::vector<std::string_view>& parts) {
   std::string out;
-  for (const std::string_view part : parts) out += out.empty() ? std::string(part) : "/" + std::string(part);
+  for (const std::string_view part : parts) {
+    if (!out.empty()) out += '/';
+    out += part;
+  }
   return out;
 }
 
