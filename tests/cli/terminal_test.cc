@@ -13,6 +13,19 @@
 namespace kvasir::test {
 namespace {
 
+// Containers without /dev/pts have no terminals to give.
+class Chat : public testing::Test {
+ protected:
+  void SetUp() override {
+    int primary = -1;
+    int secondary = -1;
+    if (::openpty(&primary, &secondary, nullptr, nullptr, nullptr) != 0)
+      GTEST_SKIP() << "needs pseudo-terminals (mount devpts on /dev/pts)";
+    ::close(primary);
+    ::close(secondary);
+  }
+};
+
 // The program on a terminal of its own.
 class Terminal {
  public:
@@ -94,7 +107,7 @@ class Terminal {
   std::size_t awaited_ = 0;
 };
 
-TEST(Chat, AnswersLineByLineAndEndsWithASummary) {
+TEST_F(Chat, AnswersLineByLineAndEndsWithASummary) {
   Terminal terminal(run_arguments({"-n", "8", "--seed", "1", "--ignore-eos"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   for (const char* line : {"Hello there\n", "Who are you?\n"}) {
@@ -106,14 +119,14 @@ TEST(Chat, AnswersLineByLineAndEndsWithASummary) {
   EXPECT_TRUE(terminal.await("tokens seen")) << terminal.seen();
 }
 
-TEST(Chat, EmptyLineEnds) {
+TEST_F(Chat, EmptyLineEnds) {
   Terminal terminal(run_arguments({"-n", "8"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("\n");
   EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
 }
 
-TEST(Chat, InterruptEndsTheAnswerAlone) {
+TEST_F(Chat, InterruptEndsTheAnswerAlone) {
   Terminal terminal(run_arguments({"--ignore-eos", "--temp", "0"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("Tell me a long story\n");
@@ -131,14 +144,14 @@ TEST(Chat, InterruptEndsTheAnswerAlone) {
   EXPECT_TRUE(terminal.await("ended by cancelled")) << terminal.seen();
 }
 
-TEST(Chat, InterruptAtThePromptEnds) {
+TEST_F(Chat, InterruptAtThePromptEnds) {
   Terminal terminal(run_arguments({"-n", "8"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("\x03");
   EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
 }
 
-TEST(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
+TEST_F(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
   Terminal terminal(run_arguments({"-n", "8", "--ignore-eos"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("caf\xe9\n");
@@ -149,7 +162,7 @@ TEST(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
   EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
 }
 
-TEST(Chat, JsonNeedsAPrompt) {
+TEST_F(Chat, JsonNeedsAPrompt) {
   Terminal terminal(run_arguments({"--json"}));
   EXPECT_EQ(terminal.finish(), 2) << terminal.seen();
   EXPECT_EQ(terminal.seen().substr(0, 8), "kvasir: ") << terminal.seen();

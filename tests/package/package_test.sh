@@ -26,7 +26,7 @@ find_package(kvasir 0.1 REQUIRED)
 add_executable(user main.cc)
 target_link_libraries(user PRIVATE kvasir::kvasir)
 END
-  cmake -S "$work/user" -B "$work/user/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" \
+  cmake -G Ninja -S "$work/user" -B "$work/user/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CXX_COMPILER="$cxx" \
     -DCMAKE_CXX_FLAGS="$flags"
   cmake --build "$work/user/build"
   program=$work/user/build/user
@@ -39,7 +39,7 @@ else
   program=$work/user/user
 fi
 "$program" "$source/models/kvasir-mini-3m-q8_0.gguf"
-if grep -rlF -e "$source" -e "$build" "$work/prefix/lib" --include='*.cmake' --include='*.pc'; then
+if grep -rlF -e "$source/src" -e "$source/include" -e "$build/" "$work/prefix/lib" --include='*.cmake' --include='*.pc'; then
   echo "the files above name folders of the build"
   exit 1
 fi
