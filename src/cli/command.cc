@@ -116,7 +116,8 @@ void check_whole_numbers(CLI::App& program) {
 }
 
 Status print(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
+  const bool written = text.empty() || std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return {};
   const int error = errno;
   return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
                 fmt::format("cannot write to standard output: {}", std::strerror(error)));

@@ -82,7 +82,7 @@ TEST(Fork, RefusedPassesLeaveNoTrace) {
     const auto rows = static_cast<std::int64_t>(got.size() / 320);
     EXPECT_EQ((*branch)->group().next_id(), 300 + rows) << "tokens entered whose logits were never given";
     EXPECT_EQ((*branch)->policy().dropped().end - 4, 300 + rows - (*branch)->group().length());
-    EXPECT_EQ(std::memcmp(got.data(), want_more.data(), got.size() * sizeof(float)), 0);
+    EXPECT_TRUE(got.empty() || std::memcmp(got.data(), want_more.data(), got.size() * sizeof(float)) == 0);
     EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
   }
   EXPECT_GT(refused, 2);
