@@ -45,10 +45,12 @@ std::size_t SpecialTokens::match(std::string_view text, std::vector<std::size_t>
     if (depth == text.size()) break;
     const auto first = pieces_.begin() + static_cast<std::ptrdiff_t>(begin);
     const auto last = pieces_.begin() + static_cast<std::ptrdiff_t>(end);
-    const auto narrowed =
-        std::ranges::equal_range(first, last, static_cast<unsigned char>(text[depth]), std::less<>(), byte_at(depth));
-    begin = static_cast<std::size_t>(narrowed.begin() - pieces_.begin());
-    end = static_cast<std::size_t>(narrowed.end() - pieces_.begin());
+    const auto byte = byte_at(depth);
+    const auto wanted = static_cast<unsigned char>(text[depth]);
+    const auto low = std::partition_point(first, last, [&](const auto& piece) { return byte(piece) < wanted; });
+    const auto high = std::partition_point(low, last, [&](const auto& piece) { return byte(piece) == wanted; });
+    begin = static_cast<std::size_t>(low - pieces_.begin());
+    end = static_cast<std::size_t>(high - pieces_.begin());
   }
   return longest;
 }
