@@ -26,8 +26,11 @@ struct KvReport {
   std::string policy;            // canonical spec
   std::string codec;             // "f16"
   std::int64_t seen = 0;         // tokens that entered
-  std::int64_t kept = 0;         // tokens retained now
-  std::int64_t kept_max = 0;     // most that a forward pass saw
+  std::int64_t kept = 0;         // tokens retained now; where layers or heads keep different ones, their mean
+  std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
+  std::int64_t kept_most = 0;    // and the most
+  std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
+  double dead_share = 0;         // of the written slots, those whose token was dropped and that are not reused yet
   std::uint64_t bytes = 0;       // pages in use and tables now
   std::uint64_t bytes_peak = 0;  // most there ever were
   std::uint64_t budget = 0;      // bytes there may be
@@ -89,7 +92,8 @@ class Session {
   // A session with the same context that shares all its pages until they diverge. Errors: kResourceExhausted.
   virtual Result<std::unique_ptr<Session>> fork() const = 0;
 
-  // The id of the first token dropped and how many were, so far; dropped is 0 while nothing is forgotten.
+  // The id of the first token dropped (in any layer) and how many were, so far (on average over layers); dropped is 0
+  // while nothing is forgotten.
   struct Forgotten {
     std::int64_t first = 0;
     std::int64_t dropped = 0;

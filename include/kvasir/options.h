@@ -28,7 +28,8 @@ struct EngineOptions {
   std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
-  int chunk = 512;              // prompt tokens per forward pass, 1 to 4096
+  int chunk = 0;                // prompt tokens per forward pass, 1 to 4096; 0: the policy's own (512, or 256 where
+                                // it is part of the policy)
 };
 
 // One context and what is kept of it.

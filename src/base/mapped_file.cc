@@ -122,24 +122,56 @@ Status write_all(FileDescriptor& fd, const std::string& path, std::span<const st
 
 }  // namespace
 
-Status write_file(const std::string& path, std::span<const std::byte> content) {
+namespace {
+
+// Where write_file goes: straight into what is no regular file, else into a temporary file that takes its place.
+struct Destination {
+  bool in_place = false;
+  bool exists = false;
+  mode_t mode = 0644;
+  std::string target;
+  std::string temporary;
+};
+
+Destination find_destination(const std::string& path) {
+  Destination to;
   struct stat st {};
-  const bool exists = ::stat(path.c_str(), &st) == 0;
-  if (exists && !S_ISREG(st.st_mode)) {
+  to.exists = ::stat(path.c_str(), &st) == 0;
+  to.in_place = to.exists && !S_ISREG(st.st_mode);
+  if (to.exists) to.mode = st.st_mode & 0777;
+  std::error_code unresolved;
+  const std::string resolved = std::filesystem::canonical(path, unresolved).string();
+  to.target = unresolved ? path : resolved;
+  to.temporary = to.target + ".partial";
+  return to;
+}
+
+}  // namespace
+
+Status write_file(const std::string& path, std::span<const std::byte> content) {
+  const Destination to = find_destination(path);
+  if (to.in_place) {
     FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     return fd.get() < 0 ? errno_status("open", path) : write_all(fd, path, content);
   }
-  std::error_code unresolved;
-  const std::string resolved = std::filesystem::canonical(path, unresolved).string();
-  const std::string& target = unresolved ? path : resolved;
-  const std::string temporary = target + ".partial";
-  FileDescriptor fd(
-      ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, exists ? st.st_mode & 0777 : 0644));
-  if (fd.get() < 0) return errno_status("create", temporary);
-  Status status = write_all(fd, temporary, content);
-  if (status.ok() && ::rename(temporary.c_str(), target.c_str()) != 0) status = errno_status("write", path);
-  if (!status.ok()) ::unlink(temporary.c_str());
+  FileDescriptor fd(::open(to.temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, to.mode));
+  if (fd.get() < 0) return errno_status("create", to.temporary);
+  Status status = write_all(fd, path, content);
+  if (status.ok() && ::rename(to.temporary.c_str(), to.target.c_str()) != 0) status = errno_status("write", path);
+  if (!status.ok()) ::unlink(to.temporary.c_str());
   return status;
+}
+
+Status check_writable(const std::string& path) {
+  if (path.empty()) return invalid_argument("a file to write needs a name");
+  const Destination to = find_destination(path);
+  const std::string& file = to.in_place ? path : to.temporary;
+  const bool there = ::access(file.c_str(), F_OK) == 0;
+  // A pipe that nobody reads yet cannot be opened without waiting.
+  FileDescriptor fd(::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | (to.in_place ? 0 : O_CREAT), 0600));
+  if (fd.get() < 0 && !(to.in_place && errno == ENXIO)) return errno_status(to.in_place ? "open" : "create", file);
+  if (!there) ::unlink(file.c_str());
+  return {};
 }
 
 }  // namespace kvasir

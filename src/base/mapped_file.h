@@ -44,4 +44,8 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
 // A link is followed to the file it names; what is no regular file (a device, a pipe) is written to, never replaced.
 Status write_file(const std::string& path, std::span<const std::byte> content);
 
+// Whether write_file could write there as things stand, for whoever has long to work before. Leaves everything as it
+// is. Errors: as write_file.
+Status check_writable(const std::string& path);
+
 }  // namespace kvasir

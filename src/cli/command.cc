@@ -76,7 +76,8 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
 }
 
 void add_chunk_option(CLI::App& command, EngineOptions& options) {
-  command.add_option("--chunk", options.chunk, "Prompt tokens per forward pass")->capture_default_str();
+  command.add_option("--chunk", options.chunk, "Prompt tokens per forward pass; 0: the policy's own")
+      ->capture_default_str();
 }
 
 void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
@@ -151,8 +152,22 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
-void ignore_closed_pipes() {
+std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit) {
+  std::string out;
+  for (std::size_t i = 0; i < ids.size();) {
+    std::size_t last = i;
+    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
+    const std::string range = last > i ? fmt::format("{}-{}", ids[i], ids[last]) : fmt::format("{}", ids[i]);
+    if (out.size() + range.size() + 1 > limit) return out + " ...";
+    out += (out.empty() ? "" : " ") + range;
+    i = last + 1;
+  }
+  return out;
+}
+
+void ignore_write_signals() {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 void catch_interrupts() {

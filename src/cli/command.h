@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,8 @@ void add_tokenize(CLI::App& program, Outcome& outcome);
 void add_plan(CLI::App& program, Outcome& outcome);
 void add_policies(CLI::App& program, Outcome& outcome);
 void add_eval(CLI::App& program, Outcome& outcome);
+void add_replay(CLI::App& program, Outcome& outcome);
+void add_record(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 
 void add_model_option(CLI::App& command, std::string& path);           // -m
@@ -65,11 +68,14 @@ Status print_json(const Json& json);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 
+// "0-3 7 40-47" of ascending ids, cut at a space before `limit` bytes.
+std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);
+
 // Makes text safe to show on one line of a terminal: control characters escaped, cut at `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
-// A closed pipe becomes an error of writing instead of a signal.
-void ignore_closed_pipes();
+// A closed pipe and a file that may grow no more become errors of writing instead of signals.
+void ignore_write_signals();
 
 // From catch_interrupts() on, the first Ctrl-C (SIGINT) or SIGTERM makes interrupted() true until it is cleared, and
 // the second ends the process; before, any of them does. So call it where polling begins, and only there.

@@ -12,13 +12,15 @@ int main(int argc, char** argv) {
   Outcome outcome;
   add_run(program, outcome);
   add_eval(program, outcome);
+  add_replay(program, outcome);
+  add_record(program, outcome);
   add_bench(program, outcome);
   add_plan(program, outcome);
   add_policies(program, outcome);
   add_info(program, outcome);
   add_tokenize(program, outcome);
   check_whole_numbers(program);
-  ignore_closed_pipes();
+  ignore_write_signals();
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
+#include "engine/sequence_runner.h"
 #include "gguf/reader.h"
 #include "retention/registry.h"
 
@@ -18,7 +19,7 @@ struct PlanOptions {
   std::int64_t context = 0;
   std::int64_t prompt = -1;
   int batch = 1;
-  int chunk = 512;
+  int chunk = 0;
   int page_slots = 32;
   std::string kv_type = "f16";
   std::string policy;
@@ -39,8 +40,7 @@ Status plan(const PlanOptions& options) {
   if (prompt > context) return invalid_argument("--prompt {} is more than --ctx {}", prompt, context);
   if (options.batch < 1 || options.batch > 65536)
     return invalid_argument("--batch {} is outside 1 to 65536 sequences", options.batch);
-  if (options.chunk < 1 || options.chunk > 4096)
-    return invalid_argument("--chunk {} is outside 1 to 4096 tokens", options.chunk);
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   const std::string spec = options.policy.empty()
                                ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
                                : options.policy;
@@ -49,10 +49,11 @@ Status plan(const PlanOptions& options) {
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
                             std::min(policy->bound().value_or(context), context));
 
-  const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, options.chunk, options.batch});
+  const int chunk = prompt_chunk(*policy, options.chunk);
+  const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
   const int frames = 2;
   const std::uint64_t workspace =
-      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(options.chunk, context)), frames,
+      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(chunk, context)), frames,
                                    kv.tokens_seen_max / options.page_slots + 2);
   const std::uint64_t total = weight_bytes + kv.bytes + workspace;
   const std::uint64_t one_sequence = kv.bytes / static_cast<std::uint64_t>(options.batch);
@@ -86,8 +87,8 @@ Status plan(const PlanOptions& options) {
   }
   std::string out = fmt::format(
       "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
-      prompt, options.chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(),
-      kv_type_name(shape.page.type), shape.page.slots);
+      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(), kv_type_name(shape.page.type),
+      shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
@@ -115,7 +116,8 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--prompt", options->prompt, "How many of them are a prompt, read in chunks; -1: all")
       ->capture_default_str();
   command->add_option("--batch", options->batch, "Sequences side by side")->capture_default_str();
-  command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass")->capture_default_str();
+  command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass; 0: the policy's own")
+      ->capture_default_str();
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
   command->add_option("--kv-type", options->kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();

@@ -21,16 +21,18 @@ Status list_policies(bool json) {
                       {"summary", info->summary},
                       {"formula", info->formula},
                       {"reference", info->reference},
+                      {"acts", info->acts},
                       {"evaluation_only", info->evaluation_only},
                       {"options", options}});
     }
     return print_json({{"policies", list}});
   }
-  std::string out = "Retention policies: name or name:key=value,key=value (--kv)\n";
+  std::string out =
+      "Retention policies: name or name:key=value,key=value (--kv); A+B prunes prompts by A, answers by B\n";
   for (const PolicyInfo* info : all_policies()) {
-    out += fmt::format("\n{}{}\n  {}\n  {}\n  Source: {}\n", info->name,
+    out += fmt::format("\n{}{}\n  {}\n  {}\n  Decides: {}\n  Source: {}\n", info->name,
                        info->evaluation_only ? "  (only in 'kvasir eval')" : "", info->summary, info->formula,
-                       info->reference);
+                       info->acts, info->reference);
     for (const PolicyOption& option : info->options)
       out +=
           fmt::format("    {:<9} {:<7} {:<17} {}\n", option.name, option.default_value, option.range, option.meaning);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <random>
 
 #include "base/status.h"
@@ -26,7 +28,7 @@ class SessionImpl final : public Session {
               std::unique_ptr<RetentionPolicy> policy)
       : model_(std::move(model)),
         cache_(std::move(cache)),
-        bounded_(policy->bound().has_value()),
+        bounded_(policy->bound().has_value() && policy->positions() != PositionMode::kOriginal),
         runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))) {}
 
   Status read(std::string_view text, const Progress& progress) override {
@@ -48,16 +50,28 @@ class SessionImpl final : public Session {
   }
 
   Forgotten forgotten() const override {
-    const IdRange dropped = runner_->policy().dropped();
-    return {dropped.begin, dropped.empty() ? 0 : dropped.end - dropped.begin};
+    const std::optional<TokenId> first = runner_->first_dropped();
+    if (!first) return {};
+    const KvReport report = kv();
+    return {*first, report.seen - report.kept};
   }
 
   KvReport kv() const override {
     KvReport report;
     report.policy = runner_->policy().spec();
     report.codec = kv_type_name(model_->kv_shape.page.type);
-    report.seen = runner_->group().next_id();
-    report.kept = runner_->group().length();
+    report.seen = runner_->sequence().next_id();
+    report.kept = std::llround(runner_->sequence().mean_length());
+    report.kept_least = std::numeric_limits<std::int64_t>::max();
+    std::int64_t written = 0, dead = 0;
+    for (int t = 0; t < runner_->sequence().tables(); ++t) {
+      const LaneGroup& table = runner_->sequence().table(t);
+      report.kept_least = std::min(report.kept_least, table.length());
+      report.kept_most = std::max(report.kept_most, table.length());
+      dead += table.dead_slots();
+      written += table.dead_slots() + table.length();
+    }
+    report.dead_share = written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
     report.kept_max = runner_->kept_max();
     report.bytes = cache_->budget().used();
     report.bytes_peak = cache_->budget().peak();
@@ -113,7 +127,7 @@ class SessionImpl final : public Session {
 
   // Tokens that still fit under an unbounded policy: its positions end with the trained context.
   std::int64_t context_left() const {
-    return bounded_ ? std::int64_t{1} << 62 : model_->config.context - runner_->group().next_id();
+    return bounded_ ? std::int64_t{1} << 62 : model_->config.context - runner_->sequence().next_id();
   }
 
   Status read_tokens(std::span<const TokenValue> tokens, const Progress& progress) {
@@ -125,11 +139,11 @@ class SessionImpl final : public Session {
           "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
           total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
     const double start = now_seconds();
-    const std::int64_t before = runner_->group().next_id();
+    const std::int64_t before = runner_->sequence().next_id();
     logits_.clear();  // they belong to a token that is no longer the newest
     std::size_t noted = 0;
     const auto note = [&] {
-      const auto done = static_cast<std::size_t>(runner_->group().next_id() - before);
+      const auto done = static_cast<std::size_t>(runner_->sequence().next_id() - before);
       history_.insert(history_.end(), tokens.begin() + static_cast<std::ptrdiff_t>(noted),
                       tokens.begin() + static_cast<std::ptrdiff_t>(done));
       noted = done;
@@ -162,13 +176,13 @@ class SessionImpl final : public Session {
 };
 
 Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
-  const std::int64_t before = runner_->group().next_id();
+  const std::int64_t before = runner_->sequence().next_id();
   const bool start = before == 0;
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<TokenValue> tokens,
       model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
   const Status status = read_tokens(tokens, progress);
-  if (runner_->group().next_id() > before && last_.kind != Ending::Kind::kClosed) go_on();
+  if (runner_->sequence().next_id() > before && last_.kind != Ending::Kind::kClosed) go_on();
   return status;
 }
 
@@ -177,9 +191,9 @@ Status SessionImpl::say_message(std::string_view role, std::string_view content,
   const bool open_answer = role == "user";
   KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, model_->chat->render({&message, 1}, open_answer));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, encode_message(prompt));
-  const std::int64_t before = runner_->group().next_id();
+  const std::int64_t before = runner_->sequence().next_id();
   const Status status = read_tokens(tokens, progress);
-  const std::int64_t done = runner_->group().next_id() - before;
+  const std::int64_t done = runner_->sequence().next_id() - before;
   if (done == 0) return status;  // the context is as it was
   chat_ = true;
   last_ = {};
@@ -190,7 +204,7 @@ Status SessionImpl::say_message(std::string_view role, std::string_view content,
 
 // A message's tokens, with what is missing to close the one before.
 Result<std::vector<TokenValue>> SessionImpl::encode_message(const ChatPrompt& message) const {
-  const bool start = runner_->group().next_id() == 0;
+  const bool start = runner_->sequence().next_id() == 0;
   if (last_.kind == Ending::Kind::kEndToken) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, start));
     tokens.insert(tokens.begin(), last_.token);
@@ -293,11 +307,13 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
       result.finish_reason = FinishReason::kContext;
       break;
     }
-    const Status status = runner_->feed({&token, 1}, 1, SequenceRunner::Logits::kLast,
-                                        [&](std::int64_t, int, std::span<const float> logits) {
-                                          logits_.assign(logits.begin(), logits.end());
-                                          return true;
-                                        });
+    const Status status = runner_->feed(
+        {&token, 1}, 1, SequenceRunner::Logits::kLast,
+        [&](std::int64_t, int, std::span<const float> logits) {
+          logits_.assign(logits.begin(), logits.end());
+          return true;
+        },
+        SequenceRunner::Source::kGenerated);
     if (status.code() == StatusCode::kResourceExhausted) {
       result.finish_reason = FinishReason::kKvMemory;
       break;
@@ -347,6 +363,7 @@ class EngineImpl final : public Engine {
     } else {
       KVASIR_ASSIGN_OR_RETURN(policy, make_policy(options.policy));
     }
+    KVASIR_RETURN_IF_ERROR(check_positions(*policy, model_->options.chunk, model_->config.context));
     if (cache_ == nullptr) {
       KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy, ceiling));
       KVASIR_ASSIGN_OR_RETURN(cache_, KvCache::create(model_->kv_shape, budget));
@@ -392,7 +409,7 @@ class EngineImpl final : public Engine {
       return exhausted(
           "{} bytes of KV memory hold no cache at all for this model (at least {} are needed with chunk={}); "
           "raise --kv-memory or lower --chunk",
-          ceiling, need(*policy, ceiling), model_->options.chunk);
+          ceiling, need(*policy, ceiling), prompt_chunk(*policy, model_->options.chunk));
     // A pass in chunks needs a little more than what is kept: look close below what the bytes alone would hold, and
     // no closer than one token in 4,096.
     const auto columns = static_cast<std::int64_t>(ceiling / KvCache::column_cost(model_->kv_shape));
@@ -400,7 +417,7 @@ class EngineImpl final : public Engine {
     high = std::min(high, (columns + 1) * slots);
     bool close = true;
     while (high - low > 1 + high / 4096) {
-      const std::int64_t near = high - model_->options.chunk - 4 * slots;
+      const std::int64_t near = high - prompt_chunk(*policy, model_->options.chunk) - 4 * slots;
       const std::int64_t middle = close && near > low ? near : low + (high - low) / 2;
       close = false;
       KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle));

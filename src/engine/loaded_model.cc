@@ -9,12 +9,28 @@
 
 namespace kvasir {
 
-Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
+namespace {
+
+// Of a model whose heads are not known yet.
+Result<KvPageShape> page_shape(std::string_view kv_type, int page_slots) {
   const auto type = kv_type_from_name(kv_type);
   if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type);
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
     return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots);
-  return KvCacheShape{config.layers, config.kv_heads, KvPageShape{config.head_dim, page_slots, *type}};
+  return KvPageShape{0, page_slots, *type};
+}
+
+}  // namespace
+
+Status check_chunk(int chunk) {
+  if (chunk >= 0 && chunk <= 4096) return {};
+  return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk);
+}
+
+Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
+  KVASIR_ASSIGN_OR_RETURN(KvPageShape page, page_shape(kv_type, page_slots));
+  page.head_dim = config.head_dim;
+  return KvCacheShape{config.layers, config.kv_heads, page};
 }
 
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
@@ -23,14 +39,12 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->options = options;
   if (options.threads < 0 || options.threads > 1024)
     return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads);
-  if (options.chunk < 1 || options.chunk > 4096)
-    return invalid_argument("chunk={} is outside 1 to 4096", options.chunk);
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   model->kernels = find_kernels(options.isa);
   if (model->kernels == nullptr)
     return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
                             fmt::join(kernel_names(), ", "));
-  if (!kv_type_from_name(options.kv_type))
-    return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", options.kv_type);
+  KVASIR_RETURN_IF_ERROR(page_shape(options.kv_type, options.page_slots).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
   KVASIR_ASSIGN_OR_RETURN(model->config, read_model_config(file));

@@ -34,6 +34,9 @@ struct LoadedModel {
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 
+// Errors: kInvalidArgument unless `chunk` is a number of tokens per forward pass that the engine takes, or 0.
+Status check_chunk(int chunk);
+
 // The page shape that options ask of a model. Errors: kInvalidArgument.
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots);
 

@@ -34,12 +34,38 @@ struct Peak {
   std::int64_t seen = 0;  // by one forward pass
 };
 
+// The most columns that a table can come to under a policy that decides by table: what it keeps is its own affair, but
+// not how much, nor how many dead slots are left between (LaneGroup::apply).
+Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  const std::int64_t slots = shape.page.slots;
+  const auto columns = [&](std::int64_t tokens) { return (tokens + slots - 1) / slots; };
+  const std::int64_t rows = request.prompt > 0 ? std::min<std::int64_t>(request.chunk, request.prompt) : 1;
+  const std::int64_t seen = policy.bound() ? std::min(*policy.bound() - 1 + rows, request.tokens) : request.tokens;
+  std::int64_t most = columns(request.tokens);  // a token is written once
+  std::int64_t others = 0;
+  std::int64_t in_others = 0;
+  for (const std::int64_t capacity : policy.run_capacities()) {
+    others += columns(capacity) + 1;
+    in_others += capacity;
+  }
+  if (in_others > 0) {
+    // Sinks and a ring, each with a page that is not full at its end.
+    const std::int64_t kept = policy.bound() ? *policy.bound() - 1 - in_others : request.tokens;
+    most = std::min(most, columns(kept + rows) + 2);
+    others = std::min(others, most * static_cast<std::int64_t>(policy.run_capacities().size()));
+  } else if (policy.bound()) {
+    most = std::min(most, columns((*policy.bound() - 1) * 4 / 3 + rows));
+  }
+  return {static_cast<std::uint64_t>(most + others), seen};
+}
+
 // Runs the table of a single lane: all lanes of a sequence agree.
 Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const int slots = shape.page.slots;
   std::int64_t tokens = request.tokens;
   std::int64_t prompt = std::min(request.prompt, tokens);
   Peak peak;
+  if (policy.by_table()) return find_table_peak(shape, policy, request);
   if (!policy.bound()) return {static_cast<std::uint64_t>((tokens + slots - 1) / slots), tokens};
 
   const KvCacheShape lane{1, 1, shape.page};
@@ -79,13 +105,19 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
 
 }  // namespace
 
-KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& wanted) {
+  MemoryRequest request = wanted;
+  request.chunk = prompt_chunk(policy, wanted.chunk);
   const Peak peak = find_peak(shape, policy, request);
+  const SequenceLayout layout = sequence_layout(policy);
+  const auto tables = static_cast<std::uint64_t>(shape.tables(layout.scope));
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
+  memory.exact = !policy.by_table();
   memory.page_bytes = shape.page.page_bytes();
   memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
-  memory.bytes = saturating_product(saturating_product(peak.columns, KvCache::column_cost(shape)), sequences);
+  memory.bytes =
+      saturating_product(saturating_product(peak.columns, tables * KvCache::column_cost(shape, layout)), sequences);
   memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
   memory.tokens_seen_max = peak.seen;
   return memory;

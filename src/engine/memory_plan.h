@@ -13,11 +13,12 @@ namespace kvasir {
 struct MemoryRequest {
   std::int64_t tokens = 0;  // of a sequence in all
   std::int64_t prompt = 0;  // of these, read in chunks; the others come one at a time
-  int chunk = 512;
-  int sequences = 1;  // independent ones, side by side
+  int chunk = 0;            // 0: the policy's own
+  int sequences = 1;        // independent ones, side by side
 };
 
 struct KvMemory {
+  bool exact = true;                 // otherwise: at most, as what is dropped depends on the text
   std::uint64_t pages = 0;           // at the peak
   std::uint64_t page_bytes = 0;      // keys and values of one page
   std::uint64_t table_bytes = 0;     // bookkeeping at the peak, per-page bookkeeping included

@@ -1,23 +1,41 @@
 #include "eval/perplexity.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <utility>
 
+#include "base/check.h"
 #include "base/status.h"
-#include "engine/memory_plan.h"
-#include "engine/sequence_runner.h"
+#include "eval/text_reader.h"
 #include "retention/registry.h"
 
 namespace kvasir {
 namespace {
 
-// -log softmax(logits)[target], in double.
-double negative_log_likelihood(std::span<const float> logits, TokenValue target) {
-  const float largest = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - largest));
-  return std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(target)] - largest);
+// The first row scored of a stream or window.
+std::int64_t first_row(const PerplexityOptions& options) {
+  if (options.window == 0) return options.first_scored;
+  return options.whole_windows ? 0 : options.window / 2;
+}
+
+PositionBins positions_of(std::int64_t tokens, const PerplexityOptions& options) {
+  const std::int64_t end = options.window > 0 ? options.window : std::max(tokens, options.bins_over);
+  return {first_row(options) + 1, end, options.bins};
+}
+
+Result<RecomputeSpec> recompute_spec(const std::string& policy, const PerplexityOptions& options) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+  RecomputeSpec made;
+  KVASIR_ASSIGN_OR_RETURN(made.size, spec.get_int("size", 1, kMost));
+  KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
+  if (options.window > 0) return invalid_argument("policy 'recompute' works on one stream; leave --window away");
+  made.first_row = options.first_scored;
+  return made;
+}
+
+Status check_policy(const std::string& policy, const PerplexityOptions& options) {
+  return is_evaluation_only(policy) ? recompute_spec(policy, options).status() : make_policy(policy).status();
 }
 
 double quantile(std::vector<double> values, double q) {
@@ -27,171 +45,280 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(at)];
 }
 
-class Evaluation {
- public:
-  Evaluation(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> tokens,
-             const PerplexityOptions& options, const std::function<bool(std::int64_t, std::int64_t)>& progress)
-      : model_(model), tokens_(tokens), options_(options), progress_(progress) {}
+// Fills in all that the sums tell.
+void finish(PerplexityResult& result) {
+  const PerplexitySums& sums = result.sums;
+  const auto n = static_cast<double>(sums.tokens);
+  result.tokens = sums.tokens;
+  result.nll = sums.nll / n;
+  result.ppl = std::exp(result.nll);
+  const double variance = std::max(0.0, sums.nll_squares / n - result.nll * result.nll);
+  result.ppl_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0;
+  result.kept_mean = sums.kept / n;
+  result.dead_share = sums.dead_share / n;
+  result.full.reset();
+  if (!sums.klds.empty()) {
+    double kld = 0;
+    for (const double of_token : sums.klds) kld += of_token;
+    result.full = FullComparison{kld / n, quantile(sums.klds, 0.99), static_cast<double>(sums.agreed) / n};
+  }
+  result.timed = static_cast<std::int64_t>(sums.pass_ms.size());
+  result.tpot_ms = quantile(sums.pass_ms, 0.5);
+  result.tpot_p10_ms = quantile(sums.pass_ms, 0.1);
+  result.tpot_p90_ms = quantile(sums.pass_ms, 0.9);
+  result.forward_ms = sums.times.forward * 1e3 / static_cast<double>(sums.timed_tokens);
+  result.cache_op_ms = sums.times.cache * 1e3 / static_cast<double>(sums.timed_tokens);
+  result.curve.clear();
+  for (const PerplexitySums::Bin& bin : sums.bins) {
+    if (bin.tokens == 0) continue;
+    const auto m = static_cast<double>(bin.tokens);
+    result.curve.push_back({bin.position / m, bin.tokens, bin.nll / m, bin.kld / m, bin.kept / m});
+  }
+}
 
-  Result<PerplexityResult> run() {
-    result_.codec = kv_type_name(model_->kv_shape.page.type);
-    KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(options_.policy));
-    if (options_.chunk < 1 || options_.chunk > 4096)
-      return invalid_argument("--chunk {} is outside 1 to 4096", options_.chunk);
-    if (options_.window != 0 && (options_.window < 4 || options_.window > std::int64_t{1} << 24))
-      return invalid_argument("--window {} is outside 4 to 2^24 tokens", options_.window);
-    const auto needed = static_cast<std::size_t>(options_.window > 0 ? options_.window : 2);
-    if (tokens_.size() < needed)
-      return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens_.size(),
-                              needed);
-    if (options_.first_scored >= static_cast<std::int64_t>(tokens_.size()) - 1)
-      return invalid_argument("--skip {} leaves nothing to score of {} tokens", options_.first_scored, tokens_.size());
-    if (spec.name() == "recompute") {
-      KVASIR_RETURN_IF_ERROR(recompute(spec));
-    } else {
-      KVASIR_RETURN_IF_ERROR(cached());
-    }
-    return finish();
+// The full cache's logits of the rows that somebody may still be compared with.
+class KeptRows {
+ public:
+  explicit KeptRows(int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {}
+
+  void clear() {
+    logits_.clear();
+    first_ = 0;
+  }
+  void append(const ReadPass& pass) { logits_.insert(logits_.end(), pass.logits.begin(), pass.logits.end()); }
+  void drop_before(std::int64_t row) {
+    const auto gone = std::min(logits_.size(), static_cast<std::size_t>(row - first_) * vocabulary_);
+    logits_.erase(logits_.begin(), logits_.begin() + static_cast<std::ptrdiff_t>(gone));
+    first_ += static_cast<std::int64_t>(gone / vocabulary_);
+  }
+  std::span<const float> row(std::int64_t row) const {
+    const std::size_t at = static_cast<std::size_t>(row - first_) * vocabulary_;
+    KVASIR_CHECK(row >= first_ && at + vocabulary_ <= logits_.size());
+    return std::span(logits_).subspan(at, vocabulary_);
   }
 
  private:
-  using Logits = SequenceRunner::Logits;
+  std::size_t vocabulary_;
+  std::int64_t first_ = 0;
+  std::vector<float> logits_;
+};
 
-  Result<std::shared_ptr<KvCache>> make_cache(const RetentionPolicy& policy, std::int64_t tokens) const {
-    std::uint64_t budget = model_->options.kv_memory;
-    const std::int64_t kept = std::min(policy.bound().value_or(tokens), tokens);
-    if (budget == 0 && least_kv_bytes(model_->kv_shape, kept) > available_memory())
-      return exhausted("policy '{}' keeps up to {} tokens, more than this machine has memory for", policy.spec(), kept);
-    if (budget == 0) budget = plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, options_.chunk, 1}).bytes;
-    if (budget > available_memory())
-      return exhausted("policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({})",
-                       policy.spec(), tokens, budget, available_memory());
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::create(model_->kv_shape, budget));
-    return std::shared_ptr<KvCache>(std::move(cache));
-  }
+// Policies that read the same text, pass by pass, whoever is least advanced next.
+class SideBySide {
+ public:
+  SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> tokens,
+             const PerplexityOptions& options, Progress progress)
+      : model_(model),
+        tokens_(tokens),
+        options_(options),
+        progress_(std::move(progress)),
+        full_rows_(model->config.vocabulary) {}
 
-  void score(std::span<const float> logits, TokenValue target) {
-    const double nll = negative_log_likelihood(logits, target);
-    sum_ += nll;
-    squares_ += nll * nll;
-    ++result_.tokens;
-  }
-
-  Status report(std::int64_t done, std::int64_t total) const {
-    if (progress_ && !progress_(done, total)) return Status(StatusCode::kCancelled, "stopped");
-    return {};
-  }
-
-  // Runs one stream; logits of position p (0-based in the stream) are scored if p >= first_scored and p + 1 < size.
-  Status stream(SequenceRunner& runner, std::span<const TokenValue> tokens, std::int64_t first_scored,
-                std::int64_t before, std::int64_t total) {
-    const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
-    StepTimes last;
-    const auto size = static_cast<std::int64_t>(tokens.size());
-    Status status;
-    KVASIR_RETURN_IF_ERROR(runner.feed(tokens, options_.chunk, Logits::kAll,
-                                       [&](std::int64_t first, int rows, std::span<const float> logits) {
-                                         const StepTimes& times = runner.times();
-                                         const double step = times.forward + times.cache - last.forward - last.cache;
-                                         passes_.push_back(step * 1e3 / rows);
-                                         last = times;
-                                         for (int r = 0; r < rows; ++r)
-                                           if (first + r >= first_scored && first + r + 1 < size)
-                                             score(logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary),
-                                                   tokens[static_cast<std::size_t>(first + r + 1)]);
-                                         status = report(before + first + rows, total);
-                                         return status.ok();
-                                       }));
-    result_.kept_max = std::max(result_.kept_max, runner.kept_max());
-    times_ += runner.times();
-    timed_tokens_ += size;
-    return status;
-  }
-
-  Status cached() {
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(options_.policy));
-    result_.policy = policy->spec();
+  Result<std::vector<PerplexityResult>> run(std::span<const std::string> policies) {
+    KVASIR_RETURN_IF_ERROR(make_tracks(policies));
     const auto total = static_cast<std::int64_t>(tokens_.size());
     const std::int64_t window = options_.window > 0 ? options_.window : total;
-    KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(*policy, window));
-    const auto bos = model_->tokenizer->vocabulary().bos;
+    const Vocabulary& vocabulary = model_->tokenizer->vocabulary();
+    total_ = total / window * window;
     std::vector<TokenValue> part;
-    for (std::int64_t begin = 0; begin + window <= total; begin += window) {
-      part.assign(tokens_.begin() + begin, tokens_.begin() + begin + window);
-      if (options_.window > 0 && bos && model_->tokenizer->vocabulary().add_bos) part.front() = *bos;
-      SequenceRunner runner(model_, cache, policy->clone());
-      KVASIR_RETURN_IF_ERROR(stream(runner, part, options_.window > 0 ? window / 2 : options_.first_scored, begin,
-                                    total / window * window));
+    for (before_ = 0; before_ + window <= total; before_ += window) {
+      part.assign(tokens_.begin() + before_, tokens_.begin() + before_ + window);
+      if (options_.window > 0 && vocabulary.bos && vocabulary.add_bos) part.front() = *vocabulary.bos;
+      KVASIR_RETURN_IF_ERROR(read(part));
     }
-    result_.kv_bytes_peak = cache->budget().peak();
+    std::vector<PerplexityResult> results;
+    for (Track& track : tracks_) {
+      if (!track.reported) continue;
+      track.result.kv_bytes_peak = track.cache->budget().peak();
+      finish(track.result);
+      results.push_back(std::move(track.result));
+    }
+    return results;
+  }
+
+ private:
+  struct Track {
+    std::unique_ptr<RetentionPolicy> policy;
+    std::optional<RecomputeSpec> recompute;
+    std::shared_ptr<KvCache> cache;
+    std::unique_ptr<TextReader> reader;
+    bool reported = true;
+    PerplexityResult result;
+  };
+
+  Status make_tracks(std::span<const std::string> policies) {
+    const KvType type = model_->kv_shape.page.type;
+    const std::uint64_t budget = model_->options.kv_memory;
+    tracks_.resize(policies.size() + 1);
+    for (std::size_t i = 0; i < policies.size(); ++i) {
+      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], type, budget));
+      if (options_.compare_full && full_ == nullptr && type == KvType::kF16 && tracks_[i].result.policy == "full")
+        full_ = &tracks_[i];  // it is its own measure, and needs no second reading
+    }
+    if (options_.compare_full && full_ == nullptr) {
+      full_ = &tracks_.back();
+      full_->reported = false;
+      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", KvType::kF16, 0));
+    } else {
+      tracks_.pop_back();
+    }
+    std::uint64_t bytes = 0;
+    for (const Track& track : tracks_) bytes += track.cache->budget().capacity();
+    if (tracks_.size() > 1 && bytes > available_memory())
+      return exhausted(
+          "the caches of {} policies side by side take {} bytes, more than this machine has left ({}); compare fewer "
+          "at "
+          "a time, or lower --kv-memory",
+          tracks_.size(), bytes, available_memory());
     return {};
   }
 
-  Status recompute(const PolicySpec& spec) {
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t size, spec.get_int("size", 1, std::int64_t{1} << 24));
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t stride, spec.get_int("stride", 1, std::int64_t{1} << 24));
-    if (options_.window > 0) return invalid_argument("policy 'recompute' works on one stream; leave --window away");
-    result_.policy = fmt::format("recompute:size={}", size);
-    if (stride > 1) result_.policy += fmt::format(",stride={}", stride);
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
-    KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache,
-                            make_cache(*full, std::min(size, static_cast<std::int64_t>(tokens_.size()))));
-    const auto total = static_cast<std::int64_t>(tokens_.size());
-    for (std::int64_t t = std::max<std::int64_t>(options_.first_scored, 0); t + 1 < total; t += stride) {
-      const std::int64_t begin = std::max<std::int64_t>(0, t + 1 - size);
-      SequenceRunner runner(model_, cache, full->clone());
-      std::vector<float> logits;
-      const auto start = std::chrono::steady_clock::now();
-      KVASIR_RETURN_IF_ERROR(
-          runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(t + 1 - begin)), 512,
-                      Logits::kLast, [&](std::int64_t, int, std::span<const float> out) {
-                        logits.assign(out.begin(), out.end());
-                        return true;
-                      }));
-      passes_.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-      score(logits, tokens_[static_cast<std::size_t>(t + 1)]);
-      times_ += runner.times();
-      ++timed_tokens_;
-      result_.kept_max = std::max(result_.kept_max, runner.kept_max());
-      KVASIR_RETURN_IF_ERROR(report(t + 1, total));
+  Status make_track(Track& track, const std::string& policy, KvType type, std::uint64_t budget) {
+    std::int64_t tokens = options_.window > 0 ? options_.window : static_cast<std::int64_t>(tokens_.size());
+    if (is_evaluation_only(policy)) {
+      KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(policy, options_));
+      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy("full"));
+      tokens = std::min(tokens, track.recompute->size);
+      track.result.policy = fmt::format("recompute:size={}", track.recompute->size);
+      if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
+    } else {
+      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
+      track.result.policy = track.policy->spec();
     }
-    result_.kv_bytes_peak = cache->budget().peak();
+    track.result.codec = kv_type_name(type);
+    track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
+    KvCacheShape shape = model_->kv_shape;
+    shape.page.type = type;
+    const MemoryRequest request{tokens, tokens, options_.chunk, 1};
+    KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(shape, budget, *track.policy, {&request, 1}));
     return {};
   }
 
-  PerplexityResult finish() {
-    const auto n = static_cast<double>(result_.tokens);
-    result_.nll = sum_ / n;
-    result_.ppl = std::exp(result_.nll);
-    const double variance = std::max(0.0, squares_ / n - result_.nll * result_.nll);
-    result_.ppl_error = n > 1 ? result_.ppl * std::sqrt(variance / (n - 1)) : 0;
-    result_.timed = static_cast<std::int64_t>(passes_.size());
-    result_.tpot_ms = quantile(passes_, 0.5);
-    result_.tpot_p10_ms = quantile(passes_, 0.1);
-    result_.tpot_p90_ms = quantile(passes_, 0.9);
-    result_.forward_ms = times_.forward * 1e3 / static_cast<double>(timed_tokens_);
-    result_.cache_op_ms = times_.cache * 1e3 / static_cast<double>(timed_tokens_);
-    return result_;
+  // One stream or window.
+  Status read(std::span<const TokenValue> part) {
+    full_rows_.clear();
+    for (Track& track : tracks_)
+      track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, part)
+                                     : make_cached_reader(model_, track.cache, *track.policy, part, options_.chunk);
+    while (Track* track = least_advanced()) {
+      if (full_ != nullptr && full_ != track)
+        while (full_->reader->next_row() < track->reader->pass_limit()) KVASIR_RETURN_IF_ERROR(pass(*full_, part));
+      KVASIR_RETURN_IF_ERROR(pass(*track, part));
+      const Track* behind = least_advanced();
+      const auto size = static_cast<std::int64_t>(part.size());
+      const std::int64_t done = behind != nullptr ? std::min(behind->reader->next_row(), size) : size;
+      if (full_ != nullptr) full_rows_.drop_before(done);
+      if (progress_ && !progress_(before_ + done, total_)) return Status(StatusCode::kCancelled, "stopped");
+    }
+    for (Track& track : tracks_) {
+      track.result.sums.times += track.reader->times();
+      track.result.sums.timed_tokens += track.reader->tokens_timed();
+      track.result.kept_max = std::max(track.result.kept_max, track.reader->kept_max());
+      track.reader.reset();
+    }
+    return {};
+  }
+
+  // Of those whose results are wanted; nullptr: all are done.
+  Track* least_advanced() {
+    Track* least = nullptr;
+    for (Track& track : tracks_)
+      if (track.reported && !track.reader->done() &&
+          (least == nullptr || track.reader->next_row() < least->reader->next_row()))
+        least = &track;
+    return least;
+  }
+
+  Status pass(Track& track, std::span<const TokenValue> part) {
+    KVASIR_ASSIGN_OR_RETURN(const ReadPass pass, track.reader->read_pass());
+    if (&track == full_) full_rows_.append(pass);
+    if (!track.reported) return {};
+    PerplexitySums& sums = track.result.sums;
+    sums.pass_ms.push_back(pass.ms_per_token);
+    const auto size = static_cast<std::int64_t>(part.size());
+    const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
+    for (int r = 0; r < pass.rows; ++r) {
+      const std::int64_t row = pass.first + r;
+      if (row < first_row(options_) || row + 1 >= size) continue;
+      const auto logits = pass.logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary);
+      ScoredToken token{row + 1, -score_token(logits, part[static_cast<std::size_t>(row + 1)]).logprob, pass.kept,
+                        pass.dead_share};
+      if (full_ != nullptr) {
+        const LogitDivergence divergence = compare_logits(full_rows_.row(row), logits);
+        token.kld = divergence.kld;
+        token.top1_agree = divergence.top1_agree;
+      }
+      sums.add(token);
+    }
+    return {};
   }
 
   const std::shared_ptr<LoadedModel>& model_;
   std::span<const TokenValue> tokens_;
   const PerplexityOptions& options_;
-  const std::function<bool(std::int64_t, std::int64_t)>& progress_;
-  PerplexityResult result_;
-  double sum_ = 0;
-  double squares_ = 0;
-  std::vector<double> passes_;  // milliseconds per token of each pass
-  StepTimes times_;
-  std::int64_t timed_tokens_ = 0;
+  Progress progress_;
+  std::vector<Track> tracks_;
+  Track* full_ = nullptr;  // what all are compared with
+  KeptRows full_rows_;
+  std::int64_t before_ = 0;  // tokens of the windows that are done
+  std::int64_t total_ = 0;
 };
 
 }  // namespace
 
-Result<PerplexityResult> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
-                                             std::span<const TokenValue> tokens, const PerplexityOptions& options,
-                                             const std::function<bool(std::int64_t, std::int64_t)>& progress) {
-  return Evaluation(model, tokens, options, progress).run();
+Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
+  if (options.policies.empty()) return invalid_argument("--kv names no policy");
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
+  if (options.window != 0 && (options.window < 4 || options.window > std::int64_t{1} << 24))
+    return invalid_argument("--window {} is outside 4 to 2^24 tokens", options.window);
+  for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(check_policy(policy, options));
+  const std::int64_t needed = options.window > 0 ? options.window : 2;
+  if (tokens < needed)
+    return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens, needed);
+  if (options.window == 0 && options.whole_windows)
+    return invalid_argument("--score says what of each window counts; give --window too");
+  if (options.window > 0 && options.first_scored > 0)
+    return invalid_argument("--skip is for one stream; of windows, --score says what counts");
+  if (options.first_scored < 0 || options.first_scored >= tokens - 1)
+    return invalid_argument("--skip {} leaves nothing to score of {} tokens", options.first_scored, tokens);
+  const PositionBins positions = positions_of(tokens, options);
+  const std::int64_t most = std::min(kMostBins, positions.end - positions.begin);
+  if (options.bins < 0 || options.bins > most)
+    return invalid_argument("--bins {} is outside 0 to {}: no more than the positions that are scored, or than {}",
+                            options.bins, most, kMostBins);
+  return {};
+}
+
+Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
+                                                          std::span<const TokenValue> tokens,
+                                                          const PerplexityOptions& options, const Progress& progress) {
+  KVASIR_RETURN_IF_ERROR(check_perplexity(static_cast<std::int64_t>(tokens.size()), options));
+  if (options.compare_full) return SideBySide(model, tokens, options, progress).run(options.policies);
+  std::vector<PerplexityResult> results;
+  const auto count = static_cast<std::int64_t>(options.policies.size());
+  for (const std::string& policy : options.policies) {
+    const auto before = static_cast<std::int64_t>(results.size());
+    const auto of_all = [&](std::int64_t done, std::int64_t total) {
+      return !progress || progress(before * total + done, count * total);
+    };
+    KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> one,
+                            SideBySide(model, tokens, options, of_all).run({&policy, 1}));
+    results.push_back(std::move(one.front()));
+  }
+  return results;
+}
+
+PerplexityResult pool_perplexity(std::span<const PerplexityResult> results) {
+  KVASIR_CHECK(!results.empty());
+  PerplexityResult pooled = results.front();
+  for (const PerplexityResult& result : results.subspan(1)) {
+    KVASIR_CHECK(result.policy == pooled.policy && result.codec == pooled.codec);
+    pooled.sums.add(result.sums);
+    pooled.kv_bytes_peak = std::max(pooled.kv_bytes_peak, result.kv_bytes_peak);
+    pooled.kept_max = std::max(pooled.kept_max, result.kept_max);
+  }
+  finish(pooled);
+  return pooled;
 }
 
 }  // namespace kvasir

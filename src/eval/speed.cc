@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/status.h"
 #include "engine/memory_plan.h"
@@ -83,16 +84,18 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
     done += tokens;
     return !progress || progress(done, work);
   };
-  const auto feed = [&](SequenceRunner& runner, std::int64_t count, int chunk) -> Status {
+  using Source = SequenceRunner::Source;
+  const auto feed = [&](SequenceRunner& runner, std::int64_t count, Source source) -> Status {
     const std::vector<TokenValue> tokens = some_tokens(count, model->config.vocabulary);
-    std::int64_t noted = 0;
-    return runner.feed(tokens, chunk, chunk == 1 ? SequenceRunner::Logits::kAll : SequenceRunner::Logits::kLast,
-                       [&](std::int64_t, int, std::span<const float>) {
-                         const std::int64_t now = runner.group().next_id();
-                         const std::int64_t rows = noted == 0 ? std::min<std::int64_t>(chunk, count) : now - noted;
-                         noted = now;
-                         return advance(rows);
-                       });
+    std::int64_t noted = runner.sequence().next_id();
+    return runner.feed(
+        tokens, model->options.chunk,
+        source == Source::kGenerated ? SequenceRunner::Logits::kAll : SequenceRunner::Logits::kLast,
+        [&](std::int64_t, int, std::span<const float>) {
+          const std::int64_t now = runner.sequence().next_id();
+          return advance(now - std::exchange(noted, now));
+        },
+        source);
   };
 
   std::vector<Measurement> measurements;
@@ -105,8 +108,8 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
     Measurement m;
     m.figure = {"decode", depth, options.decode};
     m.base = std::make_unique<SequenceRunner>(model, cache, policy->clone());
-    if (depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.base, depth, model->options.chunk));
-    m.figure.kv_bytes = static_cast<std::uint64_t>(m.base->group().length()) * 2 *
+    if (depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.base, depth, Source::kPrompt));
+    m.figure.kv_bytes = static_cast<std::uint64_t>(m.base->sequence().mean_length()) * 2 *
                         model->kv_shape.page.element_bytes() *
                         static_cast<std::uint64_t>(model->kv_shape.page.head_dim * model->kv_shape.lanes());
     measurements.push_back(std::move(m));
@@ -119,9 +122,10 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
         runner = std::make_unique<SequenceRunner>(model, cache, policy->clone());
       } else {
         KVASIR_ASSIGN_OR_RETURN(runner, m.base->fork());
+        KVASIR_RETURN_IF_ERROR(runner->own_pages());
       }
-      const double seconds =
-          seconds_of([&] { status = feed(*runner, m.figure.tokens, m.base == nullptr ? model->options.chunk : 1); });
+      const double seconds = seconds_of(
+          [&] { status = feed(*runner, m.figure.tokens, m.base == nullptr ? Source::kPrompt : Source::kGenerated); });
       KVASIR_RETURN_IF_ERROR(status);
       if (repetition > 0) m.rates.push_back(static_cast<double>(m.figure.tokens) / seconds);
     }

@@ -1,6 +1,7 @@
 // The specification of every kernel, in plain C++. Written in loops over 16 outputs or slots, which compilers turn into
 // whatever vectors the base instruction set has.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -192,6 +193,28 @@ void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int 
   }
 }
 
+void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+                int rotary, const float* cosine, const float* sine) {
+  const std::size_t size = shape.element_bytes();
+  const auto key = [&](auto* page, int d, int slot) {
+    return page + static_cast<std::size_t>(d * shape.slots + slot) * size;
+  };
+  const std::size_t value_bytes = static_cast<std::size_t>(shape.head_dim) * size;
+  for (SlotMask left = from_slots; left != 0; left &= left - 1, ++to_slot) {
+    const int slot = std::countr_zero(left);
+    const int rotated = cosine != nullptr ? rotary : 0;
+    for (int d = 0; d < rotated; d += 2) {
+      const float a = load_element(shape.type, key(from, d, slot));
+      const float b = load_element(shape.type, key(from, d + 1, slot));
+      store_element(shape.type, key(to, d, to_slot), a * cosine[d / 2] - b * sine[d / 2]);
+      store_element(shape.type, key(to, d + 1, to_slot), a * sine[d / 2] + b * cosine[d / 2]);
+    }
+    for (int d = rotated; d < shape.head_dim; ++d) std::memmove(key(to, d, to_slot), key(from, d, slot), size);
+    std::memmove(to + shape.values_offset() + static_cast<std::size_t>(to_slot) * value_bytes,
+                 from + shape.values_offset() + static_cast<std::size_t>(slot) * value_bytes, value_bytes);
+  }
+}
+
 void attend(const AttentionPartial& partial, const AttentionState& state) {
   const KvPageShape& shape = partial.shape;
   const std::size_t size = shape.element_bytes();
@@ -214,11 +237,18 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
         if (live >> s & 1) highest = std::max(highest, score[s]);
       const float keep = std::exp(state.maximum[query] - highest);
       float* weighted = state.weighted + static_cast<std::size_t>(query) * static_cast<std::size_t>(dim);
+      float* weights = nullptr;
+      if (partial.weights != nullptr) {
+        weights = partial.weights + static_cast<std::size_t>(query) * partial.weight_stride;
+        partial.weight_maxima[static_cast<std::size_t>(query) * partial.weight_maximum_stride +
+                              static_cast<std::size_t>(e)] = highest;
+      }
       for (int d = 0; d < dim; ++d) weighted[d] *= keep;
       float total = 0;
       for (int s = 0; s < shape.slots; ++s) {
         if ((live >> s & 1) == 0) continue;
         const float weight = std::exp(score[s] - highest);
+        if (weights != nullptr) weights[e * shape.slots + s] = weight;
         total += weight;
         for (int d = 0; d < dim; ++d)
           weighted[d] += weight * load_element(shape.type, values + static_cast<std::size_t>(s * dim + d) * size);
@@ -251,11 +281,35 @@ void finish(const AttentionState& state, int queries, int head_dim, float* out) 
   }
 }
 
+int observe_weights(const ObservedQuery& query) {
+  int count = 0;
+  for (int e = 0; e < query.entries; ++e) {
+    if (query.masks[e] == 0) continue;
+    const float scale = std::exp(query.weight_maxima[e] - query.maximum) / query.sum;
+    for (SlotMask left = query.masks[e]; left != 0; left &= left - 1)
+      query.weights[count++] = query.weights[e * query.slots + std::countr_zero(left)] * scale;
+  }
+  return count;
+}
+
+double sum_weights(const float* weights, int n) {
+  double s[16] = {};
+  for (int i = 0; i < n; ++i) s[i % 16] += static_cast<double>(weights[i]);
+  for (int width = 8; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) s[i] += s[i + width];
+  return s[0];
+}
+
+void add_weights(const float* weights, int n, double factor, double* mass) {
+  for (int i = 0; i < n; ++i) mass[i] += factor * static_cast<double>(weights[i]);
+}
+
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", matmul,   quantize_q8, rms_norm, swiglu, add,
-                                     rope,      store_kv, rotate_keys, attend,   merge,  finish};
+  static constexpr KernelTable table{"generic", matmul,          quantize_q8, rms_norm,   swiglu, add,
+                                     rope,      store_kv,        rotate_keys, move_slots, attend, merge,
+                                     finish,    observe_weights, sum_weights, add_weights};
   return table;
 }
 

@@ -65,6 +65,23 @@ struct AttentionPartial {
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond shape.slots.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
+  // What observe_weights makes softmax weights of, if wanted: exp(score - highest score up to this entry) for each live
+  // slot, [rows * group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.
+  float* weights = nullptr;
+  std::size_t weight_stride = 0;
+  float* weight_maxima = nullptr;
+  std::size_t weight_maximum_stride = 0;
+};
+
+// What attend left of one query over all its partials.
+struct ObservedQuery {
+  int entries = 0;
+  int slots = 0;                         // per entry
+  const SlotMask* masks = nullptr;       // [entries]
+  float* weights = nullptr;              // [entries][slots]
+  const float* weight_maxima = nullptr;  // [entries]
+  float maximum = 0;                     // of the merged state
+  float sum = 0;
 };
 
 // A mergeable state of attention: over what a query saw so far, the maximum score, the sum of exp(score - maximum), and
@@ -77,6 +94,7 @@ struct AttentionState {
 
 inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the order of sums, so it is part of the result
 inline constexpr int kMaxHeadDim = 512;
+inline constexpr int kMaxHeads = 1024;
 
 struct KernelTable {
   std::string_view name;
@@ -111,6 +129,12 @@ struct KernelTable {
   void (*rotate_keys)(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                       const float* sine);
 
+  // Copies the slots in `from_slots` of one page to the consecutive slots of another from to_slot on, their keys
+  // rotated by the angle given as for rope (cosine nullptr: not at all). `from` and `to` may be the same page if
+  // to_slot is at or before the first slot copied.
+  void (*move_slots)(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+                     int rotary, const float* cosine, const float* sine);
+
   // Adds the entries of a partial to a state, entry by entry.
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
 
@@ -119,6 +143,16 @@ struct KernelTable {
 
   // out[q][d] = weighted[q][d] / sum[q]; zero where nothing was seen.
   void (*finish)(const AttentionState& state, int queries, int head_dim, float* out);
+
+  // Turns what attend left of a query into its softmax weights, packed: those of the live slots, in order, in place at
+  // query.weights. Returns how many.
+  int (*observe_weights)(const ObservedQuery& query);
+
+  // The sum of n floats in double: 16 interleaved sums, then those pairwise. The same bits in every table.
+  double (*sum_weights)(const float* weights, int n);
+
+  // mass[i] += factor * weights[i], in double, multiplied and added apart. The same bits in every table.
+  void (*add_weights)(const float* weights, int n, double factor, double* mass);
 };
 
 const KernelTable& generic_kernels();

@@ -9,6 +9,7 @@ namespace kvasir {
 
 void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidden) {
   rows = static_cast<int>(hidden.size());
+  retained_before = 0;
   frames = static_cast<int>(group.frames().size());
   columns.clear();
   partials.clear();
@@ -18,19 +19,31 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
 
   std::vector<LaneGroup::Entry> live;
   std::uint64_t partial_group = 0;
+  const auto add = [&](const LaneGroup::Column* column, const LaneGroup::Entry& entry) {
+    const std::uint64_t own_group = column->ordinal / kPartialEntries;
+    if (partials.empty() || partials.back().frame != entry.frame || partial_group != own_group)
+      partials.push_back({entry.frame, static_cast<int>(columns.size()), 0});
+    partial_group = own_group;
+    columns.push_back(column);
+    live.push_back(entry);
+    partials.back().end = static_cast<int>(columns.size());
+  };
+  if (group.runs() == 1) {
+    for (const LaneGroup::Column* column = group.first_column(); column != nullptr; column = column->next)
+      for (int e = 0; e < column->entry_count; ++e) add(column, column->entries[static_cast<std::size_t>(e)]);
+  } else {
+    // Frames are in order of id, runs are not.
+    for (int f = 0; f < frames; ++f)
+      for (const LaneGroup::Column* column = group.first_column(group.frames()[static_cast<std::size_t>(f)].run);
+           column != nullptr; column = column->next)
+        for (int e = 0; e < column->entry_count; ++e)
+          if (column->entries[static_cast<std::size_t>(e)].frame == f)
+            add(column, column->entries[static_cast<std::size_t>(e)]);
+  }
   for (const LaneGroup::Column* column = group.first_column(); column != nullptr; column = column->next) {
-    for (int e = 0; e < column->entry_count; ++e) {
-      const LaneGroup::Entry& entry = column->entries[static_cast<std::size_t>(e)];
-      const std::uint64_t own_group = column->ordinal / kPartialEntries;
-      if (partials.empty() || partials.back().frame != entry.frame || partial_group != own_group)
-        partials.push_back({entry.frame, static_cast<int>(columns.size()), 0});
-      partial_group = own_group;
-      columns.push_back(column);
-      live.push_back(entry);
-      partials.back().end = static_cast<int>(columns.size());
-    }
-    for (TokenId id = std::max(first_row, column->first); id < column->first + column->used; ++id)
-      slots[static_cast<std::size_t>(id - first_row)] = {column, static_cast<int>(id - column->first)};
+    // The newest tokens fill the last slots of the last columns.
+    for (int slot = column->used - 1; slot >= 0 && column->id(slot) >= first_row; --slot)
+      slots[static_cast<std::size_t>(column->id(slot) - first_row)] = {column, slot};
   }
 
   masks.assign(hidden.size() * columns.size(), 0);
@@ -45,19 +58,19 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
     int frames_before = 0;  // frames with tokens before the hidden range
     for (std::size_t e = 0; e < columns.size(); ++e) {
       const LaneGroup::Column& column = *columns[e];
-      const auto slot_of = [&](TokenId token) {
-        return static_cast<int>(std::clamp<TokenId>(token - column.first, 0, column.used));
-      };
-      SlotMask mask = live[e].live & slot_range(0, slot_of(id + 1));
+      SlotMask mask = live[e].live;
+      if (column.id(column.used - 1) > id) mask &= column.slots_of(0, id + 1);
       if (!hide.empty()) {
-        mask &= ~slot_range(slot_of(hide.begin), slot_of(hide.end));
-        if ((mask & slot_range(0, slot_of(hide.begin))) != 0) frames_before = live[e].frame + 1;
+        mask &= ~column.slots_of(hide.begin, hide.end);
+        if ((mask & column.slots_of(0, hide.begin)) != 0) frames_before = live[e].frame + 1;
       }
       row[e] = mask;
       visible += std::popcount(mask);
     }
     KVASIR_CHECK(frames_before < frames || frames_before == 0);
-    const Position own = id + newest.rotation;  // what the row's own key is rotated by
+    const RowSlot& place = slots[static_cast<std::size_t>(r)];
+    const Position own = group.stored_rotation(*place.column, place.slot, newest);
+    if (r == 0) retained_before = visible - 1;
     key_positions[static_cast<std::size_t>(r)] = own;
     for (int f = 0; f < frames; ++f) {
       // A frame behind the hidden range moves up together with the query; one before it does not.

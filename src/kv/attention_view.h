@@ -26,7 +26,8 @@ struct AttentionView {
 
   int rows = 0;
   int frames = 0;
-  std::vector<const LaneGroup::Column*> columns;  // [entries]
+  std::int64_t retained_before = 0;               // tokens that row 0 sees beside itself
+  std::vector<const LaneGroup::Column*> columns;  // [entries], their tokens in order of id
   std::vector<SlotMask> masks;                    // [rows][entries]
   std::vector<Partial> partials;
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame

@@ -1,5 +1,6 @@
 #include "kv/kv_cache.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -20,18 +21,55 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std:
   return cache;
 }
 
+KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
+  std::vector<LaneGroup> tables;
+  for (int table = 0; table < shape_.tables(layout.scope); ++table)
+    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), &budget_, layout.table);
+  return KvSequence(layout.scope, std::move(tables));
+}
+
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
-  KVASIR_ASSIGN_OR_RETURN(LaneGroup group, sequence.group().fork());
-  return KvSequence(std::move(group));
+  std::vector<LaneGroup> tables;
+  for (const LaneGroup& table : sequence.tables_) {
+    KVASIR_ASSIGN_OR_RETURN(LaneGroup copy, table.fork());
+    tables.push_back(std::move(copy));
+  }
+  return KvSequence(sequence.scope_, std::move(tables));
 }
 
-std::uint64_t KvCache::column_cost(const KvCacheShape& shape) {
-  const auto lanes = static_cast<std::uint64_t>(shape.lanes());
-  return lanes * (shape.page.page_bytes() + PagePool::kPageOverhead + sizeof(PageId)) + sizeof(LaneGroup::Column);
+std::int64_t KvSequence::longest() const {
+  std::int64_t most = 0;
+  for (const LaneGroup& table : tables_) most = std::max(most, table.length());
+  return most;
 }
 
-std::uint64_t KvCache::column_cost() const {
-  return column_cost(shape_);
+double KvSequence::mean_length() const {
+  double sum = 0;
+  for (const LaneGroup& table : tables_) sum += static_cast<double>(table.length());
+  return sum / static_cast<double>(tables_.size());
+}
+
+Status KvSequence::check_room(int tokens) const {
+  std::uint64_t needed = 0;
+  for (const LaneGroup& table : tables_) needed += table.plan_append(tokens).bytes;
+  if (const MemoryBudget& budget = tables_.front().budget(); needed > budget.available())
+    return exhausted(
+        "the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "
+        "policy that forgets (kvasir policies)",
+        budget.capacity(), budget.used(), needed);
+  return {};
+}
+
+Status KvSequence::append(int tokens) {
+  KVASIR_RETURN_IF_ERROR(check_room(tokens));
+  for (LaneGroup& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
+  return {};
+}
+
+std::uint64_t KvCache::column_cost(const KvCacheShape& shape, const SequenceLayout& layout) {
+  const int lanes = shape.lanes_per_table(layout.scope);
+  return static_cast<std::uint64_t>(lanes) * (shape.page.page_bytes() + PagePool::kPageOverhead) +
+         LaneGroup::column_bytes(lanes, shape.page.slots, layout.table.dropping);
 }
 
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences) const {
@@ -39,8 +77,10 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences) con
   std::vector<std::uint32_t> references(pool_->capacity(), 0);
   std::uint64_t tables = 0;
   for (const KvSequence* sequence : sequences) {
-    sequence->group().check_invariants(references);
-    tables += sequence->group().table_bytes();
+    for (const LaneGroup& table : sequence->tables_) {
+      table.check_invariants(references);
+      tables += table.table_bytes();
+    }
   }
   std::uint64_t in_use = 0;
   for (std::uint64_t page = 0; page < pool_->capacity(); ++page) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "kv/attention_view.h"
 #include "kv/lane_group.h"
@@ -14,25 +16,54 @@
 
 namespace kvasir {
 
+// What one decision of a policy, and so one table, holds for.
+enum class PolicyScope { kSequence, kLayer, kHead };
+
 struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
   KvPageShape page;
 
   int lanes() const { return layers * kv_heads; }
+  int tables(PolicyScope scope) const {
+    return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
+  }
+  int lanes_per_table(PolicyScope scope) const { return lanes() / tables(scope); }
 };
 
-// One sequence's lanes. All lanes agree on what they keep, so one group holds them all; lane = layer * kv_heads + head.
+// One sequence's lanes, in tables of those that agree on what they keep: one table for all, one a layer, or one a lane.
 // Move-only; releases its pages with the last reference.
 class KvSequence {
  public:
-  LaneGroup& group() { return group_; }
-  const LaneGroup& group() const { return group_; }
+  PolicyScope scope() const { return scope_; }
+  int tables() const { return static_cast<int>(tables_.size()); }
+  LaneGroup& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
+  const LaneGroup& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
+  // The only table. REQUIRES: PolicyScope::kSequence.
+  LaneGroup& group() { return tables_.front(); }
+  const LaneGroup& group() const { return tables_.front(); }
+
+  TokenId next_id() const { return tables_.front().next_id(); }  // tokens seen so far
+  std::int64_t longest() const;                                  // tokens retained by the table that retains most
+  double mean_length() const;                                    // over lanes
+
+  // Whether append would succeed. Errors: kResourceExhausted.
+  Status check_room(int tokens) const;
+
+  // Room for `tokens` tokens in every table. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
+  Status append(int tokens);
 
  private:
   friend class KvCache;
-  explicit KvSequence(LaneGroup group) : group_(std::move(group)) {}
-  LaneGroup group_;
+  KvSequence(PolicyScope scope, std::vector<LaneGroup> tables) : scope_(scope), tables_(std::move(tables)) {}
+  PolicyScope scope_;
+  std::vector<LaneGroup> tables_;
+};
+
+// How a sequence is to be held.
+struct SequenceLayout {
+  PolicyScope scope = PolicyScope::kSequence;
+  LaneGroup::Layout table;
 };
 
 class KvCache {
@@ -41,13 +72,11 @@ class KvCache {
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  Backing backing = Backing::kMemory);
 
-  KvSequence new_sequence() { return KvSequence(LaneGroup(shape_.lanes(), pool_.get(), &budget_)); }
+  KvSequence new_sequence(const SequenceLayout& layout = {});
   Result<KvSequence> fork(const KvSequence& sequence);
 
-  // Bytes that one column of a sequence costs: a page of every lane, its bookkeeping and the column's table.
-  std::uint64_t column_cost() const;
-  // The least budget that holds `columns` columns of one sequence.
-  static std::uint64_t column_cost(const KvCacheShape& shape);
+  // Bytes that one column of one table costs: a page of each of its lanes, their bookkeeping and the column's table.
+  static std::uint64_t column_cost(const KvCacheShape& shape, const SequenceLayout& layout = {});
 
   const KvCacheShape& shape() const { return shape_; }
   const MemoryBudget& budget() const { return budget_; }

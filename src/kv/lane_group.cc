@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <new>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -11,21 +13,31 @@
 #include "base/status.h"
 
 namespace kvasir {
-namespace {
-
-// Slots of a column whose tokens are in [begin, end).
-SlotMask slots_of(const LaneGroup::Column& column, TokenId begin, TokenId end) {
-  const auto clamp = [&](TokenId id) {
-    return static_cast<int>(std::clamp<TokenId>(id - column.first, 0, column.used));
+SlotMask LaneGroup::Column::slots_of(TokenId begin, TokenId end) const {
+  const auto slot_of = [&](TokenId bound) {
+    if (id_offset == nullptr) return static_cast<int>(std::clamp<TokenId>(bound - first, 0, used));
+    return static_cast<int>(std::partition_point(id_offset, id_offset + used,
+                                                 [&](std::uint32_t offset) { return first + offset < bound; }) -
+                            id_offset);
   };
-  return slot_range(clamp(begin), std::max(clamp(begin), clamp(end)));
+  const int low = slot_of(begin);
+  return slot_range(low, std::max(low, slot_of(end)));
 }
 
-}  // namespace
+LaneGroup::LaneGroup(int lanes, PagePool* pool, MemoryBudget* budget, const Layout& layout)
+    : lanes_(lanes),
+      pool_(pool),
+      budget_(budget),
+      dropping_(layout.dropping),
+      original_(layout.original_positions),
+      runs_(1 + layout.run_capacities.size()) {
+  const bool plain = dropping_ == Dropping::kRanges;
+  KVASIR_CHECK(!(plain && (original_ || runs_.size() > 1)) && !(original_ && runs_.size() > 1));
+  KVASIR_CHECK(runs_.size() < static_cast<std::size_t>(kMaxFrames));
+  for (std::size_t r = 1; r < runs_.size(); ++r) runs_[r].capacity = layout.run_capacities[r - 1];
+}
 
-LaneGroup::LaneGroup(int lanes, PagePool* pool, MemoryBudget* budget) : lanes_(lanes), pool_(pool), budget_(budget) {}
-
-LaneGroup::LaneGroup(LaneGroup&& other) noexcept : LaneGroup(other.lanes_, other.pool_, other.budget_) {
+LaneGroup::LaneGroup(LaneGroup&& other) noexcept : LaneGroup(other.lanes_, other.pool_, other.budget_, {}) {
   *this = std::move(other);
 }
 
@@ -33,23 +45,29 @@ LaneGroup& LaneGroup::operator=(LaneGroup&& other) noexcept {
   std::swap(lanes_, other.lanes_);
   std::swap(pool_, other.pool_);
   std::swap(budget_, other.budget_);
-  std::swap(head_, other.head_);
-  std::swap(tail_, other.tail_);
+  std::swap(dropping_, other.dropping_);
+  std::swap(original_, other.original_);
+  std::swap(runs_, other.runs_);
+  std::swap(spare_, other.spare_);
   std::swap(columns_, other.columns_);
+  std::swap(spares_, other.spares_);
   std::swap(frame_count_, other.frame_count_);
   std::swap(frames_, other.frames_);
   std::swap(next_id_, other.next_id_);
   std::swap(length_, other.length_);
-  std::swap(next_ordinal_, other.next_ordinal_);
+  std::swap(live_, other.live_);
+  std::swap(leaving_, other.leaving_);
+  std::swap(ids_, other.ids_);
+  std::swap(copies_, other.copies_);
   return *this;
 }
 
 LaneGroup::~LaneGroup() {
-  while (head_ != nullptr) {
-    Column* next = head_->next;
-    destroy_column(head_);
-    head_ = next;
-  }
+  const auto destroy_all = [&](Column* column) {
+    while (column != nullptr) destroy_column(std::exchange(column, column->next));
+  };
+  for (const Run& run : runs_) destroy_all(run.head);
+  destroy_all(spare_);
 }
 
 // REQUIRES: column_bytes() charged.
@@ -57,6 +75,8 @@ LaneGroup::Column* LaneGroup::make_column() {
   auto* column = new (::operator new(column_bytes())) Column;
   auto* pages = new (column + 1) PageId[static_cast<std::size_t>(lanes_)];
   column->pages = {pages, static_cast<std::size_t>(lanes_)};
+  if (dropping_ == Dropping::kPlans)
+    column->id_offset = new (pages + lanes_) std::uint32_t[static_cast<std::size_t>(pool_->shape().slots)]();
   ++columns_;
   return column;
 }
@@ -69,8 +89,27 @@ void LaneGroup::destroy_column(Column* column) {
   --columns_;
 }
 
+void LaneGroup::link(Run& run, Column* column) {
+  column->ordinal = run.next_ordinal++;
+  column->next = nullptr;
+  (run.tail == nullptr ? run.head : run.tail->next) = column;
+  run.tail = column;
+  ++run.columns;
+}
+
+std::int64_t LaneGroup::dead_slots() const {
+  std::int64_t written = 0;
+  for (const Run& run : runs_)
+    for (const Column* column = run.head; column != nullptr; column = column->next) written += column->used;
+  return written - length_;
+}
+
 PageId* LaneGroup::mutable_pages(Column* column) const {
   return const_cast<PageId*>(column->pages.data());
+}
+
+std::uint32_t* LaneGroup::mutable_offsets(Column* column) const {
+  return const_cast<std::uint32_t*>(column->id_offset);
 }
 
 bool LaneGroup::is_shared(const Column& column) const {
@@ -89,13 +128,31 @@ void LaneGroup::copy_pages(Column* column, std::span<const PageId> fresh) {
   }
 }
 
+// Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
+// ring of its capacity, so it never holds more columns than that fills, and one.
+int LaneGroup::spares_needed(int tokens) const {
+  const std::int64_t slots = pool_->shape().slots;
+  std::int64_t needed = 0;
+  for (std::size_t r = 1; r < runs_.size(); ++r) {
+    const Run& run = runs_[r];
+    const std::int64_t room = run.tail != nullptr ? slots - run.tail->used : 0;
+    const std::int64_t moves = std::min<std::int64_t>(tokens, run.capacity) - room;
+    const std::int64_t most = (run.capacity + slots - 1) / slots + 1 - run.columns;
+    needed += std::clamp<std::int64_t>((moves + slots - 1) / slots, 0, std::max<std::int64_t>(most, 0));
+  }
+  return static_cast<int>(std::max<std::int64_t>(needed - spares_, 0));
+}
+
 LaneGroup::AppendPlan LaneGroup::plan_append(int tokens) const {
   AppendPlan plan;
   const int slots = pool_->shape().slots;
-  const int room = tail_ != nullptr ? slots - tail_->used : 0;
+  const Column* tail = runs_.front().tail;
+  const int room = tail != nullptr ? slots - tail->used : 0;
   const auto lanes = static_cast<std::uint64_t>(lanes_);
-  if (tokens > 0 && room > 0 && is_shared(*tail_)) plan.pages += lanes;
+  if (tokens > 0 && room > 0 && is_shared(*tail)) plan.pages += lanes;
   if (tokens > room) plan.columns = (tokens - room + slots - 1) / slots;
+  if (tokens > 0 && runs_.size() > 1) plan.spares = spares_needed(tokens);
+  plan.columns += plan.spares;
   plan.pages += static_cast<std::uint64_t>(plan.columns) * lanes;
   plan.bytes = plan.pages * pool_->page_cost() + static_cast<std::uint64_t>(plan.columns) * column_bytes();
   return plan;
@@ -118,47 +175,62 @@ Status LaneGroup::append(int tokens) {
     unused = unused.subspan(pages.size());
     return pages;
   };
+  const auto new_column = [&] {
+    Column* column = make_column();
+    std::ranges::copy(take(), mutable_pages(column));
+    return column;
+  };
   const int slots = pool_->shape().slots;
   const int frame = frame_count_ - 1;
+  Run& run = runs_.front();
   int left = tokens;
-  if (tail_ != nullptr && tail_->used < slots && is_shared(*tail_)) copy_pages(tail_, take());
+  if (run.tail != nullptr && run.tail->used < slots && is_shared(*run.tail)) copy_pages(run.tail, take());
   while (left > 0) {
-    if (tail_ == nullptr || tail_->used == slots) {
-      Column* column = make_column();
-      column->ordinal = next_ordinal_++;
+    if (run.tail == nullptr || run.tail->used == slots) {
+      Column* column = new_column();
       column->first = next_id_;
-      std::ranges::copy(take(), mutable_pages(column));
-      (tail_ == nullptr ? head_ : tail_->next) = column;
-      tail_ = column;
+      column->base = length_ - newest_frame().rotation - newest_frame().origin;
+      link(run, column);
     }
-    const int count = std::min(left, slots - tail_->used);
-    if (tail_->entry_count == 0 || tail_->entries[static_cast<std::size_t>(tail_->entry_count) - 1].frame != frame) {
-      KVASIR_CHECK(tail_->entry_count < kMaxColumnEntries);
-      tail_->entries[static_cast<std::size_t>(tail_->entry_count++)] = Entry{0, frame};
+    Column& tail = *run.tail;
+    const int count = std::min(left, slots - tail.used);
+    if (tail.entry_count == 0 || tail.entries[static_cast<std::size_t>(tail.entry_count) - 1].frame != frame) {
+      KVASIR_CHECK(tail.entry_count < kMaxColumnEntries);
+      tail.entries[static_cast<std::size_t>(tail.entry_count++)] = Entry{0, frame};
     }
-    tail_->entries[static_cast<std::size_t>(tail_->entry_count) - 1].live |=
-        slot_range(tail_->used, tail_->used + count);
-    tail_->used += count;
+    tail.entries[static_cast<std::size_t>(tail.entry_count) - 1].live |= slot_range(tail.used, tail.used + count);
+    if (tail.id_offset != nullptr)
+      std::iota(mutable_offsets(&tail) + tail.used, mutable_offsets(&tail) + tail.used + count,
+                static_cast<std::uint32_t>(next_id_ - tail.first));
+    tail.used += count;
     next_id_ += count;
     length_ += count;
     left -= count;
+  }
+  for (int i = 0; i < plan.spares; ++i) {
+    Column* column = new_column();
+    column->next = std::exchange(spare_, column);
+    ++spares_;
   }
   return {};
 }
 
 std::int64_t LaneGroup::retained_in(IdRange range) const {
   std::int64_t count = 0;
-  for (const Column* column = head_; column != nullptr; column = column->next)
-    for (int e = 0; e < column->entry_count; ++e)
-      count +=
-          std::popcount(column->entries[static_cast<std::size_t>(e)].live & slots_of(*column, range.begin, range.end));
+  for (const Run& run : runs_)
+    for (const Column* column = run.head; column != nullptr; column = column->next)
+      count += std::popcount(live_slots(*column) & column->slots_of(range.begin, range.end));
   return count;
 }
 
-SlotMask LaneGroup::live_behind(const Column& column, TokenId id) {
+SlotMask LaneGroup::live_slots(const Column& column) {
   SlotMask live = 0;
   for (int e = 0; e < column.entry_count; ++e) live |= column.entries[static_cast<std::size_t>(e)].live;
-  return live & slots_of(column, id, column.first + column.used);
+  return live;
+}
+
+SlotMask LaneGroup::live_behind(const Column& column, TokenId id) {
+  return live_slots(column) & column.slots_of(id, std::numeric_limits<TokenId>::max());
 }
 
 Status LaneGroup::drop(IdRange range, Realign realign) {
@@ -169,16 +241,16 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
   // The frame that holds tokens before the hole keeps them; tokens behind it need a frame of their own.
   int split = -1;
   bool behind = false;
-  for (const Column* column = head_; column != nullptr; column = column->next) {
+  for (const Column* column = runs_.front().head; column != nullptr; column = column->next) {
     for (int e = 0; e < column->entry_count; ++e) {
       const Entry& entry = column->entries[static_cast<std::size_t>(e)];
-      if ((entry.live & slots_of(*column, column->first, range.begin)) != 0) split = entry.frame;
+      if ((entry.live & column->slots_of(column->first, range.begin)) != 0) split = entry.frame;
     }
   }
-  for (const Column* column = head_; column != nullptr; column = column->next) {
+  for (const Column* column = runs_.front().head; column != nullptr; column = column->next) {
     for (int e = 0; e < column->entry_count; ++e) {
       const Entry& entry = column->entries[static_cast<std::size_t>(e)];
-      behind = behind || (entry.frame == split && (entry.live & slots_of(*column, range.end, next_id_)) != 0);
+      behind = behind || (entry.frame == split && (entry.live & column->slots_of(range.end, next_id_)) != 0);
     }
   }
   const bool open = split == frame_count_ - 1;  // tokens yet to come are behind the hole too
@@ -192,8 +264,8 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
   };
   const auto remaining_of = [&](const Column& column) {
     Remaining kept;
-    const SlotMask hole = slots_of(column, range.begin, range.end);
-    const SlotMask rear = slots_of(column, range.end, next_id_);
+    const SlotMask hole = column.slots_of(range.begin, range.end);
+    const SlotMask rear = column.slots_of(range.end, next_id_);
     for (int e = 0; e < column.entry_count; ++e) {
       const Entry& entry = column.entries[static_cast<std::size_t>(e)];
       const SlotMask live = entry.live & ~hole;
@@ -205,7 +277,7 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
     return kept;
   };
   bool fits = !splits || frame_count_ < kMaxFrames;
-  for (const Column* column = head_; column != nullptr && fits; column = column->next) {
+  for (const Column* column = runs_.front().head; column != nullptr && fits; column = column->next) {
     const Remaining kept = remaining_of(*column);
     // The open column keeps a place for the tokens to come.
     const bool full = column->used == pool_->shape().slots;
@@ -214,7 +286,7 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
   }
   if (!fits) return unsupported("too many holes in one run of tokens: the cache is due for compaction");
 
-  for (Column* column = head_; column != nullptr; column = column->next) {
+  for (Column* column = runs_.front().head; column != nullptr; column = column->next) {
     const Remaining kept = remaining_of(*column);
     std::ranges::copy_n(kept.entries.begin(), kMaxColumnEntries, column->entries.begin());
     column->entry_count = static_cast<int>(kept.count);
@@ -236,18 +308,20 @@ Status LaneGroup::drop(IdRange range, Realign realign) {
 }
 
 void LaneGroup::remove_empty_columns() {
-  Column** link = &head_;
-  tail_ = nullptr;
-  while (*link != nullptr) {
-    Column* column = *link;
+  Run& run = runs_.front();
+  Column** at = &run.head;
+  run.tail = nullptr;
+  while (*at != nullptr) {
+    Column* column = *at;
     // The open column stays, even when all its tokens were dropped: the next tokens go there.
     const bool open = column->next == nullptr && column->used < pool_->shape().slots;
     if (column->entry_count == 0 && !open) {
-      *link = column->next;
+      *at = column->next;
       destroy_column(column);
+      --run.columns;
     } else {
-      tail_ = column;
-      link = &column->next;
+      run.tail = column;
+      at = &column->next;
     }
   }
 }
@@ -255,7 +329,7 @@ void LaneGroup::remove_empty_columns() {
 void LaneGroup::remove_empty_frames() {
   std::array<bool, kMaxFrames> used{};
   used[static_cast<std::size_t>(frame_count_) - 1] = true;  // the newest stays open
-  for (const Column* column = head_; column != nullptr; column = column->next)
+  for (const Column* column = runs_.front().head; column != nullptr; column = column->next)
     for (int e = 0; e < column->entry_count; ++e)
       used[static_cast<std::size_t>(column->entries[static_cast<std::size_t>(e)].frame)] = true;
   std::array<int, kMaxFrames> renamed{};
@@ -267,7 +341,7 @@ void LaneGroup::remove_empty_frames() {
   }
   if (count == frame_count_) return;
   frame_count_ = count;
-  for (Column* column = head_; column != nullptr; column = column->next)
+  for (Column* column = runs_.front().head; column != nullptr; column = column->next)
     for (int e = 0; e < column->entry_count; ++e) {
       int& frame = column->entries[static_cast<std::size_t>(e)].frame;
       frame = renamed[static_cast<std::size_t>(frame)];
@@ -276,8 +350,9 @@ void LaneGroup::remove_empty_frames() {
 
 Status LaneGroup::unshare_behind(TokenId id) {
   std::vector<Column*> shared;
-  for (Column* column = head_; column != nullptr; column = column->next)
-    if (live_behind(*column, id) != 0 && is_shared(*column)) shared.push_back(column);
+  for (const Run& run : runs_)
+    for (Column* column = run.head; column != nullptr; column = column->next)
+      if (live_behind(*column, id) != 0 && is_shared(*column)) shared.push_back(column);
   std::vector<PageId> fresh(shared.size() * static_cast<std::size_t>(lanes_));
   if (!pool_->try_allocate(fresh))
     return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; raise --kv-memory",
@@ -289,66 +364,94 @@ Status LaneGroup::unshare_behind(TokenId id) {
 }
 
 Result<LaneGroup> LaneGroup::fork() const {
-  if (!budget_->try_charge(table_bytes()))
+  const std::uint64_t bytes = static_cast<std::uint64_t>(columns_ - spares_) * column_bytes();
+  if (!budget_->try_charge(bytes))
     return exhausted("the KV memory of {} bytes cannot hold the tables of a fork ({} bytes); raise --kv-memory",
-                     budget_->capacity(), table_bytes());
-  LaneGroup copy(lanes_, pool_, budget_);
+                     budget_->capacity(), bytes);
+  LaneGroup copy(lanes_, pool_, budget_, {});
+  copy.dropping_ = dropping_;
+  copy.original_ = original_;
   copy.frame_count_ = frame_count_;
   copy.frames_ = frames_;
   copy.next_id_ = next_id_;
   copy.length_ = length_;
-  copy.next_ordinal_ = next_ordinal_;
-  Column** link = &copy.head_;
-  for (const Column* column = head_; column != nullptr; column = column->next) {
-    Column* twin = copy.make_column();
-    const std::span<const PageId> pages = twin->pages;
-    *twin = *column;
-    twin->pages = pages;
-    twin->next = nullptr;
-    std::ranges::copy(column->pages, copy.mutable_pages(twin));
-    for (const PageId page : twin->pages) pool_->retain(page);
-    *link = twin;
-    link = &twin->next;
-    copy.tail_ = twin;
+  copy.runs_.resize(runs_.size());
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    Run& run = copy.runs_[r];
+    run.capacity = runs_[r].capacity;
+    for (const Column* column = runs_[r].head; column != nullptr; column = column->next) {
+      Column* twin = copy.make_column();
+      const std::span<const PageId> pages = twin->pages;
+      std::uint32_t* offsets = copy.mutable_offsets(twin);
+      *twin = *column;
+      twin->pages = pages;
+      twin->id_offset = offsets;
+      if (offsets != nullptr) std::copy_n(column->id_offset, pool_->shape().slots, offsets);
+      std::ranges::copy(column->pages, copy.mutable_pages(twin));
+      for (const PageId page : twin->pages) pool_->retain(page);
+      run.next_ordinal = column->ordinal;  // as the original's, where columns in between are gone
+      copy.link(run, twin);
+    }
+    run.next_ordinal = runs_[r].next_ordinal;
   }
   return copy;
 }
 
 void LaneGroup::check_invariants(std::span<std::uint32_t> references) const {
-  std::int64_t live_tokens = 0;
   int count = 0;
-  TokenId last = -1;
-  int frame = 0;
-  const Column* newest = nullptr;
-  for (const Column* column = head_; column != nullptr; column = column->next) {
+  std::int64_t live_tokens = 0;
+  std::vector<std::pair<TokenId, Position>> tokens;  // id, position
+  const auto count_pages = [&](const Column& column) {
     ++count;
-    KVASIR_CHECK(column->first > last || newest == nullptr);
-    KVASIR_CHECK(newest == nullptr || newest->ordinal < column->ordinal);
-    KVASIR_CHECK(column->used > 0 && column->used <= pool_->shape().slots);
-    KVASIR_CHECK(column->entry_count > 0 || column->next == nullptr);
-    last = column->first + column->used - 1;
-    SlotMask seen = 0;
-    for (int e = 0; e < column->entry_count; ++e) {
-      const Entry& entry = column->entries[static_cast<std::size_t>(e)];
-      KVASIR_CHECK(entry.live != 0 && (entry.live & ~slot_range(0, column->used)) == 0);
-      KVASIR_CHECK((entry.live & seen) == 0 &&
-                   (seen == 0 || std::countr_zero(entry.live) >= static_cast<int>(std::bit_width(seen))));
-      KVASIR_CHECK(entry.frame >= frame && entry.frame < frame_count_);
-      frame = entry.frame;
-      seen |= entry.live;
-      // Compact positions: each retained token's position is the number of retained tokens before it.
-      const Frame& f = frames_[static_cast<std::size_t>(frame)];
-      std::int64_t index = live_tokens;
-      for (SlotMask left = entry.live; left != 0; left &= left - 1, ++index)
-        KVASIR_CHECK(column->first + std::countr_zero(left) + f.rotation + f.origin == index);
-      live_tokens = index;
+    KVASIR_CHECK(column.pages.size() == static_cast<std::size_t>(lanes_));
+    for (const PageId page : column.pages) ++references[static_cast<std::size_t>(page)];
+  };
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    const Run& run = runs_[r];
+    const Column* newest = nullptr;
+    TokenId last = -1;
+    int frame = 0;
+    int columns = 0;
+    std::int64_t held = 0;
+    for (const Column* column = run.head; column != nullptr; column = column->next) {
+      ++columns;
+      KVASIR_CHECK(column->id(0) > last || newest == nullptr);
+      KVASIR_CHECK(newest == nullptr || newest->ordinal < column->ordinal);
+      KVASIR_CHECK(column->used > 0 && column->used <= pool_->shape().slots);
+      KVASIR_CHECK(column->entry_count > 0 || (column->next == nullptr && r == 0));
+      for (int s = 1; s < column->used; ++s) KVASIR_CHECK(column->id(s) > column->id(s - 1));
+      last = column->id(column->used - 1);
+      SlotMask seen = 0;
+      for (int e = 0; e < column->entry_count; ++e) {
+        const Entry& entry = column->entries[static_cast<std::size_t>(e)];
+        KVASIR_CHECK(entry.live != 0 && (entry.live & ~slot_range(0, column->used)) == 0);
+        KVASIR_CHECK((entry.live & seen) == 0 &&
+                     (seen == 0 || std::countr_zero(entry.live) >= static_cast<int>(std::bit_width(seen))));
+        KVASIR_CHECK(entry.frame >= frame && entry.frame < frame_count_);
+        frame = entry.frame;
+        seen |= entry.live;
+        const Frame& f = frames_[static_cast<std::size_t>(frame)];
+        KVASIR_CHECK(f.run == static_cast<int>(r));
+        for (SlotMask left = entry.live; left != 0; left &= left - 1, ++held) {
+          const int slot = std::countr_zero(left);
+          tokens.emplace_back(column->id(slot), stored_rotation(*column, slot, f) + f.origin);
+        }
+      }
+      count_pages(*column);
+      newest = column;
     }
-    KVASIR_CHECK(column->pages.size() == static_cast<std::size_t>(lanes_));
-    for (const PageId page : column->pages) ++references[static_cast<std::size_t>(page)];
-    newest = column;
+    KVASIR_CHECK(newest == run.tail && columns == run.columns && last < next_id_);
+    KVASIR_CHECK(r == 0 || held <= run.capacity);
+    live_tokens += held;
   }
-  KVASIR_CHECK(newest == tail_ && count == columns_ && live_tokens == length_ && last < next_id_);
-  KVASIR_CHECK(next_id_ + newest_frame().rotation + newest_frame().origin == length_);
+  for (const Column* column = spare_; column != nullptr; column = column->next) count_pages(*column);
+  KVASIR_CHECK(count == columns_ && live_tokens == length_);
+  // Each retained token stands behind all retained tokens with smaller ids.
+  std::sort(tokens.begin(), tokens.end());
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    KVASIR_CHECK(tokens[i].second == (original_ ? tokens[i].first : static_cast<Position>(i)));
+  if (dropping_ == Dropping::kRanges)
+    KVASIR_CHECK(next_id_ + newest_frame().rotation + newest_frame().origin == length_);
 }
 
 }  // namespace kvasir

@@ -74,8 +74,8 @@ Result<ModelConfig> read_model_config(const gguf::File& file) {
   }
   KVASIR_ASSIGN_OR_RETURN(config.layers, positive(file, "llama.block_count", 4096));
   KVASIR_ASSIGN_OR_RETURN(config.width, positive(file, "llama.embedding_length", 1 << 20));
-  KVASIR_ASSIGN_OR_RETURN(config.heads, positive(file, "llama.attention.head_count", 4096));
-  KVASIR_ASSIGN_OR_RETURN(config.kv_heads, positive_or(file, "llama.attention.head_count_kv", 4096, config.heads));
+  KVASIR_ASSIGN_OR_RETURN(config.heads, positive(file, "llama.attention.head_count", kMaxHeads));
+  KVASIR_ASSIGN_OR_RETURN(config.kv_heads, positive_or(file, "llama.attention.head_count_kv", kMaxHeads, config.heads));
   KVASIR_ASSIGN_OR_RETURN(config.ffn, positive(file, "llama.feed_forward_length", 1 << 22));
   KVASIR_ASSIGN_OR_RETURN(config.context, positive(file, "llama.context_length", 1 << 30));
   if (config.heads % config.kv_heads != 0)

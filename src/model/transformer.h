@@ -18,11 +18,36 @@
 
 namespace kvasir {
 
-// Consecutive tokens of one sequence: its newest view->rows tokens, for which the sequence already has room.
+// The softmax weights of some rows of one layer, as they were used. Valid during AttentionObserver::observe.
+struct ObservedAttention {
+  int layer = 0;
+  int first_row = 0;  // of the rows [first_row, first_row + rows) of an item
+  int rows = 0;
+  std::span<const std::span<const float>> weights;  // [rows][heads]: on each token that the row sees, in order of id
+
+  std::span<const float> of(int row, int head) const {
+    return weights[static_cast<std::size_t>(row) * (weights.size() / static_cast<std::size_t>(rows)) +
+                   static_cast<std::size_t>(head)];
+  }
+};
+
+// Hears the attention of a sequence: per pass all layers in order, per layer all rows in order, some at a time.
+class AttentionObserver {
+ public:
+  virtual ~AttentionObserver() = default;
+  virtual void observe(const ObservedAttention& attention) = 0;
+};
+
+// Consecutive tokens of one sequence: its newest tokens, for which the sequence already has room.
 struct ForwardItem {
-  std::span<const TokenValue> tokens;  // [view->rows]
-  const AttentionView* view = nullptr;
-  int logits = 0;  // logits are wanted of the last this many rows
+  std::span<const TokenValue> tokens;  // [rows]
+  // Of each table of the sequence: one for all lanes, one a layer, or one a lane (layer * kv_heads + head). All of the
+  // same rows.
+  std::span<const AttentionView> views;
+  int logits = 0;                         // logits are wanted of the last this many rows
+  AttentionObserver* observer = nullptr;  // whoever wants to know the weights
+
+  int rows() const { return static_cast<int>(tokens.size()); }
 };
 
 class Transformer {
@@ -37,6 +62,9 @@ class Transformer {
   // vocabulary. Returns [rows wanted, vocabulary], items in order; valid until the next call.
   std::span<const float> forward(PagePool& pool, std::span<const ForwardItem> items);
 
+  // Moves slots as a table's plan says: see LaneGroup::SlotMover. `lanes` is the number of lanes of the table.
+  void move_slots(PagePool& pool, int lanes, std::span<const LaneGroup::SlotCopy> copies);
+
   // Rotates the keys of all tokens with ids >= id in place by `shift` positions (realign=rotate).
   void rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId id, Position shift);
 
@@ -49,14 +77,35 @@ class Transformer {
     const PackedMatrix* weights;
     float* out;
   };
+  // One table's lanes in one layer of an item.
+  struct LayerTable {
+    const ForwardItem* item = nullptr;
+    const AttentionView* view = nullptr;
+    int first_head = 0;  // KV heads [first_head, first_head + heads)
+    int heads = 0;
+    int first_lane = 0;           // of these heads in the table
+    int first_row = 0;            // of the item among all rows
+    std::size_t first_key = 0;    // of the view's key rotations
+    std::size_t first_query = 0;  // of its query rotations, and of its rotated queries
+  };
+  struct AttentionTask;
   void embed(std::span<const ForwardItem> items);
-  void fill_rotations(std::span<const ForwardItem> items);
+  void set_tables(std::span<const ForwardItem> items, int layer);
+  void fill_rotations();
+  const float* rotation_of(Position position);
   void normalize(const float* x, const float* weight, int rows);
   void quantize(const float* x, int inputs, int rows);
   void multiply(const float* x, int inputs, int rows, std::span<const Job> jobs);
-  void store_keys_and_values(PagePool& pool, std::span<const ForwardItem> items, int layer);
-  void rotate_queries(std::span<const ForwardItem> items);
-  void attend(PagePool& pool, const ForwardItem& item, int first_row, std::size_t first_query, int layer);
+  void store_keys_and_values(PagePool& pool);
+  void rotate_queries();
+  void attend(PagePool& pool, int layer);
+  void attend_observed(PagePool& pool, std::span<const LayerTable> tables, int layer);
+  void add_tasks(const LayerTable& table, int begin_row, int end_row);
+  void run_tasks(PagePool& pool);
+  void run_partial(PagePool& pool, const AttentionTask& task, int partial, int state);
+  void finish_task(const PagePool& pool, const AttentionTask& task);
+  AttentionState state(const AttentionTask& task, int index) const;
+  void clear(const AttentionState& state, int queries) const;
 
   const ModelConfig& config_;
   const Weights& weights_;

@@ -25,6 +25,7 @@ const PolicyInfo kFullPolicy{
     .formula = "keep = all tokens",
     .reference = "ordinary attention",
     .options = {},
+    .acts = "never: it drops nothing",
     .evaluation_only = false,
     .make = make,
 };

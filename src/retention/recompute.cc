@@ -16,6 +16,7 @@ const PolicyInfo kRecomputePolicy{
     .formula = "the logits of token t are those of tokens t-size+1 ... t at positions 0 ... size-1",
     .reference = "sliding window with re-computation, arXiv 2309.17453, figure 1(c); the baseline of Lazy Pruning, Lin",
     .options = kOptions,
+    .acts = "never: it keeps nothing",
     .evaluation_only = true,
     .make = nullptr,
 };

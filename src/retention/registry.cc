@@ -8,12 +8,25 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "retention/composed.h"
 
 namespace kvasir {
 namespace {
 
-constexpr std::array<const PolicyInfo*, 4> kPolicies = {&kFullPolicy, &kWindowPolicy, &kStreamingPolicy,
-                                                        &kRecomputePolicy};
+constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
+    &kFullPolicy,
+    &kWindowPolicy,
+    &kStreamingPolicy,
+    &kCascadePolicy,
+    &kH2oPolicy,
+    &kTovaPolicy,
+    &kLethePolicy,
+    &kSnapKvPolicy,
+    &kPyramidKvPolicy,
+    &kCakePolicy,
+    &kRandomPolicy,
+    &kRecomputePolicy,
+});
 
 std::string joined_names(std::span<const PolicyOption> options) {
   std::vector<std::string_view> names;
@@ -24,6 +37,41 @@ std::string joined_names(std::span<const PolicyOption> options) {
 const PolicyOption* find_option(const PolicyInfo& info, std::string_view key) {
   const auto* found = std::ranges::find(info.options, key, &PolicyOption::name).base();
   return found != info.options.data() + info.options.size() ? found : nullptr;
+}
+
+// The whole of `text` as a number.
+template <class Number>
+bool parse_number(std::string_view text, Number& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+// "30%" or "12.5%" in millionths, 0 if it is nothing like it.
+std::int64_t parse_share(std::string_view text) {
+  constexpr std::size_t kDecimals = 4;
+  if (!text.ends_with('%')) return 0;
+  text.remove_suffix(1);
+  const std::size_t point = text.find('.');
+  const std::string_view decimals = point == std::string_view::npos ? "" : text.substr(point + 1);
+  if (point != std::string_view::npos && decimals.empty()) return 0;
+  if (decimals.size() > kDecimals) return 0;
+  std::string digits(text.substr(0, point));
+  digits += decimals;
+  digits.append(kDecimals - decimals.size(), '0');
+  std::int64_t millionths = 0;
+  if (digits.find_first_not_of("0123456789") != std::string::npos || !parse_number(digits, millionths)) return 0;
+  return millionths <= Budget::kWhole ? millionths : 0;
+}
+
+// One form for equal values: 0012 and 12, 30.0% and 30%.
+std::string normal_form(std::string_view text) {
+  std::int64_t whole = 0;
+  double real = 0;
+  if (parse_number(text, whole)) return fmt::format("{}", whole);
+  if (parse_number(text, real)) return fmt::format("{}", real);
+  if (const std::int64_t millionths = parse_share(text); millionths > 0)
+    return fmt::format("{}%", static_cast<double>(millionths) / 1e4);
+  return std::string(text);
 }
 
 }  // namespace
@@ -68,36 +116,98 @@ Result<PolicySpec> PolicySpec::parse(std::string_view text) {
   }
 }
 
-Result<std::int64_t> PolicySpec::get_int(std::string_view key, std::int64_t low, std::int64_t high) const {
-  const auto found = values_.find(key);
+bool PolicySpec::accepts(std::string_view key) const {
+  return find_option(*find_policy(name_), key) != nullptr;
+}
+
+std::string_view PolicySpec::text(std::string_view key) const {
   const PolicyOption* option = find_option(*find_policy(name_), key);
   KVASIR_CHECK(option != nullptr);
-  const std::string_view text = found != values_.end() ? std::string_view(found->second) : option->default_value;
+  const auto found = values_.find(key);
+  return found != values_.end() ? std::string_view(found->second) : option->default_value;
+}
+
+Status PolicySpec::refuse(std::string_view key, std::string_view kind) const {
+  return invalid_argument("policy '{}': {}={} must be {}, {}", name_, key, text(key), kind,
+                          find_option(*find_policy(name_), key)->range);
+}
+
+Result<std::int64_t> PolicySpec::get_int(std::string_view key, std::int64_t low, std::int64_t high) const {
   std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = !text.empty() && end == text.data() + text.size() && error != std::errc::invalid_argument;
-  if (!whole || error == std::errc::result_out_of_range || value < low || value > high)
-    return invalid_argument("policy '{}': {}={} must be a whole number, {}", name_, key, text, option->range);
+  if (!parse_number(text(key), value) || value < low || value > high) return refuse(key, "a whole number");
   return value;
 }
 
-Result<std::string> PolicySpec::get_choice(std::string_view key, std::span<const std::string_view> choices) const {
-  const auto found = values_.find(key);
-  const PolicyOption* option = find_option(*find_policy(name_), key);
-  KVASIR_CHECK(option != nullptr);
-  const std::string_view text = found != values_.end() ? std::string_view(found->second) : option->default_value;
-  if (std::ranges::find(choices, text) == choices.end())
-    return invalid_argument("policy '{}': {}={} must be one of: {}", name_, key, text, fmt::join(choices, ", "));
-  return std::string(text);
+Result<double> PolicySpec::get_double(std::string_view key, double low, double high) const {
+  double value = 0;
+  if (!parse_number(text(key), value) || !(value >= low && value <= high)) return refuse(key, "a number");
+  return value;
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
+Result<Budget> PolicySpec::get_budget(std::string_view key, std::int64_t most) const {
+  Budget budget;
+  budget.millionths = parse_share(text(key));
+  if (budget.is_share()) return budget;
+  if (!parse_number(text(key), budget.tokens) || budget.tokens < 1 || budget.tokens > most)
+    return refuse(key, "a whole number of tokens or a percentage such as 30%");
+  return budget;
+}
+
+Result<std::string> PolicySpec::get_choice(std::string_view key, std::span<const std::string_view> choices) const {
+  if (std::ranges::find(choices, text(key)) == choices.end())
+    return invalid_argument("policy '{}': {}={} must be one of: {}", name_, key, text(key), fmt::join(choices, ", "));
+  return std::string(text(key));
+}
+
+Result<PositionMode> PolicySpec::get_positions() const {
+  constexpr std::string_view kModes[] = {"auto", "original", "compact"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string mode, get_choice("pos", kModes));
+  return mode == "auto" ? PositionMode::kAuto : mode == "original" ? PositionMode::kOriginal : PositionMode::kCompact;
+}
+
+Result<PolicyScope> PolicySpec::get_scope() const {
+  constexpr std::string_view kScopes[] = {"together", "independent"};
+  const Result<std::string> heads = get_choice("heads", kScopes);
+  if (!heads.ok()) return heads.status();
+  return *heads == "together" ? PolicyScope::kLayer : PolicyScope::kHead;
+}
+
+std::string PolicySpec::canonical(std::initializer_list<std::string_view> always) const {
+  std::string out = name_;
+  char separator = ':';
+  for (const PolicyOption& option : find_policy(name_)->options) {
+    const std::string value = normal_form(text(option.name));
+    if (std::ranges::find(always, option.name) == always.end() && value == normal_form(option.default_value)) continue;
+    out += fmt::format("{}{}={}", separator, option.name, value);
+    separator = ',';
+  }
+  return out;
+}
+
+namespace {
+
+Result<std::unique_ptr<RetentionPolicy>> make_one(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(text));
   const PolicyInfo* info = find_policy(spec.name());
   if (info->evaluation_only)
     return invalid_argument("policy '{}' is a baseline for evaluation only; use it with 'kvasir eval ppl'",
                             spec.name());
   return info->make(spec);
+}
+
+}  // namespace
+
+bool is_evaluation_only(std::string_view text) {
+  const PolicyInfo* info = find_policy(text.substr(0, text.find(':')));
+  return info != nullptr && info->evaluation_only;
+}
+
+Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<ComposedSpec> composed, split_composed(text));
+  if (!composed) return make_one(text);
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> first, make_one(composed->first));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> second, make_one(composed->second));
+  return compose(std::move(first), std::move(second));
 }
 
 }  // namespace kvasir

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 
 #include "kv/policy.h"
 #include "kvasir/status.h"
+#include "retention/budget.h"
 
 namespace kvasir {
 
@@ -36,8 +38,26 @@ class PolicySpec {
   Result<std::int64_t> get_int(std::string_view key, std::int64_t low, std::int64_t high) const;
   // The value, or the option's default. Errors: kInvalidArgument if it is none of `choices`.
   Result<std::string> get_choice(std::string_view key, std::span<const std::string_view> choices) const;
+  // The value, or the option's default. Errors: kInvalidArgument if it is no finite number in [low, high].
+  Result<double> get_double(std::string_view key, double low, double high) const;
+  // The value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at most four
+  // decimals. Errors: kInvalidArgument.
+  Result<Budget> get_budget(std::string_view key, std::int64_t most) const;
+  // The options `pos` and `heads`, which mean the same in every policy that has them.
+  Result<PositionMode> get_positions() const;
+  Result<PolicyScope> get_scope() const;
+
+  // Whether the policy has the option; and its value as it was given, or its default.
+  bool accepts(std::string_view key) const;
+  std::string_view text(std::string_view key) const;
+
+  // The spec in canonical form: the options in the policy's order, those of `always` and those that differ from their
+  // defaults, numbers without superfluous digits.
+  std::string canonical(std::initializer_list<std::string_view> always) const;
 
  private:
+  Status refuse(std::string_view key, std::string_view kind) const;
+
   std::string name_;
   std::map<std::string, std::string, std::less<>> values_;
 };
@@ -48,6 +68,7 @@ struct PolicyInfo {
   std::string_view formula;
   std::string_view reference;
   std::span<const PolicyOption> options;
+  std::string_view acts = "after every token, for the whole sequence";  // when it decides, and what for
   bool evaluation_only = false;  // a baseline that keeps no cache: `eval` runs it, nothing else does
   Result<std::unique_ptr<RetentionPolicy>> (*make)(const PolicySpec& spec) = nullptr;
 };
@@ -55,7 +76,11 @@ struct PolicyInfo {
 std::span<const PolicyInfo* const> all_policies();
 const PolicyInfo* find_policy(std::string_view name);  // nullptr if unknown
 
-// parse and make. Errors: those of parse and of the policy's options, and for evaluation-only policies.
+// Whether the spec names a policy that is for evaluation only.
+bool is_evaluation_only(std::string_view spec);
+
+// Parses and makes one policy, or two joined by a + (retention/composed.h). Errors: those of parse and of the policy's
+// options, and for evaluation-only policies.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 
 // One per file of this folder.
@@ -63,5 +88,13 @@ extern const PolicyInfo kFullPolicy;
 extern const PolicyInfo kWindowPolicy;
 extern const PolicyInfo kStreamingPolicy;
 extern const PolicyInfo kRecomputePolicy;
+extern const PolicyInfo kCascadePolicy;
+extern const PolicyInfo kH2oPolicy;
+extern const PolicyInfo kTovaPolicy;
+extern const PolicyInfo kLethePolicy;
+extern const PolicyInfo kRandomPolicy;
+extern const PolicyInfo kSnapKvPolicy;
+extern const PolicyInfo kPyramidKvPolicy;
+extern const PolicyInfo kCakePolicy;
 
 }  // namespace kvasir

@@ -4,19 +4,23 @@
 
 namespace kvasir {
 
+std::int64_t start_recent_excess(const StartRecentOptions& options, std::int64_t held) {
+  const std::int64_t excess = held - (options.sinks + options.window);
+  if (options.every == 0 || excess < options.every + options.slack) return 0;
+  return options.max_drop > 0 ? std::min(excess, options.max_drop) : excess;
+}
+
+std::optional<std::int64_t> start_recent_bound(const StartRecentOptions& options) {
+  if (options.every == 0) return std::nullopt;
+  return options.sinks + options.window + options.every + options.slack;
+}
+
 StartRecentPolicy::State StartRecentPolicy::step(State state) const {
   ++state.length;
-  const std::int64_t excess = state.length - (options_.sinks + options_.window);
-  if (options_.every == 0 || excess < options_.every + options_.slack) return state;
-  const std::int64_t drop = options_.max_drop > 0 ? std::min(excess, options_.max_drop) : excess;
+  const std::int64_t drop = start_recent_excess(options_, state.length);
   state.length -= drop;
   state.dropped += drop;
   return state;
-}
-
-std::optional<std::int64_t> StartRecentPolicy::bound() const {
-  if (options_.every == 0) return std::nullopt;
-  return options_.sinks + options_.window + options_.every + options_.slack;
 }
 
 int StartRecentPolicy::rows_together(int want) const {

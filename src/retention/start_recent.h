@@ -21,13 +21,18 @@ struct StartRecentOptions {
   Realign realign = Realign::kFrames;
 };
 
+// How many tokens a cache of `held` tokens drops now; 0: none. And the most that a step sees; nullopt: without bound.
+std::int64_t start_recent_excess(const StartRecentOptions& options, std::int64_t held);
+std::optional<std::int64_t> start_recent_bound(const StartRecentOptions& options);
+
 class StartRecentPolicy final : public RetentionPolicy {
  public:
   StartRecentPolicy(std::string spec, const StartRecentOptions& options) : spec_(std::move(spec)), options_(options) {}
 
   std::string spec() const override { return spec_; }
   Realign realign() const override { return options_.realign; }
-  std::optional<std::int64_t> bound() const override;
+  std::optional<std::int64_t> bound() const override { return start_recent_bound(options_); }
+  const StartRecentOptions& options() const { return options_; }
   int rows_together(int want) const override;
   IdRange advance() override;
   IdRange dropped() const override { return {options_.sinks, options_.sinks + state_.dropped}; }

@@ -42,8 +42,6 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
           "refresh={}; raise cap",
           cap, options.sinks, options.slack, overlap, refresh);
   } else {
-    if (overlap > 0 || refresh > 0)
-      return invalid_argument("policy 'streaming': overlap and refresh only have an effect under a cap; give cap");
     KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", 1, kMost));
   }
   std::string canonical = fmt::format("streaming:sinks={},window={}", options.sinks, options.window);

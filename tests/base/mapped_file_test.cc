@@ -2,15 +2,15 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <utility>
+
+#include "support/file_size_limit.h"
 
 namespace kvasir {
 namespace {
@@ -48,28 +48,6 @@ class FileTest : public testing::Test {
   }
 
   fs::path folder_;
-};
-
-// Lets no file grow beyond `bytes` while it lives: a full disk for everyone, root included.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t bytes) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
 };
 
 TEST_F(FileTest, MapsWhatIsThere) {
@@ -179,7 +157,7 @@ TEST_F(FileTest, AFailedWriteKeepsTheOldFile) {
   const std::string text(100000, 'n');
   Status status;
   {
-    FileSizeLimit limit(4096);
+    test::FileSizeLimit limit(4096);
     status = write_file(path("a"), as_bytes(text));
   }
   EXPECT_FALSE(status.ok());
@@ -215,6 +193,35 @@ TEST_F(FileTest, LinksAreFollowedAndStay) {
   ASSERT_TRUE(write_file(path("link"), as_bytes("new")).ok());
   EXPECT_TRUE(fs::is_symlink(path("link")));
   EXPECT_EQ(content("target"), "new");
+}
+
+// What check_writable says is what write_file then does, and it leaves no trace.
+TEST_F(FileTest, WhetherAFileCouldBeWritten) {
+  make("file", "precious");
+  fs::create_directory(path("folder"));
+  fs::create_symlink("/dev/null", path("null"));
+  fs::create_symlink("file", path("link"));
+  fs::create_symlink("nowhere/else", path("broken"));
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  EXPECT_TRUE(check_writable(path("pipe")).ok());
+  const std::size_t before = files();
+  for (const char* good : {"new", "file", "null", "link"}) {
+    EXPECT_TRUE(check_writable(path(good)).ok()) << good;
+    EXPECT_EQ(files(), before) << good;
+  }
+  EXPECT_EQ(content("file"), "precious");
+  for (const char* bad : {"none/a", "file/a", "folder"}) {
+    const Status status = check_writable(path(bad));
+    EXPECT_EQ(status.code(), write_file(path(bad), as_bytes("x")).code()) << bad;
+    EXPECT_FALSE(status.ok()) << bad;
+    EXPECT_NE(status.message().find(path(bad)), std::string::npos) << status.message();
+  }
+  EXPECT_EQ(check_writable("").code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(files(), before);
+  // A temporary file that is there already, perhaps another process's, stays.
+  make("other.partial", "theirs");
+  EXPECT_TRUE(check_writable(path("other")).ok());
+  EXPECT_EQ(content("other.partial"), "theirs");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -78,6 +79,11 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
     ::dup2(in.read, STDIN_FILENO);
     ::dup2(file_or(surroundings.output_file, out.write), STDOUT_FILENO);
     ::dup2(file_or(surroundings.error_file, err.write), STDERR_FILENO);
+    if (surroundings.file_size_limit > 0) {
+      const rlimit limit{surroundings.file_size_limit, surroundings.file_size_limit};
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+      ::signal(SIGXFSZ, SIG_DFL);
+    }
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

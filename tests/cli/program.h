@@ -34,6 +34,8 @@ struct Surroundings {
   double interrupt_after = 0;     // if not 0: seconds from the first output (or, with none to come, from the start)
                                   // to the signal
   int signal = SIGINT;
+  std::size_t file_size_limit =
+      0;  // if not 0: bytes that a file may have, as a full disk would; its signal is not ignored
   bool interrupt_silent = false;  // no output is awaited before interrupt_after counts
   double timeout = 120;           // seconds
 };

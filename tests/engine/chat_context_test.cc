@@ -82,7 +82,7 @@ class Twins {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return result.ok() ? *result : GenerateResult{};
   }
-  std::int64_t seen() const { return runner_->group().next_id(); }
+  std::int64_t seen() const { return runner_->sequence().group().next_id(); }
   void expect_same() {
     EXPECT_EQ(session->kv().seen, seen());
     EXPECT_EQ(generate({.max_tokens = 12, .ignore_eos = true}).text, greedy(12));

@@ -32,11 +32,13 @@ class Perplexity : public ::testing::Test {
   }
 
   PerplexityResult evaluate(const PerplexityOptions& options) {
-    const auto result = evaluate_perplexity(model_, tokens_, options, {});
-    EXPECT_TRUE(result.ok()) << options.policy << ": " << result.status().message();
-    if (!result.ok()) return {};
-    EXPECT_DOUBLE_EQ(result->ppl, std::exp(result->nll));
-    return *result;
+    const auto results = evaluate_perplexity(model_, tokens_, options, {});
+    EXPECT_TRUE(results.ok()) << options.policies.front() << ": " << results.status().message();
+    if (!results.ok()) return {};
+    EXPECT_EQ(results->size(), 1u);
+    EXPECT_DOUBLE_EQ(results->front().ppl, std::exp(results->front().nll));
+    EXPECT_FALSE(results->front().full.has_value());
+    return results->front();
   }
 
   // Sum of what rows [first, size - 1) of a stream cost.
@@ -62,9 +64,9 @@ class Perplexity : public ::testing::Test {
 
 TEST_F(Perplexity, FullEqualsTheReference) {
   const double sum = reference_sum(tokens_, full_views(300), 0);
-  for (const int chunk : {1, 7, 512}) expect_near(evaluate({.policy = "full", .chunk = chunk}), sum, 299);
-  expect_near(evaluate({.policy = "full", .first_scored = 100}), reference_sum(tokens_, full_views(300), 100), 199);
-  expect_near(evaluate({.policy = "full", .first_scored = 298}), reference_sum(tokens_, full_views(300), 298), 1);
+  for (const int chunk : {1, 7, 512}) expect_near(evaluate({.policies = {"full"}, .chunk = chunk}), sum, 299);
+  expect_near(evaluate({.policies = {"full"}, .first_scored = 100}), reference_sum(tokens_, full_views(300), 100), 199);
+  expect_near(evaluate({.policies = {"full"}, .first_scored = 298}), reference_sum(tokens_, full_views(300), 298), 1);
 }
 
 TEST_F(Perplexity, StreamingAndWindowEqualTheReference) {
@@ -74,17 +76,17 @@ TEST_F(Perplexity, StreamingAndWindowEqualTheReference) {
     EXPECT_GT(std::fabs(sum - full), 3e-3 * full) << "forgetting changes nothing here";
     for (const int chunk : {1, 64}) {
       const PerplexityResult result =
-          evaluate({.policy = "streaming:sinks=4,window=28,every=" + std::to_string(every), .chunk = chunk});
+          evaluate({.policies = {"streaming:sinks=4,window=28,every=" + std::to_string(every)}, .chunk = chunk});
       expect_near(result, sum, 299);
       if (chunk == 1) {
         EXPECT_EQ(result.kept_max, 32 + every);
       }
     }
   }
-  expect_near(evaluate({.policy = "window:size=20"}), reference_sum(tokens_, window_views(300, 20), 0), 299);
+  expect_near(evaluate({.policies = {"window:size=20"}}), reference_sum(tokens_, window_views(300, 20), 0), 299);
 }
 
-TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalves) {
+TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalvesOrAll) {
   for (const int window : {4, 32, 75, 100}) {
     double sum = 0;
     int count = 0;
@@ -95,8 +97,15 @@ TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalves) {
       count += window - window / 2 - 1;
     }
     EXPECT_EQ(count, 300 / window * (window - window / 2 - 1));
+    double whole = 0;
+    for (int begin = 0; begin + window <= 300; begin += window) {
+      std::vector<TokenValue> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
+      part.front() = 1;
+      whole += reference_sum(part, full_views(window), 0);
+    }
+    expect_near(evaluate({.window = window, .whole_windows = true, .chunk = 512}), whole, 300 / window * (window - 1));
     for (const int chunk : {1, 512}) {
-      const PerplexityResult result = evaluate({.policy = "full", .window = window, .chunk = chunk});
+      const PerplexityResult result = evaluate({.policies = {"full"}, .window = window, .chunk = chunk});
       expect_near(result, sum, count);
       EXPECT_EQ(result.kept_max, window);
     }
@@ -110,7 +119,7 @@ TEST_F(Perplexity, RecomputeEqualsTheReferenceOnTheLastTokens) {
     const std::vector<int> part(tokens_.begin() + begin, tokens_.begin() + t + 1);
     sum += nll(reference_->logits(part).back(), tokens_[static_cast<std::size_t>(t) + 1]);
   }
-  const PerplexityResult all = evaluate({.policy = "recompute:size=24"});
+  const PerplexityResult all = evaluate({.policies = {"recompute:size=24"}});
   expect_near(all, sum, 299);
   EXPECT_EQ(all.kept_max, 24);
   EXPECT_EQ(all.policy, "recompute:size=24");
@@ -121,19 +130,34 @@ TEST_F(Perplexity, RecomputeEqualsTheReferenceOnTheLastTokens) {
     const std::vector<int> part(tokens_.begin() + std::max(0, t + 1 - 24), tokens_.begin() + t + 1);
     sum += nll(reference_->logits(part).back(), tokens_[static_cast<std::size_t>(t) + 1]);
   }
-  expect_near(evaluate({.policy = "recompute:size=24,stride=7", .first_scored = 50}), sum, count);
+  expect_near(evaluate({.policies = {"recompute:size=24,stride=7"}, .first_scored = 50}), sum, count);
   // One that covers the text is the full cache.
-  EXPECT_NEAR(evaluate({.policy = "recompute:size=16777216"}).nll, evaluate({.policy = "full"}).nll, 1e-5);
+  EXPECT_NEAR(evaluate({.policies = {"recompute:size=16777216"}}).nll, evaluate({.policies = {"full"}}).nll, 1e-5);
 }
 
 TEST_F(Perplexity, RefusesWhatCannotBeScored) {
-  for (const PerplexityOptions& options :
-       {PerplexityOptions{.policy = "nope"}, PerplexityOptions{.chunk = 0}, PerplexityOptions{.window = 2},
-        PerplexityOptions{.window = -1}, PerplexityOptions{.window = 301}, PerplexityOptions{.first_scored = 299},
-        PerplexityOptions{.policy = "recompute:size=8", .window = 100},
-        PerplexityOptions{.policy = "recompute:stride=0"}}) {
+  for (const PerplexityOptions& options : std::vector<PerplexityOptions>{
+           {.policies = {}},
+           {.policies = {"full", "nope"}},
+           {.chunk = -1},
+           {.chunk = 4097},
+           {.window = 2},
+           {.window = -1},
+           {.window = 301},
+           {.whole_windows = true},
+           {.first_scored = 299},
+           {.first_scored = -1},
+           {.window = 100, .first_scored = 5},
+           {.policies = {"recompute:size=8"}, .window = 100},
+           {.policies = {"recompute:stride=0"}},
+           {.bins = -1},
+           {.bins = 300},
+           {.first_scored = 200, .bins = 100},
+           {.window = 100, .bins = 50},
+           {.bins = kMostBins + 1, .bins_over = 100000},
+       }) {
     const auto result = evaluate_perplexity(model_, tokens_, options, {});
-    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << options.policy;
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << result.status().message();
   }
   int calls = 0;
   const auto stopped =

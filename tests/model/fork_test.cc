@@ -30,7 +30,7 @@ TEST(Fork, BothBranchesEqualFreshRuns) {
     all_logits(*trunk, prompt, 64);
     auto branch = trunk->fork();
     ASSERT_TRUE(branch.ok()) << branch.status().message();
-    EXPECT_EQ(trunk->group().first_column()->pages[0], (*branch)->group().first_column()->pages[0])
+    EXPECT_EQ(trunk->sequence().group().first_column()->pages[0], (*branch)->sequence().group().first_column()->pages[0])
         << "nothing is shared";
     const auto in_branch = continue_with(**branch, 2);
     const auto in_trunk = continue_with(*trunk, 3);
@@ -80,8 +80,8 @@ TEST(Fork, RefusedPassesLeaveNoTrace) {
         });
     refused += status.ok() ? 0 : 1;
     const auto rows = static_cast<std::int64_t>(got.size() / 320);
-    EXPECT_EQ((*branch)->group().next_id(), 300 + rows) << "tokens entered whose logits were never given";
-    EXPECT_EQ((*branch)->policy().dropped().end - 4, 300 + rows - (*branch)->group().length());
+    EXPECT_EQ((*branch)->sequence().group().next_id(), 300 + rows) << "tokens entered whose logits were never given";
+    EXPECT_EQ((*branch)->policy().dropped().end - 4, 300 + rows - (*branch)->sequence().group().length());
     EXPECT_TRUE(got.empty() || std::memcmp(got.data(), want_more.data(), got.size() * sizeof(float)) == 0);
     EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
   }

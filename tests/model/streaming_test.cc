@@ -26,10 +26,10 @@ class StreamingTest : public ::testing::Test {
     const auto runner = new_runner(model, policy);
     std::vector<float> logits = all_logits(*runner, tokens, chunk);
     kept_.clear();
-    for (const auto* column = runner->group().first_column(); column != nullptr; column = column->next)
+    for (const auto* column = runner->sequence().group().first_column(); column != nullptr; column = column->next)
       for (int s = 0; s < column->used; ++s)
         if (LaneGroup::live_behind(*column, 0) >> s & 1) kept_.push_back(column->first + s);
-    frames_ = static_cast<int>(runner->group().frames().size());
+    frames_ = static_cast<int>(runner->sequence().group().frames().size());
     return logits;
   }
 
@@ -165,7 +165,7 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
     const auto none = [](int n) { return std::vector<IdRange>(static_cast<std::size_t>(n)); };
     EXPECT_TRUE(own.group().append(90).ok());
     own_view.build(own.group(), none(90));
-    ForwardItem item{prompt, &own_view, 0};
+    ForwardItem item{prompt, {&own_view, 1}, 0};
     model->transformer->forward(cache.pool(), {&item, 1});
 
     EXPECT_TRUE(own.group().append(1).ok());
@@ -175,9 +175,9 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
     if (beside > 0) {
       EXPECT_TRUE(other.group().append(beside).ok());
       other_view.build(other.group(), none(beside));
-      items.push_back({others, &other_view, 1});
+      items.push_back({others, {&other_view, 1}, 1});
     }
-    items.push_back({{&last, 1}, &own_view, 1});
+    items.push_back({{&last, 1}, {&own_view, 1}, 1});
     const auto logits = model->transformer->forward(cache.pool(), items);
     const auto own_logits = logits.last(static_cast<std::size_t>(spec.vocab));
     return std::vector<float>(own_logits.begin(), own_logits.end());

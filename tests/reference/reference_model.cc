@@ -237,9 +237,15 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
 std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tokens, std::span<const RowView> views,
                                                         const AttentionObserver& observe) const {
   KVASIR_CHECK(views.size() == tokens.size());
+  const ViewSource view = [&](int, int row, int) -> const RowView& { return views[static_cast<std::size_t>(row)]; };
+  return logits(tokens, view, observe);
+}
+
+std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tokens, const ViewSource& view_of,
+                                                        const AttentionObserver& observe) const {
   const std::size_t head_dim = static_cast<std::size_t>(head_dim_);
   const std::size_t heads = static_cast<std::size_t>(heads_);
-  const std::size_t kv_heads = static_cast<std::size_t>(kv_heads_);
+  const std::size_t group = heads / static_cast<std::size_t>(kv_heads_);
   struct Cache {
     std::vector<std::vector<double>> keys;  // by token, not rotated
     std::vector<std::vector<double>> values;
@@ -254,12 +260,7 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
   std::vector<std::vector<double>> result;
 
   for (std::size_t t = 0; t < tokens.size(); ++t) {
-    const RowView& view = views[t];
     KVASIR_CHECK(tokens[t] >= 0 && tokens[t] < vocab_);
-    KVASIR_CHECK(!view.ids.empty() && view.ids.size() == view.positions.size());
-    KVASIR_CHECK(view.ids.front() >= 0 && view.ids.back() == static_cast<int>(t));
-    KVASIR_CHECK(std::adjacent_find(view.ids.begin(), view.ids.end(), std::greater_equal<>()) == view.ids.end());
-
     const auto embedded = embedding_.row(static_cast<std::size_t>(tokens[t]));
     std::vector<double> x(embedded.begin(), embedded.end());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
@@ -270,30 +271,31 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
       cache.keys.push_back(layer.k.times(normed));
       cache.values.push_back(layer.v.times(normed));
 
-      for (std::size_t h = 0; h < heads; ++h) {
-        rotate(std::span(query).subspan(h * head_dim, head_dim), turns(view.query_position));
-      }
-      std::vector<std::vector<double>> keys;
-      for (std::size_t j = 0; j < view.ids.size(); ++j) {
-        keys.push_back(cache.keys[static_cast<std::size_t>(view.ids[j])]);
-        for (std::size_t kv = 0; kv < kv_heads; ++kv) {
-          rotate(std::span(keys[j]).subspan(kv * head_dim, head_dim), turns(view.positions[j]));
-        }
-      }
-
       std::vector<double> attended(heads * head_dim, 0.0);
-      for (std::size_t h = 0; h < heads; ++h) {
-        const auto q = std::span(query).subspan(h * head_dim, head_dim);
-        const std::size_t kv_at = h / (heads / kv_heads) * head_dim;
-        std::vector<double> weights;
-        for (const std::vector<double>& key : keys) {
-          weights.push_back(dot(q, std::span(key).subspan(kv_at, head_dim)) / std::sqrt(static_cast<double>(head_dim)));
+      for (std::size_t kv = 0; kv * group < heads; ++kv) {
+        const RowView& view = view_of(static_cast<int>(l), static_cast<int>(t), static_cast<int>(kv));
+        KVASIR_CHECK(!view.ids.empty() && view.ids.size() == view.positions.size());
+        KVASIR_CHECK(view.ids.front() >= 0 && view.ids.back() == static_cast<int>(t));
+        KVASIR_CHECK(std::adjacent_find(view.ids.begin(), view.ids.end(), std::greater_equal<>()) == view.ids.end());
+        const std::size_t kv_at = kv * head_dim;
+        std::vector<std::vector<double>> keys;
+        for (std::size_t j = 0; j < view.ids.size(); ++j) {
+          const auto key = std::span(cache.keys[static_cast<std::size_t>(view.ids[j])]).subspan(kv_at, head_dim);
+          keys.emplace_back(key.begin(), key.end());
+          rotate(keys.back(), turns(view.positions[j]));
         }
-        softmax(weights);
-        if (observe) observe(static_cast<int>(l), static_cast<int>(t), static_cast<int>(h), weights);
-        for (std::size_t j = 0; j < weights.size(); ++j) {
-          const std::vector<double>& value = cache.values[static_cast<std::size_t>(view.ids[j])];
-          for (std::size_t i = 0; i < head_dim; ++i) attended[h * head_dim + i] += weights[j] * value[kv_at + i];
+        for (std::size_t h = kv * group; h < (kv + 1) * group; ++h) {
+          const auto q = std::span(query).subspan(h * head_dim, head_dim);
+          rotate(q, turns(view.query_position));
+          std::vector<double> weights;
+          for (const std::vector<double>& key : keys)
+            weights.push_back(dot(q, key) / std::sqrt(static_cast<double>(head_dim)));
+          softmax(weights);
+          if (observe) observe(static_cast<int>(l), static_cast<int>(t), static_cast<int>(h), weights);
+          for (std::size_t j = 0; j < weights.size(); ++j) {
+            const std::vector<double>& value = cache.values[static_cast<std::size_t>(view.ids[j])];
+            for (std::size_t i = 0; i < head_dim; ++i) attended[h * head_dim + i] += weights[j] * value[kv_at + i];
+          }
         }
       }
       add(x, layer.o.times(attended));

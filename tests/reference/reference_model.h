@@ -29,6 +29,9 @@ std::vector<RowView> full_views(int n);
 std::vector<RowView> streaming_views(int n, int sinks, int window, int every, std::span<const int> passes = {});
 std::vector<RowView> window_views(int n, int window, int every = 1);
 
+// What a row sees in one layer with the query heads of one key head. Valid until the next call.
+using ViewSource = std::function<const RowView&(int layer, int row, int kv_head)>;
+
 // Called for each layer, row and head with the weights of that row's visible tokens.
 using AttentionObserver = std::function<void(int layer, int row, int head, std::span<const double> weights)>;
 
@@ -46,6 +49,9 @@ class ReferenceModel {
   // A token's keys and values are those of its own row: what a later row sees of it carries what it had seen then,
   // also of tokens that are gone since. REQUIRES: one view per token.
   std::vector<std::vector<double>> logits(std::span<const int> tokens, std::span<const RowView> views,
+                                          const AttentionObserver& observe = {}) const;
+  // The same with a view for each layer and key head.
+  std::vector<std::vector<double>> logits(std::span<const int> tokens, const ViewSource& view,
                                           const AttentionObserver& observe = {}) const;
 
  private:

@@ -230,6 +230,32 @@ TEST(ReferenceAttention, LaterTokensChangeNothing) {
   for (std::size_t t = 0; t < prefix.size(); ++t) EXPECT_EQ(all[t], prefix[t]);
 }
 
+// Heads that see the same do the same; one layer or key head that sees less shows, and only where it does.
+TEST(ReferenceAttention, ViewsOfLayersAndHeads) {
+  const ReferenceModel model = random_reference({});
+  const std::vector<int> tokens = some_tokens(14);
+  const auto full = full_views(14);
+  const auto few = window_views(14, 4);
+  const auto with = [&](int layer, int kv_head) {
+    const ViewSource source = [=, &full, &few](int l, int row, int kv) -> const RowView& {
+      return (l == layer && kv == kv_head ? few : full)[static_cast<std::size_t>(row)];
+    };
+    return model.logits(tokens, source);
+  };
+  const auto base = model.logits(tokens, full);
+  EXPECT_EQ(with(-1, 0), base);
+  const auto first = with(0, 0);
+  for (std::size_t t = 0; t < 5; ++t) EXPECT_EQ(first[t], base[t]);  // a row sees itself and four others
+  std::vector<std::vector<double>> last_rows;
+  for (const int layer : {0, 1})
+    for (const int kv_head : {0, 1}) {
+      last_rows.push_back(with(layer, kv_head).back());
+      EXPECT_GT(largest_difference(last_rows.back(), base.back()), 1e-3) << layer << kv_head;
+      for (std::size_t i = 0; i + 1 < last_rows.size(); ++i)
+        EXPECT_GT(largest_difference(last_rows.back(), last_rows[i]), 1e-3) << layer << kv_head;
+    }
+}
+
 std::vector<std::vector<int>> ids_of(const std::vector<RowView>& views) {
   std::vector<std::vector<int>> ids;
   for (const RowView& view : views) {

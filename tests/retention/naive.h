@@ -90,7 +90,7 @@ inline std::vector<TokenId> visible_ids(const AttentionView& view, int row) {
   for (std::size_t e = 0; e < view.entries(); ++e)
     for (int slot = 0; slot < 64; ++slot)
       if ((view.masks[static_cast<std::size_t>(row) * view.entries() + e] >> slot & 1) != 0)
-        ids.push_back(view.columns[e]->first + slot);
+        ids.push_back(view.columns[e]->id(slot));
   return ids;
 }
 

@@ -62,41 +62,24 @@ std::vector<std::byte> encode(std::span<const float> values, DType dtype) {
   return out;
 }
 
-void set_vocabulary(gguf::Writer& writer, int vocab) {
-  constexpr int kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;
-  const std::string space = "\u2581";
-  std::vector<std::string> pieces = {"<unk>", "<s>", "</s>"};
-  for (int byte = 0; byte < 256; ++byte) {
-    constexpr char kHex[] = "0123456789ABCDEF";
-    pieces.push_back(std::string("<0x") + kHex[byte / 16] + kHex[byte % 16] + ">");
-  }
-  // Every longer piece is a shorter one and a letter, so that pairwise merging can reach all of them.
-  const std::string letters = "etaoinshrdlucmfwypvbgkjqxz";
-  const std::size_t first_invented = pieces.size();
-  pieces.push_back(space);
-  for (char letter : letters) pieces.emplace_back(1, letter);
-  for (std::size_t stem = first_invented; pieces.size() < static_cast<std::size_t>(vocab); ++stem) {
-    for (char letter : letters) pieces.push_back(pieces[stem] + letter);
-  }
-  pieces.resize(static_cast<std::size_t>(vocab));
-
-  std::vector<float> scores;
-  std::vector<std::int32_t> types;
-  for (std::size_t id = 0; id < pieces.size(); ++id) {
-    const bool invented = id >= first_invented;
-    scores.push_back(invented ? -static_cast<float>(id - first_invented) : 0.0F);
-    types.push_back(id == 0 ? kUnknown : id <= 2 ? kControl : invented ? kNormal : kByte);
-  }
+void set_vocabulary(gguf::Writer& writer, const Vocabulary& vocabulary) {
+  std::vector<std::int32_t> kinds;
+  for (const TokenKind kind : vocabulary.kinds) kinds.push_back(static_cast<std::int32_t>(kind));
   writer.set_string("tokenizer.ggml.model", "llama");
   writer.set_string("tokenizer.ggml.pre", "default");
-  writer.set_strings("tokenizer.ggml.tokens", pieces);
-  writer.set_float32s("tokenizer.ggml.scores", scores);
-  writer.set_int32s("tokenizer.ggml.token_type", types);
-  writer.set_uint32("tokenizer.ggml.bos_token_id", 1);
-  writer.set_uint32("tokenizer.ggml.eos_token_id", 2);
-  writer.set_uint32("tokenizer.ggml.unknown_token_id", 0);
-  writer.set_bool("tokenizer.ggml.add_bos_token", true);
-  writer.set_bool("tokenizer.ggml.add_eos_token", false);
+  writer.set_strings("tokenizer.ggml.tokens", vocabulary.pieces);
+  writer.set_float32s("tokenizer.ggml.scores", vocabulary.scores);
+  writer.set_int32s("tokenizer.ggml.token_type", kinds);
+  const auto id = [&](const std::string& name, const std::optional<TokenValue>& token) {
+    if (token) writer.set_uint32("tokenizer.ggml." + name + "_token_id", static_cast<std::uint32_t>(*token));
+  };
+  id("bos", vocabulary.bos);
+  id("eos", vocabulary.eos);
+  id("eot", vocabulary.eot);
+  id("unknown", vocabulary.unknown);
+  writer.set_bool("tokenizer.ggml.add_bos_token", vocabulary.add_bos);
+  writer.set_bool("tokenizer.ggml.add_eos_token", vocabulary.add_eos);
+  writer.set_bool("tokenizer.ggml.add_space_prefix", vocabulary.add_space_prefix);
 }
 
 // Long wavelengths are stretched by the factor, short ones left alone, those between interpolated.
@@ -120,13 +103,44 @@ std::vector<float> llama3_frequency_factors(const RandomModelSpec& spec) {
 
 }  // namespace
 
+Vocabulary invented_vocabulary(int size) {
+  Vocabulary vocabulary;
+  std::vector<std::string>& pieces = vocabulary.pieces;
+  pieces = {"<unk>", "<s>", "</s>"};
+  for (int byte = 0; byte < 256; ++byte) {
+    constexpr char kHex[] = "0123456789ABCDEF";
+    pieces.push_back(std::string("<0x") + kHex[byte / 16] + kHex[byte % 16] + ">");
+  }
+  // Every longer piece is a shorter one and a letter, so that pairwise merging can reach all of them.
+  const std::string letters = "etaoinshrdlucmfwypvbgkjqxz";
+  const std::size_t first_invented = pieces.size();
+  pieces.emplace_back("\u2581");
+  for (char letter : letters) pieces.emplace_back(1, letter);
+  for (std::size_t stem = first_invented; pieces.size() < static_cast<std::size_t>(size); ++stem) {
+    for (char letter : letters) pieces.push_back(pieces[stem] + letter);
+  }
+  pieces.resize(static_cast<std::size_t>(size));
+  for (std::size_t id = 0; id < pieces.size(); ++id) {
+    const bool invented = id >= first_invented;
+    vocabulary.scores.push_back(invented ? -static_cast<float>(id - first_invented) : 0.0F);
+    vocabulary.kinds.push_back(id == 0    ? TokenKind::kUnknown
+                               : id <= 2  ? TokenKind::kControl
+                               : invented ? TokenKind::kNormal
+                                          : TokenKind::kByte);
+  }
+  vocabulary.bos = 1;
+  vocabulary.eos = 2;
+  vocabulary.unknown = 0;
+  return vocabulary;
+}
+
 std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights) {
   KVASIR_CHECK(spec.heads % spec.kv_heads == 0 && spec.head_dim % 2 == 0);
   const FileType type = file_type(spec.dtype);
   const auto u32 = [](int value) { return static_cast<std::uint32_t>(value); };
   gguf::Writer writer;
   writer.set_string("general.architecture", "llama");
-  writer.set_string("general.name", "random");
+  writer.set_string("general.name", spec.name);
   writer.set_uint32("general.file_type", type.general_file_type);
   if (type.dtype == DType::kQ8_0) writer.set_uint32("general.quantization_version", 2);
   writer.set_uint32("llama.vocab_size", u32(spec.vocab));
@@ -138,7 +152,7 @@ std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSourc
   writer.set_uint32("llama.attention.head_count_kv", u32(spec.kv_heads));
   writer.set_float32("llama.attention.layer_norm_rms_epsilon", spec.rms_epsilon);
   writer.set_float32("llama.rope.freq_base", spec.rope_base);
-  writer.set_uint32("llama.rope.dimension_count", u32(spec.head_dim));
+  writer.set_uint32("llama.rope.dimension_count", u32(spec.rotary > 0 ? spec.rotary : spec.head_dim));
   if (spec.head_dim * spec.heads != spec.d) {
     writer.set_uint32("llama.attention.key_length", u32(spec.head_dim));
     writer.set_uint32("llama.attention.value_length", u32(spec.head_dim));
@@ -147,7 +161,8 @@ std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSourc
     writer.set_string("llama.rope.scaling.type", "linear");
     writer.set_float32("llama.rope.scaling.factor", spec.rope_factor);
   }
-  set_vocabulary(writer, spec.vocab);
+  KVASIR_CHECK(!spec.vocabulary || spec.vocabulary->pieces.size() == static_cast<std::size_t>(spec.vocab));
+  set_vocabulary(writer, spec.vocabulary ? *spec.vocabulary : invented_vocabulary(spec.vocab));
 
   const auto add = [&](const std::string& name, DType dtype, int rows, int columns, bool vector) {
     const std::vector<float> values = weights(name, rows, columns);

@@ -1,12 +1,15 @@
-// Small llama models made of random numbers, as complete GGUF files in memory.
+// Small llama models made of random or given numbers, as complete GGUF files in memory.
 // Thread-safety: pure functions of their arguments.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "text/vocabulary.h"
 
 namespace kvasir::test {
 
@@ -22,6 +25,7 @@ struct RandomModelSpec {
   int heads = 4;
   int kv_heads = 2;
   int head_dim = 16;
+  int rotary = 0;  // rotated dimensions of a head; 0: all of them
   int ffn = 160;
   int vocab = 320;            // below 260 the byte tokens are cut off: fine for tests that never tokenize
   std::string dtype = "f32";  // of the matrices: f32, f16, bf16, q8_0 (rows in multiples of 32); norms are always f32
@@ -33,7 +37,12 @@ struct RandomModelSpec {
   float rms_epsilon = 1e-5F;
   std::uint64_t seed = 1;
   float weight_std = 0;  // of the matrices; 0: 1/sqrt(row length)
+  std::string name = "random";
+  std::optional<Vocabulary> vocabulary;  // of `vocab` pieces; none: invented_vocabulary(vocab)
 };
+
+// Control and byte tokens, then a space, letters, and words of letters and spaces. BOS is 1 and is put in front.
+Vocabulary invented_vocabulary(int size);
 
 // Gives a tensor's values before rounding: rows * columns of them, by rows. Norms have one row.
 using WeightSource = std::function<std::vector<float>(const std::string& name, int rows, int columns)>;

@@ -70,12 +70,16 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
   float keep[kQueries];
   float* weighted[kQueries];
   const SlotMask* masks[kQueries];
+  float* observed[kQueries];
   for (int i = 0; i < kQueries; ++i) {
     const int row = (first + i) / partial.group;
     const float* from = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
                         static_cast<std::size_t>((first + i) % partial.group * dim);
     for (int d = 0; d < dim; ++d) q[d * kQueries + i] = from[d];
     weighted[i] = state.weighted + static_cast<std::size_t>(first + i) * static_cast<std::size_t>(dim);
+    observed[i] = partial.weights != nullptr
+                      ? partial.weights + static_cast<std::size_t>(first + i) * partial.weight_stride
+                      : nullptr;
     masks[i] = partial.masks + static_cast<std::size_t>(row) * partial.mask_row_stride;
   }
   for (int e = 0; e < partial.entries; ++e) {
@@ -102,8 +106,12 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
         const __m512 p = _mm512_maskz_mov_ps(static_cast<__mmask16>(live[i] >> (v * 16)),
                                              exp16(_mm512_sub_ps(score[i][v], _mm512_set1_ps(maximum))));
         _mm512_store_ps(w + v * 16, p);
+        if (observed[i] != nullptr) _mm512_storeu_ps(observed[i] + (e * kSlotVectors + v) * 16, p);
         total = _mm512_add_ps(total, p);
       }
+      if (observed[i] != nullptr)
+        partial.weight_maxima[static_cast<std::size_t>(first + i) * partial.weight_maximum_stride +
+                              static_cast<std::size_t>(e)] = maximum;
       keep[i] = maximum == before ? 1.0F : exp1(before - maximum);
       state.maximum[first + i] = maximum;
       state.sum[first + i] = __builtin_fmaf(state.sum[first + i], keep[i], sum16(total));
@@ -167,6 +175,27 @@ void merge(const AttentionState& into, const AttentionState& from, int queries, 
     into.sum[query] = into.sum[query] * keep + from.sum[query] * take;
     into.maximum[query] = highest;
   }
+}
+
+int observe_weights(const ObservedQuery& query) {
+  if (query.slots % 16 != 0) return generic_kernels().observe_weights(query);
+  const float inverse = 1.0F / query.sum;
+  const float* raw = query.weights;
+  int count = 0;
+  for (int e = 0; e < query.entries; ++e, raw += query.slots) {
+    const SlotMask live = query.masks[e];
+    if (live == 0) continue;
+    const __m512 scale = _mm512_set1_ps(exp1(query.weight_maxima[e] - query.maximum) * inverse);
+    for (int slot = 0; slot < query.slots; slot += 16) {
+      const auto mask = static_cast<__mmask16>(live >> slot & 0xffff);
+      if (mask == 0) continue;
+      // Written whole: what lies behind the live ones was read already, or is written next.
+      const __m512 w = _mm512_mul_ps(_mm512_loadu_ps(raw + slot), scale);
+      _mm512_storeu_ps(query.weights + count, _mm512_maskz_compress_ps(mask, w));
+      count += __builtin_popcount(mask);
+    }
+  }
+  return count;
 }
 
 }  // namespace kvasir::avx512

@@ -46,6 +46,36 @@ void rotate_keys_as(const KvPageShape& shape, std::byte* page, SlotMask slots, i
   }
 }
 
+// The sixteen slots from `slot` on are read whole before their live ones are written at or before where they were.
+template <KvType kType>
+void move_slots_as(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+                   int rotary, const float* cosine, const float* sine) {
+  constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
+  const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
+  const int rotated = cosine != nullptr ? rotary : 0;
+  for (int slot = 0; slot < shape.slots; slot += 16) {
+    const auto mask = static_cast<__mmask16>(from_slots >> slot & 0xffff);
+    if (mask == 0) continue;
+    const int count = __builtin_popcount(mask);
+    const auto out = static_cast<__mmask16>((1u << count) - 1);
+    const std::byte* source = from + static_cast<std::size_t>(slot) * kSize;
+    std::byte* target = to + static_cast<std::size_t>(to_slot) * kSize;
+    for (int i = 0; i < rotated / 2; ++i, source += 2 * row_bytes, target += 2 * row_bytes) {
+      const __m512 c = _mm512_set1_ps(cosine[i]);
+      const __m512 s = _mm512_set1_ps(sine[i]);
+      const __m512 a = load16<kType>(source);
+      const __m512 b = load16<kType>(source + row_bytes);
+      const __m512 x = _mm512_sub_ps(_mm512_mul_ps(a, c), _mm512_mul_ps(b, s));
+      const __m512 y = _mm512_add_ps(_mm512_mul_ps(a, s), _mm512_mul_ps(b, c));
+      store16<kType>(target, out, _mm512_maskz_compress_ps(mask, x));
+      store16<kType>(target + row_bytes, out, _mm512_maskz_compress_ps(mask, y));
+    }
+    for (int d = rotated; d < shape.head_dim; ++d, source += row_bytes, target += row_bytes)
+      store16<kType>(target, out, _mm512_maskz_compress_ps(mask, load16<kType>(source)));
+    to_slot += count;
+  }
+}
+
 }  // namespace
 
 void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
@@ -121,6 +151,45 @@ void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int 
     case KvType::kF16: return rotate_keys_as<KvType::kF16>(shape, page, slots, rotary, cosine, sine);
     case KvType::kBF16: return rotate_keys_as<KvType::kBF16>(shape, page, slots, rotary, cosine, sine);
   }
+}
+
+void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+                int rotary, const float* cosine, const float* sine) {
+  switch (shape.type) {
+    case KvType::kF32: move_slots_as<KvType::kF32>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
+    case KvType::kF16: move_slots_as<KvType::kF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
+    case KvType::kBF16: move_slots_as<KvType::kBF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
+  }
+  const std::size_t value_bytes = static_cast<std::size_t>(shape.head_dim) * shape.element_bytes();
+  std::byte* target = to + shape.values_offset() + static_cast<std::size_t>(to_slot) * value_bytes;
+  for (SlotMask left = from_slots; left != 0; left &= left - 1, target += value_bytes)
+    __builtin_memmove(target,
+                      from + shape.values_offset() + static_cast<std::size_t>(__builtin_ctzll(left)) * value_bytes,
+                      value_bytes);
+}
+
+double sum_weights(const float* weights, int n) {
+  __m512d low = _mm512_setzero_pd();
+  __m512d high = _mm512_setzero_pd();
+  for (int i = 0; i < n; i += 16) {
+    const __m512 w = _mm512_maskz_loadu_ps(tail(n - i), weights + i);
+    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(w)));
+    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(w, 1)));
+  }
+  const __m512d s8 = _mm512_add_pd(low, high);
+  const __m256d s4 = _mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1));
+  const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+}
+
+void add_weights(const float* weights, int n, double factor, double* mass) {
+  const __m512d f = _mm512_set1_pd(factor);
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m512d w = _mm512_cvtps_pd(_mm256_loadu_ps(weights + i));
+    _mm512_storeu_pd(mass + i, _mm512_add_pd(_mm512_loadu_pd(mass + i), _mm512_mul_pd(f, w)));
+  }
+  for (; i < n; ++i) mass[i] += factor * static_cast<double>(weights[i]);
 }
 
 }  // namespace kvasir::avx512

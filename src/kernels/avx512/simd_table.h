@@ -16,8 +16,13 @@ void add(float* x, const float* y, int n);
 void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
 void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine);
+void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+                int rotary, const float* cosine, const float* sine);
 void attend(const AttentionPartial& partial, const AttentionState& state);
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
+int observe_weights(const ObservedQuery& query);
+double sum_weights(const float* weights, int n);
+void add_weights(const float* weights, int n, double factor, double* mass);
 }  // namespace avx512
 
 }  // namespace kvasir

@@ -15,8 +15,12 @@ const KernelTable* avx512_kernels() {
     t.add = avx512::add;
     t.store_kv = avx512::store_kv;
     t.rotate_keys = avx512::rotate_keys;
+    t.move_slots = avx512::move_slots;
     t.attend = avx512::attend;
     t.merge = avx512::merge;
+    t.observe_weights = avx512::observe_weights;
+    t.sum_weights = avx512::sum_weights;
+    t.add_weights = avx512::add_weights;
     return t;
   }();
   static const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

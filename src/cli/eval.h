@@ -1,0 +1,24 @@
+// What the subcommands of `kvasir eval` share; those with files of their own.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+
+namespace kvasir::cli {
+
+void add_eval_ppl(CLI::App& eval, Outcome& outcome);
+void add_eval_needle(CLI::App& eval, Outcome& outcome);
+void add_eval_restream(CLI::App& eval, Outcome& outcome);
+
+void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
+void add_policies_option(CLI::App& command, std::vector<std::string>& policies);      // --kv, repeated
+void add_report_option(CLI::App& command, std::string& file);                         // --report
+// Puts the default in if there is none. Errors: kInvalidArgument, before any work, if one of them cannot be made;
+// `evaluation_only` ones are let through if allowed.
+Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
+// Whether the report could be written, where one is wanted: before the work, not after it.
+Status check_report(const std::string& file);
+
+}  // namespace kvasir::cli

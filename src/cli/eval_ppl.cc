@@ -1,0 +1,324 @@
+// kvasir eval ppl: perplexity of texts under policies, and how far these are from the full cache.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "cli/eval.h"
+#include "cli/eval_report.h"
+#include "eval/perplexity.h"
+#include "retention/registry.h"
+
+namespace kvasir::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  EngineOptions engine;
+  std::vector<std::string> files;
+  std::int64_t tokens = 0;
+  std::int64_t windows = 0;
+  std::string score;
+  PerplexityOptions perplexity;
+  std::string report;
+  bool json = false;
+};
+
+struct Text {
+  std::string file;
+  std::vector<TokenValue> tokens;
+};
+
+constexpr const char* kAllTexts = "all";
+
+// -- Texts --
+
+// The files named, and of folders those whose names end in .txt, by name.
+Result<std::vector<std::string>> text_paths(const std::vector<std::string>& given) {
+  if (std::ranges::count(given, "-") > 1) return invalid_argument("-f -: standard input can be read only once");
+  std::vector<std::string> paths;
+  for (const std::string& path : given) {
+    std::error_code error;
+    if (!fs::is_directory(path, error)) {
+      paths.push_back(path);
+      continue;
+    }
+    std::vector<std::string> found;
+    fs::directory_iterator entry(path, error);
+    for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+      if (entry->path().extension() == ".txt") found.push_back(entry->path().string());
+    if (error) return make_status(StatusCode::kIo, "cannot read the folder '{}': {}", path, error.message());
+    if (found.empty()) return invalid_argument("the folder '{}' holds no text: no file's name ends in .txt", path);
+    std::ranges::sort(found);
+    paths.insert(paths.end(), found.begin(), found.end());
+  }
+  return paths;
+}
+
+// With more than one text, a message must say which.
+Status name_text(const std::string& file, bool several, const Status& status) {
+  if (status.ok() || !several) return status;
+  return Status(status.code(), fmt::format("{}: {}", printable(file, 200), status.message()));
+}
+
+// What of the text is used.
+Status cut(std::vector<TokenValue>& tokens, const Options& options) {
+  const auto size = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t window = options.perplexity.window;
+  if (options.windows > 0 && options.windows > size / window)
+    return invalid_argument("the text has {} tokens, not {} windows of {}; give a longer text", size, options.windows,
+                            window);
+  const std::int64_t used = options.windows > 0 ? options.windows * window : options.tokens;
+  if (used > size)
+    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", size, used);
+  if (used > 0) tokens.resize(static_cast<std::size_t>(used));
+  return {};
+}
+
+// All texts, each of which can be scored.
+Result<std::vector<Text>> prepare(const std::vector<std::string>& paths, const std::vector<std::string>& contents,
+                                  const Tokenizer& tokenizer, Options& options) {
+  const bool several = paths.size() > 1;
+  std::vector<Text> texts;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    auto tokens = tokenizer.encode(contents[i], {});
+    KVASIR_RETURN_IF_ERROR(name_text(paths[i], several, tokens.status()));
+    KVASIR_RETURN_IF_ERROR(name_text(paths[i], several, cut(*tokens, options)));
+    options.perplexity.bins_over = std::max(options.perplexity.bins_over, static_cast<std::int64_t>(tokens->size()));
+    texts.push_back({paths[i], std::move(*tokens)});
+  }
+  for (const Text& text : texts)
+    KVASIR_RETURN_IF_ERROR(name_text(
+        text.file, several, check_perplexity(static_cast<std::int64_t>(text.tokens.size()), options.perplexity)));
+  return texts;
+}
+
+// -- JSON --
+
+Json to_json(const std::string& file, const PerplexityResult& r) {
+  Json json = {{"file", file}, {"policy", r.policy},       {"codec", r.codec}, {"tokens", r.tokens},
+               {"ppl", r.ppl}, {"ppl_error", r.ppl_error}, {"nll", r.nll}};
+  if (r.full) {
+    json["kld_mean"] = r.full->kld_mean;
+    json["kld_p99"] = r.full->kld_p99;
+    json["top1_agree"] = r.full->top1_agree;
+  }
+  json["kv_bytes_peak"] = r.kv_bytes_peak;
+  json["kept_max"] = r.kept_max;
+  json["kept_mean"] = r.kept_mean;
+  json["dead_share"] = r.dead_share;
+  json["tpot_ms"] = r.tpot_ms;
+  json["tpot_p10_ms"] = r.tpot_p10_ms;
+  json["tpot_p90_ms"] = r.tpot_p90_ms;
+  json["forward_ms"] = r.forward_ms;
+  json["cache_op_ms"] = r.cache_op_ms;
+  json["timed_passes"] = r.timed;
+  if (r.curve.empty()) return json;
+  Json curve = Json::array();
+  for (const PerplexityCurvePoint& point : r.curve) {
+    Json of_bin = {{"position", point.position}, {"tokens", point.tokens}, {"nll", point.nll}};
+    if (r.full) of_bin["kld"] = point.kld;
+    of_bin["kept"] = point.kept;
+    curve.push_back(std::move(of_bin));
+  }
+  json["curve"] = std::move(curve);
+  return json;
+}
+
+Json to_json(const Options& options, const LoadedModel& model, const std::vector<Text>& texts) {
+  Json json = {{"model", options.engine.model},
+               {"isa", model.kernels->name},
+               {"threads", model.threads->threads()},
+               {"chunk", options.perplexity.chunk},
+               {"window", options.perplexity.window}};
+  if (options.perplexity.window > 0) json["score"] = options.perplexity.whole_windows ? "all" : "second-half";
+  json["skip"] = options.perplexity.first_scored;
+  json["compare_full"] = options.perplexity.compare_full;
+  json["bins"] = options.perplexity.bins;
+  Json read = Json::array();
+  for (const Text& text : texts) read.push_back({{"file", text.file}, {"tokens", text.tokens.size()}});
+  json["texts"] = std::move(read);
+  return json;
+}
+
+// -- For people: at most 120 columns --
+
+class Table {
+ public:
+  Table(const std::vector<std::string>& policies, bool compared, bool headings)
+      : compared_(compared), headings_(headings) {
+    const std::size_t most = compared ? 33 : 50;  // longer ones stand on lines of their own
+    for (const std::string& policy : policies) {
+      const auto made = make_policy(policy);
+      const std::size_t size = made.ok() ? (*made)->spec().size() : policy.size();
+      if (size <= most) width_ = std::max(width_, size);
+    }
+  }
+
+  // With several texts, a line above the rows of each says which it is.
+  Status begin_text(const std::string& heading) {
+    return headings_ ? print(fmt::format("{}{}\n", header(), printable(heading, 110))) : Status();
+  }
+
+  Status add(const PerplexityResult& r) {
+    std::string out = header();
+    std::string name = r.policy;
+    if (name.size() > width_) {
+      out += name + "\n";
+      name.clear();
+    }
+    out += fmt::format("{:<{}} {:>5} {:>7} {:>9.3f} {:>7.3f}", name, width_, r.codec, r.tokens, r.ppl, r.ppl_error);
+    if (r.full)
+      out += fmt::format(" {:>8.5f} {:>7}", r.full->kld_mean, fmt::format("{:.2f}%", r.full->top1_agree * 100));
+    return print(out + fmt::format(" {:>8.1f} {:>10} {:>8.3f} {:>8.4f}\n", r.kept_mean, human_bytes(r.kv_bytes_peak),
+                                   r.tpot_ms, r.cache_op_ms));
+  }
+
+ private:
+  std::string header() {
+    if (std::exchange(begun_, true)) return {};
+    return fmt::format("{:<{}} {:>5} {:>7} {:>9} {:>7}{} {:>8} {:>10} {:>8} {:>8}\n", "policy", width_, "codec",
+                       "tokens", "ppl", "+-", compared_ ? fmt::format(" {:>8} {:>7}", "KLD", "top-1") : "", "kept",
+                       "KV peak", "ms/token", "cache");
+  }
+
+  bool compared_;
+  bool headings_;
+  bool begun_ = false;
+  std::size_t width_ = 6;
+};
+
+// -- The run --
+
+Status check_options(Options& options) {
+  if (options.tokens < 0 || options.windows < 0 || options.perplexity.first_scored < 0)
+    return invalid_argument("--tokens, --windows and --skip count something; they cannot be negative");
+  if (options.windows > 0 && options.perplexity.window <= 0)
+    return invalid_argument("--windows needs --window, their length in tokens");
+  if (!options.score.empty() && options.perplexity.window <= 0)
+    return invalid_argument("--score says what of each window counts; give --window too");
+  options.perplexity.whole_windows = options.score == "all";
+  KVASIR_RETURN_IF_ERROR(check_policies(options.perplexity.policies, true));
+  return check_report(options.report);
+}
+
+// One text under all policies. Each row is printed as soon as it is known.
+Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel>& model, const Text& text,
+                                               const Options& options, Table& table) {
+  if (!options.json) KVASIR_RETURN_IF_ERROR(table.begin_text(text.file));
+  const std::vector<std::string>& policies = options.perplexity.policies;
+  PerplexityOptions some = options.perplexity;
+  const std::size_t together = some.compare_full ? policies.size() : 1;
+  std::vector<PerplexityResult> results;
+  for (std::size_t i = 0; i < policies.size(); i += together) {
+    some.policies.assign(policies.begin() + static_cast<std::ptrdiff_t>(i),
+                         policies.begin() + static_cast<std::ptrdiff_t>(i + together));
+    std::vector<PerplexityResult> done;
+    {
+      ProgressBar bar(together == 1 ? printable(policies[i], 40) : fmt::format("{} policies", together));
+      KVASIR_ASSIGN_OR_RETURN(
+          done, evaluate_perplexity(model, text.tokens, some, [&](std::int64_t read, std::int64_t total) {
+            bar.update(static_cast<std::uint64_t>(read), static_cast<std::uint64_t>(total), "tokens");
+            return !interrupted();
+          }));
+    }
+    for (PerplexityResult& result : done) {
+      if (!options.json) KVASIR_RETURN_IF_ERROR(table.add(result));
+      results.push_back(std::move(result));
+    }
+  }
+  return results;
+}
+
+std::vector<PerplexityResult> pool(const std::vector<TextRuns>& texts) {
+  std::vector<PerplexityResult> pooled;
+  if (texts.size() < 2) return pooled;
+  for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
+    std::vector<PerplexityResult> of_policy;
+    for (const TextRuns& text : texts) of_policy.push_back(text.runs[policy]);
+    pooled.push_back(pool_perplexity(of_policy));
+  }
+  return pooled;
+}
+
+Status eval_perplexity(Options options) {
+  KVASIR_RETURN_IF_ERROR(check_options(options));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, text_paths(options.files));
+  std::vector<std::string> contents;
+  for (const std::string& path : paths) {
+    KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, std::size_t{1} << 30));
+    contents.push_back(std::move(text));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
+  contents.clear();
+  catch_interrupts();
+  Table table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
+  std::vector<TextRuns> done;
+  for (const Text& text : texts) {
+    KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
+    done.push_back({text.file, std::move(runs)});
+  }
+  const std::vector<PerplexityResult> pooled = pool(done);
+  if (!options.json && !pooled.empty()) {
+    KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));
+    for (const PerplexityResult& result : pooled) KVASIR_RETURN_IF_ERROR(table.add(result));
+  }
+  if (!options.report.empty())
+    KVASIR_RETURN_IF_ERROR(write_report(perplexity_report(*model, options.perplexity, done, pooled), options.report));
+  if (!options.json) return {};
+  Json json = to_json(options, *model, texts);
+  Json runs = Json::array();
+  for (const TextRuns& text : done)
+    for (const PerplexityResult& run : text.runs) runs.push_back(to_json(text.file, run));
+  for (const PerplexityResult& run : pooled) runs.push_back(to_json(kAllTexts, run));
+  json["runs"] = std::move(runs);
+  return print_json(json);
+}
+
+}  // namespace
+
+void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
+  auto options = std::make_shared<Options>();
+  auto chunk = std::make_shared<std::optional<int>>();
+  PerplexityOptions& perplexity = options->perplexity;
+  perplexity.policies.clear();
+  CLI::App* command = eval.add_subcommand("ppl", "Perplexity of texts under one or several policies");
+  add_engine_options(*command, options->engine);
+  add_kv_memory_option(*command, options->engine);
+  command
+      ->add_option("-f,--file", options->files,
+                   "Text to score, or a folder: its files whose names end in .txt; may be repeated; -: standard input")
+      ->required()
+      ->take_all()
+      ->allow_extra_args(false);
+  add_policies_option(*command, perplexity.policies);
+  command->add_flag("--compare-full", perplexity.compare_full,
+                    "Also KL divergence and top-1 agreement with the full f16 cache, all policies side by side");
+  command->add_option("--tokens", options->tokens, "Tokens of each text to use; 0: all")->capture_default_str();
+  command->add_option("--window", perplexity.window, "Score windows of this many tokens, each afresh; 0: one stream")
+      ->capture_default_str();
+  command->add_option("--windows", options->windows, "How many windows of each text; 0: all")->capture_default_str();
+  command->add_option("--score", options->score, "What of each window counts: all, second-half (default: second-half)")
+      ->check(CLI::IsMember({"all", "second-half"}));
+  command->add_option("--skip", perplexity.first_scored, "Of one stream: read this many tokens unscored")
+      ->capture_default_str();
+  command
+      ->add_option("--bins", perplexity.bins, "Curves over the position in the stream or window, in this many points")
+      ->capture_default_str();
+  command->add_option("--chunk", *chunk, "Tokens per forward pass (default: 1 for one stream, 512 for windows)");
+  add_report_option(*command, options->report);
+  command->add_flag("--json", options->json, "One JSON object on standard output");
+  command->callback([options, chunk, &outcome] {
+    options->perplexity.chunk = chunk->value_or(options->perplexity.window > 0 ? 512 : 1);
+    outcome.status = eval_perplexity(*options);
+  });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,61 @@
+// What tokens scored and passes timed add up to. Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/sequence_runner.h"
+
+namespace kvasir {
+
+struct ScoredToken {
+  std::int64_t position = 0;  // in its stream or window
+  double nll = 0;
+  double kept = 0;        // tokens that the pass which foretold it saw
+  double dead_share = 0;  // of that pass
+  std::optional<double> kld;
+  bool top1_agree = false;
+};
+
+// Equal parts of the positions [begin, end).
+struct PositionBins {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t count = 0;
+
+  // REQUIRES: begin <= position < end; count > 0.
+  std::size_t of(std::int64_t position) const {
+    return static_cast<std::size_t>((position - begin) * count / (end - begin));
+  }
+};
+
+struct PerplexitySums {
+  struct Bin {
+    std::int64_t tokens = 0;
+    double position = 0;
+    double nll = 0;
+    double kld = 0;
+    double kept = 0;
+  };
+
+  std::int64_t tokens = 0;
+  double nll = 0;
+  double nll_squares = 0;
+  double kept = 0;
+  double dead_share = 0;
+  std::int64_t agreed = 0;
+  std::vector<double> klds;  // [tokens], or empty where nothing was compared
+  PositionBins positions;
+  std::vector<Bin> bins;  // [positions.count]
+
+  std::vector<double> pass_ms;  // per pass: milliseconds per token
+  StepTimes times;
+  std::int64_t timed_tokens = 0;
+
+  void add(const ScoredToken& token);
+  // REQUIRES: the same positions.
+  void add(const PerplexitySums& other);
+};
+
+}  // namespace kvasir

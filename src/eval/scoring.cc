@@ -1,0 +1,127 @@
+#include "eval/scoring.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/status.h"
+
+namespace kvasir {
+
+using Logits = SequenceRunner::Logits;
+
+TokenScore score_token(std::span<const float> logits, TokenValue token) {
+  const auto largest = std::max_element(logits.begin(), logits.end());
+  const auto relative = [&](float logit) { return static_cast<double>(logit) - static_cast<double>(*largest); };
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(relative(logit));
+  const double logprob = relative(logits[static_cast<std::size_t>(token)]) - std::log(sum);
+  return {logprob, largest - logits.begin() == token};
+}
+
+LogitDivergence compare_logits(std::span<const float> right, std::span<const float> other) {
+  const auto p_largest = std::max_element(right.begin(), right.end());
+  const auto q_largest = std::max_element(other.begin(), other.end());
+  double p_sum = 0;
+  double q_sum = 0;
+  double difference = 0;  // sum of exp(p logit) (p logit - q logit), both relative to their largest
+  for (std::size_t i = 0; i < right.size(); ++i) {
+    const double p = static_cast<double>(right[i]) - static_cast<double>(*p_largest);
+    const double q = static_cast<double>(other[i]) - static_cast<double>(*q_largest);
+    const double weight = std::exp(p);
+    p_sum += weight;
+    q_sum += std::exp(q);
+    difference += weight * (p - q);
+  }
+  const double kld = difference / p_sum - std::log(p_sum) + std::log(q_sum);
+  // It is never negative; rounding may make it so.
+  return {kld < 0 ? 0 : kld, p_largest - right.begin() == q_largest - other.begin()};
+}
+
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const LoadedModel& model, const RetentionPolicy& policy,
+                                                       std::span<const MemoryRequest> requests) {
+  return make_evaluation_cache(model.kv_shape, model.options.kv_memory, policy, requests);
+}
+
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const KvCacheShape& shape, std::uint64_t budget,
+                                                       const RetentionPolicy& policy,
+                                                       std::span<const MemoryRequest> requests) {
+  std::uint64_t needed = 0;
+  std::int64_t longest = 0;
+  for (const MemoryRequest& request : requests) {
+    longest = std::max(longest, request.tokens);
+    const std::int64_t kept = std::min(policy.bound().value_or(request.tokens), request.tokens);
+    if (budget == 0 && least_kv_bytes(shape, kept) > available_memory())
+      return exhausted("policy '{}' keeps up to {} tokens, more than this machine has memory for", policy.spec(), kept);
+    if (budget == 0) needed = std::max(needed, plan_kv_memory(shape, policy, request).bytes);
+  }
+  if (budget == 0) budget = needed;
+  if (budget > available_memory())
+    return exhausted("policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({})",
+                     policy.spec(), longest, budget, available_memory());
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::create(shape, budget));
+  return std::shared_ptr<KvCache>(std::move(cache));
+}
+
+Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
+  const std::int64_t context = model.config.context;
+  if (!policy.bound() && !policy.by_table() && tokens > context)
+    return invalid_argument(
+        "policy '{}' keeps all of the {} tokens, and the model's context has room for {}; "
+        "read fewer of them (--tokens), or choose a policy with a bound",
+        policy.spec(), tokens, context);
+  return check_positions(policy, chunk, context);
+}
+
+Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
+  const RetentionPolicy& policy = runner.policy();
+  if (policy.bound() || runner.kept_max() <= model.config.context) return {};
+  return invalid_argument(
+      "policy '{}' kept {} tokens, and the model's context has room for {}; "
+      "read fewer tokens (--tokens), or give the policy a bound",
+      policy.spec(), runner.kept_max(), model.config.context);
+}
+
+Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenValue> text, int chunk,
+                                           const std::function<bool(std::int64_t)>& on_read) {
+  std::vector<TokenScore> scores;
+  scores.reserve(text.size());
+  std::size_t read = 0;
+  bool stopped = false;
+  KVASIR_RETURN_IF_ERROR(runner.feed(
+      text, chunk, Logits::kAll,
+      [&](std::int64_t, int rows, std::span<const float> logits) {
+        const std::size_t vocabulary = logits.size() / static_cast<std::size_t>(rows);
+        for (int r = 0; r < rows; ++r, ++read)
+          if (read + 1 < text.size())
+            scores.push_back(
+                score_token(logits.subspan(static_cast<std::size_t>(r) * vocabulary, vocabulary), text[read + 1]));
+        stopped = on_read && !on_read(static_cast<std::int64_t>(read));
+        return !stopped;
+      },
+      source_of(chunk)));
+  if (stopped) return Status(StatusCode::kCancelled, "stopped");  // in the last pass
+  return scores;
+}
+
+Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenValue> prompt,
+                                             std::span<const TokenValue> answer, int chunk,
+                                             const std::function<bool(std::int64_t)>& on_read) {
+  std::vector<TokenScore> scores;
+  std::span<const TokenValue> next = prompt;
+  for (std::size_t i = 0; i < answer.size(); ++i) {
+    bool stopped = false;
+    KVASIR_RETURN_IF_ERROR(runner.feed(
+        next, chunk, Logits::kLast,
+        [&](std::int64_t first, int rows, std::span<const float> logits) {
+          if (!logits.empty()) scores.push_back(score_token(logits, answer[i]));
+          stopped = on_read && !on_read(first + rows);
+          return !stopped;
+        },
+        i == 0 ? SequenceRunner::Source::kPrompt : SequenceRunner::Source::kGenerated));
+    if (stopped) return Status(StatusCode::kCancelled, "stopped");
+    next = answer.subspan(i, 1);
+  }
+  return scores;
+}
+
+}  // namespace kvasir

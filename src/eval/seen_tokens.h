@@ -1,0 +1,51 @@
+// Which tokens the rows of a pass see: the ids behind the weights that an AttentionObserver is handed.
+// Thread-safety: none.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/sequence_runner.h"
+#include "kv/lane_group.h"
+#include "kv/policy.h"
+
+namespace kvasir {
+
+// The ids that a table holds, ascending.
+void retained_ids(const LaneGroup& table, std::vector<TokenId>& ids);
+
+// The same of all tables of a sequence, as lists by layer and then KV head: one list for a layer whose heads agree.
+std::vector<std::vector<std::vector<TokenId>>> retained_by_layer(const KvSequence& sequence, int layers);
+
+class SeenTokens {
+ public:
+  // REQUIRES: the runner outlives the object, and stands where it does now when next_pass is called for the first time.
+  SeenTokens(const SequenceRunner* runner, const LoadedModel& model);
+
+  // A pass has run and pruned, and another may follow.
+  void next_pass();
+
+  TokenId first() const { return first_; }  // id of row 0 of the pass
+
+  // What a row of the pass sees in a layer and query head, ascending, its own token last. Valid until the next call.
+  std::span<const TokenId> of(int layer, int query_head, int row);
+
+ private:
+  void set_row(int row);
+  int table(int layer, int query_head) const;
+
+  const SequenceRunner& runner_;
+  int per_layer_ = 1;  // tables of a layer; 0: one for all layers
+  int heads_ = 1;      // query heads of a table
+  TokenId first_ = 0;
+  // By table: what each held before the pass, then ids that follow.
+  std::vector<std::vector<TokenId>> ids_;
+  std::vector<std::size_t> held_;
+  // By range: the policy once more, taking in the rows of the pass; what the row asked for last sees.
+  std::unique_ptr<RetentionPolicy> shadow_;
+  std::vector<IdRange> hidden_;  // [rows asked for so far]
+  int row_ = -1;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,136 @@
+#include "eval/text_reader.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "eval/scoring.h"
+#include "retention/registry.h"
+
+namespace kvasir {
+namespace {
+
+using Logits = SequenceRunner::Logits;
+
+double dead_share(const KvSequence& sequence) {
+  std::int64_t dead = 0;
+  std::int64_t written = 0;
+  for (int t = 0; t < sequence.tables(); ++t) {
+    const std::int64_t of_table = sequence.table(t).dead_slots();
+    dead += of_table;
+    written += of_table + sequence.table(t).length();
+  }
+  return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
+}
+
+class CachedReader final : public TextReader {
+ public:
+  CachedReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
+               const RetentionPolicy& policy, std::span<const TokenValue> tokens, int chunk)
+      : runner_(model, cache, policy.clone()), tokens_(tokens), chunk_(chunk) {
+    runner_.set_watch([this](const KvSequence& sequence) {
+      kept_ = sequence.mean_length();
+      dead_share_ = dead_share(sequence);
+    });
+  }
+  CachedReader(const CachedReader&) = delete;
+  CachedReader& operator=(const CachedReader&) = delete;
+
+  bool done() const override { return next_row() == size(); }
+  std::int64_t next_row() const override { return runner_.sequence().next_id(); }
+  std::int64_t pass_limit() const override {
+    const bool prompt = source_of(chunk_) == SequenceRunner::Source::kPrompt;
+    return next_row() + next_pass_rows(next_row(), prompt ? size() : 0, size(), prompt_chunk(runner_.policy(), chunk_));
+  }
+
+  Result<ReadPass> read_pass() override {
+    const StepTimes before = runner_.times();
+    KVASIR_ASSIGN_OR_RETURN(const SequenceRunner::PassOutput pass,
+                            runner_.feed_pass(tokens_.subspan(static_cast<std::size_t>(next_row())), chunk_,
+                                              Logits::kAll, source_of(chunk_)));
+    const StepTimes& after = runner_.times();
+    const double seconds = after.forward + after.cache - before.forward - before.cache;
+    return ReadPass{pass.first, pass.rows, pass.logits, kept_, dead_share_, seconds * 1e3 / pass.rows};
+  }
+
+  std::int64_t tokens_timed() const override { return next_row(); }
+  StepTimes times() const override { return runner_.times(); }
+  std::int64_t kept_max() const override { return runner_.kept_max(); }
+
+ private:
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
+
+  SequenceRunner runner_;
+  std::span<const TokenValue> tokens_;
+  int chunk_;
+  double kept_ = 0;
+  double dead_share_ = 0;
+};
+
+class RecomputeReader final : public TextReader {
+ public:
+  RecomputeReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
+                  const RecomputeSpec& spec, std::span<const TokenValue> tokens)
+      : model_(model), cache_(cache), spec_(spec), tokens_(tokens), row_(spec.first_row) {
+    auto full = make_policy("full");
+    KVASIR_CHECK(full.ok());
+    full_ = std::move(*full);
+  }
+
+  // There is no token behind the last row to score it against.
+  bool done() const override { return row_ + 1 >= static_cast<std::int64_t>(tokens_.size()); }
+  std::int64_t next_row() const override { return row_; }
+  std::int64_t pass_limit() const override { return row_ + 1; }
+
+  Result<ReadPass> read_pass() override {
+    const std::int64_t begin = std::max<std::int64_t>(0, row_ + 1 - spec_.size);
+    const std::int64_t count = row_ + 1 - begin;
+    SequenceRunner runner(model_, cache_, full_->clone());
+    ReadPass result{row_, 1, {}, static_cast<double>(count)};
+    const auto start = std::chrono::steady_clock::now();
+    KVASIR_RETURN_IF_ERROR(
+        runner.feed(tokens_.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)), kDefaultChunk,
+                    Logits::kLast, [&](std::int64_t, int, std::span<const float> logits) {
+                      result.logits = logits;
+                      return true;
+                    }));
+    result.ms_per_token = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    times_ += runner.times();
+    ++tokens_timed_;
+    kept_max_ = std::max(kept_max_, runner.kept_max());
+    row_ += spec_.stride;
+    return result;
+  }
+
+  std::int64_t tokens_timed() const override { return tokens_timed_; }
+  StepTimes times() const override { return times_; }
+  std::int64_t kept_max() const override { return kept_max_; }
+
+ private:
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> cache_;
+  std::unique_ptr<RetentionPolicy> full_;
+  RecomputeSpec spec_;
+  std::span<const TokenValue> tokens_;
+  std::int64_t row_;
+  StepTimes times_;
+  std::int64_t tokens_timed_ = 0;
+  std::int64_t kept_max_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
+                                               const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
+                                               std::span<const TokenValue> tokens, int chunk) {
+  return std::make_unique<CachedReader>(model, cache, policy, tokens, chunk);
+}
+
+std::unique_ptr<TextReader> make_recompute_reader(const std::shared_ptr<LoadedModel>& model,
+                                                  const std::shared_ptr<KvCache>& cache, const RecomputeSpec& spec,
+                                                  std::span<const TokenValue> tokens) {
+  return std::make_unique<RecomputeReader>(model, cache, spec, tokens);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,153 @@
+// Reports: one self-contained HTML file of text, tables, charts and coloured text, which any browser opens without a
+// network.
+//
+// A caller fills a Report and writes it. The file carries its data as JSON, the page's own script and style
+// (web/report) and, where there is a chart, the plotting library. All strings are plain text, wherever they come from:
+// none is ever read as HTML, and bytes that are not UTF-8 show as U+FFFD. A value that is not finite is a gap.
+//
+// Figures and sections keep the order they are given in. A title names a figure (and the CSV file the reader can save
+// of it); a note is a sentence or two beneath the title: what is shown, and how to read it. Both may be empty. Numbers
+// are stored with five significant digits or four decimals, whichever keeps more; integers are exact. Heat maps and
+// coloured text store 24 bits per value: a relative error of at most 2^-16. Thread-safety: plain values; the functions
+// may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kvasir/status.h"
+
+namespace kvasir::report {
+
+// Text between figures. A blank line begins a new paragraph.
+struct Paragraph {
+  std::string text;
+};
+
+// y over x, joined in the order given. REQUIRES: x and y of one length.
+struct Series {
+  std::string name;
+  std::vector<double> x;
+  std::vector<double> y;
+};
+
+// On a logarithmic axis, values at or below zero are gaps. Made for up to some 20 series of some 10,000 points each.
+struct LineChart {
+  std::string title;
+  std::string note;
+  std::string x_label;
+  std::string y_label;
+  bool x_log = false;
+  bool y_log = false;
+  std::vector<Series> series;
+};
+
+// REQUIRES: one value per category.
+struct BarSeries {
+  std::string name;
+  std::vector<double> values;
+};
+
+// Bars side by side for each category. They lie where the names of the categories do not fit below upright ones.
+struct BarChart {
+  std::string title;
+  std::string note;
+  std::string category_label;
+  std::string value_label;
+  bool log = false;  // the axis of values
+  std::vector<std::string> categories;
+  std::vector<BarSeries> series;
+};
+
+enum class ColourScale {
+  kLinear,
+  kLog,        // values at or below zero take the lowest colour; spans at most six decades unless `low` says otherwise
+  kDiverging,  // symmetric around zero
+};
+
+// Positions of a matrix along one axis: names, or numbers when `names` is empty. Cell i then stands for the positions
+// [first + i * step, first + (i + 1) * step): a matrix of 8,192 tokens made smaller by 4 has step 4.
+struct HeatMapAxis {
+  std::string label;
+  std::vector<std::string> names = {};  // empty, or one per row (column)
+  std::int64_t first = 0;
+  std::int64_t step = 1;  // REQUIRES: at least 1
+};
+
+// Row 0 is on top, column 0 left. At most 2048 x 2048 cells: what is larger the caller makes smaller, since only the
+// caller knows whether a mean or a maximum is meant.
+struct HeatMap {
+  std::string title;
+  std::string note;
+  HeatMapAxis x;
+  HeatMapAxis y;
+  std::string value_label;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::vector<float> values;  // [rows, columns], row-major; NaN: an empty cell
+  ColourScale scale = ColourScale::kLinear;
+  std::optional<double> low;  // ends of the colour scale; values beyond them take the end's colour.
+  std::optional<double>
+      high;  // Without: the lowest and highest value. REQUIRES: low < high; with kLog, both above zero
+};
+
+enum class Align { kLeft, kRight };
+
+struct Table {
+  std::string title;
+  std::string note;
+  std::vector<std::string> header;
+  std::vector<std::vector<std::string>> rows;  // REQUIRES: each as long as the header
+  std::vector<Align> align = {};               // per column; where it is too short: right where all cells are numbers
+};
+
+struct Token {
+  std::string text;          // as it stands in the text, with its spaces and line ends
+  std::string tooltip = {};  // shown beside the value, for example "position 12, key norm 3.4"
+};
+
+// REQUIRES: one value per token: 0 to 1, or NaN for a token that is not kept.
+struct TokenLayer {
+  std::string name;  // "layer 0", "all layers"
+  std::vector<float> values;
+};
+
+// A text whose tokens are coloured by a value. With more than one layer, the reader chooses which layer's values colour
+// it; the first is shown at first.
+struct TokenText {
+  std::string title;
+  std::string note;
+  std::string value_label;      // what the colour means: "age", "share of layers that keep it"
+  std::string low_label = "0";  // what 0 and 1 mean: "oldest", "newest"
+  std::string high_label = "1";
+  std::string missing_label = "not kept";  // what NaN means
+  std::string layer_label = "Layer";       // what the reader chooses among
+  std::vector<Token> tokens;
+  std::vector<TokenLayer> layers;  // REQUIRES: at least one
+};
+
+using Block = std::variant<Paragraph, LineChart, BarChart, HeatMap, Table, TokenText>;
+
+struct Section {
+  std::string title;
+  std::string text = {};  // as a Paragraph, below the title
+  std::vector<Block> blocks = {};
+};
+
+struct Report {
+  std::string title;
+  std::string subtitle;
+  std::vector<Section> sections;
+};
+
+// The page. Errors: kInvalidArgument where a REQUIRES above does not hold, naming the section and the figure.
+Result<std::string> render_report(const Report& report);
+
+// Renders and writes `path`: whole, or not at all (an old file then stays as it was; see write_file of base).
+// Errors: those of render_report, and what keeps a file from being written, in one line.
+Status write_report(const Report& report, const std::string& path);
+
+}  // namespace kvasir::report

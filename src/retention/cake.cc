@@ -1,0 +1,162 @@
+#include <cmath>
+#include <numeric>
+
+#include "base/status.h"
+#include "retention/prompt_window.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {
+    kPromptBudgetOption,
+    {"window", "32", "2 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"},
+    kKernelOption,
+    {"gamma", "200", "0 to 10^9", "weight of a token's variance beside its mean"},
+    {"tau1", "1.6", "0.01 to 1000", "weight of a layer's dispersion: its power is 1 / tau1"},
+    {"tau2", "0.4", "0.01 to 1000", "weight of a layer's shift: its power is 1 / tau2"},
+    kPosOption,
+};
+
+struct CakeOptions {
+  double gamma = 200;
+  double tau1 = 1.6;
+  double tau2 = 0.4;
+};
+
+class CakePolicy final : public PromptWindowPolicy {
+ public:
+  CakePolicy(Traits traits, const PromptWindowOptions& window, const CakeOptions& cake)
+      : PromptWindowPolicy(std::move(traits), window), cake_(cake) {}
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<CakePolicy>(*this); }
+
+  void begin(const TableLayout& layout) override {
+    PromptWindowPolicy::begin(layout);
+    heads_.assign(static_cast<std::size_t>(layout.tables()), {});
+  }
+
+  void finish_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
+    if (!pass.ends_prompt()) return;
+    TokenTable& tokens = this->table(table);
+    const auto layer = static_cast<std::size_t>(table / layout().per_layer);
+    keep(tokens, table, layer_shares(pass.first + pass.rows)[layer]);
+    tokens.hand_over(plan.drop);
+  }
+
+ private:
+  static constexpr int kMean = 0;     // column: of the mass over the rows so far
+  static constexpr int kSquares = 1;  // column: sum of the squared differences from it
+
+  // Written before the pass finishes, for its own table; read by all tables when it does.
+  struct Head {
+    double dispersion = 0;
+    double shift = 0;
+    std::int64_t earlier = 0;  // tokens before the window
+  };
+
+  void begin_window(int table) override { heads_[static_cast<std::size_t>(table)] = {}; }
+
+  void add_row(TokenTable& table, const Step& step, std::int64_t rows, std::span<const double> mass) override {
+    double& dispersion = heads_[static_cast<std::size_t>(step.table)].dispersion;
+    double* means = table.values(kMean).data();
+    double* squares = table.values(kSquares).data();
+    const double share = 1.0 / static_cast<double>(rows);
+    for (std::size_t i = 0; i < mass.size(); ++i) {  // Welford's way: no differences of large sums
+      const double off = mass[i] - means[i];
+      means[i] += off * share;
+      squares[i] += off * (mass[i] - means[i]);
+    }
+    for (const double value : mass)
+      if (value > 0) dispersion -= value * std::log(value);
+  }
+
+  // Sample variance, as torch.var in the published code.
+  static double variance(double squares, std::int64_t rows) {
+    return rows > 1 ? squares / static_cast<double>(rows - 1) : 0;
+  }
+
+  void prune(TokenTable& table, const Step& step) override {
+    Head& head = heads_[static_cast<std::size_t>(step.table)];
+    head.earlier = std::max<std::int64_t>(table.size() - options().window, 0);
+    const auto squares = table.values(kSquares).first(static_cast<std::size_t>(head.earlier));
+    head.shift = variance(std::accumulate(squares.begin(), squares.end(), 0.0), rows_observed(step.table));
+  }
+
+  void rank(TokenTable& table, std::int64_t rows, std::span<double> scores) override {
+    const auto means = table.values(kMean), squares = table.values(kSquares);
+    for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = means[i] + cake_.gamma * variance(squares[i], rows);
+  }
+
+  // What each layer keeps besides the window: layers * (budget - window) in proportion to preference.
+  std::vector<std::int64_t> layer_shares(std::int64_t seen) const {
+    const auto layers = static_cast<std::size_t>(layout().layers);
+    std::vector<double> preference(layers);
+    std::vector<std::int64_t> room(layers);
+    for (std::size_t layer = 0; layer < layers; ++layer) {
+      Head sum;
+      for (int h = 0; h < layout().per_layer; ++h) {
+        const Head& head = heads_[layer * static_cast<std::size_t>(layout().per_layer) + static_cast<std::size_t>(h)];
+        sum.dispersion += head.dispersion;
+        sum.shift += head.shift;
+        room[layer] = std::max(room[layer], head.earlier);
+      }
+      preference[layer] = std::pow(sum.dispersion, 1 / cake_.tau1) * std::pow(sum.shift, 1 / cake_.tau2);
+    }
+    return divide(options().ranked(seen) * layout().layers, preference, room);
+  }
+
+  // Shares of `total`, rounded down and none above its room; what is left over goes equally to those that have room,
+  // the remainder to the first of them.
+  static std::vector<std::int64_t> divide(std::int64_t total, std::span<const double> preference,
+                                          std::span<const std::int64_t> room) {
+    const double sum = std::accumulate(preference.begin(), preference.end(), 0.0);
+    std::vector<std::int64_t> shares(room.size());
+    if (std::isfinite(sum) && sum > 0)
+      for (std::size_t l = 0; l < shares.size(); ++l)
+        shares[l] = std::min(static_cast<std::int64_t>(preference[l] / sum * static_cast<double>(total)), room[l]);
+    for (;;) {
+      const std::int64_t left = total - std::accumulate(shares.begin(), shares.end(), std::int64_t{0});
+      std::vector<std::size_t> open;
+      for (std::size_t l = 0; l < shares.size(); ++l)
+        if (shares[l] < room[l]) open.push_back(l);
+      if (left <= 0 || open.empty()) return shares;
+      const auto count = static_cast<std::int64_t>(open.size());
+      for (std::int64_t k = 0; k < count; ++k) {
+        const std::size_t l = open[static_cast<std::size_t>(k)];
+        shares[l] = std::min(room[l], shares[l] + left / count + (k < left % count ? 1 : 0));
+      }
+    }
+  }
+
+  CakeOptions cake_;
+  std::vector<Head> heads_;
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions window, PromptWindowOptions::read(spec, 2));
+  CakeOptions cake;
+  KVASIR_ASSIGN_OR_RETURN(cake.gamma, spec.get_double("gamma", 0, 1e9));
+  KVASIR_ASSIGN_OR_RETURN(cake.tau1, spec.get_double("tau1", 0.01, 1000));
+  KVASIR_ASSIGN_OR_RETURN(cake.tau2, spec.get_double("tau2", 0.01, 1000));
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  traits.columns = 2;
+  traits.spec = spec.canonical({"budget"});
+  return {std::make_unique<CakePolicy>(std::move(traits), window, cake)};
+}
+
+}  // namespace
+
+const PolicyInfo kCakePolicy{
+    .name = "cake",
+    .summary = "snapkv with layer budgets by how dispersed and how shifting a layer's attention is",
+    .formula =
+        "layers share layers * (budget - window) in proportion to H^(1/tau1) * V^(1/tau2), H the entropy and V the "
+        "summed variance of the window's rows; score = mean + gamma * variance, pooled",
+    .reference = "CAKE, Qin et al., arXiv 2503.12491",
+    .options = kOptions,
+    .acts = "at the end of a prompt, for each KV head, with a view of all layers",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

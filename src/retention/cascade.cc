@@ -1,0 +1,177 @@
+#include <array>
+#include <cmath>
+
+#include "base/status.h"
+#include "retention/scored.h"
+
+namespace kvasir {
+namespace {
+
+constexpr int kMostSubCaches = 16;
+
+constexpr PolicyOption kOptions[] = {
+    {"size", "2048", "1 to 2^40, a multiple of n", "tokens of all sub-caches together"},
+    {"n", "4", "1 to 16", "sub-caches (N)"},
+    {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped; in addition to size"},
+    {"accept", "2", "1 to 1024", "sub-cache i takes in one of accept^i tokens"},
+    {"gamma", "auto", "auto, or 0 up to below 1",
+     "decay of the average of a token's mass; auto: exp(-n * ln(100) / size)"},
+    {"reduce", "mean", "mean, sum, max or median", "over the heads of a decision"},
+    {"select", "on", "on or off", "off: a sub-cache that does not accept drops what it is offered (ablation)"},
+    kHeadsOption,
+};
+
+struct CascadeOptions {
+  std::int64_t sinks = 0;
+  std::int64_t capacity = 0;  // of one sub-cache
+  int count = 0;              // sub-caches
+  double gamma = 0;
+  bool select = true;
+  std::array<std::int64_t, kMostSubCaches> period{};  // sub-cache i accepts every period[i] tokens
+};
+
+// The retained tokens in order of id are the sinks, then the last sub-cache, …, then sub-cache 0: what one passes on is
+// the oldest it has, and the youngest of the next. So the state is one number per sub-cache, and a token is passed on
+// by moving a boundary.
+class CascadePolicy final : public ScoredPolicy {
+ public:
+  CascadePolicy(Traits traits, const CascadeOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
+
+  std::optional<std::int64_t> bound() const override { return options_.sinks + options_.capacity * options_.count + 1; }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<CascadePolicy>(*this); }
+  std::vector<std::int64_t> run_capacities() const override {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(options_.count) - 1, options_.capacity);
+  }
+  bool composable() const override { return false; }
+
+  void begin(const TableLayout& layout) override {
+    ScoredPolicy::begin(layout);
+    states_.assign(static_cast<std::size_t>(layout.tables()), {});
+  }
+
+  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
+    ScoredPolicy::end_pass(pass, table, plan);
+    TokenTable& tokens = this->table(table);
+    const State& state = states_[static_cast<std::size_t>(table)];
+    const auto runs = tokens.values(kRun);
+    std::int64_t begin = state.sinks;
+    for (int i = options_.count - 1; i > 0; --i) {
+      // Those that came during the pass are the youngest.
+      const std::int64_t end = begin + state.held[static_cast<std::size_t>(i)];
+      std::int64_t first = end;
+      while (first > begin && runs[static_cast<std::size_t>(first) - 1] != i) --first;
+      for (auto k = static_cast<std::size_t>(first); k < static_cast<std::size_t>(end); ++k) {
+        plan.moves.push_back({tokens.ids()[k], i});
+        runs[k] = i;
+      }
+      begin = end;
+    }
+  }
+
+ private:
+  static constexpr int kMu = 0;   // column: average of the mass
+  static constexpr int kRun = 1;  // column: the run that the plans so far put the token in
+
+  struct State {
+    std::int64_t sinks = 0;                           // held so far
+    std::array<std::int64_t, kMostSubCaches> held{};  // by each sub-cache
+    std::int64_t clock = 0;                           // tokens offered
+  };
+
+  void score(TokenTable& table, const Step&, std::span<const double> mass) override {
+    const double keep = options_.gamma, take = 1 - options_.gamma;
+    double* mu = table.values(kMu).data();
+    for (std::size_t i = 0; i < mass.size(); ++i) mu[i] = keep * mu[i] + take * mass[i];
+  }
+
+  void prune(TokenTable& table, const Step& step) override {
+    State& state = states_[static_cast<std::size_t>(step.table)];
+    if (state.sinks < options_.sinks) {
+      ++state.sinks;
+      return;
+    }
+    offer(table, state, state.clock++);
+  }
+
+  // The newest token goes down the cascade. `x` is the index of what is being offered: always right behind the tokens
+  // of the sub-cache that it is offered to.
+  void offer(TokenTable& table, State& state, std::int64_t clock) const {
+    const auto mu = table.values(kMu);
+    std::int64_t x = table.size() - 1;
+    for (int i = 0; i < options_.count; ++i) {
+      std::int64_t& held = state.held[static_cast<std::size_t>(i)];
+      const bool accepts = clock % options_.period[static_cast<std::size_t>(i)] == 0;
+      if (held == 0 || (accepts && held < options_.capacity)) {
+        ++held;
+        return;
+      }
+      if (!accepts) {
+        const bool better = options_.select && mu[static_cast<std::size_t>(x)] > mu[static_cast<std::size_t>(x) - 1];
+        return table.drop(better ? x - 1 : x);
+      }
+      x -= held;  // it stays, and the oldest is offered to the next
+    }
+    table.drop(x);
+  }
+
+  CascadeOptions options_;
+  std::vector<State> states_;
+};
+
+Result<double> read_gamma(const PolicySpec& spec, std::int64_t n, std::int64_t size) {
+  if (spec.text("gamma") == "auto")
+    return std::exp(-static_cast<double>(n) * std::log(100.0) / static_cast<double>(size));
+  return spec.get_double("gamma", 0, std::nextafter(1.0, 0.0));
+}
+
+Result<MassReduction> read_reduction(const PolicySpec& spec) {
+  constexpr std::string_view kReductions[] = {"mean", "sum", "max", "median"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string name, spec.get_choice("reduce", kReductions));
+  if (name == "sum") return MassReduction::kSum;
+  if (name == "max") return MassReduction::kMax;
+  return name == "median" ? MassReduction::kMedian : MassReduction::kMean;
+}
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  CascadeOptions options;
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t size, spec.get_int("size", 1, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t n, spec.get_int("n", 1, kMostSubCaches));
+  if (size % n != 0)
+    return invalid_argument("policy 'cascade': n={} sub-caches cannot share size={} equally; give a multiple of {}", n,
+                            size, n);
+  options.count = static_cast<int>(n);
+  options.capacity = size / n;
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t accept, spec.get_int("accept", 1, 1024));
+  // Periods stop growing where no stream gets to.
+  options.period[0] = 1;
+  for (std::size_t i = 1; i < options.period.size(); ++i)
+    options.period[i] = std::min(options.period[i - 1] * accept, std::int64_t{1} << 50);
+  KVASIR_ASSIGN_OR_RETURN(options.gamma, read_gamma(spec, n, size));
+  constexpr std::string_view kSwitch[] = {"on", "off"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string select, spec.get_choice("select", kSwitch));
+  options.select = select == "on";
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(spec));
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  traits.positions = PositionMode::kCompact;
+  traits.columns = 2;
+  traits.spec = spec.canonical({"size", "n", "sinks"});
+  return {std::make_unique<CascadePolicy>(std::move(traits), options)};
+}
+
+}  // namespace
+
+const PolicyInfo kCascadePolicy{
+    .name = "cascade",
+    .summary = "sub-caches that take in ever fewer of the older tokens: a window whose far end thins out",
+    .formula =
+        "sub-cache i takes every accept^i-th token; in between the newer of two stays if its averaged mass is higher",
+    .reference = "Cascading KV Cache, Willette et al., arXiv 2406.17808",
+    .options = kOptions,
+    .acts = "after every token, for each layer",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

@@ -1,0 +1,172 @@
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "base/status.h"
+#include "retention/scored.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {
+    {"tau", "400", "above 1, to 10^300", "largest over smallest score at which a segment is cut off (sparse_ratio)"},
+    {"recent", "0.3", "0 to 1", "share of the tokens held that is protected as recent"},
+    {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped"},
+    {"segments", "10", "2 to 1000", "cut points are looked for at each 1/segments of the sorted scores (D)"},
+    {"gamma", "0.98", "0 to 1", "decay of a score per step"},
+    {"start", "512", "1 to 2^40", "tokens held before the first prune is tried (L_evict)"},
+    {"max", "-", "1 to 2^40", "bounds the tokens held: L_evict never exceeds it"},
+    kPosOption,
+    kHeadsOption,
+};
+
+struct LetheOptions {
+  double tau = 400;
+  double recent = 0.3;
+  std::int64_t sinks = 4;
+  std::int64_t segments = 10;
+  double gamma = 0.98;
+  std::int64_t start = 512;
+  std::optional<std::int64_t> max;
+
+  std::int64_t recent_of(std::int64_t held) const {
+    return static_cast<std::int64_t>(std::floor(recent * static_cast<double>(held)));
+  }
+};
+
+class LethePolicy final : public ScoredPolicy {
+ public:
+  LethePolicy(Traits traits, const LetheOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
+
+  // A prune is due as soon as one token more than max is held.
+  std::optional<std::int64_t> bound() const override {
+    return options_.max ? std::optional(*options_.max + 1) : std::nullopt;
+  }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<LethePolicy>(*this); }
+
+  void begin(const TableLayout& layout) override {
+    ScoredPolicy::begin(layout);
+    states_.assign(static_cast<std::size_t>(layout.tables()), State{.threshold = capped(options_.start)});
+  }
+
+ private:
+  struct State {
+    std::int64_t threshold = 0;  // L_evict
+    bool inside_prompt = false;  // the next row belongs to the same step as the last
+    std::vector<double> sorted;  // memory of a decision
+  };
+
+  std::int64_t capped(std::int64_t threshold) const {
+    return options_.max ? std::min(threshold, *options_.max) : threshold;
+  }
+
+  void score(TokenTable& table, const Step& step, std::span<const double> mass) override {
+    State& state = states_[static_cast<std::size_t>(step.table)];
+    // All rows of a prompt are one step.
+    const double decay = state.inside_prompt && step.pass.prompt ? 1.0 : options_.gamma;
+    state.inside_prompt = step.pass.prompt && step.prompt_left() > 0;
+    double* scores = table.values().data();
+    for (std::size_t i = 0; i < mass.size(); ++i) scores[i] = decay * scores[i] + mass[i];
+  }
+
+  void prune(TokenTable& table, const Step& step) override {
+    State& state = states_[static_cast<std::size_t>(step.table)];
+    const std::int64_t held = table.size();
+    if (held <= state.threshold) return;
+    const std::int64_t top = breakpoint(table, state.sorted);
+    if (top >= 0 && keep_top(table, top)) {
+      state.threshold = capped(std::max(state.threshold, top + options_.recent_of(held)));
+    } else if (options_.max && held >= *options_.max) {
+      const std::int64_t recent = options_.recent_of(held);
+      const std::int64_t kept = std::max(*options_.max / 2, options_.sinks + recent);
+      table.drop_lowest(held - kept, options_.sinks, held - recent, table.values());
+      state.threshold = *options_.max;
+    } else {
+      state.threshold = capped(std::min(2 * state.threshold, kMostTokens));
+    }
+  }
+
+  // How many of the highest scores stand before the first sharp drop; -1: there is none (Eq. 4, read with >=).
+  std::int64_t breakpoint(const TokenTable& table, std::vector<double>& sorted) const {
+    const std::int64_t held = table.size();
+    sorted.assign(table.values().begin(), table.values().begin() + held);
+    for (double& score : sorted)
+      if (score != score) score = std::numeric_limits<double>::infinity();  // a sort needs an order
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    for (std::int64_t d = 1; d < options_.segments; ++d) {
+      const std::int64_t cut = held * d / options_.segments;
+      const double lowest = sorted[static_cast<std::size_t>(cut)];
+      if (lowest == 0 || sorted[0] / lowest >= options_.tau) return cut;
+    }
+    return -1;
+  }
+
+  // Keeps the `top` highest scores, the sinks and the recent; false, and nothing changes, if those are max or more.
+  bool keep_top(TokenTable& table, std::int64_t top) const {
+    const std::int64_t held = table.size();
+    const std::int64_t recent = options_.recent_of(held);
+    const auto scores = table.values().first(static_cast<std::size_t>(held));
+    TokenTable::Lowest lowest(scores, held - top, table.scratch());
+    const auto goes = [&](std::int64_t i) {
+      const bool low = lowest(scores[static_cast<std::size_t>(i)]);
+      return low && i >= options_.sinks && i < held - recent;
+    };
+    if (options_.max) {
+      const TokenTable::Lowest fresh = lowest;
+      std::int64_t kept = held;
+      for (std::int64_t i = 0; i < held; ++i) kept -= goes(i) ? 1 : 0;
+      lowest = fresh;
+      if (kept >= *options_.max) return false;
+    }
+    table.drop_if(goes);
+    return true;
+  }
+
+  LetheOptions options_;
+  std::vector<State> states_;
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  LetheOptions options;
+  KVASIR_ASSIGN_OR_RETURN(options.tau, spec.get_double("tau", std::nextafter(1.0, 2.0), 1e300));
+  KVASIR_ASSIGN_OR_RETURN(options.recent, spec.get_double("recent", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.segments, spec.get_int("segments", 2, 1000));
+  KVASIR_ASSIGN_OR_RETURN(options.gamma, spec.get_double("gamma", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(options.start, spec.get_int("start", 1, kMostTokens));
+  if (spec.has("max")) {
+    KVASIR_ASSIGN_OR_RETURN(options.max, spec.get_int("max", 1, kMostTokens));
+    const std::int64_t recent = options.recent_of(*options.max + 1);
+    if (options.sinks + recent > *options.max)
+      return invalid_argument(
+          "policy 'lethe': sinks={} and recent={} ({} of {} tokens) leave nothing to drop below max={}; "
+          "lower them or raise max",
+          options.sinks, options.recent, recent, *options.max + 1, *options.max);
+  }
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  traits.reduction = MassReduction::kSum;
+  traits.spec = spec.canonical({"tau", "start"});
+  return {std::make_unique<LethePolicy>(std::move(traits), options)};
+}
+
+}  // namespace
+
+const PolicyInfo kLethePolicy{
+    .name = "lethe",
+    .summary =
+        "decayed attention; each layer prunes where its own sorted scores drop sharply, and waits where they do not",
+    .formula =
+        "score = gamma * score + sum over heads of mass; once more than L_evict are held: keep what stands before the "
+        "first cut c with v[0] / v[c] >= tau, sinks and recent; without such a cut L_evict doubles",
+    .reference =
+        "Lethe, Zeng et al., Layer- and Time-Adaptive KV Cache Pruning for Reasoning-Intensive LLM Serving, Eq. 4 "
+        "and 5, algorithm 1",
+    .options = kOptions,
+    .acts = "when the tokens held exceed L_evict, for each layer",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

@@ -1,0 +1,90 @@
+#include "retention/prompt_window.h"
+
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+ScoredPolicy::Traits with_window_traits(ScoredPolicy::Traits traits) {
+  traits.reduction = MassReduction::kMean;
+  traits.scope = PolicyScope::kHead;
+  traits.acts = ScoredPolicy::Acts::kAtPromptEnd;
+  return traits;
+}
+
+}  // namespace
+
+Result<PromptWindowOptions> PromptWindowOptions::read(const PolicySpec& spec, std::int64_t least_window) {
+  PromptWindowOptions options;
+  KVASIR_ASSIGN_OR_RETURN(options.budget, spec.get_budget("budget", kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", least_window, std::int64_t{1} << 24));
+  KVASIR_ASSIGN_OR_RETURN(options.kernel, spec.get_int("kernel", 1, 1023));
+  if (options.kernel % 2 == 0)
+    return invalid_argument("policy '{}': kernel={} must be odd, so that it has a middle; give {} or {}", spec.name(),
+                            options.kernel, options.kernel - 1, options.kernel + 1);
+  if (!options.budget.is_share() && options.window > options.budget.tokens)
+    return invalid_argument("policy '{}': window={} is above budget={}; lower it", spec.name(), options.window,
+                            options.budget.tokens);
+  if (spec.accepts("pool")) {
+    constexpr std::string_view kPools[] = {"avg", "max"};
+    KVASIR_ASSIGN_OR_RETURN(const std::string pool, spec.get_choice("pool", kPools));
+    options.max_pool = pool == "max";
+  }
+  return options;
+}
+
+PromptWindowPolicy::PromptWindowPolicy(Traits traits, const PromptWindowOptions& options)
+    : ScoredPolicy(with_window_traits(std::move(traits))), options_(options) {}
+
+void PromptWindowPolicy::begin(const TableLayout& layout) {
+  ScoredPolicy::begin(layout);
+  windows_.assign(static_cast<std::size_t>(layout.tables()), {});
+}
+
+void PromptWindowPolicy::score(TokenTable& table, const Step& step, std::span<const double> mass) {
+  if (!wants_row(step.pass, step.row)) return;
+  Window& window = windows_[static_cast<std::size_t>(step.table)];
+  if (window.rows == 0 || window.complete) {
+    window = {};
+    for (int column = 0; column < table.columns(); ++column) std::ranges::fill(table.values(column), 0.0);
+    begin_window(step.table);
+  }
+  ++window.rows;
+  window.complete = step.prompt_left() == 0;
+  // What will be held when the prompt ends, less the window.
+  const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + step.prompt_left() - options_.window;
+  if (earlier > 0) add_row(table, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));
+}
+
+void PromptWindowPolicy::add_row(TokenTable& table, const Step&, std::int64_t, std::span<const double> mass) {
+  double* sums = table.values().data();
+  for (std::size_t i = 0; i < mass.size(); ++i) sums[i] += mass[i];
+}
+
+void PromptWindowPolicy::rank(TokenTable& table, std::int64_t rows, std::span<double> scores) {
+  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = table.values()[i] / static_cast<double>(rows);
+}
+
+void PromptWindowPolicy::keep(TokenTable& table, int index, std::int64_t ranked) {
+  const std::int64_t earlier = table.size() - options_.window;
+  if (earlier <= ranked) return;
+  std::vector<double> scores(static_cast<std::size_t>(earlier));
+  rank(table, rows_observed(index), scores);
+  table.drop_lowest(earlier - ranked, 0, earlier, pooled(scores, options_.kernel, options_.max_pool));
+}
+
+std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool) {
+  std::vector<double> out(scores.size());
+  const auto count = static_cast<std::int64_t>(scores.size());
+  for (std::int64_t i = 0; i < count; ++i) {
+    double total = 0;
+    for (std::int64_t k = std::max<std::int64_t>(i - kernel / 2, 0); k <= std::min(i + kernel / 2, count - 1); ++k) {
+      const double score = scores[static_cast<std::size_t>(k)];
+      total = max_pool ? std::max(total, score) : total + score;
+    }
+    out[static_cast<std::size_t>(i)] = max_pool ? total : total / static_cast<double>(kernel);
+  }
+  return out;
+}
+
+}  // namespace kvasir

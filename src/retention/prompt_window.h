@@ -1,0 +1,79 @@
+// The base of policies that prune once, at the end of a prompt, by what the last queries of the prompt attend to: the
+// observation window of SnapKV (Li et al., arXiv 2404.14469) and of those built on it.
+//
+// The tokens of the window are kept; those before it are ranked by a score that is pooled over its neighbours. Only
+// running statistics of the window's rows are stored, never the rows. Tokens generated afterwards are all kept. Each
+// further prompt (a later message of a conversation) acts again, on what is held at its end. If such a prompt is
+// shorter than the window, its rows are all the queries there are; the last `window` tokens held are kept all the same.
+//
+// Thread-safety: as ScoredPolicy's.
+#pragma once
+
+#include "retention/scored.h"
+
+namespace kvasir {
+
+struct PromptWindowOptions {
+  Budget budget;
+  std::int64_t window = 32;
+  std::int64_t kernel = 5;
+  bool max_pool = false;
+
+  // Tokens kept besides the window's, on average over the layers.
+  std::int64_t ranked(std::int64_t seen) const { return std::max<std::int64_t>(budget.at(seen) - window, 0); }
+
+  // The options budget, window, kernel and, where the policy has it, pool. Errors: kInvalidArgument for values out of
+  // range, an even kernel, a window above the budget.
+  static Result<PromptWindowOptions> read(const PolicySpec& spec, std::int64_t least_window = 1);
+};
+
+class PromptWindowPolicy : public ScoredPolicy {
+ public:
+  // As much as the prompt has.
+  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  void begin(const TableLayout& layout) override;
+  bool wants_row(const PolicyPass& pass, int row) const override {
+    return pass.prompt && Step{pass, 0, row}.prompt_left() < options_.window;
+  }
+
+ protected:
+  // Decides for each KV head, by the mean over its query heads, at the end of prompts; `traits` has the spec, the
+  // positions and the columns.
+  PromptWindowPolicy(Traits traits, const PromptWindowOptions& options);
+
+  // One row of the window: its mass on the tokens before the window. `rows` counts it. As it stands, column 0 adds up.
+  virtual void add_row(TokenTable& table, const Step& step, std::int64_t rows, std::span<const double> mass);
+  // The first row of a prompt's window follows; the columns are all zeros.
+  virtual void begin_window(int table) { static_cast<void>(table); }
+  // The score of each token before the window, from `rows` rows.
+  virtual void rank(TokenTable& table, std::int64_t rows, std::span<double> scores);
+
+  // Keeps the window and, of the tokens before it, the `ranked` highest pooled scores.
+  void keep(TokenTable& table, int index, std::int64_t ranked);
+
+  const PromptWindowOptions& options() const { return options_; }
+  std::int64_t rows_observed(int table) const { return windows_[static_cast<std::size_t>(table)].rows; }
+
+ private:
+  struct Window {
+    std::int64_t rows = 0;  // of the window, observed so far
+    bool complete = false;  // its prompt has ended
+  };
+
+  void score(TokenTable& table, const Step& step, std::span<const double> mass) final;
+
+  PromptWindowOptions options_;
+  std::vector<Window> windows_;
+};
+
+// One-dimensional pooling of width `kernel` (odd), centred, zeros beyond both ends: the sum divided by `kernel`, or the
+// maximum.
+std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool);
+
+inline constexpr PolicyOption kPromptBudgetOption{
+    "budget", "1024", kBudgetRange, "tokens kept per head at the end of a prompt, or their share, rounded up"};
+inline constexpr PolicyOption kWindowOption{
+    "window", "32", "1 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"};
+inline constexpr PolicyOption kKernelOption{"kernel", "5", "1 to 1023, odd", "width of the pooling of scores"};
+
+}  // namespace kvasir

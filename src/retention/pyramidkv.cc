@@ -1,0 +1,73 @@
+#include <cmath>
+
+#include "base/status.h"
+#include "retention/prompt_window.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {
+    kPromptBudgetOption,
+    kWindowOption,
+    kKernelOption,
+    {"pool", "avg", "avg or max", "how scores are pooled"},
+    {"beta", "20", "0.01 to 10^6", "the last layer keeps (budget - window) / beta besides the window"},
+    kPosOption,
+};
+
+class PyramidKvPolicy final : public PromptWindowPolicy {
+ public:
+  PyramidKvPolicy(Traits traits, const PromptWindowOptions& options, double beta)
+      : PromptWindowPolicy(std::move(traits), options), beta_(beta) {}
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<PyramidKvPolicy>(*this); }
+
+ private:
+  void prune(TokenTable& table, const Step& step) override {
+    if (table.size() <= options().budget.at(step.seen())) return;
+    const int layer = step.table / layout().per_layer;
+    keep(table, step.table, ranked_in(layer, table.size(), options().ranked(step.seen())));
+  }
+
+  // What a layer keeps besides the window: falls linearly from the first to the last layer, `mean` on average.
+  std::int64_t ranked_in(int layer, std::int64_t held, std::int64_t mean) const {
+    const auto b = static_cast<double>(mean);
+    const auto earlier = static_cast<double>(held - options().window);
+    double least = b / beta_;
+    double most = 2 * b - least;
+    if (most >= earlier) {
+      most = earlier;
+      least = 2 * b - most;
+    }
+    if (layout().layers == 1 || most < least || least < 0) return mean;
+    const double step = (most - least) / (layout().layers - 1);
+    return static_cast<std::int64_t>(std::floor(most - layer * step + 0.5));
+  }
+
+  double beta_;
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
+  KVASIR_ASSIGN_OR_RETURN(const double beta, spec.get_double("beta", 0.01, 1e6));
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  traits.spec = spec.canonical({"budget"});
+  return {std::make_unique<PyramidKvPolicy>(std::move(traits), options, beta)};
+}
+
+}  // namespace
+
+const PolicyInfo kPyramidKvPolicy{
+    .name = "pyramidkv",
+    .summary = "snapkv with more tokens for the first layers and fewer for the last",
+    .formula =
+        "as snapkv; besides the window, layer l of L keeps round(max - l * (max - min) / (L - 1)), with b = budget - "
+        "window, min = b / beta, max = 2b - min",
+    .reference = "PyramidKV, Cai et al., arXiv 2406.02069",
+    .options = kOptions,
+    .acts = "at the end of a prompt, for each KV head",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

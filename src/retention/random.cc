@@ -1,0 +1,99 @@
+#include "base/status.h"
+#include "retention/scored.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {
+    {"budget", "1024", kBudgetRange, "tokens kept, or their share of the tokens seen, rounded up"},
+    {"sinks", "0", "0 to 2^40", "first tokens of the text, never dropped; counted in budget"},
+    {"recent", "0", "0 to 2^40", "most recent tokens, never dropped; counted in budget"},
+    {"seed", "1", "0 to 2^62", "of the draw; each layer (or head) has its own"},
+    kEveryOption,
+    kPosOption,
+    kHeadsOption,
+};
+
+// SplitMix64 (Steele, Lea, Flood 2014): the same numbers with every library.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : state_(seed) {}
+  // Below `count`. The modulus favours low numbers by less than count / 2^64.
+  std::int64_t below(std::int64_t count) {
+    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(count));
+  }
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+class RandomPolicy final : public ScoredPolicy {
+ public:
+  RandomPolicy(Traits traits, const KeepRule& rule, std::int64_t seed)
+      : ScoredPolicy(std::move(traits)), rule_(rule), seed_(seed) {}
+
+  std::optional<std::int64_t> bound() const override { return rule_.bound(); }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<RandomPolicy>(*this); }
+
+  void begin(const TableLayout& layout) override {
+    ScoredPolicy::begin(layout);
+    draws_.clear();
+    for (int table = 0; table < layout.tables(); ++table) {
+      Draw seeds(static_cast<std::uint64_t>(seed_) ^ (static_cast<std::uint64_t>(table) << 32));
+      draws_.emplace_back(seeds.next());
+    }
+  }
+
+ private:
+  void prune(TokenTable& table, const Step& step) override {
+    const std::int64_t held = table.size();
+    const std::int64_t last = held - rule_.recent;
+    std::int64_t candidates = last - rule_.sinks;
+    std::int64_t go = std::min(rule_.excess(held, step.seen()), candidates);
+    if (go <= 0) return;
+    Draw& draw = draws_[static_cast<std::size_t>(step.table)];
+    if (go == 1) return table.drop(rule_.sinks + draw.below(candidates));
+    // Selection sampling: each in turn goes with the share of those that are still to go.
+    table.drop_if([&](std::int64_t i) {
+      if (i < rule_.sinks || i >= last) return false;
+      const bool goes = draw.below(candidates--) < go;
+      go -= goes ? 1 : 0;
+      return goes;
+    });
+  }
+
+  KeepRule rule_;
+  std::int64_t seed_;
+  std::vector<Draw> draws_;
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, spec.get_int("seed", 0, std::int64_t{1} << 62));
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  traits.spec = spec.canonical({"budget", "seed"});
+  return {std::make_unique<RandomPolicy>(std::move(traits), rule, seed)};
+}
+
+}  // namespace
+
+const PolicyInfo kRandomPolicy{
+    .name = "random",
+    .summary = "drops unprotected tokens by lot: the baseline that a policy must beat",
+    .formula = "when over budget: drop tokens drawn uniformly from those that are neither sinks nor recent",
+    .reference = "a baseline of this project",
+    .options = kOptions,
+    .acts = "after every token, for each layer",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

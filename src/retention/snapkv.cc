@@ -1,0 +1,44 @@
+#include "base/status.h"
+#include "retention/prompt_window.h"
+
+namespace kvasir {
+namespace {
+
+constexpr PolicyOption kOptions[] = {
+    kPromptBudgetOption, kWindowOption, kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
+    kPosOption,
+};
+
+class SnapKvPolicy final : public PromptWindowPolicy {
+ public:
+  SnapKvPolicy(Traits traits, const PromptWindowOptions& options) : PromptWindowPolicy(std::move(traits), options) {}
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SnapKvPolicy>(*this); }
+
+ private:
+  void prune(TokenTable& table, const Step& step) override { keep(table, step.table, options().ranked(step.seen())); }
+};
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
+  ScoredPolicy::Traits traits;
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  traits.spec = spec.canonical({"budget"});
+  return {std::make_unique<SnapKvPolicy>(std::move(traits), options)};
+}
+
+}  // namespace
+
+const PolicyInfo kSnapKvPolicy{
+    .name = "snapkv",
+    .summary = "prunes a prompt once, at its end, by what its last queries attend to; keeps what is generated",
+    .formula =
+        "score = mean mass of the last window queries, pooled over kernel tokens; keep the window and the best of the "
+        "earlier tokens, budget in all",
+    .reference = "SnapKV, Li et al., arXiv 2404.14469",
+    .options = kOptions,
+    .acts = "at the end of a prompt, for each KV head",
+    .evaluation_only = false,
+    .make = make,
+};
+
+}  // namespace kvasir

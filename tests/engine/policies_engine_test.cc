@@ -1,0 +1,296 @@
+// Every policy that decides by table, through the engine: what a covering budget gives, what forks and chunks do to
+// memory, and what must not matter.
+#include "engine/memory_plan.h"
+#include "engine/policy_cases.h"
+#include "kv/table.h"
+
+namespace kvasir::test {
+namespace {
+
+class PoliciesEngine : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PoliciesEngine, ABudgetThatCoversEverythingGivesTheBitsOfFull) {
+  const PolicyCases cases = cases_of(GetParam());
+  const TemporaryFile file(make_random_model(small_spec()));  // 256 tokens of trained context
+  const Text text(kCoveredTokens - 30, 30, 1);
+  for (const char* type : {"f32", "f16"}) {
+    for (const int slots : {16, 32, 64}) {
+      std::vector<float> full;
+      for (const int threads : {1, 3}) {
+        const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = slots});
+        if (full.empty()) full = run_text(*new_runner(model, "full"), text, 0);
+        for (const std::string& spec : cases.covering) {
+          for (const int chunk : {0, 1}) {
+            const auto runner = new_runner(model, spec);
+            const std::vector<float> got = run_text(*runner, text, chunk);
+            EXPECT_FALSE(runner->first_dropped().has_value()) << spec << " does not cover the text";
+            EXPECT_TRUE(same_bits(got, full))
+                << spec << ' ' << type << " slots " << slots << " threads " << threads << " chunk " << chunk;
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a sequence's tables must be like after every pass.
+void check_tables(const KvSequence& sequence, int slots) {
+  for (int t = 0; t < sequence.tables(); ++t) {
+    const LaneGroup& table = sequence.table(t);
+    std::int64_t written = 0, columns = 0;
+    for (int run = 0; run < table.runs(); ++run)
+      for (const LaneGroup::Column* column = table.first_column(run); column != nullptr; column = column->next) {
+        written += column->used;
+        ++columns;
+        ASSERT_NE(LaneGroup::live_slots(*column), 0u) << "a column that holds nothing";
+      }
+    ASSERT_EQ(table.dead_slots(), written - table.length());
+    if (table.runs() == 1) {
+      ASSERT_LE(table.dead_slots() * 4, written);
+      ASSERT_EQ(columns, (written + slots - 1) / slots);
+      ASSERT_EQ(columns, table.columns());
+    } else {
+      // The end of the sinks' last page, and the start of each ring.
+      ASSERT_LE(table.dead_slots(), (table.runs() + 1) * (slots - 1));
+    }
+  }
+}
+
+// A cache of exactly the bytes that the plan promises for as many sequences as ever live: nothing is refused.
+class Household {
+ public:
+  static constexpr int kMost = 3;         // sequences
+  static constexpr int kTokens = 260;     // of one
+  static constexpr int kMostPrompt = 90;  // of one feed
+
+  Household(std::shared_ptr<LoadedModel> model, const std::string& spec, int chunk, std::uint64_t seed)
+      : model_(std::move(model)), spec_(spec), chunk_(chunk), random_(seed) {
+    for (int sequences = 1; sequences <= kMost; ++sequences)
+      promised_.push_back(plan_kv_memory(model_->kv_shape, **make_policy(spec),
+                                         {.tokens = kTokens, .prompt = kTokens, .chunk = chunk, .sequences = sequences})
+                              .bytes);
+    cache_ = std::move(*KvCache::create(model_->kv_shape, promised_.back()));
+    begin();
+  }
+
+  void step() {
+    const int choice = draw(0, 99);
+    if (choice < 50) return feed(pick(), draw(1, 12), SequenceRunner::Source::kGenerated);
+    if (choice < 75) return feed(pick(), draw(1, kMostPrompt), SequenceRunner::Source::kPrompt);
+    if (choice < 87) return fork(pick());
+    if (choice < 97 && alive_.size() > 1) {
+      alive_.erase(alive_.begin() + draw(0, static_cast<int>(alive_.size()) - 1));
+      return check();
+    }
+    if (alive_.size() < kMost) begin();
+  }
+
+  int passes() const { return passes_; }
+  int forks() const { return forks_; }
+  bool dropped() const { return dropped_; }
+
+ private:
+  int draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  std::unique_ptr<SequenceRunner>& pick() {
+    return alive_[static_cast<std::size_t>(draw(0, static_cast<int>(alive_.size()) - 1))];
+  }
+  void begin() { alive_.push_back(std::make_unique<SequenceRunner>(model_, cache_, std::move(*make_policy(spec_)))); }
+
+  void feed(std::unique_ptr<SequenceRunner>& runner, int tokens, SequenceRunner::Source source) {
+    const auto left = static_cast<int>(kTokens - runner->sequence().next_id());
+    if (left == 0) {  // it has come to its end, and another begins
+      runner = std::make_unique<SequenceRunner>(model_, cache_, std::move(*make_policy(spec_)));
+      return check();
+    }
+    const auto text = random_tokens(std::min(tokens, left), small_spec().vocab, random_());
+    const Status status = runner->feed(
+        text, chunk_, SequenceRunner::Logits::kNone,
+        [&](std::int64_t, int, std::span<const float>) {
+          ++passes_;
+          check();
+          return !::testing::Test::HasFatalFailure();
+        },
+        source);
+    ASSERT_TRUE(status.ok()) << status.message();
+    dropped_ = dropped_ || runner->first_dropped().has_value();
+  }
+
+  void fork(std::unique_ptr<SequenceRunner>& runner) {
+    if (alive_.size() >= kMost) return;
+    auto copy = runner->fork();
+    ASSERT_TRUE(copy.ok()) << copy.status().message();
+    ++forks_;
+    alive_.push_back(std::move(*copy));
+    check();
+  }
+
+  void check() {
+    std::vector<const KvSequence*> sequences;
+    for (const auto& runner : alive_) {
+      sequences.push_back(&runner->sequence());
+      check_tables(runner->sequence(), model_->kv_shape.page.slots);
+    }
+    cache_->check_invariants(sequences);
+    ASSERT_LE(cache_->budget().used(), promised_[alive_.size() - 1]) << "more than was promised";
+  }
+
+  std::shared_ptr<LoadedModel> model_;
+  std::string spec_;
+  int chunk_;
+  std::mt19937_64 random_;
+  std::vector<std::uint64_t> promised_;  // [sequences - 1]
+  std::shared_ptr<KvCache> cache_;
+  std::vector<std::unique_ptr<SequenceRunner>> alive_;
+  int passes_ = 0;
+  int forks_ = 0;
+  bool dropped_ = false;
+};
+
+TEST_P(PoliciesEngine, RandomOperationsStayWithinThePlan) {
+  const PolicyCases cases = cases_of(GetParam());
+  RandomModelSpec spec = small_spec();
+  spec.context = 100;
+  const TemporaryFile file(make_random_model(spec));
+  for (const int slots : {16, 64}) {
+    const auto model = load(file.path(), {.threads = 1, .page_slots = slots});
+    for (const std::string& policy : cases.evicting) {
+      for (const int chunk : {1, 16, 70}) {
+        SCOPED_TRACE(fmt::format("{} slots {} chunk {}", policy, slots, chunk));
+        Household household(model, policy, chunk, static_cast<std::uint64_t>(slots + chunk));
+        for (int step = 0; step < 90; ++step) ASSERT_NO_FATAL_FAILURE(household.step());
+        EXPECT_GT(household.passes(), 100);
+        EXPECT_GT(household.forks(), 2);
+        EXPECT_TRUE(household.dropped());
+      }
+    }
+  }
+}
+
+// Hears the attention and does nothing with it.
+class Deaf final : public ::kvasir::AttentionObserver {
+ public:
+  void observe(const ObservedAttention& attention) override { rows += attention.rows; }
+  int rows = 0;
+};
+
+struct Outcome {
+  std::vector<float> logits;
+  std::vector<std::vector<TokenId>> kept;  // [tables]
+
+  bool operator==(const Outcome& other) const { return same_bits(logits, other.logits) && kept == other.kept; }
+};
+
+Outcome outcome_of(SequenceRunner& runner, const Text& text, int chunk) {
+  Outcome outcome{run_text(runner, text, chunk), {}};
+  for (int t = 0; t < runner.sequence().tables(); ++t) outcome.kept.push_back(retained_ids(runner.sequence().table(t)));
+  return outcome;
+}
+
+TEST_P(PoliciesEngine, ThreadsAndListenersChangeNoBits) {
+  const PolicyCases cases = cases_of(GetParam());
+  RandomModelSpec spec = small_spec();
+  spec.context = 100;
+  const TemporaryFile file(make_random_model(spec));
+  const Text text(130, 60, 2);
+  std::vector<Outcome> first;
+  for (const int threads : {1, 2, 5}) {
+    const auto model = load(file.path(), {.threads = threads, .page_slots = 16});
+    for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
+      const std::string& policy = cases.evicting[i];
+      SCOPED_TRACE(fmt::format("{} threads {}", policy, threads));
+      const auto runner = new_runner(model, policy);
+      Outcome outcome = outcome_of(*runner, text, 32);
+      EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
+      const auto heard = new_runner(model, policy);
+      Deaf tap;
+      heard->set_tap(&tap);
+      EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
+      EXPECT_EQ(tap.rows, 190 * spec.layers);
+      if (threads == 1) {
+        first.push_back(std::move(outcome));
+      } else {
+        EXPECT_TRUE(outcome == first[i]);
+      }
+    }
+  }
+}
+
+// Branches share pages until one of them writes; then each goes on as if it were alone.
+TEST_P(PoliciesEngine, ForksContinueAsIfTheyWereAlone) {
+  const PolicyCases cases = cases_of(GetParam());
+  RandomModelSpec spec = small_spec();
+  spec.context = 100;
+  const TemporaryFile file(make_random_model(spec));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const Text one(40, 50, 4), other(7, 80, 5);
+  for (const std::string& policy : cases.evicting) {
+    for (const int before : {20, 90}) {
+      SCOPED_TRACE(fmt::format("{} forked at {}", policy, before));
+      const Text trunk(before, 13, 3);
+      const auto alone = [&](const Text& text) {
+        const auto runner = new_runner(model, policy);
+        run_text(*runner, trunk, 32);
+        return outcome_of(*runner, text, 32);
+      };
+      const auto runner = new_runner(model, policy);
+      run_text(*runner, trunk, 32);
+      auto branch = runner->fork();
+      ASSERT_TRUE(branch.ok());
+      EXPECT_TRUE(outcome_of(**branch, one, 32) == alone(one)) << "the branch";
+      EXPECT_TRUE(outcome_of(*runner, other, 32) == alone(other)) << "the trunk";
+    }
+  }
+}
+
+// A pass that finds no room is as if it had never been asked for.
+TEST_P(PoliciesEngine, RefusedPassesLeaveNoTrace) {
+  const PolicyCases cases = cases_of(GetParam());
+  RandomModelSpec spec = small_spec();
+  spec.context = 100;
+  const TemporaryFile file(make_random_model(spec));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const auto prompt = random_tokens(64, spec.vocab, 7);
+  const Text rest(0, 50, 8);
+  for (const std::string& policy : cases.evicting) {
+    int refused = 0;
+    for (const int before : {9, 30, 70, 90, 96, 120}) {
+      SCOPED_TRACE(fmt::format("{} after {}", policy, before));
+      const Text start(before - 8, 8, 6);
+      const std::shared_ptr<KvCache> cache = std::move(*KvCache::create(model->kv_shape, std::uint64_t{1} << 20));
+      SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
+      run_text(runner, start, 32);
+      TokenId reached = 0;
+      {
+        KvSequence hog = cache->new_sequence();
+        while (hog.append(16).ok()) {
+        }
+        const Status status = runner.feed(prompt, 32, SequenceRunner::Logits::kNone, {});
+        if (!status.ok()) ++refused;
+        EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
+        reached = runner.sequence().next_id();
+      }
+      const auto fresh = new_runner(model, policy);
+      run_text(*fresh, start, 32);
+      if (reached > before)
+        (void)fresh->feed(prompt, 32, SequenceRunner::Logits::kNone, [&](std::int64_t, int, std::span<const float>) {
+          return fresh->sequence().next_id() < reached;
+        });
+      ASSERT_EQ(fresh->sequence().next_id(), reached);
+      EXPECT_TRUE(outcome_of(runner, rest, 32) == outcome_of(*fresh, rest, 32));
+    }
+    EXPECT_GT(refused, 2) << policy;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PoliciesEngine, ::testing::ValuesIn(table_policies()), policy_name);
+
+// The suite above runs what is registered; this one notices cases of policies that are not.
+TEST(PolicyCasesTest, AllOfThemAreOfRegisteredPolicies) {
+  const std::vector<std::string> names = table_policies();
+  EXPECT_GE(names.size(), 5u);
+  for (const PolicyCases& cases : all_policy_cases())
+    EXPECT_NE(std::ranges::find(names, cases.name), names.end()) << cases.name;
+}
+
+}  // namespace
+}  // namespace kvasir::test

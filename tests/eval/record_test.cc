@@ -1,0 +1,282 @@
+// Recordings against the reference model's attention, and against replay: the same policy on what was recorded keeps
+// what the engine held.
+#include "eval/record.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "replay/replay.h"
+#include "support/engine_fixture.h"
+#include "support/file_size_limit.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr int kTokens = 120;
+const RandomModelSpec kModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 64};
+
+struct Recorded {
+  RecordResult result;
+  std::shared_ptr<AttentionTrace> trace;
+};
+
+// Every policy of the registry that decides by table, small enough to drop tokens of a text this short.
+const std::map<std::string_view, std::vector<std::string>> kSmall = {
+    {"cascade", {"size=16,n=4,sinks=2", "size=24,n=3,sinks=0,accept=3,reduce=max,gamma=0.5", "size=12,n=2,select=off"}},
+    {"h2o", {"budget=20,recent=6,sinks=2", "budget=20,recent=0,every=7", "budget=30%,recent=4,heads=independent"}},
+    {"tova", {"budget=20", "budget=15,every=4,pos=compact", "budget=20,heads=independent,pos=original"}},
+    {"lethe", {"tau=1.5,start=16,recent=0.2,max=40", "tau=3,start=24,segments=5,max=44"}},
+    {"random", {"budget=20,sinks=2,recent=3,seed=7", "budget=20,heads=independent"}}};
+
+// These drop tokens of a prompt alone, so that their texts have to fit the context.
+const std::map<std::string_view, std::vector<std::string>> kSmallOfPrompts = {
+    {"snapkv",
+     {"budget=20,window=6", "budget=30%,window=8,kernel=3,pool=max", "budget=20,window=6+h2o:budget=16,recent=4"}},
+    {"pyramidkv", {"budget=24,window=6,beta=4"}},
+    {"cake", {"budget=24,window=8", "budget=24,window=8+lethe:tau=1.5,start=16"}}};
+
+class Record : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    file_ = std::make_unique<TemporaryFile>(make_random_model(kModel));
+    model_ = load(file_->path(), {.threads = 2, .kv_type = "f32"});
+    ASSERT_NE(model_, nullptr);
+  }
+  static void TearDownTestSuite() {
+    model_.reset();
+    file_.reset();
+  }
+
+  static Result<AttentionTraceWriter> writer(std::int64_t tokens) {
+    return AttentionTraceWriter::open(path(), kModel.layers, kModel.heads, tokens);
+  }
+  static std::string path() { return file_->path() + ".npy"; }
+
+  static Recorded record(int tokens, const RecordOptions& options) {
+    Recorded recorded;
+    auto out = writer(tokens);
+    EXPECT_TRUE(out.ok()) << out.status().message();
+    auto result = record_attention(model_, random_tokens(tokens, kModel.vocab, 11), options, *out, {});
+    EXPECT_TRUE(result.ok()) << result.status().message();
+    EXPECT_TRUE(out->finish().ok());
+    auto trace = AttentionTrace::open(path());
+    EXPECT_TRUE(trace.ok()) << trace.status().message();
+    std::filesystem::remove(path());  // stays mapped
+    if (!result.ok() || !trace.ok()) return recorded;
+    const Status sound = trace->check({});
+    EXPECT_TRUE(sound.ok()) << sound.message();
+    recorded.result = std::move(*result);
+    recorded.trace = std::make_shared<AttentionTrace>(std::move(*trace));
+    return recorded;
+  }
+
+  static std::unique_ptr<TemporaryFile> file_;
+  static std::shared_ptr<LoadedModel> model_;
+};
+std::unique_ptr<TemporaryFile> Record::file_;
+std::shared_ptr<LoadedModel> Record::model_;
+
+// The largest difference from the reference's weights; both zero where the reference sees nothing (checked).
+double difference(const AttentionTrace& trace, const std::vector<RowView>& views, const std::string& model) {
+  const auto file = gguf::File::open(model);
+  EXPECT_TRUE(file.ok());
+  const std::vector<TokenValue> tokens = random_tokens(static_cast<int>(views.size()), kModel.vocab, 11);
+  double most = 0;
+  std::vector<float> got;
+  ReferenceModel(*file).logits(tokens, views, [&](int layer, int row, int head, std::span<const double> weights) {
+    std::vector<double> want(static_cast<std::size_t>(row) + 1);
+    const std::vector<int>& ids = views[static_cast<std::size_t>(row)].ids;
+    for (std::size_t i = 0; i < ids.size(); ++i) want[static_cast<std::size_t>(ids[i])] = weights[i];
+    got.resize(want.size());
+    trace.read(layer, head, row, got);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      EXPECT_EQ(got[i] == 0, want[i] == 0) << "layer " << layer << " row " << row << " token " << i;
+      most = std::max(most, std::abs(static_cast<double>(got[i]) - want[i]));
+    }
+  });
+  return most;
+}
+
+TEST_F(Record, HoldsTheWeightsOfTheReference) {
+  for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{0, 0}, {40, 0}, {40, 7}, {60, 16}}) {
+    SCOPED_TRACE(fmt::format("prefill {} chunk {}", prefill, chunk));
+    EXPECT_LT(difference(*record(60, {"full", prefill, chunk}).trace, full_views(60), file_->path()), 2e-6);
+    // Chunks change nothing where the policy decides by range.
+    const Recorded window = record(60, {"window:size=20", prefill, chunk});
+    EXPECT_LT(difference(*window.trace, window_views(60, 20), file_->path()), 2e-6);
+    const Recorded streaming = record(60, {"streaming:sinks=2,window=10,every=3", prefill, chunk});
+    EXPECT_LT(difference(*streaming.trace, streaming_views(60, 2, 10, 3), file_->path()), 2e-6);
+    EXPECT_EQ(streaming.result.chunk, prefill == 0 ? 0 : chunk == 0 ? kDefaultChunk : chunk);
+  }
+}
+
+std::vector<std::vector<std::vector<TokenId>>> replayed(const AttentionTrace& trace, const std::string& policy,
+                                                        const RecordOptions& options) {
+  auto made = make_policy(policy);
+  EXPECT_TRUE(made.ok());
+  const auto result =
+      replay(trace, **made, {options.prefill, options.prefill > 0 ? options.chunk : 0, kModel.kv_heads}, {});
+  EXPECT_TRUE(result.ok()) << result.status().message();
+  std::vector<std::vector<std::vector<TokenId>>> final;
+  for (const ReplayedLayer& layer : result->layers)
+    for (auto* tables = &final.emplace_back(); const ReplayedTable& table : layer.tables)
+      tables->push_back(table.final);
+  return final;
+}
+
+TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
+  int by_table = 0;
+  for (const PolicyInfo* info : all_policies()) {
+    if (info->evaluation_only) continue;
+    const auto made = make_policy(info->name);
+    ASSERT_TRUE(made.ok());
+    if (!(*made)->by_table()) continue;
+    ++by_table;
+    if (kSmallOfPrompts.contains(info->name)) continue;
+    ASSERT_TRUE(kSmall.contains(info->name)) << "no small '" << info->name << "' to test with";
+    for (const std::string& small : kSmall.at(info->name)) {
+      const std::string policy = std::string(info->name) + ":" + small;
+      for (const auto& [prefill, chunk] :
+           std::vector<std::pair<int, int>>{{0, 0}, {20, 20}, {70, 16}, {50, 1}, {kTokens, 13}}) {
+        SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
+        const RecordOptions options{policy, prefill, chunk};
+        const auto [result, trace] = record(kTokens, options);
+        ASSERT_NE(trace, nullptr);
+        EXPECT_EQ(replayed(*trace, policy, options), result.final);
+        EXPECT_EQ(result.by_head, (*make_policy(policy))->scope() == PolicyScope::kHead);
+        ASSERT_EQ(result.final.size(), static_cast<std::size_t>(kModel.layers));
+        for (const auto& tables : result.final) {
+          ASSERT_EQ(tables.size(), static_cast<std::size_t>(result.by_head ? kModel.kv_heads : 1));
+          for (const std::vector<TokenId>& ids : tables) EXPECT_LT(ids.size(), kTokens) << "nothing was dropped";
+        }
+      }
+    }
+  }
+  EXPECT_EQ(by_table, static_cast<int>(kSmall.size() + kSmallOfPrompts.size()));
+}
+
+TEST_F(Record, ReplayKeepsWhatWasHeldByRangeToo) {
+  for (const std::string policy : {"full", "window:size=20", "streaming:sinks=2,window=10,every=3"})
+    for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{0, 0}, {45, 16}}) {
+      const RecordOptions options{policy, prefill, chunk};
+      const auto [result, trace] = record(60, options);
+      ASSERT_NE(trace, nullptr);
+      EXPECT_EQ(replayed(*trace, policy, options), result.final) << policy;
+    }
+}
+
+TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
+  constexpr std::int64_t kFits = 60;
+  for (const auto& [name, specs] : kSmallOfPrompts)
+    for (const std::string& small : specs)
+      for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{50, 16}, {40, 40}, {45, 1}}) {
+        const std::string policy = std::string(name) + ":" + small;
+        SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
+        const RecordOptions options{policy, prefill, chunk};
+        const auto [result, trace] = record(kFits, options);
+        ASSERT_NE(trace, nullptr);
+        EXPECT_TRUE(result.by_head);
+        EXPECT_EQ(replayed(*trace, policy, options), result.final);
+        for (const auto& tables : result.final)
+          for (const std::vector<TokenId>& ids : tables) EXPECT_LT(ids.size(), kFits) << "nothing was dropped";
+      }
+}
+
+// What a row sees is what was held at the end of the text before it, and itself: told by another recording.
+TEST_F(Record, RowsSeeWhatWasHeld) {
+  std::vector<float> row(kTokens);
+  for (const auto& [name, specs] : kSmall) {
+    const std::string policy = std::string(name) + ":" + specs.back();
+    const auto [all, trace] = record(kTokens, {policy, 40, 16});
+    ASSERT_NE(trace, nullptr);
+    for (const int before : {60, kTokens - 1}) {
+      const RecordResult shorter = record(before, {policy, 40, 16}).result;
+      for (int layer = 0; layer < kModel.layers; ++layer)
+        for (int head = 0; head < kModel.heads; ++head) {
+          const auto& tables = shorter.final[static_cast<std::size_t>(layer)];
+          std::vector<TokenId> want =
+              tables[tables.size() > 1 ? static_cast<std::size_t>(head * kModel.kv_heads / kModel.heads) : 0];
+          want.push_back(before);
+          trace->read(layer, head, before, row);
+          std::vector<TokenId> got;
+          for (std::size_t id = 0; id < row.size(); ++id)
+            if (row[id] != 0) got.push_back(static_cast<TokenId>(id));
+          EXPECT_EQ(got, want) << policy << " layer " << layer << " head " << head;
+        }
+    }
+  }
+}
+
+TEST_F(Record, Refuses) {
+  const auto text = random_tokens(100, kModel.vocab, 1);
+  auto out = writer(100);
+  ASSERT_TRUE(out.ok());
+  for (const auto& [options, part] :
+       std::vector<std::pair<RecordOptions, std::string>>{{{"full"}, "room for 64"},
+                                                          {{"nope"}, "unknown retention policy"},
+                                                          {{"recompute"}, "evaluation only"},
+                                                          {{"tova:budget=20", -1}, "from 0 to the 100"},
+                                                          {{"tova:budget=20", 101}, "from 0 to the 100"},
+                                                          {{"tova:budget=20", 50, -1}, "chunk"},
+                                                          {{"tova:budget=20", 50, 50}, "trained context of 64"},
+                                                          {{"tova:budget=80%", 0}, "kept 65 tokens"}}) {
+    const auto result = record_attention(model_, text, options, *out, {});
+    EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << part;
+    EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();
+  }
+  EXPECT_TRUE(check_record_options(*model_, kMostTraceTokens, {"tova:budget=20"}).ok());
+  for (const std::int64_t tokens : {std::int64_t{0}, kMostTraceTokens + 1})
+    EXPECT_EQ(check_record_options(*model_, tokens, {"tova:budget=20"}).code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(Record, StopsWhenAsked) {
+  const auto text = random_tokens(50, kModel.vocab, 1);
+  auto out = writer(50);
+  ASSERT_TRUE(out.ok());
+  std::vector<std::int64_t> done;
+  const auto listen = [&](std::int64_t now, std::int64_t all) {
+    EXPECT_EQ(all, 50);
+    done.push_back(now);
+    return now < 49;
+  };
+  const auto result = record_attention(model_, text, {"full", 48, 20}, *out, listen);
+  EXPECT_EQ(result.status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(done, (std::vector<std::int64_t>{20, 40, 48, 49}));
+  // In the last pass too.
+  EXPECT_EQ(record_attention(model_, text, {"full", 50, 50}, *out, [](auto, auto) { return false; }).status().code(),
+            StatusCode::kCancelled);
+}
+
+TEST_F(Record, AFullDiskIsAnError) {
+  const auto text = random_tokens(50, kModel.vocab, 1);
+  auto out = writer(50);
+  ASSERT_TRUE(out.ok());
+  const FileSizeLimit limit(1 << 16);
+  const auto result = record_attention(model_, text, {"full"}, *out, {});
+  EXPECT_EQ(result.status().code(), StatusCode::kResourceExhausted) << result.status().message();
+}
+
+TEST(RecordDamaged, AttentionThatIsNotANumber) {
+  const TemporaryFile file(make_model(kModel, [](const std::string& name, int rows, int columns) {
+    const bool norm = name.find("norm") != std::string::npos;
+    return std::vector<float>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns),
+                              norm                            ? 1.0F
+                              : name == "blk.1.attn_k.weight" ? 3e38F
+                                                              : 0.5F);
+  }));
+  const auto model = load(file.path(), {.threads = 1, .kv_type = "f32"});
+  ASSERT_NE(model, nullptr);
+  const std::string path = file.path() + ".npy";
+  auto out = AttentionTraceWriter::open(path, kModel.layers, kModel.heads, 5);
+  ASSERT_TRUE(out.ok());
+  const auto result = record_attention(model, random_tokens(5, kModel.vocab, 1), {"full"}, *out, {});
+  EXPECT_EQ(result.status().code(), StatusCode::kDataLoss);
+  EXPECT_NE(result.status().message().find("layer 1 is not a number"), std::string::npos) << result.status().message();
+}
+
+}  // namespace
+}  // namespace kvasir::test

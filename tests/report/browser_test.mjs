@@ -1,0 +1,206 @@
+// The sample report in Chromium, at the width of a desktop and of a phone, light, dark and on paper.
+//   node browser_test.mjs REPORT_SAMPLE      where REPORT_SAMPLE is the program that writes it
+// Exit status 77: skipped, since playwright-core or Chromium is missing. playwright-core is looked for in
+// web/report/node_modules (`npm ci --ignore-scripts` there) and NODE_PATH; Chromium in KVASIR_CHROMIUM and PATH.
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { accessSync, constants, mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
+import path from 'node:path';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+
+const kHere = path.dirname(fileURLToPath(import.meta.url));
+const kHostile = '</script></style></title><img src=x onerror="window.hostile=1"><!--<script>window.hostile=1</script>';
+const kCharts = 13;  // in the sample
+
+function skip(reason) {
+  console.log(`skipped: ${reason}`);
+  process.exit(77);
+}
+
+function findPlaywright() {
+  const folders = [path.join(kHere, '../../web/report'), ...(process.env.NODE_PATH ?? '').split(':').filter(Boolean)];
+  for (const folder of folders) {
+    try {
+      return createRequire(path.join(folder, 'x.js'))('playwright-core');
+    } catch (error) {
+      if (error.code !== 'MODULE_NOT_FOUND') throw error;
+    }
+  }
+  return skip('playwright-core is not installed (npm ci --ignore-scripts in web/report)');
+}
+
+function findChromium() {
+  const names = ['chromium', 'chromium-browser', 'google-chrome'];
+  const inPath = (process.env.PATH ?? '').split(':').flatMap((folder) => names.map((name) => path.join(folder, name)));
+  for (const file of [process.env.KVASIR_CHROMIUM, ...inPath].filter(Boolean)) {
+    try {
+      accessSync(file, constants.X_OK);
+      return file;
+    } catch { /* the next */ }
+  }
+  return skip('no Chromium found');
+}
+
+// Opens the page and visits all of it, so that every chart is drawn.
+async function open(browser, url, options, check) {
+  const context = await browser.newContext(options);
+  const page = await context.newPage();
+  const complaints = [];
+  page.on('console', (message) => complaints.push(`${message.type()}: ${message.text()}`));
+  page.on('pageerror', (error) => complaints.push(error.stack));
+  page.on('request', (request) => {
+    if (request.url() !== url && !/^(data|blob):/.test(request.url())) complaints.push(`loads ${request.url()}`);
+  });
+  await page.goto(url);
+  const count = await page.locator('.plot').count();
+  for (let i = 0; i < count; ++i) {
+    await page.locator('.plot').nth(i).scrollIntoViewIfNeeded();
+    await page.locator('.plot').nth(i).locator('svg').first().waitFor();
+  }
+  await check(page);
+  assert.deepEqual(complaints, [], 'the page is silent and loads nothing');
+  await context.close();
+}
+
+async function checkCharts(page) {
+  const charts = await page.$$eval('.plot', (plots) => plots.map((plot) => {
+    const { width, height } = plot.querySelector('svg.main-svg').getBoundingClientRect();
+    return {
+      width, height, label: plot.getAttribute('aria-label'), kind: plot.closest('figure').classList[1],
+      lines: plot.querySelectorAll('.scatterlayer .trace').length, bars: plot.querySelectorAll('.barlayer .point').length,
+      image: plot.querySelector('.heatmaplayer image')?.getAttribute('href')?.length ?? 0,
+    };
+  }));
+  assert.equal(charts.length, kCharts);
+  for (const chart of charts) {
+    assert.ok(chart.width > 200 && chart.height > 80, `${chart.label}: ${chart.width} x ${chart.height}`);
+    const drawn = { 'line-chart': chart.lines, 'bar-chart': chart.bars, 'heat-map': chart.image }[chart.kind];
+    assert.ok(drawn > 0, `${chart.label}: nothing is drawn`);
+    assert.ok(chart.label.length > 20, 'each chart says what it shows');
+  }
+  assert.equal(charts[0].lines, 5);
+  assert.equal(await page.locator('figure p.note', { hasText: /^There is no (point|bar|cell) to draw/ }).count(), 4);
+}
+
+async function checkHostileStrings(page) {
+  assert.equal(await page.evaluate('window.hostile'), undefined, 'a hostile string ran');
+  assert.equal(await page.locator('img').count(), 0, 'a hostile string became an element');
+  assert.equal(await page.locator('script').count(), 3);
+  assert.equal(await page.locator('h2').last().textContent(), kHostile, 'hostile strings are shown as they are');
+  assert.equal(await page.locator('.token-text .token').nth(600).textContent(), kHostile);
+  assert.equal(await page.locator('.plot a').count(), 0, 'no link in a chart');
+  const ticks = (await page.locator('.plot .xtick text, .plot .ytick text').allTextContents()).join('\n');
+  assert.ok(ticks.includes('<b>bold</b>') && ticks.includes('<br>'), 'names on axes are text');
+}
+
+async function checkNoOverflow(page, width) {
+  const wide = await page.evaluate((limit) => [document.documentElement.scrollWidth, ...[...document.querySelectorAll('main *')]
+    .filter((one) => !one.closest('.table-box table, .plot, .token-text, .spoken') && one.getBoundingClientRect().right > limit + 0.5)
+    .map((one) => one.outerHTML.slice(0, 80))], width);
+  assert.deepEqual(wide, [width], 'nothing is wider than the window');
+}
+
+async function checkDesktop(page) {
+  await checkCharts(page);
+  await checkHostileStrings(page);
+  await checkNoOverflow(page, 1280);
+  const figure = page.locator('figure.line-chart').first();
+
+  await figure.locator('.legend-entry').first().click();
+  assert.equal(await figure.locator('.scatterlayer .trace').count(), 4, 'the legend hides a series');
+  await figure.locator('.legend-entry').first().click();
+  assert.equal(await figure.locator('.scatterlayer .trace').count(), 5);
+
+  await figure.locator('.plot').scrollIntoViewIfNeeded();
+  const box = await figure.locator('.plot').boundingBox();
+  await page.mouse.move(box.x + 300, box.y + 120);
+  await page.mouse.move(box.x + 304, box.y + 122);
+  await page.locator('#tooltip').waitFor();
+  assert.match(await page.locator('#tooltip').textContent(), /^Tokens read: [\d,]+.*window:size=1024\d+\.\d+/);
+
+  await page.mouse.down();
+  await page.mouse.move(box.x + 500, box.y + 220, { steps: 4 });
+  await page.mouse.up();
+  await figure.getByText('Reset zoom').click();
+  await figure.getByText('Reset zoom').waitFor({ state: 'hidden' });
+
+  await figure.locator('summary').click();
+  assert.equal(await figure.locator('.figure-data tbody tr').count(), 200);
+  const [download] = await Promise.all([page.waitForEvent('download'), figure.getByText('Save as CSV').click()]);
+  assert.equal(download.suggestedFilename(), 'perplexity-over-position.csv');
+  const lines = readFileSync(await download.path(), 'utf8').trim().split('\r\n');
+  assert.equal(lines.length, 501);
+  assert.match(lines[0], /^Tokens read,full,"streaming:sinks=4,window=1020",/);
+  assert.match(lines[1], /^16,\d+\.\d+,/);
+}
+
+async function checkTokens(page) {
+  const text = page.locator('figure.tokens').first();
+  const colours = () => text.locator('.token-text .token').evaluateAll((all) => all.map((one) => one.style.backgroundColor).join());
+  const first = await colours();
+  assert.ok(new Set(first.split(/,(?=rgb|,)/)).size > 20, 'tokens have colours of their own');
+  await text.locator('select').selectOption({ label: 'layer 4' });
+  assert.notEqual(await colours(), first, 'another layer, other colours');
+  assert.equal(await text.locator('input[type=range]').inputValue(), '4');
+  await text.locator('.token-text').focus();
+  await page.keyboard.press('ArrowRight');
+  assert.match(await page.locator('#tooltip').textContent(), /“In”/);
+  await page.keyboard.press('Escape');
+  assert.ok(await page.locator('#tooltip').isHidden());
+}
+
+async function checkPhone(page) {
+  await checkCharts(page);
+  await checkHostileStrings(page);
+  await checkNoOverflow(page, 360);
+  const box = page.locator('figure.table .table-box').first();
+  const [inside, room] = await box.evaluate((one) => [one.scrollWidth, one.clientWidth]);
+  assert.ok(inside > room + 100, 'a wide table scrolls in its box');
+  const plot = page.locator('.plot').first();
+  await plot.scrollIntoViewIfNeeded();
+  await page.waitForTimeout(200);  // its own scrolling hides the tooltip
+  const at = await plot.boundingBox();
+  await page.touchscreen.tap(at.x + 150, at.y + 100);
+  await page.locator('#tooltip').waitFor();
+  assert.match(await page.locator('#tooltip').textContent(), /^Tokens read: /);
+}
+
+async function checkDark(page) {
+  await checkCharts(page);
+  const [back, ink] = await page.evaluate(() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]
+    .map((colour) => colour.match(/\d+/g).slice(0, 3).reduce((sum, channel) => sum + Number(channel), 0)));
+  assert.ok(back < 100 && ink > 600, `light text on a dark page, not ${ink} on ${back}`);
+  const line = () => page.locator('.scatterlayer .trace path.js-line').first().evaluate((one) => one.style.stroke);
+  const dark = await line();
+  const pdf = await page.pdf();
+  assert.ok(pdf.length > 100000, 'the page prints');
+  assert.equal(await page.locator('html.printing').count(), 0);
+  assert.equal(await line(), dark, 'charts return to the colours of the screen');
+  await page.emulateMedia({ colorScheme: 'light' });
+  assert.notEqual(await line(), dark, 'charts follow the colour scheme');
+}
+
+const sample = process.argv[2];
+if (!sample) throw new Error('usage: node browser_test.mjs REPORT_SAMPLE');
+const { chromium } = findPlaywright();
+const executablePath = findChromium();
+const folder = mkdtempSync(path.join(tmpdir(), 'kvasir-report-'));
+let browser;
+try {
+  const file = path.join(folder, 'sample.html');
+  execFileSync(sample, [file], { stdio: 'inherit' });
+  const url = pathToFileURL(file).href;
+  browser = await chromium.launch({ executablePath, args: process.getuid() === 0 ? ['--no-sandbox'] : [] });
+  const desktop = { viewport: { width: 1280, height: 800 } };
+  const phone = { viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true };
+  await open(browser, url, desktop, checkDesktop);
+  await open(browser, url, desktop, checkTokens);
+  await open(browser, url, phone, checkPhone);
+  await open(browser, url, { ...desktop, colorScheme: 'dark' }, checkDark);
+  console.log('desktop, phone, dark and print: passed');
+} finally {
+  await browser?.close();
+  rmSync(folder, { recursive: true });
+}

@@ -1,0 +1,292 @@
+// Compositions `a+b` against their definitions: a prunes at the end of a prompt, b while generating, both see all.
+#include "retention/composed.h"
+
+#include <fmt/core.h>
+
+#include "retention/scored.h"
+#include "retention/scored_checks.h"
+
+namespace kvasir {
+namespace {
+
+using test::PassShape;
+using test::TableMass;
+
+void expect_refused(const std::string& spec, const std::vector<std::string>& named) {
+  const auto policy = make_policy(spec);
+  ASSERT_FALSE(policy.ok()) << spec;
+  EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument) << spec;
+  const std::string& message = policy.status().message();
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  for (const std::string& name : named) EXPECT_NE(message.find(name), std::string::npos) << spec << ": " << message;
+}
+
+// A set of tokens, its cumulative masses and the rows of the prompt; `prune_prompt` and `prune_step` are the parts.
+struct NaivePair {
+  struct State {
+    std::vector<TokenId> kept;
+    std::map<TokenId, double> sum;                                    // of all rows
+    std::vector<std::pair<TokenId, std::map<TokenId, double>>> rows;  // of this prompt
+    std::map<TokenId, double> last;                                   // the current row
+    void keep_best(const std::map<TokenId, double>& score, std::size_t first, std::size_t last_index,
+                   std::size_t best) {
+      std::vector<TokenId> middle(kept.begin() + static_cast<std::ptrdiff_t>(first),
+                                  kept.begin() + static_cast<std::ptrdiff_t>(last_index));
+      std::sort(middle.begin(), middle.end(),
+                [&](TokenId a, TokenId b) { return score.at(a) != score.at(b) ? score.at(a) > score.at(b) : a > b; });
+      middle.resize(std::min(best, middle.size()));
+      middle.insert(middle.end(), kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(first));
+      middle.insert(middle.end(), kept.begin() + static_cast<std::ptrdiff_t>(last_index), kept.end());
+      std::sort(middle.begin(), middle.end());
+      kept = middle;
+    }
+  };
+  std::function<void(State&)> prune_prompt;
+  std::function<void(State&)> prune_step;
+  State state;
+  std::vector<TokenId> kept;
+
+  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+    for (TokenId id = first; id < first + shape.rows; ++id) {
+      state.kept.push_back(id);
+      state.last.clear();
+      for (const TokenId key : state.kept) {
+        state.last[key] = mass(id, key);
+        state.sum[key] += mass(id, key);
+      }
+      if (shape.prompt) state.rows.emplace_back(id, state.last);
+    }
+    if (!shape.prompt) prune_step(state);
+    if (shape.prompt && shape.prompt_left == 0) {
+      prune_prompt(state);
+      state.rows.clear();
+    }
+    kept = state.kept;
+  }
+};
+
+// snapkv:budget=B,window=W,kernel=1
+std::function<void(NaivePair::State&)> snap(std::size_t budget, std::size_t window) {
+  return [=](NaivePair::State& s) {
+    if (s.kept.size() <= budget) return;
+    std::map<TokenId, double> score;
+    const std::size_t rows = std::min(window, s.rows.size());
+    for (const TokenId id : s.kept) {
+      double sum = 0;
+      for (std::size_t r = s.rows.size() - rows; r < s.rows.size(); ++r) {
+        const auto found = s.rows[r].second.find(id);
+        sum += found != s.rows[r].second.end() ? found->second : 0;
+      }
+      score[id] = sum / static_cast<double>(rows);
+    }
+    s.keep_best(score, 0, s.kept.size() - window, budget - window);
+  };
+}
+
+std::function<void(NaivePair::State&)> heavy(std::size_t budget, std::size_t recent) {
+  return [=](NaivePair::State& s) {
+    if (s.kept.size() > budget) s.keep_best(s.sum, 0, s.kept.size() - recent, budget - recent);
+  };
+}
+
+std::function<void(NaivePair::State&)> current(std::size_t budget) {
+  return [=](NaivePair::State& s) {
+    if (s.kept.size() > budget) s.keep_best(s.last, 0, s.kept.size(), budget);
+  };
+}
+
+std::function<void(NaivePair::State&)> first_and_last(std::ptrdiff_t sinks, std::ptrdiff_t window,
+                                                      std::ptrdiff_t every) {
+  return [=](NaivePair::State& s) {
+    const std::ptrdiff_t excess = std::ssize(s.kept) - sinks - window;
+    if (excess >= every) s.kept.erase(s.kept.begin() + sinks, s.kept.begin() + sinks + excess);
+  };
+}
+
+TEST(Composed, KeepsWhatTheDefinitionKeeps) {
+  const auto nothing = [](NaivePair::State&) {};
+  const std::pair<std::string, NaivePair> cases[] = {
+      {"snapkv:budget=24,window=6,kernel=1+h2o:budget=30,recent=9", {snap(24, 6), heavy(30, 9), {}, {}}},
+      {"snapkv:budget=40,window=6,kernel=1+h2o:budget=20,recent=3", {snap(40, 6), heavy(20, 3), {}, {}}},
+      {"snapkv:budget=24,window=6,kernel=1+tova:budget=28", {snap(24, 6), current(28), {}, {}}},
+      {"snapkv:budget=24,window=6,kernel=1+streaming:sinks=3,window=20",
+       {snap(24, 6), first_and_last(3, 20, 1), {}, {}}},
+      {"snapkv:budget=24,window=6,kernel=1+streaming:sinks=2,window=18,every=7",
+       {snap(24, 6), first_and_last(2, 18, 7), {}, {}}},
+      {"snapkv:budget=24,window=6,kernel=1+window:size=15", {snap(24, 6), first_and_last(0, 15, 1), {}, {}}},
+      {"snapkv:budget=24,window=6,kernel=1+full", {snap(24, 6), nothing, {}, {}}},
+      {"h2o:budget=20,recent=5+full", {heavy(20, 5), nothing, {}, {}}},
+      {"h2o:budget=20,recent=5+tova:budget=25", {heavy(20, 5), current(25), {}, {}}},
+      {"tova:budget=20+h2o:budget=25,recent=5", {current(20), heavy(25, 5), {}, {}}},
+      {"h2o:budget=20,recent=5+h2o:budget=30,recent=12", {heavy(20, 5), heavy(30, 12), {}, {}}},
+  };
+  for (const auto& c : cases)
+    for (const auto& schedule : test::schedules())
+      for (const auto& mass : {test::random_mass(1), test::skewed_mass(2), test::random_mass(3, 2)})
+        test::compare_with(c.first, mass, schedule, [&](int) { return c.second; },
+                           {.layers = 2, .per_layer = 2, .heads = 4});
+}
+
+// lethe's own definition is tested elsewhere; here, that a prompt is its one step and that it starts from what is left.
+TEST(Composed, LetheBoundsWhatFollowsSnapKv) {
+  const TableLayout layout{.layers = 2, .per_layer = 2, .heads = 2};
+  const auto policy =
+      test::policy_of_tables("snapkv:budget=40,window=8+lethe:tau=4,start=50,recent=0.2,max=64", layout);
+  test::TableDriver driver(*policy, layout, test::skewed_mass(3));
+  driver.prompt(300, 64);
+  for (int t = 0; t < layout.tables(); ++t) EXPECT_EQ(driver.held(t).size(), 40u);
+  std::size_t least = 1000, most = 0;
+  for (int i = 0; i < 400; ++i) {
+    driver.pass(1);
+    for (int t = 0; t < layout.tables(); ++t) {
+      least = std::min(least, driver.held(t).size());
+      most = std::max(most, driver.held(t).size());
+    }
+  }
+  EXPECT_LT(least, 50u);
+  EXPECT_LE(most, 64u);
+  EXPECT_GE(most, 50u);
+}
+
+TEST(Composed, CakeActsBeforeTheSecond) {
+  const TableLayout layout{.layers = 4, .per_layer = 2, .heads = 2};
+  const auto policy = test::policy_of_tables("cake:budget=40,window=8+h2o:budget=100,recent=50", layout);
+  const auto alone = test::policy_of_tables("cake:budget=40,window=8", layout);
+  test::TableDriver driver(*policy, layout, test::random_mass(3));
+  test::TableDriver expected(*alone, layout, test::random_mass(3));
+  driver.prompt(300, 64);
+  expected.prompt(300, 64);
+  for (int t = 0; t < layout.tables(); ++t) EXPECT_EQ(driver.held(t), expected.held(t));
+  driver.generate(200);
+  for (int t = 0; t < layout.tables(); ++t) EXPECT_EQ(driver.held(t).size(), 100u);
+}
+
+// Remembers what it is shown, and drops nothing.
+class Probe final : public ScoredPolicy {
+ public:
+  Probe(std::string name, MassReduction reduction, PolicyScope scope)
+      : ScoredPolicy({.spec = std::move(name), .reduction = reduction, .scope = scope}) {}
+  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<Probe>(*this); }
+
+  std::vector<double>* seen = nullptr;
+
+ private:
+  void score(TokenTable&, const Step&, std::span<const double> mass) override {
+    seen->assign(mass.begin(), mass.end());
+  }
+  void prune(TokenTable&, const Step&) override {}
+};
+
+TEST(Composed, MassesConvertBetweenSumAndMean) {
+  using enum MassReduction;
+  struct Case {
+    MassReduction first, second, given;
+    double to_first, to_second;
+  };
+  for (const Case c :
+       {Case{kMean, kSum, kMean, 1, 4}, Case{kSum, kMean, kSum, 1, 0.25}, Case{kMax, kMax, kMax, 1, 1},
+        Case{kSum, kSum, kSum, 1, 1}, Case{kNone, kMedian, kMedian, 0, 1}, Case{kMax, kNone, kMax, 1, 0}}) {
+    auto a = std::make_unique<Probe>("a", c.first, PolicyScope::kLayer);
+    auto b = std::make_unique<Probe>("b", c.second, PolicyScope::kHead);
+    std::vector<double> seen_a, seen_b;
+    a->seen = &seen_a;
+    b->seen = &seen_b;
+    auto both = compose(std::move(a), std::move(b));
+    ASSERT_TRUE(both.ok()) << both.status().message();
+    EXPECT_EQ((*both)->reduction(), c.given);
+    EXPECT_EQ((*both)->scope(), PolicyScope::kHead);
+    EXPECT_EQ((*both)->spec(), "a+b");
+    (*both)->begin({.layers = 1, .per_layer = 1, .heads = 4});
+    const std::vector<double> mass = {0.5, 0.25, 1.0};
+    (*both)->observe({.first = 0, .rows = 3}, 0, 2, mass);
+    for (std::size_t i = 0; i < mass.size(); ++i) {
+      if (c.to_first > 0) {
+        EXPECT_EQ(seen_a[i], mass[i] * c.to_first);
+      }
+      if (c.to_second > 0) {
+        EXPECT_EQ(seen_b[i], mass[i] * c.to_second);
+      }
+    }
+    EXPECT_EQ(seen_a.empty(), c.to_first == 0);
+    EXPECT_EQ(seen_b.empty(), c.to_second == 0);
+  }
+  for (const auto& [first, second] : {std::pair{kMax, kSum}, std::pair{kMean, kMedian}, std::pair{kMedian, kMax}}) {
+    const auto both = compose(std::make_unique<Probe>("a", first, PolicyScope::kLayer),
+                              std::make_unique<Probe>("b", second, PolicyScope::kLayer));
+    ASSERT_FALSE(both.ok());
+    EXPECT_NE(both.status().message().find("convert"), std::string::npos);
+  }
+}
+
+TEST(Composed, ScopeAndPositionsAreThoseOfBoth) {
+  const auto scope = [](const std::string& spec) { return test::policy_of_tables(spec)->scope(); };
+  EXPECT_EQ(scope("snapkv+lethe"), PolicyScope::kHead);
+  EXPECT_EQ(scope("h2o+lethe"), PolicyScope::kLayer);
+  EXPECT_EQ(scope("h2o+lethe:heads=independent"), PolicyScope::kHead);
+  EXPECT_EQ(scope("h2o+streaming"), PolicyScope::kLayer);
+  const auto positions = [](const std::string& spec) { return test::policy_of_tables(spec)->positions(); };
+  EXPECT_EQ(positions("snapkv+lethe"), PositionMode::kAuto);
+  EXPECT_EQ(positions("snapkv+full"), PositionMode::kAuto);
+  EXPECT_EQ(positions("snapkv:pos=original+lethe"), PositionMode::kOriginal);
+  EXPECT_EQ(positions("snapkv:pos=original+full"), PositionMode::kOriginal);
+  EXPECT_EQ(positions("snapkv+lethe:pos=compact"), PositionMode::kCompact);
+  EXPECT_EQ(positions("snapkv+streaming"), PositionMode::kCompact);
+  EXPECT_EQ(positions("snapkv:pos=compact+window"), PositionMode::kCompact);
+  EXPECT_EQ(test::policy_of_tables("snapkv+h2o")->bound(), std::nullopt);
+  EXPECT_EQ(test::policy_of_tables("snapkv+h2o")->default_chunk(), 256);
+}
+
+TEST(Composed, SpecsAreCanonicalAndMakeEqualPolicies) {
+  const std::pair<std::string, std::string> specs[] = {
+      {"snapkv+lethe", "snapkv:budget=1024+lethe:tau=400,start=512"},
+      {"snapkv:budget=0040+streaming:cap=100", "snapkv:budget=40+streaming:sinks=4,window=96"},
+      {"lethe:tau=1e+20+h2o", "lethe:tau=1e+20,start=512+h2o:budget=1024,recent=512"},
+      {"cake+random:seed=3,budget=30%", "cake:budget=1024+random:budget=30%,seed=3"},
+  };
+  for (const auto& [given, canonical] : specs) {
+    const auto policy = test::policy_of_tables(given);
+    ASSERT_NE(policy, nullptr);
+    EXPECT_EQ(policy->spec(), canonical);
+    EXPECT_EQ(test::policy_of_tables(canonical)->spec(), canonical);
+  }
+}
+
+TEST(Composed, WhatDoesNotGoTogetherIsRefused) {
+  expect_refused("snapkv+h2o+lethe", {"at most two"});
+  for (const char* spec : {"streaming+h2o", "window+full", "full+lethe"}) EXPECT_TRUE(make_policy(spec).ok()) << spec;
+  expect_refused("h2o+snapkv", {"snapkv", "second", "before the +"});
+  expect_refused("snapkv+cake", {"cake", "second"});
+  expect_refused("cascade+h2o", {"cascade", "alone"});
+  expect_refused("snapkv+cascade", {"cascade", "alone"});
+  expect_refused("snapkv+recompute", {"recompute", "eval"});
+  expect_refused("recompute+h2o", {"recompute", "eval"});
+  expect_refused("snapkv+streaming:realign=rotate", {"realign=rotate"});
+  expect_refused("snapkv:pos=original+streaming", {"positions", "pos=auto"});
+  expect_refused("snapkv:pos=original+lethe:pos=compact", {"positions", "pos=auto"});
+  expect_refused("snapkv+nothing", {"nothing", "lethe", "streaming"});
+  expect_refused("snapkv:kernel=4+lethe", {"kernel=4", "odd"});
+  expect_refused("snapkv+lethe:tau=0", {"tau=0", "above 1"});
+  expect_refused("+lethe", {"unknown", "lethe"});
+  expect_refused("snapkv+", {"unknown", "snapkv+"});
+  expect_refused("snapkv++lethe", {"unknown"});
+  expect_refused("window:size=+3", {"size=+3", "whole number"});
+}
+
+TEST(Composed, BehavesAsEveryScoredPolicy) {
+  for (const char* spec :
+       {"snapkv:budget=20,window=6+lethe:tau=4,start=30", "cake:budget=20,window=6+h2o:budget=25,recent=5",
+        "h2o:budget=16,recent=8+tova:budget=20", "snapkv:budget=20,window=6+streaming:sinks=2,window=20",
+        "random:budget=20+random:budget=25"})
+    test::check_scored_policy(spec);
+}
+
+TEST(Composed, EvaluationOnlyIsToldByName) {
+  EXPECT_TRUE(is_evaluation_only("recompute"));
+  EXPECT_TRUE(is_evaluation_only("recompute:size=4"));
+  for (const char* spec : {"full", "snapkv+lethe", "", "recompute+h2o", "recomputed"})
+    EXPECT_FALSE(is_evaluation_only(spec)) << spec;
+}
+
+}  // namespace
+}  // namespace kvasir

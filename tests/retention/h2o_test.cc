@@ -1,0 +1,103 @@
+// `h2o` against its definition: cumulative mass, sorted anew for every prune.
+#include <fmt/core.h>
+
+#include "retention/scored_checks.h"
+
+namespace kvasir {
+namespace {
+
+using test::PassShape;
+using test::TableMass;
+
+struct NaiveH2o {
+  std::int64_t budget = 0;
+  std::int64_t recent = 0;
+  std::int64_t sinks = 0;
+  std::int64_t every = 1;
+  int percent = 0;
+  std::vector<TokenId> kept;
+  std::map<TokenId, double> score;
+
+  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+    std::vector<TokenId> seen = kept;
+    for (TokenId id = first; id < first + shape.rows; ++id) {
+      seen.push_back(id);
+      for (const TokenId key : seen) score[key] += mass(id, key);
+    }
+    for (TokenId id = first; id < first + shape.rows; ++id) {
+      kept.push_back(id);
+      const std::int64_t target = percent > 0 ? std::max((percent * (id + 1) + 99) / 100, sinks + recent) : budget;
+      if (std::ssize(kept) - target >= every) prune(target);
+    }
+  }
+
+  void prune(std::int64_t target) {
+    std::vector<TokenId> candidates(kept.begin() + sinks, kept.end() - recent);
+    std::sort(candidates.begin(), candidates.end(), [&](TokenId a, TokenId b) {
+      return score[a] != score[b] ? score[a] > score[b] : a > b;  // best first; of equals the younger
+    });
+    candidates.resize(static_cast<std::size_t>(target - sinks - recent));
+    std::vector<TokenId> left(kept.begin(), kept.begin() + sinks);
+    std::sort(candidates.begin(), candidates.end());
+    left.insert(left.end(), candidates.begin(), candidates.end());
+    left.insert(left.end(), kept.end() - recent, kept.end());
+    kept = left;
+  }
+};
+
+TEST(H2o, KeepsWhatTheDefinitionKeeps) {
+  const NaiveH2o cases[] = {
+      {.budget = 16, .recent = 8},
+      {.budget = 16, .recent = 8, .sinks = 2},
+      {.budget = 16, .recent = 14, .sinks = 2},
+      {.budget = 20, .recent = 0, .sinks = 0},
+      {.budget = 20, .recent = 5, .sinks = 3, .every = 7},
+      {.budget = 1, .recent = 0},
+      {.budget = 30, .recent = 10, .sinks = 4, .every = 64},
+      {.recent = 5, .sinks = 2, .percent = 30},
+      {.recent = 0, .sinks = 0, .every = 4, .percent = 7},
+      {.recent = 3, .sinks = 1, .percent = 100},
+  };
+  for (const NaiveH2o& c : cases) {
+    const std::string budget = c.percent > 0 ? fmt::format("{}%", c.percent) : fmt::format("{}", c.budget);
+    const std::string spec =
+        fmt::format("h2o:budget={},recent={},sinks={},every={}", budget, c.recent, c.sinks, c.every);
+    for (const auto& schedule : test::schedules())
+      for (const auto& mass : {test::random_mass(1), test::skewed_mass(2), test::random_mass(3, 2)})
+        test::compare_with(spec, mass, schedule, [&](int) { return c; });
+    test::compare_with(spec + ",heads=independent", test::random_mass(4), test::schedules()[2], [&](int) { return c; },
+                       {.layers = 2, .per_layer = 3, .heads = 2});
+  }
+}
+
+TEST(H2o, OfEqualScoresTheYoungerStays) {
+  const auto policy = test::policy_of_tables("h2o:budget=4,recent=1");
+  test::TableDriver driver(*policy, {}, [](int, TokenId, TokenId) { return 0.0; });
+  driver.generate(9);
+  EXPECT_EQ(driver.held(), (std::vector<TokenId>{5, 6, 7, 8}));
+  const auto batched = test::policy_of_tables("h2o:budget=4,recent=1,sinks=1,every=5");
+  test::TableDriver late(*batched, {}, [](int, TokenId, TokenId) { return 0.0; });
+  late.generate(9);
+  EXPECT_EQ(late.held(), (std::vector<TokenId>{0, 6, 7, 8}));
+}
+
+TEST(H2o, BehavesAsEveryScoredPolicy) {
+  for (const char* spec : {"h2o:budget=16,recent=8", "h2o:budget=12,recent=3,sinks=2,every=5",
+                           "h2o:budget=40%,recent=2", "h2o:budget=16,recent=8,heads=independent"})
+    test::check_scored_policy(spec);
+}
+
+TEST(H2o, IsDescribedByItsSpec) {
+  const auto policy = test::policy_of_tables("h2o");
+  EXPECT_EQ(policy->reduction(), MassReduction::kSum);
+  EXPECT_EQ(policy->scope(), PolicyScope::kLayer);
+  EXPECT_EQ(policy->positions(), PositionMode::kAuto);
+  EXPECT_EQ(policy->bound(), 1025);
+  EXPECT_EQ(test::policy_of_tables("h2o:every=64,budget=600")->bound(), 664);
+  EXPECT_EQ(test::policy_of_tables("h2o:budget=50%")->bound(), std::nullopt);
+  EXPECT_EQ(test::policy_of_tables("h2o:heads=independent")->scope(), PolicyScope::kHead);
+  EXPECT_EQ(test::policy_of_tables("h2o:pos=original")->positions(), PositionMode::kOriginal);
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,265 @@
+// Drives policies that decide by table without a model: keeps the tables, hands over masses, applies plans, and checks
+// that every plan can be applied.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "retention/registry.h"
+
+namespace kvasir::test {
+
+// The reduced mass that token `query` puts on token `key` in a table. Need not sum to one.
+using MassSource = std::function<double(int table, TokenId query, TokenId key)>;
+
+// A number in [0, 1) that depends on all arguments; one of `levels` values if that is not 0, so that ties happen.
+inline double hashed(std::uint64_t seed, std::uint64_t table, std::uint64_t query, std::uint64_t key, int levels = 0) {
+  std::uint64_t x = seed * 0x9E3779B97F4A7C15u + table * 0xBF58476D1CE4E5B9u + query * 0x94D049BB133111EBu + key;
+  for (int i = 0; i < 3; ++i) x = (x ^ (x >> 29)) * 0xD6E8FEB86659FD93u;
+  x ^= x >> 32;
+  if (levels > 0) return static_cast<double>(x % static_cast<std::uint64_t>(levels)) / levels;
+  return static_cast<double>(x >> 11) * 0x1p-53;
+}
+
+inline MassSource random_mass(std::uint64_t seed, int levels = 0) {
+  return [=](int table, TokenId query, TokenId key) {
+    return hashed(seed, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(query),
+                  static_cast<std::uint64_t>(key), levels);
+  };
+}
+
+// A few keys draw most of the mass, whatever the query: what attention looks like.
+inline MassSource skewed_mass(std::uint64_t seed) {
+  return [=](int table, TokenId query, TokenId key) {
+    const double weight = hashed(seed, static_cast<std::uint64_t>(table), 7, static_cast<std::uint64_t>(key));
+    const double noise = hashed(seed + 1, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(query),
+                                static_cast<std::uint64_t>(key));
+    return weight * weight * weight * weight * (0.5 + noise);
+  };
+}
+
+inline std::unique_ptr<RetentionPolicy> policy_of_tables(const std::string& spec, const TableLayout& layout = {}) {
+  auto policy = make_policy(spec);
+  EXPECT_TRUE(policy.ok()) << policy.status().message();
+  if (!policy.ok()) return nullptr;
+  EXPECT_TRUE((*policy)->by_table()) << spec;
+  (*policy)->begin(layout);
+  return std::move(*policy);
+}
+
+class TableDriver {
+ public:
+  enum class Order { kAscending, kDescending, kThreads };
+
+  struct Token {
+    TokenId id = 0;
+    int run = 0;
+  };
+
+  TableDriver(RetentionPolicy& policy, const TableLayout& layout, MassSource mass)
+      : policy_(&policy),
+        layout_(layout),
+        mass_(std::move(mass)),
+        tables_(static_cast<std::size_t>(layout.tables())),
+        rows_shown_(tables_.size()) {}
+
+  // The same state, driving a clone.
+  TableDriver(const TableDriver& other, RetentionPolicy& clone) : TableDriver(other) { policy_ = &clone; }
+
+  TokenId next_id() const { return next_; }
+  std::vector<TokenId> held(int table = 0) const {
+    std::vector<TokenId> ids;
+    for (const Token& token : tables_[static_cast<std::size_t>(table)]) ids.push_back(token.id);
+    return ids;
+  }
+  std::vector<TokenId> run(int which, int table = 0) const {
+    std::vector<TokenId> ids;
+    for (const Token& token : tables_[static_cast<std::size_t>(table)])
+      if (token.run == which) ids.push_back(token.id);
+    return ids;
+  }
+  std::int64_t most_seen() const { return most_seen_; }  // by a pass of one token
+  std::int64_t moves() const { return moves_; }
+  void set_order(Order order) { order_ = order; }
+  void show_all_rows() { show_all_rows_ = true; }  // those that the policy does not want too
+  std::int64_t rows_shown() const { return std::accumulate(rows_shown_.begin(), rows_shown_.end(), std::int64_t{0}); }
+
+  void pass(int rows, bool prompt = false, std::int64_t prompt_left = 0) {
+    const PolicyPass pass{next_, rows, prompt, prompt_left};
+    for (auto& table : tables_) {
+      for (int r = 0; r < rows; ++r) table.push_back({next_ + r, 0});
+      if (rows == 1) most_seen_ = std::max(most_seen_, static_cast<std::int64_t>(table.size()));
+    }
+    next_ += rows;
+    std::vector<KeepPlan> plans(tables_.size());
+    for_each_table([&](int t) {
+      observe(pass, t);
+      policy_->end_pass(pass, t, plans[static_cast<std::size_t>(t)]);
+    });
+    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
+    for (KeepPlan& plan : plans) plan.clear();
+    for_each_table([&](int t) { policy_->finish_pass(pass, t, plans[static_cast<std::size_t>(t)]); });
+    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
+  }
+
+  // A prompt of `tokens` tokens in chunks.
+  void prompt(std::int64_t tokens, int chunk) {
+    while (tokens > 0) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(tokens, chunk));
+      tokens -= rows;
+      pass(rows, true, tokens);
+    }
+  }
+
+  void generate(std::int64_t tokens) {
+    for (std::int64_t i = 0; i < tokens; ++i) pass(1);
+  }
+
+ private:
+  void observe(const PolicyPass& pass, int t) {
+    if (policy_->reduction() == MassReduction::kNone) return;
+    const std::vector<Token>& table = tables_[static_cast<std::size_t>(t)];
+    const std::size_t before = table.size() - static_cast<std::size_t>(pass.rows);
+    std::vector<double> mass;
+    for (int row = 0; row < pass.rows; ++row) {
+      if (!show_all_rows_ && !policy_->wants_row(pass, row)) continue;
+      ++rows_shown_[static_cast<std::size_t>(t)];
+      mass.clear();
+      for (std::size_t i = 0; i <= before + static_cast<std::size_t>(row); ++i)
+        mass.push_back(mass_(t, pass.first + row, table[i].id));
+      policy_->observe(pass, t, row, mass);
+    }
+  }
+
+  template <class Task>
+  void for_each_table(Task task) {
+    const int count = layout_.tables();
+    if (order_ == Order::kThreads) {
+      std::vector<std::thread> threads;
+      for (int t = 0; t < count; ++t) threads.emplace_back([&, t] { task(t); });
+      for (std::thread& thread : threads) thread.join();
+      return;
+    }
+    for (int i = 0; i < count; ++i) task(order_ == Order::kAscending ? i : count - 1 - i);
+  }
+
+  void apply(const KeepPlan& plan, std::vector<Token>& table) {
+    const auto place = [&](TokenId id) {
+      return std::find_if(table.begin(), table.end(), [&](const Token& token) { return token.id == id; });
+    };
+    for (std::size_t i = 0; i < plan.drop.size(); ++i) {
+      if (i > 0) {
+        ASSERT_LT(plan.drop[i - 1], plan.drop[i]);
+      }
+      ASSERT_NE(place(plan.drop[i]), table.end()) << plan.drop[i];
+      table.erase(place(plan.drop[i]));
+    }
+    const std::vector<std::int64_t> capacities = policy_->run_capacities();
+    for (std::size_t i = 0; i < plan.moves.size(); ++i) {
+      const KeepPlan::Move& move = plan.moves[i];
+      if (i > 0) {
+        ASSERT_LT(plan.moves[i - 1].id, move.id);
+      }
+      ASSERT_NE(place(move.id), table.end()) << move.id;
+      ASSERT_GE(move.run, 1);
+      ASSERT_LE(static_cast<std::size_t>(move.run), capacities.size());
+      ASSERT_LT(place(move.id)->run, move.run);
+      place(move.id)->run = move.run;
+      ++moves_;
+    }
+    // Each run is older than the one before it, but for the tokens that never leave run 0.
+    std::vector<std::int64_t> held(capacities.size() + 1);
+    int oldest_run = static_cast<int>(capacities.size());
+    for (const Token& token : table) {
+      ++held[static_cast<std::size_t>(token.run)];
+      if (token.run == 0) continue;
+      ASSERT_LE(token.run, oldest_run);
+      oldest_run = token.run;
+    }
+    for (std::size_t run = 0; run < capacities.size(); ++run) ASSERT_LE(held[run + 1], capacities[run]);
+  }
+
+  RetentionPolicy* policy_;
+  TableLayout layout_;
+  MassSource mass_;
+  std::vector<std::vector<Token>> tables_;
+  TokenId next_ = 0;
+  std::int64_t most_seen_ = 0;
+  std::int64_t moves_ = 0;
+  std::vector<std::int64_t> rows_shown_;  // by table
+  Order order_ = Order::kAscending;
+  bool show_all_rows_ = false;
+};
+
+// One step of a schedule, and some that mix single steps, chunks of all sizes and prompts.
+struct PassShape {
+  int rows = 1;
+  bool prompt = false;
+  std::int64_t prompt_left = 0;
+};
+
+inline std::vector<PassShape> one_at_a_time(int tokens) {
+  return std::vector<PassShape>(static_cast<std::size_t>(tokens));
+}
+
+inline void add_prompt(std::vector<PassShape>& schedule, int tokens, int chunk) {
+  while (tokens > 0) {
+    const int rows = std::min(tokens, chunk);
+    tokens -= rows;
+    schedule.push_back({rows, true, tokens});
+  }
+}
+
+// Prompt, answer, prompt, answer, …
+inline std::vector<PassShape> conversation(std::vector<int> lengths, int chunk) {
+  std::vector<PassShape> schedule;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (i % 2 == 0)
+      add_prompt(schedule, lengths[i], chunk);
+    else
+      for (int k = 0; k < lengths[i]; ++k) schedule.push_back({});
+  }
+  return schedule;
+}
+
+inline std::vector<std::vector<PassShape>> schedules() {
+  return {one_at_a_time(160), conversation({90, 40, 1, 15, 33, 20}, 1), conversation({97, 30, 7, 15, 40, 9}, 16),
+          conversation({150, 30}, 256), conversation({10, 60, 10, 60}, 7)};
+}
+
+// The same passes through a policy and through its definition as the test reads it: `naive(table)` makes an object with
+// pass(first, shape, mass) and the member `kept`.
+template <class MakeNaive>
+void compare_with(const std::string& spec, const MassSource& mass, const std::vector<PassShape>& schedule,
+                  MakeNaive naive, const TableLayout& layout = {}) {
+  SCOPED_TRACE(spec);
+  const auto policy = policy_of_tables(spec, layout);
+  ASSERT_NE(policy, nullptr);
+  TableDriver driver(*policy, layout, mass);
+  using Naive = decltype(naive(0));
+  std::vector<Naive> expected;
+  for (int t = 0; t < layout.tables(); ++t) expected.push_back(naive(t));
+  TokenId first = 0;
+  for (const PassShape& shape : schedule) {
+    driver.pass(shape.rows, shape.prompt, shape.prompt_left);
+    if (::testing::Test::HasFatalFailure()) return;
+    for (int t = 0; t < layout.tables(); ++t) {
+      auto& table = expected[static_cast<std::size_t>(t)];
+      table.pass(first, shape, [&](TokenId query, TokenId key) { return mass(t, query, key); });
+      ASSERT_EQ(driver.held(t), table.kept) << "after token " << first + shape.rows - 1 << ", table " << t;
+    }
+    first += shape.rows;
+  }
+}
+
+using TableMass = std::function<double(TokenId query, TokenId key)>;
+
+}  // namespace kvasir::test
