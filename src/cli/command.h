@@ -38,6 +38,7 @@ void add_policies(CLI::App& program, Outcome& outcome);
 void add_eval(CLI::App& program, Outcome& outcome);
 void add_replay(CLI::App& program, Outcome& outcome);
 void add_record(CLI::App& program, Outcome& outcome);
+void add_inspect(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 
 void add_model_option(CLI::App& command, std::string& path);           // -m

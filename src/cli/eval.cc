@@ -37,6 +37,15 @@ Status check_report(const std::string& file) {
   return file.empty() ? Status() : check_writable(file);
 }
 
+void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head) {
+  if (!by_head) {
+    layer["final"] = tables.front();
+    return;
+  }
+  layer["heads"] = Json::array();
+  for (const std::vector<std::int64_t>& ids : tables) layer["heads"].push_back({{"final", ids}});
+}
+
 void add_eval(CLI::App& program, Outcome& outcome) {
   CLI::App* eval = program.add_subcommand("eval", "Quality of policies and codecs");
   eval->require_subcommand(1);

@@ -22,10 +22,6 @@ using report::Section;
 using report::Series;
 using report::Table;
 
-std::string file_name(const std::string& path) {
-  return path == "-" ? "standard input" : std::filesystem::path(path).filename().string();
-}
-
 std::string grouped(std::int64_t number) {
   std::string digits = fmt::format("{}", number);
   for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
@@ -226,7 +222,7 @@ Table by_text(std::span<const TextRuns> texts, std::span<const PerplexityResult>
     for (const PerplexityResult& run : runs) row.push_back(cell(run));
     table.rows.push_back(std::move(row));
   };
-  for (const TextRuns& text : texts) add(file_name(text.file), text.runs);
+  for (const TextRuns& text : texts) add(text_name(text.file), text.runs);
   add("all", pooled);
   return table;
 }
@@ -301,8 +297,12 @@ Series over_distance(const RestreamResult& run, const std::string& name, const Y
 
 }  // namespace
 
+std::string text_name(const std::string& path) {
+  return path == "-" ? "standard input" : std::filesystem::path(path).filename().string();
+}
+
 std::string machine_line(const LoadedModel& model) {
-  return fmt::format("{}, {} kernels, {} {}", file_name(model.options.model), model.kernels->name,
+  return fmt::format("{}, {} kernels, {} {}", text_name(model.options.model), model.kernels->name,
                      model.threads->threads(), model.threads->threads() == 1 ? "thread" : "threads");
 }
 
@@ -311,7 +311,7 @@ report::Report perplexity_report(const LoadedModel& model, const PerplexityOptio
   const std::span<const PerplexityResult> runs = pooled.empty() ? std::span(texts.front().runs) : pooled;
   report::Report page{.title = under_policies("Perplexity", runs.front().policy, runs.size())};
   page.subtitle =
-      fmt::format("{}. {}", texts.size() == 1 ? file_name(texts.front().file) : fmt::format("{} texts", texts.size()),
+      fmt::format("{}. {}", texts.size() == 1 ? text_name(texts.front().file) : fmt::format("{} texts", texts.size()),
                   machine_line(model));
   std::string note = "Times are of each policy's own passes: medians for ms/token, means for the other two.";
   if (options.compare_full) note += " As the policies take turns, times are longer than those of a policy alone.";

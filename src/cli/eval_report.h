@@ -12,6 +12,9 @@
 
 namespace kvasir::cli {
 
+// Of a path its last part.
+std::string text_name(const std::string& path);
+
 // How it was measured, in a line: model, kernels, threads.
 std::string machine_line(const LoadedModel& model);
 

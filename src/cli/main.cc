@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
   add_eval(program, outcome);
   add_replay(program, outcome);
   add_record(program, outcome);
+  add_inspect(program, outcome);
   add_bench(program, outcome);
   add_plan(program, outcome);
   add_policies(program, outcome);

@@ -21,7 +21,7 @@ struct RecordCommand {
   std::string out;
   std::int64_t tokens = 0;
   std::optional<int> chunk;
-  RecordOptions record;
+  ObservedTextOptions record;
   bool json = false;
 };
 
@@ -38,16 +38,11 @@ Result<std::vector<TokenValue>> read_text(const RecordCommand& command, const Lo
   return tokens;
 }
 
-Json to_json(const RecordCommand& command, const LoadedModel& model, const RecordResult& result, std::int64_t tokens) {
+Json to_json(const RecordCommand& command, const LoadedModel& model, const ObservedText& result, std::int64_t tokens) {
   Json layers = Json::array();
   for (const auto& tables : result.final) {
     Json layer = {{"layer", layers.size()}};
-    if (result.by_head) {
-      layer["heads"] = Json::array();
-      for (const std::vector<TokenId>& ids : tables) layer["heads"].push_back({{"final", ids}});
-    } else {
-      layer["final"] = tables.front();
-    }
+    add_final(layer, tables, result.by_head);
     layers.push_back(std::move(layer));
   }
   return {{"model", command.engine.model},
@@ -64,7 +59,7 @@ Json to_json(const RecordCommand& command, const LoadedModel& model, const Recor
           {"layers", std::move(layers)}};
 }
 
-std::string text_of(const RecordCommand& command, const LoadedModel& model, const RecordResult& result) {
+std::string text_of(const RecordCommand& command, const LoadedModel& model, const ObservedText& result) {
   std::string out = fmt::format("{:>5} {}{:>6}  kept at the end\n", "layer", result.by_head ? " head " : "", "kept");
   for (std::size_t layer = 0; layer < result.final.size(); ++layer)
     for (std::size_t head = 0; head < result.final[layer].size(); ++head) {
@@ -93,7 +88,7 @@ Status record(const RecordCommand& command) {
   note("kvasir: {} layers of {} query heads, {} tokens: '{}' will have {}\n", model->config.layers, model->config.heads,
        count, printable(command.out, 200), human_bytes(trace_bytes(*model, count)));
   catch_interrupts();
-  RecordResult result;
+  ObservedText result;
   {
     ProgressBar bar("recording");
     KVASIR_ASSIGN_OR_RETURN(

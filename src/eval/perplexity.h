@@ -21,11 +21,11 @@ namespace kvasir {
 
 struct PerplexityOptions {
   std::vector<std::string> policies = {"full"};
-  std::int64_t window = 0;  // 0: the text is one stream; else each window starts afresh, its first token replaced by
-                            // BOS where the model wants one
-  bool whole_windows = false;     // every token of a window is scored; else those of its second half alone (as
-                                  // llama.cpp's llama-perplexity does)
-  int chunk = 1;                  // tokens per forward pass; 1: they count as generated, else as a prompt
+  std::int64_t window = 0;     // 0: the text is one stream; else each window starts afresh, its first token replaced by
+                               // BOS where the model wants one
+  bool whole_windows = false;  // every token of a window is scored; else those of its second half alone (as
+                               // llama.cpp's llama-perplexity does)
+  int chunk = 1;               // tokens per forward pass; 1: they count as generated, else as a prompt
   std::int64_t first_scored = 0;  // of a stream: rows before this one are read but not scored
   bool compare_full = false;      // against policy `full` with f16 pages
   std::int64_t bins = 0;          // of the curve, over the positions scored; 0: none

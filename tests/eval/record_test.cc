@@ -20,7 +20,7 @@ constexpr int kTokens = 120;
 const RandomModelSpec kModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 64};
 
 struct Recorded {
-  RecordResult result;
+  ObservedText result;
   std::shared_ptr<AttentionTrace> trace;
 };
 
@@ -56,7 +56,7 @@ class Record : public ::testing::Test {
   }
   static std::string path() { return file_->path() + ".npy"; }
 
-  static Recorded record(int tokens, const RecordOptions& options) {
+  static Recorded record(int tokens, const ObservedTextOptions& options) {
     Recorded recorded;
     auto out = writer(tokens);
     EXPECT_TRUE(out.ok()) << out.status().message();
@@ -115,7 +115,7 @@ TEST_F(Record, HoldsTheWeightsOfTheReference) {
 }
 
 std::vector<std::vector<std::vector<TokenId>>> replayed(const AttentionTrace& trace, const std::string& policy,
-                                                        const RecordOptions& options) {
+                                                        const ObservedTextOptions& options) {
   auto made = make_policy(policy);
   EXPECT_TRUE(made.ok());
   const auto result =
@@ -143,7 +143,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
       for (const auto& [prefill, chunk] :
            std::vector<std::pair<int, int>>{{0, 0}, {20, 20}, {70, 16}, {50, 1}, {kTokens, 13}}) {
         SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
-        const RecordOptions options{policy, prefill, chunk};
+        const ObservedTextOptions options{policy, prefill, chunk};
         const auto [result, trace] = record(kTokens, options);
         ASSERT_NE(trace, nullptr);
         EXPECT_EQ(replayed(*trace, policy, options), result.final);
@@ -162,7 +162,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
 TEST_F(Record, ReplayKeepsWhatWasHeldByRangeToo) {
   for (const std::string policy : {"full", "window:size=20", "streaming:sinks=2,window=10,every=3"})
     for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{0, 0}, {45, 16}}) {
-      const RecordOptions options{policy, prefill, chunk};
+      const ObservedTextOptions options{policy, prefill, chunk};
       const auto [result, trace] = record(60, options);
       ASSERT_NE(trace, nullptr);
       EXPECT_EQ(replayed(*trace, policy, options), result.final) << policy;
@@ -176,7 +176,7 @@ TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
       for (const auto& [prefill, chunk] : std::vector<std::pair<int, int>>{{50, 16}, {40, 40}, {45, 1}}) {
         const std::string policy = std::string(name) + ":" + small;
         SCOPED_TRACE(fmt::format("{} prefill {} chunk {}", policy, prefill, chunk));
-        const RecordOptions options{policy, prefill, chunk};
+        const ObservedTextOptions options{policy, prefill, chunk};
         const auto [result, trace] = record(kFits, options);
         ASSERT_NE(trace, nullptr);
         EXPECT_TRUE(result.by_head);
@@ -194,7 +194,7 @@ TEST_F(Record, RowsSeeWhatWasHeld) {
     const auto [all, trace] = record(kTokens, {policy, 40, 16});
     ASSERT_NE(trace, nullptr);
     for (const int before : {60, kTokens - 1}) {
-      const RecordResult shorter = record(before, {policy, 40, 16}).result;
+      const ObservedText shorter = record(before, {policy, 40, 16}).result;
       for (int layer = 0; layer < kModel.layers; ++layer)
         for (int head = 0; head < kModel.heads; ++head) {
           const auto& tables = shorter.final[static_cast<std::size_t>(layer)];
@@ -216,14 +216,14 @@ TEST_F(Record, Refuses) {
   auto out = writer(100);
   ASSERT_TRUE(out.ok());
   for (const auto& [options, part] :
-       std::vector<std::pair<RecordOptions, std::string>>{{{"full"}, "room for 64"},
-                                                          {{"nope"}, "unknown retention policy"},
-                                                          {{"recompute"}, "evaluation only"},
-                                                          {{"tova:budget=20", -1}, "from 0 to the 100"},
-                                                          {{"tova:budget=20", 101}, "from 0 to the 100"},
-                                                          {{"tova:budget=20", 50, -1}, "chunk"},
-                                                          {{"tova:budget=20", 50, 50}, "trained context of 64"},
-                                                          {{"tova:budget=80%", 0}, "kept 65 tokens"}}) {
+       std::vector<std::pair<ObservedTextOptions, std::string>>{{{"full"}, "room for 64"},
+                                                                {{"nope"}, "unknown retention policy"},
+                                                                {{"recompute"}, "evaluation only"},
+                                                                {{"tova:budget=20", -1}, "from 0 to the 100"},
+                                                                {{"tova:budget=20", 101}, "from 0 to the 100"},
+                                                                {{"tova:budget=20", 50, -1}, "chunk"},
+                                                                {{"tova:budget=20", 50, 50}, "trained context of 64"},
+                                                                {{"tova:budget=80%", 0}, "kept 65 tokens"}}) {
     const auto result = record_attention(model_, text, options, *out, {});
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << part;
     EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();

@@ -1,0 +1,94 @@
+#include "eval/observed_text.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "engine/sequence_runner.h"
+#include "retention/registry.h"
+
+namespace kvasir {
+namespace {
+
+// From the engine's blocks of rows to rows.
+class RowSplitter final : public AttentionObserver {
+ public:
+  RowSplitter(SeenTokens* seen, RowObserver* observer, int heads) : seen_(*seen), observer_(*observer), heads_(heads) {}
+
+  void observe(const ObservedAttention& attention) override {
+    for (int r = 0; r < attention.rows && status_.ok(); ++r) {
+      status_ = check(attention, r);
+      if (status_.ok()) status_ = observer_.observe(ObservedRow(&seen_, &attention, r));
+    }
+  }
+
+  const Status& status() const { return status_; }
+
+ private:
+  Status check(const ObservedAttention& attention, int row) const {
+    for (int head = 0; head < heads_; ++head) {
+      const std::span<const float> weights = attention.of(row, head);
+      KVASIR_CHECK(weights.size() == seen_.of(attention.layer, head, attention.first_row + row).size());
+      if (!std::ranges::all_of(weights, [](float weight) { return std::isfinite(weight); }))
+        return data_loss("the attention of layer {} is not a number; the model's weights are damaged", attention.layer);
+    }
+    return {};
+  }
+
+  SeenTokens& seen_;
+  RowObserver& observer_;
+  int heads_;
+  Status status_;
+};
+
+}  // namespace
+
+Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
+  if (options.prefill < 0 || options.prefill > tokens)
+    return invalid_argument("--prefill {} must be from 0 to the {} tokens", options.prefill, tokens);
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
+  return check_context(model, *policy, tokens, options.prefill > 0 ? options.chunk : 1);
+}
+
+Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+                                   const ObservedTextOptions& options, RowObserver& observer,
+                                   const Progress& progress) {
+  const auto tokens = static_cast<std::int64_t>(text.size());
+  KVASIR_RETURN_IF_ERROR(check_observed_text(*model, tokens, options));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
+  const MemoryRequest request{tokens, options.prefill, options.chunk, 1};
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(*model, *policy, {&request, 1}));
+
+  ObservedText result;
+  result.policy = policy->spec();
+  result.codec = kv_type_name(model->kv_shape.page.type);
+  result.chunk = options.prefill > 0 ? prompt_chunk(*policy, options.chunk) : 0;
+  SequenceRunner runner(model, cache, std::move(policy));
+  SeenTokens seen(&runner, *model);
+  RowSplitter rows(&seen, &observer, model->config.heads);
+  runner.set_tap(&rows);
+  Status status;
+  const auto on_pass = [&](std::int64_t, int, std::span<const float>) {
+    seen.next_pass();
+    status = rows.status();
+    if (status.ok()) status = check_context(*model, runner);
+    if (status.ok() && progress && !progress(seen.first(), tokens)) status = Status(StatusCode::kCancelled, "stopped");
+    return status.ok();
+  };
+  const auto read = [&](std::span<const TokenValue> part, SequenceRunner::Source source) -> Status {
+    if (part.empty()) return {};
+    const Status fed = runner.feed(part, options.chunk, SequenceRunner::Logits::kNone, on_pass, source);
+    return status.ok() ? fed : status;
+  };
+  const auto prompt = static_cast<std::size_t>(options.prefill);
+  KVASIR_RETURN_IF_ERROR(read(text.first(prompt), SequenceRunner::Source::kPrompt));
+  KVASIR_RETURN_IF_ERROR(read(text.subspan(prompt), SequenceRunner::Source::kGenerated));
+  result.kept_max = runner.kept_max();
+  result.by_head = runner.policy().scope() == PolicyScope::kHead;
+  result.final = retained_by_layer(runner.sequence(), model->config.layers);
+  return result;
+}
+
+}  // namespace kvasir

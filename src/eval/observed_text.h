@@ -1,0 +1,69 @@
+// Reads a text under a policy and hands over the attention of every row: what recording and inspection share.
+// Thread-safety: one reading at a time per model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/loaded_model.h"
+#include "eval/scoring.h"
+#include "eval/seen_tokens.h"
+#include "kv/lane_group.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+struct ObservedTextOptions {
+  std::string policy = "full";
+  std::int64_t prefill = 0;  // the first tokens are a prompt; the others are generated, one at a time
+  int chunk = 0;             // tokens of the prompt per pass; 0: what the policy, or else the engine, says
+};
+
+// How it was read, and what is left of it.
+struct ObservedText {
+  std::string policy;
+  std::string codec;
+  int chunk = 0;                                         // as it was; 0 without a prompt
+  std::int64_t kept_max = 0;                             // most tokens a forward pass saw
+  bool by_head = false;                                  // the policy decides for each KV head
+  std::vector<std::vector<std::vector<TokenId>>> final;  // [layer][one, or KV heads]: held at the end, ascending
+};
+
+// One row of one layer: the softmax weights of a token's query heads, all of them numbers.
+class ObservedRow {
+ public:
+  ObservedRow(SeenTokens* seen, const ObservedAttention* attention, int row)
+      : seen_(*seen), attention_(*attention), row_(row) {}
+
+  int layer() const { return attention_.layer; }
+  TokenId query() const { return seen_.first() + attention_.first_row + row_; }
+  std::span<const float> weights(int head) const { return attention_.of(row_, head); }
+  // The tokens that the weights are of, ascending, the query last; the same for the heads of one KV head. Valid until
+  // the next call.
+  std::span<const TokenId> ids(int head) const { return seen_.of(layer(), head, attention_.first_row + row_); }
+
+ private:
+  SeenTokens& seen_;
+  const ObservedAttention& attention_;
+  int row_;
+};
+
+class RowObserver {
+ public:
+  virtual ~RowObserver() = default;
+  // Rows of one layer come in order of their queries; those of several layers alternate. An error ends the reading.
+  virtual Status observe(const ObservedRow& row) = 0;
+};
+
+// Whether a text of so many tokens can be read so. Errors: kInvalidArgument.
+Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options);
+
+// Errors: those of check_observed_text and of the observer; kDataLoss where the model's attention is not a number;
+// kResourceExhausted, kCancelled.
+Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+                                   const ObservedTextOptions& options, RowObserver& observer, const Progress& progress);
+
+}  // namespace kvasir
