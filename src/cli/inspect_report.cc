@@ -234,7 +234,7 @@ Section kept(const LoadedModel& model, const std::vector<TokenValue>& text, cons
   shares.note = result.reading.by_head ? "Share of the KV heads of all layers that hold a token behind the last one."
                                        : "Share of the layers that hold a token behind the last one.";
   shares.value_label = "share";
-  shares.low_label = "one";
+  shares.low_label = "none";
   shares.high_label = "all";
   const std::size_t count = text.size();
   std::vector<float> holders(count, 0);

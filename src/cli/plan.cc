@@ -1,4 +1,4 @@
-// kvasir plan: exact memory, from a model's header alone.
+// kvasir plan: memory, from a model's header alone.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -72,6 +72,7 @@ Status plan(const PlanOptions& options) {
              {"kv_page_bytes", kv.page_bytes},
              {"kv_table_bytes", kv.table_bytes},
              {"kv_bytes", kv.bytes},
+             {"kv_exact", kv.exact},
              {"kv_bytes_per_token", 2 * shape.page.element_bytes() * static_cast<std::uint64_t>(shape.page.head_dim) *
                                         static_cast<std::uint64_t>(shape.lanes())},
              {"weight_bytes", weight_bytes},
@@ -92,8 +93,8 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
-  out +=
-      fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged for it)\n", human_bytes(kv.bytes), kv.bytes);
+  out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
+                     kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
   if (options.memory > 0)
@@ -110,7 +111,7 @@ Status plan(const PlanOptions& options) {
 
 void add_plan(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<PlanOptions>();
-  CLI::App* command = program.add_subcommand("plan", "Exact memory plan, from a model's header alone");
+  CLI::App* command = program.add_subcommand("plan", "Memory plan, from a model's header alone");
   add_model_option(*command, options->model);
   command->add_option("--ctx", options->context, "Tokens per sequence; 0: the trained context")->capture_default_str();
   command->add_option("--prompt", options->prompt, "How many of them are a prompt, read in chunks; -1: all")

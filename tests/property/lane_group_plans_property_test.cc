@@ -38,6 +38,10 @@ struct Config {
   std::int64_t sinks = 0;                // that run 0 holds besides
 };
 
+void PrintTo(const Config& config, std::ostream* out) {
+  *out << config.name;
+}
+
 struct Twin {
   KvSequence real;
   test::PlanModel model;

@@ -334,6 +334,10 @@ struct Config {
   bool punctures;
 };
 
+void PrintTo(const Config& config, std::ostream* out) {
+  *out << config.slots << " slots, " << config.lanes << " lanes";
+}
+
 class LaneGroupProperty : public ::testing::TestWithParam<Config> {};
 
 TEST_P(LaneGroupProperty, RandomOperationsAgreeWithTheModel) {

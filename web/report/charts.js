@@ -53,6 +53,13 @@ function tickCount(log, ends, pixels, each, most) {
   return pixels / decades > 2.5 * each ? count : clamp(Math.ceil(decades * 1.15), 2, count);
 }
 
+// On a logarithmic axis with room for it, ticks where the points are: 1, 2, 4, 8 rather than 1, 2, 3 … 9, 10.
+function ticksAtPoints(log, series, pixels) {
+  if (!log) return {};
+  const places = [...new Set(series.flatMap(({ x }) => x.filter(usableOn(true))))];
+  return places.length >= 2 && places.length * 40 <= pixels ? { tickmode: 'array', tickvals: places } : {};
+}
+
 function baseLayout(width, height) {
   const { muted } = theme();
   return {
@@ -257,7 +264,7 @@ function lineChart(block) {
       ...baseLayout(width, height), hovermode: 'x',
       xaxis: axisLayout(block.x_log, tickCount(block.x_log, xEnds, width - 60, 70, 9), {
         showline: true, ticks: 'outside', ticklen: 4, showspikes: true, spikemode: 'across', spikethickness: 1,
-        spikedash: 'solid', spikecolor: muted, spikesnap: 'hovered data',
+        spikedash: 'solid', spikecolor: muted, spikesnap: 'hovered data', ...ticksAtPoints(block.x_log, block.series, width - 60),
       }),
       yaxis: axisLayout(block.y_log, tickCount(block.y_log, yEnds, height - 50, 34, 8), { showgrid: true, ticklabelstandoff: 6 }),
     };
