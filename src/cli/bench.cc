@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/eval.h"
 #include "eval/speed.h"
 
 namespace kvasir::cli {
@@ -14,7 +15,8 @@ struct BenchOptions {
   bool json = false;
 };
 
-Status bench(const BenchOptions& options) {
+Status bench(BenchOptions options) {
+  KVASIR_RETURN_IF_ERROR(check_policies(options.speed.policies, false));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
   catch_interrupts();
   std::vector<SpeedFigure> figures;
@@ -28,29 +30,32 @@ Status bench(const BenchOptions& options) {
   if (options.json) {
     Json list = Json::array();
     for (const SpeedFigure& f : figures)
-      list.push_back({{"test", f.name},
+      list.push_back({{"policy", f.policy},
+                      {"test", f.name},
                       {"depth", f.depth},
                       {"tokens", f.tokens},
                       {"tokens_per_s", f.median},
                       {"lowest", f.lowest},
                       {"highest", f.highest},
+                      {"slowdown", f.slowdown},
                       {"gigabytes_per_s", f.gigabytes_per_s},
                       {"kv_bytes", f.kv_bytes}});
     return print_json({{"model", options.engine.model},
                        {"isa", model->kernels->name},
                        {"threads", model->threads->threads()},
                        {"codec", options.engine.kv_type},
-                       {"policy", options.speed.policy},
                        {"repeat", options.speed.repeat},
                        {"figures", list}});
   }
   std::string out =
-      fmt::format("{} on {} threads, kernels {}, {} pages, policy {}; median of {} (lowest to highest)\n\n",
-                  options.engine.model, model->threads->threads(), model->kernels->name, options.engine.kv_type,
-                  options.speed.policy, options.speed.repeat);
+      fmt::format("{} on {} threads, kernels {}, {} pages; median of {} (lowest to highest)\n", options.engine.model,
+                  model->threads->threads(), model->kernels->name, options.engine.kv_type, options.speed.repeat);
+  std::string policy;
   for (const SpeedFigure& f : figures) {
+    if (f.policy != policy) out += fmt::format("\n{}\n", policy = f.policy);
     out += fmt::format("  {:<8} {:>6} tokens at depth {:>7}: {:>9.2f} tokens/s  ({:.2f} to {:.2f})", f.name, f.tokens,
                        f.depth, f.median, f.lowest, f.highest);
+    if (options.speed.policies.size() > 1) out += fmt::format(", {:.3f} of the first's time", f.slowdown);
     if (f.gigabytes_per_s > 0) out += fmt::format(", {:.1f} GB/s of weights and KV", f.gigabytes_per_s);
     out += "\n";
   }
@@ -61,6 +66,7 @@ Status bench(const BenchOptions& options) {
 
 void add_bench(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<BenchOptions>();
+  options->speed.policies.clear();
   CLI::App* command = program.add_subcommand("bench", "Speed: prefill, and decoding at depths");
   add_engine_options(*command, options->engine);
   add_chunk_option(*command, options->engine);
@@ -71,7 +77,7 @@ void add_bench(CLI::App& program, Outcome& outcome) {
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--repeat", options->speed.repeat, "Repetitions")->capture_default_str();
-  command->add_option("--kv", options->speed.policy, "Retention policy")->capture_default_str();
+  add_policies_option(*command, options->speed.policies);
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = bench(*options); });
 }

@@ -1,6 +1,6 @@
 // Speed of one model on this machine: prefill, and decoding with a cache that is already deep.
-// Every figure is a median over repetitions with its extremes; the repetitions of all figures take turns, so that a
-// machine that slows down for a while slows all of them.
+// Every figure is a median over repetitions with its extremes; the repetitions of all figures, of all policies, take
+// turns, so that a machine that slows down for a while slows all of them.
 // Thread-safety: one measurement at a time per model.
 #pragma once
 
@@ -20,16 +20,18 @@ struct SpeedOptions {
   std::int64_t decode = 32;                // tokens generated per repetition; 0: not measured
   std::vector<std::int64_t> depths = {0};  // tokens in the cache when decoding starts
   int repeat = 5;
-  std::string policy = "full";
+  std::vector<std::string> policies = {"full"};
 };
 
 struct SpeedFigure {
-  std::string name;  // "prefill", "decode"
+  std::string policy;  // as given
+  std::string name;    // "prefill", "decode"
   std::int64_t depth = 0;
   std::int64_t tokens = 0;  // per repetition
   double median = 0;        // tokens per second
   double lowest = 0;
   double highest = 0;
+  double slowdown = 0;         // time per token, of that of the first policy in the same test: median over repetitions
   double gigabytes_per_s = 0;  // decode: weights and live keys and values that tokens read, at the median
   std::uint64_t kv_bytes = 0;  // live keys and values at the start
 };
