@@ -89,11 +89,12 @@ class Session {
   virtual Result<GenerateResult> generate(const GenerateOptions& options,
                                           const std::function<bool(std::string_view)>& on_text) = 0;
 
-  // A session with the same context that shares all its pages until they diverge. Errors: kResourceExhausted.
+  // A session with the same context that shares all its pages until they diverge. Under a policy that looks at
+  // attention that is at the next pass of either, which copies them: its plans move tokens. Errors: kResourceExhausted.
   virtual Result<std::unique_ptr<Session>> fork() const = 0;
 
-  // The id of the first token dropped (in any layer) and how many were, so far (on average over layers); dropped is 0
-  // while nothing is forgotten.
+  // The id of the first token dropped (in any layer) and how many were, so far (on average over layers, rounded up);
+  // dropped is 0 while nothing is forgotten.
   struct Forgotten {
     std::int64_t first = 0;
     std::int64_t dropped = 0;

@@ -144,10 +144,9 @@ Status inspect(const InspectCommand& command) {
           return !interrupted();
         }));
   }
-  if (!command.report.empty())
-    KVASIR_RETURN_IF_ERROR(
-        write_report(inspect_report(*model, command.file, tokens, command.inspect, result, layers), command.report));
-  return command.json ? print_json(to_json(command, *model, result)) : print(text_of(command, result));
+  KVASIR_RETURN_IF_ERROR(command.json ? print_json(to_json(command, *model, result)) : print(text_of(command, result)));
+  if (command.report.empty()) return {};
+  return write_report(inspect_report(*model, command.file, tokens, command.inspect, result, layers), command.report);
 }
 
 }  // namespace

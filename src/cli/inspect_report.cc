@@ -153,17 +153,22 @@ HeatMap head_map(const InspectResult& result, std::string title, std::string not
                  const std::vector<double> InspectedLayer::*similarity) {
   const auto heads = static_cast<std::int64_t>(
       std::lround(std::sqrt(static_cast<double>((result.layers.front().*similarity).size()))));
+  // Of a model with more layers than a map has room for, as many as it has, evenly spread.
+  const auto layers = static_cast<std::int64_t>(result.layers.size());
+  const std::int64_t shown = std::clamp<std::int64_t>(report::kMostHeatMapCells / heads, 1, layers);
   HeatMap map{.title = std::move(title),
               .note = std::move(note),
               .x = {.label = what},
               .y = {.label = "Layer and " + what},
               .value_label = "overlap",
-              .rows = heads * static_cast<std::int64_t>(result.layers.size()),
+              .rows = heads * shown,
               .columns = heads};
   for (std::int64_t head = 0; head < heads; ++head) map.x.names.push_back(fmt::format("{}", head));
-  for (std::size_t layer = 0; layer < result.layers.size(); ++layer) {
+  for (std::int64_t i = 0; i < shown; ++i) {
+    const std::int64_t layer = shown > 1 ? i * (layers - 1) / (shown - 1) : 0;
     for (std::int64_t head = 0; head < heads; ++head) map.y.names.push_back(fmt::format("{}.{}", layer, head));
-    for (const double value : result.layers[layer].*similarity) map.values.push_back(static_cast<float>(value));
+    for (const double value : result.layers[static_cast<std::size_t>(layer)].*similarity)
+      map.values.push_back(static_cast<float>(value));
   }
   return map;
 }

@@ -29,7 +29,10 @@ Json to_json(const KvReport& kv) {
           {"codec", kv.codec},
           {"seen", kv.seen},
           {"kept", kv.kept},
+          {"kept_least", kv.kept_least},
+          {"kept_most", kv.kept_most},
           {"kept_max", kv.kept_max},
+          {"dead_share", kv.dead_share},
           {"bytes", kv.bytes},
           {"bytes_peak", kv.bytes_peak},
           {"budget", kv.budget}};
@@ -56,8 +59,8 @@ class ForgetNotice {
     if (said_ || session.forgotten().dropped == 0) return;
     said_ = true;
     const KvReport kv = session.kv();
-    note("{}kvasir: {} tokens seen, the cache is full: from here on the oldest are forgotten ({})\n",
-         ::isatty(STDERR_FILENO) != 0 ? "\n" : "", kv.seen, kv.policy);
+    note("{}kvasir: {} tokens seen, {} kept: it begins to forget ({})\n", ::isatty(STDERR_FILENO) != 0 ? "\n" : "",
+         kv.seen, kv.kept, kv.policy);
   }
 
  private:

@@ -28,7 +28,7 @@ class SessionImpl final : public Session {
               std::unique_ptr<RetentionPolicy> policy)
       : model_(std::move(model)),
         cache_(std::move(cache)),
-        bounded_(policy->bound().has_value() && policy->positions() != PositionMode::kOriginal),
+        room_(room_of(*policy)),
         runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))) {}
 
   Status read(std::string_view text, const Progress& progress) override {
@@ -53,7 +53,7 @@ class SessionImpl final : public Session {
     const std::optional<TokenId> first = runner_->first_dropped();
     if (!first) return {};
     const KvReport report = kv();
-    return {*first, report.seen - report.kept};
+    return {*first, report.seen - static_cast<std::int64_t>(runner_->sequence().mean_length())};
   }
 
   KvReport kv() const override {
@@ -83,7 +83,7 @@ class SessionImpl final : public Session {
   SessionImpl(const SessionImpl& other, std::unique_ptr<SequenceRunner> runner)
       : model_(other.model_),
         cache_(other.cache_),
-        bounded_(other.bounded_),
+        room_(other.room_),
         runner_(std::move(runner)),
         history_(other.history_),
         logits_(other.logits_),
@@ -125,15 +125,31 @@ class SessionImpl final : public Session {
       history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
   }
 
-  // Tokens that still fit under an unbounded policy: its positions end with the trained context.
+  // What uses up the trained context.
+  enum class Room {
+    kEndless,  // nothing: the policy keeps what it holds below it
+    kText,     // every token read: they keep their positions, or none is ever dropped
+    kHeld,     // the tokens held: how many there will be depends on the text
+  };
+  static Room room_of(const RetentionPolicy& policy) {
+    if (policy.positions() == PositionMode::kOriginal) return Room::kText;
+    if (policy.bound()) return Room::kEndless;
+    return policy.by_table() ? Room::kHeld : Room::kText;
+  }
   std::int64_t context_left() const {
-    return bounded_ ? std::int64_t{1} << 62 : model_->config.context - runner_->sequence().next_id();
+    const std::int64_t context = model_->config.context;
+    switch (room_) {
+      case Room::kEndless: break;
+      case Room::kText: return context - runner_->sequence().next_id();
+      case Room::kHeld: return context - runner_->sequence().longest();
+    }
+    return std::int64_t{1} << 62;
   }
 
   Status read_tokens(std::span<const TokenValue> tokens, const Progress& progress) {
     if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
     const auto total = static_cast<std::int64_t>(tokens.size());
-    if (total > context_left())
+    if (room_ == Room::kText && total > context_left())
       return exhausted(
           "the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
           "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
@@ -148,12 +164,30 @@ class SessionImpl final : public Session {
                       tokens.begin() + static_cast<std::ptrdiff_t>(done));
       noted = done;
     };
-    const Status status = runner_->feed(tokens, model_->options.chunk, SequenceRunner::Logits::kLast,
-                                        [&](std::int64_t, int, std::span<const float> logits) {
-                                          note();
-                                          if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
-                                          return !progress || progress(static_cast<std::int64_t>(noted), total);
-                                        });
+    const std::int64_t chunk = prompt_chunk(runner_->policy(), model_->options.chunk);
+    const auto next_fits = [&] {
+      return room_ != Room::kHeld || std::min(chunk, total - static_cast<std::int64_t>(noted)) <= context_left();
+    };
+    Status full;
+    const auto check_room = [&] {
+      if (!next_fits())
+        full = exhausted(
+            "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "
+            "use a "
+            "policy with a bound (kvasir policies), a smaller --chunk or a shorter text",
+            runner_->policy().spec(), runner_->sequence().longest(), runner_->sequence().next_id(),
+            model_->config.context, std::min(chunk, total - static_cast<std::int64_t>(noted)));
+      return full.ok();
+    };
+    if (!check_room()) return full;
+    Status status =
+        runner_->feed(tokens, model_->options.chunk, SequenceRunner::Logits::kLast,
+                      [&](std::int64_t, int, std::span<const float> logits) {
+                        note();
+                        if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
+                        return check_room() && (!progress || progress(static_cast<std::int64_t>(noted), total));
+                      });
+    if (!full.ok()) status = full;
     unreported_ += static_cast<std::int64_t>(noted);
     prompt_seconds_ += now_seconds() - start;
     trim_history();
@@ -165,7 +199,7 @@ class SessionImpl final : public Session {
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
-  bool bounded_;
+  Room room_;
   std::unique_ptr<SequenceRunner> runner_;
   std::vector<TokenValue> history_;  // the newest tokens: kHistory at least, if there were so many
   std::vector<float> logits_;        // of the newest token; empty if nothing was read to its end

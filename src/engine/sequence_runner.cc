@@ -145,9 +145,9 @@ Status SequenceRunner::make_room(int rows) {
     if (dropped.end > policy_->dropped().end) KVASIR_RETURN_IF_ERROR(sequence_.group().unshare_behind(dropped.end));
   }
   if (driver_ != nullptr) {
-    KVASIR_RETURN_IF_ERROR(own_pages());
     // Before any table is changed: compaction never takes more columns than there are.
-    KVASIR_RETURN_IF_ERROR(sequence_.check_room(rows));
+    KVASIR_RETURN_IF_ERROR(sequence_.check_room(rows, !own_pages_));
+    KVASIR_RETURN_IF_ERROR(own_pages());
     prepare_tables(rows);
   }
   return sequence_.append(rows);

@@ -231,6 +231,8 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
     requests.push_back({length + answer, length, chunk, 1});
     all += (length + answer) * static_cast<std::int64_t>(options.depths.size()) * options.trials;
   }
+  for (const MemoryRequest& request : requests)
+    KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, request.tokens, chunk));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(*model, *policy, requests));
 
   NeedleResult result;

@@ -183,6 +183,7 @@ class SideBySide {
       if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
     } else {
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
+      KVASIR_RETURN_IF_ERROR(check_passes(*model_, *track.policy, tokens, options_.chunk));
       track.result.policy = track.policy->spec();
     }
     track.result.codec = kv_type_name(type);

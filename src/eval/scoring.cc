@@ -72,6 +72,10 @@ Status check_context(const LoadedModel& model, const RetentionPolicy& policy, st
   return check_positions(policy, chunk, context);
 }
 
+Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
+  return tokens > model.config.context ? check_positions(policy, chunk, model.config.context) : Status();
+}
+
 Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
   const RetentionPolicy& policy = runner.policy();
   if (policy.bound() || runner.kept_max() <= model.config.context) return {};

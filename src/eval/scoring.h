@@ -52,6 +52,10 @@ Status check_context(const LoadedModel& model, const RetentionPolicy& policy, st
 // The same once a pass has run, for policies whose size is not known before. Errors: kInvalidArgument.
 Status check_context(const LoadedModel& model, const SequenceRunner& runner);
 
+// As check_context, but a policy that keeps everything may read on: how a model does beyond its trained context is
+// worth measuring.
+Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk);
+
 // One token per pass is how generated tokens come; more are a prompt.
 inline SequenceRunner::Source source_of(int chunk) {
   return chunk == 1 ? SequenceRunner::Source::kGenerated : SequenceRunner::Source::kPrompt;

@@ -49,9 +49,9 @@ double KvSequence::mean_length() const {
   return sum / static_cast<double>(tables_.size());
 }
 
-Status KvSequence::check_room(int tokens) const {
+Status KvSequence::check_room(int tokens, bool own_pages) const {
   std::uint64_t needed = 0;
-  for (const LaneGroup& table : tables_) needed += table.plan_append(tokens).bytes;
+  for (const LaneGroup& table : tables_) needed += table.plan_append(tokens, own_pages).bytes;
   if (const MemoryBudget& budget = tables_.front().budget(); needed > budget.available())
     return exhausted(
         "the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "

@@ -47,8 +47,8 @@ class KvSequence {
   std::int64_t longest() const;                                  // tokens retained by the table that retains most
   double mean_length() const;                                    // over lanes
 
-  // Whether append would succeed. Errors: kResourceExhausted.
-  Status check_room(int tokens) const;
+  // Whether append would succeed; with `own_pages`, after a copy of all shared pages. Errors: kResourceExhausted.
+  Status check_room(int tokens, bool own_pages = false) const;
 
   // Room for `tokens` tokens in every table. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);

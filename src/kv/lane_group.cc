@@ -143,13 +143,19 @@ int LaneGroup::spares_needed(int tokens) const {
   return static_cast<int>(std::max<std::int64_t>(needed - spares_, 0));
 }
 
-LaneGroup::AppendPlan LaneGroup::plan_append(int tokens) const {
+LaneGroup::AppendPlan LaneGroup::plan_append(int tokens, bool own_pages) const {
   AppendPlan plan;
   const int slots = pool_->shape().slots;
   const Column* tail = runs_.front().tail;
   const int room = tail != nullptr ? slots - tail->used : 0;
   const auto lanes = static_cast<std::uint64_t>(lanes_);
-  if (tokens > 0 && room > 0 && is_shared(*tail)) plan.pages += lanes;
+  if (own_pages) {
+    for (const Run& run : runs_)
+      for (const Column* column = run.head; column != nullptr; column = column->next)
+        if (is_shared(*column)) plan.pages += lanes;
+  } else if (tokens > 0 && room > 0 && is_shared(*tail)) {
+    plan.pages += lanes;
+  }
   if (tokens > room) plan.columns = (tokens - room + slots - 1) / slots;
   if (tokens > 0 && runs_.size() > 1) plan.spares = spares_needed(tokens);
   plan.columns += plan.spares;

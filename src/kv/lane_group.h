@@ -54,8 +54,8 @@ struct KeepPlan {
   };
   std::vector<TokenId> drop;
   std::vector<Move> moves;  // to the end of another run of a higher number, as its newest
-  // For reports only: the tokens held once each row of the pass was inserted and pruned, one number per row. May be left
-  // empty where nothing is dropped before the last row.
+  // For reports only: the tokens held once each row of the pass was inserted and pruned, one number per row. May be
+  // left empty where nothing is dropped before the last row.
   std::vector<std::int64_t> held;
 
   void clear() {
@@ -152,7 +152,7 @@ class LaneGroup {
     std::uint64_t pages = 0;  // to allocate, copies of a shared open column included
     std::uint64_t bytes = 0;  // pages and tables together
   };
-  AppendPlan plan_append(int tokens) const;
+  AppendPlan plan_append(int tokens, bool own_pages = false) const;
 
   // Makes room for `tokens` tokens behind the newest, with ids next_id() on. Succeeds whole or leaves no trace.
   // Errors: kResourceExhausted when the budget does not hold the plan.

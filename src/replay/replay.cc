@@ -89,9 +89,9 @@ class TableReplay {
  public:
   TableReplay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
       : trace_(trace), policy_(policy), options_(options) {
-    KVASIR_CHECK(policy.scope() != PolicyScope::kSequence);
     const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
     layout_.layers = static_cast<int>(trace.layers());
+    // One decision for the whole sequence is the same in every layer.
     layout_.per_layer = policy.scope() == PolicyScope::kHead ? static_cast<int>(kv_heads) : 1;
     layout_.heads = static_cast<int>(trace.heads()) / layout_.per_layer;
     tables_.resize(static_cast<std::size_t>(layout_.tables()));

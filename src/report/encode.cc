@@ -17,8 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::int64_t kMaxSide = 2048;
-
 double nearest_decimal(double value) {
   const std::string five_digits = fmt::format("{:.5g}", value);
   const std::string four_decimals = fmt::format("{:.4f}", value);
@@ -110,9 +108,9 @@ std::string_view scale_name(ColourScale scale) {
 }
 
 Result<Json> encode_block(const HeatMap& block) {
-  if (block.rows < 0 || block.columns < 0 || block.rows > kMaxSide || block.columns > kMaxSide)
+  if (block.rows < 0 || block.columns < 0 || block.rows > kMostHeatMapCells || block.columns > kMostHeatMapCells)
     return invalid_argument("{} x {} cells, and at most {} x {} can be drawn: make the matrix smaller first",
-                            block.rows, block.columns, kMaxSide, kMaxSide);
+                            block.rows, block.columns, kMostHeatMapCells, kMostHeatMapCells);
   KVASIR_RETURN_IF_ERROR(
       check_length(block.values.size(), static_cast<std::size_t>(block.rows * block.columns), "cells"));
   KVASIR_RETURN_IF_ERROR(check_range(block));

@@ -77,6 +77,9 @@ struct HeatMapAxis {
   std::int64_t step = 1;  // REQUIRES: at least 1
 };
 
+// Cells of a heat map along a side, at most.
+inline constexpr std::int64_t kMostHeatMapCells = 2048;
+
 // Row 0 is on top, column 0 left. At most 2048 x 2048 cells: what is larger the caller makes smaller, since only the
 // caller knows whether a mean or a maximum is meant.
 struct HeatMap {

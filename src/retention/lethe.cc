@@ -22,7 +22,7 @@ constexpr PolicyOption kOptions[] = {
 
 struct LetheOptions {
   double tau = 400;
-  double recent = 0.3;
+  std::int64_t recent = 300'000;  // millionths
   std::int64_t sinks = 4;
   std::int64_t segments = 10;
   double gamma = 0.98;
@@ -30,7 +30,8 @@ struct LetheOptions {
   std::optional<std::int64_t> max;
 
   std::int64_t recent_of(std::int64_t held) const {
-    return static_cast<std::int64_t>(std::floor(recent * static_cast<double>(held)));
+    // In two parts, so that it does not overflow for any number of tokens.
+    return held / Budget::kWhole * recent + held % Budget::kWhole * recent / Budget::kWhole;
   }
 };
 
@@ -52,7 +53,7 @@ class LethePolicy final : public ScoredPolicy {
  private:
   struct State {
     std::int64_t threshold = 0;  // L_evict
-    bool inside_prompt = false;  // the next row belongs to the same step as the last
+    TokenId prompt_end = -1;     // of the prompt whose rows came last; -1: they were generated
     std::vector<double> sorted;  // memory of a decision
   };
 
@@ -63,8 +64,9 @@ class LethePolicy final : public ScoredPolicy {
   void score(TokenTable& table, const Step& step, std::span<const double> mass) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
     // All rows of a prompt are one step.
-    const double decay = state.inside_prompt && step.pass.prompt ? 1.0 : options_.gamma;
-    state.inside_prompt = step.pass.prompt && step.prompt_left() > 0;
+    const TokenId prompt_end = step.pass.prompt ? step.prompt_end() : -1;
+    const double decay = step.pass.prompt && prompt_end == state.prompt_end ? 1.0 : options_.gamma;
+    state.prompt_end = prompt_end;
     double* scores = table.values().data();
     for (std::size_t i = 0; i < mass.size(); ++i) scores[i] = decay * scores[i] + mass[i];
   }
@@ -129,7 +131,8 @@ class LethePolicy final : public ScoredPolicy {
 Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
   LetheOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.tau, spec.get_double("tau", std::nextafter(1.0, 2.0), 1e300));
-  KVASIR_ASSIGN_OR_RETURN(options.recent, spec.get_double("recent", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(const double recent_share, spec.get_double("recent", 0, 1));
+  options.recent = std::llround(recent_share * static_cast<double>(Budget::kWhole));
   KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
   KVASIR_ASSIGN_OR_RETURN(options.segments, spec.get_int("segments", 2, 1000));
   KVASIR_ASSIGN_OR_RETURN(options.gamma, spec.get_double("gamma", 0, 1));
@@ -141,7 +144,7 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
       return invalid_argument(
           "policy 'lethe': sinks={} and recent={} ({} of {} tokens) leave nothing to drop below max={}; "
           "lower them or raise max",
-          options.sinks, options.recent, recent, *options.max + 1, *options.max);
+          options.sinks, recent_share, recent, *options.max + 1, *options.max);
   }
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());

@@ -44,13 +44,12 @@ void PromptWindowPolicy::begin(const TableLayout& layout) {
 void PromptWindowPolicy::score(TokenTable& table, const Step& step, std::span<const double> mass) {
   if (!wants_row(step.pass, step.row)) return;
   Window& window = windows_[static_cast<std::size_t>(step.table)];
-  if (window.rows == 0 || window.complete) {
-    window = {};
+  if (window.prompt_end != step.prompt_end()) {
+    window = {0, step.prompt_end()};
     for (int column = 0; column < table.columns(); ++column) std::ranges::fill(table.values(column), 0.0);
     begin_window(step.table);
   }
   ++window.rows;
-  window.complete = step.prompt_left() == 0;
   // What will be held when the prompt ends, less the window.
   const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + step.prompt_left() - options_.window;
   if (earlier > 0) add_row(table, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));

@@ -39,8 +39,9 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
       least = 2 * b - most;
     }
     if (layout().layers == 1 || most < least || least < 0) return mean;
-    const double step = (most - least) / (layout().layers - 1);
-    return static_cast<std::int64_t>(std::floor(most - layer * step + 0.5));
+    // Half is rounded up, where it is half but for the rounding of these numbers too.
+    constexpr double kTie = 1e-9;
+    return static_cast<std::int64_t>(std::floor(most - layer * (most - least) / (layout().layers - 1) + 0.5 + kTie));
   }
 
   double beta_;

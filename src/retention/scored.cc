@@ -14,7 +14,7 @@ Result<KeepRule> KeepRule::read(const PolicySpec& spec) {
     KVASIR_ASSIGN_OR_RETURN(rule.recent, spec.get_int("recent", 0, kMostTokens));
   }
   if (spec.accepts("every")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.every, spec.get_int("every", 1, kMostTokens));
+    KVASIR_ASSIGN_OR_RETURN(rule.every, spec.get_int("every", 0, kMostTokens));
   }
   if (!rule.budget.is_share() && rule.sinks + rule.recent > rule.budget.tokens)
     return invalid_argument("policy '{}': sinks={} and recent={} together are above budget={}; lower them", spec.name(),

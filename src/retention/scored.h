@@ -27,18 +27,18 @@ struct KeepRule {
   Budget budget;
   std::int64_t sinks = 0;
   std::int64_t recent = 0;
-  std::int64_t every = 1;
+  std::int64_t every = 1;  // 0: never prunes
 
   // How many tokens a table of `held` tokens drops now; 0: none. Protected tokens stay even if they are more than a
   // budget that is a share.
   std::int64_t excess(std::int64_t held, std::int64_t seen) const {
     const std::int64_t target = budget.at(seen);
-    return held - target >= every ? std::max<std::int64_t>(held - std::max(target, sinks + recent), 0) : 0;
+    return every > 0 && held - target >= every ? std::max<std::int64_t>(held - std::max(target, sinks + recent), 0) : 0;
   }
 
   // The most tokens that a step sees.
   std::optional<std::int64_t> bound() const {
-    return budget.is_share() ? std::nullopt : std::optional(budget.tokens + every);
+    return budget.is_share() || every == 0 ? std::nullopt : std::optional(budget.tokens + every);
   }
 
   // Those of the options budget, sinks, recent and every that the policy has. Errors: kInvalidArgument for values out
@@ -75,6 +75,8 @@ class ScoredPolicy : public RetentionPolicy {
       return pass.prompt_left + pass.rows - 1 - row;
     }  // tokens of the prompt after it
     bool ends_prompt() const { return pass.prompt && prompt_left() == 0; }
+    // Id behind the prompt's last token: tells apart prompts, of which one may have been given up halfway.
+    TokenId prompt_end() const { return pass.first + pass.rows + pass.prompt_left; }
   };
 
   std::string spec() const override { return traits_.spec; }
@@ -124,8 +126,8 @@ inline constexpr PolicyOption kHeadsOption{"heads", "together", "together or ind
                                            "one decision for each layer, or one for each KV head (ours)"};
 inline constexpr PolicyOption kPosOption{"pos", "auto", "auto, original or compact",
                                          "positions: where a token stood in the text, or where it stands in the cache"};
-inline constexpr PolicyOption kEveryOption{"every", "1", "1 to 2^40",
-                                           "prune when this many tokens are above the budget"};
+inline constexpr PolicyOption kEveryOption{"every", "1", "0 to 2^40",
+                                           "prune when this many tokens are above the budget; 0: never"};
 inline constexpr std::string_view kBudgetRange = "1 to 2^40, or above 0% to 100%";
 inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 

@@ -282,6 +282,34 @@ TEST_P(PoliciesEngine, RefusedPassesLeaveNoTrace) {
   }
 }
 
+// A fork copies its pages at its next pass; where that is refused it has copied none.
+TEST_P(PoliciesEngine, RefusedForksTakeNoMemory) {
+  const TemporaryFile file(make_random_model(small_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const auto next = random_tokens(1, small_spec().vocab, 7);
+  const Text start(60, 8, 6);
+  for (const std::string& policy : cases_of(GetParam()).evicting) {
+    SCOPED_TRACE(policy);
+    const std::shared_ptr<KvCache> cache = std::move(*KvCache::create(model->kv_shape, std::uint64_t{1} << 20));
+    SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
+    run_text(runner, start, 32);
+    auto fork = runner.fork();
+    ASSERT_TRUE(fork.ok());
+    const auto feed = [&] {
+      return (*fork)->feed(next, 1, SequenceRunner::Logits::kLast, {}, SequenceRunner::Source::kGenerated);
+    };
+    {
+      KvSequence hog = cache->new_sequence();
+      while (hog.append(16).ok()) {
+      }
+      const std::uint64_t before = cache->budget().used();
+      EXPECT_EQ(feed().code(), StatusCode::kResourceExhausted);
+      EXPECT_EQ(cache->budget().used(), before);
+    }
+    EXPECT_TRUE(feed().ok());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PoliciesEngine, ::testing::ValuesIn(table_policies()), policy_name);
 
 // The suite above runs what is registered; this one notices cases of policies that are not.

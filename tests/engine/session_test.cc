@@ -226,5 +226,49 @@ TEST_F(SessionTest, TextAndCallbackAgreeAndAreWhole) {
   EXPECT_TRUE(session(*engine)->read(heard).ok());
 }
 
+// Without a bound known before, it is the tokens held that have to fit the trained context (2,048), not those seen.
+TEST_F(SessionTest, PoliciesWithoutBoundOutliveTheContext) {
+  const auto engine = open({.kv_memory = std::uint64_t{64} << 20});
+  std::string text;
+  for (int i = 0; i < 5; ++i) text += long_text();
+  GenerateOptions options = kGreedy;
+  for (const char* policy : {"lethe:tau=5,start=64", "h2o:budget=10%,recent=20"}) {
+    const auto one = session(*engine, policy);
+    const Status read = one->read(text);
+    ASSERT_TRUE(read.ok()) << policy << ": " << read.message();
+    EXPECT_GT(one->kv().seen, 2048 + 256);
+    EXPECT_LT(one->kv().kept, 2048);
+    EXPECT_EQ(generate(*one).tokens, options.max_tokens);
+  }
+  const auto joined = session(*engine, "snapkv:budget=64+streaming:sinks=4,window=124");
+  ASSERT_TRUE(joined->read(long_text()).ok());
+  options.max_tokens = 2100;
+  const GenerateResult result = generate(*joined, options);
+  EXPECT_EQ(result.finish_reason, FinishReason::kLength);
+  EXPECT_GT(result.kv.seen, 2048);
+  EXPECT_LE(result.kv.kept, 128);
+}
+
+TEST_F(SessionTest, PoliciesWithoutBoundThatHoldTooMuchSaySo) {
+  const auto engine = open({.kv_memory = std::uint64_t{64} << 20});
+  std::string text;
+  for (int i = 0; i < 5; ++i) text += long_text();
+  for (const char* policy : {"lethe:tau=1e200,start=4000", "snapkv:budget=64"}) {
+    const auto one = session(*engine, policy);
+    const Status read = one->read(text);
+    EXPECT_EQ(read.code(), StatusCode::kResourceExhausted) << policy;
+    EXPECT_NE(read.message().find("has no room for the next"), std::string::npos) << read.message();
+    EXPECT_EQ(one->kv().seen, 2048);
+  }
+  // While generating, the text ends there.
+  const auto one = session(*engine, "lethe:tau=1e200,start=4000");
+  ASSERT_TRUE(one->read(long_text()).ok());
+  GenerateOptions options = kGreedy;
+  options.max_tokens = 4000;
+  const GenerateResult result = generate(*one, options);
+  EXPECT_EQ(result.finish_reason, FinishReason::kContext);
+  EXPECT_EQ(result.kv.seen, 2048);
+}
+
 }  // namespace
 }  // namespace kvasir::test

@@ -30,7 +30,8 @@ TEST(Fork, BothBranchesEqualFreshRuns) {
     all_logits(*trunk, prompt, 64);
     auto branch = trunk->fork();
     ASSERT_TRUE(branch.ok()) << branch.status().message();
-    EXPECT_EQ(trunk->sequence().group().first_column()->pages[0], (*branch)->sequence().group().first_column()->pages[0])
+    EXPECT_EQ(trunk->sequence().group().first_column()->pages[0],
+              (*branch)->sequence().group().first_column()->pages[0])
         << "nothing is shared";
     const auto in_branch = continue_with(**branch, 2);
     const auto in_trunk = continue_with(*trunk, 3);

@@ -190,6 +190,8 @@ drifting       cascade:size=40,n=5,sinks=3
 induction      cascade:size=48,n=4,sinks=2,reduce=max
 
 mixed          h2o:budget=40,recent=10
+mixed          h2o:budget=40,recent=10,every=0  whole
+mixed          tova:budget=40,every=0  whole prefill=60
 mixed          h2o:budget=40,recent=0
 mixed          h2o:budget=40,recent=40
 mixed          h2o:budget=40,recent=10,sinks=4
@@ -268,6 +270,7 @@ uniform        tova:budget=12
 sparse         tova:budget=10
 
 mixed          lethe:start=24,tau=20
+mixed          lethe:start=24,tau=20,recent=0.29
 mixed          lethe:start=24,tau=20,recent=0,sinks=0
 mixed          lethe:start=24,tau=8,segments=4,recent=0.2
 mixed          lethe:start=24,tau=8,segments=25,recent=0.5,sinks=1
@@ -307,6 +310,9 @@ mixed          pyramidkv:budget=48,window=16+tova:budget=60,every=5  prefill=100
 mixed          cake:budget=48,window=16+h2o:budget=50,recent=20  prefill=120 kv_heads=2
 mixed          snapkv:budget=48,window=16+h2o:budget=40,recent=10  kv_heads=2
 mixed          full+h2o:budget=40,recent=10  prefill=100
+mixed          full+streaming:sinks=2,window=18  prefill=100
+mixed          window:size=30+streaming:sinks=2,window=18,every=5  prefill=100 chunk=40 kv_heads=2
+mixed          window:size=40+full  prefill=90
 mixed          h2o:budget=40,recent=10+tova:budget=50  prefill=100
 tied_groups    snapkv:budget=24,window=8,kernel=3,pool=max+tova:budget=20  prefill=60 kv_heads=2
 long           snapkv:budget=64,window=32+lethe:start=80,tau=30  prefill=256 chunk=64 kv_heads=2

@@ -14,9 +14,8 @@ Where the definitions leave room, the reading is:
 - A share of the tokens seen: when token i is inserted, i + 1 tokens have been seen, in a chunk too.
 - Protected tokens stay when a share of the tokens seen is less than they are.
 - A tie in cascade's mu[x] > mu[y] evicts x, as the algorithm is printed, although x is the younger.
-- cake: variances are population variances; the token score takes both moments over the mean of the group's query
-  heads; dispersion and shift take the mean of all heads; a layer's share is floored; what a layer cannot use is not
-  given to another.
+- cake: as its published code, which the definitions give precedence: entropies and variances are summed over the heads,
+  the variance is the sample's, a layer's share is floored, and what is left over goes to the layers that have room.
 - pyramidkv with a single layer is snapkv.
 - a+b: both observe from the first token on; a prunes once, when the prompt ends, and then has no more say; b prunes
   only for tokens behind the prompt, in lanes of a. A cascade cannot be a part: it has no selection apart from its

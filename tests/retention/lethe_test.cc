@@ -31,7 +31,7 @@ struct NaiveLethe {
   Events* events = nullptr;
 
   std::int64_t threshold = 0;
-  bool inside_prompt = false;
+  TokenId prompt_end = -1;
   std::vector<TokenId> kept;
   std::map<TokenId, double> score;
 
@@ -39,9 +39,10 @@ struct NaiveLethe {
 
   void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
     if (threshold == 0) threshold = capped(start);
-    if (!inside_prompt || !shape.prompt)
+    const TokenId end = shape.prompt ? first + shape.rows + shape.prompt_left : -1;
+    if (end < 0 || end != prompt_end)
       for (const TokenId id : kept) score[id] *= gamma;
-    inside_prompt = shape.prompt && shape.prompt_left > 0;
+    prompt_end = end;
     std::vector<TokenId> seen = kept;
     for (TokenId id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);

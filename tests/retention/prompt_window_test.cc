@@ -34,10 +34,14 @@ struct WindowCase {
 struct PromptRows {
   std::vector<TokenId> kept;
   std::vector<TokenId> queries;  // of the prompt so far
+  TokenId prompt_end = 0;
   std::map<TokenId, std::map<TokenId, double>> rows;
 
   // True when a prompt ends.
   bool pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+    const TokenId end = first + shape.rows + shape.prompt_left;
+    if (shape.prompt && end != prompt_end) end_prompt();  // the one before was given up
+    prompt_end = end;
     for (TokenId id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       if (!shape.prompt) continue;
@@ -84,6 +88,19 @@ std::vector<double> pooled_by_definition(const std::vector<double>& scores, std:
   return out;
 }
 
+// The ranked tokens of a layer, in fractions of 2 * hundredths of beta * (layers - 1).
+std::int64_t pyramid_by_definition(std::int64_t b, std::int64_t earlier, double beta, int layer, int layers) {
+  const auto hundredths = static_cast<std::int64_t>(std::lround(beta * 100));
+  std::int64_t min = 100 * b, max = 2 * b * hundredths - min;  // times `hundredths`
+  if (max >= earlier * hundredths) {
+    max = earlier * hundredths;
+    min = 2 * b * hundredths - max;
+  }
+  if (max < min || min < 0) return b;
+  const std::int64_t unit = hundredths * (layers - 1);
+  return (2 * (max * (layers - 1) - layer * (max - min)) + unit) / (2 * unit);
+}
+
 struct NaiveWindow {
   WindowCase c;
   int layer = 0;
@@ -120,23 +137,22 @@ struct NaiveWindow {
 
   std::int64_t ranked(std::int64_t n, std::int64_t mean) const {
     if (c.beta == 0 || layers == 1) return mean;
-    double min = static_cast<double>(mean) / c.beta;
-    double max = static_cast<double>(2 * mean) - min;
-    if (max >= static_cast<double>(n - c.window)) {
-      max = static_cast<double>(n - c.window);
-      min = static_cast<double>(2 * mean) - max;
-    }
-    if (max < min || min < 0) return mean;
-    return static_cast<std::int64_t>(std::floor(max - layer * ((max - min) / (layers - 1)) + 0.5));
+    return pyramid_by_definition(mean, n - c.window, c.beta, layer, layers);
   }
 };
 
 const std::vector<std::vector<PassShape>>& prompts() {
   static const std::vector<std::vector<PassShape>> all = {
-      test::conversation({90, 20}, 16),         test::conversation({90, 20}, 1),
-      test::conversation({90, 20}, 256),        test::conversation({60, 5, 40, 9, 30}, 7),
-      test::conversation({50, 30, 2, 8, 1}, 4), test::conversation({12, 9, 12, 3, 12, 0, 12}, 5),
+      test::conversation({90, 20}, 16),
+      test::conversation({90, 20}, 1),
+      test::conversation({90, 20}, 256),
+      test::conversation({60, 5, 40, 9, 30}, 7),
+      test::conversation({50, 30, 2, 8, 1}, 4),
+      test::conversation({12, 9, 12, 3, 12, 0, 12}, 5),
       test::conversation({20, 3, 21}, 64),
+      test::given_up(1),
+      test::given_up(3),
+      test::given_up(19),
   };
   return all;
 }
@@ -185,6 +201,26 @@ TEST(PyramidKv, LayersShareTheBudgetLinearly) {
   // b = 100: 195 … 5 in steps of 47.5, and the window; halves are rounded up.
   const std::size_t expected[] = {205, 158, 110, 63, 15};
   for (int t = 0; t < 10; ++t) EXPECT_EQ(driver.held(t).size(), expected[t / 2]);
+}
+
+// Halves that binary fractions miss: 12.5 in the last of 8 layers, 178.5 in layer 7 of 10.
+TEST(PyramidKv, HalvesAreRoundedUpWhateverTheLayers) {
+  struct Case {
+    int budget, window, layers;
+    double beta;
+  };
+  for (const Case& c : {Case{157, 32, 8, 10}, Case{410, 32, 10, 20}, Case{500, 32, 22, 20}, Case{333, 32, 28, 20},
+                        Case{96, 4, 80, 3.25}}) {
+    const TableLayout layout{.layers = c.layers, .per_layer = 1};
+    const auto policy = test::policy_of_tables(
+        fmt::format("pyramidkv:budget={},window={},beta={}", c.budget, c.window, c.beta), layout);
+    test::TableDriver driver(*policy, layout, test::random_mass(5));
+    driver.prompt(1500, 256);
+    for (int t = 0; t < c.layers; ++t)
+      EXPECT_EQ(std::ssize(driver.held(t)),
+                c.window + pyramid_by_definition(c.budget - c.window, 1500 - c.window, c.beta, t, c.layers))
+          << c.layers << " layers, layer " << t;
+  }
 }
 
 struct CakeCase {

@@ -230,9 +230,23 @@ inline std::vector<PassShape> conversation(std::vector<int> lengths, int chunk) 
   return schedule;
 }
 
+// A prompt that ended in the middle of its window of last queries, given up halfway, and what came instead.
+inline std::vector<PassShape> given_up(int chunk) {
+  std::vector<PassShape> schedule = conversation({50, 10, 60}, chunk);
+  while (schedule.back().prompt_left < 2) schedule.pop_back();
+  add_prompt(schedule, 32, chunk);
+  for (int k = 0; k < 5; ++k) schedule.push_back({});
+  return schedule;
+}
+
 inline std::vector<std::vector<PassShape>> schedules() {
-  return {one_at_a_time(160), conversation({90, 40, 1, 15, 33, 20}, 1), conversation({97, 30, 7, 15, 40, 9}, 16),
-          conversation({150, 30}, 256), conversation({10, 60, 10, 60}, 7)};
+  return {given_up(1),
+          given_up(7),
+          one_at_a_time(160),
+          conversation({90, 40, 1, 15, 33, 20}, 1),
+          conversation({97, 30, 7, 15, 40, 9}, 16),
+          conversation({150, 30}, 256),
+          conversation({10, 60, 10, 60}, 7)};
 }
 
 // The same passes through a policy and through its definition as the test reads it: `naive(table)` makes an object with

@@ -81,7 +81,7 @@ TEST(TableSpecs, ProtectedTokensFitTheBudget) {
 }
 
 TEST(TableSpecs, ValuesOutOfRangeAreToldTheRange) {
-  for (const std::string value : {"0", "-1", "x", "1.5"}) expect_refused("h2o:every=" + value, {"every", "1 to 2^40"});
+  for (const std::string value : {"-1", "x", "1.5"}) expect_refused("h2o:every=" + value, {"every", "0 to 2^40"});
   for (const std::string value : {"-1", "x", "1.5", "0.3"})
     expect_refused("h2o:recent=" + value, {"recent", value, "whole number", "0 to 2^40"});
   expect_refused("tova:pos=middle", {"pos=middle", "auto", "original", "compact"});
