@@ -1,9 +1,11 @@
 // What rotating keys again and again costs in precision, and frames do not.
 //
-//   rotation_drift MODEL TEXT [TOKENS]
+//   rotation_drift MODEL TEXT [TOKENS [POLICY]]
 //
-// Streams a text under streaming:sinks=4,window=252 with f32, f16 and bf16 pages, realigned by frames and by rotation,
-// and prints the RMS difference of the logits from f32 pages with frames, over their RMS, in stretches of 500 tokens.
+// With a policy: the RMS difference of its logits with f16 and bf16 pages from those with f32 pages, which makes sense
+// of one that does not look at attention. Otherwise: streams a text under streaming:sinks=4,window=252 with f32, f16
+// and bf16 pages, realigned by frames and by rotation, and prints the RMS difference of the logits from f32 pages with
+// frames, over their RMS, in stretches of 500 tokens.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -47,21 +49,23 @@ std::vector<float> logits_of(const std::string& path, const std::string& kv_type
   return out;
 }
 
-int run(const std::string& path, const std::string& text_path, std::int64_t count) {
+int run(const std::string& path, const std::string& text_path, std::int64_t count, const std::string& policy) {
   const auto model = value_or_exit(load_model({.model = path}, {}));
   const std::string text = value_or_exit(read_file(text_path, std::size_t{1} << 28));
   std::vector<TokenValue> tokens = value_or_exit(model->tokenizer->encode(text, {}));
   if (static_cast<std::int64_t>(tokens.size()) < count) fail({StatusCode::kInvalidArgument, "the text is too short"});
   tokens.resize(static_cast<std::size_t>(count));
   const std::string frames = "streaming:sinks=4,window=252";
-  const std::vector<float> exact = logits_of(path, "f32", frames, tokens);
+  const std::vector<float> exact = logits_of(path, "f32", policy.empty() ? frames : policy, tokens);
   const auto vocabulary = static_cast<std::int64_t>(model->config.vocabulary);
   fmt::print("{:<6} {:<7}", "pages", "realign");
   for (std::int64_t begin = 0; begin < count; begin += kStretch) fmt::print(" {:>9}", fmt::format("{}-", begin));
   fmt::print("\n");
   for (const char* type : {"f32", "f16", "bf16"}) {
     for (const char* realign : {"frames", "rotate"}) {
-      const std::vector<float> got = logits_of(path, type, frames + ",realign=" + realign, tokens);
+      if (!policy.empty() && realign == std::string("rotate")) continue;
+      const std::vector<float> got =
+          logits_of(path, type, policy.empty() ? frames + ",realign=" + realign : policy, tokens);
       fmt::print("{:<6} {:<7}", type, realign);
       for (std::int64_t begin = 0; begin < count; begin += kStretch) {
         double difference = 0;
@@ -84,9 +88,9 @@ int run(const std::string& path, const std::string& text_path, std::int64_t coun
 }  // namespace kvasir
 
 int main(int argc, char** argv) {
-  if (argc < 3 || argc > 4) {
-    fmt::print(stderr, "usage: rotation_drift MODEL TEXT [TOKENS]\n");
+  if (argc < 3 || argc > 5) {
+    fmt::print(stderr, "usage: rotation_drift MODEL TEXT [TOKENS [POLICY]]\n");
     return 2;
   }
-  return kvasir::run(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 2500);
+  return kvasir::run(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 2500, argc > 4 ? argv[4] : "");
 }

@@ -201,8 +201,9 @@ void LaneGroup::make_positions_compact(const SlotMover& mover) {
 }
 
 // Moves the live slots to the front of the columns they are in, in place: no slot moves backwards. With compact
-// positions the keys come to be rotated by their new position and one offset, the one that leaves most keys as they
-// are.
+// positions the keys come to be rotated by their new position and one offset: that of the oldest tokens. In front of
+// the first hole nothing changes then; behind it tokens are copied anyway. So what stays for long, in front of what
+// comes and goes, is not rotated again and again, each time with a rounding of 16-bit keys.
 void LaneGroup::compact_live(bool original, const SlotMover& mover) {
   const int slots = pool_->shape().slots;
   std::vector<Live>& live = live_.front();
@@ -221,18 +222,10 @@ void LaneGroup::compact_live(bool original, const SlotMover& mover) {
     }
   };
   Position offset = 0;
-  if (!original) {
-    Position position = 0, candidate = 0;
-    std::int64_t most = 0, same = 0;
-    for_each_series([&](const Column&, int, int count, Position rotation) {
-      same = rotation - position == candidate ? same + count : count;
-      candidate = rotation - position;
-      if (same > most) {
-        most = same;
-        offset = candidate;
-      }
-      position += count;
-    });
+  if (!original && !live.empty()) {
+    const Column& oldest = *live.front().column;
+    const int slot = std::countr_zero(live.front().slots);
+    offset = original_ ? oldest.id(slot) : oldest.base + slot;
   }
   ids_.clear();
   copies_.clear();
