@@ -14,6 +14,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "base/status.h"
 
@@ -92,7 +94,7 @@ void add_policy_option(CLI::App& command, std::string& policy, const std::string
   command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
 }
 
-void check_whole_numbers(CLI::App& program) {
+void check_numbers(CLI::App& program) {
   const auto fits = [](const std::string& text, auto number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     const bool octal = text.size() > 1 && text.front() == '0';  // to CLI11
@@ -104,6 +106,9 @@ void check_whole_numbers(CLI::App& program) {
         ""));
   };
   for (CLI::Option* option : program.get_options({})) {
+    if (option->get_type_name() == "FLOAT")
+      add(
+          option, [](const std::string& text) { return !text.empty(); }, "is not a number");  // to CLI11 it is 0
     if (option->get_type_name() == "INT")
       add(
           option, [=](const std::string& text) { return fits(text, std::int64_t{}); },
@@ -113,7 +118,7 @@ void check_whole_numbers(CLI::App& program) {
           option, [=](const std::string& text) { return fits(text, std::uint64_t{}); },
           "is not a whole number in range, 0 or more");
   }
-  for (CLI::App* command : program.get_subcommands({})) check_whole_numbers(*command);
+  for (CLI::App* command : program.get_subcommands({})) check_numbers(*command);
 }
 
 Status print(std::string_view text) {
@@ -152,6 +157,30 @@ std::string printable(std::string_view text, std::size_t limit) {
   return out;
 }
 
+Status check_output(const std::string& path, std::span<const std::string> inputs) {
+  for (const std::string& input : inputs) {
+    std::error_code error;  // one of them is not there: then they are not the same
+    if (std::filesystem::equivalent(path, input, error))
+      return invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path);
+  }
+  return {};
+}
+
+Result<std::vector<std::string>> files_at(const std::string& path, std::string_view extension, std::string_view what) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return std::vector{path};
+  std::vector<std::string> paths;
+  fs::directory_iterator entry(path, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (entry->path().extension() == extension) paths.push_back(entry->path().string());
+  if (error) return make_status(StatusCode::kIo, "cannot read the folder '{}': {}", path, error.message());
+  if (paths.empty())
+    return invalid_argument("the folder '{}' holds no {}: no file's name ends in {}", path, what, extension);
+  std::ranges::sort(paths);
+  return paths;
+}
+
 std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit) {
   std::string out;
   for (std::size_t i = 0; i < ids.size();) {
@@ -176,6 +205,7 @@ void catch_interrupts() {
   action.sa_handler = on_interrupt;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGHUP, &action, nullptr);
 }
 
 bool interrupted() {

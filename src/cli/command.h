@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvasir/engine.h"
 #include "kvasir/options.h"
@@ -51,9 +52,9 @@ void add_policy_option(CLI::App& command, std::string& policy, const std::string
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 
-// Holds the values of all options that take whole numbers to what their types hold, where CLI11 would wrap or clamp
-// them. Call it once all commands are added.
-void check_whole_numbers(CLI::App& program);
+// Holds the values of all options that take numbers to what their types hold, where CLI11 would wrap or clamp them or
+// read nothing as 0. Call it once all commands are added.
+void check_numbers(CLI::App& program);
 
 // Standard error. What cannot be written there is lost: a full disk behind a log ends no run.
 template <class... Args>
@@ -68,6 +69,13 @@ Status print(std::string_view text);
 Status print_json(const Json& json);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
+
+// Errors: kInvalidArgument if the file to write is one of those to read.
+Status check_output(const std::string& path, std::span<const std::string> inputs);
+
+// The file, or, of a folder, its files whose names end in `extension`, by name; `what` they hold. Errors: kIo;
+// kInvalidArgument for a folder without such a file.
+Result<std::vector<std::string>> files_at(const std::string& path, std::string_view extension, std::string_view what);
 
 // "0-3 7 40-47" of ascending ids, cut at a space before `limit` bytes.
 std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);

@@ -33,8 +33,18 @@ Status check_policies(std::vector<std::string>& policies, bool evaluation_only) 
   return {};
 }
 
-Status check_report(const std::string& file) {
-  return file.empty() ? Status() : check_writable(file);
+Status check_report(const std::string& file, std::span<const std::string> inputs) {
+  if (file.empty()) return {};
+  KVASIR_RETURN_IF_ERROR(check_output(file, inputs));
+  return check_writable(file);
+}
+
+void note_idle(const std::string& policy) {
+  note(
+      "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one (--prefill), "
+      "others "
+      "a longer text, a smaller size or a smaller --chunk\n",
+      policy);
 }
 
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head) {

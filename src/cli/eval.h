@@ -18,9 +18,12 @@ void add_report_option(CLI::App& command, std::string& file);                   
 // Puts the default in if there is none. Errors: kInvalidArgument, before any work, if one of them cannot be made;
 // `evaluation_only` ones are let through if allowed.
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
+// Says on standard error that a policy dropped nothing that a pass would have seen: its figures are those of `full`,
+// and look like a result.
+void note_idle(const std::string& policy);
 // Adds what a layer holds at the end: `final`, or by KV head `heads`.
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head);
-// Whether the report could be written, where one is wanted: before the work, not after it.
-Status check_report(const std::string& file);
+// Whether the report could be written, where one is wanted, and is none of the inputs: before the work, not after it.
+Status check_report(const std::string& file, std::span<const std::string> inputs);
 
 }  // namespace kvasir::cli

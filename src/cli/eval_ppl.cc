@@ -2,9 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "base/mapped_file.h"
@@ -16,8 +14,6 @@
 
 namespace kvasir::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Options {
   EngineOptions engine;
@@ -44,18 +40,7 @@ Result<std::vector<std::string>> text_paths(const std::vector<std::string>& give
   if (std::ranges::count(given, "-") > 1) return invalid_argument("-f -: standard input can be read only once");
   std::vector<std::string> paths;
   for (const std::string& path : given) {
-    std::error_code error;
-    if (!fs::is_directory(path, error)) {
-      paths.push_back(path);
-      continue;
-    }
-    std::vector<std::string> found;
-    fs::directory_iterator entry(path, error);
-    for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-      if (entry->path().extension() == ".txt") found.push_back(entry->path().string());
-    if (error) return make_status(StatusCode::kIo, "cannot read the folder '{}': {}", path, error.message());
-    if (found.empty()) return invalid_argument("the folder '{}' holds no text: no file's name ends in .txt", path);
-    std::ranges::sort(found);
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> found, files_at(path, ".txt", "text"));
     paths.insert(paths.end(), found.begin(), found.end());
   }
   return paths;
@@ -205,7 +190,9 @@ Status check_options(Options& options) {
     return invalid_argument("--score says what of each window counts; give --window too");
   options.perplexity.whole_windows = options.score == "all";
   KVASIR_RETURN_IF_ERROR(check_policies(options.perplexity.policies, true));
-  return check_report(options.report);
+  std::vector<std::string> inputs = options.files;
+  inputs.push_back(options.engine.model);
+  return check_report(options.report, inputs);
 }
 
 // One text under all policies. Each row is printed as soon as it is known.
@@ -234,6 +221,18 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
     }
   }
   return results;
+}
+
+void note_idle_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const Options& options) {
+  for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
+    bool idle = texts.front().runs[policy].policy != "full";
+    for (std::size_t t = 0; t < texts.size(); ++t) {
+      const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
+      const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
+      idle = idle && texts[t].runs[policy].kept_max >= all;
+    }
+    if (idle) note_idle(texts.front().runs[policy].policy);
+  }
 }
 
 std::vector<PerplexityResult> pool(const std::vector<TextRuns>& texts) {
@@ -265,6 +264,7 @@ Status eval_perplexity(Options options) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
     done.push_back({text.file, std::move(runs)});
   }
+  note_idle_policies(done, texts, options);
   const std::vector<PerplexityResult> pooled = pool(done);
   if (!options.json && !pooled.empty()) {
     KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));
@@ -312,11 +312,12 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
   command
       ->add_option("--bins", perplexity.bins, "Curves over the position in the stream or window, in this many points")
       ->capture_default_str();
-  command->add_option("--chunk", *chunk, "Tokens per forward pass (default: 1 for one stream, 512 for windows)");
+  command->add_option("--chunk", *chunk,
+                      "Tokens per forward pass; 0: the policy's own (default: 1 for one stream, 0 for windows)");
   add_report_option(*command, options->report);
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, chunk, &outcome] {
-    options->perplexity.chunk = chunk->value_or(options->perplexity.window > 0 ? 512 : 1);
+    options->perplexity.chunk = chunk->value_or(options->perplexity.window > 0 ? 0 : 1);
     outcome.status = eval_perplexity(*options);
   });
 }

@@ -41,7 +41,7 @@ Json to_json(const RestreamResult& r) {
 Status eval_restream(Options options) {
   if (options.fill < 0) return invalid_argument("--fill counts tokens; it cannot be negative");
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
-  KVASIR_RETURN_IF_ERROR(check_report(options.report));
+  KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(options.file, std::size_t{1} << 30));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model->tokenizer->encode(text, {}));

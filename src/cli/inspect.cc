@@ -129,7 +129,7 @@ Status inspect(const InspectCommand& command) {
   if (command.chunk && command.inspect.reading.prefill == 0)
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.inspect.reading.policy).status());
-  KVASIR_RETURN_IF_ERROR(check_report(command.report));
+  KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, read_text(command, *model));
@@ -144,6 +144,7 @@ Status inspect(const InspectCommand& command) {
           return !interrupted();
         }));
   }
+  if (result.reading.policy != "full" && result.reading.kept_max >= result.tokens) note_idle(result.reading.policy);
   KVASIR_RETURN_IF_ERROR(command.json ? print_json(to_json(command, *model, result)) : print(text_of(command, result)));
   if (command.report.empty()) return {};
   return write_report(inspect_report(*model, command.file, tokens, command.inspect, result, layers), command.report);

@@ -1,10 +1,26 @@
+#include <fcntl.h>
 #include <fmt/core.h>
+
+#include <sstream>
+#include <string_view>
 
 #include "cli/command.h"
 #include "kvasir/version.h"
 
+namespace {
+
+// A standard stream that is closed is no free descriptor: a file opened next would take its place, and be read or
+// written for it. What stands there instead refuses to be used.
+void occupy_standard_streams() {
+  for (const int stream : {0, 1, 2})
+    if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace kvasir::cli;
+  occupy_standard_streams();
   CLI::App program{"Kvasir runs large language models on long contexts, in bounded memory.", "kvasir"};
   program.set_version_flag("--version", std::string("kvasir ") + kvasir::kVersion);
   program.require_subcommand(1);
@@ -20,17 +36,20 @@ int main(int argc, char** argv) {
   add_policies(program, outcome);
   add_info(program, outcome);
   add_tokenize(program, outcome);
-  check_whole_numbers(program);
+  check_numbers(program);
   ignore_write_signals();
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) {
-      program.exit(error);
-      outcome.status = print({});
+      std::ostringstream text;
+      program.exit(error, text, text);
+      outcome.status = print(text.str());
     } else {
       std::string command;
       std::string problem = error.what();
+      constexpr std::string_view kConversion = "Could not convert: ";
+      if (problem.starts_with(kConversion)) problem = problem.substr(kConversion.size()) + " is not a number in range";
       const CLI::App* at = &program;
       for (; !at->get_subcommands().empty(); at = at->get_subcommands().front())
         command += " " + at->get_subcommands().front()->get_name();

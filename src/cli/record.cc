@@ -27,6 +27,7 @@ struct RecordCommand {
 
 Result<std::vector<TokenValue>> read_text(const RecordCommand& command, const LoadedModel& model) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
+  if (text.empty()) return invalid_argument("the text is empty; give some text");
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens > count)
@@ -79,6 +80,7 @@ Status record(const RecordCommand& command) {
   if (command.chunk && command.record.prefill == 0)
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.record.policy).status());
+  KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, read_text(command, *model));
   const auto count = static_cast<std::int64_t>(tokens.size());
@@ -98,6 +100,7 @@ Status record(const RecordCommand& command) {
         }));
   }
   KVASIR_RETURN_IF_ERROR(writer.finish());
+  if (result.policy != "full" && result.kept_max >= count) note_idle(result.policy);
   return command.json ? print_json(to_json(command, *model, result, count)) : print(text_of(command, *model, result));
 }
 

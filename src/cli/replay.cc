@@ -44,22 +44,6 @@ Result<ReplayOptions> options_of(const ReplayCommand& command) {
       .prefill = command.prefill, .chunk = command.chunk.value_or(0), .kv_heads = command.kv_heads.value_or(0)};
 }
 
-// The file, or the .npy files of the folder by name.
-Result<std::vector<std::string>> trace_paths(const std::string& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return std::vector{path};
-  std::vector<std::string> paths;
-  fs::directory_iterator entry(path, error);
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
-    if (entry->path().extension() == ".npy") paths.push_back(entry->path().string());
-  if (error) return make_status(StatusCode::kIo, "cannot read the folder '{}': {}", path, error.message());
-  if (paths.empty())
-    return invalid_argument("the folder '{}' holds no trace: no file's name ends in .npy; 'kvasir record' writes them",
-                            path);
-  std::ranges::sort(paths);
-  return paths;
-}
-
 Status look_through(const AttentionTrace& trace) {
   ProgressBar bar("checking");
   return trace.check([&](std::int64_t done, std::int64_t total) {
@@ -191,7 +175,7 @@ Status replay_traces(const ReplayCommand& command) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(policy));
     specs.push_back(made->spec());
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, trace_paths(command.trace));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, files_at(command.trace, ".npy", "trace"));
   std::vector<AttentionTrace> traces;
   for (const std::string& path : paths) {
     KVASIR_ASSIGN_OR_RETURN(AttentionTrace trace, AttentionTrace::open(path));
@@ -203,8 +187,8 @@ Status replay_traces(const ReplayCommand& command) {
   const bool single = specs.size() == 1 && !fs::is_directory(command.trace, error);
   RunsTable table(traces, specs);
   Json runs = Json::array();
+  for (const AttentionTrace& trace : traces) KVASIR_RETURN_IF_ERROR(look_through(trace));
   for (const AttentionTrace& trace : traces) {
-    KVASIR_RETURN_IF_ERROR(look_through(trace));
     for (const std::string& policy : command.policies) {
       KVASIR_ASSIGN_OR_RETURN(const Run run, replay_one(trace, policy, options));
       if (single) return command.json ? print_json(to_json(trace, run, options)) : print(layers_table(trace, run));

@@ -173,8 +173,7 @@ class SessionImpl final : public Session {
       if (!next_fits())
         full = exhausted(
             "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "
-            "use a "
-            "policy with a bound (kvasir policies), a smaller --chunk or a shorter text",
+            "use a policy with a bound (kvasir policies) or a shorter text",
             runner_->policy().spec(), runner_->sequence().longest(), runner_->sequence().next_id(),
             model_->config.context, std::min(chunk, total - static_cast<std::int64_t>(noted)));
       return full.ok();

@@ -65,8 +65,7 @@ Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t co
   if (most <= context) return {};
   return invalid_argument(
       "policy '{}' shows a pass up to {} tokens (what it keeps and a chunk of {}), more than the trained context of "
-      "{}; "
-      "lower its budget or --chunk",
+      "{}; give it a smaller size (budget, size, max) or a smaller --chunk",
       policy.spec(), most, prompt_chunk(policy, chunk), context);
 }
 

@@ -266,6 +266,10 @@ Result<ReplayResult> TableReplay::run(const AttentionTrace::Progress& progress) 
 }  // namespace
 
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options) {
+  constexpr std::int64_t kMostLayers = 4096;
+  if (trace.heads() > kMaxHeads || trace.layers() > kMostLayers)
+    return unsupported("'{}' has {} layers of {} query heads; at most {} of {} can be replayed", trace.path(),
+                       trace.layers(), trace.heads(), kMostLayers, kMaxHeads);
   if (options.prefill < 0 || options.prefill > trace.tokens())
     return invalid_argument("prefill={} must be from 0 to the {} tokens of '{}'", options.prefill, trace.tokens(),
                             trace.path());
@@ -280,10 +284,6 @@ Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
   if (!policy.by_table()) return replay_by_range(trace, policy, progress);
-  constexpr std::int64_t kMostLayers = 4096;
-  if (trace.heads() > kMaxHeads || trace.layers() > kMostLayers)
-    return unsupported("'{}' has {} layers of {} query heads; at most {} of {} can be replayed", trace.path(),
-                       trace.layers(), trace.heads(), kMostLayers, kMaxHeads);
   return TableReplay(trace, policy, options).run(progress);
 }
 

@@ -133,7 +133,7 @@ TEST_F(EvalPpl, WindowsAndWhatOfThemIsScored) {
   const Json named = with({"--score", "second-half"});
   const Json whole = with({"--score", "all", "--bins", "9"});
   EXPECT_EQ(half["score"], "second-half");
-  EXPECT_EQ(half["chunk"], 512);
+  EXPECT_EQ(half["chunk"], 0);
   EXPECT_EQ(half["runs"][0]["tokens"], 2 * 49);
   EXPECT_EQ(half["runs"][2]["tokens"], 2 * 2 * 49);
   EXPECT_EQ(named["runs"][2]["nll"], half["runs"][2]["nll"]);
