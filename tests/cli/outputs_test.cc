@@ -1,0 +1,107 @@
+// Files that commands write: never over what they read, never in place of a closed stream, never half.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "cli/program.h"
+#include "replay/trace_file.h"
+
+namespace kvasir::test {
+namespace {
+
+class Outputs : public ::testing::Test {
+ protected:
+  static std::string content(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+
+  Folder folder_;
+  std::string text_ = folder_.make("text", some_text(300));
+};
+
+TEST_F(Outputs, InputsAreNotOverwritten) {
+  const std::string before = content(text_);
+  const std::string link = folder_.path("link");
+  std::filesystem::create_symlink(text_, link);
+  for (const std::string& out : {text_, link, folder_.path("./text")})
+    for (const Arguments& all : std::vector<Arguments>{
+             {"record", "-m", model_path(), "-f", text_, "--tokens", "16", "-o", out},
+             {"inspect", "-m", model_path(), "-f", text_, "--tokens", "64", "--report", out},
+             {"eval", "ppl", "-m", model_path(), "-f", text_, "--tokens", "64", "--report", out},
+             {"eval", "needle", "-m", model_path(), "-f", text_, "--lengths", "100", "--report", out},
+             {"eval", "restream", "-m", model_path(), "-f", text_, "--fill", "100", "--report", out},
+             {"record", "-m", text_, "-f", model_path(), "-o", out}}) {
+      SCOPED_TRACE(::testing::PrintToString(all));
+      const Finished done = run_program(all);
+      EXPECT_EQ(done.exit_code, 2);
+      EXPECT_EQ(done.error_lines(), 1) << done.err;
+      EXPECT_NE(done.err.find("would be overwritten"), std::string::npos) << done.err;
+      EXPECT_EQ(content(text_), before);
+    }
+}
+
+TEST_F(Outputs, ClosedStreamsAreNotTakenForFiles) {
+  const std::string out = folder_.path("out.npy");
+  const std::string record =
+      "'" + binary_path() + "' record -t 1 -m '" + model_path() + "' -f '" + text_ + "' --tokens 16 -o '" + out + "'";
+  EXPECT_NE(std::system((record + " <&- >&- 2>&-").c_str()), 0);
+  EXPECT_NE(std::system((record + " >&- 2>/dev/null").c_str()), 0);
+  EXPECT_EQ(json_of({"replay", "--policy", "full", "--trace", out, "--json"})["tokens"], 16);
+  const std::string report = folder_.path("page.html");
+  const std::string ppl = "'" + binary_path() + "' eval ppl -t 1 -m '" + model_path() + "' -f '" + text_ +
+                          "' --tokens 64 --report '" + report + "' >&- 2>/dev/null";
+  EXPECT_NE(std::system(ppl.c_str()), 0);
+  EXPECT_EQ(
+      std::system(
+          ("'" + binary_path() + "' tokenize -m '" + model_path() + "' <&- 2>&1 | grep -q 'cannot read'").c_str()),
+      0);
+}
+
+TEST_F(Outputs, AHangupLeavesNothing) {
+  const std::string longer = folder_.make("longer", some_text(4000));
+  const std::string out = folder_.path("out.npy");
+  const Finished done = run_program(
+      {"record", "-m", model_path(), "-t", "1", "--isa", "generic", "--tokens", "2048", "-f", longer, "-o", out},
+      {.interrupt_after = 1.5, .signal = SIGHUP, .interrupt_silent = true});
+  EXPECT_EQ(done.exit_code, 1) << "signal " << done.signal;
+  EXPECT_FALSE(std::filesystem::exists(out));
+  EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
+}
+
+TEST_F(Outputs, PoliciesThatDropNothingAreNamed) {
+  const auto errors_of = [&](const Arguments& more) {
+    Arguments all = {"eval", "ppl", "-m", model_path(), "-t", "1", "-f", text_, "--window", "64", "--windows", "2"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Finished done = run_program(all);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    return done.err;
+  };
+  const std::string h2o = "h2o:budget=24,recent=8";
+  EXPECT_NE(errors_of({"--kv", "full", "--kv", h2o}).find("'" + h2o + "' dropped nothing"), std::string::npos);
+  EXPECT_EQ(errors_of({"--kv", "full", "--kv", h2o, "--chunk", "16"}), "");
+  EXPECT_NE(errors_of({"--kv", "snapkv:budget=24,window=8", "--chunk", "16"}).find("when a prompt ends"),
+            std::string::npos);
+  const Finished inspected =
+      run_program({"inspect", "-m", model_path(), "-f", text_, "--tokens", "64", "--kv", "snapkv:budget=40"});
+  EXPECT_NE(inspected.err.find("dropped nothing"), std::string::npos) << inspected.err;
+}
+
+TEST_F(Outputs, NumbersThatAreNone) {
+  for (const auto& [all, part] : std::vector<std::pair<Arguments, std::string>>{
+           {{"run", "-m", model_path(), "-p", "Hi", "--temp", ""}, "--temp: '' is not a number"},
+           {{"inspect", "-m", model_path(), "-f", text_, "--bins", "999999999999"}, "is not a number in range"},
+           {{"plan", "-m", model_path(), "--kv", "h2o:budget=4000"}, "more than the trained context"},
+           {{"record", "-m", model_path(), "-f", folder_.make("empty", ""), "-o", folder_.path("x")},
+            "text is empty"}}) {
+    const Finished done = run_program(all);
+    EXPECT_EQ(done.exit_code, 2) << done.err;
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  }
+  EXPECT_EQ(run_program({"--version"}, {.output_file = "/dev/full"}).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace kvasir::test
