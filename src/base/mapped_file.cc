@@ -122,6 +122,14 @@ Status write_all(FileDescriptor& fd, const std::string& path, std::span<const st
 
 }  // namespace
 
+std::string temporary_name(const std::string& target) {
+  const std::string name = target + ".partial";
+  std::string free = name;
+  struct stat st {};
+  for (int i = 2; ::lstat(free.c_str(), &st) == 0; ++i) free = fmt::format("{}-{}", name, i);
+  return free;
+}
+
 namespace {
 
 // Where write_file goes: straight into what is no regular file, else into a temporary file that takes its place.
@@ -142,7 +150,7 @@ Destination find_destination(const std::string& path) {
   std::error_code unresolved;
   const std::string resolved = std::filesystem::canonical(path, unresolved).string();
   to.target = unresolved ? path : resolved;
-  to.temporary = to.target + ".partial";
+  to.temporary = temporary_name(to.target);
   return to;
 }
 
@@ -154,7 +162,7 @@ Status write_file(const std::string& path, std::span<const std::byte> content) {
     FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
     return fd.get() < 0 ? errno_status("open", path) : write_all(fd, path, content);
   }
-  FileDescriptor fd(::open(to.temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, to.mode));
+  FileDescriptor fd(::open(to.temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, to.mode));
   if (fd.get() < 0) return errno_status("create", to.temporary);
   Status status = write_all(fd, path, content);
   if (status.ok() && ::rename(to.temporary.c_str(), to.target.c_str()) != 0) status = errno_status("write", path);

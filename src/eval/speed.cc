@@ -54,8 +54,8 @@ double median(std::vector<double> values) {
 Status check_options(const SpeedOptions& options) {
   if (options.repeat < 1 || options.repeat > 1000)
     return invalid_argument("--repeat {} is outside 1 to 1000", options.repeat);
-  for (const std::int64_t count : {options.prefill, options.decode})
-    if (count < 0 || count > kMostTokens) return invalid_argument("{} tokens are outside 0 to 2^26", count);
+  for (const auto& [name, count] : {std::pair{"--prefill", options.prefill}, std::pair{"--decode", options.decode}})
+    if (count < 0 || count > kMostTokens) return invalid_argument("{} {} is outside 0 to 2^26 tokens", name, count);
   for (const std::int64_t depth : options.depths)
     if (depth < 0 || depth > kMostTokens) return invalid_argument("--depth {} is outside 0 to 2^26", depth);
   if (options.prefill == 0 && (options.decode == 0 || options.depths.empty()))

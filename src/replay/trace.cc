@@ -135,12 +135,12 @@ Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path,
   AttentionTraceWriter writer;
   writer.path_ = path;
   writer.target_ = unresolved ? path : resolved;
-  writer.temporary_ = writer.target_ + ".partial";
+  writer.temporary_ = temporary_name(writer.target_);
   writer.layers_ = layers;
   writer.heads_ = heads;
   writer.tokens_ = tokens;
   writer.fd_ =
-      ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, exists ? st.st_mode & 0777 : 0644);
+      ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? st.st_mode & 0777 : 0644);
   if (writer.fd_ < 0) return system_error("create", writer.temporary_);
   const std::string header = npy_header(std::array{layers, heads, tokens, tokens});
   writer.data_offset_ = header.size();

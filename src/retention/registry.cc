@@ -68,7 +68,7 @@ std::string normal_form(std::string_view text) {
   std::int64_t whole = 0;
   double real = 0;
   if (parse_number(text, whole)) return fmt::format("{}", whole);
-  if (parse_number(text, real)) return fmt::format("{}", real);
+  if (parse_number(text, real)) return fmt::format("{}", real + 0.0);  // -0 is 0
   if (const std::int64_t millionths = parse_share(text); millionths > 0)
     return fmt::format("{}%", static_cast<double>(millionths) / 1e4);
   return std::string(text);

@@ -59,6 +59,19 @@ TEST_F(Outputs, ClosedStreamsAreNotTakenForFiles) {
       0);
 }
 
+TEST_F(Outputs, FilesOfThatNameAreNotTaken) {
+  const std::string out = folder_.path("out");
+  for (const Arguments& all :
+       std::vector<Arguments>{{"record", "-m", model_path(), "-f", text_, "--tokens", "16", "-o", out},
+                              {"inspect", "-m", model_path(), "-f", text_, "--tokens", "64", "--report", out}}) {
+    const std::string mine = folder_.make("out.partial", "mine");
+    EXPECT_EQ(run_program(all).exit_code, 0);
+    EXPECT_GT(std::filesystem::file_size(out), 1000u);
+    EXPECT_EQ(content(mine), "mine");
+    EXPECT_FALSE(std::filesystem::exists(mine + "-2"));
+  }
+}
+
 TEST_F(Outputs, AHangupLeavesNothing) {
   const std::string longer = folder_.make("longer", some_text(4000));
   const std::string out = folder_.path("out.npy");

@@ -27,6 +27,7 @@ TEST(TableSpecs, CanonicalFormsAreShortAndExact) {
        "h2o:budget=12.5%,recent=4,sinks=2,every=8,pos=compact,heads=independent"},
       {"tova", "tova:budget=1024"},
       {"tova:pos=auto,heads=together,every=64", "tova:budget=1024,every=64"},
+      {"lethe:tau=4,start=16,gamma=-.0", "lethe:tau=4,gamma=0,start=16"},
       {"tova:budget=0.0001%", "tova:budget=0.0001%"},
       {"tova:budget=100%", "tova:budget=100%"},
       {"cascade:size=16,n=4,sinks=2", "cascade:size=16,n=4,sinks=2"},
