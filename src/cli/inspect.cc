@@ -19,7 +19,7 @@ namespace kvasir::cli {
 namespace {
 
 constexpr std::int64_t kDefaultTokens = 1024;
-constexpr std::size_t kMostMatrices = 6;
+constexpr int kMostMatrices = 6;
 
 struct InspectCommand {
   EngineOptions engine;
@@ -49,11 +49,7 @@ Result<std::vector<int>> matrix_layers(std::vector<int> layers, int count) {
   for (const int layer : layers)
     if (layer < 0 || layer >= count)
       return invalid_argument("--layers {}: the model has layers 0 to {}", layer, count - 1);
-  if (layers.empty()) {
-    const int shown = std::min<int>(count, kMostMatrices);
-    for (int i = 0; i < shown; ++i) layers.push_back(shown > 1 ? i * (count - 1) / (shown - 1) : 0);
-  }
-  return layers;
+  return layers.empty() ? spread_layers(kMostMatrices, count) : layers;
 }
 
 // JSON has no NaN; null says that there is no value.

@@ -58,7 +58,7 @@ std::string number(double value) {
   return std::isnan(value) ? "-" : fmt::format("{:.3f}", value);
 }
 
-// The tokens that any head of the layer holds at the end, and how many a head holds on average.
+// How many tokens a head of the layer holds at the end, on average.
 double kept_at_end(const std::vector<std::vector<TokenId>>& tables) {
   double sum = 0;
   for (const std::vector<TokenId>& ids : tables) sum += static_cast<double>(ids.size());
@@ -154,18 +154,18 @@ HeatMap head_map(const InspectResult& result, std::string title, std::string not
   const auto heads = static_cast<std::int64_t>(
       std::lround(std::sqrt(static_cast<double>((result.layers.front().*similarity).size()))));
   // Of a model with more layers than a map has room for, as many as it has, evenly spread.
-  const auto layers = static_cast<std::int64_t>(result.layers.size());
-  const std::int64_t shown = std::clamp<std::int64_t>(report::kMostHeatMapCells / heads, 1, layers);
+  const std::vector<int> layers =
+      spread_layers(static_cast<int>(std::max<std::int64_t>(report::kMostHeatMapCells / heads, 1)),
+                    static_cast<int>(result.layers.size()));
   HeatMap map{.title = std::move(title),
               .note = std::move(note),
               .x = {.label = what},
               .y = {.label = "Layer and " + what},
               .value_label = "overlap",
-              .rows = heads * shown,
+              .rows = heads * std::ssize(layers),
               .columns = heads};
   for (std::int64_t head = 0; head < heads; ++head) map.x.names.push_back(fmt::format("{}", head));
-  for (std::int64_t i = 0; i < shown; ++i) {
-    const std::int64_t layer = shown > 1 ? i * (layers - 1) / (shown - 1) : 0;
+  for (const int layer : layers) {
     for (std::int64_t head = 0; head < heads; ++head) map.y.names.push_back(fmt::format("{}.{}", layer, head));
     for (const double value : result.layers[static_cast<std::size_t>(layer)].*similarity)
       map.values.push_back(static_cast<float>(value));
@@ -266,6 +266,13 @@ Section kept(const LoadedModel& model, const std::vector<TokenValue>& text, cons
 }
 
 }  // namespace
+
+std::vector<int> spread_layers(int shown, int count) {
+  shown = std::min(shown, count);
+  std::vector<int> layers;
+  for (int i = 0; i < shown; ++i) layers.push_back(shown > 1 ? i * (count - 1) / (shown - 1) : 0);
+  return layers;
+}
 
 std::vector<std::vector<std::string>> inspect_table(const InspectResult& result) {
   std::vector<std::vector<std::string>> rows = {

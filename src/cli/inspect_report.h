@@ -15,6 +15,10 @@ report::Report inspect_report(const LoadedModel& model, const std::string& file,
                               const InspectOptions& options, const InspectResult& result,
                               const std::vector<int>& matrix_layers);
 
+// `shown` of `count` layers, at most all of them, evenly spread: the first and the last among them. REQUIRES: both at
+// least 1.
+std::vector<int> spread_layers(int shown, int count);
+
 // The summary: [layers + 1][columns], the header first.
 std::vector<std::vector<std::string>> inspect_table(const InspectResult& result);
 

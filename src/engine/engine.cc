@@ -63,15 +63,12 @@ class SessionImpl final : public Session {
     report.seen = runner_->sequence().next_id();
     report.kept = std::llround(runner_->sequence().mean_length());
     report.kept_least = std::numeric_limits<std::int64_t>::max();
-    std::int64_t written = 0, dead = 0;
     for (int t = 0; t < runner_->sequence().tables(); ++t) {
       const LaneGroup& table = runner_->sequence().table(t);
       report.kept_least = std::min(report.kept_least, table.length());
       report.kept_most = std::max(report.kept_most, table.length());
-      dead += table.dead_slots();
-      written += table.dead_slots() + table.length();
     }
-    report.dead_share = written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
+    report.dead_share = runner_->sequence().dead_share();
     report.kept_max = runner_->kept_max();
     report.bytes = cache_->budget().used();
     report.bytes_peak = cache_->budget().peak();
@@ -165,17 +162,15 @@ class SessionImpl final : public Session {
       noted = done;
     };
     const std::int64_t chunk = prompt_chunk(runner_->policy(), model_->options.chunk);
-    const auto next_fits = [&] {
-      return room_ != Room::kHeld || std::min(chunk, total - static_cast<std::int64_t>(noted)) <= context_left();
-    };
     Status full;
     const auto check_room = [&] {
-      if (!next_fits())
+      const std::int64_t next = std::min(chunk, total - static_cast<std::int64_t>(noted));
+      if (room_ == Room::kHeld && next > context_left())
         full = exhausted(
             "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "
             "use a policy with a bound (kvasir policies) or a shorter text",
             runner_->policy().spec(), runner_->sequence().longest(), runner_->sequence().next_id(),
-            model_->config.context, std::min(chunk, total - static_cast<std::int64_t>(noted)));
+            model_->config.context, next);
       return full.ok();
     };
     if (!check_room()) return full;

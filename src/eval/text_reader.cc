@@ -13,17 +13,6 @@ namespace {
 
 using Logits = SequenceRunner::Logits;
 
-double dead_share(const KvSequence& sequence) {
-  std::int64_t dead = 0;
-  std::int64_t written = 0;
-  for (int t = 0; t < sequence.tables(); ++t) {
-    const std::int64_t of_table = sequence.table(t).dead_slots();
-    dead += of_table;
-    written += of_table + sequence.table(t).length();
-  }
-  return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
-}
-
 class CachedReader final : public TextReader {
  public:
   CachedReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
@@ -31,7 +20,7 @@ class CachedReader final : public TextReader {
       : runner_(model, cache, policy.clone()), tokens_(tokens), chunk_(chunk) {
     runner_.set_watch([this](const KvSequence& sequence) {
       kept_ = sequence.mean_length();
-      dead_share_ = dead_share(sequence);
+      dead_share_ = sequence.dead_share();
     });
   }
   CachedReader(const CachedReader&) = delete;

@@ -49,6 +49,16 @@ double KvSequence::mean_length() const {
   return sum / static_cast<double>(tables_.size());
 }
 
+double KvSequence::dead_share() const {
+  std::int64_t dead = 0, written = 0;
+  for (const LaneGroup& table : tables_) {
+    const std::int64_t of_table = table.dead_slots();
+    dead += of_table;
+    written += of_table + table.length();
+  }
+  return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
+}
+
 Status KvSequence::check_room(int tokens, bool own_pages) const {
   std::uint64_t needed = 0;
   for (const LaneGroup& table : tables_) needed += table.plan_append(tokens, own_pages).bytes;

@@ -46,6 +46,7 @@ class KvSequence {
   TokenId next_id() const { return tables_.front().next_id(); }  // tokens seen so far
   std::int64_t longest() const;                                  // tokens retained by the table that retains most
   double mean_length() const;                                    // over lanes
+  double dead_share() const;  // of the slots written, those whose token was dropped and that are not reused yet
 
   // Whether append would succeed; with `own_pages`, after a copy of all shared pages. Errors: kResourceExhausted.
   Status check_room(int tokens, bool own_pages = false) const;

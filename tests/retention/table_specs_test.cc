@@ -4,19 +4,13 @@
 #include <limits>
 #include <random>
 
+#include "retention/expect_refused.h"
 #include "retention/table_driver.h"
 
 namespace kvasir {
 namespace {
 
-void expect_refused(const std::string& spec, const std::vector<std::string>& named) {
-  const auto policy = make_policy(spec);
-  ASSERT_FALSE(policy.ok()) << spec;
-  EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument) << spec;
-  const std::string& message = policy.status().message();
-  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-  for (const std::string& name : named) EXPECT_NE(message.find(name), std::string::npos) << spec << ": " << message;
-}
+using test::expect_refused;
 
 TEST(TableSpecs, CanonicalFormsAreShortAndExact) {
   const std::pair<std::string, std::string> specs[] = {
