@@ -37,25 +37,22 @@ void bench_matmul(benchmark::State& state, const KernelTable& table, DType type,
   const std::vector<float> x = random_floats(static_cast<std::size_t>(rows) * static_cast<std::size_t>(inputs));
   const auto blocks = static_cast<std::size_t>(inputs / kQ8Block);
   const std::size_t places = static_cast<std::size_t>((rows + kRowGroup - 1) / kRowGroup * kRowGroup) * blocks;
-  AlignedBuffer<std::int8_t> q8;
-  AlignedBuffer<float> scale;
-  AlignedBuffer<std::int32_t> sum;
-  q8.ensure(places * kQ8Block);
-  scale.ensure(places);
-  sum.ensure(places);
+  AlignedBuffer<std::int8_t> quants;
+  AlignedBuffer<float> floats;
+  AlignedBuffer<std::int32_t> sums;
+  float* scale = floats.ensure(2 * places);
+  std::int32_t* sum = sums.ensure(3 * places);
+  const MutableQ8Rows q8{quants.ensure(places * kQ8Block), scale, scale + places, sum, sum + places};
   for (int r = 0; r < rows; ++r) {
     const std::size_t at =
         static_cast<std::size_t>(r / kRowGroup) * blocks * kRowGroup + static_cast<std::size_t>(r % kRowGroup);
-    table.quantize_q8(x.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs,
-                      q8.data() + at * kQ8Block, scale.data() + at, sum.data() + at);
+    table.quantize_q8(x.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs, q8.at(at));
   }
   Activations activations;
   activations.rows = rows;
   activations.inputs = inputs;
   activations.f32 = x.data();
-  activations.q8 = q8.data();
-  activations.q8_scale = scale.data();
-  activations.q8_sum = sum.data();
+  activations.q8 = {q8.quants, q8.scale, q8.scaled_sum, q8.sum, q8.half_sum};
   std::vector<float> out(static_cast<std::size_t>(rows) * static_cast<std::size_t>(outputs));
   for (auto _ : state) {
     table.matmul(weights, activations, 0, weights.panels(), out.data(), static_cast<std::size_t>(outputs));
@@ -121,7 +118,7 @@ std::string joined(const std::vector<std::string_view>& parts) {
 void register_all() {
   for (const std::string_view name : kernel_names()) {
     const KernelTable* table = find_kernels(name);
-    for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
+    for (const DType type : all_dtypes()) {
       for (const int outputs : {2048, 8192}) {
         for (const int rows : {1, 512}) {
           const std::string shape = "2048x" + std::to_string(outputs);

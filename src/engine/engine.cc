@@ -370,8 +370,9 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
 class EngineImpl final : public Engine {
  public:
   explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
-    summary_ = {model_->config.name,        model_->config.architecture,      model_->config.context,
-                model_->config.vocabulary,  model_->weights->bytes,           std::string(model_->kernels->name),
+    summary_ = {model_->config.name,        std::string(model_->config.architecture->name),
+                model_->config.context,     model_->config.vocabulary,
+                model_->weights->bytes,     std::string(model_->kernels->name),
                 model_->threads->threads(), std::string(model_->chat->name())};
   }
 

@@ -110,7 +110,7 @@ Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const Tok
   pass.prompt_left = pass.prompt ? end - sequence_.next_id() : 0;
   const PassPlan plan = plan_pass(*policy_, pass.rows);
   for (int t = 0; t < sequence_.tables(); ++t)
-    views_[static_cast<std::size_t>(t)].build(sequence_.table(t), plan.hidden);
+    views_[static_cast<std::size_t>(t)].build(sequence_.table(t), plan.hidden, model_->config.sliding_window);
   kept_max_ = std::max(kept_max_, sequence_.longest());
   times_.cache += clock.lap();
   if (watch_) watch_(sequence_);

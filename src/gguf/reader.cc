@@ -143,8 +143,10 @@ const Tensor* File::find_tensor(std::string_view name) const {
   return i < c.tensors.size() ? &c.tensors[i] : nullptr;
 }
 
-void File::release(const Tensor& tensor) const {
-  if (impl_->mapping && !tensor.bytes.empty()) impl_->mapping->release(tensor.offset, tensor.bytes.size());
+void File::release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const {
+  const std::uint64_t bytes = tensor.bytes.size();
+  if (!impl_->mapping || begin >= bytes) return;
+  impl_->mapping->release(tensor.offset + begin, std::min(size, bytes - begin));
 }
 
 Result<std::uint64_t> File::get_uint(std::string_view key) const {

@@ -105,8 +105,8 @@ class File {
   Result<std::vector<std::int64_t>> get_ints(std::string_view key) const;  // array of any integers or bools
   Result<std::vector<float>> get_floats(std::string_view key) const;       // array of f32 or f64; finite
 
-  // Hints that a tensor's bytes will not be read again (they need not stay resident).
-  void release(const Tensor& tensor) const;
+  // Hints that `size` of a tensor's bytes from `begin` on will not be read again (they need not stay resident).
+  void release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const;
 
  private:
   struct Impl;

@@ -1,12 +1,12 @@
 // The specification of every kernel, in plain C++. Written in loops over 16 outputs or slots, which compilers turn into
 // whatever vectors the base instruction set has.
+#include "kernels/generic.h"
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {
@@ -43,8 +43,8 @@ void load_panel_input(const std::byte* p, float* w) {
 }
 
 template <DType kType>
-void matmul_float(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride,
-                  int lanes) {
+void multiply_panel(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride,
+                    int lanes) {
   constexpr int kRows = 4;
   constexpr std::size_t kStep = kPanel * (kType == DType::kF32 ? 4 : 2);
   for (int r0 = 0; r0 < x.rows; r0 += kRows) {
@@ -65,70 +65,46 @@ void matmul_float(const PackedMatrix& weights, const Activations& x, int panel, 
   }
 }
 
-void matmul_q8(const PackedMatrix& weights, const Activations& x, int panel, float* out, std::size_t out_stride,
-               int lanes) {
-  const int blocks = weights.inputs / kQ8Block;
-  for (int r = 0; r < x.rows; ++r) {
-    const std::size_t place = static_cast<std::size_t>(r / kRowGroup) * static_cast<std::size_t>(blocks) * kRowGroup +
-                              static_cast<std::size_t>(r % kRowGroup);
-    const std::byte* p = weights.data + static_cast<std::size_t>(panel) * weights.panel_bytes();
-    float sum[kPanel] = {};
-    for (int b = 0; b < blocks; ++b, p += kQ8PanelBlockBytes) {
-      const std::size_t at = place + static_cast<std::size_t>(b) * kRowGroup;
-      const std::int8_t* a = x.q8 + at * kQ8Block;
-      std::int32_t dot[kPanel];
-      std::fill(dot, dot + kPanel, x.q8_sum[at]);
-      for (int j = 0; j < 8; ++j)
-        for (int o = 0; o < kPanel; ++o)
-          for (int k = 0; k < 4; ++k) dot[o] += std::to_integer<std::int32_t>(p[j * 64 + o * 4 + k]) * a[j * 4 + k];
-      for (int o = 0; o < kPanel; ++o) {
-        std::uint16_t bits;
-        std::memcpy(&bits, p + 512 + o * 2, 2);
-        sum[o] = std::fma(static_cast<float>(dot[o]), f16_to_f32(bits) * x.q8_scale[at], sum[o]);
-      }
-    }
-    std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel, sum,
-                static_cast<std::size_t>(lanes) * sizeof(float));
-  }
+template <DType kType>
+void matmul_float(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                  std::size_t out_stride) {
+  for (int panel = panel_begin; panel < panel_end; ++panel)
+    multiply_panel<kType>(weights, x, panel, out, out_stride, std::min(kPanel, weights.outputs - panel * kPanel));
 }
 
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride) {
-  for (int panel = panel_begin; panel < panel_end; ++panel) {
-    const int lanes = std::min(kPanel, weights.outputs - panel * kPanel);
-    switch (weights.type) {
-      case DType::kF32: matmul_float<DType::kF32>(weights, x, panel, out, out_stride, lanes); break;
-      case DType::kF16: matmul_float<DType::kF16>(weights, x, panel, out, out_stride, lanes); break;
-      case DType::kBF16: matmul_float<DType::kBF16>(weights, x, panel, out, out_stride, lanes); break;
-      case DType::kQ8_0: matmul_q8(weights, x, panel, out, out_stride, lanes); break;
-    }
+  switch (weights.type) {
+    case DType::kF32: return matmul_float<DType::kF32>(weights, x, panel_begin, panel_end, out, out_stride);
+    case DType::kF16: return matmul_float<DType::kF16>(weights, x, panel_begin, panel_end, out, out_stride);
+    case DType::kBF16: return matmul_float<DType::kBF16>(weights, x, panel_begin, panel_end, out, out_stride);
+    default: return generic::quantized_matmul(weights, x, panel_begin, panel_end, out, out_stride);
   }
 }
 
-void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
-  for (int b = 0; b < inputs / kQ8Block; ++b, x += kQ8Block) {
-    float largest = 0;
-    bool finite = true;
-    for (int i = 0; i < kQ8Block; ++i) {
-      largest = std::max(largest, std::fabs(x[i]));
-      finite = finite && std::isfinite(x[i]);
-    }
-    std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
-    if (!finite) {
-      std::fill(q, q + kQ8Block, std::int8_t{0});
-      scale[b * kRowGroup] = std::numeric_limits<float>::quiet_NaN();
-      sum[b * kRowGroup] = 0;
-      continue;
-    }
-    const float inverse = largest >= kQ8Smallest ? 127.0F / largest : 0.0F;
-    std::int32_t total = 0;
-    for (int i = 0; i < kQ8Block; ++i) {
-      q[i] = static_cast<std::int8_t>(std::nearbyint(x[i] * inverse));
-      total += q[i];
-    }
-    scale[b * kRowGroup] = largest / 127.0F;
-    sum[b * kRowGroup] = -128 * total;
+void quantize_block(const float* x, const MutableQ8Rows& to) {
+  float largest = 0;
+  bool finite = true;
+  for (int i = 0; i < kQ8Block; ++i) {
+    largest = std::max(largest, std::fabs(x[i]));
+    finite = finite && std::isfinite(x[i]);
   }
+  const float inverse = finite && largest >= kQ8Smallest ? 127.0F / largest : 0.0F;
+  std::int32_t sums[2] = {0, 0};
+  for (int i = 0; i < kQ8Block; ++i) {
+    to.quants[i] = finite ? static_cast<std::int8_t>(std::nearbyint(x[i] * inverse)) : std::int8_t{0};
+    sums[i / 16] += to.quants[i];
+  }
+  *to.scale = finite ? largest / 127.0F : std::numeric_limits<float>::quiet_NaN();
+  *to.scaled_sum = *to.scale * static_cast<float>(sums[0] + sums[1]);
+  *to.sum = -128 * (sums[0] + sums[1]);
+  to.half_sum[0] = -128 * sums[0];
+  to.half_sum[1] = -128 * sums[1];
+}
+
+void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place) {
+  for (int b = 0; b < inputs / kQ8Block; ++b)
+    quantize_block(x + b * kQ8Block, place.at(static_cast<std::size_t>(b) * kRowGroup));
 }
 
 // Sums 16 interleaved partial sums, then those pairwise: the order every table follows.
@@ -147,8 +123,22 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
   for (int i = 0; i < n; ++i) out[i] = x[i] * inverse * weight[i];
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out) {
+  float lanes[16] = {};
+  for (int i = 0; i < n; ++i) lanes[i % 16] += x[i];
+  const float mean = sum16(lanes) / static_cast<float>(n);
+  std::fill(lanes, lanes + 16, 0.0F);
+  for (int i = 0; i < n; ++i) lanes[i % 16] = std::fma(x[i] - mean, x[i] - mean, lanes[i % 16]);
+  const float inverse = 1.0F / std::sqrt(sum16(lanes) / static_cast<float>(n) + eps);
+  for (int i = 0; i < n; ++i) out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
+}
+
 void swiglu(const float* gate, const float* up, int n, float* out) {
   for (int i = 0; i < n; ++i) out[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+}
+
+void gelu(float* x, int n) {
+  for (int i = 0; i < n; ++i) x[i] = x[i] * 0.5F * std::erfc(x[i] * -0.70710678F);
 }
 
 void add(float* x, const float* y, int n) {
@@ -307,9 +297,9 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", matmul,          quantize_q8, rms_norm,   swiglu, add,
-                                     rope,      store_kv,        rotate_keys, move_slots, attend, merge,
-                                     finish,    observe_weights, sum_weights, add_weights};
+  static constexpr KernelTable table{"generic", matmul, quantize_q8, rms_norm,        layer_norm,  swiglu,
+                                     gelu,      add,    rope,        store_kv,        rotate_keys, move_slots,
+                                     attend,    merge,  finish,      observe_weights, sum_weights, add_weights};
   return table;
 }
 

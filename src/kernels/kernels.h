@@ -21,11 +21,10 @@ namespace kvasir {
 // Weights are packed once, at load, into panels of 16 outputs, so that one row of activations is multiplied with 16
 // outputs per instruction and each output's sum runs over the inputs in order, in one accumulator.
 //   F32, F16, BF16: [panel][input][16 outputs]
-//   Q8_0:           [panel][block of 32 inputs]{ u8 w+128 [8][16 outputs][4 inputs], f16 scale [16 outputs] }
+//   quantised:      [panel][block], the blocks of 16 outputs interleaved (kernels/quantized_layout.h)
 // Outputs beyond `outputs` in the last panel are zero. The size in bytes equals the file's, but for that padding.
 inline constexpr int kPanel = 16;
 inline constexpr int kQ8Block = 32;
-inline constexpr std::size_t kQ8PanelBlockBytes = 16 * 34;
 
 struct PackedMatrix {
   DType type = DType::kF32;
@@ -38,19 +37,35 @@ struct PackedMatrix {
 };
 
 // Rows of activations, in the form the weights ask for: `f32` [rows, inputs] for F32, F16 and BF16; the quantised form
-// for Q8_0. Rows are quantised per block of 32: scale = max|x| / 127, q = x / scale rounded to nearest even.
-// A block whose maximum is below kQ8Smallest (127 / maximum might overflow) has all q = 0; one that holds an infinity
-// or NaN has q = 0 and scale = NaN, so that it shows in the product.
+// for quantised weights. Rows are quantised per block of 32: scale = max|x| / 127, q = x / scale rounded to nearest
+// even. A block whose maximum is below kQ8Smallest (127 / maximum might overflow) has all q = 0; one that holds an
+// infinity or NaN has q = 0 and scale = NaN, so that it shows in the product.
 inline constexpr float kQ8Smallest = 1e-36F;
 inline constexpr int kRowGroup = 16;  // quantised rows are stored in groups of this many
+
+// Blocks of rows, [row / 16][block][row % 16] each. The sums are what cancels the offsets of weights stored as w + 128
+// (or a fraction of 128) and what meets their minima.
+template <class Byte, class Float, class Int>
+struct Q8Blocks {
+  Byte* quants = nullptr;       // [32] each
+  Float* scale = nullptr;       // NaN: not finite
+  Float* scaled_sum = nullptr;  // scale * (sum of the block)
+  Int* sum = nullptr;           // -128 * (sum of the block)
+  Int* half_sum = nullptr;      // -128 * (sum of the first half, of the second), [2] each
+
+  // What begins `places` blocks behind.
+  Q8Blocks at(std::size_t places) const {
+    return {quants + places * kQ8Block, scale + places, scaled_sum + places, sum + places, half_sum + 2 * places};
+  }
+};
+using Q8Rows = Q8Blocks<const std::int8_t, const float, const std::int32_t>;
+using MutableQ8Rows = Q8Blocks<std::int8_t, float, std::int32_t>;
 
 struct Activations {
   int rows = 0;
   int inputs = 0;
   const float* f32 = nullptr;
-  const std::int8_t* q8 = nullptr;       // [row / 16][block][row % 16][32]
-  const float* q8_scale = nullptr;       // [row / 16][block][row % 16]
-  const std::int32_t* q8_sum = nullptr;  // same shape: -128 * (sum of the block), which cancels the +128 of the weights
+  Q8Rows q8;
 };
 
 // Queries of one lane over a run of entries of one frame: a partial of attention.
@@ -104,15 +119,22 @@ struct KernelTable {
   void (*matmul)(const PackedMatrix& weights, const Activations& activations, int panel_begin, int panel_end,
                  float* out, std::size_t out_stride);
 
-  // Quantises one row of `inputs` floats (a multiple of 32) into block-strided places: block b goes to
-  // q8 + b * 16 * 32, scale + b * 16, sum + b * 16 (a row's place in its group of 16).
-  void (*quantize_q8)(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum);
+  // Quantises one row of `inputs` floats (a multiple of 32) from its place in its group of 16 on: block b goes to
+  // place.at(16 * b).
+  void (*quantize_q8)(const float* x, int inputs, const MutableQ8Rows& place);
 
-  // out = x / sqrt(mean(x^2) + eps) * weight
+  // out = x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019, equation 4). x and out may be the same.
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+
+  // out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias (Ba et al. 2016, equation 4; the variance is the mean
+  // of squares of what is left after the mean).
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int n, float eps, float* out);
 
   // out[i] = silu(gate[i]) * up[i], silu(x) = x / (1 + exp(-x))
   void (*swiglu)(const float* gate, const float* up, int n, float* out);
+
+  // x = x * (1 + erf(x / sqrt 2)) / 2 (Hendrycks & Gimpel 2016, equation 1; not the approximation by tanh)
+  void (*gelu)(float* x, int n);
 
   // x += y
   void (*add)(float* x, const float* y, int n);
@@ -163,11 +185,28 @@ const KernelTable* avx512_kernels();
 const KernelTable* find_kernels(std::string_view name);
 std::vector<std::string_view> kernel_names();  // those that run here
 
-// Bytes of the packed form, and the packing itself. `rows` is [outputs, inputs] as in the file.
+// Which row of a file's matrix is which output: rows from `first` on; if `rotary` is set, heads of head_dim rows whose
+// rotated pairs are i and i + rotary / 2 (GPT-NeoX) become the pairs 2i and 2i + 1 that the kernels rotate. Queries and
+// keys reordered alike have the same products.
+struct RowOrder {
+  int first = 0;
+  int head_dim = 0;
+  int rotary = 0;
+
+  int row(int output) const {
+    if (rotary == 0) return first + output;
+    const int d = output % head_dim;
+    if (d >= rotary) return first + output;
+    return first + output - d + d / 2 + d % 2 * (rotary / 2);
+  }
+};
+
+// Bytes of the packed form, and the packing itself. `rows` is [rows, inputs] as in the file.
 std::size_t packed_bytes(DType type, int outputs, int inputs);
-// Packs panels [panel_begin, panel_end) of `rows` into `out` (the start of the whole packed matrix).
-void pack_panels(DType type, int outputs, int inputs, const std::byte* rows, int panel_begin, int panel_end,
-                 std::byte* out);
+// Packs panels [panel_begin, panel_end) of the matrix whose outputs are the rows that `order` says into `out` (the
+// start of the whole packed matrix). REQUIRES: inputs a multiple of the type's block.
+void pack_panels(const PackedMatrix& shape, const std::byte* rows, const RowOrder& order, int panel_begin,
+                 int panel_end, std::byte* out);
 // Reads one output's row (for embeddings) back as floats.
 void unpack_row(const PackedMatrix& matrix, int output, float* out);
 

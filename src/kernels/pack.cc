@@ -2,13 +2,13 @@
 
 #include "base/check.h"
 #include "kernels/kernels.h"
+#include "kernels/quantized_layout.h"
+#include "tensor/dequantize.h"
 
 namespace kvasir {
 namespace {
 
-std::size_t element_bytes(DType type) {
-  return dtype_traits(type).block_bytes;
-}
+constexpr int kLargestBlockBytes = 256;
 
 float read_element(DType type, const std::byte* p) {
   if (type == DType::kF32) {
@@ -21,45 +21,100 @@ float read_element(DType type, const std::byte* p) {
   return type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-void pack_q8_panel(int outputs, int inputs, const std::byte* rows, int panel, std::byte* out) {
-  const int blocks = inputs / kQ8Block;
-  const std::size_t row_bytes = static_cast<std::size_t>(blocks) * 34;
-  for (int b = 0; b < blocks; ++b, out += kQ8PanelBlockBytes) {
+// Bit 4g + k to bit g of byte k, and back.
+std::uint32_t group_bits(std::uint32_t bits) {
+  std::uint32_t grouped = 0;
+  for (int i = 0; i < 32; ++i) grouped |= (bits >> i & 1) << (i % 4 * 8 + i / 4);
+  return grouped;
+}
+std::uint32_t ungroup_bits(std::uint32_t grouped) {
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= (grouped >> (i % 4 * 8 + i / 4) & 1) << i;
+  return bits;
+}
+
+bool has_grouped_bits(DType type) {
+  return type == DType::kQ5_0 || type == DType::kQ5_1;
+}
+
+// What a word of the file becomes. `word` counts the words of a block.
+std::uint32_t packed_word(DType type, int word, std::uint32_t bits) {
+  if (type == DType::kQ8_0) return bits ^ 0x80808080u;
+  return has_grouped_bits(type) && word == 0 ? group_bits(bits) : bits;
+}
+std::uint32_t file_word(DType type, int word, std::uint32_t bits) {
+  if (type == DType::kQ8_0) return bits ^ 0x80808080u;
+  return has_grouped_bits(type) && word == 0 ? ungroup_bits(bits) : bits;
+}
+
+// Calls on_word(word, offset in the file's block) and on_half(offset in the packed block, offset in the file's block).
+template <class OnWord, class OnHalf>
+void for_each_field(const QuantizedLayout& layout, const OnWord& on_word, const OnHalf& on_half) {
+  int word = 0;
+  for (const QuantizedLayout::WordField& field : layout.word_fields)
+    for (int w = 0; w < field.words; ++w, ++word) on_word(word, field.offset + w * 4);
+  for (std::size_t h = 0; h < layout.half_fields.size(); ++h)
+    if (layout.half_fields[h] >= 0) on_half(layout.half_offset(h), layout.half_fields[h]);
+}
+
+void pack_block(const QuantizedLayout& layout, const std::byte* block, int lane, std::byte* out) {
+  for_each_field(
+      layout,
+      [&](int word, int offset) {
+        std::uint32_t bits;
+        std::memcpy(&bits, block + offset, sizeof bits);
+        bits = packed_word(layout.type, word, bits);
+        std::memcpy(out + (word * kPanel + lane) * 4, &bits, sizeof bits);
+      },
+      [&](std::size_t packed, int offset) { std::memcpy(out + packed + lane * 2, block + offset, 2); });
+}
+
+void unpack_block(const QuantizedLayout& layout, const std::byte* packed, int lane, std::byte* block) {
+  for_each_field(
+      layout,
+      [&](int word, int offset) {
+        std::uint32_t bits;
+        std::memcpy(&bits, packed + (word * kPanel + lane) * 4, sizeof bits);
+        bits = file_word(layout.type, word, bits);
+        std::memcpy(block + offset, &bits, sizeof bits);
+      },
+      [&](std::size_t at, int offset) { std::memcpy(block + offset, packed + at + lane * 2, 2); });
+}
+
+void pack_quantized_panel(const QuantizedLayout& layout, const PackedMatrix& shape, const std::byte* rows,
+                          const RowOrder& order, int panel, std::byte* out) {
+  static constexpr std::byte kZeros[kLargestBlockBytes] = {};
+  const int blocks = shape.inputs / layout.inputs;
+  const auto block_bytes = static_cast<std::size_t>(layout.block_bytes);
+  const std::byte* from[kPanel];
+  for (int o = 0; o < kPanel; ++o) {
+    const int output = panel * kPanel + o;
+    from[o] = output < shape.outputs
+                  ? rows + static_cast<std::size_t>(order.row(output)) * static_cast<std::size_t>(blocks) * block_bytes
+                  : nullptr;
+  }
+  for (int b = 0; b < blocks; ++b, out += layout.panel_block_bytes()) {
     for (int o = 0; o < kPanel; ++o) {
-      const int row = panel * kPanel + o;
-      std::byte* weights = out + o * 4;
-      std::byte* scale = out + 512 + o * 2;
-      if (row >= outputs) {
-        for (int j = 0; j < 8; ++j) std::memset(weights + j * 64, 0x80, 4);
-        std::memset(scale, 0, 2);
-        continue;
-      }
-      const std::byte* block = rows + static_cast<std::size_t>(row) * row_bytes + static_cast<std::size_t>(b) * 34;
-      std::memcpy(scale, block, 2);
-      for (int j = 0; j < 8; ++j) {
-        std::uint32_t four;
-        std::memcpy(&four, block + 2 + j * 4, 4);
-        four ^= 0x80808080u;
-        std::memcpy(weights + j * 64, &four, 4);
-      }
+      pack_block(layout, from[o] != nullptr ? from[o] : kZeros, o, out);
+      if (from[o] != nullptr) from[o] += block_bytes;
     }
   }
 }
 
 template <class Word>
-void pack_word_panel(int outputs, int inputs, const std::byte* rows, int panel, std::byte* out) {
-  const auto stride = static_cast<std::size_t>(inputs);
+void pack_word_panel(const PackedMatrix& shape, const std::byte* rows, const RowOrder& order, int panel,
+                     std::byte* out) {
+  const auto stride = static_cast<std::size_t>(shape.inputs);
   constexpr int kTile = 64;  // inputs at a time, so that both sides stay in cache
-  for (int begin = 0; begin < inputs; begin += kTile) {
-    const int end = begin + kTile < inputs ? begin + kTile : inputs;
+  for (int begin = 0; begin < shape.inputs; begin += kTile) {
+    const int end = begin + kTile < shape.inputs ? begin + kTile : shape.inputs;
     for (int o = 0; o < kPanel; ++o) {
-      const int row = panel * kPanel + o;
+      const int output = panel * kPanel + o;
+      const auto row = static_cast<std::size_t>(output < shape.outputs ? order.row(output) : 0);
       for (int i = begin; i < end; ++i) {
         Word word{};
-        if (row < outputs)
-          std::memcpy(&word,
-                      rows + (static_cast<std::size_t>(row) * stride + static_cast<std::size_t>(i)) * sizeof word,
-                      sizeof word);
+        if (output < shape.outputs)
+          std::memcpy(&word, rows + (row * stride + static_cast<std::size_t>(i)) * sizeof word, sizeof word);
         std::memcpy(out + (static_cast<std::size_t>(i) * kPanel + static_cast<std::size_t>(o)) * sizeof word, &word,
                     sizeof word);
       }
@@ -70,8 +125,9 @@ void pack_word_panel(int outputs, int inputs, const std::byte* rows, int panel, 
 }  // namespace
 
 std::size_t PackedMatrix::panel_bytes() const {
-  return type == DType::kQ8_0 ? static_cast<std::size_t>(inputs / kQ8Block) * kQ8PanelBlockBytes
-                              : static_cast<std::size_t>(inputs) * kPanel * element_bytes(type);
+  if (const QuantizedLayout* layout = quantized_layout(type))
+    return static_cast<std::size_t>(inputs / layout->inputs) * layout->panel_block_bytes();
+  return static_cast<std::size_t>(inputs) * kPanel * dtype_traits(type).block_bytes;
 }
 
 std::size_t packed_bytes(DType type, int outputs, int inputs) {
@@ -79,18 +135,18 @@ std::size_t packed_bytes(DType type, int outputs, int inputs) {
   return shape.panel_bytes() * static_cast<std::size_t>(shape.panels());
 }
 
-void pack_panels(DType type, int outputs, int inputs, const std::byte* rows, int panel_begin, int panel_end,
-                 std::byte* out) {
-  const std::size_t panel_bytes = PackedMatrix{type, outputs, inputs, nullptr}.panel_bytes();
+void pack_panels(const PackedMatrix& shape, const std::byte* rows, const RowOrder& order, int panel_begin,
+                 int panel_end, std::byte* out) {
+  const std::size_t panel_bytes = shape.panel_bytes();
   for (int panel = panel_begin; panel < panel_end; ++panel) {
     std::byte* place = out + static_cast<std::size_t>(panel) * panel_bytes;
-    if (type == DType::kQ8_0) {
-      KVASIR_CHECK(inputs % kQ8Block == 0);
-      pack_q8_panel(outputs, inputs, rows, panel, place);
-    } else if (type == DType::kF32) {
-      pack_word_panel<std::uint32_t>(outputs, inputs, rows, panel, place);
+    if (const QuantizedLayout* layout = quantized_layout(shape.type)) {
+      KVASIR_CHECK(shape.inputs % layout->inputs == 0);
+      pack_quantized_panel(*layout, shape, rows, order, panel, place);
+    } else if (shape.type == DType::kF32) {
+      pack_word_panel<std::uint32_t>(shape, rows, order, panel, place);
     } else {
-      pack_word_panel<std::uint16_t>(outputs, inputs, rows, panel, place);
+      pack_word_panel<std::uint16_t>(shape, rows, order, panel, place);
     }
   }
 }
@@ -98,20 +154,17 @@ void pack_panels(DType type, int outputs, int inputs, const std::byte* rows, int
 void unpack_row(const PackedMatrix& matrix, int output, float* out) {
   const std::byte* panel = matrix.data + static_cast<std::size_t>(output / kPanel) * matrix.panel_bytes();
   const int lane = output % kPanel;
-  if (matrix.type != DType::kQ8_0) {
-    const std::size_t bytes = element_bytes(matrix.type);
+  const QuantizedLayout* layout = quantized_layout(matrix.type);
+  if (layout == nullptr) {
+    const std::size_t bytes = dtype_traits(matrix.type).block_bytes;
     for (int i = 0; i < matrix.inputs; ++i)
       out[i] = read_element(matrix.type, panel + static_cast<std::size_t>(i * kPanel + lane) * bytes);
     return;
   }
-  for (int b = 0; b < matrix.inputs / kQ8Block; ++b, panel += kQ8PanelBlockBytes) {
-    std::uint16_t bits;
-    std::memcpy(&bits, panel + 512 + lane * 2, 2);
-    const float scale = f16_to_f32(bits);
-    for (int i = 0; i < kQ8Block; ++i) {
-      const int quant = std::to_integer<int>(panel[i / 4 * 64 + lane * 4 + i % 4]) - 128;
-      out[b * kQ8Block + i] = scale * static_cast<float>(quant);
-    }
+  std::byte block[kLargestBlockBytes];
+  for (int i = 0; i < matrix.inputs; i += layout->inputs, panel += layout->panel_block_bytes()) {
+    unpack_block(*layout, panel, lane, block);
+    dequantize_block(matrix.type, block, out + i);
   }
 }
 

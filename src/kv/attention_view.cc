@@ -7,7 +7,7 @@
 
 namespace kvasir {
 
-void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidden) {
+void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidden, Position window) {
   rows = static_cast<int>(hidden.size());
   retained_before = 0;
   frames = static_cast<int>(group.frames().size());
@@ -78,6 +78,25 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
       const Position position = f < frames_before ? visible - 1 : own + newest.origin;
       query_positions[static_cast<std::size_t>(f) * hidden.size() + static_cast<std::size_t>(r)] =
           position - frame.origin;
+    }
+  }
+  unwindowed_masks.clear();
+  if (window > 0) apply_window(group, live, window);
+}
+
+void AttentionView::apply_window(const LaneGroup& group, std::span<const LaneGroup::Entry> entries, Position window) {
+  unwindowed_masks = masks;
+  for (std::size_t e = 0; e < columns.size(); ++e) {
+    const int frame = entries[e].frame;
+    Position rotations[64];
+    for (SlotMask left = entries[e].live; left != 0; left &= left - 1) {
+      const int slot = std::countr_zero(left);
+      rotations[slot] = group.stored_rotation(*columns[e], slot, group.frames()[static_cast<std::size_t>(frame)]);
+    }
+    for (int r = 0; r < rows; ++r) {
+      SlotMask& mask = masks[static_cast<std::size_t>(r) * columns.size() + e];
+      for (SlotMask left = mask; left != 0; left &= left - 1)
+        if (query_position(frame, r) - rotations[std::countr_zero(left)] >= window) mask &= ~(left & -left);
     }
   }
 }

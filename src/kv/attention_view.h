@@ -28,7 +28,9 @@ struct AttentionView {
   int frames = 0;
   std::int64_t retained_before = 0;               // tokens that row 0 sees beside itself
   std::vector<const LaneGroup::Column*> columns;  // [entries], their tokens in order of id
-  std::vector<SlotMask> masks;                    // [rows][entries]
+  std::vector<SlotMask> masks;                    // [rows][entries], what a row attends to
+  // [rows][entries], what a row could see but for the model's sliding window; empty: the same as masks.
+  std::vector<SlotMask> unwindowed_masks;
   std::vector<Partial> partials;
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
   std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
@@ -42,8 +44,12 @@ struct AttentionView {
 
   // The newest `rows` tokens of the group are the queries; row r sees the retained tokens with ids up to its own, less
   // hidden[r]. REQUIRES: hidden ranges are empty, or begin where a frame begins (tokens before them lie in earlier
-  // frames), and end at or before the row's own token; hidden.size() == rows.
-  void build(const LaneGroup& group, std::span<const IdRange> hidden);
+  // frames), and end at or before the row's own token; hidden.size() == rows. `window`: a row attends to keys less than
+  // this many positions before it (native sliding-window attention); 0: to all. What lies outside stays retained.
+  void build(const LaneGroup& group, std::span<const IdRange> hidden, Position window = 0);
+
+ private:
+  void apply_window(const LaneGroup& group, std::span<const LaneGroup::Entry> entries, Position window);
 };
 
 }  // namespace kvasir

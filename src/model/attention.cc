@@ -33,7 +33,7 @@ const float* Transformer::rotation_of(Position position) {
   const auto at = static_cast<std::size_t>(position & (kRotationCacheEntries - 1));
   float* rotation = w.cached_rotation.data() + at * floats;
   if (w.cached_position[at] != position) {
-    fill_rotation(config_.inverse_frequencies, position, rotation);
+    fill_rotation(config_.rope.inverse_frequencies, position, rotation);
     w.cached_position[at] = position;
   }
   return rotation;
@@ -84,6 +84,11 @@ void Transformer::fill_rotations() {
     for (const Position position : table.view->query_positions)
       query = std::copy_n(rotation_of(position), floats, query);
   }
+  // Keys are stored multiplied; what rotates them again later is a pure rotation.
+  const auto magnitude = static_cast<float>(config_.rope.magnitude);
+  if (magnitude == 1) return;
+  for (float* at = work_->key_rotation.data(); at != key; ++at) *at *= magnitude;
+  for (float* at = work_->query_rotation.data(); at != query; ++at) *at *= magnitude;
 }
 
 void Transformer::store_keys_and_values(PagePool& pool) {
@@ -98,7 +103,7 @@ void Transformer::store_keys_and_values(PagePool& pool) {
       const float* rotation = work_->key_rotation.data() + table.first_key * floats;
       std::size_t at = product(table.first_row, config_.kv_heads * dim) + product(head, dim);
       for (const AttentionView::RowSlot& place : table.view->slots) {
-        kernels_.rope(work_->key.data() + at, 1, dim, config_.rotary, rotation, rotation + floats / 2, 1.0F, key);
+        kernels_.rope(work_->key.data() + at, 1, dim, config_.rope.dims, rotation, rotation + floats / 2, 1.0F, key);
         kernels_.store_kv(pool.shape(), pool.data(place.column->pages[lane]), place.slot, key,
                           work_->value.data() + at);
         rotation += floats;
@@ -128,7 +133,7 @@ void Transformer::rotate_queries() {
     const float* rotation = work_->query_rotation.data() + query * floats;
     kernels_.rope(work_->query.data() + (static_cast<std::size_t>(table->first_row) + row) * stride +
                       product(table->first_head * group, config_.head_dim),
-                  table->heads * group, config_.head_dim, config_.rotary, rotation, rotation + floats / 2, scale,
+                  table->heads * group, config_.head_dim, config_.rope.dims, rotation, rotation + floats / 2, scale,
                   out + query * stride);
   });
 }
@@ -168,6 +173,11 @@ void Transformer::attend_observed(PagePool& pool, std::span<const LayerTable> ta
     }
     float* weight = work_->weights.ensure(weights);
     float* maximum = work_->weight_maxima.ensure(maxima);
+    if (config_.sliding_window > 0) {
+      // Tokens outside the window are observed too: nobody computes their weight, it is zero.
+      std::fill_n(weight, weights, 0.0F);
+      std::fill_n(maximum, maxima, -std::numeric_limits<float>::infinity());
+    }
     for (AttentionTask& task : tasks) {
       const std::size_t entries = product(task.rows, group) * task.table->view->entries();
       task.weights = std::exchange(weight, weight + entries * static_cast<std::size_t>(pool.shape().slots));
@@ -302,7 +312,8 @@ void Transformer::finish_task(const PagePool& pool, const AttentionTask& task) {
     ObservedQuery observed;
     observed.entries = static_cast<int>(view.entries());
     observed.slots = slots;
-    observed.masks = view.masks.data() + static_cast<std::size_t>(task.row + row) * view.entries();
+    const std::vector<SlotMask>& seen = view.unwindowed_masks.empty() ? view.masks : view.unwindowed_masks;
+    observed.masks = seen.data() + static_cast<std::size_t>(task.row + row) * view.entries();
     observed.weights = task.weights + at * static_cast<std::size_t>(slots);
     observed.weight_maxima = task.weight_maxima + at;
     observed.maximum = total.maximum[query];
@@ -327,7 +338,7 @@ void Transformer::move_slots(PagePool& pool, int lanes, std::span<const LaneGrou
     for (std::size_t c = 0; c < copies.size(); ++c) {
       const LaneGroup::SlotCopy& copy = copies[c];
       kernels_.move_slots(pool.shape(), pool.data(copy.from->pages[l]), copy.slots, pool.data(copy.to->pages[l]),
-                          copy.to_slot, config_.rotary, rotations[c],
+                          copy.to_slot, config_.rope.dims, rotations[c],
                           rotations[c] != nullptr ? rotations[c] + half : nullptr);
     }
   };
@@ -348,7 +359,7 @@ void Transformer::rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId i
   threads_.parallel_for(group.lanes(), [&](int lane) {
     for (const LaneGroup::Column* column : columns)
       kernels_.rotate_keys(pool.shape(), pool.data(column->pages[static_cast<std::size_t>(lane)]),
-                           LaneGroup::live_behind(*column, id), config_.rotary, rotation, rotation + half);
+                           LaneGroup::live_behind(*column, id), config_.rope.dims, rotation, rotation + half);
   });
 }
 

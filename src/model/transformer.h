@@ -75,7 +75,8 @@ class Transformer {
   struct Workspace;
   struct Job {
     const PackedMatrix* weights;
-    float* out;
+    const float* bias;  // [outputs], or none
+    float* out;         // [rows, outputs]
   };
   // One table's lanes in one layer of an item.
   struct LayerTable {
@@ -93,9 +94,13 @@ class Transformer {
   void set_tables(std::span<const ForwardItem> items, int layer);
   void fill_rotations();
   const float* rotation_of(Position position);
-  void normalize(const float* x, const float* weight, int rows);
+  void normalize(const float* x, const Norm& norm, int rows);
+  void normalize_heads(float* x, const float* weight, int heads, int rows);
   void quantize(const float* x, int inputs, int rows);
   void multiply(const float* x, int inputs, int rows, std::span<const Job> jobs);
+  void add_biases(int rows, std::span<const Job> jobs);
+  void project_attention(const LayerWeights& layer, int rows);
+  void feed_forward(const LayerWeights& layer, int rows);
   void store_keys_and_values(PagePool& pool);
   void rotate_queries();
   void attend(PagePool& pool, int layer);

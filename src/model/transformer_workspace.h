@@ -18,7 +18,7 @@ inline std::size_t product(int a, int b) {
 
 // A rotation is the cosines, then the sines, of a position's angles.
 inline std::size_t floats_per_rotation(const ModelConfig& config) {
-  return static_cast<std::size_t>(config.rotary / 2) * 2;
+  return static_cast<std::size_t>(config.rope.dims / 2) * 2;
 }
 
 // A tile of rows of one lane.
@@ -33,22 +33,24 @@ struct Transformer::AttentionTask {
 };
 
 struct Transformer::Workspace {
-  AlignedBuffer<float> residual;        // [rows][width]
-  AlignedBuffer<float> normalized;      // [rows][width]
-  AlignedBuffer<float> query;           // [rows][heads * head_dim]
-  AlignedBuffer<float> key;             // [rows][kv_heads * head_dim]
-  AlignedBuffer<float> value;           // [rows][kv_heads * head_dim]
-  AlignedBuffer<float> rotated;         // per table [frames][rows][its query heads * head_dim]
-  AlignedBuffer<float> attention;       // [rows][heads * head_dim]
-  AlignedBuffer<float> gate;            // [rows][ffn]
-  AlignedBuffer<float> up;              // [rows][ffn]
-  AlignedBuffer<float> projected;       // [rows][width]
-  AlignedBuffer<float> logits;          // [rows wanted][vocabulary]
-  AlignedBuffer<float> key_rotation;    // per table [rows][rotation]
-  AlignedBuffer<float> query_rotation;  // per table [frames][rows][rotation]
-  AlignedBuffer<std::int8_t> q8;
+  AlignedBuffer<float> residual;         // [rows][width]
+  AlignedBuffer<float> normalized;       // [rows][width]
+  AlignedBuffer<float> query;            // [rows][heads * head_dim]
+  AlignedBuffer<float> key;              // [rows][kv_heads * head_dim]
+  AlignedBuffer<float> value;            // [rows][kv_heads * head_dim]
+  AlignedBuffer<float> rotated;          // per table [frames][rows][its query heads * head_dim]
+  AlignedBuffer<float> attention;        // [rows][heads * head_dim]
+  AlignedBuffer<float> gate;             // [rows][ffn]
+  AlignedBuffer<float> up;               // [rows][ffn]
+  AlignedBuffer<float> projected;        // [rows][width]
+  AlignedBuffer<float> logits;           // [rows wanted][vocabulary]
+  AlignedBuffer<float> key_rotation;     // per table [rows][rotation]
+  AlignedBuffer<float> query_rotation;   // per table [frames][rows][rotation]
+  AlignedBuffer<std::int8_t> q8_quants;  // rows as Q8Rows
   AlignedBuffer<float> q8_scale;
+  AlignedBuffer<float> q8_scaled_sum;
   AlignedBuffer<std::int32_t> q8_sum;
+  AlignedBuffer<std::int32_t> q8_half_sum;
   AlignedBuffer<float> state_weighted;  // attention states: totals, then partials
   AlignedBuffer<float> state_scalars;   // maximum and sum of each
   AlignedBuffer<float> weights;         // observed

@@ -1,7 +1,7 @@
-// The weights of a llama-family model, packed for the kernels.
+// The weights of a model, packed for the kernels.
 //
-// All of them lie in one allocation; each matrix is packed straight from the mapped file, whose pages are then given
-// back to the system, so that no second copy of the weights stays resident.
+// All of them lie in one allocation; each matrix is packed straight from the mapped file, whose pages are given back to
+// the system as they are read, so that no second copy of the weights stays resident.
 // Thread-safety: immutable after load.
 #pragma once
 
@@ -18,16 +18,30 @@
 
 namespace kvasir {
 
+struct Linear {
+  PackedMatrix matrix;          // [outputs, inputs]
+  const float* bias = nullptr;  // [outputs], or none
+};
+
+struct Norm {
+  const float* weight = nullptr;  // [width]
+  const float* bias = nullptr;    // [width]; of LayerNorm only
+};
+
+// Rows of queries and keys, their biases and norms are in the order in which pairs to rotate are adjacent, whatever
+// their order in the file.
 struct LayerWeights {
-  const float* attention_norm = nullptr;  // [width]
-  PackedMatrix query;                     // [heads * head_dim, width]
-  PackedMatrix key;                       // [kv_heads * head_dim, width]
-  PackedMatrix value;                     // [kv_heads * head_dim, width]
-  PackedMatrix attention_output;          // [width, heads * head_dim]
-  const float* ffn_norm = nullptr;        // [width]
-  PackedMatrix gate;                      // [ffn, width]
-  PackedMatrix up;                        // [ffn, width]
-  PackedMatrix down;                      // [width, ffn]
+  Norm attention_norm;
+  Linear query;                       // [heads * head_dim, width]
+  Linear key;                         // [kv_heads * head_dim, width]
+  Linear value;                       // [kv_heads * head_dim, width]
+  const float* query_norm = nullptr;  // [head_dim], or none
+  const float* key_norm = nullptr;    // [head_dim], or none
+  Linear attention_output;            // [width, heads * head_dim]
+  Norm ffn_norm;
+  Linear gate;  // [ffn, width]; none without gating
+  Linear up;    // [ffn, width]
+  Linear down;  // [width, ffn]
 };
 
 class Weights {
@@ -43,9 +57,9 @@ class Weights {
   Weights& operator=(const Weights&) = delete;
   ~Weights();
 
-  PackedMatrix embedding;              // [vocabulary, width]
-  PackedMatrix output;                 // [vocabulary, width]; the embedding where the file has none
-  const float* output_norm = nullptr;  // [width]
+  PackedMatrix embedding;  // [vocabulary, width]
+  PackedMatrix output;     // [vocabulary, width]; the embedding where the file has none
+  Norm output_norm;
   std::vector<LayerWeights> layers;
   std::uint64_t bytes = 0;  // allocated
 

@@ -38,13 +38,16 @@ const DTypeTraits& dtype_traits(DType type) {
   return *traits;
 }
 
+std::span<const DType> all_dtypes() {
+  static constexpr DType kAll[] = {DType::kF32,  DType::kF16,  DType::kQ4_0,   DType::kQ4_1,   DType::kQ5_0,
+                                   DType::kQ5_1, DType::kQ8_0, DType::kQ2_K,   DType::kQ3_K,   DType::kQ4_K,
+                                   DType::kQ5_K, DType::kQ6_K, DType::kIQ4_NL, DType::kIQ4_XS, DType::kBF16};
+  return kAll;
+}
+
 std::optional<DType> dtype_from_gguf(std::uint32_t number) {
-  switch (static_cast<DType>(number)) {
-    case DType::kF32:
-    case DType::kF16:
-    case DType::kQ8_0:
-    case DType::kBF16: return static_cast<DType>(number);
-  }
+  for (const DType type : all_dtypes())
+    if (static_cast<std::uint32_t>(type) == number) return type;
   return std::nullopt;
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 namespace kvasir {
@@ -12,7 +13,18 @@ namespace kvasir {
 enum class DType : std::uint32_t {
   kF32 = 0,
   kF16 = 1,
+  kQ4_0 = 2,
+  kQ4_1 = 3,
+  kQ5_0 = 6,
+  kQ5_1 = 7,
   kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
   kBF16 = 30,
 };
 
@@ -22,8 +34,16 @@ struct DTypeTraits {
   std::uint32_t block_bytes;
 };
 
+// Blocks of several elements with a scale of their own.
+constexpr bool is_quantized(DType type) {
+  return type != DType::kF32 && type != DType::kF16 && type != DType::kBF16;
+}
+
 // REQUIRES: a declared enumerator.
 const DTypeTraits& dtype_traits(DType type);
+
+// Every enumerator, in order of its number.
+std::span<const DType> all_dtypes();
 
 // nullopt: a type Kvasir cannot compute with (see foreign_dtype for its size and name).
 std::optional<DType> dtype_from_gguf(std::uint32_t number);

@@ -119,11 +119,19 @@ TEST(HostileModel, Metadata) {
   expect_refused("factor 0", Patched(linear).value("llama.rope.scaling.factor", 0.0F), "factor");
   expect_refused("factor inf", Patched(linear).value("llama.rope.scaling.factor", INFINITY), "factor");
   expect_refused("scaling", Patched(linear).rename("linear", "dynami"), "dynami");
-  // Two bytes less here, two more there: the tensors stay where they are.
-  Patched yarn(linear);
-  yarn.replace(std::string("\6\0\0\0\0\0\0\0linear", 14), std::string("\4\0\0\0\0\0\0\0yarn", 12));
-  yarn.replace(std::string("\6\0\0\0\0\0\0\0random", 14), std::string("\10\0\0\0\0\0\0\0random..", 16));
-  expect_refused("yarn", yarn, "yarn");
+  RandomModelSpec yarn;
+  yarn.rope_scaling = RopeScaling::kYarn;
+  EXPECT_TRUE(Patched(yarn).run().ok());
+  for (const float factor : {0.0F, 0.5F, NAN, INFINITY})
+    expect_refused("yarn factor", Patched(yarn).value("llama.rope.scaling.factor", factor), "factor");
+  expect_refused("original context", Patched(yarn).value("llama.rope.scaling.original_context_length", 0u),
+                 "original_context_length");
+  RandomModelSpec window;
+  window.sliding_window = 8;
+  for (const std::uint32_t value : {0u, 1u, 8u, 0xffffffffu})
+    EXPECT_TRUE(Patched(window).value("llama.attention.sliding_window", value).run().ok()) << value;
+  expect_refused("window as a float", Patched(window).value_type("llama.attention.sliding_window", 6),
+                 "sliding_window");
   expect_refused("architecture", Patched().rename("llama", "camel"), "camel");
   expect_refused("no architecture", Patched().rename("general.architecture", "general.architectura"), "architecture");
   expect_refused("no head count", Patched().rename("llama.attention.head_count", "llama.attention.head_coumt"),
@@ -153,7 +161,7 @@ TEST(HostileModel, Tensors) {
   expect_refused("smaller vocabulary", Patched().dimension("token_embd.weight", 1, 300), "320");
   expect_refused("short norm", Patched().dimension("blk.0.ffn_norm.weight", 0, 32), "blk.0.ffn_norm.weight");
   expect_refused("a type that is none", Patched().type("blk.0.ffn_down.weight", 2, 999), "blk.0.ffn_down.weight");
-  expect_refused("Q4_0", Patched().type("blk.0.ffn_down.weight", 2, 2), "Q4_0");
+  expect_refused("I8", Patched().type("blk.0.ffn_down.weight", 2, 24), "I8");
   expect_refused("a norm in F16", Patched().type("blk.0.attn_norm.weight", 1, 1), "blk.0.attn_norm.weight");
   RandomModelSpec llama3;
   llama3.rope_scaling = RopeScaling::kLlama3;

@@ -7,6 +7,7 @@
 
 #include "engine/policy_cases.h"
 #include "eval/seen_tokens.h"
+#include "support/families.h"
 
 namespace kvasir::test {
 namespace {
@@ -89,42 +90,59 @@ class Watched {
 
 class PoliciesReference : public ::testing::TestWithParam<std::string> {};
 
+// Reads a text under every evicting case of a policy and compares all logits with those of what was held.
+void compare_with_reference(const RandomModelSpec& spec, const std::string& policy_name, const Setting& setting) {
+  const auto bytes = make_random_model(spec);
+  const TemporaryFile file(bytes);
+  const auto parsed = gguf::File::parse(bytes);
+  ASSERT_TRUE(parsed.ok());
+  const ReferenceModel reference(*parsed);
+  const auto model = load(file.path(), {.threads = 2, .kv_type = "f32"});
+  ASSERT_NE(model, nullptr);
+  const int tokens = setting.prompt + setting.generated;
+  const Text text(setting.prompt, setting.generated, 3);
+  int compared = 0;
+  for (const std::string& policy : cases_of(policy_name).evicting) {
+    SCOPED_TRACE(
+        fmt::format("{} context {} prompt {} chunk {}", policy, setting.context, setting.prompt, setting.chunk));
+    Watched watched(model, policy, setting);
+    // Keys stay where they stood in the text: it has to fit.
+    if (watched.runner().policy().positions() == PositionMode::kOriginal && tokens > setting.context) continue;
+    const std::vector<float> got = watched.run(text);
+    const auto want = reference.logits(text.tokens, [&](int layer, int row, int head) -> const RowView& {
+      return watched
+          .views()[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)][static_cast<std::size_t>(row)];
+    });
+    ASSERT_EQ(got.size(), want.size() * want.front().size());
+    EXPECT_LT(rms_error_ratio(got, flatten(want)), 1e-5);
+    // The last rows alone, where all errors would have gathered.
+    const std::size_t tail = want.front().size() * 4;
+    EXPECT_LT(rms_error_ratio(std::span(got).last(tail), std::span<const double>(flatten(want)).last(tail)), 1e-5);
+    // Some prune prompts alone, and this long at least.
+    EXPECT_TRUE(setting.prompt < 80 || watched.dropped_everywhere(tokens));
+    ++compared;
+  }
+  EXPECT_GT(compared, 0);
+}
+
 TEST_P(PoliciesReference, LogitsAreOfExactlyWhatIsHeld) {
   for (const Setting& setting : {Setting{400, 96, 104, 16}, Setting{400, 1, 159, 16}, Setting{400, 150, 30, 150},
                                  Setting{96, 80, 88, 16}, Setting{96, 160, 10, 32}}) {
     RandomModelSpec spec = small_spec();
     spec.context = setting.context;
-    const auto bytes = make_random_model(spec);
-    const TemporaryFile file(bytes);
-    const auto parsed = gguf::File::parse(bytes);
-    ASSERT_TRUE(parsed.ok());
-    const ReferenceModel reference(*parsed);
-    const auto model = load(file.path(), {.threads = 2, .kv_type = "f32"});
-    ASSERT_NE(model, nullptr);
-    const int tokens = setting.prompt + setting.generated;
-    const Text text(setting.prompt, setting.generated, 3);
-    int compared = 0;
-    for (const std::string& policy : cases_of(GetParam()).evicting) {
-      SCOPED_TRACE(
-          fmt::format("{} context {} prompt {} chunk {}", policy, setting.context, setting.prompt, setting.chunk));
-      Watched watched(model, policy, setting);
-      // Keys stay where they stood in the text: it has to fit.
-      if (watched.runner().policy().positions() == PositionMode::kOriginal && tokens > setting.context) continue;
-      const std::vector<float> got = watched.run(text);
-      const auto want = reference.logits(text.tokens, [&](int layer, int row, int head) -> const RowView& {
-        return watched
-            .views()[static_cast<std::size_t>(layer)][static_cast<std::size_t>(head)][static_cast<std::size_t>(row)];
-      });
-      ASSERT_EQ(got.size(), want.size() * want.front().size());
-      EXPECT_LT(rms_error_ratio(got, flatten(want)), 1e-5);
-      // The last rows alone, where all errors would have gathered.
-      const std::size_t tail = want.front().size() * 4;
-      EXPECT_LT(rms_error_ratio(std::span(got).last(tail), std::span<const double>(flatten(want)).last(tail)), 1e-5);
-      // Some prune prompts alone, and this long at least.
-      EXPECT_TRUE(setting.prompt < 80 || watched.dropped_everywhere(tokens));
-      ++compared;
+    compare_with_reference(spec, GetParam(), setting);
+  }
+}
+
+TEST_P(PoliciesReference, OnEveryFamily) {
+  for (const Setting& setting : {Setting{400, 96, 40, 16}, Setting{96, 112, 12, 16}}) {
+    RandomModelSpec base = small_spec();
+    base.context = setting.context;
+    for (const FamilyCase& family : family_cases(base)) {
+      if (family.name == "llama") continue;  // above
+      SCOPED_TRACE(family.name);
+      compare_with_reference(family.spec, GetParam(), setting);
     }
-    EXPECT_GT(compared, 0);
   }
 }
 

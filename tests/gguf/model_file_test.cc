@@ -79,7 +79,7 @@ TEST(ModelFile, HasKnownValues) {
   ASSERT_NE(last, nullptr);
   EXPECT_EQ(fnv1a(last->bytes), 0x4d7965cb85b95614u);
   // Released pages come back from the file when they are read after all.
-  file->release(*key);
+  file->release(*key, 0, ~std::uint64_t{0});
   EXPECT_EQ(fnv1a(key->bytes), 0x179863a9dd05802u);
   const auto bytes = read_model();
   std::uint64_t sum = 0;

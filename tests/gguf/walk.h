@@ -85,7 +85,7 @@ inline std::uint64_t walk(const File& file, std::span<const std::byte> bytes, bo
       tensor_bytes += tensor.bytes.size();
     }
     sum += touch(tensor.name) + touch(tensor.bytes);
-    file.release(tensor);
+    file.release(tensor, 0, tensor.bytes.size());
   }
   KVASIR_CHECK(header_only || tensor_bytes == file.tensor_bytes());
   std::sort(ranges.begin(), ranges.end());

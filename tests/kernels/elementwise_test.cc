@@ -39,7 +39,9 @@ KVASIR_ON_EVERY_TABLE(ElementwiseTest);
 struct Quantized {
   std::vector<std::int8_t> q;
   float scale;
+  float scaled_sum;
   std::int32_t sum;
+  std::int32_t half_sum[2];
 };
 
 std::vector<Quantized> quantize(const KernelTable& table, const std::vector<float>& values) {
@@ -49,17 +51,24 @@ std::vector<Quantized> quantize(const KernelTable& table, const std::vector<floa
   const std::size_t places = (blocks - 1) * kRowGroup + 1;
   Fenced<std::int8_t> q(places * kQ8Block);
   Fenced<float> scale(places);
+  Fenced<float> scaled_sum(places);
   Fenced<std::int32_t> sum(places);
-  table.quantize_q8(x.data(), static_cast<int>(x.size()), q.data(), scale.data(), sum.data());
-  EXPECT_TRUE(q.intact() && scale.intact() && sum.intact());
+  Fenced<std::int32_t> half_sum(2 * places);
+  table.quantize_q8(x.data(), static_cast<int>(x.size()),
+                    {q.data(), scale.data(), scaled_sum.data(), sum.data(), half_sum.data()});
+  EXPECT_TRUE(q.intact() && scale.intact() && scaled_sum.intact() && sum.intact() && half_sum.intact());
   std::vector<Quantized> out;
   for (std::size_t at = 0; at < places; ++at) {
     if (at % kRowGroup == 0) {
-      out.push_back(
-          {std::vector<std::int8_t>(q.data() + at * kQ8Block, q.data() + (at + 1) * kQ8Block), scale[at], sum[at]});
+      out.push_back({std::vector<std::int8_t>(q.data() + at * kQ8Block, q.data() + (at + 1) * kQ8Block),
+                     scale[at],
+                     scaled_sum[at],
+                     sum[at],
+                     {half_sum[2 * at], half_sum[2 * at + 1]}});
       continue;
     }
-    EXPECT_TRUE(scale.untouched(at) && sum.untouched(at));
+    EXPECT_TRUE(scale.untouched(at) && scaled_sum.untouched(at) && sum.untouched(at));
+    EXPECT_TRUE(half_sum.untouched(2 * at) && half_sum.untouched(2 * at + 1));
     for (std::size_t i = 0; i < kQ8Block; ++i) EXPECT_TRUE(q.untouched(at * kQ8Block + i));
   }
   return out;
@@ -73,14 +82,19 @@ TEST_P(ElementwiseTest, QuantisesToTheNearestOf255Steps) {
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       float largest = 0;
       int total = 0;
+      int first_half = 0;
       for (std::size_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[b * 32 + i]));
       ASSERT_EQ(blocks[b].scale, largest / 127.0F);
       for (std::size_t i = 0; i < 32; ++i) {
         const double exact = static_cast<double>(x[b * 32 + i]) * 127 / largest;
         ASSERT_LE(std::fabs(blocks[b].q[i] - exact), 0.5 + 1e-4);
         total += blocks[b].q[i];
+        if (i < 16) first_half += blocks[b].q[i];
       }
       ASSERT_EQ(blocks[b].sum, -128 * total);
+      ASSERT_EQ(blocks[b].half_sum[0], -128 * first_half);
+      ASSERT_EQ(blocks[b].half_sum[1], -128 * (total - first_half));
+      ASSERT_EQ(blocks[b].scaled_sum, blocks[b].scale * static_cast<float>(total));
     }
   }
 }
@@ -126,7 +140,10 @@ TEST_P(ElementwiseTest, QuantisationIsTheSameBitsOnEveryTable) {
     for (std::size_t b = 0; b < here.size(); ++b) {
       ASSERT_EQ(here[b].q, there[b].q) << b;
       ASSERT_TRUE(same_bits(&here[b].scale, &there[b].scale, 1)) << b;
+      ASSERT_TRUE(same_bits(&here[b].scaled_sum, &there[b].scaled_sum, 1)) << b;
       ASSERT_EQ(here[b].sum, there[b].sum) << b;
+      ASSERT_EQ(here[b].half_sum[0], there[b].half_sum[0]) << b;
+      ASSERT_EQ(here[b].half_sum[1], there[b].half_sum[1]) << b;
     }
   };
   compare();
@@ -177,6 +194,63 @@ TEST_P(ElementwiseTest, RmsNormOfZerosIsZero) {
   std::vector<float> out(40, 1.0F);
   table().rms_norm(x.data(), std::vector<float>(40, 1.0F).data(), 40, 1e-6F, out.data());
   for (const float y : out) EXPECT_EQ(y, 0.0F);
+}
+
+TEST_P(ElementwiseTest, LayerNorm) {
+  Random random(9);
+  for (const int n : {1, 15, 16, 17, 64, 100, 2048}) {
+    for (const float shift : {0.0F, 5.0F}) {
+      const auto count = static_cast<std::size_t>(n);
+      std::vector<float> values = random.floats(count, 2.0F);
+      for (float& value : values) value += shift;
+      const Fenced<float> x(values);
+      const Fenced<float> weight(random.floats(count, 3.0F));
+      const Fenced<float> bias(random.floats(count, 1.0F));
+      Fenced<float> out(count);
+      const float eps = 1e-5F;
+      table().layer_norm(x.data(), weight.data(), bias.data(), n, eps, out.data());
+      ASSERT_TRUE(out.intact());
+      double mean = 0;
+      for (const float v : values) mean += v;
+      mean /= n;
+      double variance = 0;
+      for (const float v : values) variance += (v - mean) * (v - mean);
+      variance /= n;
+      for (std::size_t i = 0; i < count; ++i) {
+        const double normal = (x[i] - mean) / std::sqrt(variance + static_cast<double>(eps));
+        const double wanted = normal * weight[i] + bias[i];
+        // The mean is as exact as its sum, and shows divided by the deviation.
+        const double deviation = std::sqrt(variance + static_cast<double>(eps));
+        const double of_mean = (4 + n / 16) * kEpsilon * (2 + static_cast<double>(shift)) / deviation;
+        const double rounding = (8 + n / 16) * kEpsilon * (std::fabs(normal * weight[i]) + std::fabs(bias[i]));
+        ASSERT_NEAR(out[i], wanted, rounding + of_mean * std::fabs(weight[i])) << n;
+      }
+      Fenced<float> in_place(values);
+      table().layer_norm(in_place.data(), weight.data(), bias.data(), n, eps, in_place.data());
+      ASSERT_TRUE(same_bits(in_place.data(), out.data(), count));
+    }
+  }
+}
+
+TEST_P(ElementwiseTest, Gelu) {
+  Random random(10);
+  for (const int n : {1, 16, 31, 5000}) {
+    std::vector<float> values = random.floats(static_cast<std::size_t>(n), 6.0F);
+    const float special[] = {0.0F, -0.0F, 1e-30F, -1e-30F, 13.0F, -13.0F, 100.0F, -100.0F, 1e30F, -1e30F};
+    for (std::size_t i = 0; i < std::min(values.size(), std::size(special)); ++i) values[i] = special[i];
+    Fenced<float> x(values);
+    table().gelu(x.data(), n);
+    ASSERT_TRUE(x.intact());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double v = values[i];
+      const double wanted = v / 2 * std::erfc(-v / std::sqrt(2.0));
+      ASSERT_NEAR(x[i], wanted, std::min(std::fabs(v), 30.0) * 2e-7 + 2e-7 * std::fabs(wanted)) << v;
+    }
+  }
+  std::vector<float> bad(20, 1.0F);
+  bad[7] = std::nanf("");
+  table().gelu(bad.data(), 20);
+  for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(bad[i]), i == 7);
 }
 
 TEST_P(ElementwiseTest, SwiGlu) {
@@ -407,6 +481,9 @@ TEST_P(ElementwiseTest, PagesNormsAndRotationsAreTheSameBitsOnEveryTable) {
     std::vector<float> there(count);
     table().rms_norm(x.data(), weight.data(), n, 1e-5F, here.data());
     generic.rms_norm(x.data(), weight.data(), n, 1e-5F, there.data());
+    ASSERT_TRUE(same_bits(here.data(), there.data(), count));
+    table().layer_norm(x.data(), weight.data(), x.data(), n, 1e-5F, here.data());
+    generic.layer_norm(x.data(), weight.data(), x.data(), n, 1e-5F, there.data());
     ASSERT_TRUE(same_bits(here.data(), there.data(), count));
     table().rope(x.data(), 1, n, n, weight.data(), weight.data() + n / 2, 0.3F, here.data());
     generic.rope(x.data(), 1, n, n, weight.data(), weight.data() + n / 2, 0.3F, there.data());

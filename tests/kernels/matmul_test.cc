@@ -4,11 +4,23 @@
 
 #include "kernels/fenced.h"
 #include "kernels/kernel_test.h"
+#include "support/random_blocks.h"
+#include "tensor/dequantize.h"
 
 namespace kvasir::test {
 namespace {
 
-constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0};
+// Sizes of rows that a type can have.
+std::vector<int> input_counts(DType type) {
+  const int block = static_cast<int>(dtype_traits(type).block_elements);
+  return block == 1 ? std::vector<int>{1, 32, 65} : std::vector<int>{block, 3 * block};
+}
+
+// The least multiple of the type's block that is at least `inputs`.
+int whole_blocks(DType type, int inputs) {
+  const int block = static_cast<int>(dtype_traits(type).block_elements);
+  return (inputs + block - 1) / block * block;
+}
 
 // Weights as a file holds them, the values they stand for, and their packed form.
 struct Matrix {
@@ -29,15 +41,14 @@ Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
     const auto* bytes = static_cast<const std::byte*>(p);
     rows.insert(rows.end(), bytes, bytes + size);
   };
-  if (type == DType::kQ8_0) {
-    for (std::size_t at = 0; at < count; at += kQ8Block) {
-      const std::uint16_t scale = f32_to_f16(random.symmetric(0.01F));
-      put(&scale, 2);
-      for (std::size_t i = 0; i < kQ8Block; ++i) {
-        const auto q = static_cast<std::int8_t>(random.below(256) - 128);
-        put(&q, 1);
-        values[at + i] = static_cast<double>(f16_to_f32(scale)) * q;
-      }
+  if (is_quantized(type)) {
+    std::mt19937_64 bits(random.bits());
+    rows = random_blocks(type, count, 0.5, bits);
+    const DTypeTraits& traits = dtype_traits(type);
+    std::vector<float> block(traits.block_elements);
+    for (std::size_t b = 0; b < count / traits.block_elements; ++b) {
+      dequantize_block(type, rows.data() + b * traits.block_bytes, block.data());
+      std::copy(block.begin(), block.end(), values.begin() + static_cast<std::ptrdiff_t>(b * traits.block_elements));
     }
   } else {
     for (std::size_t i = 0; i < count; ++i) {
@@ -54,7 +65,7 @@ Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
   }
   Matrix matrix{type, outputs, inputs, std::move(values),
                 Fenced<std::byte>(packed_bytes(type, outputs, inputs), std::size_t{64})};
-  pack_panels(type, outputs, inputs, rows.data(), 0, matrix.view().panels(), matrix.packed.data());
+  pack_panels(matrix.view(), rows.data(), {}, 0, matrix.view().panels(), matrix.packed.data());
   EXPECT_TRUE(matrix.packed.intact());
   return matrix;
 }
@@ -68,16 +79,17 @@ class Rows {
         inputs_(inputs),
         f32_(std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * inputs,
                                 x.begin() + static_cast<std::ptrdiff_t>(first + rows) * inputs)),
-        q8_(type == DType::kQ8_0 ? places() * kQ8Block : 0, std::size_t{64}),
-        scale_(type == DType::kQ8_0 ? places() : 0),
-        sum_(type == DType::kQ8_0 ? places() : 0) {
-    if (type != DType::kQ8_0) return;
-    for (int r = 0; r < rows; ++r) {
-      const std::size_t at = place(r, 0);
+        q8_(is_quantized(type) ? places() * kQ8Block : 0, std::size_t{64}),
+        scale_(is_quantized(type) ? places() : 0),
+        scaled_sum_(is_quantized(type) ? places() : 0),
+        sum_(is_quantized(type) ? places() : 0),
+        half_sum_(is_quantized(type) ? 2 * places() : 0) {
+    if (!is_quantized(type)) return;
+    const MutableQ8Rows all{q8_.data(), scale_.data(), scaled_sum_.data(), sum_.data(), half_sum_.data()};
+    for (int r = 0; r < rows; ++r)
       table.quantize_q8(f32_.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs,
-                        q8_.data() + at * kQ8Block, scale_.data() + at, sum_.data() + at);
-    }
-    EXPECT_TRUE(q8_.intact() && scale_.intact() && sum_.intact());
+                        all.at(place(r, 0)));
+    EXPECT_TRUE(q8_.intact() && scale_.intact() && scaled_sum_.intact() && sum_.intact() && half_sum_.intact());
   }
 
   Activations view() const {
@@ -85,15 +97,13 @@ class Rows {
     view.rows = rows_;
     view.inputs = inputs_;
     view.f32 = f32_.data();
-    view.q8 = q8_.data();
-    view.q8_scale = scale_.data();
-    view.q8_sum = sum_.data();
+    view.q8 = {q8_.data(), scale_.data(), scaled_sum_.data(), sum_.data(), half_sum_.data()};
     return view;
   }
 
   // What the kernel is given, as a number.
   double value(DType type, int row, int input) const {
-    if (type != DType::kQ8_0)
+    if (!is_quantized(type))
       return f32_[static_cast<std::size_t>(row) * static_cast<std::size_t>(inputs_) + static_cast<std::size_t>(input)];
     const std::size_t at = place(row, input / kQ8Block);
     return static_cast<double>(scale_[at]) * q8_[at * kQ8Block + static_cast<std::size_t>(input % kQ8Block)];
@@ -114,7 +124,9 @@ class Rows {
   Fenced<float> f32_;
   Fenced<std::int8_t> q8_;
   Fenced<float> scale_;
+  Fenced<float> scaled_sum_;
   Fenced<std::int32_t> sum_;
+  Fenced<std::int32_t> half_sum_;
 };
 
 // The product of all panels, [rows][outputs].
@@ -157,9 +169,8 @@ KVASIR_ON_EVERY_TABLE(MatmulTest);
 
 TEST_P(MatmulTest, IsTheSumOfProductsAndWritesNothingElse) {
   Random random(1);
-  for (const DType type : kTypes) {
-    const std::vector<int> inputs = type == DType::kQ8_0 ? std::vector<int>{32, 96} : std::vector<int>{1, 32, 65};
-    for (const int in : inputs) {
+  for (const DType type : all_dtypes()) {
+    for (const int in : input_counts(type)) {
       for (const int outputs : {1, 15, 16, 33, 130}) {
         const Matrix matrix = make_matrix(type, outputs, in, random);
         const auto stride = static_cast<std::size_t>(outputs) + 3;
@@ -183,7 +194,7 @@ TEST_P(MatmulTest, IsTheSumOfProductsAndWritesNothingElse) {
 
 TEST_P(MatmulTest, LongSumsStayWithinRounding) {
   Random random(2);
-  for (const DType type : kTypes) {
+  for (const DType type : all_dtypes()) {
     const Matrix matrix = make_matrix(type, 20, 4096, random);
     const Rows x(table(), type, random.floats(9 * 4096), 4096, 0, 9);
     expect_product(matrix, x, 9, multiply(table(), matrix, x).data(), 20);
@@ -192,28 +203,29 @@ TEST_P(MatmulTest, LongSumsStayWithinRounding) {
 
 TEST_P(MatmulTest, ZeroRowsOfActivationsGiveZero) {
   Random random(3);
-  for (const DType type : kTypes) {
-    const Matrix matrix = make_matrix(type, 17, 64, random);
-    const Rows x(table(), type, std::vector<float>(3 * 64, 0.0F), 64, 0, 3);
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 64);
+    const Matrix matrix = make_matrix(type, 17, inputs, random);
+    const Rows x(table(), type, std::vector<float>(static_cast<std::size_t>(3 * inputs), 0.0F), inputs, 0, 3);
     for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, 0.0F);
   }
 }
 
 TEST_P(MatmulTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
   constexpr int kRows = 512;
-  constexpr int kInputs = 96;
   Random random(4);
-  for (const DType type : kTypes) {
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 96);
     for (const int outputs : {16, 150}) {
-      const Matrix matrix = make_matrix(type, outputs, kInputs, random);
-      const std::vector<float> x = random.floats(kRows * kInputs);
-      const std::vector<float> all = multiply(table(), matrix, Rows(table(), type, x, kInputs, 0, kRows));
+      const Matrix matrix = make_matrix(type, outputs, inputs, random);
+      const std::vector<float> x = random.floats(static_cast<std::size_t>(kRows * inputs));
+      const std::vector<float> all = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, kRows));
       for (const int rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 31, 64, 511}) {
         for (int repeat = 0; repeat < (rows == 1 ? 40 : 4); ++repeat) {
           const int first = random.below(kRows - rows + 1);
-          const std::vector<float> some = multiply(table(), matrix, Rows(table(), type, x, kInputs, first, rows));
+          const std::vector<float> some = multiply(table(), matrix, Rows(table(), type, x, inputs, first, rows));
           ASSERT_TRUE(same_bits(some.data(), all.data() + static_cast<std::ptrdiff_t>(first) * outputs, some.size()))
-              << describe(type, outputs, kInputs, rows) << " from " << first;
+              << describe(type, outputs, inputs, rows) << " from " << first;
         }
       }
     }
@@ -221,14 +233,14 @@ TEST_P(MatmulTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
 }
 
 TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
-  constexpr int kInputs = 64;
   constexpr int kOutputs = 16 * 20 + 5;
   Random random(5);
-  for (const DType type : kTypes) {
-    const Matrix matrix = make_matrix(type, kOutputs, kInputs, random);
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 64);
+    const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
     const int panels = matrix.view().panels();
     for (const int rows : {1, 3, 4, 13, 32}) {
-      const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows * kInputs)), kInputs, 0, rows);
+      const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows * inputs)), inputs, 0, rows);
       const std::vector<float> all = multiply(table(), matrix, x);
       for (int repeat = 0; repeat < 10; ++repeat) {
         Fenced<float> out(all.size());
@@ -241,7 +253,7 @@ TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
           }
           begin = end;
         }
-        ASSERT_TRUE(same_bits(out.data(), all.data(), all.size())) << describe(type, kOutputs, kInputs, rows);
+        ASSERT_TRUE(same_bits(out.data(), all.data(), all.size())) << describe(type, kOutputs, inputs, rows);
       }
     }
   }
@@ -249,26 +261,31 @@ TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
 
 TEST_P(MatmulTest, AnEmptyRangeOfPanelsWritesNothing) {
   Random random(6);
-  for (const DType type : kTypes) {
-    const Matrix matrix = make_matrix(type, 40, 32, random);
-    const Rows x(table(), type, random.floats(5 * 32), 32, 0, 5);
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 32);
+    const Matrix matrix = make_matrix(type, 40, inputs, random);
+    const Rows x(table(), type, random.floats(static_cast<std::size_t>(5 * inputs)), inputs, 0, 5);
     Fenced<float> out(5 * 40);
     table().matmul(matrix.view(), x.view(), 1, 1, out.data(), 40);
     for (std::size_t i = 0; i < out.size(); ++i) ASSERT_TRUE(out.untouched(i));
   }
 }
 
-// Integer dot products are exact, and each block adds with one fused multiply-add in order: no table may differ.
-TEST_P(MatmulTest, Q8IsTheSameBitsOnEveryTable) {
+// Integer dot products are exact, and each part adds with fused multiply-adds in order: no table may differ.
+TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
   Random random(7);
-  for (const int inputs : {32, 96, 2048}) {
-    for (const int rows : {1, 2, 3, 5, 16, 37}) {
-      const Matrix matrix = make_matrix(DType::kQ8_0, 45, inputs, random);
-      const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
-      const std::vector<float> here = multiply(table(), matrix, Rows(table(), DType::kQ8_0, x, inputs, 0, rows));
-      const KernelTable& generic = generic_kernels();
-      const std::vector<float> there = multiply(generic, matrix, Rows(generic, DType::kQ8_0, x, inputs, 0, rows));
-      ASSERT_TRUE(same_bits(here.data(), there.data(), here.size())) << describe(DType::kQ8_0, 45, inputs, rows);
+  for (const DType type : all_dtypes()) {
+    if (!is_quantized(type)) continue;
+    for (const int least : {32, 96, 2048}) {
+      const int inputs = whole_blocks(type, least);
+      for (const int rows : {1, 2, 3, 5, 16, 37}) {
+        const Matrix matrix = make_matrix(type, 45, inputs, random);
+        const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
+        const std::vector<float> here = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, rows));
+        const KernelTable& generic = generic_kernels();
+        const std::vector<float> there = multiply(generic, matrix, Rows(generic, type, x, inputs, 0, rows));
+        ASSERT_TRUE(same_bits(here.data(), there.data(), here.size())) << describe(type, 45, inputs, rows);
+      }
     }
   }
 }
@@ -283,7 +300,7 @@ TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
       std::memset(row.data() + 2, weight, 32);
       Matrix matrix{DType::kQ8_0, 1, 32, std::vector<double>(32, weight),
                     Fenced<std::byte>(packed_bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
-      pack_panels(DType::kQ8_0, 1, 32, row.data(), 0, 1, matrix.packed.data());
+      pack_panels(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
       const Rows x(table(), DType::kQ8_0, std::vector<float>(32, sign * 127.0F), 32, 0, 1);
       EXPECT_EQ(multiply(table(), matrix, x)[0], static_cast<float>(32 * weight * 127) * sign);
     }
@@ -293,16 +310,17 @@ TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
 // What is not finite must show in the result of its row, and in no other.
 TEST_P(MatmulTest, NonFiniteActivationsStayVisible) {
   Random random(8);
-  for (const DType type : kTypes) {
-    const Matrix matrix = make_matrix(type, 20, 64, random);
-    std::vector<float> x = random.floats(3 * 64);
-    const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, 64, 0, 3));
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 64);
+    const Matrix matrix = make_matrix(type, 20, inputs, random);
+    std::vector<float> x = random.floats(static_cast<std::size_t>(3 * inputs));
+    const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, 3));
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
-      x[64 + 40] = bad;
-      const std::vector<float> after = multiply(table(), matrix, Rows(table(), type, x, 64, 0, 3));
+      x[static_cast<std::size_t>(inputs + 40)] = bad;
+      const std::vector<float> after = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, 3));
       EXPECT_TRUE(same_bits(after.data(), before.data(), 20));
       EXPECT_TRUE(same_bits(after.data() + 40, before.data() + 40, 20));
-      for (std::size_t o = 20; o < 40; ++o) EXPECT_FALSE(std::isfinite(after[o])) << describe(type, 20, 64, 3);
+      for (std::size_t o = 20; o < 40; ++o) EXPECT_FALSE(std::isfinite(after[o])) << describe(type, 20, inputs, 3);
     }
   }
 }

@@ -1,72 +1,91 @@
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/fenced.h"
 #include "kernels/kernel_test.h"
+#include "support/random_blocks.h"
+#include "tensor/dequantize.h"
 
 namespace kvasir::test {
 namespace {
 
-// Random bits of a matrix as a file holds it; floats of every kind but NaN, which would not compare.
+// A matrix as a file holds it; floats of every kind but NaN, which would not compare.
 std::vector<std::byte> random_rows(DType type, int outputs, int inputs, Random& random) {
-  const DTypeTraits& traits = dtype_traits(type);
-  const auto blocks = static_cast<std::size_t>(outputs) * static_cast<std::size_t>(inputs) / traits.block_elements;
-  std::vector<std::byte> rows(blocks * traits.block_bytes);
-  for (std::byte& b : rows) b = static_cast<std::byte>(random.bits());
-  for (std::size_t b = 0; b < blocks; ++b) {
-    std::byte* block = rows.data() + b * traits.block_bytes;
+  const auto count = static_cast<std::size_t>(outputs) * static_cast<std::size_t>(inputs);
+  std::mt19937_64 bits(random.bits());
+  if (is_quantized(type)) return random_blocks(type, count, 100.0, bits);
+  std::vector<std::byte> rows;
+  for (std::size_t i = 0; i < count; ++i) {
     const float value = random.symmetric(100.0F);
     const std::uint16_t half = type == DType::kBF16 ? f32_to_bf16(value) : f32_to_f16(value);
-    if (type == DType::kF32) {
-      std::memcpy(block, &value, 4);
-    } else {
-      std::memcpy(block, &half, 2);
-    }
+    const std::size_t size = type == DType::kF32 ? 4 : 2;
+    const auto* bytes = reinterpret_cast<const std::byte*>(&half);
+    if (type == DType::kF32) bytes = reinterpret_cast<const std::byte*>(&value);
+    rows.insert(rows.end(), bytes, bytes + size);
   }
   return rows;
 }
 
-float element(DType type, const std::vector<std::byte>& rows, std::size_t index) {
-  if (type == DType::kF32) {
-    float value;
-    std::memcpy(&value, rows.data() + index * 4, 4);
-    return value;
+// The values of a row of the file.
+std::vector<float> file_row(DType type, const std::vector<std::byte>& rows, int inputs, int row) {
+  const DTypeTraits& traits = dtype_traits(type);
+  const std::size_t blocks = static_cast<std::size_t>(inputs) / traits.block_elements;
+  const std::byte* at = rows.data() + static_cast<std::size_t>(row) * blocks * traits.block_bytes;
+  std::vector<float> out(static_cast<std::size_t>(inputs));
+  for (std::size_t b = 0; b < blocks; ++b, at += traits.block_bytes) {
+    if (is_quantized(type)) {
+      dequantize_block(type, at, out.data() + b * traits.block_elements);
+    } else if (type == DType::kF32) {
+      std::memcpy(&out[b], at, 4);
+    } else {
+      std::uint16_t bits;
+      std::memcpy(&bits, at, 2);
+      out[b] = type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    }
   }
-  std::uint16_t bits;
-  if (type == DType::kQ8_0) {
-    const std::byte* block = rows.data() + index / kQ8Block * 34;
-    std::memcpy(&bits, block, 2);
-    return f16_to_f32(bits) * static_cast<float>(static_cast<std::int8_t>(block[2 + index % kQ8Block]));
-  }
-  std::memcpy(&bits, rows.data() + index * 2, 2);
-  return type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+  return out;
 }
 
 TEST(Pack, UnpackedRowsAreTheFilesRows) {
   Random random(1);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
-    for (const int inputs : {32, 160}) {
+  for (const DType type : all_dtypes()) {
+    const int block = static_cast<int>(std::max(32u, dtype_traits(type).block_elements));
+    for (const int inputs : {block, 5 * block}) {
       for (const int outputs : {1, 15, 16, 17, 50}) {
-        const Fenced<std::byte> rows(random_rows(type, outputs, inputs, random));
+        const std::vector<std::byte> bytes = random_rows(type, outputs, inputs, random);
+        const Fenced<std::byte> rows(bytes);
         Fenced<std::byte> packed(packed_bytes(type, outputs, inputs), std::size_t{64});
         const PackedMatrix matrix{type, outputs, inputs, packed.data()};
         // In two parts and out of order: panels are independent.
         const int middle = matrix.panels() / 2;
-        pack_panels(type, outputs, inputs, rows.data(), middle, matrix.panels(), packed.data());
-        pack_panels(type, outputs, inputs, rows.data(), 0, middle, packed.data());
+        pack_panels(matrix, rows.data(), {}, middle, matrix.panels(), packed.data());
+        pack_panels(matrix, rows.data(), {}, 0, middle, packed.data());
         ASSERT_TRUE(packed.intact());
         for (int o = 0; o < outputs; ++o) {
           Fenced<float> out(static_cast<std::size_t>(inputs));
           unpack_row(matrix, o, out.data());
           ASSERT_TRUE(out.intact());
-          for (int i = 0; i < inputs; ++i) {
-            const auto at =
-                static_cast<std::size_t>(o) * static_cast<std::size_t>(inputs) + static_cast<std::size_t>(i);
-            ASSERT_EQ(out[static_cast<std::size_t>(i)], element(type, rows.copy(), at))
-                << dtype_traits(type).name << " " << o << " " << i;
-          }
+          ASSERT_EQ(out.copy(), file_row(type, bytes, inputs, o)) << dtype_traits(type).name << " " << o;
         }
       }
+    }
+  }
+}
+
+// Heads whose rotated pairs are i and i + rotary / 2, of which a matrix takes only some rows.
+TEST(Pack, RowOrderMakesPairsAdjacent) {
+  Random random(4);
+  for (const DType type : all_dtypes()) {
+    const int inputs = static_cast<int>(dtype_traits(type).block_elements);
+    const std::vector<std::byte> bytes = random_rows(type, 3 + 2 * 10, inputs, random);
+    Fenced<std::byte> packed(packed_bytes(type, 20, inputs), std::size_t{64});
+    const PackedMatrix matrix{type, 20, inputs, packed.data()};
+    pack_panels(matrix, bytes.data(), {3, 10, 6}, 0, matrix.panels(), packed.data());
+    const int order[10] = {0, 3, 1, 4, 2, 5, 6, 7, 8, 9};
+    for (int o = 0; o < 20; ++o) {
+      std::vector<float> out(static_cast<std::size_t>(inputs));
+      unpack_row(matrix, o, out.data());
+      ASSERT_EQ(out, file_row(type, bytes, inputs, 3 + o / 10 * 10 + order[o % 10])) << dtype_traits(type).name;
     }
   }
 }
@@ -77,27 +96,27 @@ TEST(Pack, OddInputsOfFloatTypes) {
     for (const int inputs : {1, 63, 65, 131}) {
       const std::vector<std::byte> rows = random_rows(type, 18, inputs, random);
       Fenced<std::byte> packed(packed_bytes(type, 18, inputs), std::size_t{64});
-      pack_panels(type, 18, inputs, rows.data(), 0, 2, packed.data());
+      const PackedMatrix matrix{type, 18, inputs, packed.data()};
+      pack_panels(matrix, rows.data(), {}, 0, 2, packed.data());
       ASSERT_TRUE(packed.intact());
       std::vector<float> out(static_cast<std::size_t>(inputs));
-      unpack_row({type, 18, inputs, packed.data()}, 17, out.data());
-      for (std::size_t i = 0; i < out.size(); ++i)
-        ASSERT_EQ(out[i], element(type, rows, 17 * static_cast<std::size_t>(inputs) + i));
+      unpack_row(matrix, 17, out.data());
+      ASSERT_EQ(out, file_row(type, rows, inputs, 17));
     }
   }
 }
 
 TEST(Pack, PaddingIsZero) {
   Random random(3);
-  for (const DType type : {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0}) {
-    const std::vector<std::byte> rows = random_rows(type, 3, 64, random);
-    Fenced<std::byte> packed(packed_bytes(type, 3, 64), std::size_t{64});
-    pack_panels(type, 3, 64, rows.data(), 0, 1, packed.data());
-    const PackedMatrix padded{type, kPanel, 64, packed.data()};
+  for (const DType type : all_dtypes()) {
+    const std::vector<std::byte> rows = random_rows(type, 3, 256, random);
+    Fenced<std::byte> packed(packed_bytes(type, 3, 256), std::size_t{64});
+    pack_panels({type, 3, 256, nullptr}, rows.data(), {}, 0, 1, packed.data());
+    const PackedMatrix padded{type, kPanel, 256, packed.data()};
     for (int o = 3; o < kPanel; ++o) {
-      std::vector<float> out(64, 1.0F);
+      std::vector<float> out(256, 1.0F);
       unpack_row(padded, o, out.data());
-      for (const float x : out) ASSERT_TRUE(x == 0 && !std::signbit(x));
+      for (const float x : out) ASSERT_EQ(x, 0.0F) << dtype_traits(type).name;
     }
   }
 }
@@ -107,12 +126,15 @@ TEST(Pack, TakesTheFilesBytesAndPaddingOnly) {
   EXPECT_EQ(packed_bytes(DType::kF16, 33, 10), 48u * 10 * 2);
   EXPECT_EQ(packed_bytes(DType::kBF16, 16, 3), 16u * 3 * 2);
   EXPECT_EQ(packed_bytes(DType::kQ8_0, 17, 64), 32u * 2 * 34);
+  for (const DType type : all_dtypes())
+    EXPECT_EQ(packed_bytes(type, 16, 512),
+              16u * 512 / dtype_traits(type).block_elements * dtype_traits(type).block_bytes);
 }
 
 TEST(PackDeathTest, Q8NeedsWholeBlocks) {
   std::vector<std::byte> rows(1000);
   std::vector<std::byte> out(10000);
-  EXPECT_DEATH(pack_panels(DType::kQ8_0, 16, 33, rows.data(), 0, 1, out.data()), "internal error");
+  EXPECT_DEATH(pack_panels({DType::kQ8_0, 16, 33, nullptr}, rows.data(), {}, 0, 1, out.data()), "internal error");
 }
 
 }  // namespace

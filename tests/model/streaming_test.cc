@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "support/engine_fixture.h"
+#include "support/families.h"
 
 namespace kvasir::test {
 namespace {
@@ -69,6 +70,33 @@ TEST_F(StreamingTest, WindowAgreesWithTheReference) {
   EXPECT_LT(rms_error_ratio(got, reference(tokens, window_views(300, 50))), 1e-5);
   EXPECT_EQ(kept_.size(), 50u);
   EXPECT_EQ(kept_.front(), 250);
+}
+
+TEST(StreamingFamilies, EveryFamilyAgreesWithKeysRotatedAfresh) {
+  for (const FamilyCase& family : family_cases()) {
+    SCOPED_TRACE(family.name);
+    const auto bytes = make_random_model(family.spec);
+    const TemporaryFile file(bytes);
+    const auto parsed = gguf::File::parse(bytes);
+    ASSERT_TRUE(parsed.ok());
+    const ReferenceModel reference(*parsed);
+    const auto model = load(file.path(), {.kv_type = "f32"});
+    const auto tokens = random_tokens(200, family.spec.vocab, 3);
+    const std::vector<int> ids(tokens.begin(), tokens.end());
+    struct Run {
+      std::string policy;
+      std::vector<RowView> views;
+      double bound;
+    };
+    for (const Run& run : {Run{"streaming:sinks=4,window=40", streaming_views(200, 4, 40, 1), 1e-5},
+                           Run{"streaming:sinks=4,window=40,every=8", streaming_views(200, 4, 40, 8), 1e-5},
+                           Run{"streaming:sinks=4,window=40,realign=rotate", streaming_views(200, 4, 40, 1), 1e-4},
+                           Run{"window:size=30", window_views(200, 30), 1e-5}}) {
+      const auto runner = new_runner(model, run.policy);
+      const auto got = all_logits(*runner, tokens, 1);
+      EXPECT_LT(rms_error_ratio(got, flatten(reference.logits(ids, run.views))), run.bound) << run.policy;
+    }
+  }
 }
 
 // The comparison above would not notice a view that ignores the policy if forgetting changed nothing.

@@ -9,55 +9,10 @@
 #include <string>
 
 #include "base/check.h"
+#include "reference/dequantise.h"
 
 namespace kvasir::test {
 namespace {
-
-// Decoded here rather than with tensor/dtype.h: the oracle should not inherit its mistakes.
-double decode_f16(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 0x1F;
-  const int mantissa = bits & 0x3FF;
-  KVASIR_CHECK(exponent != 31);
-  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
-  return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-}
-
-template <class T>
-T read(std::span<const std::byte> bytes, std::size_t at) {
-  T value;
-  KVASIR_CHECK(at + sizeof value <= bytes.size());
-  std::memcpy(&value, bytes.data() + at, sizeof value);
-  return value;
-}
-
-std::vector<double> dequantise(const gguf::Tensor& tensor) {
-  std::vector<double> out(tensor.elements);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    switch (tensor.type) {
-      case 0:  // F32
-        out[i] = double{read<float>(tensor.bytes, 4 * i)};
-        break;
-      case 1:  // F16
-        out[i] = decode_f16(read<std::uint16_t>(tensor.bytes, 2 * i));
-        break;
-      case 8: {  // Q8_0: blocks of an f16 scale and 32 signed bytes
-        const std::size_t block = i / 32 * 34;
-        out[i] =
-            decode_f16(read<std::uint16_t>(tensor.bytes, block)) * read<std::int8_t>(tensor.bytes, block + 2 + i % 32);
-        break;
-      }
-      case 30: {  // BF16: the upper half of an f32
-        const std::uint32_t bits = std::uint32_t{read<std::uint16_t>(tensor.bytes, 2 * i)} << 16;
-        float value;
-        std::memcpy(&value, &bits, sizeof value);
-        out[i] = double{value};
-        break;
-      }
-      default: KVASIR_CHECK(false);
-    }
-  }
-  return out;
-}
 
 int required_int(const gguf::File& file, const std::string& key) {
   const auto value = file.get_uint(key);
@@ -126,6 +81,18 @@ std::vector<double> rms_norm(std::span<const double> x, std::span<const double> 
   return out;
 }
 
+std::vector<double> layer_norm(std::span<const double> x, std::span<const double> weight, std::span<const double> bias,
+                               double epsilon) {
+  double mean = 0;
+  for (const double v : x) mean += v / static_cast<double>(x.size());
+  double variance = 0;
+  for (const double v : x) variance += (v - mean) * (v - mean) / static_cast<double>(x.size());
+  std::vector<double> out;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    out.push_back((x[i] - mean) / std::sqrt(variance + epsilon) * weight[i] + bias[i]);
+  return out;
+}
+
 void softmax(std::span<double> x) {
   const double greatest = *std::max_element(x.begin(), x.end());
   double sum = 0;
@@ -146,6 +113,15 @@ void rotate(std::span<double> x, std::span<const Turn> turns) {
     const double odd = x[2 * i + 1];
     x[2 * i] = even * turns[i].cosine - odd * turns[i].sine;
     x[2 * i + 1] = even * turns[i].sine + odd * turns[i].cosine;
+  }
+}
+
+void rotate_halves(std::span<double> x, std::span<const Turn> turns) {
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    const double first = x[i];
+    const double second = x[i + turns.size()];
+    x[i] = first * turns[i].cosine - second * turns[i].sine;
+    x[i + turns.size()] = second * turns[i].cosine + first * turns[i].sine;
   }
 }
 
@@ -173,38 +149,111 @@ ReferenceModel::Matrix ReferenceModel::load(const gguf::File& file, std::string_
   dims.resize(std::max<std::size_t>(dims.size(), 2), 1);
   KVASIR_CHECK(dims.size() == 2 && dims[0] == static_cast<std::uint64_t>(columns) &&
                dims[1] == static_cast<std::uint64_t>(rows));
-  return {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns), dequantise(*tensor)};
+  return {static_cast<std::size_t>(rows), static_cast<std::size_t>(columns),
+          dequantise(tensor->type, tensor->bytes, tensor->elements)};
+}
+
+std::vector<double> ReferenceModel::load_vector(const gguf::File& file, std::string_view name, int length) {
+  return load(file, name, 1, length).values;
+}
+
+ReferenceModel::Linear ReferenceModel::load_linear(const gguf::File& file, const std::string& name, int rows,
+                                                   int columns) {
+  Linear linear{load(file, name + ".weight", rows, columns), {}};
+  if (file.find_tensor(name + ".bias") != nullptr) linear.bias = load_vector(file, name + ".bias", rows);
+  return linear;
+}
+
+ReferenceModel::Norm ReferenceModel::load_norm(const gguf::File& file, const std::string& name) const {
+  Norm norm{load_vector(file, name + ".weight", d_), {}};
+  if (neox_) norm.bias = load_vector(file, name + ".bias", d_);
+  return norm;
+}
+
+ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const std::string& prefix, int ffn) const {
+  Layer layer;
+  const int queries = heads_ * head_dim_;
+  const int keys = kv_heads_ * head_dim_;
+  layer.attn_norm = load_norm(file, prefix + "attn_norm");
+  if (neox_) {
+    const Linear all = load_linear(file, prefix + "attn_qkv", queries + 2 * keys, d_);
+    const auto rows = [&](int first, int count) {
+      Linear part{{static_cast<std::size_t>(count), all.weight.columns, {}}, {}};
+      for (int r = first; r < first + count; ++r) {
+        const auto row = all.weight.row(static_cast<std::size_t>(r));
+        part.weight.values.insert(part.weight.values.end(), row.begin(), row.end());
+        part.bias.push_back(all.bias[static_cast<std::size_t>(r)]);
+      }
+      return part;
+    };
+    layer.q = rows(0, queries);
+    layer.k = rows(queries, keys);
+    layer.v = rows(queries + keys, keys);
+  } else {
+    layer.q = load_linear(file, prefix + "attn_q", queries, d_);
+    layer.k = load_linear(file, prefix + "attn_k", keys, d_);
+    layer.v = load_linear(file, prefix + "attn_v", keys, d_);
+    layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
+  }
+  if (file.find_tensor(prefix + "attn_q_norm.weight") != nullptr) {
+    layer.q_norm = load_vector(file, prefix + "attn_q_norm.weight", head_dim_);
+    layer.k_norm = load_vector(file, prefix + "attn_k_norm.weight", head_dim_);
+  }
+  layer.o = load_linear(file, prefix + "attn_output", d_, queries);
+  layer.ffn_norm = load_norm(file, prefix + "ffn_norm");
+  layer.up = load_linear(file, prefix + "ffn_up", ffn, d_);
+  layer.down = load_linear(file, prefix + "ffn_down", d_, ffn);
+  return layer;
+}
+
+// YaRN as Hugging Face's modeling_rope_utils computes it: between the dimensions whose wavelengths fit the original
+// context beta_fast and beta_slow times, frequencies go over from their own to those divided by the factor.
+void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) {
+  const double base = float_or(file, arch + ".rope.freq_base", 10000);
+  const int rotated = int_or(file, arch + ".rope.dimension_count", head_dim_);
+  KVASIR_CHECK(rotated % 2 == 0 && rotated <= head_dim_);
+  const std::string scaling = arch + ".rope.scaling.";
+  const std::string type =
+      file.find(scaling + "type") != nullptr ? std::string(*file.get_string(scaling + "type")) : "none";
+  KVASIR_CHECK(type == "none" || type == "linear" || type == "yarn");
+  const double factor = type == "none" ? 1 : float_or(file, scaling + "factor", 1);
+  std::vector<double> factors(static_cast<std::size_t>(rotated) / 2, 1.0);
+  if (file.find_tensor("rope_freqs.weight") != nullptr) factors = load_vector(file, "rope_freqs.weight", rotated / 2);
+  double low = 0;
+  double high = 0;
+  if (type == "yarn") {
+    const double original = float_or(file, scaling + "original_context_length", 0);
+    const auto dimension = [&](double rotations) {
+      return rotated * std::log(original / (rotations * 2 * std::acos(-1.0))) / (2 * std::log(base));
+    };
+    low = std::max(std::floor(dimension(float_or(file, scaling + "yarn_beta_fast", 32))), 0.0);
+    high = std::min(std::ceil(dimension(float_or(file, scaling + "yarn_beta_slow", 1))), rotated - 1.0);
+    if (low == high) high += 0.001;
+    magnitude_ = float_or(file, scaling + "yarn_attn_factor", 0.1 * std::log(factor) + 1);
+  }
+  for (int i = 0; i < rotated / 2; ++i) {
+    const double own = std::pow(base, -2.0 * i / rotated) / factors[static_cast<std::size_t>(i)];
+    const double kept = type == "yarn" ? 1 - std::min(1.0, std::max(0.0, (i - low) / (high - low))) : 0;
+    frequencies_.push_back(own / factor * (1 - kept) + own * kept);
+  }
 }
 
 ReferenceModel::ReferenceModel(const gguf::File& file) {
-  const auto arch = file.get_string("general.architecture");
-  KVASIR_CHECK(arch.ok() && *arch == "llama");
-  d_ = required_int(file, "llama.embedding_length");
-  heads_ = required_int(file, "llama.attention.head_count");
-  kv_heads_ = int_or(file, "llama.attention.head_count_kv", heads_);
+  const std::string arch(*file.get_string("general.architecture"));
+  KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox");
+  neox_ = arch == "gptneox";
+  turn_halves_ = arch != "llama";
+  d_ = required_int(file, arch + ".embedding_length");
+  heads_ = required_int(file, arch + ".attention.head_count");
+  kv_heads_ = int_or(file, arch + ".attention.head_count_kv", heads_);
   KVASIR_CHECK(heads_ % kv_heads_ == 0);
-  head_dim_ = int_or(file, "llama.attention.key_length", d_ / heads_);
-  KVASIR_CHECK(int_or(file, "llama.attention.value_length", head_dim_) == head_dim_);
-  epsilon_ = float_or(file, "llama.attention.layer_norm_rms_epsilon", 1e-5);
-  const int ffn = required_int(file, "llama.feed_forward_length");
-
-  const double base = float_or(file, "llama.rope.freq_base", 10000);
-  const int rotated = int_or(file, "llama.rope.dimension_count", head_dim_);
-  KVASIR_CHECK(rotated % 2 == 0 && rotated <= head_dim_);
-  double divisor = 1;
-  if (file.find("llama.rope.scaling.type") != nullptr) {
-    const auto scaling = file.get_string("llama.rope.scaling.type");
-    KVASIR_CHECK(scaling.ok() && (*scaling == "none" || *scaling == "linear"));
-    if (*scaling == "linear") divisor = float_or(file, "llama.rope.scaling.factor", 1);
-  }
-  std::vector<double> factors(static_cast<std::size_t>(rotated) / 2, 1.0);
-  if (file.find_tensor("rope_freqs.weight") != nullptr) {
-    factors = load(file, "rope_freqs.weight", 1, rotated / 2).values;
-  }
-  for (int i = 0; i < rotated / 2; ++i) {
-    const double theta = std::pow(base, -2.0 * i / rotated);
-    frequencies_.push_back(theta / divisor / factors[static_cast<std::size_t>(i)]);
-  }
+  head_dim_ = int_or(file, arch + ".attention.key_length", d_ / heads_);
+  KVASIR_CHECK(int_or(file, arch + ".attention.value_length", head_dim_) == head_dim_);
+  epsilon_ =
+      float_or(file, arch + (neox_ ? ".attention.layer_norm_epsilon" : ".attention.layer_norm_rms_epsilon"), 1e-5);
+  if (neox_) parallel_residual_ = *file.get_bool("gptneox.use_parallel_residual");
+  window_ = int_or(file, arch + ".attention.sliding_window", 0);
+  read_rope(file, arch);
 
   const gguf::Tensor* embedding = file.find_tensor("token_embd.weight");
   KVASIR_CHECK(embedding != nullptr && embedding->dims.size() == 2);
@@ -212,22 +261,48 @@ ReferenceModel::ReferenceModel(const gguf::File& file) {
   embedding_ = load(file, "token_embd.weight", vocab_, d_);
   const bool tied = file.find_tensor("output.weight") == nullptr;
   output_ = tied ? embedding_ : load(file, "output.weight", vocab_, d_);
-  output_norm_ = load(file, "output_norm.weight", 1, d_).values;
-  const int layers = required_int(file, "llama.block_count");
-  for (int i = 0; i < layers; ++i) {
-    const std::string prefix = "blk." + std::to_string(i) + ".";
-    Layer layer;
-    layer.attn_norm = load(file, prefix + "attn_norm.weight", 1, d_).values;
-    layer.q = load(file, prefix + "attn_q.weight", heads_ * head_dim_, d_);
-    layer.k = load(file, prefix + "attn_k.weight", kv_heads_ * head_dim_, d_);
-    layer.v = load(file, prefix + "attn_v.weight", kv_heads_ * head_dim_, d_);
-    layer.o = load(file, prefix + "attn_output.weight", d_, heads_ * head_dim_);
-    layer.ffn_norm = load(file, prefix + "ffn_norm.weight", 1, d_).values;
-    layer.gate = load(file, prefix + "ffn_gate.weight", ffn, d_);
-    layer.up = load(file, prefix + "ffn_up.weight", ffn, d_);
-    layer.down = load(file, prefix + "ffn_down.weight", d_, ffn);
-    layers_.push_back(std::move(layer));
+  output_norm_ = load_norm(file, "output_norm");
+  const int layers = required_int(file, arch + ".block_count");
+  const int ffn = required_int(file, arch + ".feed_forward_length");
+  for (int i = 0; i < layers; ++i) layers_.push_back(load_layer(file, "blk." + std::to_string(i) + ".", ffn));
+}
+
+std::vector<double> ReferenceModel::Linear::of(std::span<const double> x) const {
+  std::vector<double> out = weight.times(x);
+  for (std::size_t i = 0; i < bias.size(); ++i) out[i] += bias[i];
+  return out;
+}
+
+std::vector<double> ReferenceModel::normalise(std::span<const double> x, const Norm& norm) const {
+  return norm.bias.empty() ? rms_norm(x, norm.weight, epsilon_) : layer_norm(x, norm.weight, norm.bias, epsilon_);
+}
+
+void ReferenceModel::normalise_heads(std::vector<double>& x, std::span<const double> weight) const {
+  if (weight.empty()) return;
+  for (std::size_t at = 0; at < x.size(); at += weight.size()) {
+    const std::vector<double> head = rms_norm(std::span(x).subspan(at, weight.size()), weight, epsilon_);
+    std::copy(head.begin(), head.end(), x.begin() + static_cast<std::ptrdiff_t>(at));
   }
+}
+
+void ReferenceModel::turn(std::span<double> head, const std::vector<Turn>& turns) const {
+  if (turn_halves_) {
+    rotate_halves(head, turns);
+  } else {
+    rotate(head, turns);
+  }
+  for (std::size_t i = 0; i < 2 * turns.size(); ++i) head[i] *= magnitude_;
+}
+
+std::vector<double> ReferenceModel::feed_forward(const Layer& layer, std::span<const double> x) const {
+  std::vector<double> hidden = layer.up.of(x);
+  if (neox_) {
+    for (double& h : hidden) h *= 0.5 * (1 + std::erf(h / std::sqrt(2.0)));
+  } else {
+    const std::vector<double> gate = layer.gate.of(x);
+    for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] *= gate[i] / (1 + std::exp(-gate[i]));
+  }
+  return layer.down.of(hidden);
 }
 
 std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tokens) const {
@@ -266,10 +341,12 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
       Cache& cache = caches[l];
-      const std::vector<double> normed = rms_norm(x, layer.attn_norm, epsilon_);
-      std::vector<double> query = layer.q.times(normed);
-      cache.keys.push_back(layer.k.times(normed));
-      cache.values.push_back(layer.v.times(normed));
+      const std::vector<double> normed = normalise(x, layer.attn_norm);
+      std::vector<double> query = layer.q.of(normed);
+      cache.keys.push_back(layer.k.of(normed));
+      cache.values.push_back(layer.v.of(normed));
+      normalise_heads(query, layer.q_norm);
+      normalise_heads(cache.keys.back(), layer.k_norm);
 
       std::vector<double> attended(heads * head_dim, 0.0);
       for (std::size_t kv = 0; kv * group < heads; ++kv) {
@@ -282,14 +359,17 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
         for (std::size_t j = 0; j < view.ids.size(); ++j) {
           const auto key = std::span(cache.keys[static_cast<std::size_t>(view.ids[j])]).subspan(kv_at, head_dim);
           keys.emplace_back(key.begin(), key.end());
-          rotate(keys.back(), turns(view.positions[j]));
+          turn(keys.back(), turns(view.positions[j]));
         }
         for (std::size_t h = kv * group; h < (kv + 1) * group; ++h) {
           const auto q = std::span(query).subspan(h * head_dim, head_dim);
-          rotate(q, turns(view.query_position));
+          turn(q, turns(view.query_position));
           std::vector<double> weights;
-          for (const std::vector<double>& key : keys)
-            weights.push_back(dot(q, key) / std::sqrt(static_cast<double>(head_dim)));
+          for (std::size_t j = 0; j < keys.size(); ++j) {
+            const bool in_window = window_ == 0 || view.query_position - view.positions[j] < window_;
+            weights.push_back(in_window ? dot(q, keys[j]) / std::sqrt(static_cast<double>(head_dim))
+                                        : -std::numeric_limits<double>::infinity());
+          }
           softmax(weights);
           if (observe) observe(static_cast<int>(l), static_cast<int>(t), static_cast<int>(h), weights);
           for (std::size_t j = 0; j < weights.size(); ++j) {
@@ -298,15 +378,17 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
           }
         }
       }
-      add(x, layer.o.times(attended));
-
-      const std::vector<double> ffn_in = rms_norm(x, layer.ffn_norm, epsilon_);
-      std::vector<double> hidden = layer.up.times(ffn_in);
-      const std::vector<double> gate = layer.gate.times(ffn_in);
-      for (std::size_t i = 0; i < hidden.size(); ++i) hidden[i] *= gate[i] / (1 + std::exp(-gate[i]));
-      add(x, layer.down.times(hidden));
+      const std::vector<double> attention = layer.o.of(attended);
+      if (parallel_residual_) {
+        const std::vector<double> beside = feed_forward(layer, normalise(x, layer.ffn_norm));
+        add(x, attention);
+        add(x, beside);
+      } else {
+        add(x, attention);
+        add(x, feed_forward(layer, normalise(x, layer.ffn_norm)));
+      }
     }
-    result.push_back(output_.times(rms_norm(x, output_norm_, epsilon_)));
+    result.push_back(output_.times(normalise(x, output_norm_)));
   }
   return result;
 }

@@ -1,5 +1,5 @@
-// The oracle for logits: a llama-family transformer in double precision, written for clarity from the published
-// architecture and sharing no arithmetic with the engine.
+// The oracle for logits: transformers of the supported families in double precision, written for clarity from the
+// published architectures and sharing no arithmetic with the engine.
 // Thread-safety: immutable after construction.
 #pragma once
 
@@ -35,9 +35,15 @@ using ViewSource = std::function<const RowView&(int layer, int row, int kv_head)
 // Called for each layer, row and head with the weights of that row's visible tokens.
 using AttentionObserver = std::function<void(int layer, int row, int head, std::span<const double> weights)>;
 
+// The angle that a pair is turned by.
+struct Turn {
+  double cosine;
+  double sine;
+};
+
 class ReferenceModel {
  public:
-  // REQUIRES: a well-formed llama model (checked). Copies what it needs out of `file`.
+  // REQUIRES: a well-formed model of a supported family (checked). Copies what it needs out of `file`.
   explicit ReferenceModel(const gguf::File& file);
 
   int vocab() const { return vocab_; }
@@ -63,30 +69,54 @@ class ReferenceModel {
     std::vector<double> times(std::span<const double> x) const;
     std::span<const double> row(std::size_t r) const { return std::span(values).subspan(r * columns, columns); }
   };
+  struct Norm {
+    std::vector<double> weight, bias;  // with a bias it is LayerNorm, else RMSNorm
+  };
+  struct Linear {
+    Matrix weight;
+    std::vector<double> bias;  // may be empty
+
+    std::vector<double> of(std::span<const double> x) const;
+  };
   struct Layer {
-    std::vector<double> attn_norm, ffn_norm;
-    Matrix q, k, v, o, gate, up, down;
+    Norm attn_norm, ffn_norm;
+    Linear q, k, v, o, gate, up, down;
+    std::vector<double> q_norm, k_norm;  // may be empty
   };
   static Matrix load(const gguf::File& file, std::string_view name, int rows, int columns);
+  static std::vector<double> load_vector(const gguf::File& file, std::string_view name, int length);
+  static Linear load_linear(const gguf::File& file, const std::string& name, int rows, int columns);
+  Norm load_norm(const gguf::File& file, const std::string& name) const;
+  Layer load_layer(const gguf::File& file, const std::string& prefix, int ffn) const;
+  void read_rope(const gguf::File& file, const std::string& arch);
+  std::vector<double> normalise(std::span<const double> x, const Norm& norm) const;
+  void normalise_heads(std::vector<double>& x, std::span<const double> weight) const;
+  void turn(std::span<double> head, const std::vector<Turn>& turns) const;
+  std::vector<double> feed_forward(const Layer& layer, std::span<const double> x) const;
 
   int d_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, vocab_ = 0;
+  bool neox_ = false;         // GPT-NeoX: one matrix for queries, keys and values, GELU
+  bool turn_halves_ = false;  // pairs (i, i + rotated / 2)
+  bool parallel_residual_ = false;
+  double window_ = 0;  // of native sliding-window attention; 0: none
+  double magnitude_ = 1;
   double epsilon_ = 0;
   std::vector<double> frequencies_;  // radians per position, one for each rotated pair
   std::vector<Layer> layers_;
   Matrix embedding_, output_;
-  std::vector<double> output_norm_;
+  Norm output_norm_;
 };
 
 // The building blocks, for tests of them.
 std::vector<double> rms_norm(std::span<const double> x, std::span<const double> weight, double epsilon);
+std::vector<double> layer_norm(std::span<const double> x, std::span<const double> weight, std::span<const double> bias,
+                               double epsilon);
 void softmax(std::span<double> x);
-struct Turn {
-  double cosine;
-  double sine;
-};
 std::vector<Turn> turns_at(double position, std::span<const double> frequencies);
 // Turns each pair (2i, 2i+1) of x by turns[i]; what lies beyond the pairs stays.
 void rotate(std::span<double> x, std::span<const Turn> turns);
+// Turns each pair (i, i + turns.size()) of x by turns[i].
+void rotate_halves(std::span<double> x, std::span<const Turn> turns);
 
 // RMS of (got - want) over RMS of want; 0 when both are all zero. REQUIRES: equal sizes.
 double rms_error_ratio(std::span<const float> got, std::span<const double> want);

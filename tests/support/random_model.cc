@@ -1,6 +1,7 @@
 #include "support/random_model.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include "base/check.h"
 #include "gguf/writer.h"
+#include "support/random_blocks.h"
 #include "tensor/dtype.h"
 
 namespace kvasir::test {
@@ -24,8 +26,12 @@ FileType file_type(const std::string& name) {
   if (name == "f32") return {DType::kF32, 0};
   if (name == "f16") return {DType::kF16, 1};
   if (name == "bf16") return {DType::kBF16, 32};
-  KVASIR_CHECK(name == "q8_0");
-  return {DType::kQ8_0, 7};
+  if (name == "q8_0") return {DType::kQ8_0, 7};
+  std::string upper = name;
+  for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const DType type : all_dtypes())
+    if (dtype_traits(type).name == upper) return {type, 1024};  // mixed or unknown: of no consequence
+  KVASIR_CHECK(false);
 }
 
 template <class T>
@@ -58,6 +64,12 @@ std::vector<std::byte> encode(std::span<const float> values, DType dtype) {
     case DType::kQ8_0:
       for (std::size_t at = 0; at < values.size(); at += 32) append_q8_0(out, values.subspan(at, 32));
       break;
+    default: {
+      std::mt19937_64 random(static_cast<std::uint64_t>(std::lround(values[0] * 1e6F)));
+      double squares = 0;
+      for (const float x : values) squares += static_cast<double>(x) * static_cast<double>(x);
+      return random_blocks(dtype, values.size(), std::sqrt(squares / static_cast<double>(values.size())), random);
+    }
   }
   return out;
 }
@@ -134,64 +146,118 @@ Vocabulary invented_vocabulary(int size) {
   return vocabulary;
 }
 
+namespace {
+
+void set_hyper_parameters(gguf::Writer& writer, const RandomModelSpec& spec) {
+  const auto key = [&](const char* name) { return spec.architecture + "." + name; };
+  const auto count = [&](const char* name, int value) {
+    writer.set_uint32(key(name), static_cast<std::uint32_t>(value));
+  };
+  count("vocab_size", spec.vocab);
+  count("context_length", spec.context);
+  count("embedding_length", spec.d);
+  count("block_count", spec.layers);
+  count("feed_forward_length", spec.ffn);
+  count("attention.head_count", spec.heads);
+  if (spec.architecture == "gptneox") {
+    KVASIR_CHECK(spec.kv_heads == spec.heads);
+    writer.set_float32(key("attention.layer_norm_epsilon"), spec.rms_epsilon);
+    writer.set_bool(key("use_parallel_residual"), spec.parallel_residual);
+  } else {
+    count("attention.head_count_kv", spec.kv_heads);
+    writer.set_float32(key("attention.layer_norm_rms_epsilon"), spec.rms_epsilon);
+  }
+  if (spec.head_dim * spec.heads != spec.d || spec.architecture == "qwen3") {
+    count("attention.key_length", spec.head_dim);
+    count("attention.value_length", spec.head_dim);
+  }
+  if (spec.sliding_window > 0) count("attention.sliding_window", spec.sliding_window);
+  writer.set_float32(key("rope.freq_base"), spec.rope_base);
+  count("rope.dimension_count", spec.rotary > 0 ? spec.rotary : spec.head_dim);
+  if (spec.rope_scaling == RopeScaling::kLinear || spec.rope_scaling == RopeScaling::kYarn) {
+    writer.set_string(key("rope.scaling.type"), spec.rope_scaling == RopeScaling::kYarn ? "yarn" : "linear");
+    writer.set_float32(key("rope.scaling.factor"), spec.rope_factor);
+  }
+  if (spec.rope_scaling == RopeScaling::kYarn) count("rope.scaling.original_context_length", spec.context / 4);
+}
+
+// Adds tensors one after the other, as `weights` gives their values.
+class TensorWriter {
+ public:
+  TensorWriter(gguf::Writer& writer, const RandomModelSpec& spec, const WeightSource& weights)
+      : writer_(writer), type_(file_type(spec.dtype).dtype), weights_(weights) {}
+
+  void matrix(const std::string& name, int rows, int columns) {
+    KVASIR_CHECK(columns % static_cast<int>(dtype_traits(type_).block_elements) == 0);
+    add(name, type_, rows, {static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows)});
+  }
+  void vector(const std::string& name, int length) { add(name, DType::kF32, 1, {static_cast<std::uint64_t>(length)}); }
+  void linear(const std::string& name, int rows, int columns, bool bias) {
+    matrix(name + ".weight", rows, columns);
+    if (bias) vector(name + ".bias", rows);
+  }
+
+ private:
+  void add(const std::string& name, DType type, int rows, const std::vector<std::uint64_t>& dims) {
+    const std::vector<float> values = weights_(name, rows, static_cast<int>(dims[0]));
+    KVASIR_CHECK(values.size() == static_cast<std::size_t>(rows) * dims[0]);
+    writer_.add_tensor(name, static_cast<std::uint32_t>(type), dims, encode(values, type));
+  }
+
+  gguf::Writer& writer_;
+  DType type_;
+  const WeightSource& weights_;
+};
+
+void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::string& prefix) {
+  const bool neox = spec.architecture == "gptneox";
+  const bool qkv_bias = neox || spec.biases || spec.architecture == "qwen2";
+  const bool other_biases = neox || spec.biases;
+  const int queries = spec.heads * spec.head_dim;
+  const int keys = spec.kv_heads * spec.head_dim;
+  const auto norm = [&](const std::string& name) {
+    tensors.vector(prefix + name + ".weight", spec.d);
+    if (neox) tensors.vector(prefix + name + ".bias", spec.d);
+  };
+  norm("attn_norm");
+  if (neox) {
+    tensors.linear(prefix + "attn_qkv", queries + 2 * keys, spec.d, true);
+  } else {
+    tensors.linear(prefix + "attn_q", queries, spec.d, qkv_bias);
+    tensors.linear(prefix + "attn_k", keys, spec.d, qkv_bias);
+    tensors.linear(prefix + "attn_v", keys, spec.d, qkv_bias);
+  }
+  if (spec.architecture == "qwen3") {
+    tensors.vector(prefix + "attn_q_norm.weight", spec.head_dim);
+    tensors.vector(prefix + "attn_k_norm.weight", spec.head_dim);
+  }
+  tensors.linear(prefix + "attn_output", spec.d, queries, other_biases);
+  norm("ffn_norm");
+  if (!neox) tensors.linear(prefix + "ffn_gate", spec.ffn, spec.d, other_biases);
+  tensors.linear(prefix + "ffn_up", spec.ffn, spec.d, other_biases);
+  tensors.linear(prefix + "ffn_down", spec.d, spec.ffn, other_biases);
+}
+
+}  // namespace
+
 std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights) {
   KVASIR_CHECK(spec.heads % spec.kv_heads == 0 && spec.head_dim % 2 == 0);
   const FileType type = file_type(spec.dtype);
-  const auto u32 = [](int value) { return static_cast<std::uint32_t>(value); };
   gguf::Writer writer;
-  writer.set_string("general.architecture", "llama");
+  writer.set_string("general.architecture", spec.architecture);
   writer.set_string("general.name", spec.name);
   writer.set_uint32("general.file_type", type.general_file_type);
-  if (type.dtype == DType::kQ8_0) writer.set_uint32("general.quantization_version", 2);
-  writer.set_uint32("llama.vocab_size", u32(spec.vocab));
-  writer.set_uint32("llama.context_length", u32(spec.context));
-  writer.set_uint32("llama.embedding_length", u32(spec.d));
-  writer.set_uint32("llama.block_count", u32(spec.layers));
-  writer.set_uint32("llama.feed_forward_length", u32(spec.ffn));
-  writer.set_uint32("llama.attention.head_count", u32(spec.heads));
-  writer.set_uint32("llama.attention.head_count_kv", u32(spec.kv_heads));
-  writer.set_float32("llama.attention.layer_norm_rms_epsilon", spec.rms_epsilon);
-  writer.set_float32("llama.rope.freq_base", spec.rope_base);
-  writer.set_uint32("llama.rope.dimension_count", u32(spec.rotary > 0 ? spec.rotary : spec.head_dim));
-  if (spec.head_dim * spec.heads != spec.d) {
-    writer.set_uint32("llama.attention.key_length", u32(spec.head_dim));
-    writer.set_uint32("llama.attention.value_length", u32(spec.head_dim));
-  }
-  if (spec.rope_scaling == RopeScaling::kLinear) {
-    writer.set_string("llama.rope.scaling.type", "linear");
-    writer.set_float32("llama.rope.scaling.factor", spec.rope_factor);
-  }
+  if (is_quantized(type.dtype)) writer.set_uint32("general.quantization_version", 2);
+  set_hyper_parameters(writer, spec);
   KVASIR_CHECK(!spec.vocabulary || spec.vocabulary->pieces.size() == static_cast<std::size_t>(spec.vocab));
   set_vocabulary(writer, spec.vocabulary ? *spec.vocabulary : invented_vocabulary(spec.vocab));
 
-  const auto add = [&](const std::string& name, DType dtype, int rows, int columns, bool vector) {
-    const std::vector<float> values = weights(name, rows, columns);
-    KVASIR_CHECK(values.size() == static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
-    std::vector<std::uint64_t> dims = {static_cast<std::uint64_t>(columns)};
-    if (!vector) dims.push_back(static_cast<std::uint64_t>(rows));
-    writer.add_tensor(name, static_cast<std::uint32_t>(dtype), dims, encode(values, dtype));
-  };
-  const auto matrix = [&](const std::string& name, int rows, int columns) {
-    KVASIR_CHECK(columns % static_cast<int>(dtype_traits(type.dtype).block_elements) == 0);
-    add(name, type.dtype, rows, columns, false);
-  };
-  const auto norm = [&](const std::string& name) { add(name, DType::kF32, 1, spec.d, true); };
-
-  matrix("token_embd.weight", spec.vocab, spec.d);
-  for (int layer = 0; layer < spec.layers; ++layer) {
-    const std::string prefix = "blk." + std::to_string(layer) + ".";
-    norm(prefix + "attn_norm.weight");
-    matrix(prefix + "attn_q.weight", spec.heads * spec.head_dim, spec.d);
-    matrix(prefix + "attn_k.weight", spec.kv_heads * spec.head_dim, spec.d);
-    matrix(prefix + "attn_v.weight", spec.kv_heads * spec.head_dim, spec.d);
-    matrix(prefix + "attn_output.weight", spec.d, spec.heads * spec.head_dim);
-    norm(prefix + "ffn_norm.weight");
-    matrix(prefix + "ffn_gate.weight", spec.ffn, spec.d);
-    matrix(prefix + "ffn_up.weight", spec.ffn, spec.d);
-    matrix(prefix + "ffn_down.weight", spec.d, spec.ffn);
-  }
-  norm("output_norm.weight");
-  if (!spec.tied) matrix("output.weight", spec.vocab, spec.d);
+  TensorWriter tensors(writer, spec, weights);
+  tensors.matrix("token_embd.weight", spec.vocab, spec.d);
+  for (int layer = 0; layer < spec.layers; ++layer) add_layer(tensors, spec, "blk." + std::to_string(layer) + ".");
+  tensors.vector("output_norm.weight", spec.d);
+  if (spec.architecture == "gptneox") tensors.vector("output_norm.bias", spec.d);
+  if (!spec.tied || spec.architecture == "gptneox") tensors.matrix("output.weight", spec.vocab, spec.d);
   if (spec.rope_scaling == RopeScaling::kLlama3) {
     writer.add_tensor("rope_freqs.weight", static_cast<std::uint32_t>(DType::kF32),
                       {static_cast<std::uint64_t>(spec.head_dim / 2)},
@@ -212,6 +278,7 @@ std::vector<std::byte> make_random_model(const RandomModelSpec& spec) {
     const bool norm = name.ends_with("norm.weight");
     const double mean = norm ? 1 : 0;
     const double deviation = norm                  ? 0.1
+                             : rows == 1           ? 0.2
                              : spec.weight_std > 0 ? double{spec.weight_std}
                                                    : 1 / std::sqrt(static_cast<double>(columns));
     std::vector<float> values(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));

@@ -1,4 +1,4 @@
-// Small llama models made of random or given numbers, as complete GGUF files in memory.
+// Small models of the supported families made of random or given numbers, as complete GGUF files in memory.
 // Thread-safety: pure functions of their arguments.
 #pragma once
 
@@ -17,9 +17,11 @@ enum class RopeScaling {
   kNone,
   kLinear,  // metadata: positions divided by rope_factor
   kLlama3,  // tensor rope_freqs.weight: Llama 3.1's rule, with `context` as the original context
+  kYarn,    // metadata: by rope_factor, with a quarter of `context` as the original context
 };
 
 struct RandomModelSpec {
+  std::string architecture = "llama";  // llama, qwen2, qwen3 or gptneox
   int layers = 2;
   int d = 64;
   int heads = 4;
@@ -27,8 +29,13 @@ struct RandomModelSpec {
   int head_dim = 16;
   int rotary = 0;  // rotated dimensions of a head; 0: all of them
   int ffn = 160;
-  int vocab = 320;            // below 260 the byte tokens are cut off: fine for tests that never tokenize
-  std::string dtype = "f32";  // of the matrices: f32, f16, bf16, q8_0 (rows in multiples of 32); norms are always f32
+  int vocab = 320;  // below 260 the byte tokens are cut off: fine for tests that never tokenize
+  // Of the matrices: f32, f16, bf16, q8_0, or another type's name in lower case (its blocks are then random bits of the
+  // spread that was asked for, and no given values). Rows are whole blocks. Norms and biases are always f32.
+  std::string dtype = "f32";
+  bool biases = false;            // of all projections of a llama model, which has none otherwise
+  bool parallel_residual = true;  // of gptneox
+  int sliding_window = 0;         // 0: none
   bool tied = true;
   float rope_base = 10000;
   int context = 256;
@@ -44,7 +51,7 @@ struct RandomModelSpec {
 // Control and byte tokens, then a space, letters, and words of letters and spaces. BOS is 1 and is put in front.
 Vocabulary invented_vocabulary(int size);
 
-// Gives a tensor's values before rounding: rows * columns of them, by rows. Norms have one row.
+// Gives a tensor's values before rounding: rows * columns of them, by rows. Norms and biases have one row.
 using WeightSource = std::function<std::vector<float>(const std::string& name, int rows, int columns)>;
 
 std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights);

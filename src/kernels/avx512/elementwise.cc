@@ -78,9 +78,10 @@ void move_slots_as(const KvPageShape& shape, const std::byte* from, SlotMask fro
 
 }  // namespace
 
-void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum) {
+void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place) {
   const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
   for (int b = 0; b < inputs / kQ8Block; ++b, x += kQ8Block) {
+    const MutableQ8Rows to = place.at(static_cast<std::size_t>(b) * kRowGroup);
     const __m512 x0 = _mm512_loadu_ps(x);
     const __m512 x1 = _mm512_loadu_ps(x + 16);
     const float largest =
@@ -88,19 +89,18 @@ void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std:
     constexpr int kNotFinite = 0x01 | 0x08 | 0x10 | 0x80;  // quiet NaN, the infinities, signalling NaN
     const bool finite = (_mm512_fpclass_ps_mask(x0, kNotFinite) | _mm512_fpclass_ps_mask(x1, kNotFinite)) == 0;
     const __m512 inverse = _mm512_set1_ps(largest >= kQ8Smallest ? 127.0F / largest : 0.0F);
-    const __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
-    const __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
-    std::int8_t* q = q8 + static_cast<std::size_t>(b) * kRowGroup * kQ8Block;
-    if (!finite) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_setzero_si256());
-      scale[b * kRowGroup] = __builtin_nanf("");
-      sum[b * kRowGroup] = 0;
-      continue;
-    }
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtsepi32_epi8(q0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtsepi32_epi8(q1));
-    scale[b * kRowGroup] = largest / 127.0F;
-    sum[b * kRowGroup] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+    const auto all = static_cast<__mmask16>(finite ? 0xffff : 0);
+    const __m512i q0 = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(x0, inverse));
+    const __m512i q1 = _mm512_maskz_cvtps_epi32(all, _mm512_mul_ps(x1, inverse));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.quants), _mm512_cvtsepi32_epi8(q0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.quants + 16), _mm512_cvtsepi32_epi8(q1));
+    const int first = _mm512_reduce_add_epi32(q0);
+    const int second = _mm512_reduce_add_epi32(q1);
+    *to.scale = finite ? largest / 127.0F : __builtin_nanf("");
+    *to.scaled_sum = *to.scale * static_cast<float>(first + second);
+    *to.sum = -128 * (first + second);
+    to.half_sum[0] = -128 * first;
+    to.half_sum[1] = -128 * second;
   }
 }
 
@@ -118,6 +118,26 @@ void rms_norm(const float* x, const float* weight, int n, float eps, float* out)
   }
 }
 
+void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out) {
+  __m512 lanes = _mm512_setzero_ps();
+  for (int i = 0; i < n; i += 16) lanes = _mm512_add_ps(lanes, _mm512_maskz_loadu_ps(tail(n - i), x + i));
+  const __m512 mean = _mm512_set1_ps(sum16(lanes) / static_cast<float>(n));
+  lanes = _mm512_setzero_ps();
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 v = _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, x + i), mean);
+    lanes = _mm512_fmadd_ps(v, v, lanes);
+  }
+  const __m512 inverse = _mm512_set1_ps(1.0F / __builtin_sqrtf(sum16(lanes) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 v = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + i), mean), inverse);
+    _mm512_mask_storeu_ps(out + i, mask,
+                          _mm512_add_ps(_mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, weight + i)),
+                                        _mm512_maskz_loadu_ps(mask, bias + i)));
+  }
+}
+
 void swiglu(const float* gate, const float* up, int n, float* out) {
   const __m512 one = _mm512_set1_ps(1.0F);
   for (int i = 0; i < n; i += 16) {
@@ -125,6 +145,27 @@ void swiglu(const float* gate, const float* up, int n, float* out) {
     const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i);
     const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), g))));
     _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(silu, _mm512_maskz_loadu_ps(mask, up + i)));
+  }
+}
+
+// erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
+void gelu(float* x, int n) {
+  const __m512 one = _mm512_set1_ps(1.0F);
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
+    const __m512 z = _mm512_mul_ps(_mm512_abs_ps(v), _mm512_set1_ps(0.70710678F));
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911F), one));
+    __m512 p = _mm512_set1_ps(1.061405429F);
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027F));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741F));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736F));
+    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592F));
+    const __m512 square = _mm512_mul_ps(z, _mm512_sub_ps(_mm512_setzero_ps(), z));
+    const __m512 tail_area = _mm512_mul_ps(_mm512_mul_ps(p, t), exp16(square));
+    const __mmask16 negative = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 area = _mm512_mask_blend_ps(negative, _mm512_sub_ps(_mm512_set1_ps(2.0F), tail_area), tail_area);
+    _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(0.5F)), area));
   }
 }
 

@@ -9,9 +9,13 @@ namespace kvasir {
 namespace avx512 {
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride);
-void quantize_q8(const float* x, int inputs, std::int8_t* q8, float* scale, std::int32_t* sum);
+void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                      std::size_t out_stride);
+void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place);
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out);
+void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out);
 void swiglu(const float* gate, const float* up, int n, float* out);
+void gelu(float* x, int n);
 void add(float* x, const float* y, int n);
 void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
 void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,

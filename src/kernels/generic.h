@@ -1,0 +1,12 @@
+// Declarations of the generic kernels that have a file of their own. Internal to src/kernels.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace kvasir::generic {
+
+// REQUIRES: quantised weights.
+void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                      std::size_t out_stride);
+
+}  // namespace kvasir::generic

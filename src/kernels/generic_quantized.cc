@@ -1,0 +1,58 @@
+#include <cmath>
+
+#include "kernels/generic.h"
+#include "kernels/quantized.h"
+
+namespace kvasir {
+namespace {
+
+struct Generic {
+  static constexpr int kTileRows = 4;
+
+  [[gnu::always_inline]] static Words shorts(const std::byte* p) {
+    std::uint16_t bits[kPanel];
+    std::memcpy(bits, p, sizeof bits);
+    Words words;
+    for (int o = 0; o < kPanel; ++o) words[o] = bits[o];
+    return words;
+  }
+
+  [[gnu::always_inline]] static Floats halves(const std::byte* p) {
+    const Words bits = shorts(p);
+    Floats floats;
+    for (int o = 0; o < kPanel; ++o) floats[o] = f16_to_f32(static_cast<std::uint16_t>(bits[o]));
+    return floats;
+  }
+
+  // Of codes in every byte, the values they stand for and 128.
+  [[gnu::always_inline]] static Words iq4_values(Words codes) {
+    Words values{};
+    for (int o = 0; o < kPanel; ++o)
+      for (int shift = 0; shift < 32; shift += 8)
+        values[o] |= static_cast<std::uint32_t>(kIq4Values[codes[o] >> shift & 15] + 128) << shift;
+    return values;
+  }
+
+  // start + the products of 4 * kWords inputs.
+  template <int kWords>
+  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
+    for (int g = 0; g < kWords; ++g)
+      for (int k = 0; k < 4; ++k)
+        start += reinterpret_cast<Ints>(byte_of(w[g], k)) * broadcast(static_cast<std::int32_t>(a[g * 4 + k]));
+    return start;
+  }
+
+  [[gnu::always_inline]] static Floats fma(Floats a, Floats b, Floats c) {
+    for (int o = 0; o < kPanel; ++o) c[o] = std::fma(a[o], b[o], c[o]);
+    return c;
+  }
+};
+
+}  // namespace
+
+void generic::quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end,
+                               float* out, std::size_t out_stride) {
+  kvasir::quantized_matmul<Generic>(weights, x, panel_begin, panel_end, out, out_stride);
+}
+
+}  // namespace kvasir

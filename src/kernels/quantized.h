@@ -1,0 +1,420 @@
+// Products with quantised weights, written once over vectors of 16 outputs. Internal to the translation unit that
+// includes it: each table instantiates it with its own instructions (`Isa`), so that no code compiled for one is shared
+// with code that runs without it.
+//
+// An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of 16 outputs
+// each), and what makes weights of them:
+//   kOffset       w = scale * (u - offset)
+//   kMinimum      w = scale * u - minimum
+//   kHalfOffset   as kOffset, with a scale for each half of the part
+//   kHalfMinimum  as kMinimum, with scale and minimum for each half
+// Integer dot products are exact, and the sums of parts are fused multiply-adds in order: all tables give the same
+// bits.
+#pragma once
+
+#include <cstring>
+
+#include "kernels/kernels.h"
+#include "kernels/quantized_layout.h"
+#include "tensor/dequantize.h"
+
+namespace kvasir {
+namespace {
+
+using Words = std::uint32_t __attribute__((vector_size(64)));
+using Ints = std::int32_t __attribute__((vector_size(64)));
+using Floats = float __attribute__((vector_size(64)));
+
+enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
+
+[[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
+  Words words;
+  std::memcpy(&words, p + word * 64, sizeof words);
+  return words;
+}
+
+[[gnu::always_inline]] inline Floats to_floats(Words words) {
+  return __builtin_convertvector(reinterpret_cast<Ints>(words), Floats);
+}
+
+// Byte `index` of every word.
+[[gnu::always_inline]] inline Words byte_of(Words words, int index) {
+  return words >> (8 * index) & 255;
+}
+
+// Sixteen nibbles of two registers' worth each: a block of Q4_0 and its kin.
+[[gnu::always_inline]] inline void nibbles(const std::byte* quants, Words* w) {
+  for (int g = 0; g < 4; ++g) {
+    const Words both = load_words(quants, g);
+    w[g] = both & 0x0f0f0f0f;
+    w[g + 4] = both >> 4 & 0x0f0f0f0f;
+  }
+}
+
+template <DType kType>
+struct Layout {
+  static constexpr const QuantizedLayout& kLayout = *quantized_layout(kType);
+  static constexpr int kParts = kLayout.inputs / kQ8Block;
+
+  explicit Layout(const std::byte* block) : p(block) {}
+  const std::byte* field(std::size_t index) const { return p + kLayout.first_word(index) * 64; }
+  const std::byte* half_field(std::size_t index) const { return p + kLayout.half_offset(index); }
+
+  const std::byte* p;
+};
+
+template <class Isa, DType kType>
+struct Block;
+
+template <class Isa>
+struct Block<Isa, DType::kQ8_0> : Layout<DType::kQ8_0> {
+  static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kOffset = 128;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const {
+    for (int g = 0; g < 8; ++g) w[g] = load_words(this->p, g);
+  }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ4_0> : Layout<DType::kQ4_0> {
+  static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kOffset = 8;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kIQ4_NL> : Layout<DType::kIQ4_NL> {
+  static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kOffset = 128;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const {
+    nibbles(this->p, w);
+    for (int g = 0; g < 8; ++g) w[g] = Isa::iq4_values(w[g]);
+  }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ4_1> : Layout<DType::kQ4_1> {
+  static constexpr Terms kTerms = Terms::kMinimum;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+  [[gnu::always_inline]] Floats minus_minimum(int, int) const { return Isa::halves(this->half_field(1)); }
+};
+
+// Adds the grouped high bits of Q5_0 and Q5_1.
+[[gnu::always_inline]] inline void add_fifth_bits(Words high, Words* w) {
+  for (int g = 0; g < 8; ++g) w[g] |= (g < 4 ? high << (4 - g) : high >> (g - 4)) & 0x10101010;
+}
+
+template <class Isa>
+struct Block<Isa, DType::kQ5_0> : Layout<DType::kQ5_0> {
+  static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kOffset = 16;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const {
+    nibbles(this->field(1), w);
+    add_fifth_bits(load_words(this->p, 0), w);
+  }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ5_1> : Layout<DType::kQ5_1> {
+  static constexpr Terms kTerms = Terms::kMinimum;
+  using Layout::Layout;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const {
+    nibbles(this->field(1), w);
+    add_fifth_bits(load_words(this->p, 0), w);
+  }
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+  [[gnu::always_inline]] Floats minus_minimum(int, int) const { return Isa::halves(this->half_field(1)); }
+};
+
+// The scales and minima of Q4_K and Q5_K: bytes of parts 0 to 3 and 4 to 7.
+template <class Isa, DType kType>
+struct SixBitScales : Layout<kType> {
+  [[gnu::always_inline]] explicit SixBitScales(const std::byte* block) : Layout<kType>(block) {
+    const Words a = load_words(block, 0);
+    const Words b = load_words(block, 1);
+    const Words c = load_words(block, 2);
+    scales[0] = a & 0x3f3f3f3f;
+    scales[1] = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
+    minima[0] = b & 0x3f3f3f3f;
+    minima[1] = (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030);
+    scale_of_scales = Isa::halves(this->half_field(0));
+    scale_of_minima = -Isa::halves(this->half_field(1));
+  }
+  [[gnu::always_inline]] Floats scale(int part, int) const {
+    return scale_of_scales * to_floats(byte_of(scales[part / 4], part % 4));
+  }
+  [[gnu::always_inline]] Floats minus_minimum(int part, int) const {
+    return scale_of_minima * to_floats(byte_of(minima[part / 4], part % 4));
+  }
+
+  Words scales[2], minima[2];
+  Floats scale_of_scales, scale_of_minima;
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ4_K> : SixBitScales<Isa, DType::kQ4_K> {
+  static constexpr Terms kTerms = Terms::kMinimum;
+  using SixBitScales<Isa, DType::kQ4_K>::SixBitScales;
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    const std::byte* quants = this->field(1);
+    for (int g = 0; g < 8; ++g) w[g] = load_words(quants, part / 2 * 8 + g) >> (part % 2 * 4) & 0x0f0f0f0f;
+  }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ5_K> : SixBitScales<Isa, DType::kQ5_K> {
+  static constexpr Terms kTerms = Terms::kMinimum;
+  using SixBitScales<Isa, DType::kQ5_K>::SixBitScales;
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    for (int g = 0; g < 8; ++g) {
+      const Words low = load_words(this->field(2), part / 2 * 8 + g) >> (part % 2 * 4) & 0x0f0f0f0f;
+      const Words high = load_words(this->field(1), g);
+      w[g] = low | ((part < 4 ? high << (4 - part) : high >> (part - 4)) & 0x10101010);
+    }
+  }
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
+  static constexpr Terms kTerms = Terms::kHalfOffset;
+  static constexpr int kOffset = 32;
+  [[gnu::always_inline]] explicit Block(const std::byte* block)
+      : Layout(block), scale_of_scales(Isa::halves(this->half_field(0))) {}
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    for (int g = 0; g < 8; ++g) {
+      const Words low = load_words(this->p, part / 4 * 16 + part % 2 * 8 + g) >> (part / 2 % 2 * 4) & 0x0f0f0f0f;
+      const Words high = load_words(this->field(1), part / 4 * 8 + g) >> (part % 4 * 2) & 0x03030303;
+      w[g] = low | high << 4;
+    }
+  }
+  [[gnu::always_inline]] Floats scale(int part, int half) const {
+    const int index = part * 2 + half;
+    const auto bytes = reinterpret_cast<Ints>(load_words(this->field(2), index / 4));
+    return scale_of_scales * __builtin_convertvector(bytes << (24 - index % 4 * 8) >> 24, Floats);
+  }
+
+  Floats scale_of_scales;
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
+  static constexpr Terms kTerms = Terms::kHalfOffset;
+  static constexpr int kOffset = 4;
+  [[gnu::always_inline]] explicit Block(const std::byte* block)
+      : Layout(block), scale_of_scales(Isa::halves(this->half_field(0))) {
+    const Words a = load_words(this->field(2), 0);
+    const Words b = load_words(this->field(2), 1);
+    const Words c = load_words(this->field(2), 2);
+    scales[0] = (a & 0x0f0f0f0f) | (c & 0x03030303) << 4;
+    scales[1] = (b & 0x0f0f0f0f) | (c >> 2 & 0x03030303) << 4;
+    scales[2] = (a >> 4 & 0x0f0f0f0f) | (c >> 4 & 0x03030303) << 4;
+    scales[3] = (b >> 4 & 0x0f0f0f0f) | (c >> 6 & 0x03030303) << 4;
+  }
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    for (int g = 0; g < 8; ++g) {
+      const Words low = load_words(this->field(1), part / 4 * 8 + g) >> (part % 4 * 2) & 0x03030303;
+      const Words high = load_words(this->p, g) >> part & 0x01010101;
+      w[g] = low | high << 2;
+    }
+  }
+  [[gnu::always_inline]] Floats scale(int part, int half) const {
+    const int index = part * 2 + half;
+    return scale_of_scales * (to_floats(byte_of(scales[index / 4], index % 4)) - 32.0F);
+  }
+
+  Words scales[4];
+  Floats scale_of_scales;
+};
+
+template <class Isa>
+struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
+  static constexpr Terms kTerms = Terms::kHalfMinimum;
+  [[gnu::always_inline]] explicit Block(const std::byte* block)
+      : Layout(block),
+        scale_of_scales(Isa::halves(this->half_field(0))),
+        scale_of_minima(-Isa::halves(this->half_field(1))) {}
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    for (int g = 0; g < 8; ++g) w[g] = load_words(this->field(1), part / 4 * 8 + g) >> (part % 4 * 2) & 0x03030303;
+  }
+  [[gnu::always_inline]] Words both(int part, int half) const {
+    const int index = part * 2 + half;
+    return byte_of(load_words(this->p, index / 4), index % 4);
+  }
+  [[gnu::always_inline]] Floats scale(int part, int half) const {
+    return scale_of_scales * to_floats(both(part, half) & 15);
+  }
+  [[gnu::always_inline]] Floats minus_minimum(int part, int half) const {
+    return scale_of_minima * to_floats(both(part, half) >> 4);
+  }
+
+  Floats scale_of_scales, scale_of_minima;
+};
+
+template <class Isa>
+struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
+  static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kOffset = 128;
+  [[gnu::always_inline]] explicit Block(const std::byte* block)
+      : Layout(block),
+        low_bits(load_words(block, 0)),
+        high_bits(Isa::shorts(this->half_field(1))),
+        scale_of_scales(Isa::halves(this->half_field(0))) {}
+
+  [[gnu::always_inline]] void weights(int part, Words* w) const {
+    nibbles(this->field(1) + part * 4 * 64, w);
+    for (int g = 0; g < 8; ++g) w[g] = Isa::iq4_values(w[g]);
+  }
+  [[gnu::always_inline]] Floats scale(int part, int) const {
+    const Words bits = (low_bits >> (part * 4) & 15) | (high_bits >> (part * 2) & 3) << 4;
+    return scale_of_scales * (to_floats(bits) - 32.0F);
+  }
+
+  Words low_bits, high_bits;
+  Floats scale_of_scales;
+};
+
+[[gnu::always_inline]] inline Ints broadcast(std::int32_t value) {
+  return value - Ints{};
+}
+[[gnu::always_inline]] inline Floats broadcast(float value) {
+  return value - Floats{};
+}
+
+// One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
+template <class Isa, class B>
+[[gnu::always_inline]] inline Floats add_part(const B& block, int part, const Words* w, const Floats* scale,
+                                              const Floats* minus_minimum, const Q8Rows& x, Floats total) {
+  if constexpr (B::kTerms == Terms::kOffset) {
+    constexpr int kShift = __builtin_ctz(128 / B::kOffset);
+    const Ints dot = Isa::template dot<8>(broadcast(*x.sum >> kShift), w, x.quants);
+    return Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
+  } else if constexpr (B::kTerms == Terms::kMinimum) {
+    const Ints dot = Isa::template dot<8>(Ints{}, w, x.quants);
+    total = Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
+    return Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
+  } else {
+    Ints dot[2];
+    for (int half = 0; half < 2; ++half) {
+      Ints start{};
+      if constexpr (B::kTerms == Terms::kHalfOffset)
+        start = broadcast(x.half_sum[half] >> __builtin_ctz(128 / B::kOffset));
+      dot[half] = Isa::template dot<4>(start, w + half * 4, x.quants + half * 16);
+    }
+    Floats sum = __builtin_convertvector(dot[0], Floats) * scale[0];
+    sum = Isa::fma(__builtin_convertvector(dot[1], Floats), scale[1], sum);
+    if constexpr (B::kTerms == Terms::kHalfMinimum)
+      for (int half = 0; half < 2; ++half)
+        sum = Isa::fma(minus_minimum[half], broadcast(static_cast<float>(x.half_sum[half]) * (-1.0F / 128)), sum);
+    return Isa::fma(sum, broadcast(*x.scale), total);
+  }
+  (void)block, (void)part;
+}
+
+// kRows rows of one group against one panel.
+template <class Isa, DType kType, int kRows>
+void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, float* out, std::size_t out_stride) {
+  using B = Block<Isa, kType>;
+  constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
+  const int blocks = weights.inputs / B::kLayout.inputs;
+  const std::byte* p = weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) * kBlockBytes;
+  Floats total[kRows];
+  for (Floats& t : total) t = Floats{};
+  for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
+    const B block(p);
+#pragma GCC unroll 8
+    for (int part = 0; part < B::kParts; ++part) {
+      Words w[8];
+      block.weights(part, w);
+      constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
+      constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
+      Floats scale[2];
+      Floats minus_minimum[2];
+      for (int half = 0; half <= (kHalves ? 1 : 0); ++half) {
+        scale[half] = block.scale(part, half);
+        if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r)
+        total[r] = add_part<Isa>(block, part, w, scale, minus_minimum, x.at(static_cast<std::size_t>(r)), total[r]);
+      x = x.at(kRowGroup);
+    }
+  }
+  const int left = weights.outputs - panel * kPanel;
+  const std::size_t bytes = static_cast<std::size_t>(left < kPanel ? left : kPanel) * sizeof(float);
+  for (int r = 0; r < kRows; ++r)
+    std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel, &total[r], bytes);
+}
+
+// Tiles of kMost rows, then of half as many, until all rows of a group are done.
+template <class Isa, DType kType, int kMost>
+void quantized_rows(const PackedMatrix& weights, int panel, Q8Rows x, int rows, float* out, std::size_t out_stride) {
+  for (; rows >= kMost; rows -= kMost) {
+    quantized_tile<Isa, kType, kMost>(weights, panel, x, out, out_stride);
+    x = x.at(kMost);
+    out += kMost * out_stride;
+  }
+  if constexpr (kMost > 1) {
+    if (rows > 0) quantized_rows<Isa, kType, kMost / 2>(weights, panel, x, rows, out, out_stride);
+  }
+}
+
+template <class Isa, DType kType>
+void quantized_panels(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                      std::size_t out_stride) {
+  const auto blocks = static_cast<std::size_t>(weights.inputs / kQ8Block);
+  for (int panel = panel_begin; panel < panel_end; ++panel)
+    for (int row = 0; row < x.rows; row += kRowGroup)
+      quantized_rows<Isa, kType, Isa::kTileRows>(weights, panel, x.q8.at(static_cast<std::size_t>(row) * blocks),
+                                                 x.rows - row < kRowGroup ? x.rows - row : kRowGroup,
+                                                 out + static_cast<std::size_t>(row) * out_stride, out_stride);
+}
+
+// REQUIRES: quantised weights.
+template <class Isa>
+void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                      std::size_t out_stride) {
+  const auto multiply = [&]<DType kType>() {
+    quantized_panels<Isa, kType>(weights, x, panel_begin, panel_end, out, out_stride);
+  };
+  switch (weights.type) {
+    case DType::kQ4_0: return multiply.template operator()<DType::kQ4_0>();
+    case DType::kQ4_1: return multiply.template operator()<DType::kQ4_1>();
+    case DType::kQ5_0: return multiply.template operator()<DType::kQ5_0>();
+    case DType::kQ5_1: return multiply.template operator()<DType::kQ5_1>();
+    case DType::kQ8_0: return multiply.template operator()<DType::kQ8_0>();
+    case DType::kQ2_K: return multiply.template operator()<DType::kQ2_K>();
+    case DType::kQ3_K: return multiply.template operator()<DType::kQ3_K>();
+    case DType::kQ4_K: return multiply.template operator()<DType::kQ4_K>();
+    case DType::kQ5_K: return multiply.template operator()<DType::kQ5_K>();
+    case DType::kQ6_K: return multiply.template operator()<DType::kQ6_K>();
+    case DType::kIQ4_NL: return multiply.template operator()<DType::kIQ4_NL>();
+    case DType::kIQ4_XS: return multiply.template operator()<DType::kIQ4_XS>();
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16: break;
+  }
+}
+
+}  // namespace
+}  // namespace kvasir

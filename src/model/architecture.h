@@ -1,0 +1,47 @@
+// The model families, as data: what distinguishes one GGUF architecture from another. Adding one that is made of the
+// same parts is a row of a table.
+// Thread-safety: constants.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvasir {
+
+enum class NormKind {
+  kRms,    // RMSNorm; key attention.layer_norm_rms_epsilon
+  kLayer,  // LayerNorm with biases; key attention.layer_norm_epsilon
+};
+
+enum class FeedForward {
+  kSwiGlu,  // down(silu(gate(x)) * up(x)) (Shazeer 2020)
+  kGelu,    // down(gelu(up(x)))
+};
+
+// Which dimensions of a head are rotated together.
+enum class RotaryPairs {
+  kAdjacent,  // 2i and 2i + 1: files of llama models are converted to it
+  kHalves,    // i and i + rotary / 2 (GPT-NeoX)
+};
+
+enum class Presence { kNever, kOptional, kAlways };
+
+struct Architecture {
+  std::string_view name;    // general.architecture, and the prefix of its keys
+  std::string_view covers;  // well-known models
+  NormKind norm = NormKind::kRms;
+  FeedForward feed_forward = FeedForward::kSwiGlu;
+  RotaryPairs pairs = RotaryPairs::kAdjacent;
+  bool fused_qkv = false;  // attn_qkv: the rows of queries, keys, values
+  Presence qkv_bias = Presence::kNever;
+  Presence other_biases = Presence::kNever;  // of attention output and feed-forward
+  Presence qk_norm = Presence::kNever;       // RMSNorm of each head of queries and keys, before the rotation
+  bool parallel_residual = false;            // has the key use_parallel_residual (absent: true)
+};
+
+std::span<const Architecture> architectures();
+const Architecture* find_architecture(std::string_view name);  // nullptr: not supported
+std::string architecture_names();                              // "llama, qwen2, ...", for messages
+
+}  // namespace kvasir

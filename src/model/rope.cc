@@ -1,0 +1,123 @@
+#include "model/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <string>
+
+#include "base/status.h"
+#include "tensor/dtype.h"
+
+namespace kvasir {
+namespace {
+
+// Reads `key`'s number, within [least, most]; `otherwise` where it is absent.
+Result<double> number_or(const gguf::File& file, const std::string& key, double least, double most, double otherwise) {
+  if (file.find(key) == nullptr) return otherwise;
+  KVASIR_ASSIGN_OR_RETURN(const double value, file.get_float(key));
+  if (!(value >= least && value <= most)) return data_loss("{} is {}, outside {} to {}", key, value, least, most);
+  return value;
+}
+
+struct Yarn {
+  double factor = 1;
+  double extrapolation = 1;  // share of the original frequencies among short wavelengths
+  double original_context = 0;
+  double beta_fast = 32;  // rotations over the original context at which a wavelength counts as short
+  double beta_slow = 1;   // and as long
+};
+
+// The pair, as a fraction, that turns `rotations` times over the original context: r = L / wavelength solved for it.
+double pair_of_rotations(const Yarn& yarn, const RotaryEmbedding& rope, double rotations) {
+  return rope.dims * std::log(yarn.original_context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.base));
+}
+
+void apply_yarn(const Yarn& yarn, RotaryEmbedding* rope) {
+  const double low = std::max(0.0, std::floor(pair_of_rotations(yarn, *rope, yarn.beta_fast)));
+  const double high = std::min(rope->dims - 1.0, std::ceil(pair_of_rotations(yarn, *rope, yarn.beta_slow)));
+  for (std::size_t i = 0; i < rope->inverse_frequencies.size(); ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / std::max(0.001, high - low), 0.0, 1.0);
+    const double original = (1 - ramp) * yarn.extrapolation;
+    double& frequency = rope->inverse_frequencies[i];
+    frequency = frequency / yarn.factor * (1 - original) + frequency * original;
+  }
+}
+
+Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_t context, RotaryEmbedding* rope) {
+  Yarn yarn;
+  KVASIR_ASSIGN_OR_RETURN(yarn.factor, number_or(file, scaling + "factor", 1, 1e6, 1));
+  KVASIR_ASSIGN_OR_RETURN(yarn.original_context,
+                          number_or(file, scaling + "original_context_length", 1, 1e12, static_cast<double>(context)));
+  KVASIR_ASSIGN_OR_RETURN(yarn.extrapolation, number_or(file, scaling + "yarn_ext_factor", 0, 1, 1));
+  KVASIR_ASSIGN_OR_RETURN(yarn.beta_fast, number_or(file, scaling + "yarn_beta_fast", 1e-3, 1e6, 32));
+  KVASIR_ASSIGN_OR_RETURN(yarn.beta_slow, number_or(file, scaling + "yarn_beta_slow", 1e-3, 1e6, 1));
+  KVASIR_ASSIGN_OR_RETURN(const double log_multiplier, number_or(file, scaling + "yarn_log_multiplier", -1e6, 1e6, 0));
+  if (log_multiplier != 0)
+    return unsupported("{}yarn_log_multiplier = {}: this variant of YaRN is not supported", scaling, log_multiplier);
+  KVASIR_ASSIGN_OR_RETURN(const double magnitude,
+                          number_or(file, scaling + "yarn_attn_factor", 1e-3, 1e3, 0.1 * std::log(yarn.factor) + 1));
+  KVASIR_ASSIGN_OR_RETURN(const double attention, number_or(file, scaling + "attn_factor", 1e-3, 1e3, 1));
+  rope->magnitude = magnitude * attention;
+  apply_yarn(yarn, rope);
+  return {};
+}
+
+Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std::int64_t context,
+                    RotaryEmbedding* rope) {
+  const std::string scaling = rope_prefix + "scaling.";
+  std::string_view type = "none";
+  std::string factor = scaling + "factor";
+  if (file.find(scaling + "type") != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(type, file.get_string(scaling + "type"));
+  } else if (file.find(rope_prefix + "scale_linear") != nullptr) {
+    type = "linear";
+    factor = rope_prefix + "scale_linear";
+  }
+  if (type == "none" || type == "llama3") return {};  // Llama 3's rule comes as rope_freqs.weight
+  if (type == "yarn") return read_yarn(file, scaling, context, rope);
+  if (type != "linear")
+    return unsupported("RoPE scaling '{}' is not supported; none, linear, yarn and llama3 (frequency factors) are",
+                       type.substr(0, 32));
+  KVASIR_ASSIGN_OR_RETURN(const double divisor, number_or(file, factor, 1e-6, 1e6, 1));
+  for (double& frequency : rope->inverse_frequencies) frequency /= divisor;
+  return {};
+}
+
+Status read_factors(const gguf::File& file, RotaryEmbedding* rope) {
+  const gguf::Tensor* factors = file.find_tensor("rope_freqs.weight");
+  if (factors == nullptr) return {};
+  std::vector<double>& frequencies = rope->inverse_frequencies;
+  if (factors->type != static_cast<std::uint32_t>(DType::kF32) || factors->elements != frequencies.size())
+    return data_loss("rope_freqs.weight must hold {} F32 values, one per rotated pair", frequencies.size());
+  if (factors->bytes.size() != frequencies.size() * sizeof(float)) return {};  // opened for its header alone
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    float factor;
+    std::memcpy(&factor, factors->bytes.data() + i * sizeof factor, sizeof factor);
+    if (!(factor > 0) || !std::isfinite(factor))
+      return data_loss("rope_freqs.weight[{}] is {}, not positive", i, factor);
+    frequencies[i] /= static_cast<double>(factor);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
+                                              std::int64_t context) {
+  const std::string rope_prefix = std::string(prefix) + ".rope.";
+  RotaryEmbedding rope;
+  rope.dims = dims;
+  if (file.find(rope_prefix + "freq_base") != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(rope.base, file.get_float(rope_prefix + "freq_base"));
+    if (!(rope.base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, rope.base);
+  }
+  rope.inverse_frequencies.resize(static_cast<std::size_t>(dims / 2));
+  for (std::size_t i = 0; i < rope.inverse_frequencies.size(); ++i)
+    rope.inverse_frequencies[i] = std::pow(rope.base, -2.0 * static_cast<double>(i) / dims);
+  KVASIR_RETURN_IF_ERROR(read_scaling(file, rope_prefix, context, &rope));
+  KVASIR_RETURN_IF_ERROR(read_factors(file, &rope));
+  return rope;
+}
+
+}  // namespace kvasir

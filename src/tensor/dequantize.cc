@@ -1,0 +1,177 @@
+#include "tensor/dequantize.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace kvasir {
+namespace {
+
+int byte_at(const std::byte* p, int index) {
+  return std::to_integer<int>(p[index]);
+}
+
+float half_at(const std::byte* p, int offset) {
+  std::uint16_t bits;
+  std::memcpy(&bits, p + offset, sizeof bits);
+  return f16_to_f32(bits);
+}
+
+// Nibble i of 16 bytes: the low ones are values 0 to 15, the high ones 16 to 31.
+int nibble(const std::byte* p, int i) {
+  return byte_at(p, i % 16) >> (i / 16 * 4) & 15;
+}
+
+void q4_0(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(nibble(block + 2, i) - 8);
+}
+
+void q4_1(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  const float m = half_at(block, 2);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(nibble(block + 4, i)) + m;
+}
+
+int five_bits(const std::byte* high, const std::byte* low, int i) {
+  return nibble(low, i) | (byte_at(high, i / 8) >> (i % 8) & 1) << 4;
+}
+
+void q5_0(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(five_bits(block + 2, block + 6, i) - 16);
+}
+
+void q5_1(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  const float m = half_at(block, 2);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(five_bits(block + 4, block + 8, i)) + m;
+}
+
+void q8_0(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<std::int8_t>(block[2 + i]));
+}
+
+// Q2_K: 16 parts of 16 values, each with a 4-bit scale and a 4-bit minimum. Two bits a value: 128 values share 32
+// bytes, 32 values a bit pair.
+void q2_k(const std::byte* block, float* out) {
+  const std::byte* quants = block + 16;
+  const float d = half_at(block, 80);
+  const float m = half_at(block, 82);
+  for (int i = 0; i < 256; ++i) {
+    const int scales = byte_at(block, i / 16);
+    const int q = byte_at(quants, i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3;
+    out[i] = d * static_cast<float>(scales & 15) * static_cast<float>(q) - m * static_cast<float>(scales >> 4);
+  }
+}
+
+// Q3_K: 16 parts of 16 values, each with a 6-bit scale less 32: low four bits in the nibbles of bytes 0 to 7, high two
+// in bit pairs of bytes 8 to 11. A value is its two bits less 4 unless its high bit is set.
+int q3_k_scale(const std::byte* scales, int part) {
+  const int low = byte_at(scales, part % 8) >> (part / 8 * 4) & 15;
+  const int high = byte_at(scales, 8 + part % 4) >> (part / 4 * 2) & 3;
+  return (low | high << 4) - 32;
+}
+
+void q3_k(const std::byte* block, float* out) {
+  const std::byte* quants = block + 32;
+  const float d = half_at(block, 108);
+  for (int i = 0; i < 256; ++i) {
+    const int low = byte_at(quants, i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3;
+    const int high = byte_at(block, i % 32) >> (i / 32) & 1;
+    out[i] = d * static_cast<float>(q3_k_scale(block + 96, i / 16)) * static_cast<float>(low - (high != 0 ? 0 : 4));
+  }
+}
+
+// Q4_K and Q5_K: 8 parts of 32 values with 6-bit scales and minima in 12 bytes. Of parts 0 to 3 they are the low six
+// bits of bytes 0 to 3 and 4 to 7; of parts 4 to 7 the nibbles of bytes 8 to 11, and the high bits of the others.
+struct ScaleAndMinimum {
+  float scale;
+  float minimum;
+};
+ScaleAndMinimum six_bits(const std::byte* p, int part) {
+  if (part < 4) return {static_cast<float>(byte_at(p, part) & 63), static_cast<float>(byte_at(p, part + 4) & 63)};
+  const int low = byte_at(p, part + 4);
+  return {static_cast<float>((low & 15) | byte_at(p, part - 4) >> 6 << 4),
+          static_cast<float>(low >> 4 | byte_at(p, part) >> 6 << 4)};
+}
+
+// Parts 2n and 2n + 1 are the low and high nibbles of 32 bytes.
+int k_nibble(const std::byte* quants, int i) {
+  return byte_at(quants, i / 64 * 32 + i % 32) >> (i / 32 % 2 * 4) & 15;
+}
+
+void q4_k(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  const float m = half_at(block, 2);
+  for (int i = 0; i < 256; ++i) {
+    const ScaleAndMinimum part = six_bits(block + 4, i / 32);
+    out[i] = d * part.scale * static_cast<float>(k_nibble(block + 16, i)) - m * part.minimum;
+  }
+}
+
+void q5_k(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  const float m = half_at(block, 2);
+  for (int i = 0; i < 256; ++i) {
+    const ScaleAndMinimum part = six_bits(block + 4, i / 32);
+    const int q = k_nibble(block + 48, i) | (byte_at(block + 16, i % 32) >> (i / 32) & 1) << 4;
+    out[i] = d * part.scale * static_cast<float>(q) - m * part.minimum;
+  }
+}
+
+// Q6_K: 16 parts of 16 values with signed 8-bit scales. Of 128 values, 64 bytes hold the low nibbles (64 values in the
+// low, 64 in the high ones), 32 bytes the high bit pairs.
+void q6_k(const std::byte* block, float* out) {
+  const float d = half_at(block, 208);
+  for (int i = 0; i < 256; ++i) {
+    const int low = byte_at(block, i / 128 * 64 + i % 64) >> (i / 64 % 2 * 4) & 15;
+    const int high = byte_at(block + 128, i / 128 * 32 + i % 32) >> (i / 32 % 4 * 2) & 3;
+    const auto scale = static_cast<std::int8_t>(block[192 + i / 16]);
+    out[i] = d * static_cast<float>(scale) * static_cast<float>((low | high << 4) - 32);
+  }
+}
+
+void iq4_nl(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(kIq4Values[nibble(block + 2, i)]);
+}
+
+// IQ4_XS: 8 parts of 32 values, each with a 6-bit scale less 32: low four bits in nibbles, high two in a 16-bit word.
+void iq4_xs(const std::byte* block, float* out) {
+  const float d = half_at(block, 0);
+  for (int i = 0; i < 256; ++i) {
+    const int part = i / 32;
+    const int low = byte_at(block + 4, part / 2) >> (part % 2 * 4) & 15;
+    const int high = byte_at(block + 2, part / 4) >> (part % 4 * 2) & 3;
+    out[i] = d * static_cast<float>((low | high << 4) - 32) *
+             static_cast<float>(kIq4Values[nibble(block + 8 + part * 16, i % 32)]);
+  }
+}
+
+}  // namespace
+
+void dequantize_block(DType type, const std::byte* block, float* out) {
+  switch (type) {
+    case DType::kQ4_0: return q4_0(block, out);
+    case DType::kQ4_1: return q4_1(block, out);
+    case DType::kQ5_0: return q5_0(block, out);
+    case DType::kQ5_1: return q5_1(block, out);
+    case DType::kQ8_0: return q8_0(block, out);
+    case DType::kQ2_K: return q2_k(block, out);
+    case DType::kQ3_K: return q3_k(block, out);
+    case DType::kQ4_K: return q4_k(block, out);
+    case DType::kQ5_K: return q5_k(block, out);
+    case DType::kQ6_K: return q6_k(block, out);
+    case DType::kIQ4_NL: return iq4_nl(block, out);
+    case DType::kIQ4_XS: return iq4_xs(block, out);
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16: break;
+  }
+  KVASIR_CHECK(false);
+}
+
+}  // namespace kvasir

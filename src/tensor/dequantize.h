@@ -1,0 +1,19 @@
+// The values that blocks of quantised weights stand for, by the published definition of each format (ggml's k-quants
+// and legacy quants).
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstddef>
+
+#include "tensor/dtype.h"
+
+namespace kvasir {
+
+// Writes the dtype_traits(type).block_elements values of one block. Any bytes are a block. REQUIRES: a quantised type.
+void dequantize_block(DType type, const std::byte* block, float* out);
+
+// What the 4-bit codes of IQ4_NL and IQ4_XS stand for, times the scale.
+inline constexpr signed char kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                               1,    13,   25,  38,  53,  69,  89,  113};
+
+}  // namespace kvasir
