@@ -1,15 +1,19 @@
 // kvasir info: what a file holds.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 
 #include "base/status.h"
 #include "cli/command.h"
+#include "engine/loaded_model.h"
+#include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/config.h"
 #include "model/vocabulary_from_gguf.h"
 #include "model/weights.h"
+#include "retention/registry.h"
 #include "tensor/dtype.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -83,6 +87,34 @@ std::string type_name(std::uint32_t type) {
   return traits ? std::string(traits->name) : fmt::format("type {}", type);
 }
 
+// What running it takes, for one sequence as long as the trained context.
+struct Needs {
+  std::uint64_t weights = 0;
+  std::uint64_t kv = 0;
+  std::int64_t tokens = 0;
+  std::uint64_t available = 0;
+
+  bool fit() const { return weights + kv <= available; }
+};
+
+Result<Needs> needs_of(const gguf::File& file) {
+  Needs needs;
+  KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(needs.weights, Weights::plan_bytes(file, config));
+  const EngineOptions defaults;
+  KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, defaults.kv_type, defaults.page_slots));
+  needs.tokens = std::min(config.context, kMostPlannedTokens);
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
+  needs.kv = plan_kv_memory(shape, *full, {needs.tokens, needs.tokens, 0, 1}).bytes;
+  needs.available = available_memory();
+  return needs;
+}
+
+std::string_view memory_verdict(const Needs& needs) {
+  if (needs.fit()) return "fits";
+  return needs.weights < needs.available ? "fits with a policy that keeps less (kvasir plan)" : "too large";
+}
+
 // Whether Kvasir can load it: all that loading checks before it reads weights.
 Status check_model(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
@@ -109,6 +141,7 @@ Status info(const std::string& path, bool tensors, bool json) {
     parameters += tensor.elements;
   }
   const Status runs = check_model(file);
+  const Result<Needs> needs = needs_of(file);
   if (json) {
     // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
     Json::object_t metadata;
@@ -120,9 +153,16 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"parameters", parameters},
              {"runs", runs.ok()},
              {"why_not", runs.message()},
+             {"memory", nullptr},
              {"metadata", nullptr},
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
+    if (needs.ok())
+      out["memory"] = {{"weight_bytes", needs->weights},
+                       {"kv_bytes", needs->kv},
+                       {"kv_tokens", needs->tokens},
+                       {"available_bytes", needs->available},
+                       {"fits", needs->fit()}};
     for (const gguf::Tensor& tensor : file.tensors())
       out["tensors"].push_back({{"name", printable(tensor.name, 200)},
                                 {"type", type_name(tensor.type)},
@@ -134,6 +174,10 @@ Status info(const std::string& path, bool tensors, bool json) {
       fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}{}\n", printable(path, 200),
                   file.version(), human_bytes(file.size_bytes()), file.tensors().size(), parameters,
                   runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
+  if (needs.ok())
+    out += fmt::format("Memory: {} of weights and {} of KV for all {} tokens of its context; {} available: {}\n",
+                       human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens,
+                       human_bytes(needs->available), memory_verdict(*needs));
   if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));

@@ -62,8 +62,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
   if (const std::uint64_t available = available_memory(); weight_bytes > available)
     return exhausted(
-        "the model's weights take {} bytes, but only {} bytes of memory are available; close other programs or use a "
-        "smaller model",
+        "the model's weights take {} bytes, but only {} bytes of memory are available; use a smaller model or one with "
+        "smaller weights (kvasir plan says what each takes), or close other programs",
         weight_bytes, available);
   model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
   KVASIR_ASSIGN_OR_RETURN(model->weights, Weights::load(file, model->config, *model->threads, progress));

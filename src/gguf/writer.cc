@@ -146,10 +146,22 @@ void Writer::add_tensor(std::string_view name, std::uint32_t type, std::vector<s
                         std::span<const std::byte> data) {
   KVASIR_CHECK(std::none_of(tensors_.begin(), tensors_.end(), [&](const Pending& t) { return t.name == name; }));
   KVASIR_CHECK(data.size() == data_bytes(type, dims));
+  KVASIR_CHECK(tensors_.empty() || !tensors_.back().data.empty());
   tensors_.push_back({std::string(name), type, std::move(dims), {data.begin(), data.end()}});
 }
 
-std::vector<std::byte> Writer::finish() const {
+void Writer::declare_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims) {
+  KVASIR_CHECK(std::none_of(tensors_.begin(), tensors_.end(), [&](const Pending& t) { return t.name == name; }));
+  tensors_.push_back({std::string(name), type, std::move(dims), {}});
+}
+
+std::uint64_t Writer::file_bytes() const {
+  std::uint64_t bytes = header().size();
+  for (const Pending& tensor : tensors_) bytes += align_up(data_bytes(tensor.type, tensor.dims));
+  return bytes;
+}
+
+std::vector<std::byte> Writer::header() const {
   std::vector<std::byte> out;
   append(&out, "GGUF", 4);
   append(&out, std::uint32_t{3});
@@ -163,11 +175,17 @@ std::vector<std::byte> Writer::finish() const {
     for (const std::uint64_t dim : tensor.dims) append(&out, dim);
     append(&out, tensor.type);
     append(&out, offset);
-    offset += align_up(tensor.data.size());
+    offset += align_up(data_bytes(tensor.type, tensor.dims));
   }
   if (!tensors_.empty()) out.resize(align_up(out.size()));
+  return out;
+}
+
+std::vector<std::byte> Writer::finish() const {
+  std::vector<std::byte> out = header();
   // The last tensor is padded too: some readers expect the data section to be whole multiples of the alignment.
   for (const Pending& tensor : tensors_) {
+    if (tensor.data.empty()) break;
     append(&out, tensor.data.data(), tensor.data.size());
     out.resize(align_up(out.size()));
   }

@@ -41,8 +41,14 @@ class Writer {
   void add_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims,
                   std::span<const std::byte> data);
 
-  // The whole file, tensors aligned to 32 bytes.
+  // A tensor whose data the caller writes behind what finish() gives, or leaves a hole in a sparse file. REQUIRES: as
+  // add_tensor; no tensor with data is added behind it.
+  void declare_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims);
+
+  // The whole file, tensors aligned to 32 bytes; up to the first declared tensor's data, if there is one.
   std::vector<std::byte> finish() const;
+  // The bytes of the whole file, the data of declared tensors included.
+  std::uint64_t file_bytes() const;
   Status write(const std::string& path) const;
 
  private:
@@ -50,8 +56,9 @@ class Writer {
     std::string name;
     std::uint32_t type;
     std::vector<std::uint64_t> dims;
-    std::vector<std::byte> data;
+    std::vector<std::byte> data;  // empty: declared only
   };
+  std::vector<std::byte> header() const;
   void key(std::string_view key, ValueType type);
   void array(std::string_view key, ValueType type, std::uint64_t count);
   void put(const void* data, std::size_t size);

@@ -1,5 +1,6 @@
 // Memory: predicted, bounded, reported; and all three agree.
 #include "cli/program.h"
+#include "support/engine_fixture.h"
 
 namespace kvasir::test {
 namespace {
@@ -50,6 +51,41 @@ TEST(Memory, PeakIsWhatThePlanSaid) {
     EXPECT_NE(bounded(bytes).err.find("ended by length"), std::string::npos);
     EXPECT_EQ(bounded(bytes - 1).err.find("ended by length"), std::string::npos);
   }
+}
+
+// Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.
+TEST(Memory, FilesLargerThanMemoryAreOpenedAndPlanned) {
+  RandomModelSpec spec;
+  spec.layers = 80;
+  spec.d = 8192;
+  spec.heads = 64;
+  spec.kv_heads = 8;
+  spec.head_dim = 128;
+  spec.ffn = 28672;
+  spec.vocab = 128256;
+  spec.tied = false;
+  spec.dtype = "q8_0";
+  spec.context = 131072;
+  const TemporaryFile file(std::vector<std::byte>{});
+  // Larger than any machine's: layers are added until it is.
+  std::uint64_t memory = 0;
+  do {
+    write_hollow_model(file.path(), spec);
+    const Json info = json_of({"info", file.path(), "--json"});
+    EXPECT_EQ(info["runs"], true) << info["why_not"];
+    EXPECT_GT(info["size_bytes"].get<std::uint64_t>(), std::uint64_t{70'000'000'000});
+    memory = info["memory"]["available_bytes"];
+    EXPECT_EQ(info["memory"]["fits"], false);
+    const Json plan = json_of({"plan", "-m", file.path(), "--json", "--kv", "full"});
+    EXPECT_EQ(plan["weight_bytes"], info["memory"]["weight_bytes"]);
+    EXPECT_EQ(plan["kv_bytes"], info["memory"]["kv_bytes"]);
+    EXPECT_EQ(plan["kv_bytes_per_token"], 2 * 2 * 128 * 8 * spec.layers);
+    if (plan["weight_bytes"].get<std::uint64_t>() > memory) break;
+    spec.layers *= 4;
+  } while (spec.layers <= 4096);
+  const Finished run = run_program({"run", "-m", file.path(), "-p", "x"});
+  EXPECT_EQ(run.exit_code, 1) << run.err;
+  EXPECT_NE(run.err.find("kvasir plan"), std::string::npos) << run.err;
 }
 
 TEST(Memory, DefaultPolicyIsPlannedTheSame) {

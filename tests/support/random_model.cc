@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <numbers>
 #include <random>
@@ -185,7 +186,7 @@ void set_hyper_parameters(gguf::Writer& writer, const RandomModelSpec& spec) {
 class TensorWriter {
  public:
   TensorWriter(gguf::Writer& writer, const RandomModelSpec& spec, const WeightSource& weights)
-      : writer_(writer), type_(file_type(spec.dtype).dtype), weights_(weights) {}
+      : writer_(writer), type_(file_type(spec.dtype).dtype), weights_(weights) {}  // no weights: declares them only
 
   void matrix(const std::string& name, int rows, int columns) {
     KVASIR_CHECK(columns % static_cast<int>(dtype_traits(type_).block_elements) == 0);
@@ -199,6 +200,7 @@ class TensorWriter {
 
  private:
   void add(const std::string& name, DType type, int rows, const std::vector<std::uint64_t>& dims) {
+    if (!weights_) return writer_.declare_tensor(name, static_cast<std::uint32_t>(type), dims);
     const std::vector<float> values = weights_(name, rows, static_cast<int>(dims[0]));
     KVASIR_CHECK(values.size() == static_cast<std::size_t>(rows) * dims[0]);
     writer_.add_tensor(name, static_cast<std::uint32_t>(type), dims, encode(values, type));
@@ -238,9 +240,7 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::st
   tensors.linear(prefix + "ffn_down", spec.d, spec.ffn, other_biases);
 }
 
-}  // namespace
-
-std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights) {
+gguf::Writer write_model(const RandomModelSpec& spec, const WeightSource& weights) {
   KVASIR_CHECK(spec.heads % spec.kv_heads == 0 && spec.head_dim % 2 == 0);
   const FileType type = file_type(spec.dtype);
   gguf::Writer writer;
@@ -258,12 +258,24 @@ std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSourc
   tensors.vector("output_norm.weight", spec.d);
   if (spec.architecture == "gptneox") tensors.vector("output_norm.bias", spec.d);
   if (!spec.tied || spec.architecture == "gptneox") tensors.matrix("output.weight", spec.vocab, spec.d);
-  if (spec.rope_scaling == RopeScaling::kLlama3) {
+  if (spec.rope_scaling == RopeScaling::kLlama3 && weights) {
     writer.add_tensor("rope_freqs.weight", static_cast<std::uint32_t>(DType::kF32),
                       {static_cast<std::uint64_t>(spec.head_dim / 2)},
                       std::as_bytes(std::span<const float>(llama3_frequency_factors(spec))));
   }
-  return writer.finish();
+  return writer;
+}
+
+}  // namespace
+
+std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSource& weights) {
+  return write_model(spec, weights).finish();
+}
+
+void write_hollow_model(const std::string& path, const RandomModelSpec& spec) {
+  const gguf::Writer writer = write_model(spec, {});
+  write_bytes(path, writer.finish());
+  std::filesystem::resize_file(path, writer.file_bytes());
 }
 
 std::vector<std::byte> make_random_model(const RandomModelSpec& spec) {
@@ -281,8 +293,9 @@ std::vector<std::byte> make_random_model(const RandomModelSpec& spec) {
                              : rows == 1           ? 0.2
                              : spec.weight_std > 0 ? double{spec.weight_std}
                                                    : 1 / std::sqrt(static_cast<double>(columns));
+    const double gain = name == "output.weight" ? static_cast<double>(spec.output_gain) : 1;
     std::vector<float> values(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns));
-    for (float& value : values) value = static_cast<float>(mean + deviation * normal());
+    for (float& value : values) value = static_cast<float>(mean + gain * deviation * normal());
     return values;
   });
 }

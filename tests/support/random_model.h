@@ -43,7 +43,8 @@ struct RandomModelSpec {
   float rope_factor = 4;
   float rms_epsilon = 1e-5F;
   std::uint64_t seed = 1;
-  float weight_std = 0;  // of the matrices; 0: 1/sqrt(row length)
+  float weight_std = 0;   // of the matrices; 0: 1/sqrt(row length)
+  float output_gain = 1;  // what the output matrix is larger by: the deviation of the logits
   std::string name = "random";
   std::optional<Vocabulary> vocabulary;  // of `vocab` pieces; none: invented_vocabulary(vocab)
 };
@@ -58,6 +59,10 @@ std::vector<std::byte> make_model(const RandomModelSpec& spec, const WeightSourc
 
 // Normally distributed matrices, norms near 1. The values before rounding do not depend on dtype.
 std::vector<std::byte> make_random_model(const RandomModelSpec& spec);
+
+// A model's file without its weights, which are a hole: any size takes no room on disk. REQUIRES: the file can be
+// written (checked).
+void write_hollow_model(const std::string& path, const RandomModelSpec& spec);
 
 // REQUIRES: the file can be written (checked).
 void write_bytes(const std::string& path, const std::vector<std::byte>& bytes);

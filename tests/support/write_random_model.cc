@@ -1,11 +1,12 @@
-// Writes a llama model of random weights to a file, of any shape: for measuring speed and memory.
+// Writes a model of random weights to a file, of any family and shape: for measuring speed, memory and agreement with
+// other implementations.
 #include <CLI/CLI.hpp>
 
 #include "support/random_model.h"
 
 int main(int argc, char** argv) {
   using namespace kvasir;
-  CLI::App program{"Writes a llama model of random weights; without options, of the shape of Llama 3.2 1B."};
+  CLI::App program{"Writes a model of random weights; without options, of the shape of Llama 3.2 1B."};
   test::RandomModelSpec spec;
   spec.layers = 16;
   spec.d = 2048;
@@ -30,9 +31,28 @@ int main(int argc, char** argv) {
   size("--ffn", spec.ffn);
   size("--vocab", spec.vocab);
   size("--context", spec.context);
-  program.add_option("--dtype", spec.dtype, "Type of the matrices")
+  program.add_option("--architecture", spec.architecture)
       ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0"}));
+      ->check(CLI::IsMember({"llama", "qwen2", "qwen3", "gptneox"}));
+  program.add_option("--rotary", spec.rotary, "Rotated dimensions of a head; 0: all")->capture_default_str();
+  program.add_option("--rope-base", spec.rope_base)->capture_default_str();
+  program.add_option("--sliding-window", spec.sliding_window)->capture_default_str();
+  program
+      .add_option("--output-gain", spec.output_gain, "Deviation of the logits; an output matrix of its own if not 1")
+      ->capture_default_str();
+  std::string scaling = "none";
+  program.add_option("--rope-scaling", scaling)
+      ->capture_default_str()
+      ->check(CLI::IsMember({"none", "linear", "llama3", "yarn"}));
+  program.add_option("--dtype", spec.dtype, "Type of the matrices; quantised ones but q8_0 are random bits")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k",
+                             "q5_k", "q6_k", "iq4_nl", "iq4_xs"}));
   CLI11_PARSE(program, argc, argv);
+  spec.tied = spec.output_gain == 1;
+  spec.rope_scaling = scaling == "linear"   ? test::RopeScaling::kLinear
+                      : scaling == "llama3" ? test::RopeScaling::kLlama3
+                      : scaling == "yarn"   ? test::RopeScaling::kYarn
+                                            : test::RopeScaling::kNone;
   test::write_bytes(path, test::make_random_model(spec));
 }
