@@ -2,12 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include "text/special_tokens.h"
@@ -30,31 +27,6 @@ using Tokens = std::vector<TokenValue>;
 constexpr EncodeOptions kNoSpecial{.add_special = false, .parse_special = false};
 constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
 constexpr TokenValue kByte0 = 3;  // of byte_vocabulary()
-
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-TEST(SpmTokenizer, PublishedVectors) {
-  KVASIR_SHARED_OR_SKIP(path, "vocab/ggml-vocab-llama-spm.gguf");
-  const auto tokenizer = test::tokenizer_of_file(path);
-  ASSERT_NE(tokenizer, nullptr);
-  const std::string separator = "\n__ggml_vocab_test__\n";
-  std::string input = read(path + ".inp");
-  std::istringstream output(read(path + ".out"));
-  int vectors = 0;
-  for (std::string line; std::getline(output, line); ++vectors) {
-    const std::size_t end = input.find(separator);
-    const std::string text = input.substr(0, end);
-    input = end == std::string::npos ? "" : input.substr(end + separator.size());
-    std::istringstream ids(line);
-    const Tokens expected{std::istream_iterator<TokenValue>(ids), {}};
-    EXPECT_EQ(encode(*tokenizer, text, kNoSpecial), expected) << '"' << text << '"';
-    EXPECT_EQ(tokenizer->decode(expected), text);
-  }
-  EXPECT_GT(vectors, 40);
-}
 
 // Llama 2's ids for control tokens and what follows them, as llama.cpp gives them.
 TEST(SpmTokenizer, TextAfterAControlTokenTakesTheSpaceToo) {

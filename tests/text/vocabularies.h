@@ -39,7 +39,7 @@ inline Vocabulary byte_vocabulary() {
 }
 
 inline std::unique_ptr<Tokenizer> tokenizer_of(Vocabulary vocabulary) {
-  auto tokenizer = make_spm_tokenizer(std::move(vocabulary));
+  auto tokenizer = make_tokenizer(std::move(vocabulary));
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   return tokenizer.ok() ? std::move(*tokenizer) : nullptr;
 }

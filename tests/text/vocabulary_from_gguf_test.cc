@@ -86,12 +86,15 @@ TEST(VocabularyFromGguf, KeysOverrideDefaults) {
 }
 
 TEST(VocabularyFromGguf, OtherTokenizersAreUnsupported) {
-  Keys keys;
-  keys.model = "gpt2";
-  const auto vocabulary = read(keys);
-  EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
-  EXPECT_THAT(vocabulary.status().message(), HasSubstr("gpt2"));
-  EXPECT_THAT(vocabulary.status().message(), HasSubstr("llama"));
+  for (const char* model : {"bert", "t5", "rwkv", "gemma4"}) {
+    Keys keys;
+    keys.model = model;
+    const auto vocabulary = read(keys);
+    EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr(model));
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"llama\""));
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"gpt2\""));
+  }
 }
 
 TEST(VocabularyFromGguf, MissingKeysAreNamed) {
