@@ -210,6 +210,25 @@ TEST(SpmTokenizer, SpacePrefixAfterEveryRecognisedToken) {
   EXPECT_EQ(tokenizer_of(vocabulary)->decode(Tokens{space, a}), " a");
 }
 
+// Across the parts of a text too, as if they were written together.
+TEST(SpmTokenizer, TokensMaySwallowTheWhiteSpaceBehindThem) {
+  Vocabulary vocabulary = byte_vocabulary();
+  vocabulary.add_space_prefix = false;
+  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenValue other = add_piece(&vocabulary, "[n]", 0, TokenKind::kUserDefined);
+  vocabulary.strip_after = {mark};
+  const auto tokenizer = tokenizer_of(vocabulary);
+  const TokenValue a = kByte0 + 'a';
+  const TokenValue newline = kByte0 + '\n';
+  EXPECT_THAT(encode(*tokenizer, "a\n[m] \t\u00A0\n\u3000a\n[n]\na", kNoSpecial),
+              ElementsAre(a, newline, mark, a, newline, other, newline, a));
+  EXPECT_THAT(encode(*tokenizer, "[m] \n[m] [n]\n", kNoSpecial), ElementsAre(mark, mark, other, newline));
+  const std::vector<TextSegment> segments = {{"[m]\n", true}, {"\n a\n", false}, {"[m]", true}, {"\n", false}};
+  const auto tokens = tokenizer->encode_segments(segments, false, {});
+  ASSERT_TRUE(tokens.ok());
+  EXPECT_THAT(*tokens, ElementsAre(mark, a, newline, mark));
+}
+
 TEST(SpmTokenizer, InvalidUtf8NamesTheByte) {
   const auto tokenizer = tokenizer_of(byte_vocabulary());
   const std::vector<std::pair<std::string, std::size_t>> texts = {
@@ -251,6 +270,9 @@ TEST(SpmTokenizer, EndsAreEosAndEndOfTurn) {
   EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(5));
   EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(2));
   EXPECT_FALSE(tokenizer_of(vocabulary)->is_end(1));
+  vocabulary.ends = {7, 8};
+  EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(8));
+  EXPECT_FALSE(tokenizer_of(vocabulary)->is_end(9));
 }
 
 TEST(SpmTokenizer, RefusesMalformedVocabularies) {
