@@ -18,7 +18,7 @@ constexpr std::array<std::string_view, 12> kOtherEnds = {
     "<|END_OF_TURN_TOKEN|>",
     "<|EOT|>",
     "<EOT>",
-    "_<EOT>",
+    "\u2581<EOT>",
     "[EOT]",
     "<|return|>",
     "<|call|>",
