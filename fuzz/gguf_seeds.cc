@@ -1,5 +1,5 @@
-// Writes the seeds of gguf_fuzz into the folder named on the command line: small files that together use all of the
-// format, and some that are wrong in one place.
+// Writes the seeds of gguf_fuzz and vocabulary_fuzz into their folders below the one named on the command line: small
+// files that together use all of the format, some that are wrong in one place, and a tokenizer of each kind.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -102,6 +102,41 @@ std::vector<Seed> seeds() {
   return out;
 }
 
+std::vector<std::byte> spm_tokenizer() {
+  Writer writer = small_model();
+  writer.set_string("tokenizer.ggml.model", "llama");
+  return writer.finish();
+}
+
+std::vector<std::byte> bpe_tokenizer(const char* pre) {
+  Writer writer;
+  writer.set_string("tokenizer.ggml.model", "gpt2");
+  writer.set_string("tokenizer.ggml.pre", pre);
+  writer.set_strings("tokenizer.ggml.tokens", {"a", "b", "ab", "\u0120", "\u0120a", "1", "<unk>", "<|im_end|>"});
+  writer.set_int32s("tokenizer.ggml.token_type", {1, 1, 1, 1, 1, 4, 2, 3});
+  writer.set_strings("tokenizer.ggml.merges", {"a b", "\u0120 a"});
+  writer.set_uint32("tokenizer.ggml.unknown_token_id", 6);
+  writer.set_uint32("tokenizer.ggml.eos_token_id", 7);
+  writer.set_bool("tokenizer.ggml.add_bos_token", false);
+  return writer.finish();
+}
+
+std::vector<Seed> vocabulary_seeds() {
+  std::vector<Seed> out;
+  out.push_back({"spm", spm_tokenizer()});
+  for (const char* pre : {"llama-bpe", "falcon", "deepseek-llm"})
+    out.push_back({std::string("bpe_") + pre, bpe_tokenizer(pre)});
+  return out;
+}
+
+Status write_seeds(const std::string& folder, const std::vector<Seed>& all) {
+  for (const Seed& seed : all) {
+    const Status status = write_file(folder + "/" + seed.name + ".gguf", seed.bytes);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
 }  // namespace
 }  // namespace kvasir::gguf
 
@@ -110,12 +145,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: gguf_seeds FOLDER\n");
     return 2;
   }
-  for (const auto& seed : kvasir::gguf::seeds()) {
-    const kvasir::Status status = kvasir::write_file(std::string(argv[1]) + "/" + seed.name + ".gguf", seed.bytes);
-    if (!status.ok()) {
-      std::fprintf(stderr, "gguf_seeds: %s\n", status.message().c_str());
-      return 1;
-    }
+  using namespace kvasir::gguf;
+  const std::string folder = argv[1];
+  for (const auto& status :
+       {write_seeds(folder + "/gguf", seeds()), write_seeds(folder + "/vocabulary", vocabulary_seeds())}) {
+    if (status.ok()) continue;
+    std::fprintf(stderr, "gguf_seeds: %s\n", status.message().c_str());
+    return 1;
   }
   return 0;
 }

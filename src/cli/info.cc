@@ -127,7 +127,7 @@ Status check_model(const gguf::File& file) {
     KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
   }
   KVASIR_RETURN_IF_ERROR(make_chat_template(vocabulary, chat_source).status());
-  return make_spm_tokenizer(std::move(vocabulary)).status();
+  return make_tokenizer(std::move(vocabulary)).status();
 }
 
 Status info(const std::string& path, bool tensors, bool json) {

@@ -25,7 +25,7 @@ struct TokenizeOptions {
 Status tokenize(const TokenizeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_spm_tokenizer(std::move(vocabulary)));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(std::move(vocabulary)));
   std::optional<std::string> text = options.text;
   if (!text) {
     KVASIR_ASSIGN_OR_RETURN(text, read_file("-", std::size_t{1} << 30));

@@ -58,7 +58,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
     KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
   }
   KVASIR_ASSIGN_OR_RETURN(model->chat, make_chat_template(vocabulary, chat_source));
-  KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_spm_tokenizer(std::move(vocabulary)));
+  KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_tokenizer(std::move(vocabulary)));
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
   if (const std::uint64_t available = available_memory(); weight_bytes > available)
     return exhausted(

@@ -1,18 +1,24 @@
 #include "model/vocabulary_from_gguf.h"
 
-#include <algorithm>
+#include <cctype>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "text/end_tokens.h"
+#include "text/pre_tokenizers.h"
 
 namespace kvasir {
 namespace {
+
+constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
+constexpr std::string_view kScores = "tokenizer.ggml.scores";
+constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
 
 // Absent keys are malformed files here, so that no kNotFound of a key reads like a missing file.
 template <class T>
@@ -40,36 +46,114 @@ std::optional<TokenValue> default_id(const Vocabulary& vocabulary, std::size_t i
   return static_cast<TokenValue>(id);
 }
 
-bool looks_like_end_of_turn(std::string_view piece) {
-  static constexpr std::string_view kEnds[] = {"<|end|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>"};
-  return std::find(std::begin(kEnds), std::end(kEnds), piece) != std::end(kEnds);
+Result<TokenizerKind> read_kind(const gguf::File& file) {
+  constexpr std::string_view kModel = "tokenizer.ggml.model";
+  KVASIR_ASSIGN_OR_RETURN(const std::string_view model, required(file.get_string(kModel), kModel));
+  if (model == "llama") return TokenizerKind::kSpm;
+  if (model == "gpt2") return TokenizerKind::kBpe;
+  return unsupported(
+      "the tokenizer \"{}\" ({}) is not supported; Kvasir runs models with \"llama\" (SentencePiece) and \"gpt2\" "
+      "(byte-level BPE)",
+      model, kModel);
 }
 
-Status read_tokens(const gguf::File& file, Vocabulary* vocabulary) {
-  constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
-  constexpr std::string_view kScores = "tokenizer.ggml.scores";
-  constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
+Status check_count(std::string_view key, std::size_t count, std::size_t tokens) {
+  if (count == tokens) return {};
+  return data_loss("{} has {} entries, but {} has {}", key, count, kTokens, tokens);
+}
+
+Status read_pieces(const gguf::File& file, Vocabulary* vocabulary) {
   KVASIR_ASSIGN_OR_RETURN(const auto pieces, required(file.get_strings(kTokens), kTokens));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary->scores, required(file.get_floats(kScores), kScores));
-  KVASIR_ASSIGN_OR_RETURN(const auto types, required(file.get_ints(kTypes), kTypes));
   if (pieces.empty()) return data_loss("{} is empty", kTokens);
   if (pieces.size() > static_cast<std::size_t>(std::numeric_limits<TokenValue>::max())) {
     return data_loss("{} has {} entries, more than an id can number", kTokens, pieces.size());
   }
-  if (vocabulary->scores.size() != pieces.size()) {
-    return data_loss("{} has {} entries, but {} has {}", kScores, vocabulary->scores.size(), kTokens, pieces.size());
-  }
-  if (types.size() != pieces.size()) {
-    return data_loss("{} has {} entries, but {} has {}", kTypes, types.size(), kTokens, pieces.size());
-  }
   vocabulary->pieces.assign(pieces.begin(), pieces.end());
-  vocabulary->kinds.reserve(types.size());
+  return {};
+}
+
+// Byte-level BPE does without.
+Status read_scores(const gguf::File& file, Vocabulary* vocabulary) {
+  if (vocabulary->tokenizer == TokenizerKind::kBpe) {
+    vocabulary->scores.resize(vocabulary->pieces.size());
+    return {};
+  }
+  KVASIR_ASSIGN_OR_RETURN(vocabulary->scores, required(file.get_floats(kScores), kScores));
+  return check_count(kScores, vocabulary->scores.size(), vocabulary->pieces.size());
+}
+
+// Old files with byte-level BPE have no types: all tokens are normal then but those that the file names as special.
+Status read_types(const gguf::File& file, Vocabulary* vocabulary) {
+  vocabulary->kinds.assign(vocabulary->pieces.size(), TokenKind::kNormal);
+  if (vocabulary->tokenizer == TokenizerKind::kBpe && file.find(kTypes) == nullptr) return {};
+  KVASIR_ASSIGN_OR_RETURN(const auto types, required(file.get_ints(kTypes), kTypes));
+  KVASIR_RETURN_IF_ERROR(check_count(kTypes, types.size(), vocabulary->pieces.size()));
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] < static_cast<std::int64_t>(TokenKind::kNormal) ||
         types[i] > static_cast<std::int64_t>(TokenKind::kByte)) {
       return data_loss("{} of token {} is {}; it must be from 1 to 6", kTypes, i, types[i]);
     }
-    vocabulary->kinds.push_back(static_cast<TokenKind>(types[i]));
+    vocabulary->kinds[i] = static_cast<TokenKind>(types[i]);
+  }
+  return {};
+}
+
+Status read_ids(const gguf::File& file, Vocabulary* vocabulary) {
+  const std::size_t size = vocabulary->pieces.size();
+  KVASIR_ASSIGN_OR_RETURN(vocabulary->bos, token_id(file, "tokenizer.ggml.bos_token_id", size));
+  KVASIR_ASSIGN_OR_RETURN(vocabulary->eos, token_id(file, "tokenizer.ggml.eos_token_id", size));
+  KVASIR_ASSIGN_OR_RETURN(vocabulary->eot, token_id(file, "tokenizer.ggml.eot_token_id", size));
+  KVASIR_ASSIGN_OR_RETURN(vocabulary->unknown, token_id(file, "tokenizer.ggml.unknown_token_id", size));
+  KVASIR_ASSIGN_OR_RETURN(const auto eom, token_id(file, "tokenizer.ggml.eom_token_id", size));
+  if (eom) vocabulary->ends.push_back(*eom);
+  if (file.find(kTypes) == nullptr) {
+    for (const auto& id : {vocabulary->bos, vocabulary->eos, vocabulary->eot, eom}) {
+      if (id) vocabulary->kinds[static_cast<std::size_t>(*id)] = TokenKind::kControl;
+    }
+  }
+  const bool spm = vocabulary->tokenizer == TokenizerKind::kSpm;
+  if (!vocabulary->bos) vocabulary->bos = default_id(*vocabulary, spm ? 1 : 11, TokenKind::kControl);
+  if (!vocabulary->eos) vocabulary->eos = default_id(*vocabulary, spm ? 2 : 11, TokenKind::kControl);
+  if (!vocabulary->unknown && spm) vocabulary->unknown = default_id(*vocabulary, 0, TokenKind::kUnknown);
+  return {};
+}
+
+// What only byte-level BPE has. Gives whether it adds BOS by default.
+Result<bool> read_bpe(const gguf::File& file, Vocabulary* vocabulary) {
+  constexpr std::string_view kMerges = "tokenizer.ggml.merges";
+  constexpr std::string_view kPre = "tokenizer.ggml.pre";
+  KVASIR_ASSIGN_OR_RETURN(const auto merges, required(file.get_strings(kMerges), kMerges));
+  vocabulary->merges.assign(merges.begin(), merges.end());
+  vocabulary->pre_tokenizer_assumed = file.find(kPre) == nullptr;
+  vocabulary->pre_tokenizer = kDefaultPreTokenizer;
+  if (!vocabulary->pre_tokenizer_assumed) {
+    KVASIR_ASSIGN_OR_RETURN(vocabulary->pre_tokenizer, file.get_string(kPre));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const PreTokenizer* pre_tokenizer, find_pre_tokenizer(vocabulary->pre_tokenizer));
+  vocabulary->add_space_prefix = false;
+  return pre_tokenizer->add_bos;
+}
+
+Result<std::string> lower_case(const gguf::File& file, std::string_view key) {
+  if (file.find(key) == nullptr) return std::string();
+  KVASIR_ASSIGN_OR_RETURN(const std::string_view value, file.get_string(key));
+  std::string text(value);
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+// The tokens of Phi-3 swallow the white space behind them. Files do not say so; their names tell.
+Status read_strip_after(const gguf::File& file, Vocabulary* vocabulary) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string name, lower_case(file, "general.name"));
+  KVASIR_ASSIGN_OR_RETURN(const std::string architecture, lower_case(file, "general.architecture"));
+  const auto named = [&](std::string_view part) { return name.find(part) != std::string::npos; };
+  if (architecture != "phi3" && !named("phi-3") && !named("phi3")) return {};
+  for (std::size_t i = 0; i < vocabulary->pieces.size(); ++i) {
+    const std::string_view piece = vocabulary->pieces[i];
+    const TokenKind kind = vocabulary->kinds[i];
+    if (kind != TokenKind::kControl && kind != TokenKind::kUserDefined && kind != TokenKind::kUnknown) continue;
+    if (piece == "<unk>" || piece == "<s>" || piece == "<|endoftext|>") continue;
+    vocabulary->strip_after.push_back(static_cast<TokenValue>(i));
   }
   return {};
 }
@@ -77,32 +161,23 @@ Status read_tokens(const gguf::File& file, Vocabulary* vocabulary) {
 }  // namespace
 
 Result<Vocabulary> vocabulary_from_gguf(const gguf::File& file) {
-  constexpr std::string_view kModel = "tokenizer.ggml.model";
-  KVASIR_ASSIGN_OR_RETURN(const std::string_view model, required(file.get_string(kModel), kModel));
-  if (model != "llama") {
-    return unsupported("the tokenizer \"{}\" ({}) is not supported; Kvasir runs models with \"llama\" (SentencePiece)",
-                       model, kModel);
-  }
   Vocabulary vocabulary;
-  KVASIR_RETURN_IF_ERROR(read_tokens(file, &vocabulary));
-  const std::size_t size = vocabulary.pieces.size();
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.bos, token_id(file, "tokenizer.ggml.bos_token_id", size));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.eos, token_id(file, "tokenizer.ggml.eos_token_id", size));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.eot, token_id(file, "tokenizer.ggml.eot_token_id", size));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.unknown, token_id(file, "tokenizer.ggml.unknown_token_id", size));
-  if (!vocabulary.bos) vocabulary.bos = default_id(vocabulary, 1, TokenKind::kControl);
-  if (!vocabulary.eos) vocabulary.eos = default_id(vocabulary, 2, TokenKind::kControl);
-  if (!vocabulary.unknown) vocabulary.unknown = default_id(vocabulary, 0, TokenKind::kUnknown);
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.add_bos,
-                          bool_or(file, "tokenizer.ggml.add_bos_token", vocabulary.bos.has_value()));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.add_eos, bool_or(file, "tokenizer.ggml.add_eos_token", false));
-  KVASIR_ASSIGN_OR_RETURN(vocabulary.add_space_prefix, bool_or(file, "tokenizer.ggml.add_space_prefix", true));
-
-  for (std::size_t i = 0; i < size; ++i) {
-    if (!looks_like_end_of_turn(vocabulary.pieces[i])) continue;
-    vocabulary.kinds[i] = TokenKind::kControl;
-    if (!vocabulary.eot) vocabulary.eot = static_cast<TokenValue>(i);
+  KVASIR_ASSIGN_OR_RETURN(vocabulary.tokenizer, read_kind(file));
+  KVASIR_RETURN_IF_ERROR(read_pieces(file, &vocabulary));
+  KVASIR_RETURN_IF_ERROR(read_scores(file, &vocabulary));
+  KVASIR_RETURN_IF_ERROR(read_types(file, &vocabulary));
+  KVASIR_RETURN_IF_ERROR(read_ids(file, &vocabulary));
+  bool adds_bos = true;
+  if (vocabulary.tokenizer == TokenizerKind::kBpe) {
+    KVASIR_ASSIGN_OR_RETURN(adds_bos, read_bpe(file, &vocabulary));
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(vocabulary.add_space_prefix, bool_or(file, "tokenizer.ggml.add_space_prefix", true));
+    KVASIR_RETURN_IF_ERROR(read_strip_after(file, &vocabulary));
   }
+  KVASIR_ASSIGN_OR_RETURN(vocabulary.add_bos,
+                          bool_or(file, "tokenizer.ggml.add_bos_token", adds_bos && vocabulary.bos.has_value()));
+  KVASIR_ASSIGN_OR_RETURN(vocabulary.add_eos, bool_or(file, "tokenizer.ggml.add_eos_token", false));
+  find_end_tokens(&vocabulary);
   return vocabulary;
 }
 

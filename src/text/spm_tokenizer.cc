@@ -4,28 +4,22 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
+#include "text/pair_merging.h"
 #include "text/special_tokens.h"
+#include "text/token_fragments.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
 namespace kvasir {
 namespace {
 
-constexpr TokenValue kNone = -1;
 constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-
-// REQUIRES: `lead` starts a character of valid UTF-8.
-std::size_t character_length(char lead) {
-  const auto byte = static_cast<unsigned char>(lead);
-  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
-}
 
 // "<0x0A>" -> 10; nullopt for anything else.
 std::optional<std::uint8_t> parse_byte_piece(std::string_view piece) {
@@ -65,7 +59,7 @@ class Adjacency {
   void add_piece(std::string_view piece) {
     std::string_view previous;
     while (!piece.empty()) {
-      const std::string_view current = piece.substr(0, character_length(piece[0]));
+      const std::string_view current = piece.substr(0, utf8_length(piece[0]));
       if (!previous.empty()) add(previous, current);
       previous = current;
       piece.remove_prefix(current.size());
@@ -99,42 +93,15 @@ class Adjacency {
   std::unordered_set<std::uint64_t> others_;
 };
 
-// A stretch of the text: one recognised token, or text still to be merged.
-struct Fragment {
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  TokenValue token = kNone;
-  bool parse_special = false;
-};
-
-struct Symbol {
-  std::uint32_t begin;
-  std::uint32_t size;  // 0: merged into its left neighbour
-  std::int32_t previous;
-  std::int32_t next;
-  TokenValue token;  // kNone for a character not looked up yet
-};
-
-struct Merge {
-  float score;
-  std::int32_t left;
-  std::int32_t right;
-  std::uint32_t size;  // of both together when found; another size since then makes the entry stale
-  TokenValue token;
-};
-
-// The order of a max-heap: best score on top, leftmost first among equals.
-bool merges_later(const Merge& a, const Merge& b) {
-  return a.score < b.score || (a.score == b.score && a.left > b.left);
-}
-
 bool contains(std::span<const TokenValue> tokens, TokenValue token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
 }
 
+using Merger = PairMerger<float>;  // of tokens; kNoToken for a character not looked up yet. Costs are negated scores.
+
 class SpmTokenizer final : public Tokenizer {
  public:
-  explicit SpmTokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) { byte_tokens_.fill(kNone); }
+  explicit SpmTokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) { byte_tokens_.fill(kNoToken); }
   SpmTokenizer(const SpmTokenizer&) = delete;
   SpmTokenizer& operator=(const SpmTokenizer&) = delete;
 
@@ -148,16 +115,11 @@ class SpmTokenizer final : public Tokenizer {
   struct Encoding {  // what one call of encode_segments works on
     std::span<const TokenValue> reserved;
     std::vector<TokenValue> tokens;
-    std::vector<Symbol> symbols;
-    std::vector<Merge> heap;
+    Merger merger;
   };
 
-  Status check_ids() const;
-  std::vector<Fragment> split_off(std::string_view text, std::span<const TokenValue> reserved,
-                                  const std::vector<Fragment>& parts) const;
   void encode_text(std::string_view text, Encoding* encoding) const;
   void merge_run(std::string_view run, Encoding* encoding) const;
-  void find_merge(std::string_view run, std::int32_t left, Encoding* encoding) const;
   void emit_character(std::string_view character, Encoding* encoding) const;
   TokenValue find(std::string_view piece, std::span<const TokenValue> reserved) const;
 
@@ -169,32 +131,8 @@ class SpmTokenizer final : public Tokenizer {
   std::size_t longest_piece_ = 0;
 };
 
-Status SpmTokenizer::check_ids() const {
-  const std::size_t size = vocabulary_.pieces.size();
-  if (size == 0) return data_loss("the vocabulary is empty");
-  if (size > static_cast<std::size_t>(std::numeric_limits<TokenValue>::max())) {
-    return data_loss("the vocabulary has {} tokens, more than an id can number", size);
-  }
-  if (vocabulary_.scores.size() != size || vocabulary_.kinds.size() != size) {
-    return data_loss("the vocabulary has {} tokens, but {} scores and {} token types", size, vocabulary_.scores.size(),
-                     vocabulary_.kinds.size());
-  }
-  const std::pair<const char*, std::optional<TokenValue>> ids[] = {{"BOS", vocabulary_.bos},
-                                                                   {"EOS", vocabulary_.eos},
-                                                                   {"end-of-turn", vocabulary_.eot},
-                                                                   {"unknown", vocabulary_.unknown}};
-  for (const auto& [name, id] : ids) {
-    if (id && (*id < 0 || static_cast<std::size_t>(*id) >= size)) {
-      return data_loss("the {} token is {}, but the vocabulary ends at {}", name, *id, size - 1);
-    }
-  }
-  if (vocabulary_.add_bos && !vocabulary_.bos) return data_loss("BOS is to be added, but the vocabulary names none");
-  if (vocabulary_.add_eos && !vocabulary_.eos) return data_loss("EOS is to be added, but the vocabulary names none");
-  return {};
-}
-
 Status SpmTokenizer::initialize() {
-  KVASIR_RETURN_IF_ERROR(check_ids());
+  KVASIR_RETURN_IF_ERROR(check_vocabulary(vocabulary_));
   for (std::size_t i = 0; i < vocabulary_.pieces.size(); ++i) {
     const std::string_view piece = vocabulary_.pieces[i];
     const auto token = static_cast<TokenValue>(i);
@@ -214,7 +152,7 @@ Status SpmTokenizer::initialize() {
     longest_piece_ = std::max(longest_piece_, piece.size());
   }
   if (!vocabulary_.unknown) {
-    const auto missing = std::find(byte_tokens_.begin(), byte_tokens_.end(), kNone);
+    const auto missing = std::find(byte_tokens_.begin(), byte_tokens_.end(), kNoToken);
     if (missing != byte_tokens_.end()) {
       return data_loss("the vocabulary has neither a token for byte 0x{:02X} nor an unknown token",
                        missing - byte_tokens_.begin());
@@ -227,73 +165,30 @@ Status SpmTokenizer::initialize() {
 Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
                                                               std::span<const TokenValue> reserved,
                                                               bool continues) const {
-  std::size_t total = 0;
-  for (const TextSegment& segment : segments) {
-    if (segment.text.size() > kMaxTextBytes - total) {
-      return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
-    }
-    total += segment.text.size();
-  }
-  std::string text;
-  std::vector<Fragment> fragments;
-  for (const TextSegment& segment : segments) {
-    if (const auto offset = find_invalid_utf8(segment.text)) {
-      return invalid_argument(
-          "the text is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
-          "`iconv -f WINDOWS-1252 -t UTF-8`",
-          text.size() + *offset, static_cast<unsigned char>(segment.text[*offset]));
-    }
-    if (segment.text.empty()) continue;
-    fragments.push_back({text.size(), text.size() + segment.text.size(), kNone, segment.parse_special});
-    text += segment.text;
-  }
-  fragments = split_off(text, reserved, fragments);
-
+  KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(segments, vocabulary_, *special_, reserved));
   Encoding encoding;
   encoding.reserved = reserved;
   if (add_special && vocabulary_.add_bos) encoding.tokens.push_back(*vocabulary_.bos);
   std::string escaped;
-  for (std::size_t i = 0; i < fragments.size();) {
-    if (fragments[i].token != kNone) {
-      encoding.tokens.push_back(fragments[i++].token);
+  for (const Fragment& fragment : fragmented.fragments) {
+    if (fragment.token != kNoToken) {
+      encoding.tokens.push_back(fragment.token);
       continue;
     }
-    // Adjacent texts of different segments are one text. It starts the whole or follows a recognised token: both take
-    // the space, unless the whole continues another text.
-    const std::size_t begin = fragments[i].begin;
-    std::size_t end = begin;
-    for (; i < fragments.size() && fragments[i].token == kNone; ++i) end = fragments[i].end;
-    escaped.assign(vocabulary_.add_space_prefix && !(continues && begin == 0) ? kSpace : "");
-    replace_all(std::string_view(text).substr(begin, end - begin), " ", kSpace, &escaped);
+    // It starts the whole or follows a recognised token: both take the space, unless the whole continues another text.
+    escaped.assign(vocabulary_.add_space_prefix && !(continues && fragment.begin == 0) ? kSpace : "");
+    replace_all(fragmented.text_of(fragment), " ", kSpace, &escaped);
     encode_text(escaped, &encoding);
   }
   if (add_special && vocabulary_.add_eos) encoding.tokens.push_back(*vocabulary_.eos);
   return std::move(encoding.tokens);
 }
 
-std::vector<Fragment> SpmTokenizer::split_off(std::string_view text, std::span<const TokenValue> reserved,
-                                              const std::vector<Fragment>& parts) const {
-  std::vector<Fragment> split;
-  for (const Fragment& part : parts) {
-    const std::string_view part_text = text.substr(part.begin, part.end - part.begin);
-    std::size_t rest = part.begin;
-    for (const SpecialTokens::Place& place : special_->find(part_text, part.parse_special, reserved)) {
-      const std::size_t begin = part.begin + place.begin;
-      const std::size_t end = begin + vocabulary_.pieces[static_cast<std::size_t>(place.token)].size();
-      if (begin > rest) split.push_back({rest, begin, kNone, part.parse_special});
-      split.push_back({begin, end, place.token, part.parse_special});
-      rest = end;
-    }
-    if (rest < part.end) split.push_back({rest, part.end, kNone, part.parse_special});
-  }
-  return split;
-}
-
 void SpmTokenizer::encode_text(std::string_view text, Encoding* encoding) const {
   std::size_t run_begin = 0;
   std::string_view previous;
   for (std::size_t at = 0; at < text.size();) {
-    const std::string_view current = text.substr(at, character_length(text[at]));
+    const std::string_view current = text.substr(at, utf8_length(text[at]));
     if (!previous.empty() && !adjacency_.contains(previous, current)) {
       merge_run(text.substr(run_begin, at - run_begin), encoding);
       run_begin = at;
@@ -305,65 +200,36 @@ void SpmTokenizer::encode_text(std::string_view text, Encoding* encoding) const 
 }
 
 void SpmTokenizer::merge_run(std::string_view run, Encoding* encoding) const {
-  if (run.empty()) return;
-  std::vector<Symbol>& symbols = encoding->symbols;
-  std::vector<Merge>& heap = encoding->heap;
-  symbols.clear();
+  Merger& merger = encoding->merger;
+  merger.clear();
   for (std::size_t at = 0; at < run.size();) {
-    const std::size_t size = character_length(run[at]);
-    const auto index = static_cast<std::int32_t>(symbols.size());
-    symbols.push_back({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size), index - 1, index + 1, kNone});
+    const std::size_t size = utf8_length(run[at]);
+    merger.push(static_cast<std::uint32_t>(size), kNoToken);
     at += size;
   }
-  symbols.back().next = kNone;
-
-  for (std::size_t i = 0; i + 1 < symbols.size(); ++i) find_merge(run, static_cast<std::int32_t>(i), encoding);
-  while (!heap.empty()) {
-    const Merge merge = heap.front();
-    std::pop_heap(heap.begin(), heap.end(), merges_later);
-    heap.pop_back();
-    Symbol& left = symbols[static_cast<std::size_t>(merge.left)];
-    Symbol& right = symbols[static_cast<std::size_t>(merge.right)];
-    if (left.size == 0 || right.size == 0 || left.size + right.size != merge.size) continue;
-    left.size = merge.size;
-    left.token = merge.token;
-    left.next = right.next;
-    right.size = 0;
-    if (left.next != kNone) symbols[static_cast<std::size_t>(left.next)].previous = merge.left;
-    if (left.previous != kNone) find_merge(run, left.previous, encoding);
-    find_merge(run, merge.left, encoding);
-  }
-
-  for (std::int32_t i = 0; i != kNone; i = symbols[static_cast<std::size_t>(i)].next) {
-    const Symbol& symbol = symbols[static_cast<std::size_t>(i)];
-    if (symbol.token != kNone) {
-      encoding->tokens.push_back(symbol.token);
+  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<Merger::Union> {
+    if (left.size + right.size > longest_piece_) return std::nullopt;
+    const TokenValue token = find(run.substr(left.begin, left.size + right.size), encoding->reserved);
+    if (token == kNoToken) return std::nullopt;
+    return Merger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
+  });
+  merger.for_each([&](const MergeSymbol& symbol) {
+    if (symbol.value != kNoToken) {
+      encoding->tokens.push_back(symbol.value);
     } else {
       emit_character(run.substr(symbol.begin, symbol.size), encoding);
     }
-  }
-}
-
-// Puts the merge of symbol `left` with the one after it on the heap, if there is one.
-void SpmTokenizer::find_merge(std::string_view run, std::int32_t left, Encoding* encoding) const {
-  const Symbol& first = encoding->symbols[static_cast<std::size_t>(left)];
-  if (first.next == kNone) return;
-  const std::uint32_t size = first.size + encoding->symbols[static_cast<std::size_t>(first.next)].size;
-  if (size > longest_piece_) return;
-  const TokenValue token = find(run.substr(first.begin, size), encoding->reserved);
-  if (token == kNone) return;
-  encoding->heap.push_back({vocabulary_.scores[static_cast<std::size_t>(token)], left, first.next, size, token});
-  std::push_heap(encoding->heap.begin(), encoding->heap.end(), merges_later);
+  });
 }
 
 void SpmTokenizer::emit_character(std::string_view character, Encoding* encoding) const {
   const TokenValue token = find(character, encoding->reserved);
-  if (token != kNone) {
+  if (token != kNoToken) {
     encoding->tokens.push_back(token);
     return;
   }
   const auto byte_token = [&](char c) { return byte_tokens_[static_cast<unsigned char>(c)]; };
-  if (std::any_of(character.begin(), character.end(), [&](char c) { return byte_token(c) == kNone; })) {
+  if (std::any_of(character.begin(), character.end(), [&](char c) { return byte_token(c) == kNoToken; })) {
     encoding->tokens.push_back(*vocabulary_.unknown);
     return;
   }
@@ -372,7 +238,7 @@ void SpmTokenizer::emit_character(std::string_view character, Encoding* encoding
 
 TokenValue SpmTokenizer::find(std::string_view piece, std::span<const TokenValue> reserved) const {
   const auto found = pieces_.find(piece);
-  return found == pieces_.end() || contains(reserved, found->second) ? kNone : found->second;
+  return found == pieces_.end() || contains(reserved, found->second) ? kNoToken : found->second;
 }
 
 std::string SpmTokenizer::bytes_of(TokenValue token, bool special) const {

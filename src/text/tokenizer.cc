@@ -1,5 +1,8 @@
 #include "text/tokenizer.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/status.h"
 
 namespace kvasir {
@@ -22,7 +25,14 @@ std::string Tokenizer::decode(std::span<const TokenValue> tokens, bool special) 
 }
 
 bool Tokenizer::is_end(TokenValue token) const {
-  return token == vocabulary().eos || token == vocabulary().eot;
+  const std::vector<TokenValue>& ends = vocabulary().ends;
+  return token == vocabulary().eos || token == vocabulary().eot ||
+         std::find(ends.begin(), ends.end(), token) != ends.end();
+}
+
+Result<std::unique_ptr<Tokenizer>> make_tokenizer(Vocabulary vocabulary) {
+  const bool bpe = vocabulary.tokenizer == TokenizerKind::kBpe;
+  return bpe ? make_bpe_tokenizer(std::move(vocabulary)) : make_spm_tokenizer(std::move(vocabulary));
 }
 
 }  // namespace kvasir

@@ -34,7 +34,8 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8, and if it is longer than kMaxTextBytes.
+  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8 or has a byte that the vocabulary cannot
+  // express, and if it is longer than kMaxTextBytes; kResourceExhausted if there is no memory.
   Result<std::vector<TokenValue>> encode(std::string_view text, const EncodeOptions& options) const;
 
   // Encodes one text given in parts: pieces may span parts as if they were written together, recognised tokens may
@@ -49,10 +50,11 @@ class Tokenizer {
   virtual std::string bytes_of(TokenValue token, bool special = false) const = 0;
 
   // The text of a whole sequence: bytes_of each, less the spaces that encode() puts where it starts a text: at the
-  // front and after a control or user-defined token. The inverse of encode().
+  // front and after a control or user-defined token. The inverse of encode(), but for white space that the vocabulary's
+  // `strip_after` swallowed.
   std::string decode(std::span<const TokenValue> tokens, bool special = false) const;
 
-  // True for EOS and end-of-turn tokens: generation stops there.
+  // True for what the vocabulary names as EOS, end of turn or another end: generation stops there.
   bool is_end(TokenValue token) const;
 
   virtual const Vocabulary& vocabulary() const = 0;
@@ -64,6 +66,17 @@ class Tokenizer {
 // and byte tokens are never the result of a merge. Errors: kDataLoss for ids out of range, malformed byte tokens, bytes
 // missing without an unknown token, BOS or EOS to be added but not named.
 Result<std::unique_ptr<Tokenizer>> make_spm_tokenizer(Vocabulary vocabulary);
+
+// Byte-level BPE (GGUF's tokenizer.ggml.model = "gpt2"): the vocabulary's pre-tokenizer cuts the text into words; in
+// each, start from single bytes and apply the merge that stands first in the list, leftmost first, until none applies.
+// What has no token then falls back to the tokens of its bytes, and these to the unknown token, if there is one that is
+// no control token; otherwise encoding fails (kInvalidArgument) and names the byte. Control and unknown tokens are
+// never the result of a merge. Errors: kUnsupported for an unknown pre-tokenizer; kDataLoss for ids out of range,
+// malformed merges, BOS or EOS to be added but not named.
+Result<std::unique_ptr<Tokenizer>> make_bpe_tokenizer(Vocabulary vocabulary);
+
+// The one of the vocabulary's kind.
+Result<std::unique_ptr<Tokenizer>> make_tokenizer(Vocabulary vocabulary);
 
 // Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, replaces
 // bytes that can never become valid by U+FFFD.

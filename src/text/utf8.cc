@@ -2,6 +2,9 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/check.h"
 
 namespace kvasir {
@@ -21,6 +24,20 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
     offset += static_cast<std::size_t>(length);
   }
   return std::nullopt;
+}
+
+std::size_t white_space_prefix(std::string_view text) {
+  static constexpr std::string_view kWhiteSpace[] = {
+      "\t",     "\n",     "\v",     "\f",     "\r",     " ",      "\u0085", "\u00A0", "\u1680",
+      "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006", "\u2007", "\u2008",
+      "\u2009", "\u200A", "\u2028", "\u2029", "\u202F", "\u205F", "\u3000"};
+  std::size_t length = 0;
+  while (length < text.size()) {
+    const std::string_view character = text.substr(length, utf8_length(text[length]));
+    if (std::find(std::begin(kWhiteSpace), std::end(kWhiteSpace), character) == std::end(kWhiteSpace)) break;
+    length += character.size();
+  }
+  return length;
 }
 
 Utf8Unit first_utf8_unit(std::string_view bytes) {

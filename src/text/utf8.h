@@ -11,6 +11,15 @@ namespace kvasir {
 // The offset of the first byte that is no part of valid UTF-8; nullopt if there is none.
 std::optional<std::size_t> find_invalid_utf8(std::string_view text);
 
+// The length in bytes of the character that starts with `lead`. REQUIRES: it starts one of valid UTF-8.
+inline std::size_t utf8_length(char lead) {
+  const auto byte = static_cast<unsigned char>(lead);
+  return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+}
+
+// The bytes of white space (Unicode's White_Space) that `text` starts with. REQUIRES: valid UTF-8.
+std::size_t white_space_prefix(std::string_view text);
+
 struct Utf8Unit {
   enum class Kind { kComplete, kIncomplete, kInvalid };
   Kind kind;

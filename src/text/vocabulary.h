@@ -6,9 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "kvasir/status.h"
+
 namespace kvasir {
 
 using TokenValue = std::int32_t;  // an index into the vocabulary; the model's "token id"
+
+inline constexpr TokenValue kNoToken = -1;
 
 // Numbered as in GGUF's tokenizer.ggml.token_type.
 enum class TokenKind : std::uint8_t {
@@ -20,17 +24,31 @@ enum class TokenKind : std::uint8_t {
   kByte = 6,  // "<0x0A>"
 };
 
+enum class TokenizerKind : std::uint8_t {
+  kSpm,  // SentencePiece BPE; GGUF's tokenizer.ggml.model = "llama"
+  kBpe,  // byte-level BPE; "gpt2"
+};
+
 struct Vocabulary {
-  std::vector<std::string> pieces;  // as in the file: SPM writes a space as U+2581
-  std::vector<float> scores;        // same length; SPM merges the best score first
-  std::vector<TokenKind> kinds;     // same length
+  TokenizerKind tokenizer = TokenizerKind::kSpm;
+  std::vector<std::string> pieces;     // as in the file: SPM writes a space as U+2581, BPE as text/byte_alphabet.h says
+  std::vector<float> scores;           // same length; SPM merges the best score first
+  std::vector<TokenKind> kinds;        // same length
+  std::vector<std::string> merges;     // BPE: two pieces with a space between; the first is merged first
+  std::string pre_tokenizer;           // BPE: a name of text/pre_tokenizers.h
+  bool pre_tokenizer_assumed = false;  // the file names none
   std::optional<TokenValue> bos;
   std::optional<TokenValue> eos;
   std::optional<TokenValue> eot;  // end of turn, where a model has one beside eos
   std::optional<TokenValue> unknown;
+  std::vector<TokenValue> ends;         // what ends generation beside eos and eot
+  std::vector<TokenValue> strip_after;  // tokens that swallow the white space behind them
   bool add_bos = true;
   bool add_eos = false;
-  bool add_space_prefix = true;
+  bool add_space_prefix = true;  // SPM only
 };
+
+// Errors: kDataLoss if the lists disagree in length, an id is out of range, or BOS or EOS is to be added but not named.
+Status check_vocabulary(const Vocabulary& vocabulary);
 
 }  // namespace kvasir

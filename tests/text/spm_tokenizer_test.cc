@@ -2,12 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <random>
-#include <sstream>
 #include <utility>
 
 #include "text/special_tokens.h"
@@ -30,31 +27,6 @@ using Tokens = std::vector<TokenValue>;
 constexpr EncodeOptions kNoSpecial{.add_special = false, .parse_special = false};
 constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
 constexpr TokenValue kByte0 = 3;  // of byte_vocabulary()
-
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-TEST(SpmTokenizer, PublishedVectors) {
-  KVASIR_SHARED_OR_SKIP(path, "vocab/ggml-vocab-llama-spm.gguf");
-  const auto tokenizer = test::tokenizer_of_file(path);
-  ASSERT_NE(tokenizer, nullptr);
-  const std::string separator = "\n__ggml_vocab_test__\n";
-  std::string input = read(path + ".inp");
-  std::istringstream output(read(path + ".out"));
-  int vectors = 0;
-  for (std::string line; std::getline(output, line); ++vectors) {
-    const std::size_t end = input.find(separator);
-    const std::string text = input.substr(0, end);
-    input = end == std::string::npos ? "" : input.substr(end + separator.size());
-    std::istringstream ids(line);
-    const Tokens expected{std::istream_iterator<TokenValue>(ids), {}};
-    EXPECT_EQ(encode(*tokenizer, text, kNoSpecial), expected) << '"' << text << '"';
-    EXPECT_EQ(tokenizer->decode(expected), text);
-  }
-  EXPECT_GT(vectors, 40);
-}
 
 // Llama 2's ids for control tokens and what follows them, as llama.cpp gives them.
 TEST(SpmTokenizer, TextAfterAControlTokenTakesTheSpaceToo) {
@@ -238,6 +210,25 @@ TEST(SpmTokenizer, SpacePrefixAfterEveryRecognisedToken) {
   EXPECT_EQ(tokenizer_of(vocabulary)->decode(Tokens{space, a}), " a");
 }
 
+// Across the parts of a text too, as if they were written together.
+TEST(SpmTokenizer, TokensMaySwallowTheWhiteSpaceBehindThem) {
+  Vocabulary vocabulary = byte_vocabulary();
+  vocabulary.add_space_prefix = false;
+  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenValue other = add_piece(&vocabulary, "[n]", 0, TokenKind::kUserDefined);
+  vocabulary.strip_after = {mark};
+  const auto tokenizer = tokenizer_of(vocabulary);
+  const TokenValue a = kByte0 + 'a';
+  const TokenValue newline = kByte0 + '\n';
+  EXPECT_THAT(encode(*tokenizer, "a\n[m] \t\u00A0\n\u3000a\n[n]\na", kNoSpecial),
+              ElementsAre(a, newline, mark, a, newline, other, newline, a));
+  EXPECT_THAT(encode(*tokenizer, "[m] \n[m] [n]\n", kNoSpecial), ElementsAre(mark, mark, other, newline));
+  const std::vector<TextSegment> segments = {{"[m]\n", true}, {"\n a\n", false}, {"[m]", true}, {"\n", false}};
+  const auto tokens = tokenizer->encode_segments(segments, false, {});
+  ASSERT_TRUE(tokens.ok());
+  EXPECT_THAT(*tokens, ElementsAre(mark, a, newline, mark));
+}
+
 TEST(SpmTokenizer, InvalidUtf8NamesTheByte) {
   const auto tokenizer = tokenizer_of(byte_vocabulary());
   const std::vector<std::pair<std::string, std::size_t>> texts = {
@@ -279,6 +270,9 @@ TEST(SpmTokenizer, EndsAreEosAndEndOfTurn) {
   EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(5));
   EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(2));
   EXPECT_FALSE(tokenizer_of(vocabulary)->is_end(1));
+  vocabulary.ends = {7, 8};
+  EXPECT_TRUE(tokenizer_of(vocabulary)->is_end(8));
+  EXPECT_FALSE(tokenizer_of(vocabulary)->is_end(9));
 }
 
 TEST(SpmTokenizer, RefusesMalformedVocabularies) {

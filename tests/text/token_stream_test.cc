@@ -111,6 +111,13 @@ TEST(TokenStream, StripsOneSpaceWhereATextStarts) {
   EXPECT_EQ(continuation.push(word), " w");
 }
 
+TEST(Utf8, WhiteSpaceAtTheStart) {
+  EXPECT_EQ(white_space_prefix(""), 0U);
+  EXPECT_EQ(white_space_prefix("a "), 0U);
+  EXPECT_EQ(white_space_prefix(" \t\n\v\f\r\u0085\u2029\u3000a"), 14U);
+  EXPECT_EQ(white_space_prefix(" \u200B"), 1U);
+}
+
 TEST(Utf8, ValidatesAsTheUnitsDo) {
   std::mt19937 random(3);
   const unsigned char bytes[] = {0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2,

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <string>
@@ -12,6 +13,7 @@
 #include "gguf/reader.h"
 #include "model/vocabulary_from_gguf.h"
 #include "support/shared_data.h"
+#include "text/byte_alphabet.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::test {
@@ -38,8 +40,25 @@ inline Vocabulary byte_vocabulary() {
   return vocabulary;
 }
 
+// Byte-level BPE of GPT-2 without merges: the bytes are 0 to 255, <|endoftext|> 256.
+inline Vocabulary bpe_vocabulary(std::string pre_tokenizer = "gpt-2") {
+  Vocabulary vocabulary;
+  vocabulary.tokenizer = TokenizerKind::kBpe;
+  vocabulary.pre_tokenizer = std::move(pre_tokenizer);
+  for (int byte = 0; byte < 256; ++byte) add_piece(&vocabulary, byte_to_piece(static_cast<std::uint8_t>(byte)));
+  vocabulary.eos = add_piece(&vocabulary, "<|endoftext|>", 0, TokenKind::kControl);
+  vocabulary.add_bos = false;
+  return vocabulary;
+}
+
+// Adds a merge of two pieces and, as a token, what it makes of them.
+inline TokenValue add_merge(Vocabulary* vocabulary, const std::string& left, const std::string& right) {
+  vocabulary->merges.push_back(left + " " + right);
+  return add_piece(vocabulary, left + right);
+}
+
 inline std::unique_ptr<Tokenizer> tokenizer_of(Vocabulary vocabulary) {
-  auto tokenizer = make_spm_tokenizer(std::move(vocabulary));
+  auto tokenizer = make_tokenizer(std::move(vocabulary));
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
   return tokenizer.ok() ? std::move(*tokenizer) : nullptr;
 }

@@ -86,12 +86,15 @@ TEST(VocabularyFromGguf, KeysOverrideDefaults) {
 }
 
 TEST(VocabularyFromGguf, OtherTokenizersAreUnsupported) {
-  Keys keys;
-  keys.model = "gpt2";
-  const auto vocabulary = read(keys);
-  EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
-  EXPECT_THAT(vocabulary.status().message(), HasSubstr("gpt2"));
-  EXPECT_THAT(vocabulary.status().message(), HasSubstr("llama"));
+  for (const char* model : {"bert", "t5", "rwkv", "gemma4"}) {
+    Keys keys;
+    keys.model = model;
+    const auto vocabulary = read(keys);
+    EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr(model));
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"llama\""));
+    EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"gpt2\""));
+  }
 }
 
 TEST(VocabularyFromGguf, MissingKeysAreNamed) {
@@ -130,6 +133,140 @@ TEST(VocabularyFromGguf, LengthsAndRangesAreChecked) {
   EXPECT_THAT(
       data_loss_message({}, [](gguf::Writer* writer) { writer->set_string("tokenizer.ggml.add_bos_token", "x"); }),
       HasSubstr("tokenizer.ggml.add_bos_token"));
+}
+
+Keys bpe_keys() {
+  Keys keys;
+  keys.model = "gpt2";
+  keys.tokens = {"a", "b", "ab", "<|bos|>", "<|endoftext|>"};
+  keys.scores.clear();
+  keys.types = {1, 1, 1, 3, 1};
+  return keys;
+}
+
+// The keys, with one merge and the pre-tokenizer if it has a name.
+Result<Vocabulary> read_bpe(const Keys& keys, const char* pre, const std::function<void(gguf::Writer*)>& more = {}) {
+  return read(keys, [&](gguf::Writer* writer) {
+    writer->set_strings("tokenizer.ggml.merges", {"a b"});
+    if (pre != nullptr) writer->set_string("tokenizer.ggml.pre", pre);
+    if (more) more(writer);
+  });
+}
+
+TEST(VocabularyFromGguf, DefaultsOfBpe) {
+  const auto vocabulary = read_bpe(bpe_keys(), "qwen2");
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
+  EXPECT_EQ(vocabulary->tokenizer, TokenizerKind::kBpe);
+  EXPECT_EQ(vocabulary->merges, std::vector<std::string>{"a b"});
+  EXPECT_EQ(vocabulary->pre_tokenizer, "qwen2");
+  EXPECT_FALSE(vocabulary->pre_tokenizer_assumed);
+  EXPECT_EQ(vocabulary->scores.size(), 5U);
+  EXPECT_FALSE(vocabulary->bos || vocabulary->eos || vocabulary->eot || vocabulary->unknown);
+  EXPECT_FALSE(vocabulary->add_bos || vocabulary->add_eos || vocabulary->add_space_prefix);
+  EXPECT_EQ(vocabulary->ends, std::vector<TokenValue>{4});
+  EXPECT_EQ(vocabulary->kinds[4], TokenKind::kControl);
+}
+
+TEST(VocabularyFromGguf, BpeTakesTokenElevenForBosAndEosIfItIsAControlToken) {
+  Keys keys = bpe_keys();
+  for (int i = 5; i < 12; ++i) {
+    keys.tokens.push_back("t" + std::to_string(i));
+    keys.types.push_back(1);
+  }
+  EXPECT_FALSE(read_bpe(keys, "falcon")->eos);
+  keys.types[11] = 3;
+  EXPECT_EQ(read_bpe(keys, "falcon")->bos, 11);
+  EXPECT_EQ(read_bpe(keys, "falcon")->eos, 11);
+}
+
+TEST(VocabularyFromGguf, ThePreTokenizerTellsWhetherBosIsAdded) {
+  const auto with_bos = [](gguf::Writer* writer) { writer->set_uint32("tokenizer.ggml.bos_token_id", 3); };
+  EXPECT_TRUE(read_bpe(bpe_keys(), "llama-bpe", with_bos)->add_bos);
+  EXPECT_FALSE(read_bpe(bpe_keys(), "llama-bpe")->add_bos);
+  EXPECT_FALSE(read_bpe(bpe_keys(), "qwen2", with_bos)->add_bos);
+  const auto refused = read_bpe(bpe_keys(), "llama-bpe", [&](gguf::Writer* writer) {
+    with_bos(writer);
+    writer->set_bool("tokenizer.ggml.add_bos_token", false);
+  });
+  EXPECT_FALSE(refused->add_bos);
+}
+
+TEST(VocabularyFromGguf, WithoutAPreTokenizerGpt2sIsAssumed) {
+  const auto vocabulary = read_bpe(bpe_keys(), nullptr);
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
+  EXPECT_EQ(vocabulary->pre_tokenizer, "gpt-2");
+  EXPECT_TRUE(vocabulary->pre_tokenizer_assumed);
+}
+
+TEST(VocabularyFromGguf, UnknownPreTokenizersAreUnsupported) {
+  const auto vocabulary = read_bpe(bpe_keys(), "nonesuch");
+  EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"nonesuch\" (tokenizer.ggml.pre)"));
+  EXPECT_THAT(vocabulary.status().message(), HasSubstr("llama-bpe"));
+}
+
+TEST(VocabularyFromGguf, OldBpeFilesHaveNoTokenTypes) {
+  Keys keys = bpe_keys();
+  keys.types.clear();
+  const auto vocabulary = read_bpe(keys, nullptr, [](gguf::Writer* writer) {
+    writer->set_uint32("tokenizer.ggml.bos_token_id", 3);
+    writer->set_uint32("tokenizer.ggml.eos_token_id", 3);
+  });
+  ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
+  const std::vector<TokenKind> kinds = {TokenKind::kNormal, TokenKind::kNormal, TokenKind::kNormal, TokenKind::kControl,
+                                        TokenKind::kControl};
+  EXPECT_EQ(vocabulary->kinds, kinds);
+}
+
+TEST(VocabularyFromGguf, MalformedBpeIsNamed) {
+  EXPECT_THAT(data_loss_message(bpe_keys()), HasSubstr("tokenizer.ggml.merges is missing"));
+  EXPECT_THAT(
+      data_loss_message(bpe_keys(), [](gguf::Writer* writer) { writer->set_string("tokenizer.ggml.merges", "a b"); }),
+      HasSubstr("tokenizer.ggml.merges"));
+  Keys keys = bpe_keys();
+  keys.types.pop_back();
+  EXPECT_THAT(data_loss_message(keys), HasSubstr("tokenizer.ggml.token_type has 4 entries"));
+  const auto far =
+      read_bpe(bpe_keys(), "qwen2", [](gguf::Writer* writer) { writer->set_uint32("tokenizer.ggml.eom_token_id", 5); });
+  EXPECT_THAT(far.status().message(), HasSubstr("tokenizer.ggml.eom_token_id is 5"));
+  const auto number =
+      read_bpe(bpe_keys(), nullptr, [](gguf::Writer* writer) { writer->set_uint32("tokenizer.ggml.pre", 5); });
+  EXPECT_EQ(number.status().code(), StatusCode::kDataLoss);
+}
+
+TEST(VocabularyFromGguf, EndsAreKnownByHowTheyAreWritten) {
+  Keys keys = bpe_keys();
+  keys.tokens = {"<|eot_id|>", "<|eom_id|>", "<\uFF5Cend\u2581of\u2581sentence\uFF5C>", "</s>", "<|im_end|>"};
+  keys.types = {1, 3, 4, 3, 3};
+  const auto vocabulary = read_bpe(keys, "qwen2");
+  ASSERT_TRUE(vocabulary.ok());
+  EXPECT_EQ(vocabulary->ends, (std::vector<TokenValue>{0, 1, 2, 4}));  // </s> only where it is EOS
+  EXPECT_EQ(vocabulary->eot, 0);
+  EXPECT_EQ(vocabulary->kinds, std::vector<TokenKind>(5, TokenKind::kControl));
+}
+
+// Where an answer has parts, <|end|> ends one of them.
+TEST(VocabularyFromGguf, EndsOfPartsAreNoEnds) {
+  Keys keys = bpe_keys();
+  keys.tokens = {"<|end|>", "<|return|>", "<|call|>", "a", "b"};
+  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenValue>{1, 2}));
+  EXPECT_FALSE(read_bpe(keys, "gpt-4o")->eot);
+  keys.tokens[1] = "c";
+  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenValue>{0, 2}));
+}
+
+TEST(VocabularyFromGguf, TokensOfPhi3SwallowWhiteSpace) {
+  const auto strip_after = [](const char* key, const char* value) {
+    Keys keys;
+    keys.tokens = {"<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>"};
+    keys.types = {2, 3, 4, 3, 3};
+    return read(keys, [&](gguf::Writer* writer) { writer->set_string(key, value); })->strip_after;
+  };
+  const std::vector<TokenValue> expected = {2, 4};
+  EXPECT_EQ(strip_after("general.name", "Phi-3 mini"), expected);
+  EXPECT_EQ(strip_after("general.name", "phi3"), expected);
+  EXPECT_EQ(strip_after("general.architecture", "phi3"), expected);
+  EXPECT_EQ(strip_after("general.name", "Llama"), std::vector<TokenValue>());
 }
 
 TEST(VocabularyFromGguf, BundledModel) {

@@ -1,0 +1,38 @@
+// Takes a text apart into the tokens that are recognised whole in it and the stretches between them: what every
+// tokenizer does before its own work.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvasir/status.h"
+#include "text/special_tokens.h"
+#include "text/tokenizer.h"
+#include "text/vocabulary.h"
+
+namespace kvasir {
+
+struct Fragment {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  TokenValue token = kNoToken;  // kNoToken: plain text, still to be encoded
+};
+
+struct FragmentedText {
+  std::string text;  // of all segments
+  // From left to right; plain ones never touch. White space that a token of `strip_after` swallowed is in none.
+  std::vector<Fragment> fragments;
+
+  std::string_view text_of(const Fragment& fragment) const {
+    return std::string_view(text).substr(fragment.begin, fragment.end - fragment.begin);
+  }
+};
+
+// `reserved`, and the text's errors: as Tokenizer::encode_segments(). `special`: of the same vocabulary.
+Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
+                                     const SpecialTokens& special, std::span<const TokenValue> reserved);
+
+}  // namespace kvasir
