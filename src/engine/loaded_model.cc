@@ -57,7 +57,10 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   if (file.find("tokenizer.chat_template") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
   }
+  if (!options.chat_template.empty()) chat_source = options.chat_template;
   KVASIR_ASSIGN_OR_RETURN(model->chat, make_chat_template(vocabulary, chat_source));
+  model->chat_template_unknown = !chat_source.empty() && !model->chat->recognised();
+  if (!vocabulary.eot) vocabulary.eot = model->chat->end_token();
   KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_spm_tokenizer(std::move(vocabulary)));
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
   if (const std::uint64_t available = available_memory(); weight_bytes > available)
