@@ -7,11 +7,11 @@
 #include "base/status.h"
 #include "cli/command.h"
 #include "gguf/reader.h"
+#include "model/chat_template_from_gguf.h"
 #include "model/config.h"
 #include "model/vocabulary_from_gguf.h"
 #include "model/weights.h"
 #include "tensor/dtype.h"
-#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {
@@ -90,12 +90,16 @@ Status check_model(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
   if (vocabulary.pieces.size() != static_cast<std::size_t>(config.vocabulary))
     return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), config.vocabulary);
-  std::string_view chat_source;
-  if (file.find("tokenizer.chat_template") != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
-  }
-  KVASIR_RETURN_IF_ERROR(make_chat_template(vocabulary, chat_source).status());
+  KVASIR_RETURN_IF_ERROR(chat_template_from_gguf(file, vocabulary).status());
   return make_spm_tokenizer(std::move(vocabulary)).status();
+}
+
+// nullptr where the vocabulary is not known.
+std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file) {
+  const auto vocabulary = vocabulary_from_gguf(file);
+  if (!vocabulary.ok()) return nullptr;
+  auto chat = chat_template_from_gguf(file, *vocabulary);
+  return chat.ok() ? std::move(*chat) : nullptr;
 }
 
 Status info(const std::string& path, bool tensors, bool json) {
@@ -109,6 +113,7 @@ Status info(const std::string& path, bool tensors, bool json) {
     parameters += tensor.elements;
   }
   const Status runs = check_model(file);
+  const std::unique_ptr<ChatTemplate> chat = chat_template_of(file);
   if (json) {
     // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
     Json::object_t metadata;
@@ -120,6 +125,8 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"parameters", parameters},
              {"runs", runs.ok()},
              {"why_not", runs.message()},
+             {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
+             {"chat_template_unknown", chat && chat->stands_in()},
              {"metadata", nullptr},
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
@@ -134,6 +141,9 @@ Status info(const std::string& path, bool tensors, bool json) {
       fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}{}\n", printable(path, 200),
                   file.version(), human_bytes(file.size_bytes()), file.tensors().size(), parameters,
                   runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
+  if (chat)
+    out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
+                       chat->name());
   if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));

@@ -438,11 +438,11 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
 class EngineImpl final : public Engine {
  public:
   explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
-    summary_ = {model_->config.name,          model_->config.architecture,
-                model_->config.context,       model_->config.vocabulary,
-                model_->weights->bytes,       std::string(model_->kernels->name),
-                model_->threads->threads(),   std::string(model_->chat->name()),
-                model_->chat_template_unknown};
+    summary_ = {model_->config.name,        model_->config.architecture,
+                model_->config.context,     model_->config.vocabulary,
+                model_->weights->bytes,     std::string(model_->kernels->name),
+                model_->threads->threads(), std::string(model_->chat->name()),
+                model_->chat->stands_in()};
   }
 
   const ModelSummary& model() const override { return summary_; }

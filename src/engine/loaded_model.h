@@ -26,7 +26,6 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat;
-  bool chat_template_unknown = false;  // there is a template, and `chat` is not it
   std::unique_ptr<Weights> weights;
   std::unique_ptr<Transformer> transformer;
 };

@@ -102,8 +102,8 @@ std::string ChatPrompt::text() const {
   return text;
 }
 
-ChatTemplate::ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool recognised)
-    : format_(std::move(format)), recognised_(recognised) {
+ChatTemplate::ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool stands_in)
+    : format_(std::move(format)), stands_in_(stands_in) {
   const std::string& after = format_.assistant.after;
   const std::size_t end = format_.end.empty() ? 0 : after.find(format_.end);
   KVASIR_CHECK(end != std::string::npos);
@@ -140,11 +140,11 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
   if (!source.empty())
     format = recognise_template(
         source, {piece_of(vocabulary, vocabulary.bos), piece_of(vocabulary, vocabulary.eos), date_text(now)});
-  const bool recognised = format.has_value();
+  const bool stands_in = !source.empty() && !format;
   if (!format) format = marker_format(vocabulary);
   if (!format) format = chatml_format(vocabulary);
   if (!format) format = plain_format();
-  return std::make_unique<ChatTemplate>(std::move(*format), vocabulary, recognised);
+  return std::make_unique<ChatTemplate>(std::move(*format), vocabulary, stands_in);
 }
 
 Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start,

@@ -36,11 +36,11 @@ struct ChatPrompt {
 
 class ChatTemplate {
  public:
-  // `recognised`: whether the format is that of the model's own template.
-  ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool recognised);
+  // `stands_in`: for a template that was not recognised.
+  ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool stands_in);
 
   std::string_view name() const { return format_.name; }
-  bool recognised() const { return recognised_; }
+  bool stands_in() const { return stands_in_; }
 
   // A whole conversation, as the model's template writes it, character by character. `open_answer`: end with the start
   // of an assistant message, for the model to continue (the template's add_generation_prompt).
@@ -80,13 +80,13 @@ class ChatTemplate {
   void reserve(const Vocabulary& vocabulary);
 
   ChatFormat format_;
-  bool recognised_;
+  bool stands_in_;
   Closing closing_;
   std::optional<TokenValue> end_token_;
 };
 
-// The template for a model. `source`: the file's tokenizer.chat_template, or empty. If it is not recognised, then the
-// first of these that the vocabulary has the tokens for takes its place, as name() and recognised() tell:
+// The template for a model. `source`: the file's tokenizer.chat_template, or empty. If it is empty or not recognised,
+// the first of these that the vocabulary has the tokens for takes its place:
 //   markers  <|user|>...<|end|><|assistant|>       with all three; <|system|> too if it is there
 //   chatml   <|im_start|>user\n...<|im_end|>\n     with both
 //   plain    User: ...\nAssistant:

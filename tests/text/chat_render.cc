@@ -56,7 +56,7 @@ int main() {
   const auto chat =
       make_chat_template(vocabulary, input["template"].get<std::string>(), input["now"].get<std::time_t>());
   KVASIR_CHECK(chat.ok());
-  Json output = {{"name", (*chat)->name()}, {"recognised", (*chat)->recognised()}};
+  Json output = {{"name", (*chat)->name()}, {"recognised", !(*chat)->stands_in()}};
   for (const Json& talk : input["talks"]) {
     std::vector<ChatMessage> messages;
     for (const Json& message : talk["messages"]) messages.push_back({message["role"], message["content"]});
