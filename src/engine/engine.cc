@@ -112,6 +112,7 @@ class SessionImpl final : public Session {
                                        const std::function<bool(std::string_view)>& on_text);
   Ending ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const;
   void note_answer(std::string_view text);
+  bool in_text() const;
   bool context_ends_with(std::string_view text) const;
   Result<bool> template_ended_with(const std::string& text) const;
   Result<std::string> missing_end() const;
@@ -283,11 +284,7 @@ Result<std::vector<TokenValue>> SessionImpl::encode_message(ChatPrompt message, 
   const bool start = runner_->sequence().next_id() == 0;
   const ChatTemplate::Closing& closing = model_->chat->closing();
   std::vector<TextSegment>& segments = message.segments;
-  if (fills) {
-    const TokenKind newest = model_->tokenizer->vocabulary().kinds[static_cast<std::size_t>(history_.back())];
-    const bool after_mark = newest == TokenKind::kControl || newest == TokenKind::kUserDefined;
-    return encode_chat(*model_->tokenizer, message, false, !after_mark);
-  }
+  if (fills) return encode_chat(*model_->tokenizer, message, false, in_text());
   if (last_.kind == Ending::Kind::kEndToken) {
     segments.insert(segments.begin(), {closing.after, closing.control});
     KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, false));
@@ -303,7 +300,14 @@ Result<std::vector<TokenValue>> SessionImpl::encode_message(ChatPrompt message, 
       segments.insert(segments.begin(), {std::move(missing), closing.control});
     }
   }
-  return encode_chat(*model_->tokenizer, message, start, !start);
+  return encode_chat(*model_->tokenizer, message, start, in_text());
+}
+
+// Whether the context ends in the midst of a text, rather than with a mark, which starts a new one.
+bool SessionImpl::in_text() const {
+  if (history_.empty()) return false;
+  const TokenKind newest = model_->tokenizer->vocabulary().kinds[static_cast<std::size_t>(history_.back())];
+  return newest != TokenKind::kControl && newest != TokenKind::kUserDefined;
 }
 
 // What the context lacks of what closes a message.
