@@ -135,6 +135,7 @@ class GeneralReader {
       if (!read_default(text)) return false;
       in_loop_ = true;
     }
+    if (cursor_.take("{%set content=message.content%}")) content_ = "content";
     if (!read_fold() || !read_body()) return false;
     if (cursor_.take("{%if loop.last and add_generation_prompt%}{{'*'}}{%endif%}", {&format_.open})) opened_ = true;
     return cursor_.take("{%endfor%}");
@@ -147,7 +148,7 @@ class GeneralReader {
             "%}{%else%}{%set content=message.content%}{%endif%}",
             {&format_.fold_before, &format_.fold_after}))
       return true;
-    if (!split_ || strip_system_) return false;
+    if (!split_ || strip_system_ || content_ == "content") return false;
     content_ = "content";
     format_.system_place = SystemPlace::kFirstUser;
     folded_ = true;
@@ -159,6 +160,11 @@ class GeneralReader {
                      "message.role=='assistant'%}")) {
       skips_first_ = true;
       return read_named_body() && cursor_.take("{%endif%}");
+    }
+    if (cursor_.take("{%if message.role=='user' or message.role=='system' and not loop.first%}")) {
+      skips_first_ = true;
+      return read_named_body() && cursor_.take("{%elif message.role=='assistant'%}") && read_assistant_apart() &&
+             cursor_.take("{%endif%}");
     }
     if (cursor_.take("{%set content=")) return read_stored_body();
     if (cursor_.take("{%if message.role=='assistant'%}{%set role='*'%}{%else%}{%set role=message.role%}{%endif%}",
@@ -176,6 +182,15 @@ class GeneralReader {
     return false;
   }
 
+  bool read_assistant_apart() {
+    if (!cursor_.take("{{")) return false;
+    auto terms = cursor_.take_terms();
+    if (!terms || !cursor_.take("}}")) return false;
+    const auto form = form_around(with_role(std::move(*terms), "assistant"), content_, names_);
+    if (form) format_.assistant = *form;
+    return form.has_value();
+  }
+
   // The same, with BOS before the first.
   bool read_stored_body() {
     auto terms = cursor_.take_terms();
@@ -189,11 +204,11 @@ class GeneralReader {
     for (TemplateTerm& term : terms)
       if (!term.literal && term.text == "role" && !assistant_name_.empty()) term.text = "message.role";
     const std::string assistant = assistant_name_.empty() ? "assistant" : assistant_name_;
-    const auto user = form_around(with_role(terms, "user"), "message.content", names_);
+    const auto user = form_around(with_role(terms, "user"), content_, names_);
     if (!user) return false;
     format_.user = *user;
-    format_.assistant = *form_around(with_role(terms, assistant), "message.content", names_);
-    format_.late_system = *form_around(with_role(terms, "system"), "message.content", names_);
+    format_.assistant = *form_around(with_role(terms, assistant), content_, names_);
+    format_.late_system = *form_around(with_role(terms, "system"), content_, names_);
     has_system_form_ = true;
     return true;
   }
@@ -333,6 +348,19 @@ constexpr std::string_view kImLoop =
     "{{'<|im_start|>'+message.role+'\n'+message.content+'<|im_end|>\n'}}"
     "{%elif message.role=='assistant'%}{%set content=message.content%}";
 
+// The two ways to take the thoughts of an answer from it.
+constexpr std::string_view kThoughtsApart =
+    "{%set reasoning_content=''%}{%if '</think>' in message.content%}"
+    "{%set content=message.content.split('</think>')[-1].lstrip('\n')%}{%set reasoning_content="
+    "message.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n')%}{%endif%}";
+constexpr std::string_view kImLoopWithThoughtsApart =
+    "{%for message in messages%}{%set content=message.content%}"
+    "{%if message.role=='user' or message.role=='system' and not loop.first%}"
+    "{{'<|im_start|>'+message.role+'\n'+content+'<|im_end|>\n'}}"
+    "{%elif message.role=='assistant'%}{%set reasoning_content=''%}{%if '</think>' in content%}"
+    "{%set reasoning_content=content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n')%}"
+    "{%set content=content.split('</think>')[-1].lstrip('\n')%}{%endif%}";
+
 ChatFormat im_format() {
   ChatFormat format;
   format.system = format.late_system = {"<|im_start|>system\n", "<|im_end|>\n"};
@@ -360,10 +388,7 @@ std::optional<ChatFormat> read_qwen3(std::string_view text, const TemplateNames&
                    "{%if ns.multi_step_tool and message.role=='user' and not(message.content.startswith("
                    "'<tool_response>') and message.content.endswith('</tool_response>'))%}"
                    "{%set ns.multi_step_tool=false%}{%set ns.last_query_index=index%}{%endif%}{%endfor%}") ||
-      !cursor.take(kImLoop) ||
-      !cursor.take("{%set reasoning_content=''%}{%if '</think>' in message.content%}"
-                   "{%set content=message.content.split('</think>')[-1].lstrip('\n')%}{%set reasoning_content="
-                   "message.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n')%}{%endif%}") ||
+      (!cursor.take(kImLoopWithThoughtsApart) && (!cursor.take(kImLoop) || !cursor.take(kThoughtsApart))) ||
       !cursor.take("{%if loop.index0>ns.last_query_index%}{%if loop.last or not loop.last and reasoning_content%}"
                    "{{'<|im_start|>'+message.role+'\n<think>\n'+reasoning_content.strip('\n')+'\n</think>\n\n'+"
                    "content.lstrip('\n')}}{%else%}{{'<|im_start|>'+message.role+'\n'+content}}{%endif%}{%else%}"
