@@ -77,23 +77,45 @@ class GeneralReader {
       return true;
     }
     if (cursor_.take("{{")) return read_leading_system();
+    bool sliced = false;
+    bool named = false;
     for (;;) {
       if (cursor_.take("{%set loop_messages=messages[1:]%}")) {
         loop_ = "loop_messages";
-      } else if (cursor_.take("{%set messages=messages[1:]%}")) {
+        sliced = true;
+      } else if (named && cursor_.take("{%set messages=messages[1:]%}")) {
         loop_ = "messages";
+        sliced = true;
       } else if (cursor_.take("{%set system_message=messages[0].content|trim%}")) {
-        strip_system_ = true;
-      } else if (!cursor_.take("{%set system_message=messages[0].content%}")) {
+        strip_system_ = named = true;
+      } else if (cursor_.take("{%set system_message=messages[0].content%}")) {
+        strip_system_ = false;
+        named = true;
+      } else {
         break;
       }
-      split_ = true;
     }
-    if (cursor_.take("{%else%}"))
-      while (cursor_.take("{%set loop_messages=messages%}") || cursor_.take("{%set system_message=false%}") ||
-             cursor_.take("{%set system_message=''%}")) {
+    split_ = sliced && named && read_no_system() && cursor_.take("{%endif%}");
+    return split_;
+  }
+
+  // What is done without one.
+  bool read_no_system() {
+    bool same = loop_ == "messages";
+    if (cursor_.take("{%else%}")) {
+      for (;;) {
+        if (cursor_.take("{%set loop_messages=messages%}")) {
+          same = true;
+        } else if (cursor_.take("{%set system_message=false%}")) {
+          no_system_ = "false";
+        } else if (cursor_.take("{%set system_message=''%}")) {
+          no_system_ = "''";
+        } else {
+          break;
+        }
       }
-    return split_ && cursor_.take("{%endif%}");
+    }
+    return same;
   }
 
   bool read_leading_system() {
@@ -107,7 +129,7 @@ class GeneralReader {
 
   // A system message that is written whether there is one or not, with dates in it.
   bool read_dated_header() {
-    if (!split_ || !cursor_.take("{{")) return false;
+    if (!split_ || no_system_ != "''" || !cursor_.take("{{")) return false;
     auto terms = cursor_.take_terms();
     if (!terms || !cursor_.take("}}")) return false;
     for (TemplateTerm& term : *terms)
@@ -148,7 +170,7 @@ class GeneralReader {
             "%}{%else%}{%set content=message.content%}{%endif%}",
             {&format_.fold_before, &format_.fold_after}))
       return true;
-    if (!split_ || strip_system_ || content_ == "content") return false;
+    if (!split_ || no_system_ != "false" || strip_system_ || content_ == "content") return false;
     content_ = "content";
     format_.system_place = SystemPlace::kFirstUser;
     folded_ = true;
@@ -177,7 +199,8 @@ class GeneralReader {
   bool read_named_body() {
     const CanonicalCursor before = cursor_;
     if (cursor_.take("{{"))
-      if (auto terms = cursor_.take_terms(); terms && cursor_.take("}}")) return take_named_forms(std::move(*terms));
+      if (auto terms = cursor_.take_terms(); terms && cursor_.take("}}") && take_named_forms(std::move(*terms)))
+        return true;
     cursor_ = before;
     return false;
   }
@@ -269,7 +292,7 @@ class GeneralReader {
     std::string before;
     std::string between;
     std::string after;
-    if (!split_ || strip_system_ ||
+    if (!split_ || !no_system_.empty() || strip_system_ ||
         !cursor_.take("{{'*'+system_message+'*'+message.content+'*'}}{%else%}", {&before, &between, &after}) ||
         !read_output(&format_.user) || !cursor_.take("{%endif%}"))
       return false;
@@ -330,6 +353,7 @@ class GeneralReader {
   std::optional<ChatForm> leading_;     // a system message written before the loop
   std::optional<std::string> default_;  // or a literal one instead
   bool split_ = false;                  // the system message is taken out of the messages
+  std::string no_system_;               // what system_message is without one, if it is defined
   bool strip_system_ = false;
   bool skips_first_ = false;  // the loop passes over it
   bool in_loop_ = false;      // the literal one is written there

@@ -33,6 +33,11 @@ bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
+bool is_name(std::string_view text) {
+  return !text.empty() && is_letter(text[0]) &&
+         std::all_of(text.begin(), text.end(), [](char c) { return is_letter(c) || is_digit(c); });
+}
+
 void strip_right(std::string_view* text, std::string_view characters) {
   text->remove_suffix(text->size() - (text->find_last_not_of(characters) + 1));
 }
@@ -195,7 +200,8 @@ Tokens join_words(Tokens tokens) {
     if (tokens[i].is_sign(".") && i + 1 < tokens.size() && tokens[i + 1].kind == Token::Kind::kWord) {
       reach(std::move(tokens[++i].text));
     } else if (after_value && tokens[i].is_sign("[") && i + 2 < tokens.size() &&
-               tokens[i + 1].kind == Token::Kind::kLiteral && tokens[i + 2].is_sign("]")) {
+               tokens[i + 1].kind == Token::Kind::kLiteral && is_name(tokens[i + 1].text) &&
+               tokens[i + 2].is_sign("]")) {
       reach(std::move(tokens[i + 1].text));
       i += 2;
     } else {
