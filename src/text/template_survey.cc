@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -438,17 +439,16 @@ class Pruner {
   struct Frame {
     bool branches;  // if, or for
     bool outer_dead;
-    bool opened;                       // some branch under a condition was kept
-    bool settled;                      // some branch is always taken, if no earlier one is
-    std::vector<std::string> earlier;  // what earlier branches took
+    bool opened;                    // some branch under a condition was kept
+    bool settled;                   // some branch is always taken, if no earlier one is
+    std::set<std::string> earlier;  // what earlier branches took
   };
 
   // A branch of an if; true if its head stays.
   bool enter(Item* item) {
     Frame& frame = frames_.back();
     const Condition condition = ConditionReader({item->tokens.begin() + 1, item->tokens.end()}).read();
-    const bool taken_before =
-        std::find(frame.earlier.begin(), frame.earlier.end(), condition.text) != frame.earlier.end();
+    const bool taken_before = frame.earlier.contains(condition.text);
     dead_ = frame.outer_dead || frame.settled || condition.verdict == Verdict::kNever ||
             (condition.verdict == Verdict::kOpen && taken_before);
     if (dead_) return false;
@@ -457,8 +457,8 @@ class Pruner {
       item->tokens = {{Token::Kind::kWord, "else"}};
       return frame.opened;
     }
-    frame.earlier.insert(frame.earlier.end(), condition.alternatives.begin(), condition.alternatives.end());
-    frame.earlier.push_back(condition.text);
+    frame.earlier.insert(condition.alternatives.begin(), condition.alternatives.end());
+    frame.earlier.insert(condition.text);
     item->tokens = {{Token::Kind::kWord, std::exchange(frame.opened, true) ? "elif" : "if"},
                     {Token::Kind::kCode, condition.text}};
     return true;

@@ -1,8 +1,10 @@
-"""Holds the native chat templates against Jinja: chat_check.py CHAT_RENDER [--shared | FILE...]
+"""Holds the native chat templates against Jinja: chat_check.py CHAT_RENDER [--shared | --mutants N | FILE...]
 
 Renders many conversations with python3-jinja2, set up as Hugging Face does, and with chat_render, and compares the
 strings. Without further arguments the templates of this folder's templates/; with --shared those of the optional data
-(KVASIR_SHARED, or ../shared beside the project); or the files given, where one that is not recognised is only named.
+(KVASIR_SHARED, or ../shared beside the project);
+--mutants N changes our own at random, N times: what is still recognised must still be
+written as Jinja does; or the files given, where one that is not recognised is only named.
 
 Exits with 77 (skipped) without Jinja, and where there is no optional data.
 """
@@ -14,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 
@@ -132,42 +135,105 @@ def final_of(template, bos, eos):
     return eos if all(text is not None and text.endswith("\n" + eos) for text in texts) else ""
 
 
+def tokens_of(source):
+    """The pieces of BOS and EOS that fit a template."""
+    if "<｜User｜>" in source:
+        return "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
+    if "start_header_id" in source:
+        return "<|begin_of_text|>", "<|eot_id|>"
+    return ("", "<|im_end|>") if "im_start" in source else ("<s>", "</s>")
+
+
+def ask(program, source, asked):
+    bos, eos = tokens_of(source)
+    request = {"template": source, "bos": bos, "eos": eos, "controls": [], "now": NOW, "talks": asked}
+    done = subprocess.run([program], input=json.dumps(request).encode(), stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def text_of(answer, bos):
+    return None if answer is None else (bos if answer["bos"] else "") + answer["text"]
+
+
+class Differences:
+    """Counts what differs, and prints the first few."""
+
+    def __init__(self, name):
+        self.name, self.count = name, 0
+
+    def compare(self, talk, want, got, how=""):
+        if want == got:
+            return
+        self.count += 1
+        if self.count <= 3:
+            print(f"{self.name}{how}: {json.dumps(talk, ensure_ascii=False)}\n  want {want!r}\n  got  {got!r}")
+
+
 def check(program, path):
     """Prints what differs; returns (name or None, compared, refused, stepped, differences)."""
     source = path.read_bytes().decode()
-    bos, eos = ("<s>", "</s>")
-    if "<｜User｜>" in source:
-        bos, eos = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
-    elif "start_header_id" in source:
-        bos, eos = ("<|begin_of_text|>", "<|eot_id|>")
-    elif "im_start" in source:
-        bos, eos = ("", "<|im_end|>")
+    bos, eos = tokens_of(source)
     asked = list(talks())
-    request = {"template": source, "bos": bos, "eos": eos, "controls": [], "now": NOW, "talks": asked}
-    done = subprocess.run([program], input=json.dumps(request).encode(), stdout=subprocess.PIPE, check=True)
-    answer = json.loads(done.stdout)
+    answer = ask(program, source, asked)
     if not answer["recognised"]:
         return None, 0, 0, 0, 0
     template = jinja(source)
-    refused = stepped = different = 0
+    different = Differences(path.name)
+    refused = stepped = 0
     for talk, whole, steps in zip(asked, answer["whole"], answer["steps"]):
         want = expected(template, talk, bos, eos)
-        got = None if whole is None else (bos if whole["bos"] else "") + whole["text"]
         refused += want is None
-        if got != want:
-            different += 1
-            if different <= 3:
-                print(f"{path.name}: {json.dumps(talk, ensure_ascii=False)}\n  want {want!r}\n  got  {got!r}")
+        different.compare(talk, want, text_of(whole, bos))
         want = steps_expected(template, talk, bos, eos)
-        if want is None or (steps is None and got is not None):
+        if want is not None and (steps is not None or whole is None):
+            stepped += 1
+            different.compare(talk, want, text_of(steps, bos), ", in steps")
+    return answer["name"], len(asked), refused, stepped, different.count
+
+
+def mutant(source, chance):
+    """A source with one or two pieces left out, put in, or exchanged."""
+    pieces = re.findall(r"\w+|\s+|[^\w\s]", source)
+    strange = ("|trim", ".strip()", "not ", "-", "+", " or ", " and ", "loop.last", "loop.first", "'", "\n", " ", "~",
+               "{%- endif %}", "{% else %}", "message.role == 'tool'", "tools", "[1:]", "{{", "}}", "%}", "system", "user")
+    for _ in range(chance.randint(1, 2)):
+        at, way = chance.randrange(len(pieces)), chance.randrange(4)
+        if way == 0:
+            del pieces[at : at + chance.choice((1, 1, 2, 3, 6))]
+        elif way == 1:
+            pieces.insert(at, chance.choice(strange))
+        elif way == 2:
+            other = chance.randrange(len(pieces))
+            pieces[at], pieces[other] = pieces[other], pieces[at]
+        else:
+            pieces[at] = chance.choice(pieces)
+    return "".join(pieces)
+
+
+def check_mutants(program, paths, count):
+    chance = random.Random(count)
+    asked = list(talks())[::23]
+    recognised = failed = 0
+    for number in range(count):
+        path = chance.choice(paths)
+        source = mutant(path.read_bytes().decode(), chance)
+        bos, eos = tokens_of(source)
+        answer = ask(program, source, asked)
+        if not answer["recognised"]:
             continue
-        stepped += 1
-        got = None if steps is None else (bos if steps["bos"] else "") + steps["text"]
-        if got != want:
-            different += 1
-            if different <= 3:
-                print(f"{path.name}, in steps: {json.dumps(talk, ensure_ascii=False)}\n  want {want!r}\n  got  {got!r}")
-    return answer["name"], len(asked), refused, stepped, different
+        try:
+            template = jinja(source)
+        except jinja2.exceptions.TemplateError:
+            continue  # a mistake in a branch that is never taken
+        recognised += 1
+        different = Differences(f"mutant {number} of {path.name}")
+        for talk, whole in zip(asked, answer["whole"]):
+            different.compare(talk, expected(template, talk, bos, eos), text_of(whole, bos))
+        if different.count:
+            failed += 1
+            print(source)
+    print(f"{count} mutants, {recognised} recognised, {failed} of them different")
+    sys.exit(1 if failed else 0)
 
 
 def shared_templates():
@@ -180,6 +246,8 @@ def shared_templates():
 
 def main(program, arguments):
     own = sorted((HERE / "templates").glob("*.jinja"))
+    if arguments[:1] == ["--mutants"]:
+        check_mutants(program, own, int(arguments[1]))
     paths = own if not arguments else shared_templates() if arguments == ["--shared"] else map(pathlib.Path, arguments)
     must = not arguments or arguments == ["--shared"]
     failed = False
