@@ -195,7 +195,8 @@ def mutant(source, chance):
     """A source with one or two pieces left out, put in, or exchanged."""
     pieces = re.findall(r"\w+|\s+|[^\w\s]", source)
     strange = ("|trim", ".strip()", "not ", "-", "+", " or ", " and ", "loop.last", "loop.first", "'", "\n", " ", "~",
-               "{%- endif %}", "{% else %}", "message.role == 'tool'", "tools", "[1:]", "{{", "}}", "%}", "system", "user")
+               "{%- endif %}", "{% else %}", "message.role == 'tool'", "tools", "[1:]", "{{", "}}", "%}", "system",
+               "user")
     for _ in range(chance.randint(1, 2)):
         at, way = chance.randrange(len(pieces)), chance.randrange(4)
         if way == 0:
