@@ -466,11 +466,14 @@ class Pruner {
 
   // Sets what only tools would use.
   static bool is_idle(const Tokens& tokens) {
-    static constexpr std::array<std::string_view, 5> kIdle = {
-        "set tools=none", "set tools_in_user_message=", "set user_messages=", "set ns.is_tool=false",
+    static constexpr std::array<std::string_view, 6> kIdle = {
+        "set tools=none",
+        "set tools_in_user_message=true",
+        "set tools_in_user_message=false",
+        "set user_messages=loop_messages|selectattr('role','equalto','user')|list",
+        "set ns.is_tool=false",
         "set ns.is_first=false"};
-    const std::string text = text_of(tokens);
-    return std::any_of(kIdle.begin(), kIdle.end(), [&](std::string_view idle) { return text.starts_with(idle); });
+    return std::find(kIdle.begin(), kIdle.end(), text_of(tokens)) != kIdle.end();
   }
 
   std::vector<Frame> frames_;
