@@ -66,7 +66,8 @@ struct ModelSummary {
   std::uint64_t weight_bytes = 0;
   std::string isa;
   int threads = 0;
-  std::string chat_template;
+  std::string chat_template;           // the form that messages take: "chatml", "llama-3", ..., "plain"
+  bool chat_template_unknown = false;  // the file brings a template that is not recognised; another takes its place
 };
 
 class Session {
@@ -77,10 +78,12 @@ class Session {
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
   // Reads text, or one chat message, into the session's context. Text that continues what is there already is taken as
-  // it stands; a message first closes the answer before it, if that ended without. Errors: kInvalidArgument (invalid
-  // UTF-8, text longer than 256 MiB), kResourceExhausted (the text can never fit: policy full and
-  // longer than the context, or the KV budget is too small), kCancelled. After an error the session holds what was read
-  // before it.
+  // it stands; a message first closes the answer before it, if that ended without. A user's message ends with the start
+  // of an answer, which generate() continues and an "assistant" message fills. A message that the model's chat template
+  // makes part of the next one (the system message of Llama 2 and Mistral) is read with that. Errors: kInvalidArgument
+  // (invalid UTF-8, text longer than 256 MiB, a message that the template has no place for), kResourceExhausted (the
+  // text can never fit: policy full and longer than the context, or the KV budget is too small), kCancelled. After an
+  // error the session holds what was read before it.
   virtual Status read(std::string_view text, const Progress& progress = {}) = 0;
   virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
 

@@ -30,6 +30,7 @@ struct EngineOptions {
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
   int chunk = 0;                // prompt tokens per forward pass, 1 to 4096; 0: the policy's own (512, or 256 where
                                 // it is part of the policy)
+  std::string chat_template;    // Jinja source of the chat template; empty: the file's own
 };
 
 // One context and what is kept of it.

@@ -10,12 +10,12 @@
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
+#include "model/chat_template_from_gguf.h"
 #include "model/config.h"
 #include "model/vocabulary_from_gguf.h"
 #include "model/weights.h"
 #include "retention/registry.h"
 #include "tensor/dtype.h"
-#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {
@@ -122,12 +122,16 @@ Status check_model(const gguf::File& file) {
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
   if (vocabulary.pieces.size() != static_cast<std::size_t>(config.vocabulary))
     return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), config.vocabulary);
-  std::string_view chat_source;
-  if (file.find("tokenizer.chat_template") != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
-  }
-  KVASIR_RETURN_IF_ERROR(make_chat_template(vocabulary, chat_source).status());
+  KVASIR_RETURN_IF_ERROR(chat_template_from_gguf(file, vocabulary).status());
   return make_tokenizer(std::move(vocabulary)).status();
+}
+
+// nullptr where the vocabulary is not known.
+std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file) {
+  const auto vocabulary = vocabulary_from_gguf(file);
+  if (!vocabulary.ok()) return nullptr;
+  auto chat = chat_template_from_gguf(file, *vocabulary);
+  return chat.ok() ? std::move(*chat) : nullptr;
 }
 
 Status info(const std::string& path, bool tensors, bool json) {
@@ -142,6 +146,7 @@ Status info(const std::string& path, bool tensors, bool json) {
   }
   const Status runs = check_model(file);
   const Result<Needs> needs = needs_of(file);
+  const std::unique_ptr<ChatTemplate> chat = chat_template_of(file);
   if (json) {
     // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
     Json::object_t metadata;
@@ -154,6 +159,8 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"runs", runs.ok()},
              {"why_not", runs.message()},
              {"memory", nullptr},
+             {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
+             {"chat_template_unknown", chat && chat->stands_in()},
              {"metadata", nullptr},
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
@@ -178,6 +185,9 @@ Status info(const std::string& path, bool tensors, bool json) {
     out += fmt::format("Memory: {} of weights and {} of KV for all {} tokens of its context; {} available: {}\n",
                        human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens,
                        human_bytes(needs->available), memory_verdict(*needs));
+  if (chat)
+    out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
+                       chat->name());
   if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));

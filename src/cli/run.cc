@@ -8,6 +8,7 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "cli/chat_input.h"
 #include "cli/command.h"
 
 namespace kvasir::cli {
@@ -21,6 +22,9 @@ struct RunOptions {
   GenerateOptions generate;
   std::optional<std::string> prompt;
   std::string file;
+  std::string chat_template;
+  std::string system;
+  bool chat = false;
   bool json = false;
 };
 
@@ -75,9 +79,9 @@ class Runner {
     ProgressBar bar("reading");
     return session_.read(text, progress(bar));
   }
-  Status say(std::string_view content) {
+  Status say(std::string_view content, std::string_view role = "user") {
     ProgressBar bar("reading");
-    return session_.say("user", content, progress(bar));
+    return session_.say(role, content, progress(bar));
   }
 
   Result<GenerateResult> answer() {
@@ -107,7 +111,9 @@ class Runner {
 
 Status run_once(const RunOptions& options, Session& session, std::string_view prompt) {
   Runner runner(options, session);
-  const Status read = runner.read(prompt);
+  Status read;
+  if (!options.system.empty()) read = runner.say(options.system, "system");
+  if (read.ok()) read = options.chat ? runner.say(prompt) : runner.read(prompt);
   if (read.code() == StatusCode::kCancelled) {
     const KvReport kv = session.kv();
     return make_status(read.code(), "stopped while reading; {} tokens seen, {} kept, {}", kv.seen, kv.kept,
@@ -136,6 +142,7 @@ Status run_once(const RunOptions& options, Session& session, std::string_view pr
 Status converse(const RunOptions& options, Session& session) {
   Runner runner(options, session);
   note("kvasir: chat; an empty line or Ctrl-D ends, Ctrl-C stops an answer\n");
+  if (!options.system.empty()) KVASIR_RETURN_IF_ERROR(runner.say(options.system, "system"));
   std::optional<GenerateResult> last;
   for (;;) {
     note("> ");
@@ -168,19 +175,23 @@ Status converse(const RunOptions& options, Session& session) {
 Status run(const RunOptions& options) {
   std::optional<std::string> prompt = options.prompt;
   const bool chat = !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
+  if (!options.system.empty() && !chat && !options.chat) return invalid_argument("--system is for a chat; add --chat");
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (!prompt && !chat) {
     KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
+  EngineOptions engine_options = options.engine;
+  KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
   {
     ProgressBar bar("loading");
-    KVASIR_ASSIGN_OR_RETURN(engine, Engine::open(options.engine, [&](std::uint64_t done, std::uint64_t total) {
+    KVASIR_ASSIGN_OR_RETURN(engine, Engine::open(engine_options, [&](std::uint64_t done, std::uint64_t total) {
                               bar.update(done >> 20, total >> 20, "MiB");
                             }));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session(options.session));
+  if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
   return chat ? converse(options, *session) : run_once(options, *session, *prompt);
 }
@@ -210,11 +221,14 @@ void add_run(CLI::App& program, Outcome& outcome) {
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
   add_chunk_option(*command, options->engine);
-  auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue");
+  auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue, or with --chat to answer");
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
       ->excludes(prompt);
   command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
       ->capture_default_str();
+  command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
+  command->add_option("--system", options->system, "System message at the start of a chat");
+  add_chat_template_option(*command, options->chat_template);
   add_policy_option(*command, options->session.policy,
                     "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
                     "--kv-memory is full, then streaming");

@@ -5,9 +5,12 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "cli/chat_input.h"
 #include "cli/command.h"
 #include "gguf/reader.h"
+#include "model/chat_template_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {
@@ -16,26 +19,59 @@ namespace {
 struct TokenizeOptions {
   std::string model;
   std::optional<std::string> text;
+  std::string chat_template;
+  bool chat = false;
+  bool no_answer = false;
   bool ids = false;
   bool no_bos = false;
   bool special = false;
   bool json = false;
 };
 
+// What was encoded, and what is reported of a conversation besides.
+struct Encoded {
+  std::vector<TokenValue> tokens;
+  Json more = Json::object();
+};
+
+Result<Encoded> encode_conversation(const TokenizeOptions& options, std::string_view text, const ChatTemplate& chat,
+                                    const Tokenizer& tokenizer) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<ChatMessage> messages, parse_messages(text));
+  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, chat.render(messages, !options.no_answer));
+  Encoded encoded;
+  KVASIR_ASSIGN_OR_RETURN(encoded.tokens, encode_chat(tokenizer, prompt, !options.no_bos));
+  const Vocabulary& vocabulary = tokenizer.vocabulary();
+  const bool bos = prompt.bos && vocabulary.bos;
+  encoded.more = {{"template", chat.name()},
+                  {"prompt", (bos ? tokenizer.bytes_of(*vocabulary.bos, true) : "") + prompt.text()}};
+  return encoded;
+}
+
 Status tokenize(const TokenizeOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string source, read_chat_template(options.chat_template));
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, chat_template_from_gguf(file, vocabulary, source));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(std::move(vocabulary)));
   std::optional<std::string> text = options.text;
   if (!text) {
     KVASIR_ASSIGN_OR_RETURN(text, read_file("-", std::size_t{1} << 30));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens,
-                          tokenizer->encode(*text, {.add_special = !options.no_bos, .parse_special = options.special}));
+  Encoded encoded;
+  if (options.chat) {
+    if (chat->stands_in()) note_stand_in(chat->name());
+    KVASIR_ASSIGN_OR_RETURN(encoded, encode_conversation(options, *text, *chat, *tokenizer));
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(
+        encoded.tokens, tokenizer->encode(*text, {.add_special = !options.no_bos, .parse_special = options.special}));
+  }
+  const std::vector<TokenValue>& tokens = encoded.tokens;
   if (options.json) {
     Json pieces = Json::array();
     for (const TokenValue token : tokens) pieces.push_back(tokenizer->bytes_of(token, true));
-    return print_json({{"count", tokens.size()}, {"ids", tokens}, {"pieces", pieces}});
+    Json out{{"count", tokens.size()}, {"ids", tokens}, {"pieces", pieces}};
+    out.update(encoded.more);
+    return print_json(out);
   }
   if (options.ids) return print(fmt::format("{}\n", fmt::join(tokens, " ")));
   std::string out;
@@ -53,7 +89,13 @@ void add_tokenize(CLI::App& program, Outcome& outcome) {
   command->add_option("-p,--prompt", options->text, "Text");
   command->add_flag("--ids", options->ids, "Ids alone, separated by spaces");
   command->add_flag("--no-bos", options->no_bos, "No token for the beginning of the text");
-  command->add_flag("--special", options->special, "Recognise control tokens written out in the text");
+  auto* special = command->add_flag("--special", options->special, "Recognise control tokens written out in the text");
+  auto* chat = command->add_flag("--chat", options->chat,
+                                 "The text is a conversation: a JSON array of {\"role\", \"content\"}, as the model's "
+                                 "chat template writes it");
+  chat->excludes(special);
+  command->add_flag("--no-answer", options->no_answer, "With --chat: no start of an answer at the end")->needs(chat);
+  add_chat_template_option(*command, options->chat_template)->needs(chat);
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = tokenize(*options); });
 }

@@ -86,6 +86,7 @@ class SessionImpl final : public Session {
         logits_(other.logits_),
         unreported_(other.unreported_),
         prompt_seconds_(other.prompt_seconds_),
+        messages_(other.messages_),
         chat_(other.chat_),
         last_(other.last_) {}
 
@@ -93,6 +94,7 @@ class SessionImpl final : public Session {
   struct Ending {
     enum class Kind {
       kClosed,    // nothing is open
+      kAwaited,   // an answer is, and nothing is in it yet
       kOpen,      // a message is, and wants the template's closing text
       kEndToken,  // the model ended its text with `token`, which is not in the context yet
       kStop,      // with `stop`, a string of the template, which is
@@ -104,12 +106,16 @@ class SessionImpl final : public Session {
 
   Status read_text(std::string_view text, const Progress& progress);
   Status say_message(std::string_view role, std::string_view content, const Progress& progress);
-  Result<std::vector<TokenValue>> encode_message(const ChatPrompt& message) const;
+  Result<ChatPrompt> render_newest(bool* fills) const;
+  Result<std::vector<TokenValue>> encode_message(ChatPrompt message, bool fills) const;
   Result<GenerateResult> generate_text(const GenerateOptions& options,
                                        const std::function<bool(std::string_view)>& on_text);
   Ending ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const;
+  void note_answer(std::string_view text);
+  bool in_text() const;
   bool context_ends_with(std::string_view text) const;
-  Result<bool> is_closed(const TextSegment& closing) const;
+  Result<bool> template_ended_with(const std::string& text) const;
+  Result<std::string> missing_end() const;
 
   // What was left to write or had been written no longer ends the context: something follows.
   void go_on() {
@@ -199,7 +205,8 @@ class SessionImpl final : public Session {
   std::vector<float> logits_;        // of the newest token; empty if nothing was read to its end
   std::int64_t unreported_ = 0;
   double prompt_seconds_ = 0;
-  bool chat_ = false;  // some message was said
+  std::vector<ChatMessage> messages_;  // said and answered
+  bool chat_ = false;                  // some message was written
   Ending last_;
 };
 
@@ -214,43 +221,112 @@ Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
   return status;
 }
 
+// Messages that go again unless they are kept.
+class NewMessages {
+ public:
+  explicit NewMessages(std::vector<ChatMessage>* messages) : messages_(messages), size_(messages->size()) {}
+  NewMessages(const NewMessages&) = delete;
+  NewMessages& operator=(const NewMessages&) = delete;
+  ~NewMessages() {
+    if (!kept_) messages_->resize(size_);
+  }
+  void keep() { kept_ = true; }
+
+ private:
+  std::vector<ChatMessage>* messages_;
+  std::size_t size_;
+  bool kept_ = false;
+};
+
 Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
-  const ChatMessage message{std::string(role), std::string(content)};
+  bool fills = role == "assistant" && last_.kind == Ending::Kind::kAwaited;
   const bool open_answer = role == "user";
-  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, model_->chat->render({&message, 1}, open_answer));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, encode_message(prompt));
+  NewMessages added(&messages_);
+  // An answer that nobody gave stands empty in the context.
+  if (!fills && !messages_.empty() && messages_.back().role == "user") messages_.push_back({"assistant", ""});
+  messages_.push_back({std::string(role), std::string(content)});
+  KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(&fills));
+  if (prompt.segments.empty()) {  // it becomes part of the next one
+    added.keep();
+    return {};
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, encode_message(std::move(prompt), fills));
   const std::int64_t before = runner_->sequence().next_id();
   const Status status = read_tokens(tokens, progress);
   const std::int64_t done = runner_->sequence().next_id() - before;
   if (done == 0) return status;  // the context is as it was
+  added.keep();
   chat_ = true;
   last_ = {};
   // A message that was not read to its end stays open.
-  if (open_answer || done < static_cast<std::int64_t>(tokens.size())) last_.kind = Ending::Kind::kOpen;
+  if (open_answer) last_.kind = Ending::Kind::kAwaited;
+  if (done < static_cast<std::int64_t>(tokens.size())) last_.kind = Ending::Kind::kOpen;
   return status;
 }
 
+// The newest message. `fills`: it is the answer that the context ends with the start of, which is not written again;
+// false on return where the template starts an answer otherwise than it writes one.
+Result<ChatPrompt> SessionImpl::render_newest(bool* fills) const {
+  const std::size_t first = messages_.size() - 1;
+  KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt,
+                          model_->chat->render_next(messages_, first, messages_.back().role == "user"));
+  if (!*fills || prompt.segments.empty()) return prompt;
+  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt opened,
+                          model_->chat->render_next(std::span(messages_).first(first), first, true));
+  const std::string start = opened.text();
+  *fills = prompt.segments.front().text.starts_with(start);
+  if (*fills) prompt.segments.front().text.erase(0, start.size());
+  return prompt;
+}
+
 // A message's tokens, with what is missing to close the one before.
-Result<std::vector<TokenValue>> SessionImpl::encode_message(const ChatPrompt& message) const {
+Result<std::vector<TokenValue>> SessionImpl::encode_message(ChatPrompt message, bool fills) const {
   const bool start = runner_->sequence().next_id() == 0;
+  const ChatTemplate::Closing& closing = model_->chat->closing();
+  std::vector<TextSegment>& segments = message.segments;
+  if (fills) return encode_chat(*model_->tokenizer, message, false, in_text());
   if (last_.kind == Ending::Kind::kEndToken) {
-    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, start));
+    segments.insert(segments.begin(), {closing.after, closing.control});
+    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, false));
     tokens.insert(tokens.begin(), last_.token);
     return tokens;
   }
-  ChatPrompt prompt = message;
-  const TextSegment closing = model_->chat->closing();
   if (last_.kind != Ending::Kind::kClosed) {
-    std::string& text = prompt.segments.front().text;
-    const std::string opened = closing.text + text;
+    const std::string opened = closing.before + closing.end + closing.after + segments.front().text;
     if (last_.kind == Ending::Kind::kStop && opened.starts_with(last_.stop)) {
-      text = opened.substr(last_.stop.size());  // the answer ran into this very message
+      segments.front().text = opened.substr(last_.stop.size());  // the answer ran into this very message
     } else {
-      KVASIR_ASSIGN_OR_RETURN(const bool closed, is_closed(closing));
-      if (!closed) prompt.segments.insert(prompt.segments.begin(), closing);
+      KVASIR_ASSIGN_OR_RETURN(std::string missing, missing_end());
+      segments.insert(segments.begin(), {std::move(missing), closing.control});
     }
   }
-  return encode_chat(*model_->tokenizer, prompt, start, !start);
+  return encode_chat(*model_->tokenizer, message, start, in_text());
+}
+
+// Whether the context ends in the midst of a text, rather than with a mark, which starts a new one.
+bool SessionImpl::in_text() const {
+  if (history_.empty()) return false;
+  const TokenKind newest = model_->tokenizer->vocabulary().kinds[static_cast<std::size_t>(history_.back())];
+  return newest != TokenKind::kControl && newest != TokenKind::kUserDefined;
+}
+
+// What the context lacks of what closes a message.
+Result<std::string> SessionImpl::missing_end() const {
+  const ChatTemplate::Closing& closing = model_->chat->closing();
+  KVASIR_ASSIGN_OR_RETURN(const bool closed, template_ended_with(closing.end + closing.after));
+  if (closed) return std::string();
+  if (!history_.empty() && model_->tokenizer->is_end(history_.back())) return closing.after;
+  KVASIR_ASSIGN_OR_RETURN(const bool ended, template_ended_with(closing.end));
+  return ended ? closing.after : closing.before + closing.end + closing.after;
+}
+
+// Whether the context ends with a text of the template's.
+Result<bool> SessionImpl::template_ended_with(const std::string& text) const {
+  if (!model_->chat->closing().control || !model_->chat->end_token()) return context_ends_with(text);
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<TokenValue> tokens,
+      model_->tokenizer->encode(text, {.add_special = false, .parse_special = true, .continues = true}));
+  return history_.size() >= tokens.size() && std::equal(tokens.rbegin(), tokens.rend(), history_.rbegin());
 }
 
 bool SessionImpl::context_ends_with(std::string_view text) const {
@@ -260,14 +336,9 @@ bool SessionImpl::context_ends_with(std::string_view text) const {
   return end.ends_with(text);
 }
 
-// Whether the context ends with what closes a message.
-Result<bool> SessionImpl::is_closed(const TextSegment& closing) const {
-  if (!history_.empty() && model_->tokenizer->is_end(history_.back())) return true;
-  if (!closing.parse_special) return context_ends_with(closing.text);
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<TokenValue> tokens,
-      model_->tokenizer->encode(closing.text, {.add_special = false, .parse_special = true, .continues = true}));
-  return history_.size() >= tokens.size() && std::equal(tokens.rbegin(), tokens.rend(), history_.rbegin());
+void SessionImpl::note_answer(std::string_view text) {
+  if (messages_.empty() || messages_.back().role != "assistant") messages_.push_back({"assistant", ""});
+  messages_.back().content += text;
 }
 
 SessionImpl::Ending SessionImpl::ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const {
@@ -362,6 +433,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
     result.text += rest;
     if (on_text && !rest.empty()) on_text(rest);
   }
+  if (chat_) note_answer(result.text);
   result.seconds = now_seconds() - start;
   result.kv = kv();
   return result;
@@ -373,7 +445,8 @@ class EngineImpl final : public Engine {
     summary_ = {model_->config.name,        std::string(model_->config.architecture->name),
                 model_->config.context,     model_->config.vocabulary,
                 model_->weights->bytes,     std::string(model_->kernels->name),
-                model_->threads->threads(), std::string(model_->chat->name())};
+                model_->threads->threads(), std::string(model_->chat->name()),
+                model_->chat->stands_in()};
   }
 
   const ModelSummary& model() const override { return summary_; }

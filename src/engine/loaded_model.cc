@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
+#include "model/chat_template_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
 
 namespace kvasir {
@@ -53,11 +54,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   if (vocabulary.pieces.size() != static_cast<std::size_t>(model->config.vocabulary))
     return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(),
                      model->config.vocabulary);
-  std::string_view chat_source;
-  if (file.find("tokenizer.chat_template") != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(chat_source, file.get_string("tokenizer.chat_template"));
-  }
-  KVASIR_ASSIGN_OR_RETURN(model->chat, make_chat_template(vocabulary, chat_source));
+  KVASIR_ASSIGN_OR_RETURN(model->chat, chat_template_from_gguf(file, vocabulary, options.chat_template));
+  if (const auto end = model->chat->end_token()) vocabulary.ends.push_back(*end);
   KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_tokenizer(std::move(vocabulary)));
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
   if (const std::uint64_t available = available_memory(); weight_bytes > available)

@@ -30,6 +30,8 @@ TEST(Commands, InfoTellsWhatTheFileHolds) {
   EXPECT_EQ(json["metadata"]["general.architecture"], "llama");
   EXPECT_EQ(json["metadata"]["llama.context_length"], 2048);
   EXPECT_EQ(json["metadata"]["tokenizer.ggml.tokens"]["count"], 4096);
+  EXPECT_EQ(json["chat_template"], "markers");
+  EXPECT_EQ(json["chat_template_unknown"], false);
   EXPECT_EQ(json["tensors"].size(), 56u);
   const Finished text = run_program({"info", model_path(), "--tensors"});
   EXPECT_EQ(text.exit_code, 0);

@@ -38,17 +38,28 @@ std::string without_markers() {
   return bytes.replace(at, 8, "<|xxxx|>");
 }
 
+std::string template_file(const std::string& name) {
+  std::ifstream file(source_dir() + "/tests/text/templates/" + name + ".jinja", std::ios::binary);
+  EXPECT_TRUE(file.good()) << name;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 // A session, and the same fed by hand with token ids.
 class Twins {
  public:
-  explicit Twins(const std::string& path) {
+  // `chat_template`: a file of tests/text/templates, in place of the model's own.
+  // `source`: the like as text.
+  explicit Twins(const std::string& path, const std::string& chat_template = {}, const std::string& source = {}) {
     EngineOptions options;
     options.model = path;
+    options.chat_template = source;
+    if (!chat_template.empty()) options.chat_template = template_file(chat_template);
     options.threads = 1;
     auto engine = Engine::open(options);
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     session = std::move(*(*engine)->new_session({.policy = "full"}));
-    model = load(path, {.threads = 1});
+    options.threads = 1;
+    model = *load_model(options, {});
     runner_ = new_runner(model, "full");
   }
 
@@ -244,6 +255,139 @@ TEST(SessionContext, ThePlainStopTextIsNotWrittenTwice) {
     EXPECT_EQ(twins.session->kv().seen, twins.seen());
     EXPECT_EQ(twins.generate({.max_tokens = 1, .ignore_eos = true}).tokens, 1);
   }
+}
+
+// phi-3 writes "<|user|>\n...<|end|>\n": with the bundled model's own markers, and a new line that no model writes.
+TEST(SessionContext, WhatFollowsTheEndOfAnAnswerIsWritten) {
+  constexpr TokenValue kUser = 3;
+  constexpr TokenValue kAssistant = 4;
+  constexpr TokenValue kEnd = 5;
+  for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
+    SCOPED_TRACE(static_cast<int>(way));
+    Twins twins(bundled(), "phi-3");
+    ASSERT_EQ(twins.model->chat->name(), "phi-3");
+    const Tokens line = twins.encode("\n", false);
+    ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+    twins.feed(Tokens{1, kUser} + twins.encode("\nHi", false) + Tokens{kEnd} + line + Tokens{kAssistant} + line);
+    twins.greedy(answer(twins, way).tokens);
+    if (way == Way::kReadOn) {
+      ASSERT_TRUE(twins.session->read(" and").ok());
+      twins.feed(twins.encode(" and", true));
+    }
+    ASSERT_TRUE(twins.session->say("user", "Bye").ok());
+    twins.feed(Tokens{kEnd} + line + Tokens{kUser} + twins.encode("\nBye", false) + Tokens{kEnd} + line +
+               Tokens{kAssistant} + line);
+    twins.expect_same();
+  }
+}
+
+// The token that the model takes after three becomes its end: no end token of the template's, but an end.
+TEST(SessionContext, WhatFollowsTheModelsOwnEndIsWritten) {
+  const auto ask = [](Twins& twins) {
+    const Tokens line = twins.encode("\n", false);
+    ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+    twins.feed(Tokens{1, 3} + twins.encode("\nHi", false) + Tokens{5} + line + Tokens{4} + line);
+  };
+  Twins scout(bundled(), "phi-3");
+  ask(scout);
+  scout.greedy(3);
+  const TokenValue end = scout.next();
+  std::string bytes = bundled_bytes();
+  const std::string key = "tokenizer.ggml.eos_token_id";
+  std::memcpy(bytes.data() + bytes.find(key) + key.size() + 4, &end, sizeof end);
+  const TemporaryFile file(to_bytes(bytes));
+  Twins twins(file.path(), "phi-3");
+  ask(twins);
+  const GenerateResult result = twins.generate({.max_tokens = 400});
+  ASSERT_EQ(result.finish_reason, FinishReason::kEnd);
+  twins.greedy(result.tokens);
+  ASSERT_EQ(twins.next(), end);
+  ASSERT_TRUE(twins.session->say("user", "Bye").ok());
+  const Tokens line = twins.encode("\n", false);
+  twins.feed(Tokens{end} + line + Tokens{3} + twins.encode("\nBye", false) + Tokens{5} + line + Tokens{4} + line);
+  twins.expect_same();
+}
+
+// Messages said one by one make the context of the whole conversation.
+TEST(SessionContext, MessagesSaidMakeTheWholeConversation) {
+  const std::vector<ChatMessage> talk = {
+      {"system", "Be brief"}, {"user", "Hi"}, {"assistant", "Hello"}, {"user", "Bye"}};
+  for (const char* file : {"", "phi-3", "zephyr", "llama-2", "mistral-first", "chatml", "llama-3-dated"}) {
+    SCOPED_TRACE(file);
+    Twins twins(bundled(), file);
+    for (const ChatMessage& message : talk) ASSERT_TRUE(twins.session->say(message.role, message.content).ok());
+    const auto whole = twins.model->chat->render(talk, true);
+    ASSERT_TRUE(whole.ok());
+    twins.feed(*encode_chat(*twins.model->tokenizer, *whole));
+    twins.expect_same();
+  }
+}
+
+TEST(SessionContext, ASystemMessageWaitsForTheUser) {
+  const std::vector<ChatMessage> talk = {{"system", "Be brief"}, {"user", "Hi"}};
+  for (const char* file : {"llama-2", "mistral-v3"}) {
+    SCOPED_TRACE(file);
+    Twins twins(bundled(), file);
+    ASSERT_TRUE(twins.session->say("system", "Be brief").ok());
+    EXPECT_EQ(twins.session->kv().seen, 0);
+    EXPECT_FALSE(twins.session->generate({}, {}).ok()) << "nothing was read";
+    EXPECT_FALSE(twins.session->say("system", "Twice").ok());
+    EXPECT_FALSE(twins.session->say("user", "caf\xe9").ok()) << "changes nothing";
+    twins.session = std::move(*twins.session->fork());
+    ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+    twins.feed(*encode_chat(*twins.model->tokenizer, *twins.model->chat->render(talk, true)));
+    EXPECT_FALSE(twins.session->say("system", "Too late").ok());
+    twins.expect_same();
+  }
+}
+
+// Llama 2 and Mistral want an answer between two questions: one that nobody gave stands empty.
+TEST(SessionContext, QuestionsWithoutAnswersTakeTurns) {
+  Twins twins(bundled(), "mistral-first");
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+  EXPECT_GT(twins.generate({.max_tokens = 4, .ignore_eos = true}).tokens, 0);
+  EXPECT_GT(twins.generate({.max_tokens = 4, .ignore_eos = true}).tokens, 0) << "goes on";
+  ASSERT_TRUE(twins.session->say("user", "Bye").ok());
+}
+
+// A template whose end is spelled in many tokens, and a model that writes it as one.
+TEST(SessionContext, AnEndThatIsNoTokenStopsTheAnswer) {
+  const auto ask = [](Twins& twins, const std::string& end) {
+    ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+    twins.feed(Tokens{1} + twins.encode("(user) Hi" + end + "\n(assistant) ", false));
+  };
+  for (std::size_t size = 4; size < 12; ++size) {
+    const std::string end = "<" + std::string(size - 2, '~') + ">";
+    const std::string source = "{% for message in messages %}{{ '(' + message['role'] + ') ' + message['content'] + '" +
+                               end + "\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '(assistant) ' }}{% endif %}";
+    Twins scout(bundled(), "", source);
+    ASSERT_FALSE(scout.model->chat->stands_in());
+    ASSERT_EQ(scout.model->chat->stop(), std::vector<std::string>{end});
+    ask(scout, end);
+    std::string piece;
+    for (int i = 0; i < 200 && (piece.size() != size || piece.starts_with('<')); ++i) {
+      piece = scout.model->tokenizer->vocabulary().pieces[static_cast<std::size_t>(scout.next())];
+      scout.greedy(1);
+    }
+    if (piece.size() != size) continue;
+    std::string stored(8, '\0');
+    stored[0] = static_cast<char>(size);
+    std::string bytes = bundled_bytes();
+    const std::size_t at = bytes.find(stored + piece);
+    ASSERT_NE(at, std::string::npos);
+    const TemporaryFile file(to_bytes(bytes.replace(at + stored.size(), size, end)));
+    Twins twins(file.path(), "", source);
+    ask(twins, end);
+    const GenerateResult result = twins.generate({.max_tokens = 300, .ignore_eos = true});
+    ASSERT_EQ(result.finish_reason, FinishReason::kStop);
+    EXPECT_EQ(result.text.find(end), std::string::npos);
+    EXPECT_TRUE(twins.greedy(result.tokens).ends_with(end));
+    ASSERT_TRUE(twins.session->say("user", "Bye").ok());
+    twins.feed(twins.encode("\n(user) Bye" + end + "\n(assistant) ", true));
+    twins.expect_same();
+    return;
+  }
+  FAIL() << "the model wrote no piece of a fitting length";
 }
 
 }  // namespace

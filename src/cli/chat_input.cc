@@ -1,0 +1,48 @@
+#include "cli/chat_input.h"
+
+#include "base/mapped_file.h"
+#include "base/status.h"
+
+namespace kvasir::cli {
+
+CLI::Option* add_chat_template_option(CLI::App& command, std::string& file) {
+  return command
+      .add_option("--chat-template", file, "File with the chat template (Jinja), in place of the model's own")
+      ->type_name("FILE");
+}
+
+Result<std::string> read_chat_template(const std::string& file) {
+  if (file.empty()) return std::string();
+  KVASIR_ASSIGN_OR_RETURN(std::string source, read_file(file, std::size_t{1} << 20));
+  if (source.empty()) return invalid_argument("the chat template '{}' is empty", printable(file, 200));
+  return source;
+}
+
+void note_stand_in(std::string_view name) {
+  note("kvasir: the chat template is not recognised; messages are written in the form '{}' instead\n", name);
+}
+
+Result<std::vector<ChatMessage>> parse_messages(std::string_view json) {
+  Json list;
+  try {
+    list = Json::parse(json);
+  } catch (const Json::parse_error& error) {
+    return invalid_argument(
+        "the conversation is not valid JSON at byte {}; give [{{\"role\": \"user\", \"content\": \"...\"}}, ...]",
+        error.byte);
+  }
+  if (!list.is_array())
+    return invalid_argument(
+        "the conversation is no JSON array; give [{{\"role\": \"user\", \"content\": \"...\"}}, ...]");
+  std::vector<ChatMessage> messages;
+  for (const Json& entry : list) {
+    const auto is_text = [&](const char* key) { return entry.contains(key) && entry[key].is_string(); };
+    if (!entry.is_object() || !is_text("role") || !is_text("content"))
+      return invalid_argument("message {} of the conversation needs \"role\" and \"content\", both strings",
+                              messages.size() + 1);
+    messages.push_back({entry["role"], entry["content"]});
+  }
+  return messages;
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,22 @@
+// str.strip() and its kin, as chat templates call them: white space is what Python takes for it.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <string_view>
+
+namespace kvasir {
+
+std::string_view strip_left(std::string_view text);
+std::string_view strip_right(std::string_view text);
+inline std::string_view strip(std::string_view text) {
+  return strip_left(strip_right(text));
+}
+
+// Of one character alone.
+std::string_view strip_left(std::string_view text, char character);
+std::string_view strip_right(std::string_view text, char character);
+inline std::string_view strip(std::string_view text, char character) {
+  return strip_left(strip_right(text, character), character);
+}
+
+}  // namespace kvasir
