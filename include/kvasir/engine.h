@@ -68,6 +68,7 @@ struct ModelSummary {
   int threads = 0;
   std::string chat_template;           // the form that messages take: "chatml", "llama-3", ..., "plain"
   bool chat_template_unknown = false;  // the file brings a template that is not recognised; another takes its place
+  bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
 };
 
 class Session {

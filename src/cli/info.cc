@@ -127,11 +127,16 @@ Status check_model(const gguf::File& file) {
 }
 
 // nullptr where the vocabulary is not known.
-std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file) {
-  const auto vocabulary = vocabulary_from_gguf(file);
+std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Result<Vocabulary>& vocabulary) {
   if (!vocabulary.ok()) return nullptr;
   auto chat = chat_template_from_gguf(file, *vocabulary);
   return chat.ok() ? std::move(*chat) : nullptr;
+}
+
+std::string tokenizer_text(const Vocabulary& vocabulary) {
+  if (vocabulary.tokenizer == TokenizerKind::kSpm) return "SentencePiece BPE";
+  return fmt::format("byte-level BPE, words cut as {}{}", vocabulary.pre_tokenizer,
+                     vocabulary.pre_tokenizer_assumed ? " (assumed: the file does not say)" : "");
 }
 
 Status info(const std::string& path, bool tensors, bool json) {
@@ -146,7 +151,8 @@ Status info(const std::string& path, bool tensors, bool json) {
   }
   const Status runs = check_model(file);
   const Result<Needs> needs = needs_of(file);
-  const std::unique_ptr<ChatTemplate> chat = chat_template_of(file);
+  const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
+  const std::unique_ptr<ChatTemplate> chat = chat_template_of(file, vocabulary);
   if (json) {
     // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
     Json::object_t metadata;
@@ -159,6 +165,7 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"runs", runs.ok()},
              {"why_not", runs.message()},
              {"memory", nullptr},
+             {"tokenizer", vocabulary.ok() ? Json(tokenizer_text(*vocabulary)) : Json(nullptr)},
              {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
              {"chat_template_unknown", chat && chat->stands_in()},
              {"metadata", nullptr},
@@ -185,6 +192,8 @@ Status info(const std::string& path, bool tensors, bool json) {
     out += fmt::format("Memory: {} of weights and {} of KV for all {} tokens of its context; {} available: {}\n",
                        human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens,
                        human_bytes(needs->available), memory_verdict(*needs));
+  if (vocabulary.ok())
+    out += fmt::format("Tokenizer: {}, {} tokens\n", tokenizer_text(*vocabulary), vocabulary->pieces.size());
   if (chat)
     out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
                        chat->name());

@@ -191,6 +191,10 @@ Status run(const RunOptions& options) {
                             }));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session(options.session));
+  if (engine->model().pre_tokenizer_assumed)
+    note(
+        "kvasir: the file names no pre-tokenizer (tokenizer.ggml.pre); GPT-2's is assumed, which may cut text "
+        "wrongly\n");
   if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
   return chat ? converse(options, *session) : run_once(options, *session, *prompt);

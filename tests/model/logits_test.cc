@@ -52,7 +52,7 @@ TEST_P(Logits, AgreeWithTheReference) {
   const std::vector<float> got = all_logits(*runner, tokens, 64);
   ASSERT_EQ(got.size(), want.size());
   const double error = rms_error_ratio(got, want);
-  RecordProperty("rms_error", std::to_string(error));
+  RecordProperty("rms_error", fmt::format("{:.2e}", error));
   EXPECT_LT(error, c.bound);
   EXPECT_GT(error, 0) << "float arithmetic cannot equal double: the comparison compares nothing";
 }
