@@ -1,4 +1,5 @@
 // Logits against the double-precision reference model.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
