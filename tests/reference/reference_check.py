@@ -5,6 +5,7 @@ a causal mask; with one it steps through a cache that it really prunes. Exits wi
 """
 
 import json
+import math
 import pathlib
 import struct
 import subprocess
@@ -77,33 +78,69 @@ def tensor(data, at, dims, kind):
 
 class Model:
     def __init__(self, path):
-        self.meta, self.w = read_gguf(path)
-        self.d = self.meta["llama.embedding_length"]
-        self.heads = self.meta["llama.attention.head_count"]
-        self.kv_heads = self.meta["llama.attention.head_count_kv"]
-        self.head_dim = self.meta.get("llama.attention.key_length", self.d // self.heads)
-        self.layers = self.meta["llama.block_count"]
-        pairs = self.head_dim // 2
-        self.theta = self.meta["llama.rope.freq_base"] ** (-np.arange(pairs) / pairs)
-        if self.meta.get("llama.rope.scaling.type") == "linear":
-            self.theta = self.theta / self.meta["llama.rope.scaling.factor"]
+        meta, self.w = read_gguf(path)
+        self.arch = meta["general.architecture"]
+        prefix = self.arch + "."
+        self.meta = {key[len(prefix) :]: value for key, value in meta.items() if key.startswith(prefix)}
+        self.d = self.meta["embedding_length"]
+        self.heads = self.meta["attention.head_count"]
+        self.kv_heads = self.meta.get("attention.head_count_kv", self.heads)
+        self.head_dim = self.meta.get("attention.key_length", self.d // self.heads)
+        self.layers = self.meta["block_count"]
+        self.window = self.meta.get("attention.sliding_window", 0)
+        self.set_frequencies()
+
+    def set_frequencies(self):
+        self.rotated = self.meta.get("rope.dimension_count", self.head_dim)
+        pairs = self.rotated // 2
+        base = self.meta["rope.freq_base"]
+        self.theta = base ** (-np.arange(pairs) / pairs)
+        self.magnitude = 1.0
+        scaling = self.meta.get("rope.scaling.type")
+        factor = self.meta.get("rope.scaling.factor")
+        if scaling == "linear":
+            self.theta = self.theta / factor
+        if scaling == "yarn":
+            # A wavelength's turns over the original context, against 32 and 1 of them.
+            original = self.meta["rope.scaling.original_context_length"]
+            dimension = lambda turns: self.rotated * np.log(original / (turns * 2 * np.pi)) / (2 * np.log(base))
+            low, high = max(np.floor(dimension(32)), 0), min(np.ceil(dimension(1)), self.rotated - 1)
+            stretched = np.clip((np.arange(pairs) - low) / max(high - low, 0.001), 0, 1)
+            self.theta = self.theta * (stretched / factor + 1 - stretched)
+            self.magnitude = 0.1 * np.log(factor) + 1
         if "rope_freqs.weight" in self.w:
             self.theta = self.theta / self.w["rope_freqs.weight"]
 
     def norm(self, x, name):
+        if self.arch == "gptneox":
+            spread = np.sqrt(x.var(axis=-1, keepdims=True) + self.meta["attention.layer_norm_epsilon"])
+            return (x - x.mean(axis=-1, keepdims=True)) / spread * self.w[name + ".weight"] + self.w[name + ".bias"]
         mean = np.mean(x**2, axis=-1, keepdims=True)
-        return x / np.sqrt(mean + self.meta["llama.attention.layer_norm_rms_epsilon"]) * self.w[name]
+        return x / np.sqrt(mean + self.meta["attention.layer_norm_rms_epsilon"]) * self.w[name + ".weight"]
+
+    def linear(self, x, name):
+        return x @ self.w[name + ".weight"].T + self.w.get(name + ".bias", 0)
 
     def rope(self, x, positions):
         """x: tokens, heads, head_dim; pairs as complex numbers."""
-        z = x[..., 0::2] + 1j * x[..., 1::2]
-        z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * self.theta)[:, None, :]
-        return np.stack([z.real, z.imag], -1).reshape(x.shape)
+        x, rest = x[..., : self.rotated], x[..., self.rotated :]
+        half = self.rotated // 2
+        adjacent = self.arch == "llama"
+        z = x[..., 0::2] + 1j * x[..., 1::2] if adjacent else x[..., :half] + 1j * x[..., half:]
+        z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * self.theta)[:, None, :] * self.magnitude
+        turned = np.stack([z.real, z.imag], -1).reshape(x.shape) if adjacent else np.concatenate([z.real, z.imag], -1)
+        return np.concatenate([turned, rest], -1)
 
     def qkv(self, x, block):
-        n = self.norm(x, block + "attn_norm.weight")
-        split = lambda name: (n @ self.w[block + name].T).reshape(len(x), -1, self.head_dim)
-        return split("attn_q.weight"), split("attn_k.weight"), split("attn_v.weight")
+        n = self.norm(x, block + "attn_norm")
+        split = lambda y: y.reshape(len(x), -1, self.head_dim)
+        if self.arch == "gptneox":
+            return [split(part) for part in np.split(self.linear(n, block + "attn_qkv"), 3, axis=-1)]
+        q, k, v = (split(self.linear(n, block + name)) for name in ("attn_q", "attn_k", "attn_v"))
+        return self.head_norm(q, block + "attn_q_norm"), self.head_norm(k, block + "attn_k_norm"), v
+
+    def head_norm(self, x, name):
+        return self.norm(x, name) if name + ".weight" in self.w else x
 
     def attend(self, q, k, v, hidden):
         """hidden: rows by keys, true where a row must not look."""
@@ -115,20 +152,27 @@ class Model:
         p /= p.sum(-1, keepdims=True)
         return np.einsum("hts,shi->thi", p, v).reshape(len(q), -1)
 
+    def feed_forward(self, n, block):
+        up = self.linear(n, block + "ffn_up")
+        if self.arch == "gptneox":
+            return self.linear(up / 2 * (1 + np.vectorize(math.erf)(up / np.sqrt(2))), block + "ffn_down")
+        gate = self.linear(n, block + "ffn_gate")
+        return self.linear(gate / (1 + np.exp(-gate)) * up, block + "ffn_down")
+
     def finish_block(self, x, attended, block):
-        x = x + attended @ self.w[block + "attn_output.weight"].T
-        n = self.norm(x, block + "ffn_norm.weight")
-        gate = n @ self.w[block + "ffn_gate.weight"].T
-        up = n @ self.w[block + "ffn_up.weight"].T
-        return x + (gate / (1 + np.exp(-gate)) * up) @ self.w[block + "ffn_down.weight"].T
+        after = x + self.linear(attended, block + "attn_output")
+        seen = x if self.meta.get("use_parallel_residual") else after
+        return after + self.feed_forward(self.norm(seen, block + "ffn_norm"), block)
 
     def output(self, x):
-        return self.norm(x, "output_norm.weight") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
+        return self.norm(x, "output_norm") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
 
     def full(self, tokens):
         x = self.w["token_embd.weight"][tokens]
         n = len(tokens)
         hidden = np.triu(np.ones((n, n), bool), 1)
+        if self.window:
+            hidden |= np.tri(n, n, -self.window, dtype=bool)
         for layer in range(self.layers):
             block = f"blk.{layer}."
             q, k, v = self.qkv(x, block)
@@ -151,7 +195,8 @@ class Model:
                     cache[layer] = keys, values
                     n = len(keys)
                     rotated = self.rope(keys, range(n))
-                    attended = self.attend(self.rope(q, [n - 1]), rotated, values, np.zeros((1, n), bool))
+                    outside = np.arange(n)[None, :] <= n - 1 - self.window if self.window else np.zeros((1, n), bool)
+                    attended = self.attend(self.rope(q, [n - 1]), rotated, values, outside)
                     x = self.finish_block(x, attended, block)
                 rows.append(self.output(x)[0])
             n = len(cache[0][0])

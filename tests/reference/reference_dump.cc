@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "gguf/reader.h"
 #include "reference/reference_model.h"
+#include "support/families.h"
 #include "support/random_model.h"
 
 namespace kvasir::test {
@@ -49,6 +50,10 @@ std::vector<Case> cases() {
   narrow.layers = 3;
   narrow.seed = 7;
   all.push_back({"narrow-heads", narrow, full});
+  for (const FamilyCase& family : family_cases()) {
+    all.push_back({family.name, family.spec, full});
+    all.push_back({family.name + "-streaming", family.spec, {3, 12, 1, {}}});
+  }
   all.push_back({"window", RandomModelSpec{}, {0, 9, 1, {}}});
   all.push_back({"streaming", narrow, {3, 8, 1, {}}});
   all.push_back({"streaming-every-5", llama3, {2, 7, 5, {}}});
