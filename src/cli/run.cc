@@ -175,7 +175,10 @@ Status converse(const RunOptions& options, Session& session) {
 Status run(const RunOptions& options) {
   std::optional<std::string> prompt = options.prompt;
   const bool chat = !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
-  if (!options.system.empty() && !chat && !options.chat) return invalid_argument("--system is for a chat; add --chat");
+  if (!chat && !options.chat)
+    for (const auto& [name, value] :
+         {std::pair("--system", &options.system), {"--chat-template", &options.chat_template}})
+      if (!value->empty()) return invalid_argument("{} is for a chat; add --chat", name);
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (!prompt && !chat) {
     KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));

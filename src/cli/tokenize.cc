@@ -41,7 +41,7 @@ Result<Encoded> encode_conversation(const TokenizeOptions& options, std::string_
   Encoded encoded;
   KVASIR_ASSIGN_OR_RETURN(encoded.tokens, encode_chat(tokenizer, prompt, !options.no_bos));
   const Vocabulary& vocabulary = tokenizer.vocabulary();
-  const bool bos = prompt.bos && vocabulary.bos;
+  const bool bos = !options.no_bos && (prompt.bos || vocabulary.add_bos) && vocabulary.bos;
   encoded.more = {{"template", chat.name()},
                   {"prompt", (bos ? tokenizer.bytes_of(*vocabulary.bos, true) : "") + prompt.text()}};
   return encoded;

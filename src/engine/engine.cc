@@ -265,7 +265,8 @@ Status SessionImpl::say_message(std::string_view role, std::string_view content,
 }
 
 // The newest message. `fills`: it is the answer that the context ends with the start of, which is not written again;
-// false on return where the template starts an answer otherwise than it writes one.
+// false on return where the template starts an answer otherwise than it writes one. A start that lets the model think
+// (DeepSeek R1) is filled behind an empty thought, as such models write it.
 Result<ChatPrompt> SessionImpl::render_newest(bool* fills) const {
   const std::size_t first = messages_.size() - 1;
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt,
@@ -274,8 +275,14 @@ Result<ChatPrompt> SessionImpl::render_newest(bool* fills) const {
   KVASIR_ASSIGN_OR_RETURN(const ChatPrompt opened,
                           model_->chat->render_next(std::span(messages_).first(first), first, true));
   const std::string start = opened.text();
-  *fills = prompt.segments.front().text.starts_with(start);
-  if (*fills) prompt.segments.front().text.erase(0, start.size());
+  std::string& text = prompt.segments.front().text;
+  const auto common = static_cast<std::size_t>(
+      std::mismatch(start.begin(), start.end(), text.begin(), text.end()).first - start.begin());
+  const std::string_view more = std::string_view(start).substr(common);
+  *fills = more.empty() || more.starts_with("<think>");
+  if (!*fills) return prompt;
+  const bool thinks = !more.empty() && more.find("</think>") == std::string_view::npos;
+  text.replace(0, common, thinks ? "\n</think>\n\n" : "");
   return prompt;
 }
 

@@ -8,18 +8,19 @@
 namespace kvasir {
 namespace {
 
-constexpr int kLargestBlockBytes = 256;
+constexpr int kLargestBlockBytes = 210;
 
-float read_element(DType type, const std::byte* p) {
-  if (type == DType::kF32) {
-    float value;
-    std::memcpy(&value, p, sizeof value);
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, p, sizeof bits);
-  return type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+// A block's fields are all of its bytes, and what the type's traits say.
+constexpr bool covers_block(const QuantizedLayout& layout) {
+  int bytes = layout.words() * 4;
+  for (const int half : layout.half_fields) bytes += half >= 0 ? 2 : 0;
+  return bytes == layout.block_bytes && bytes <= kLargestBlockBytes;
 }
+static_assert([] {
+  for (const QuantizedLayout& layout : kQuantizedLayouts)
+    if (!covers_block(layout)) return false;
+  return true;
+}());
 
 // Bit 4g + k to bit g of byte k, and back.
 std::uint32_t group_bits(std::uint32_t bits) {

@@ -303,8 +303,8 @@ struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
 
 // One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
 template <class Isa, class B>
-[[gnu::always_inline]] inline Floats add_part(const B& block, int part, const Words* w, const Floats* scale,
-                                              const Floats* minus_minimum, const Q8Rows& x, Floats total) {
+[[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
+                                              const Q8Rows& x, Floats total) {
   if constexpr (B::kTerms == Terms::kOffset) {
     constexpr int kShift = __builtin_ctz(128 / B::kOffset);
     const Ints dot = Isa::template dot<8>(broadcast(*x.sum >> kShift), w, x.quants);
@@ -328,7 +328,6 @@ template <class Isa, class B>
         sum = Isa::fma(minus_minimum[half], broadcast(static_cast<float>(x.half_sum[half]) * (-1.0F / 128)), sum);
     return Isa::fma(sum, broadcast(*x.scale), total);
   }
-  (void)block, (void)part;
 }
 
 // kRows rows of one group against one panel.
@@ -356,7 +355,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, float* out
       }
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r)
-        total[r] = add_part<Isa>(block, part, w, scale, minus_minimum, x.at(static_cast<std::size_t>(r)), total[r]);
+        total[r] = add_part<Isa, B>(w, scale, minus_minimum, x.at(static_cast<std::size_t>(r)), total[r]);
       x = x.at(kRowGroup);
     }
   }

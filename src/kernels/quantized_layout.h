@@ -24,19 +24,21 @@ struct QuantizedLayout {
   std::array<WordField, 3> word_fields{};
   std::array<int, 2> half_fields{-1, -1};  // offsets in the file's block; -1: none
 
-  constexpr int words() const {
+  [[gnu::always_inline]] constexpr int words() const {
     int sum = 0;
     for (const WordField& field : word_fields) sum += field.words;
     return sum;
   }
-  constexpr std::size_t panel_block_bytes() const { return static_cast<std::size_t>(block_bytes) * kPanel; }
+  [[gnu::always_inline]] constexpr std::size_t panel_block_bytes() const {
+    return static_cast<std::size_t>(block_bytes) * kPanel;
+  }
   // Where the words of a field begin, counted in words; where a half field begins, in bytes.
-  constexpr int first_word(std::size_t field) const {
+  [[gnu::always_inline]] constexpr int first_word(std::size_t field) const {
     int first = 0;
     for (std::size_t f = 0; f < field; ++f) first += word_fields[f].words;
     return first;
   }
-  constexpr std::size_t half_offset(std::size_t field) const {
+  [[gnu::always_inline]] constexpr std::size_t half_offset(std::size_t field) const {
     return static_cast<std::size_t>(words()) * kPanel * 4 + field * kPanel * 2;
   }
 };

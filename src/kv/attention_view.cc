@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "base/check.h"
 
@@ -89,12 +90,21 @@ void AttentionView::apply_window(const LaneGroup& group, std::span<const LaneGro
   for (std::size_t e = 0; e < columns.size(); ++e) {
     const int frame = entries[e].frame;
     Position rotations[64];
+    Position first = std::numeric_limits<Position>::max();
+    Position last = std::numeric_limits<Position>::min();
     for (SlotMask left = entries[e].live; left != 0; left &= left - 1) {
       const int slot = std::countr_zero(left);
       rotations[slot] = group.stored_rotation(*columns[e], slot, group.frames()[static_cast<std::size_t>(frame)]);
+      first = std::min(first, rotations[slot]);
+      last = std::max(last, rotations[slot]);
     }
     for (int r = 0; r < rows; ++r) {
       SlotMask& mask = masks[static_cast<std::size_t>(r) * columns.size() + e];
+      if (mask == 0 || query_position(frame, r) - first < window) continue;
+      if (query_position(frame, r) - last >= window) {
+        mask = 0;
+        continue;
+      }
       for (SlotMask left = mask; left != 0; left &= left - 1)
         if (query_position(frame, r) - rotations[std::countr_zero(left)] >= window) mask &= ~(left & -left);
     }

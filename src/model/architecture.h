@@ -38,6 +38,8 @@ struct Architecture {
   Presence other_biases = Presence::kNever;  // of attention output and feed-forward
   Presence qk_norm = Presence::kNever;       // RMSNorm of each head of queries and keys, before the rotation
   bool parallel_residual = false;            // has the key use_parallel_residual (absent: true)
+  // Heeds attention.sliding_window, for all layers. Qwen's published configurations carry the key and switch it off.
+  bool sliding_window = false;
 };
 
 std::span<const Architecture> architectures();

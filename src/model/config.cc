@@ -82,10 +82,12 @@ Status refuse_other_features(const Keys& keys) {
     if (!keys.has(feature.key)) continue;
     KVASIR_ASSIGN_OR_RETURN(const double value, keys.number(feature.key));
     if (value != feature.neutral)
-      return unsupported("{} = {}: this kind of model is not supported", keys.name(feature.key), value);
+      return unsupported("{} = {}: models of this kind are not supported; use one without it", keys.name(feature.key),
+                         value);
   }
   for (const std::string_view key : {"attention.sliding_window_pattern", "rope.dimension_sections"})
-    if (keys.has(key)) return unsupported("{}: this kind of model is not supported", keys.name(key));
+    if (keys.has(key))
+      return unsupported("{}: models of this kind are not supported; use one without it", keys.name(key));
   if (keys.has("attention.causal")) {
     KVASIR_ASSIGN_OR_RETURN(const bool causal, keys.truth("attention.causal"));
     if (!causal)
@@ -114,7 +116,7 @@ Result<ModelConfig> read_model_config(const gguf::File& file) {
   KVASIR_RETURN_IF_ERROR(read_heads(keys, &config));
   KVASIR_RETURN_IF_ERROR(read_norm(keys, &config));
   KVASIR_RETURN_IF_ERROR(refuse_other_features(keys));
-  if (keys.has("attention.sliding_window")) {
+  if (config.architecture->sliding_window && keys.has("attention.sliding_window")) {
     KVASIR_ASSIGN_OR_RETURN(const std::uint64_t window, file.get_uint(keys.name("attention.sliding_window")));
     config.sliding_window = static_cast<std::int64_t>(std::min<std::uint64_t>(window, 1u << 30));
   }

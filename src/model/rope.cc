@@ -66,14 +66,12 @@ Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_
 Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std::int64_t context,
                     RotaryEmbedding* rope) {
   const std::string scaling = rope_prefix + "scaling.";
-  std::string_view type = "none";
-  std::string factor = scaling + "factor";
+  std::string_view type = "linear";  // of old files, which name a factor alone
   if (file.find(scaling + "type") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(type, file.get_string(scaling + "type"));
-  } else if (file.find(rope_prefix + "scale_linear") != nullptr) {
-    type = "linear";
-    factor = rope_prefix + "scale_linear";
   }
+  const bool old_key = file.find(scaling + "factor") == nullptr;
+  const std::string factor = old_key ? rope_prefix + "scale_linear" : scaling + "factor";
   if (type == "none" || type == "llama3") return {};  // Llama 3's rule comes as rope_freqs.weight
   if (type == "yarn") return read_yarn(file, scaling, context, rope);
   if (type != "linear")

@@ -1,5 +1,6 @@
 #include "model/vocabulary_from_gguf.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <limits>
@@ -7,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/status.h"
@@ -36,7 +38,11 @@ Result<bool> bool_or(const gguf::File& file, std::string_view key, bool fallback
 
 Result<std::optional<TokenValue>> token_id(const gguf::File& file, std::string_view key, std::size_t size) {
   if (file.find(key) == nullptr) return std::optional<TokenValue>();
+  // Some converters write "none" as -1.
+  if (const auto* value = std::get_if<std::int64_t>(&file.find(key)->data); value != nullptr && *value == -1)
+    return std::optional<TokenValue>();
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t id, file.get_uint(key));
+  if (id == std::numeric_limits<std::uint32_t>::max()) return std::optional<TokenValue>();
   if (id >= size) return data_loss("{} is {}, but the vocabulary has {} tokens", key, id, size);
   return std::optional<TokenValue>(static_cast<TokenValue>(id));
 }
@@ -118,16 +124,34 @@ Status read_ids(const gguf::File& file, Vocabulary* vocabulary) {
   return {};
 }
 
+// Files from before the key was introduced. Architecture and vocabulary tell of most which tokenizer it is.
+void assume_pre_tokenizer(const gguf::File& file, Vocabulary* vocabulary) {
+  const auto architecture = file.get_string("general.architecture");
+  const auto has = [&](std::string_view piece) {
+    return std::find(vocabulary->pieces.begin(), vocabulary->pieces.end(), piece) != vocabulary->pieces.end();
+  };
+  vocabulary->pre_tokenizer = kDefaultPreTokenizer;
+  if (!architecture.ok()) {
+    vocabulary->pre_tokenizer_assumed = true;
+  } else if (*architecture == "qwen2" || *architecture == "qwen3") {
+    vocabulary->pre_tokenizer = "qwen2";
+  } else if (has("<|begin_of_text|>") && has("<|eot_id|>")) {
+    vocabulary->pre_tokenizer = "llama-bpe";
+  } else {
+    vocabulary->pre_tokenizer_assumed = *architecture != "gptneox" && *architecture != "gpt2";
+  }
+}
+
 // What only byte-level BPE has. Gives whether it adds BOS by default.
 Result<bool> read_bpe(const gguf::File& file, Vocabulary* vocabulary) {
   constexpr std::string_view kMerges = "tokenizer.ggml.merges";
   constexpr std::string_view kPre = "tokenizer.ggml.pre";
   KVASIR_ASSIGN_OR_RETURN(const auto merges, required(file.get_strings(kMerges), kMerges));
   vocabulary->merges.assign(merges.begin(), merges.end());
-  vocabulary->pre_tokenizer_assumed = file.find(kPre) == nullptr;
-  vocabulary->pre_tokenizer = kDefaultPreTokenizer;
-  if (!vocabulary->pre_tokenizer_assumed) {
+  if (file.find(kPre) != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(vocabulary->pre_tokenizer, file.get_string(kPre));
+  } else {
+    assume_pre_tokenizer(file, vocabulary);
   }
   KVASIR_ASSIGN_OR_RETURN(const PreTokenizer* pre_tokenizer, find_pre_tokenizer(vocabulary->pre_tokenizer));
   vocabulary->add_space_prefix = false;

@@ -136,8 +136,9 @@ class Layout {
   Status vector(const std::string& name, const Shape& shape, const float** to) {
     const gguf::Tensor* tensor = nullptr;
     KVASIR_RETURN_IF_ERROR(find(name, {shape.tensor_rows()}, &tensor));
-    if (tensor->type != static_cast<std::uint32_t>(DType::kF32))
-      return unsupported("tensor {} must be of type F32", name);
+    const auto type = dtype_from_gguf(tensor->type);
+    if (!type || is_quantized(*type))
+      return unsupported("tensor {} must be of type F32, F16 or BF16; convert the model again", name);
     add({tensor, shape.order, nullptr, to, 0, static_cast<std::uint64_t>(shape.outputs) * sizeof(float)});
     return {};
   }
@@ -166,9 +167,12 @@ class Layout {
 };
 
 void copy_vector(const Part& part, std::byte* to) {
+  const auto type = static_cast<DType>(part.tensor->type);
+  const std::size_t size = dtype_traits(type).block_bytes;
   for (std::uint64_t i = 0; i < part.bytes / sizeof(float); ++i) {
     const auto row = static_cast<std::size_t>(part.order.row(static_cast<int>(i)));
-    std::memcpy(to + i * sizeof(float), part.tensor->bytes.data() + row * sizeof(float), sizeof(float));
+    const float value = read_element(type, part.tensor->bytes.data() + row * size);
+    std::memcpy(to + i * sizeof value, &value, sizeof value);
   }
 }
 
@@ -186,9 +190,10 @@ void pack_matrix(const gguf::File& file, const Part& part, ThreadPool& threads, 
       const int first = begin + task * kPanelsPerTask;
       pack_panels(matrix, part.tensor->bytes.data(), part.order, first, std::min(end, first + kPanelsPerTask), to);
     });
-    // What a row order reaches beyond the slice is read again from the file.
-    file.release(*part.tensor, static_cast<std::uint64_t>(begin) * panel_bytes,
-                 static_cast<std::uint64_t>(end - begin) * panel_bytes);
+    // Rows have the same size packed and in the file. What a row order reaches beyond the slice is read again.
+    const std::uint64_t row_bytes = panel_bytes / kPanel;
+    file.release(*part.tensor, static_cast<std::uint64_t>(part.order.first + begin * kPanel) * row_bytes,
+                 static_cast<std::uint64_t>((end - begin) * kPanel) * row_bytes);
     packed(static_cast<std::uint64_t>(end - begin) * panel_bytes);
   }
 }

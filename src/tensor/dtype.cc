@@ -1,6 +1,7 @@
 #include "tensor/dtype.h"
 
 #include <bit>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -54,6 +55,17 @@ std::optional<DType> dtype_from_gguf(std::uint32_t number) {
 std::optional<DTypeTraits> foreign_dtype(std::uint32_t number) {
   const DTypeTraits* traits = find(number);
   return traits ? std::optional(*traits) : std::nullopt;
+}
+
+float read_element(DType type, const std::byte* p) {
+  if (type == DType::kF32) {
+    float value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return type == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
 float f16_to_f32(std::uint16_t bits) {

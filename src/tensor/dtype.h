@@ -52,6 +52,9 @@ std::optional<DType> dtype_from_gguf(std::uint32_t number);
 // nullopt: an unknown or withdrawn number.
 std::optional<DTypeTraits> foreign_dtype(std::uint32_t number);
 
+// One element of a type that is not quantised, at any address. REQUIRES: F32, F16 or BF16.
+float read_element(DType type, const std::byte* p);
+
 // IEEE 754 binary16 and bfloat16 as bits; round to nearest even. NaN stays NaN, overflow of f16 becomes infinity.
 float f16_to_f32(std::uint16_t bits);
 std::uint16_t f32_to_f16(float value);

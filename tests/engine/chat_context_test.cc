@@ -323,6 +323,22 @@ TEST(SessionContext, MessagesSaidMakeTheWholeConversation) {
   }
 }
 
+// A template that opens an answer with a thought, and writes past answers without one: the thought is closed, empty.
+TEST(SessionContext, AnswersFillAnOpenedThought) {
+  Twins twins(bundled(), "deepseek-thinks");
+  ASSERT_TRUE(twins.session->say("user", "Hi").ok());
+  ASSERT_TRUE(twins.session->say("assistant", "Hello").ok());
+  ASSERT_TRUE(twins.session->say("user", "Bye").ok());
+  const std::vector<ChatMessage> first = {{"user", "Hi"}};
+  const auto opened = twins.model->chat->render(first, true);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_TRUE(opened->text().ends_with("<think>\n"));
+  twins.feed(*encode_chat(*twins.model->tokenizer, *opened) +
+             twins.encode("\n</think>\n\nHello<\uFF5Cend\u2581of\u2581sentence\uFF5C>", true) +
+             twins.encode("<\uFF5CUser\uFF5C>Bye<\uFF5CAssistant\uFF5C><think>\n", true));
+  twins.expect_same();
+}
+
 TEST(SessionContext, ASystemMessageWaitsForTheUser) {
   const std::vector<ChatMessage> talk = {{"system", "Be brief"}, {"user", "Hi"}};
   for (const char* file : {"llama-2", "mistral-v3"}) {

@@ -162,7 +162,7 @@ TEST(HostileModel, Tensors) {
   expect_refused("short norm", Patched().dimension("blk.0.ffn_norm.weight", 0, 32), "blk.0.ffn_norm.weight");
   expect_refused("a type that is none", Patched().type("blk.0.ffn_down.weight", 2, 999), "blk.0.ffn_down.weight");
   expect_refused("I8", Patched().type("blk.0.ffn_down.weight", 2, 24), "I8");
-  expect_refused("a norm in F16", Patched().type("blk.0.attn_norm.weight", 1, 1), "blk.0.attn_norm.weight");
+  expect_refused("a norm in Q8_0", Patched().type("blk.0.attn_norm.weight", 1, 8), "blk.0.attn_norm.weight");
   RandomModelSpec llama3;
   llama3.rope_scaling = RopeScaling::kLlama3;
   EXPECT_TRUE(Patched(llama3).run().ok());

@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 #include "support/engine_fixture.h"
 #include "support/families.h"
@@ -96,6 +98,85 @@ TEST(StreamingFamilies, EveryFamilyAgreesWithKeysRotatedAfresh) {
       const auto got = all_logits(*runner, tokens, 1);
       EXPECT_LT(rms_error_ratio(got, flatten(reference.logits(ids, run.views))), run.bound) << run.policy;
     }
+  }
+}
+
+// Neither chunks nor threads change a bit, whatever the model is made of.
+TEST(StreamingFamilies, ChunksAndThreadsChangeNoBits) {
+  std::vector<FamilyCase> models = family_cases();
+  for (const char* dtype : {"q4_k", "q6_k", "q5_1"}) {
+    RandomModelSpec spec;
+    spec.d = 256;
+    spec.head_dim = 64;
+    spec.ffn = 256;
+    spec.dtype = dtype;
+    models.push_back({dtype, spec});
+  }
+  for (const FamilyCase& family : models) {
+    SCOPED_TRACE(family.name);
+    const TemporaryFile file(make_random_model(family.spec));
+    const auto tokens = random_tokens(150, family.spec.vocab, 8);
+    const auto logits = [&](int threads, int chunk, const char* policy) {
+      return all_logits(*new_runner(load(file.path(), {.threads = threads}), policy), tokens, chunk);
+    };
+    for (const char* policy : {"full", "streaming:sinks=4,window=44"}) {
+      const auto one = logits(1, 1, policy);
+      for (const int threads : {1, 3})
+        for (const int chunk : {7, 64}) {
+          const auto other = logits(threads, chunk, policy);
+          ASSERT_EQ(other.size(), one.size());
+          EXPECT_EQ(std::memcmp(other.data(), one.data(), one.size() * sizeof(float)), 0)
+              << policy << " " << threads << " threads, chunk " << chunk;
+        }
+    }
+  }
+}
+
+// Whoever listens hears the weights that the reference computes, zero outside a native window; and of every token.
+TEST(StreamingFamilies, ObservedWeightsAreTheReferences) {
+  struct Heard : ::kvasir::AttentionObserver {
+    void observe(const ObservedAttention& attention) override {
+      for (int row = 0; row < attention.rows; ++row)
+        for (int head = 0; head < heads; ++head) {
+          const auto of = attention.of(row, head);
+          weights[{attention.layer, first + attention.first_row + row, head}].assign(of.begin(), of.end());
+        }
+    }
+    std::map<std::tuple<int, int, int>, std::vector<float>> weights;
+    int first = 0;
+    int heads = 0;
+  };
+  for (const FamilyCase& family : family_cases()) {
+    SCOPED_TRACE(family.name);
+    const auto bytes = make_random_model(family.spec);
+    const TemporaryFile file(bytes);
+    const auto parsed = gguf::File::parse(bytes);
+    ASSERT_TRUE(parsed.ok());
+    const auto tokens = random_tokens(80, family.spec.vocab, 3);
+    Heard heard;
+    heard.heads = family.spec.heads;
+    const auto runner = new_runner(load(file.path(), {.kv_type = "f32"}), "full");
+    runner->set_tap(&heard);
+    const Status status = runner->feed(tokens, 20, SequenceRunner::Logits::kAll,
+                                       [&](std::int64_t first, int rows, std::span<const float>) {
+                                         heard.first = static_cast<int>(first) + rows;
+                                         return true;
+                                       });
+    ASSERT_TRUE(status.ok()) << status.message();
+    std::size_t compared = 0;
+    std::size_t zeros = 0;
+    ReferenceModel(*parsed).logits(std::vector<int>(tokens.begin(), tokens.end()), full_views(80),
+                                   [&](int layer, int row, int head, std::span<const double> want) {
+                                     const auto& got = heard.weights[{layer, row, head}];
+                                     ASSERT_EQ(got.size(), want.size());
+                                     for (std::size_t i = 0; i < want.size(); ++i) {
+                                       ASSERT_NEAR(static_cast<double>(got[i]), want[i], 1e-5);
+                                       zeros += want[i] == 0 ? 1 : 0;
+                                       ++compared;
+                                     }
+                                   });
+    EXPECT_EQ(compared, std::size_t{2} * 4 * 80 * 81 / 2);
+    EXPECT_EQ(zeros > 0, family.spec.sliding_window > 0);
   }
 }
 

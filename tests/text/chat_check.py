@@ -234,6 +234,9 @@ def check_mutants(program, paths, count):
             failed += 1
             print(source)
     print(f"{count} mutants, {recognised} recognised, {failed} of them different")
+    if recognised < count // 50:
+        print("too few were recognised for the comparison to mean anything")
+        failed = True
     sys.exit(1 if failed else 0)
 
 

@@ -128,7 +128,7 @@ TEST(VocabularyFromGguf, LengthsAndRangesAreChecked) {
     const std::string name = "tokenizer.ggml." + std::string(key) + "_token_id";
     EXPECT_THAT(data_loss_message({}, [&](gguf::Writer* writer) { writer->set_uint32(name, 5); }),
                 HasSubstr(name + " is 5"));
-    EXPECT_THAT(data_loss_message({}, [&](gguf::Writer* writer) { writer->set_int32(name, -1); }), HasSubstr(name));
+    EXPECT_THAT(data_loss_message({}, [&](gguf::Writer* writer) { writer->set_int32(name, -2); }), HasSubstr(name));
   }
   EXPECT_THAT(
       data_loss_message({}, [](gguf::Writer* writer) { writer->set_string("tokenizer.ggml.add_bos_token", "x"); }),

@@ -1,0 +1,172 @@
+// What a header says, read: rotary embeddings against numbers computed apart, and what is refused.
+#include "model/config.h"
+
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "gguf/writer.h"
+
+namespace kvasir::test {
+namespace {
+
+using Change = std::function<void(gguf::Writer&)>;
+
+// A header of one layer, and what a test adds to it.
+Result<ModelConfig> read(const std::string& architecture, const Change& change) {
+  gguf::Writer writer;
+  const auto key = [&](const char* name) { return architecture + "." + name; };
+  writer.set_string("general.architecture", architecture);
+  writer.set_uint32(key("block_count"), 1);
+  writer.set_uint32(key("embedding_length"), 32);
+  writer.set_uint32(key("feed_forward_length"), 64);
+  writer.set_uint32(key("context_length"), 2048);
+  writer.set_uint32(key("attention.head_count"), 2);
+  writer.set_float32(
+      key(architecture == "gptneox" ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5F);
+  change(writer);
+  writer.declare_tensor("token_embd.weight", 0, {32, 100});
+  const std::vector<std::byte> bytes = writer.finish();
+  const auto file = gguf::File::parse(bytes, {.header_only = true});
+  if (!file.ok()) return file.status();
+  return read_model_config(*file);
+}
+
+void expect_frequencies(const RotaryEmbedding& rope, const std::vector<double>& wanted) {
+  ASSERT_EQ(rope.inverse_frequencies.size(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    EXPECT_NEAR(rope.inverse_frequencies[i], wanted[i], 1e-6 * wanted[i]) << i;
+}
+
+// base^(-2i/16) for base 10000.
+const std::vector<double> kPlain = {1, 0.316227766, 0.1, 0.0316227766, 0.01, 0.00316227766, 0.001, 0.000316227766};
+
+std::vector<double> divided(double factor) {
+  std::vector<double> out = kPlain;
+  for (double& f : out) f /= factor;
+  return out;
+}
+
+TEST(Rope, LinearScalingHoweverItIsWritten) {
+  const auto plain = read("llama", [](auto&) {});
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  expect_frequencies(plain->rope, kPlain);
+  EXPECT_EQ(plain->rope.magnitude, 1);
+  const Change changes[] = {
+      [](auto& w) {
+        w.set_string("llama.rope.scaling.type", "linear");
+        w.set_float32("llama.rope.scaling.factor", 4);
+      },
+      [](auto& w) { w.set_float32("llama.rope.scaling.factor", 4); },
+      [](auto& w) { w.set_float32("llama.rope.scale_linear", 4); },
+      [](auto& w) {
+        w.set_string("llama.rope.scaling.type", "linear");
+        w.set_float32("llama.rope.scale_linear", 4);
+      },
+  };
+  for (const Change& change : changes) {
+    const auto config = read("llama", change);
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    expect_frequencies(config->rope, divided(4));
+  }
+  const auto none = read("llama", [](auto& w) {
+    w.set_string("llama.rope.scaling.type", "none");
+    w.set_float32("llama.rope.scaling.factor", 4);
+  });
+  ASSERT_TRUE(none.ok());
+  expect_frequencies(none->rope, kPlain);
+}
+
+// Factor 4 over an original context of 512. The pair that turns n times over it is 16 ln(512 / (2 pi n)) / (2 ln
+// 10000): 0.81 for n = 32, 3.82 for n = 1. So pair 0 is left alone (ramp from floor 0.81 = 0), pairs from 4 on are
+// divided, and pairs 1, 2, 3 are a quarter, a half and three quarters of the way: f (1 - ramp) + f / 4 ramp.
+TEST(Rope, YarnMixesFrequenciesByTheirTurns) {
+  const Change yarn = [](gguf::Writer& w) {
+    w.set_string("llama.rope.scaling.type", "yarn");
+    w.set_float32("llama.rope.scaling.factor", 4);
+    w.set_uint32("llama.rope.scaling.original_context_length", 512);
+  };
+  const auto config = read("llama", yarn);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const double mixed[] = {1, 0.8125, 0.625, 0.4375, 0.25, 0.25, 0.25, 0.25};
+  std::vector<double> wanted = kPlain;
+  for (std::size_t i = 0; i < 8; ++i) wanted[i] *= mixed[i];
+  expect_frequencies(config->rope, wanted);
+  EXPECT_NEAR(config->rope.magnitude, 1.138629436, 1e-8);  // 0.1 ln 4 + 1
+
+  // Of 4 and 2 turns: pairs 2.62 and 3.22, so that the ramp is from 2 to 4.
+  const auto narrow = read("llama", [&](auto& w) {
+    yarn(w);
+    w.set_float32("llama.rope.scaling.yarn_beta_fast", 4);
+    w.set_float32("llama.rope.scaling.yarn_beta_slow", 2);
+    w.set_float32("llama.rope.scaling.yarn_attn_factor", 1.5F);
+    w.set_float32("llama.rope.scaling.attn_factor", 2);
+  });
+  ASSERT_TRUE(narrow.ok()) << narrow.status().message();
+  EXPECT_NEAR(narrow->rope.inverse_frequencies[2], 0.1, 1e-8);
+  EXPECT_NEAR(narrow->rope.inverse_frequencies[3], 0.0316227766 * 0.625, 1e-8);
+  EXPECT_NEAR(narrow->rope.inverse_frequencies[4], 0.01 / 4, 1e-8);
+  EXPECT_EQ(narrow->rope.magnitude, 3);
+
+  const auto no_extrapolation = read("llama", [&](auto& w) {
+    yarn(w);
+    w.set_float32("llama.rope.scaling.yarn_ext_factor", 0);
+  });
+  ASSERT_TRUE(no_extrapolation.ok());
+  expect_frequencies(no_extrapolation->rope, divided(4));
+}
+
+TEST(ModelConfig, RefusesWhatIsNotRun) {
+  const std::pair<const char*, Change> changes[] = {
+      {"expert_count", [](auto& w) { w.set_uint32("llama.expert_count", 8); }},
+      {"attn_logit_softcapping", [](auto& w) { w.set_float32("llama.attn_logit_softcapping", 50); }},
+      {"final_logit_softcapping", [](auto& w) { w.set_float32("llama.final_logit_softcapping", 30); }},
+      {"logit_scale", [](auto& w) { w.set_float32("llama.logit_scale", 0.5F); }},
+      {"embedding_scale", [](auto& w) { w.set_float32("llama.embedding_scale", 12); }},
+      {"residual_scale", [](auto& w) { w.set_float32("llama.residual_scale", 0.2F); }},
+      {"attention.scale", [](auto& w) { w.set_float32("llama.attention.scale", 0.1F); }},
+      {"clamp_kqv", [](auto& w) { w.set_float32("llama.attention.clamp_kqv", 8); }},
+      {"max_alibi_bias", [](auto& w) { w.set_float32("llama.attention.max_alibi_bias", 8); }},
+      {"causal", [](auto& w) { w.set_bool("llama.attention.causal", false); }},
+      {"sliding_window_pattern", [](auto& w) { w.set_uint32("llama.attention.sliding_window_pattern", 6); }},
+      {"dimension_sections", [](auto& w) { w.set_uint32("llama.rope.dimension_sections", 6); }},
+      {"value_length", [](auto& w) { w.set_uint32("llama.attention.value_length", 8); }},
+      {"'longrope'", [](auto& w) { w.set_string("llama.rope.scaling.type", "longrope"); }},
+      {"yarn_log_multiplier",
+       [](auto& w) {
+         w.set_string("llama.rope.scaling.type", "yarn");
+         w.set_float32("llama.rope.scaling.yarn_log_multiplier", 0.1F);
+       }},
+  };
+  for (const auto& [what, change] : changes) {
+    const Status status = read("llama", change).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported) << what << ": " << status.message();
+    const bool said = status.message().find(what) != std::string::npos || std::string_view(what) == "value_length";
+    EXPECT_TRUE(said) << what << ": " << status.message();
+  }
+  for (const char* key : {"llama.logit_scale", "llama.embedding_scale", "llama.residual_scale"})
+    EXPECT_TRUE(read("llama", [&](auto& w) { w.set_float32(key, 1); }).ok()) << key;
+  const Status other = read("mamba", [](auto&) {}).status();
+  EXPECT_EQ(other.code(), StatusCode::kUnsupported);
+  EXPECT_NE(other.message().find("llama, qwen2, qwen3, gptneox"), std::string::npos) << other.message();
+}
+
+TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {
+  for (const std::string architecture : {"llama", "qwen2", "qwen3", "gptneox"}) {
+    const auto config =
+        read(architecture, [&](auto& w) { w.set_uint32(architecture + ".attention.sliding_window", 128); });
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->sliding_window, architecture == "llama" ? 128 : 0) << architecture;
+  }
+}
+
+TEST(ModelConfig, GptNeoXResidualIsParallelUnlessTheFileSaysOtherwise) {
+  EXPECT_TRUE(read("gptneox", [](auto&) {})->parallel_residual);
+  EXPECT_FALSE(read("gptneox", [](auto& w) { w.set_bool("gptneox.use_parallel_residual", false); })->parallel_residual);
+  EXPECT_FALSE(read("llama", [](auto&) {})->parallel_residual);
+}
+
+}  // namespace
+}  // namespace kvasir::test
