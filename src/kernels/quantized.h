@@ -25,6 +25,13 @@ using Words = std::uint32_t __attribute__((vector_size(64)));
 using Ints = std::int32_t __attribute__((vector_size(64)));
 using Floats = float __attribute__((vector_size(64)));
 
+// Sanitizers take minutes to instrument unrolled tiles, and nobody waits for their speed.
+#ifdef KVASIR_SMALL_TILES
+constexpr int kUnrolled = 1;
+#else
+constexpr int kUnrolled = 16;
+#endif
+
 enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
 
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
@@ -341,7 +348,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, float* out
   for (Floats& t : total) t = Floats{};
   for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
     const B block(p);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (int part = 0; part < B::kParts; ++part) {
       Words w[8];
       block.weights(part, w);
@@ -353,7 +360,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, float* out
         scale[half] = block.scale(part, half);
         if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
       }
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
       for (int r = 0; r < kRows; ++r)
         total[r] = add_part<Isa, B>(w, scale, minus_minimum, x.at(static_cast<std::size_t>(r)), total[r]);
       x = x.at(kRowGroup);
