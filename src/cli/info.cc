@@ -115,17 +115,6 @@ std::string_view memory_verdict(const Needs& needs) {
   return needs.weights < needs.available ? "fits with a policy that keeps less (kvasir plan)" : "too large";
 }
 
-// Whether Kvasir can load it: all that loading checks before it reads weights.
-Status check_model(const gguf::File& file) {
-  KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
-  KVASIR_RETURN_IF_ERROR(Weights::plan_bytes(file, config).status());
-  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
-  if (vocabulary.pieces.size() != static_cast<std::size_t>(config.vocabulary))
-    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(), config.vocabulary);
-  KVASIR_RETURN_IF_ERROR(chat_template_from_gguf(file, vocabulary).status());
-  return make_tokenizer(std::move(vocabulary)).status();
-}
-
 // nullptr where the vocabulary is not known.
 std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Result<Vocabulary>& vocabulary) {
   if (!vocabulary.ok()) return nullptr;
@@ -149,7 +138,7 @@ Status info(const std::string& path, bool tensors, bool json) {
     bytes += tensor.bytes.size();
     parameters += tensor.elements;
   }
-  const Status runs = check_model(file);
+  const Status runs = read_model_header(file).status();
   const Result<Needs> needs = needs_of(file);
   const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
   const std::unique_ptr<ChatTemplate> chat = chat_template_of(file, vocabulary);

@@ -34,6 +34,20 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   return KvCacheShape{config.layers, config.kv_heads, page};
 }
 
+Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template) {
+  ModelHeader header;
+  KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(header.weight_bytes, Weights::plan_bytes(file, header.config));
+  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
+  if (vocabulary.pieces.size() != static_cast<std::size_t>(header.config.vocabulary))
+    return data_loss("the tokenizer has {} tokens, the embedding {}; convert the model again", vocabulary.pieces.size(),
+                     header.config.vocabulary);
+  KVASIR_ASSIGN_OR_RETURN(header.chat, chat_template_from_gguf(file, vocabulary, chat_template));
+  if (const auto end = header.chat->end_token()) vocabulary.ends.push_back(*end);
+  KVASIR_ASSIGN_OR_RETURN(header.tokenizer, make_tokenizer(std::move(vocabulary)));
+  return header;
+}
+
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   auto model = std::make_shared<LoadedModel>();
@@ -48,16 +62,12 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_RETURN_IF_ERROR(page_shape(options.kv_type, options.page_slots).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
-  KVASIR_ASSIGN_OR_RETURN(model->config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, options.chat_template));
+  const std::uint64_t weight_bytes = header.weight_bytes;
+  model->config = std::move(header.config);
+  model->chat = std::move(header.chat);
+  model->tokenizer = std::move(header.tokenizer);
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
-  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
-  if (vocabulary.pieces.size() != static_cast<std::size_t>(model->config.vocabulary))
-    return data_loss("the tokenizer has {} tokens, the embedding {}", vocabulary.pieces.size(),
-                     model->config.vocabulary);
-  KVASIR_ASSIGN_OR_RETURN(model->chat, chat_template_from_gguf(file, vocabulary, options.chat_template));
-  if (const auto end = model->chat->end_token()) vocabulary.ends.push_back(*end);
-  KVASIR_ASSIGN_OR_RETURN(model->tokenizer, make_tokenizer(std::move(vocabulary)));
-  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, model->config));
   if (const std::uint64_t available = available_memory(); weight_bytes > available)
     return exhausted(
         "the model's weights take {} bytes, but only {} bytes of memory are available; use a smaller model or one with "

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/thread_pool.h"
+#include "gguf/reader.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 #include "kvasir/options.h"
@@ -29,6 +30,17 @@ struct LoadedModel {
   std::unique_ptr<Weights> weights;
   std::unique_ptr<Transformer> transformer;
 };
+
+// All that a file says of its model, checked, but for the weights themselves.
+struct ModelHeader {
+  ModelConfig config;
+  std::unique_ptr<ChatTemplate> chat;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::uint64_t weight_bytes = 0;  // that loading would allocate
+};
+
+// `chat_template`: in place of the file's own, unless empty. Errors: those of the file.
+Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template = {});
 
 // Checks every option before any work. Errors: kInvalidArgument naming the option, and those of the file.
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,

@@ -17,13 +17,14 @@ TEST(Chats, TokenizeTakesConversations) {
   };
   const Json json = json_of(with({"-p", talk}));
   EXPECT_EQ(json["template"], "markers");
-  EXPECT_EQ(json["prompt"], "<|user|>Hi <|end|><|end|><|assistant|>");
+  EXPECT_EQ(json["prompt"], "<s><|user|>Hi <|end|><|end|><|assistant|>");
   EXPECT_EQ(json["count"], json["ids"].size());
   EXPECT_EQ(json["ids"].front(), 1);
   EXPECT_EQ(json["ids"].back(), 4);
   EXPECT_EQ(std::count(json["ids"].begin(), json["ids"].end(), 5), 1) << "content writes no control token";
   EXPECT_EQ(json_of(chat, {.input = talk}), json);
   const Json closed = json_of(with({"-p", talk, "--no-answer", "--no-bos"}));
+  EXPECT_EQ(closed["prompt"], "<|user|>Hi <|end|><|end|>") << "as the ids: without BOS";
   EXPECT_EQ(closed["ids"].front(), 3);
   EXPECT_EQ(closed["ids"].back(), 5);
 
