@@ -1,6 +1,7 @@
 #include "engine/sequence_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 
 #include "base/check.h"
@@ -96,6 +97,17 @@ Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logit
   return {};
 }
 
+namespace {
+
+// Whether no exponent is all ones, as those of infinities and NaNs are.
+bool all_finite(std::span<const float> values) {
+  std::uint32_t largest = 0;
+  for (const float value : values) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
+  return largest < 0x7f800000u;
+}
+
+}  // namespace
+
 Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const TokenValue> rest, int chunk, Logits logits,
                                                              Source source) {
   const TokenId end = sequence_.next_id() + static_cast<TokenId>(rest.size());
@@ -130,6 +142,7 @@ Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const Tok
   times_.forward += clock.lap() - observed;
   times_.cache += observed;
 
+  if (!all_finite(out)) return data_loss("the model's output is not a number; the file is damaged");
   prune();
   times_.cache += clock.lap();
   return PassOutput{pass.rows, sequence_.next_id() - item.logits, item.logits, out};

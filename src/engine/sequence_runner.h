@@ -75,7 +75,8 @@ class SequenceRunner {
     std::span<const float> logits;  // [rows, vocabulary]; valid until the model's next pass
   };
   // The next pass of feed, for whoever reads several sequences side by side: of `rest`, what is left of the text (not
-  // empty), as many of the first tokens as share a pass. Errors: kResourceExhausted, leaving no trace.
+  // empty), as many of the first tokens as share a pass. Errors: kResourceExhausted, leaving no trace; kDataLoss where
+  // a logit is not a number.
   Result<PassOutput> feed_pass(std::span<const TokenValue> rest, int chunk, Logits logits, Source source);
 
   // Somebody who looks at the sequence in front of every pass, when there is room for the pass's tokens. The time it
