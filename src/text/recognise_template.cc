@@ -313,6 +313,8 @@ class GeneralReader {
       if (cursor_.take("{%else%}{{eos_token}}")) format_.final = names_.eos;
       return cursor_.take("{%endif%}");
     }
+    // The first Llama 3 opens an answer whether it is asked to or not.
+    if (!opened_ && format_.final.empty() && cursor_.take("{{'*'}}", {&format_.open})) format_.final = format_.open;
     return true;
   }
 

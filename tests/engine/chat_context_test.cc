@@ -312,7 +312,8 @@ TEST(SessionContext, WhatFollowsTheModelsOwnEndIsWritten) {
 TEST(SessionContext, MessagesSaidMakeTheWholeConversation) {
   const std::vector<ChatMessage> talk = {
       {"system", "Be brief"}, {"user", "Hi"}, {"assistant", "Hello"}, {"user", "Bye"}};
-  for (const char* file : {"", "phi-3", "zephyr", "llama-2", "mistral-first", "chatml", "llama-3-dated"}) {
+  for (const char* file :
+       {"", "phi-3", "zephyr", "llama-2", "mistral-first", "chatml", "llama-3-dated", "llama-3-open"}) {
     SCOPED_TRACE(file);
     Twins twins(bundled(), file);
     for (const ChatMessage& message : talk) ASSERT_TRUE(twins.session->say(message.role, message.content).ok());

@@ -132,6 +132,9 @@ def final_of(template, bos, eos):
     """What ends a conversation, rather than a message: it is gone once there is another message."""
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     texts = [expected(template, {"messages": messages[:count], "open": False}, bos, eos) for count in (1, 2, 3)]
+    unasked = "<|start_header_id|>assistant<|end_header_id|>\n\n"  # of a template that always opens an answer
+    if all(text is not None and text.endswith(unasked) for text in texts):
+        return unasked
     return eos if all(text is not None and text.endswith("\n" + eos) for text in texts) else ""
 
 
