@@ -73,80 +73,78 @@ struct Layout {
 template <class Isa, DType kType>
 struct Block;
 
+// A block of one part, with its scale in the first half field and, where there is one, its minimum in the second.
+template <class Isa, DType kType>
+struct OnePart : Layout<kType> {
+  using Layout<kType>::Layout;
+
+  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+  [[gnu::always_inline]] Floats minus_minimum(int, int) const { return Isa::halves(this->half_field(1)); }
+};
+
 template <class Isa>
-struct Block<Isa, DType::kQ8_0> : Layout<DType::kQ8_0> {
+struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
   static constexpr Terms kTerms = Terms::kOffset;
   static constexpr int kOffset = 128;
-  using Layout::Layout;
+  using OnePart<Isa, DType::kQ8_0>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const {
     for (int g = 0; g < 8; ++g) w[g] = load_words(this->p, g);
   }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
 };
 
 template <class Isa>
-struct Block<Isa, DType::kQ4_0> : Layout<DType::kQ4_0> {
+struct Block<Isa, DType::kQ4_0> : OnePart<Isa, DType::kQ4_0> {
   static constexpr Terms kTerms = Terms::kOffset;
   static constexpr int kOffset = 8;
-  using Layout::Layout;
+  using OnePart<Isa, DType::kQ4_0>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
 };
 
 template <class Isa>
-struct Block<Isa, DType::kIQ4_NL> : Layout<DType::kIQ4_NL> {
+struct Block<Isa, DType::kIQ4_NL> : OnePart<Isa, DType::kIQ4_NL> {
   static constexpr Terms kTerms = Terms::kOffset;
   static constexpr int kOffset = 128;
-  using Layout::Layout;
+  using OnePart<Isa, DType::kIQ4_NL>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const {
     nibbles(this->p, w);
     for (int g = 0; g < 8; ++g) w[g] = Isa::iq4_values(w[g]);
   }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
 };
 
 template <class Isa>
-struct Block<Isa, DType::kQ4_1> : Layout<DType::kQ4_1> {
+struct Block<Isa, DType::kQ4_1> : OnePart<Isa, DType::kQ4_1> {
   static constexpr Terms kTerms = Terms::kMinimum;
-  using Layout::Layout;
+  using OnePart<Isa, DType::kQ4_1>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
-  [[gnu::always_inline]] Floats minus_minimum(int, int) const { return Isa::halves(this->half_field(1)); }
 };
 
-// Adds the grouped high bits of Q5_0 and Q5_1.
-[[gnu::always_inline]] inline void add_fifth_bits(Words high, Words* w) {
-  for (int g = 0; g < 8; ++g) w[g] |= (g < 4 ? high << (4 - g) : high >> (g - 4)) & 0x10101010;
-}
+// Nibbles, and the grouped high bits in front of them: Q5_0 and Q5_1.
+template <class Isa, DType kType>
+struct FiveBits : OnePart<Isa, kType> {
+  using OnePart<Isa, kType>::OnePart;
+
+  [[gnu::always_inline]] void weights(int, Words* w) const {
+    nibbles(this->field(1), w);
+    const Words high = load_words(this->p, 0);
+    for (int g = 0; g < 8; ++g) w[g] |= (g < 4 ? high << (4 - g) : high >> (g - 4)) & 0x10101010;
+  }
+};
 
 template <class Isa>
-struct Block<Isa, DType::kQ5_0> : Layout<DType::kQ5_0> {
+struct Block<Isa, DType::kQ5_0> : FiveBits<Isa, DType::kQ5_0> {
   static constexpr Terms kTerms = Terms::kOffset;
   static constexpr int kOffset = 16;
-  using Layout::Layout;
-
-  [[gnu::always_inline]] void weights(int, Words* w) const {
-    nibbles(this->field(1), w);
-    add_fifth_bits(load_words(this->p, 0), w);
-  }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
+  using FiveBits<Isa, DType::kQ5_0>::FiveBits;
 };
 
 template <class Isa>
-struct Block<Isa, DType::kQ5_1> : Layout<DType::kQ5_1> {
+struct Block<Isa, DType::kQ5_1> : FiveBits<Isa, DType::kQ5_1> {
   static constexpr Terms kTerms = Terms::kMinimum;
-  using Layout::Layout;
-
-  [[gnu::always_inline]] void weights(int, Words* w) const {
-    nibbles(this->field(1), w);
-    add_fifth_bits(load_words(this->p, 0), w);
-  }
-  [[gnu::always_inline]] Floats scale(int, int) const { return Isa::halves(this->half_field(0)); }
-  [[gnu::always_inline]] Floats minus_minimum(int, int) const { return Isa::halves(this->half_field(1)); }
+  using FiveBits<Isa, DType::kQ5_1>::FiveBits;
 };
 
 // The scales and minima of Q4_K and Q5_K: bytes of parts 0 to 3 and 4 to 7.

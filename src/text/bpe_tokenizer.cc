@@ -26,10 +26,6 @@ constexpr std::size_t kMostRemembered = std::size_t{1} << 18;
 using Symbol = std::int32_t;               // a token, or from the vocabulary's size on what only exists between merges
 using Merger = PairMerger<std::uint32_t>;  // of symbols; costs are the merges' places in the file
 
-bool contains(std::span<const TokenValue> tokens, TokenValue token) {
-  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
-}
-
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}

@@ -7,8 +7,6 @@
 namespace kvasir {
 namespace {
 
-constexpr TokenValue kNone = -1;
-
 auto byte_at(std::size_t depth) {
   return [depth](std::string_view piece) { return static_cast<unsigned char>(piece[depth]); };
 }
@@ -60,14 +58,14 @@ TokenValue SpecialTokens::token_of(std::string_view piece, const Query& query) c
   const auto [begin, end] = by_first_[static_cast<unsigned char>(piece[0])];
   const auto last = pieces_.begin() + static_cast<std::ptrdiff_t>(end);
   const auto found = std::lower_bound(pieces_.begin() + static_cast<std::ptrdiff_t>(begin), last, piece);
-  if (found == last || *found != piece) return kNone;
+  if (found == last || *found != piece) return kNoToken;
   for (const TokenValue token : tokens_[static_cast<std::size_t>(found - pieces_.begin())]) {
     if (query.parse_special) return token;
     if (vocabulary_->kinds[static_cast<std::size_t>(token)] == TokenKind::kUserDefined &&
         std::find(query.reserved.begin(), query.reserved.end(), token) == query.reserved.end())
       return token;
   }
-  return kNone;
+  return kNoToken;
 }
 
 // Decides between the candidates of a stretch of text. `lengths`: those that occur in it, longest first.
@@ -83,7 +81,7 @@ void SpecialTokens::settle(const Query& query, std::size_t begin, std::size_t en
     for (std::size_t at = begin; at + length <= end; ++at) {
       if (!is_free(at)) continue;
       const TokenValue token = token_of(query.text.substr(at, length), query);
-      if (token != kNone) candidates.push_back({at, token});
+      if (token != kNoToken) candidates.push_back({at, token});
     }
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Place& a, const Place& b) { return a.token < b.token; });

@@ -93,10 +93,6 @@ class Adjacency {
   std::unordered_set<std::uint64_t> others_;
 };
 
-bool contains(std::span<const TokenValue> tokens, TokenValue token) {
-  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
-}
-
 using Merger = PairMerger<float>;  // of tokens; kNoToken for a character not looked up yet. Costs are negated scores.
 
 class SpmTokenizer final : public Tokenizer {

@@ -3,6 +3,7 @@
 // Thread-safety: pure functions.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,5 +35,9 @@ struct FragmentedText {
 // `reserved`, and the text's errors: as Tokenizer::encode_segments(). `special`: of the same vocabulary.
 Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
                                      const SpecialTokens& special, std::span<const TokenValue> reserved);
+
+inline bool contains(std::span<const TokenValue> tokens, TokenValue token) {
+  return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
+}
 
 }  // namespace kvasir
