@@ -1,4 +1,4 @@
-// kvasir info, tokenize, policies, eval and bench on the bundled model.
+// kvasir info, tokenize, policies, eval and bench on the small model.
 #include <unistd.h>
 
 #include <cmath>
@@ -148,7 +148,7 @@ TEST(Commands, PoliciesListsThemAll) {
     names.push_back(policy["name"]);
     for (const char* field : {"summary", "formula", "reference", "acts"}) EXPECT_NE(policy[field], "") << field;
     if (policy["evaluation_only"].get<bool>()) continue;
-    // Its default is larger than the bundled model's context.
+    // Its default is larger than the small model's context.
     const std::string spec = names.back() == "cascade" ? "cascade:size=1024" : names.back();
     EXPECT_EQ(run_json({"-p", "Once", "-n", "2", "--kv", spec})["tokens"], 2) << spec;
   }

@@ -1,4 +1,4 @@
-// kvasir eval ppl on the bundled model: several texts, the comparison with the full cache, curves; and the reports of
+// kvasir eval ppl on the small model: several texts, the comparison with the full cache, curves; and the reports of
 // all evaluations.
 #include <unistd.h>
 

@@ -21,9 +21,9 @@ class Evaluation : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     path_ = ::testing::TempDir() + "kvasir-induction-" + std::to_string(::getpid());
-    const auto bundled = gguf::File::open(bundled_model(), {.header_only = true});
-    ASSERT_TRUE(bundled.ok());
-    auto vocabulary = vocabulary_from_gguf(*bundled);
+    const auto small = gguf::File::open(small_model(), {.header_only = true});
+    ASSERT_TRUE(small.ok());
+    auto vocabulary = vocabulary_from_gguf(*small);
     ASSERT_TRUE(vocabulary.ok());
     write_bytes(path_, make_induction_model({.vocabulary = std::move(*vocabulary), .dtype = "f16"}));
   }
@@ -143,7 +143,7 @@ TEST_F(Evaluation, WrittenModelsAreThese) {
   const std::string writer =
       (std::filesystem::path(binary_path()).parent_path() / "kvasir_write_induction_model").string();
   const std::string command =
-      "'" + writer + "' '" + written + "' --dtype f16 --vocabulary-of '" + bundled_model() + "'";
+      "'" + writer + "' '" + written + "' --dtype f16 --vocabulary-of '" + small_model() + "'";
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   EXPECT_EQ(json_of({"info", written, "--json"})["runs"], true);
   EXPECT_TRUE(bytes_of(path_) == bytes_of(written));

@@ -61,7 +61,7 @@ std::string binary_path() {
 }
 
 std::string model_path() {
-  return source_dir() + "/models/kvasir-mini-3m-q8_0.gguf";
+  return small_model();
 }
 
 Finished run_program(const Arguments& arguments, const Surroundings& surroundings) {

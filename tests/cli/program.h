@@ -41,11 +41,11 @@ struct Surroundings {
 };
 
 std::string binary_path();
-std::string model_path();  // the bundled model
+std::string model_path();  // the small model
 
 Finished run_program(const Arguments& arguments, const Surroundings& surroundings = {});
 
-// {"run", "-m", the bundled model, "-t", "1"} and more.
+// {"run", "-m", the small model, "-t", "1"} and more.
 Arguments run_arguments(const Arguments& more);
 Finished run_model(const Arguments& more, const Surroundings& surroundings = {});
 // With --json: the object, after exit code 0 was expected.

@@ -15,12 +15,8 @@ namespace {
 
 using Tokens = std::vector<TokenValue>;
 
-std::string bundled() {
-  return source_dir() + "/models/kvasir-mini-3m-q8_0.gguf";
-}
-
-std::string bundled_bytes() {
-  std::ifstream file(bundled(), std::ios::binary);
+std::string small_model_bytes() {
+  std::ifstream file(small_model(), std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
@@ -30,9 +26,9 @@ std::vector<std::byte> to_bytes(const std::string& text) {
   return out;
 }
 
-// The bundled model without its markers.
+// The small model without its markers.
 std::string without_markers() {
-  std::string bytes = bundled_bytes();
+  std::string bytes = small_model_bytes();
   const std::size_t at = bytes.find("<|user|>");
   EXPECT_NE(at, std::string::npos);
   return bytes.replace(at, 8, "<|xxxx|>");
@@ -114,7 +110,7 @@ Tokens operator+(Tokens left, const Tokens& right) {
 
 TEST(SessionContext, TextInPartsIsTakenAsItStands) {
   for (const char* second : {"believable", "\nthere"}) {
-    Twins twins(bundled());
+    Twins twins(small_model());
     const Tokens tokens = twins.encode(second, true);
     std::string bytes;
     for (const TokenValue token : tokens) bytes += twins.model->tokenizer->bytes_of(token);
@@ -150,7 +146,7 @@ TEST(SessionContext, MarkersCloseWhatEndedWithoutThem) {
   constexpr TokenValue kEnd = 5;
   for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
     SCOPED_TRACE(static_cast<int>(way));
-    Twins twins(bundled());
+    Twins twins(small_model());
     ASSERT_TRUE(twins.session->say("user", "Hi").ok());
     twins.feed(Tokens{1, kUser} + twins.encode("Hi", false) + Tokens{kEnd, kAssistant});
     twins.greedy(answer(twins, way).tokens);
@@ -171,11 +167,11 @@ TEST(SessionContext, TheModelsOwnEndIsWrittenOnce) {
     ASSERT_TRUE(twins.session->say("user", "Hi").ok());
     twins.feed(Tokens{1, 3} + twins.encode("Hi", false) + Tokens{5, 4});
   };
-  Twins scout(bundled());
+  Twins scout(small_model());
   ask(scout);
   scout.greedy(3);
   const TokenValue end = scout.next();
-  std::string bytes = bundled_bytes();
+  std::string bytes = small_model_bytes();
   const std::string key = "tokenizer.ggml.eos_token_id";
   const std::size_t at = bytes.find(key);
   ASSERT_NE(at, std::string::npos);
@@ -257,14 +253,14 @@ TEST(SessionContext, ThePlainStopTextIsNotWrittenTwice) {
   }
 }
 
-// phi-3 writes "<|user|>\n...<|end|>\n": with the bundled model's own markers, and a new line that no model writes.
+// phi-3 writes "<|user|>\n...<|end|>\n": with the small model's own markers, and a new line that no model writes.
 TEST(SessionContext, WhatFollowsTheEndOfAnAnswerIsWritten) {
   constexpr TokenValue kUser = 3;
   constexpr TokenValue kAssistant = 4;
   constexpr TokenValue kEnd = 5;
   for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
     SCOPED_TRACE(static_cast<int>(way));
-    Twins twins(bundled(), "phi-3");
+    Twins twins(small_model(), "phi-3");
     ASSERT_EQ(twins.model->chat->name(), "phi-3");
     const Tokens line = twins.encode("\n", false);
     ASSERT_TRUE(twins.session->say("user", "Hi").ok());
@@ -288,11 +284,11 @@ TEST(SessionContext, WhatFollowsTheModelsOwnEndIsWritten) {
     ASSERT_TRUE(twins.session->say("user", "Hi").ok());
     twins.feed(Tokens{1, 3} + twins.encode("\nHi", false) + Tokens{5} + line + Tokens{4} + line);
   };
-  Twins scout(bundled(), "phi-3");
+  Twins scout(small_model(), "phi-3");
   ask(scout);
   scout.greedy(3);
   const TokenValue end = scout.next();
-  std::string bytes = bundled_bytes();
+  std::string bytes = small_model_bytes();
   const std::string key = "tokenizer.ggml.eos_token_id";
   std::memcpy(bytes.data() + bytes.find(key) + key.size() + 4, &end, sizeof end);
   const TemporaryFile file(to_bytes(bytes));
@@ -315,7 +311,7 @@ TEST(SessionContext, MessagesSaidMakeTheWholeConversation) {
   for (const char* file :
        {"", "phi-3", "zephyr", "llama-2", "mistral-first", "chatml", "llama-3-dated", "llama-3-open"}) {
     SCOPED_TRACE(file);
-    Twins twins(bundled(), file);
+    Twins twins(small_model(), file);
     for (const ChatMessage& message : talk) ASSERT_TRUE(twins.session->say(message.role, message.content).ok());
     const auto whole = twins.model->chat->render(talk, true);
     ASSERT_TRUE(whole.ok());
@@ -326,7 +322,7 @@ TEST(SessionContext, MessagesSaidMakeTheWholeConversation) {
 
 // A template that opens an answer with a thought, and writes past answers without one: the thought is closed, empty.
 TEST(SessionContext, AnswersFillAnOpenedThought) {
-  Twins twins(bundled(), "deepseek-thinks");
+  Twins twins(small_model(), "deepseek-thinks");
   ASSERT_TRUE(twins.session->say("user", "Hi").ok());
   ASSERT_TRUE(twins.session->say("assistant", "Hello").ok());
   ASSERT_TRUE(twins.session->say("user", "Bye").ok());
@@ -344,7 +340,7 @@ TEST(SessionContext, ASystemMessageWaitsForTheUser) {
   const std::vector<ChatMessage> talk = {{"system", "Be brief"}, {"user", "Hi"}};
   for (const char* file : {"llama-2", "mistral-v3"}) {
     SCOPED_TRACE(file);
-    Twins twins(bundled(), file);
+    Twins twins(small_model(), file);
     ASSERT_TRUE(twins.session->say("system", "Be brief").ok());
     EXPECT_EQ(twins.session->kv().seen, 0);
     EXPECT_FALSE(twins.session->generate({}, {}).ok()) << "nothing was read";
@@ -360,7 +356,7 @@ TEST(SessionContext, ASystemMessageWaitsForTheUser) {
 
 // Llama 2 and Mistral want an answer between two questions: one that nobody gave stands empty.
 TEST(SessionContext, QuestionsWithoutAnswersTakeTurns) {
-  Twins twins(bundled(), "mistral-first");
+  Twins twins(small_model(), "mistral-first");
   for (int i = 0; i < 3; ++i) ASSERT_TRUE(twins.session->say("user", "Hi").ok());
   EXPECT_GT(twins.generate({.max_tokens = 4, .ignore_eos = true}).tokens, 0);
   EXPECT_GT(twins.generate({.max_tokens = 4, .ignore_eos = true}).tokens, 0) << "goes on";
@@ -377,7 +373,7 @@ TEST(SessionContext, AnEndThatIsNoTokenStopsTheAnswer) {
     const std::string end = "<" + std::string(size - 2, '~') + ">";
     const std::string source = "{% for message in messages %}{{ '(' + message['role'] + ') ' + message['content'] + '" +
                                end + "\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '(assistant) ' }}{% endif %}";
-    Twins scout(bundled(), "", source);
+    Twins scout(small_model(), "", source);
     ASSERT_FALSE(scout.model->chat->stands_in());
     ASSERT_EQ(scout.model->chat->stop(), std::vector<std::string>{end});
     ask(scout, end);
@@ -389,7 +385,7 @@ TEST(SessionContext, AnEndThatIsNoTokenStopsTheAnswer) {
     if (piece.size() != size) continue;
     std::string stored(8, '\0');
     stored[0] = static_cast<char>(size);
-    std::string bytes = bundled_bytes();
+    std::string bytes = small_model_bytes();
     const std::size_t at = bytes.find(stored + piece);
     ASSERT_NE(at, std::string::npos);
     const TemporaryFile file(to_bytes(bytes.replace(at + stored.size(), size, end)));

@@ -1,4 +1,4 @@
-// The bundled model, damaged: an error or a model that runs; never a crash, a hang or memory without bound.
+// The small model, damaged: an error or a model that runs; never a crash, a hang or memory without bound.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -13,7 +13,7 @@ namespace kvasir::test {
 namespace {
 
 std::vector<std::byte> model_bytes() {
-  std::ifstream file(source_dir() + "/models/kvasir-mini-3m-q8_0.gguf", std::ios::binary);
+  std::ifstream file(small_model(), std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const auto* data = reinterpret_cast<const std::byte*>(text.data());
   return {data, data + text.size()};

@@ -19,7 +19,7 @@ std::string long_text() {
 class SessionTest : public ::testing::Test {
  protected:
   std::unique_ptr<Engine> open(EngineOptions options = {}) {
-    options.model = source_dir() + "/models/kvasir-mini-3m-q8_0.gguf";
+    options.model = small_model();
     if (options.threads == 0) options.threads = 1;
     auto engine = Engine::open(options);
     EXPECT_TRUE(engine.ok()) << engine.status().message();

@@ -16,8 +16,8 @@
 namespace kvasir::test {
 namespace {
 
-Vocabulary bundled_vocabulary() {
-  const auto file = gguf::File::open(bundled_model(), {.header_only = true});
+Vocabulary small_model_vocabulary() {
+  const auto file = gguf::File::open(small_model(), {.header_only = true});
   EXPECT_TRUE(file.ok());
   auto vocabulary = vocabulary_from_gguf(*file);
   EXPECT_TRUE(vocabulary.ok());
@@ -32,7 +32,7 @@ std::string tale() {
 class Needle : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    file_ = new TemporaryFile(make_induction_model({.vocabulary = bundled_vocabulary(), .dtype = "f16"}));
+    file_ = new TemporaryFile(make_induction_model({.vocabulary = small_model_vocabulary(), .dtype = "f16"}));
     model_ = load(file_->path(), {});
   }
   static void TearDownTestSuite() {

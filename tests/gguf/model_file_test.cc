@@ -1,4 +1,4 @@
-// Files that others wrote: the bundled model, whole, cut and damaged; and published vocabularies.
+// Files that others wrote: the small model, whole, cut and damaged; and published vocabularies.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -15,10 +15,10 @@ namespace kvasir::gguf {
 namespace {
 
 constexpr std::size_t kModelSize = 3526176;
-constexpr std::size_t kHeaderEnd = 95505;  // of the bundled model: metadata and descriptions of tensors
+constexpr std::size_t kHeaderEnd = 95505;  // of the small model: metadata and descriptions of tensors
 
 std::vector<std::byte> read_model() {
-  std::ifstream in(kvasir::test::bundled_model(), std::ios::binary);
+  std::ifstream in(kvasir::test::small_model(), std::ios::binary);
   const std::string content((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   std::vector<std::byte> bytes(content.size());
   std::memcpy(bytes.data(), content.data(), content.size());
@@ -39,7 +39,7 @@ std::string write_temporary(const std::string& name, std::span<const std::byte> 
 
 // Values as an independent reader of the format printed them.
 TEST(ModelFile, HasKnownValues) {
-  const auto file = File::open(kvasir::test::bundled_model());
+  const auto file = File::open(kvasir::test::small_model());
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_EQ(file->version(), 3u);
   EXPECT_EQ(file->alignment(), 32u);
@@ -92,7 +92,7 @@ TEST(ModelFile, HasKnownValues) {
 }
 
 TEST(ModelFile, SurvivesMoving) {
-  auto file = File::open(kvasir::test::bundled_model());
+  auto file = File::open(kvasir::test::small_model());
   ASSERT_TRUE(file.ok());
   const std::string_view name = *file->get_string("general.name");
   const File moved = std::move(*file);

@@ -38,7 +38,7 @@ else
     -o "$work/user/user"
   program=$work/user/user
 fi
-"$program" "$source/models/kvasir-mini-3m-q8_0.gguf"
+"$program" "$source/tests/data/kvasir-mini-3m-q8_0.gguf"
 if grep -rlF -e "$source/src" -e "$source/include" -e "$build/" "$work/prefix/lib" --include='*.cmake' --include='*.pc'; then
   echo "the files above name folders of the build"
   exit 1

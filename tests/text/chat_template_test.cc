@@ -44,8 +44,8 @@ constexpr TokenValue kUser = 259;
 constexpr TokenValue kAssistant = 260;
 constexpr TokenValue kEnd = 261;
 
-TEST(ChatTemplate, BundledModelUsesItsMarkers) {
-  const auto tokenizer = test::tokenizer_of_file(test::bundled_model());
+TEST(ChatTemplate, SmallModelUsesItsMarkers) {
+  const auto tokenizer = test::tokenizer_of_file(test::small_model());
   ASSERT_NE(tokenizer, nullptr);
   EXPECT_EQ(template_of(tokenizer->vocabulary())->name(), "markers");
   // <s> 1, <|user|> 3, <|assistant|> 4, <|end|> 5, by the file.

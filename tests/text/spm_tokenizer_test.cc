@@ -40,7 +40,7 @@ TEST(SpmTokenizer, TextAfterAControlTokenTakesTheSpaceToo) {
 }
 
 TEST(SpmTokenizer, RoundTripsAnyText) {
-  const auto tokenizer = test::tokenizer_of_file(test::bundled_model());
+  const auto tokenizer = test::tokenizer_of_file(test::small_model());
   ASSERT_NE(tokenizer, nullptr);
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
@@ -247,7 +247,7 @@ TEST(SpmTokenizer, InvalidUtf8NamesTheByte) {
 }
 
 TEST(SpmTokenizer, SegmentsAreOneText) {
-  const auto tokenizer = test::tokenizer_of_file(test::bundled_model());
+  const auto tokenizer = test::tokenizer_of_file(test::small_model());
   ASSERT_NE(tokenizer, nullptr);
   std::mt19937 random(3);
   for (int i = 0; i < 300; ++i) {

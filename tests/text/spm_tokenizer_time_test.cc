@@ -17,7 +17,7 @@ constexpr std::size_t kMegabyte = 1000 * 1000;
 #endif
 
 void expect_fast_round_trip(const std::string& text) {
-  const auto tokenizer = test::tokenizer_of_file(test::bundled_model());
+  const auto tokenizer = test::tokenizer_of_file(test::small_model());
   ASSERT_NE(tokenizer, nullptr);
   const auto start = std::chrono::steady_clock::now();
   const auto tokens = tokenizer->encode(text, {});

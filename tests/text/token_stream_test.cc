@@ -36,7 +36,7 @@ TEST(TokenStream, HoldsBackIncompleteCharacters) {
 }
 
 TEST(TokenStream, EqualsTheWholeDecode) {
-  const auto tokenizer = test::tokenizer_of_file(test::bundled_model());
+  const auto tokenizer = test::tokenizer_of_file(test::small_model());
   ASSERT_NE(tokenizer, nullptr);
   std::mt19937 random(1);
   for (int i = 0; i < 1000; ++i) {

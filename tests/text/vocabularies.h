@@ -1,4 +1,4 @@
-// Vocabularies for tests: small ones made here, and the bundled model's.
+// Vocabularies for tests: small ones made here, and the small model's.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -269,8 +269,8 @@ TEST(VocabularyFromGguf, TokensOfPhi3SwallowWhiteSpace) {
   EXPECT_EQ(strip_after("general.name", "Llama"), std::vector<TokenValue>());
 }
 
-TEST(VocabularyFromGguf, BundledModel) {
-  const auto file = gguf::File::open(test::bundled_model());
+TEST(VocabularyFromGguf, SmallModel) {
+  const auto file = gguf::File::open(test::small_model());
   ASSERT_TRUE(file.ok()) << file.status().message();
   const auto vocabulary = vocabulary_from_gguf(*file);
   ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
