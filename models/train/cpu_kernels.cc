@@ -60,7 +60,10 @@ class Tiles {
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
     _mm_setcsr(control_ | 0x8040);
   }
-  ~Tiles() { _mm_setcsr(control_); }
+  ~Tiles() {
+    _mm_setcsr(control_);
+    _tile_release();
+  }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
@@ -104,12 +107,6 @@ inline void add_product(const bf16* a0, const bf16* a1, Index lda, const bf16* b
   _tile_dpbf16ps(3, 5, 7);
 }
 
-inline float to_float(bf16 x) {
-  uint32_t bits = uint32_t{x} << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
 inline __m512 load_bf16(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -281,6 +278,13 @@ void rotated_head(const bf16* x, Index stride, Index length, const float* cosine
 }
 
 constexpr float kLog2e = 1.44269504f;
+
+inline __m512 sigmoid(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.f);
+  const __m512 e = exp2_ps(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-kLog2e)));
+  const __m512 s = _mm512_div_ps(one, _mm512_add_ps(one, e));
+  return _mm512_mask_sub_ps(s, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), one, s);
+}
 
 // Two rows of 16 values as the pairs that a row of a B tile holds.
 inline __m512i pairs_of(__m512 row0, __m512 row1) {
@@ -636,13 +640,6 @@ void cpu_norm_backward(const float* x, const float* w, const float* inverse, con
   }
   for (Index part = 0; part < kParts; ++part)
     for (Index i = 0; i < d; ++i) dw[i] += partial[part * d + i];
-}
-
-static inline __m512 sigmoid(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.f);
-  const __m512 e = exp2_ps(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-kLog2e)));
-  const __m512 s = _mm512_div_ps(one, _mm512_add_ps(one, e));
-  return _mm512_mask_sub_ps(s, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), one, s);
 }
 
 // gu [rows x 2f] (gate, up) -> a [rows x f].

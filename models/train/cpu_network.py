@@ -49,9 +49,8 @@ class CpuNetwork:
         self.parameters = {n: torch.zeros(s) for n, s in shapes.items()}
         self.gradients = {n: torch.zeros(s) for n, s in shapes.items()}
         # As tiles, for x W^T and for dy W.
-        matrices = {n: torch.empty(s, dtype=torch.bfloat16) for n, s in shapes.items() if len(s) == 2}
-        self.forward_tiles = matrices
-        self.backward_tiles = {n: torch.empty_like(m) for n, m in matrices.items()}
+        self.forward_tiles = {n: torch.empty(s, dtype=torch.bfloat16) for n, s in shapes.items() if len(s) == 2}
+        self.backward_tiles = {n: torch.empty_like(m) for n, m in self.forward_tiles.items()}
         self.cosine, self.sine = network.rotary_tables(shape)
 
         def half(width):
@@ -87,11 +86,19 @@ class CpuNetwork:
         extra = () if residual is None else (residual,)
         self.call(kernel, x, k, self.forward_tiles[name], self.used, n, k, out, *extra)
 
-    def linear_backward(self, dy, name, x, dx):
-        """dx = dy W; the gradient of W += dy^T x."""
+    def input_gradient(self, dy, name, dx):
+        """dx = dy W."""
         n, k = self.parameters[name].shape
         self.call("cpu_linear", dy, n, self.backward_tiles[name], self.used, k, n, dx)
+
+    def weight_gradient(self, dy, name, x):
+        """The gradient of W += dy^T x."""
+        n, k = self.parameters[name].shape
         self.call("cpu_grad_weight", dy, n, x, k, self.used, n, k, self.gradients[name])
+
+    def linear_backward(self, dy, name, x, dx):
+        self.input_gradient(dy, name, dx)
+        self.weight_gradient(dy, name, x)
 
     def norm(self, i, name):
         x, y = self.x[i], self.normed[i]
@@ -139,21 +146,12 @@ class CpuNetwork:
         for i in reversed(range(shape.layers)):
             # Writes the gradients of gate and up over them, and the activation, which was not kept, again. The
             # order matters: the gradient of `down` needs it.
-            n, k = self.parameters[f"{i}.down"].shape
+            self.input_gradient(self.d_x_half, f"{i}.down", self.d_activation)
             self.call(
-                "cpu_linear", self.d_x_half, n, self.backward_tiles[f"{i}.down"], self.used, k, n, self.d_activation
-            )
-            self.call(
-                "cpu_swiglu_backward",
-                self.gate_up[i],
-                self.d_activation,
-                self.used,
-                shape.feed_forward,
+                "cpu_swiglu_backward", self.gate_up[i], self.d_activation, self.used, shape.feed_forward,
                 self.activation,
-            )
-            self.call(
-                "cpu_grad_weight", self.d_x_half, n, self.activation, k, self.used, n, k, self.gradients[f"{i}.down"]
-            )
+            )  # fmt: skip
+            self.weight_gradient(self.d_x_half, f"{i}.down", self.activation)
             self.linear_backward(self.gate_up[i], f"{i}.gate_up", self.normed[2 * i + 1], self.d_normed)
             self.norm_backward(2 * i + 1, f"{i}.ffn_norm")
             self.linear_backward(self.d_x_half, f"{i}.output", self.mixed[i], self.d_mixed)

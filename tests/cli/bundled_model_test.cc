@@ -8,13 +8,6 @@
 namespace kvasir::test {
 namespace {
 
-Arguments on_the_tale(const std::string& evaluation, const Arguments& more) {
-  Arguments all = {"eval",  evaluation, "-m", bundled_model(), "-f", source_dir() + "/examples/the-lamplighter.txt",
-                   "--json"};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
-
 TEST(BundledModel, IsWhatItsCardSays) {
   const Json info = json_of({"info", bundled_model(), "--json"});
   EXPECT_EQ(info["parameters"], 15'735'168);
@@ -30,8 +23,9 @@ TEST(BundledModel, IsWhatItsCardSays) {
 }
 
 TEST(BundledModel, RecallsWhatItsCacheHolds) {
-  const Json found = json_of(on_the_tale("needle", {"--lengths", "1200", "--depths", "0.1,0.5,0.95", "--trials", "2",
-                                                    "--kv", "full", "--kv", "streaming:cap=400"}));
+  const Json found = json_of({"eval", "needle", "-m", bundled_model(), "-f",
+                              source_dir() + "/examples/the-lamplighter.txt", "--json", "--lengths", "1200", "--depths",
+                              "0.1,0.5,0.95", "--trials", "2", "--kv", "full", "--kv", "streaming:cap=400"});
   const Json& full = found["runs"][0];
   EXPECT_GE(full["exact"].get<double>(), 0.8) << full;  // of 6
   const Json& streaming = found["runs"][1];
