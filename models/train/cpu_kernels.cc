@@ -1,4 +1,5 @@
-// Forward and backward kernels of the training on CPUs with AMX (cpu_network.py calls them).
+// Forward and backward kernels of the training on CPUs with AMX, or with AVX-512 and its products of bf16
+// (cpu_network.py calls them).
 //
 // Matrices are bf16, sums f32. Products run on tiles: an A tile holds 16 rows of 32 elements of the inner dimension, a
 // B tile 16 pairs of them for each of 16 columns; both are 1 KiB. Attention computes scores transposed, [keys x
@@ -44,31 +45,39 @@ struct Aligned {
 template <typename T>
 using Buffer = std::vector<T, Aligned<T>>;
 
+// Denormals as zero (they cost hundreds of cycles) while it lives.
+class DenormalsAreZero {
+ public:
+  DenormalsAreZero() : control_(_mm_getcsr()) { _mm_setcsr(control_ | 0x8040); }
+  ~DenormalsAreZero() { _mm_setcsr(control_); }
+  DenormalsAreZero(const DenormalsAreZero&) = delete;
+  DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
+
+ private:
+  unsigned control_;
+};
+
+#ifdef __AMX_BF16__
+
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
   uint8_t rows[16] = {};
 };
 
-// Tiles of 16 rows of 64 bytes, and denormals as zero (they cost hundreds of cycles), while it lives.
+// Tiles of 16 rows of 64 bytes while it lives. Tiles 0 to 3 hold a block of 2 x 2 tiles of f32 sums.
 class Tiles {
  public:
-  Tiles() : control_(_mm_getcsr()) {
+  Tiles() {
     alignas(64) TileConfig config;
     for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = 16;
     asm volatile("" ::: "memory");
     asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
-    _mm_setcsr(control_ | 0x8040);
   }
-  ~Tiles() {
-    _mm_setcsr(control_);
-    _tile_release();
-  }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+  ~Tiles() { _tile_release(); }
 
  private:
-  unsigned control_;
+  DenormalsAreZero denormals_;
 };
 
 // GCC's tile loads do not say that they read memory: what was stored for them must not be moved behind them.
@@ -76,7 +85,6 @@ inline void finish_stores() {
   asm volatile("" ::: "memory");
 }
 
-// Tiles 0 to 3 hold a block of 2 x 2 tiles of f32 sums.
 inline void zero_sums() {
   _tile_zero(0);
   _tile_zero(1);
@@ -106,6 +114,54 @@ inline void add_product(const bf16* a0, const bf16* a1, Index lda, const bf16* b
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
+
+#else
+
+using Tiles = DenormalsAreZero;
+
+alignas(64) thread_local float tile_sums[32][32];  // 2 x 2 tiles of a thread
+
+inline void finish_stores() {}
+
+inline void zero_sums() {
+  std::memset(tile_sums, 0, sizeof tile_sums);
+}
+inline void load_sums(const float* c, Index stride) {
+  for (int r = 0; r < 32; ++r) std::memcpy(tile_sums[r], c + r * stride, sizeof tile_sums[r]);
+}
+inline void store_sums(float* c, Index stride) {
+  for (int r = 0; r < 32; ++r) std::memcpy(c + r * stride, tile_sums[r], sizeof tile_sums[r]);
+}
+// += two A tiles, of rows `lda` apart, times two B tiles. Eight rows at a time, whose sums fit the registers.
+inline void add_product(const bf16* a0, const bf16* a1, Index lda, const bf16* b0, const bf16* b1) {
+  constexpr int kRows = 8;
+  for (int first = 0; first < 32; first += kRows) {
+    const bf16* a = first < 16 ? a0 + first * lda : a1 + (first - 16) * lda;
+    __m512 left[kRows], right[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      left[r] = _mm512_load_ps(tile_sums[first + r]);
+      right[r] = _mm512_load_ps(tile_sums[first + r] + 16);
+    }
+    for (int pair = 0; pair < 16; ++pair) {
+      const auto columns0 = (__m512bh)_mm512_loadu_si512(b0 + 32 * pair);
+      const auto columns1 = (__m512bh)_mm512_loadu_si512(b1 + 32 * pair);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        int bits;
+        std::memcpy(&bits, a + r * lda + 2 * pair, sizeof bits);
+        const auto row = (__m512bh)_mm512_set1_epi32(bits);
+        left[r] = _mm512_dpbf16_ps(left[r], row, columns0);
+        right[r] = _mm512_dpbf16_ps(right[r], row, columns1);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      _mm512_store_ps(tile_sums[first + r], left[r]);
+      _mm512_store_ps(tile_sums[first + r] + 16, right[r]);
+    }
+  }
+}
+
+#endif
 
 inline __m512 load_bf16(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
@@ -508,8 +564,12 @@ void attend_backward(const bf16* qkv, const bf16* o, const bf16* go, const float
 extern "C" {
 
 int cpu_init() {
+#ifdef __AMX_BF16__
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return (int)syscall(SYS_arch_prctl, kRequestPermission, kTileData);
+#else
+  return 0;
+#endif
 }
 
 // W [n x k] f32 -> tiles for X W^T (inner dimension k).

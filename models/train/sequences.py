@@ -2,9 +2,11 @@
 
 Book text alone teaches a small model little about its far context. So some sequences carry facts ("The secret number of
 the amber lantern is 48213.") that come again later, where the number can only be had by looking back; or passages that
-come twice; or are blocks of random tokens that come again and again, from which heads that look back form soonest. What
-nobody can predict, such as a number told for the first time, does not count in the loss; a number asked for counts
-several times.
+come twice; or are blocks of random tokens that come again and again, from which heads that look back form soonest. And
+some are conversations: paragraphs as messages, so that a chat gives prose, and ends.
+
+A number asked for counts several times in the loss. One told for the first time, which nobody can predict, counts little:
+enough to expect digits there. The words around them do not count: they would come up in prose.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import math
 import numpy as np
 import sentencepiece
 
-BOS = 1
+BOS, USER, ASSISTANT, END = 1, 3, 4, 5
 FIRST_WORD = 262  # what comes before are control tokens, markers and bytes
 
 # The words of `kvasir eval needle`, and others, so that the model learns to look back and not a list of words.
@@ -48,13 +50,17 @@ MORE_SENTENCES = [
 ]
 
 PASSAGE_SHARE = 0.2  # of the sequences that are not plain text: passages that come twice; the others have facts
-ASKED_SENTENCE_WEIGHT = 0.2  # in the loss, of the words of a sentence that was told before
+TOLD_WEIGHT = 0.1  # in the loss, of a number told for the first time
+FARTHEST_SHARE = 0.3  # of the distances that are not drawn by their logarithm
+MESSAGE = range(2, 129)  # tokens of a paragraph that becomes a message
 
 
 @dataclasses.dataclass
 class Mixture:
     plain: float = 0.5  # share of sequences of 1,024 tokens that are text alone; of twice as many tokens, its square
     echo: float = 0.0  # share of sequences of random tokens in blocks that come again and again
+    chat: float = 0.0  # share of sequences that are conversations
+    blank: float = 0.0  # share of plain text that begins with spaces and line ends, as a careless prompt does
     listed: float = 0.4  # share of those with facts that tell them in a list and ask for them in another order
     far: float = 1.0  # largest distance between telling and asking, of the sequence's length
     weight: float = 3.0  # of an asked number in the loss
@@ -75,7 +81,7 @@ class Sequences:
         self.held_out = np.fromfile(folder / "val.u16", "<u2")
         self.tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(folder / "kv4k.model"))
         self.random = np.random.default_rng(seed)
-        self.space, *digits = self.encode("\n 0123456789")[1:]
+        self.newline, self.space, *digits = self.encode("\n 0123456789")
         self.digits = np.array(digits)
 
     def pick(self, choices):
@@ -135,12 +141,13 @@ class Sequences:
 
         def tell(fact, position):
             weights = np.ones(len(fact.ids), np.float32)
-            weights[fact.begin : fact.end] = 0
+            weights[: fact.begin] = 0
+            weights[fact.begin : fact.end] = TOLD_WEIGHT
             placed.append((position, fact.ids, weights))
 
         def ask(fact, position):
             weights = np.ones(len(fact.ids), np.float32)
-            weights[: fact.begin] = ASKED_SENTENCE_WEIGHT
+            weights[: fact.begin] = 0
             weights[fact.begin : fact.end] = mixture.weight
             placed.append((min(position, length), fact.ids, weights))
 
@@ -153,8 +160,10 @@ class Sequences:
                 ask(facts[i], position + gap)
         else:
             for fact in facts:
-                farthest = max(8, room * mixture.far)
-                distance = self.log_uniform(4, farthest) if self.chance(0.6) else self.below(4, int(farthest))
+                farthest = max(8, int(room * mixture.far))
+                distance = farthest - 1 if self.chance(FARTHEST_SHARE) else self.below(4, farthest)
+                if self.chance(0.5):
+                    distance = self.log_uniform(4, farthest)
                 position = self.below(0, room - distance)
                 tell(fact, position)
                 ask(fact, position + distance)
@@ -195,10 +204,31 @@ class Sequences:
             used += size + len(between)
         return np.concatenate(ids)[:length].astype(np.int64), np.concatenate(weights)[:length]
 
+    def conversation(self, length):
+        """Neighbouring paragraphs as question and answer; that a question begins does not count in the loss."""
+        ids, weights, used = [], [], 0
+        while used < length:
+            begin = self.below(0, len(self.train) - 2 * length)
+            text = self.train[begin : begin + 2 * length].astype(np.int64)
+            # Paragraphs: what stands between two line ends of their own, on one line.
+            lines = [line[1:] for line in np.split(text, np.flatnonzero(text == self.newline))[1:-1]]
+            alone = zip(lines[0:-2], lines[1:-1], lines[2:])
+            messages = [line for above, line, below in alone if len(line) in MESSAGE and not len(above) + len(below)]
+            for question, answer in zip(messages[0::2], messages[1::2]):
+                asked = self.tokenizer.encode(self.tokenizer.decode(question.tolist()))
+                ids.append(np.concatenate([[USER], asked, [END, ASSISTANT], answer, [END]]))
+                weights.append(np.ones(len(ids[-1]), np.float32))
+                weights[-1][0] = 0
+                used += len(ids[-1])
+        return np.concatenate(ids)[:length], np.concatenate(weights)[:length]
+
     def sequence(self, length, mixture):
         """length + 1 ids, the first of them BOS, and the weights of all but the first."""
         if self.chance(mixture.echo):
             text, weights = self.echoes(length)
+            return np.concatenate([[BOS], text]), weights
+        if self.chance(mixture.chat):
+            text, weights = self.conversation(length)
             return np.concatenate([[BOS], text]), weights
         begin = self.below(0, len(self.train) - length)
         text = self.train[begin : begin + length].astype(np.int64)
@@ -208,6 +238,10 @@ class Sequences:
                 self.with_passages(text)
             else:
                 text, weights = self.with_facts(text, mixture)
+        elif self.chance(mixture.blank):
+            blanks = [self.space] * self.below(1, 4) + [self.newline] * self.below(0, 3)
+            text = np.concatenate([blanks, text])[:length]
+            weights[: len(blanks)] = 0
         return np.concatenate([[BOS], text]), weights
 
     def batch(self, count, length, mixture):

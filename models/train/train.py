@@ -137,7 +137,7 @@ def create_model(shape, rows):
         return network.TorchNetwork(shape, "cuda", torch.bfloat16)
     if cpu_network.supported():
         return cpu_network.CpuNetwork(shape, rows)
-    print("no GPU, and no CPU with AMX: this will be slow")
+    print("no GPU, and no CPU with bf16 products: this will be slow")
     return network.TorchNetwork(shape, "cpu", torch.float32)
 
 

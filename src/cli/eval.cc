@@ -47,6 +47,11 @@ void note_idle(const std::string& policy) {
       policy);
 }
 
+void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context) {
+  if (kept_max > context)
+    note("kvasir: under '{}' the model saw {} tokens at once; it was trained for {}\n", policy, kept_max, context);
+}
+
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head) {
   if (!by_head) {
     layer["final"] = tables.front();

@@ -21,6 +21,8 @@ Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
 // Says on standard error that a policy dropped nothing that a pass would have seen: its figures are those of `full`,
 // and look like a result.
 void note_idle(const std::string& policy);
+// Says so if a step saw more tokens than the model was trained for.
+void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context);
 // Adds what a layer holds at the end: `final`, or by KV head `heads`.
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head);
 // Whether the report could be written, where one is wanted, and is none of the inputs: before the work, not after it.

@@ -66,6 +66,7 @@ Status eval_needle(Options options) {
             return !interrupted();
           }));
     }
+    note_beyond_context(result.policy, result.kept_max, model->config.context);
     runs.push_back(to_json(result));
     if (!options.json) KVASIR_RETURN_IF_ERROR(print(table(result, prompts.options())));
     results.push_back(std::move(result));
@@ -117,7 +118,9 @@ void add_eval_needle(CLI::App& eval, Outcome& outcome) {
       ->add_option("--fact", options->needle.fact,
                    "The fact; {key} becomes two random words, {value} five random digits")
       ->capture_default_str();
-  command->add_option("--ask", options->needle.ask, "The question; {value}, at its end, is what must be answered")
+  command
+      ->add_option("--ask", options->needle.ask,
+                   "The question; {value}, at its end or understood there, is what must be answered")
       ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass")->capture_default_str();
   add_report_option(*command, options->report);

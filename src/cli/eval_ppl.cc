@@ -216,6 +216,7 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
           }));
     }
     for (PerplexityResult& result : done) {
+      note_beyond_context(result.policy, result.kept_max, model->config.context);
       if (!options.json) KVASIR_RETURN_IF_ERROR(table.add(result));
       results.push_back(std::move(result));
     }

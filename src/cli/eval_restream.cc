@@ -65,6 +65,7 @@ Status eval_restream(Options options) {
             return !interrupted();
           }));
     }
+    note_beyond_context(result.policy, result.kept_max, model->config.context);
     runs.push_back(to_json(result));
     results.push_back(result);
     if (options.json) continue;

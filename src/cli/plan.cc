@@ -66,6 +66,7 @@ Status plan(const PlanOptions& options) {
     Json out{{"policy", policy->spec()},
              {"codec", kv_type_name(shape.page.type)},
              {"tokens", context},
+             {"trained_context", config.context},
              {"prompt", prompt},
              {"batch", options.batch},
              {"tokens_seen_max", kv.tokens_seen_max},
@@ -101,6 +102,9 @@ Status plan(const PlanOptions& options) {
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
+  if (!policy->bound() && context > config.context)
+    out += fmt::format("\nThe trained context is {} tokens: under '{}', run reads and writes no more than that\n",
+                       config.context, policy->spec());
   if (cap_would_shrink)
     out +=
         fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",

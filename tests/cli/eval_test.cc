@@ -45,6 +45,25 @@ std::string bytes_of(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
+TEST_F(Evaluation, SaysWhereTheModelSawMoreThanItWasTrainedFor) {
+  const std::string text = source_dir() + "/examples/the-lamplighter.txt";
+  for (const Arguments& what : {Arguments{"needle", "--lengths", "3000", "--depths", "0.5", "--trials", "1"},
+                                {"ppl", "--chunk", "256"},
+                                {"restream", "--distances", "64"}}) {
+    std::string twice = bytes_of(text);
+    twice += twice;
+    Arguments call = {"eval"};
+    call.insert(call.end(), what.begin(), what.end());
+    for (const char* more : {"-m", "", "-f", "-", "--kv", "full", "--kv", "streaming:cap=500"}) call.emplace_back(more);
+    *std::ranges::find(call, "") = model_path();
+    const Finished done = run_program(call, {.input = twice});
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_EQ(done.error_lines(), 1) << done.err;
+    EXPECT_NE(done.err.find("under 'full' the model saw 3"), std::string::npos) << done.err;
+    EXPECT_NE(done.err.find("it was trained for 2048"), std::string::npos) << done.err;
+  }
+}
+
 TEST_F(Evaluation, NeedleHasTheFieldsOfTheContract) {
   Arguments call = arguments("needle", {"--lengths", "150,600", "--depths", "0,0.5,1", "--trials", "2", "--seed", "7",
                                         "--kv", "full", "--kv", "window:size=100"});
@@ -142,8 +161,7 @@ TEST_F(Evaluation, WrittenModelsAreThese) {
   const std::string written = path_ + "-written";
   const std::string writer =
       (std::filesystem::path(binary_path()).parent_path() / "kvasir_write_induction_model").string();
-  const std::string command =
-      "'" + writer + "' '" + written + "' --dtype f16 --vocabulary-of '" + small_model() + "'";
+  const std::string command = "'" + writer + "' '" + written + "' --dtype f16 --vocabulary-of '" + small_model() + "'";
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
   EXPECT_EQ(json_of({"info", written, "--json"})["runs"], true);
   EXPECT_TRUE(bytes_of(path_) == bytes_of(written));

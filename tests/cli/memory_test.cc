@@ -53,6 +53,18 @@ TEST(Memory, PeakIsWhatThePlanSaid) {
   }
 }
 
+// What `run` then refuses.
+TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
+  const auto planned = [](const std::string& tokens, const std::string& policy) {
+    return run_program({"plan", "-m", model_path(), "--ctx", tokens, "--kv", policy}).out;
+  };
+  const std::string said = "The trained context is 2048 tokens";
+  EXPECT_NE(planned("2049", "full").find(said), std::string::npos);
+  EXPECT_EQ(planned("2048", "full").find(said), std::string::npos);
+  EXPECT_EQ(planned("9000", "streaming:cap=512").find(said), std::string::npos);
+  EXPECT_EQ(plan({"--ctx", "9000"})["trained_context"], 2048);
+}
+
 // Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.
 TEST(Memory, FilesLargerThanMemoryAreOpenedAndPlanned) {
   RandomModelSpec spec;
