@@ -1,6 +1,7 @@
 """Losses and gradients of cpu_kernels.cc beside PyTorch's own, of the same model in f32: check_kernels.py
 
-Exits with 1 where one differs by more than the rounding of 16-bit operands explains, with 77 on a CPU without bf16 products.
+Exits with 1 where one differs by more than the rounding of 16-bit operands explains, with 77 on a CPU without
+products of bf16.
 """
 
 import sys

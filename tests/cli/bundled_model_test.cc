@@ -1,5 +1,5 @@
-// The model that comes with the project: it is what its card says, finds a fact in its context, and no longer does once
-// the policy has dropped it.
+// The model that comes with the project: it is what its card says, writes prose, finds a fact in its context, and no
+// longer does once the policy has dropped it.
 #include <algorithm>
 #include <filesystem>
 
