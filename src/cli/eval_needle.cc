@@ -10,7 +10,7 @@
 namespace kvasir::cli {
 namespace {
 
-struct Options {
+struct NeedleCommand {
   EngineOptions engine;
   std::string file;
   std::vector<std::string> policies;
@@ -47,7 +47,7 @@ std::string table(const NeedleResult& r, const NeedleOptions& options) {
   return out + "\n";
 }
 
-Status eval_needle(Options options) {
+Status eval_needle(NeedleCommand options) {
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(options.file, std::size_t{1} << 30));
@@ -91,7 +91,7 @@ Status eval_needle(Options options) {
 }  // namespace
 
 void add_eval_needle(CLI::App& eval, Outcome& outcome) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<NeedleCommand>();
   CLI::App* command = eval.add_subcommand("needle", "Recall of a fact, by length of the text and depth of the fact");
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);

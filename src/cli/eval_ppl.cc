@@ -15,7 +15,7 @@
 namespace kvasir::cli {
 namespace {
 
-struct Options {
+struct PerplexityCommand {
   EngineOptions engine;
   std::vector<std::string> files;
   std::int64_t tokens = 0;
@@ -53,7 +53,7 @@ Status name_text(const std::string& file, bool several, const Status& status) {
 }
 
 // What of the text is used.
-Status cut(std::vector<TokenValue>& tokens, const Options& options) {
+Status cut(std::vector<TokenValue>& tokens, const PerplexityCommand& options) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   const std::int64_t window = options.perplexity.window;
   if (options.windows > 0 && options.windows > size / window)
@@ -68,7 +68,7 @@ Status cut(std::vector<TokenValue>& tokens, const Options& options) {
 
 // All texts, each of which can be scored.
 Result<std::vector<Text>> prepare(const std::vector<std::string>& paths, const std::vector<std::string>& contents,
-                                  const Tokenizer& tokenizer, Options& options) {
+                                  const Tokenizer& tokenizer, PerplexityCommand& options) {
   const bool several = paths.size() > 1;
   std::vector<Text> texts;
   for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -116,7 +116,7 @@ Json to_json(const std::string& file, const PerplexityResult& r) {
   return json;
 }
 
-Json to_json(const Options& options, const LoadedModel& model, const std::vector<Text>& texts) {
+Json to_json(const PerplexityCommand& options, const LoadedModel& model, const std::vector<Text>& texts) {
   Json json = {{"model", options.engine.model},
                {"isa", model.kernels->name},
                {"threads", model.threads->threads()},
@@ -134,9 +134,9 @@ Json to_json(const Options& options, const LoadedModel& model, const std::vector
 
 // -- For people: at most 120 columns --
 
-class Table {
+class PerplexityTable {
  public:
-  Table(const std::vector<std::string>& policies, bool compared, bool headings)
+  PerplexityTable(const std::vector<std::string>& policies, bool compared, bool headings)
       : compared_(compared), headings_(headings) {
     const std::size_t most = compared ? 33 : 50;  // longer ones stand on lines of their own
     for (const std::string& policy : policies) {
@@ -181,7 +181,7 @@ class Table {
 
 // -- The run --
 
-Status check_options(Options& options) {
+Status check_options(PerplexityCommand& options) {
   if (options.tokens < 0 || options.windows < 0 || options.perplexity.first_scored < 0)
     return invalid_argument("--tokens, --windows and --skip count something; they cannot be negative");
   if (options.windows > 0 && options.perplexity.window <= 0)
@@ -197,7 +197,7 @@ Status check_options(Options& options) {
 
 // One text under all policies. Each row is printed as soon as it is known.
 Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel>& model, const Text& text,
-                                               const Options& options, Table& table) {
+                                               const PerplexityCommand& options, PerplexityTable& table) {
   if (!options.json) KVASIR_RETURN_IF_ERROR(table.begin_text(text.file));
   const std::vector<std::string>& policies = options.perplexity.policies;
   PerplexityOptions some = options.perplexity;
@@ -224,7 +224,8 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
   return results;
 }
 
-void note_idle_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const Options& options) {
+void note_idle_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read,
+                        const PerplexityCommand& options) {
   for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
     bool idle = texts.front().runs[policy].policy != "full";
     for (std::size_t t = 0; t < texts.size(); ++t) {
@@ -247,7 +248,7 @@ std::vector<PerplexityResult> pool(const std::vector<TextRuns>& texts) {
   return pooled;
 }
 
-Status eval_perplexity(Options options) {
+Status eval_perplexity(PerplexityCommand options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, text_paths(options.files));
   std::vector<std::string> contents;
@@ -259,7 +260,7 @@ Status eval_perplexity(Options options) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
   catch_interrupts();
-  Table table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
+  PerplexityTable table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
   std::vector<TextRuns> done;
   for (const Text& text : texts) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
@@ -286,7 +287,7 @@ Status eval_perplexity(Options options) {
 }  // namespace
 
 void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PerplexityCommand>();
   auto chunk = std::make_shared<std::optional<int>>();
   PerplexityOptions& perplexity = options->perplexity;
   perplexity.policies.clear();

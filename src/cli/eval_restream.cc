@@ -12,7 +12,7 @@
 namespace kvasir::cli {
 namespace {
 
-struct Options {
+struct RestreamCommand {
   EngineOptions engine;
   std::string file;
   std::vector<std::string> policies;
@@ -38,7 +38,7 @@ Json to_json(const RestreamResult& r) {
           {"distances", std::move(points)}};
 }
 
-Status eval_restream(Options options) {
+Status eval_restream(RestreamCommand options) {
   if (options.fill < 0) return invalid_argument("--fill counts tokens; it cannot be negative");
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
@@ -91,7 +91,7 @@ Status eval_restream(Options options) {
 }  // namespace
 
 void add_eval_restream(CLI::App& eval, Outcome& outcome) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<RestreamCommand>();
   options->restream.distances = {64, 128, 256, 512};
   CLI::App* command =
       eval.add_subcommand("restream", "Perplexity of a text's last tokens read again: how far back the cache reaches");

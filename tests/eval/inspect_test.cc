@@ -15,7 +15,7 @@
 namespace kvasir::test {
 namespace {
 
-const RandomModelSpec kModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 128};
+const RandomModelSpec kInspectedModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 128};
 constexpr int kGroup = 2;
 
 // weights[layer][head][query][token]; 0 where the token is not seen.
@@ -46,7 +46,7 @@ double hoyer_of(const std::vector<double>& x) {
 class Inspect : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    file_ = std::make_unique<TemporaryFile>(make_random_model(kModel));
+    file_ = std::make_unique<TemporaryFile>(make_random_model(kInspectedModel));
     model_ = load(file_->path(), {.threads = 2, .kv_type = "f32"});
     ASSERT_NE(model_, nullptr);
   }
@@ -58,15 +58,16 @@ class Inspect : public ::testing::Test {
   static Attention record(const std::vector<TokenValue>& text, const ObservedTextOptions& options) {
     const std::string path = file_->path() + ".npy";
     const auto tokens = static_cast<std::int64_t>(text.size());
-    auto out = AttentionTraceWriter::open(path, kModel.layers, kModel.heads, tokens);
+    auto out = AttentionTraceWriter::open(path, kInspectedModel.layers, kInspectedModel.heads, tokens);
     EXPECT_TRUE(out.ok());
     EXPECT_TRUE(record_attention(model_, text, options, *out, {}).ok());
     EXPECT_TRUE(out->finish().ok());
     const auto trace = AttentionTrace::open(path);
     EXPECT_TRUE(trace.ok());
-    Attention all(kModel.layers, std::vector(kModel.heads, std::vector<std::vector<double>>(text.size())));
-    for (int layer = 0; layer < kModel.layers; ++layer)
-      for (int head = 0; head < kModel.heads; ++head)
+    Attention all(kInspectedModel.layers,
+                  std::vector(kInspectedModel.heads, std::vector<std::vector<double>>(text.size())));
+    for (int layer = 0; layer < kInspectedModel.layers; ++layer)
+      for (int head = 0; head < kInspectedModel.heads; ++head)
         for (int query = 0; query < tokens; ++query) {
           std::vector<float> row(static_cast<std::size_t>(query) + 1);
           trace->read(layer, head, query, row);
@@ -121,11 +122,11 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
   for (const Case& c : cases) {
     const ObservedTextOptions& reading = c.options.reading;
     SCOPED_TRACE(reading.policy);
-    const std::vector<TokenValue> text = random_tokens(c.tokens, kModel.vocab, 5);
+    const std::vector<TokenValue> text = random_tokens(c.tokens, kInspectedModel.vocab, 5);
     const Attention all = record(text, reading);
     const auto result = inspect_attention(model_, text, c.options, {});
     ASSERT_TRUE(result.ok()) << result.status().message();
-    ASSERT_EQ(result->layers.size(), static_cast<std::size_t>(kModel.layers));
+    ASSERT_EQ(result->layers.size(), static_cast<std::size_t>(kInspectedModel.layers));
     EXPECT_EQ(result->tokens, c.tokens);
     EXPECT_EQ(result->reference, c.reference);
     EXPECT_EQ(result->lags, (std::vector<int>{1, 2, 4, 8, 16, 32, 64}));
@@ -135,7 +136,7 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
     EXPECT_EQ(result->cell_tokens, step);
     EXPECT_EQ(result->cells, cells);
 
-    for (int layer = 0; layer < kModel.layers; ++layer) {
+    for (int layer = 0; layer < kInspectedModel.layers; ++layer) {
       const InspectedLayer& got = result->layers[layer];
       const std::string in = fmt::format("layer {} ", layer);
       std::vector<Average> hoyer(bins), kept(bins), drift(bins), position(bins), locality(7), chance(7);
@@ -150,7 +151,7 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
         double held = 0;
         for (int id = 0; id <= query; ++id) {
           double sum = 0;
-          for (int head = 0; head < kModel.heads; ++head) {
+          for (int head = 0; head < kInspectedModel.heads; ++head) {
             const double weight = all[layer][head][query][id];
             sum += weight;
             if (head % kGroup == 0 && weight > 0) held += 0.5;
@@ -158,7 +159,7 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
           if (sum == 0) continue;
           mass.push_back(sum);
           double& cell = matrix[static_cast<std::size_t>(query / step * cells + id / step)];
-          cell = std::max(cell, 0.0) + sum / kModel.heads / std::min(step, c.tokens - query / step * step);
+          cell = std::max(cell, 0.0) + sum / kInspectedModel.heads / std::min(step, c.tokens - query / step * step);
         }
         kept[bin].add(held);
         if (mass.size() > 1) hoyer[bin].add(hoyer_of(mass)), hoyer_mean.add(hoyer_of(mass));
@@ -226,7 +227,7 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
 }
 
 TEST_F(Inspect, SaysWhatIsHeldAtTheEnd) {
-  const auto text = random_tokens(100, kModel.vocab, 5);
+  const auto text = random_tokens(100, kInspectedModel.vocab, 5);
   const auto result = inspect_attention(model_, text, {{"streaming:sinks=2,window=6"}}, {});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->reading.policy, "streaming:sinks=2,window=6");
@@ -239,7 +240,7 @@ TEST_F(Inspect, SaysWhatIsHeldAtTheEnd) {
 }
 
 TEST_F(Inspect, Refuses) {
-  const auto text = random_tokens(100, kModel.vocab, 1);
+  const auto text = random_tokens(100, kInspectedModel.vocab, 1);
   for (const auto& [options, part] :
        std::vector<std::pair<InspectOptions, std::string>>{{{{"nope"}}, "unknown retention policy"},
                                                            {{{"full"}, 0}, "--top 0 must be from 1"},

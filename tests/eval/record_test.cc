@@ -17,7 +17,7 @@ namespace kvasir::test {
 namespace {
 
 constexpr int kTokens = 120;
-const RandomModelSpec kModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 64};
+const RandomModelSpec kRecordedModel{.layers = 3, .heads = 4, .kv_heads = 2, .context = 64};
 
 struct Recorded {
   ObservedText result;
@@ -42,7 +42,7 @@ const std::map<std::string_view, std::vector<std::string>> kSmallOfPrompts = {
 class Record : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    file_ = std::make_unique<TemporaryFile>(make_random_model(kModel));
+    file_ = std::make_unique<TemporaryFile>(make_random_model(kRecordedModel));
     model_ = load(file_->path(), {.threads = 2, .kv_type = "f32"});
     ASSERT_NE(model_, nullptr);
   }
@@ -52,7 +52,7 @@ class Record : public ::testing::Test {
   }
 
   static Result<AttentionTraceWriter> writer(std::int64_t tokens) {
-    return AttentionTraceWriter::open(path(), kModel.layers, kModel.heads, tokens);
+    return AttentionTraceWriter::open(path(), kRecordedModel.layers, kRecordedModel.heads, tokens);
   }
   static std::string path() { return file_->path() + ".npy"; }
 
@@ -60,7 +60,7 @@ class Record : public ::testing::Test {
     Recorded recorded;
     auto out = writer(tokens);
     EXPECT_TRUE(out.ok()) << out.status().message();
-    auto result = record_attention(model_, random_tokens(tokens, kModel.vocab, 11), options, *out, {});
+    auto result = record_attention(model_, random_tokens(tokens, kRecordedModel.vocab, 11), options, *out, {});
     EXPECT_TRUE(result.ok()) << result.status().message();
     EXPECT_TRUE(out->finish().ok());
     auto trace = AttentionTrace::open(path());
@@ -84,7 +84,7 @@ std::shared_ptr<LoadedModel> Record::model_;
 double difference(const AttentionTrace& trace, const std::vector<RowView>& views, const std::string& model) {
   const auto file = gguf::File::open(model);
   EXPECT_TRUE(file.ok());
-  const std::vector<TokenValue> tokens = random_tokens(static_cast<int>(views.size()), kModel.vocab, 11);
+  const std::vector<TokenValue> tokens = random_tokens(static_cast<int>(views.size()), kRecordedModel.vocab, 11);
   double most = 0;
   std::vector<float> got;
   ReferenceModel(*file).logits(tokens, views, [&](int layer, int row, int head, std::span<const double> weights) {
@@ -119,7 +119,7 @@ std::vector<std::vector<std::vector<TokenId>>> replayed(const AttentionTrace& tr
   auto made = make_policy(policy);
   EXPECT_TRUE(made.ok());
   const auto result =
-      replay(trace, **made, {options.prefill, options.prefill > 0 ? options.chunk : 0, kModel.kv_heads}, {});
+      replay(trace, **made, {options.prefill, options.prefill > 0 ? options.chunk : 0, kRecordedModel.kv_heads}, {});
   EXPECT_TRUE(result.ok()) << result.status().message();
   std::vector<std::vector<std::vector<TokenId>>> final;
   for (const ReplayedLayer& layer : result->layers)
@@ -148,9 +148,9 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
         ASSERT_NE(trace, nullptr);
         EXPECT_EQ(replayed(*trace, policy, options), result.final);
         EXPECT_EQ(result.by_head, (*make_policy(policy))->scope() == PolicyScope::kHead);
-        ASSERT_EQ(result.final.size(), static_cast<std::size_t>(kModel.layers));
+        ASSERT_EQ(result.final.size(), static_cast<std::size_t>(kRecordedModel.layers));
         for (const auto& tables : result.final) {
-          ASSERT_EQ(tables.size(), static_cast<std::size_t>(result.by_head ? kModel.kv_heads : 1));
+          ASSERT_EQ(tables.size(), static_cast<std::size_t>(result.by_head ? kRecordedModel.kv_heads : 1));
           for (const std::vector<TokenId>& ids : tables) EXPECT_LT(ids.size(), kTokens) << "nothing was dropped";
         }
       }
@@ -195,11 +195,12 @@ TEST_F(Record, RowsSeeWhatWasHeld) {
     ASSERT_NE(trace, nullptr);
     for (const int before : {60, kTokens - 1}) {
       const ObservedText shorter = record(before, {policy, 40, 16}).result;
-      for (int layer = 0; layer < kModel.layers; ++layer)
-        for (int head = 0; head < kModel.heads; ++head) {
+      for (int layer = 0; layer < kRecordedModel.layers; ++layer)
+        for (int head = 0; head < kRecordedModel.heads; ++head) {
           const auto& tables = shorter.final[static_cast<std::size_t>(layer)];
           std::vector<TokenId> want =
-              tables[tables.size() > 1 ? static_cast<std::size_t>(head * kModel.kv_heads / kModel.heads) : 0];
+              tables[tables.size() > 1 ? static_cast<std::size_t>(head * kRecordedModel.kv_heads / kRecordedModel.heads)
+                                       : 0];
           want.push_back(before);
           trace->read(layer, head, before, row);
           std::vector<TokenId> got;
@@ -212,7 +213,7 @@ TEST_F(Record, RowsSeeWhatWasHeld) {
 }
 
 TEST_F(Record, Refuses) {
-  const auto text = random_tokens(100, kModel.vocab, 1);
+  const auto text = random_tokens(100, kRecordedModel.vocab, 1);
   auto out = writer(100);
   ASSERT_TRUE(out.ok());
   for (const auto& [options, part] :
@@ -234,7 +235,7 @@ TEST_F(Record, Refuses) {
 }
 
 TEST_F(Record, StopsWhenAsked) {
-  const auto text = random_tokens(50, kModel.vocab, 1);
+  const auto text = random_tokens(50, kRecordedModel.vocab, 1);
   auto out = writer(50);
   ASSERT_TRUE(out.ok());
   std::vector<std::int64_t> done;
@@ -252,7 +253,7 @@ TEST_F(Record, StopsWhenAsked) {
 }
 
 TEST_F(Record, AFullDiskIsAnError) {
-  const auto text = random_tokens(50, kModel.vocab, 1);
+  const auto text = random_tokens(50, kRecordedModel.vocab, 1);
   auto out = writer(50);
   ASSERT_TRUE(out.ok());
   const FileSizeLimit limit(1 << 16);
@@ -261,7 +262,7 @@ TEST_F(Record, AFullDiskIsAnError) {
 }
 
 TEST(RecordDamaged, AttentionThatIsNotANumber) {
-  const TemporaryFile file(make_model(kModel, [](const std::string& name, int rows, int columns) {
+  const TemporaryFile file(make_model(kRecordedModel, [](const std::string& name, int rows, int columns) {
     const bool norm = name.find("norm") != std::string::npos;
     return std::vector<float>(static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns),
                               norm                            ? 1.0F
@@ -271,9 +272,9 @@ TEST(RecordDamaged, AttentionThatIsNotANumber) {
   const auto model = load(file.path(), {.threads = 1, .kv_type = "f32"});
   ASSERT_NE(model, nullptr);
   const std::string path = file.path() + ".npy";
-  auto out = AttentionTraceWriter::open(path, kModel.layers, kModel.heads, 5);
+  auto out = AttentionTraceWriter::open(path, kRecordedModel.layers, kRecordedModel.heads, 5);
   ASSERT_TRUE(out.ok());
-  const auto result = record_attention(model, random_tokens(5, kModel.vocab, 1), {"full"}, *out, {});
+  const auto result = record_attention(model, random_tokens(5, kRecordedModel.vocab, 1), {"full"}, *out, {});
   EXPECT_EQ(result.status().code(), StatusCode::kDataLoss);
   EXPECT_NE(result.status().message().find("layer 1 is not a number"), std::string::npos) << result.status().message();
 }

@@ -3,23 +3,16 @@
 
 #include <fmt/core.h>
 
+#include "retention/expect_refused.h"
 #include "retention/scored.h"
 #include "retention/scored_checks.h"
 
 namespace kvasir {
 namespace {
 
+using test::expect_refused;
 using test::PassShape;
 using test::TableMass;
-
-void expect_refused(const std::string& spec, const std::vector<std::string>& named) {
-  const auto policy = make_policy(spec);
-  ASSERT_FALSE(policy.ok()) << spec;
-  EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument) << spec;
-  const std::string& message = policy.status().message();
-  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-  for (const std::string& name : named) EXPECT_NE(message.find(name), std::string::npos) << spec << ": " << message;
-}
 
 // A set of tokens, its cumulative masses and the rows of the prompt; `prune_prompt` and `prune_step` are the parts.
 struct NaivePair {

@@ -17,15 +17,14 @@ using test::add_merge;
 using test::add_piece;
 using test::bpe_vocabulary;
 using test::encode;
+using test::kNoSpecial;
+using test::kParse;
 using test::tokenizer_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Tokens = std::vector<TokenValue>;
-
-constexpr EncodeOptions kNoSpecial{.add_special = false};
-constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
 
 TEST(ByteAlphabet, IsGpt2s) {
   EXPECT_EQ(byte_to_piece('!'), "!");

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <random>
 
+#include "text/long_text.h"
 #include "text/pre_tokenizers.h"
 #include "text/regex_splitter.h"
 #include "text/tokenizer.h"
@@ -13,11 +14,7 @@
 namespace kvasir {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kMegabyte = 100 * 1000;  // instrumented code gets a tenth of the work
-#else
-constexpr std::size_t kMegabyte = 1000 * 1000;
-#endif
+using test::kMegabyte;
 
 template <class Work>
 double seconds(const Work& work) {

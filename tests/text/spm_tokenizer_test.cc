@@ -17,16 +17,15 @@ namespace {
 using test::add_piece;
 using test::byte_vocabulary;
 using test::encode;
+using test::kByte0;
+using test::kNoSpecial;
+using test::kParse;
 using test::tokenizer_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Tokens = std::vector<TokenValue>;
-
-constexpr EncodeOptions kNoSpecial{.add_special = false, .parse_special = false};
-constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
-constexpr TokenValue kByte0 = 3;  // of byte_vocabulary()
 
 // Llama 2's ids for control tokens and what follows them, as llama.cpp gives them.
 TEST(SpmTokenizer, TextAfterAControlTokenTakesTheSpaceToo) {

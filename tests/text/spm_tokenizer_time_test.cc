@@ -4,17 +4,14 @@
 #include <chrono>
 #include <random>
 
+#include "text/long_text.h"
 #include "text/tokenizer.h"
 #include "text/vocabularies.h"
 
 namespace kvasir {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kMegabyte = 100 * 1000;  // instrumented code gets a tenth of the work
-#else
-constexpr std::size_t kMegabyte = 1000 * 1000;
-#endif
+using test::kMegabyte;
 
 void expect_fast_round_trip(const std::string& text) {
   const auto tokenizer = test::tokenizer_of_file(test::small_model());

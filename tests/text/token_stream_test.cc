@@ -9,9 +9,9 @@
 namespace kvasir {
 namespace {
 
-using Tokens = std::vector<TokenValue>;
+using test::kByte0;
 
-constexpr TokenValue kByte0 = 3;  // of byte_vocabulary()
+using Tokens = std::vector<TokenValue>;
 
 std::string stream_bytes(std::string_view bytes) {
   Vocabulary vocabulary = test::byte_vocabulary();

@@ -18,6 +18,9 @@
 
 namespace kvasir::test {
 
+inline constexpr EncodeOptions kNoSpecial{.add_special = false, .parse_special = false};
+inline constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
+
 inline TokenValue add_piece(Vocabulary* vocabulary, std::string piece, float score = 0.0F,
                             TokenKind kind = TokenKind::kNormal) {
   vocabulary->pieces.push_back(std::move(piece));
@@ -27,6 +30,7 @@ inline TokenValue add_piece(Vocabulary* vocabulary, std::string piece, float sco
 }
 
 // <unk> 0, <s> 1, </s> 2, bytes 3 to 258.
+inline constexpr TokenValue kByte0 = 3;
 inline Vocabulary byte_vocabulary() {
   Vocabulary vocabulary;
   vocabulary.unknown = add_piece(&vocabulary, "<unk>", 0, TokenKind::kUnknown);

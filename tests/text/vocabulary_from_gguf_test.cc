@@ -20,7 +20,7 @@ struct Keys {
   std::vector<std::int32_t> types = {2, 3, 3, 1, 4};
 };
 
-Result<Vocabulary> read(const Keys& keys, const std::function<void(gguf::Writer*)>& more = {}) {
+Result<Vocabulary> read_vocabulary(const Keys& keys, const std::function<void(gguf::Writer*)>& more = {}) {
   gguf::Writer writer;
   if (!keys.model.empty()) writer.set_string("tokenizer.ggml.model", keys.model);
   if (!keys.tokens.empty()) writer.set_strings("tokenizer.ggml.tokens", keys.tokens);
@@ -34,13 +34,13 @@ Result<Vocabulary> read(const Keys& keys, const std::function<void(gguf::Writer*
 }
 
 std::string data_loss_message(const Keys& keys, const std::function<void(gguf::Writer*)>& more = {}) {
-  const auto vocabulary = read(keys, more);
+  const auto vocabulary = read_vocabulary(keys, more);
   EXPECT_EQ(vocabulary.status().code(), StatusCode::kDataLoss);
   return vocabulary.status().message();
 }
 
 TEST(VocabularyFromGguf, DefaultsOfSpm) {
-  const auto vocabulary = read({});
+  const auto vocabulary = read_vocabulary({});
   ASSERT_TRUE(vocabulary.ok()) << vocabulary.status().message();
   EXPECT_EQ(vocabulary->pieces, Keys().tokens);
   EXPECT_EQ(vocabulary->scores, Keys().scores);
@@ -59,14 +59,14 @@ TEST(VocabularyFromGguf, DefaultIdsOnlyIfTheTokensAreOfThatKind) {
   Keys keys;
   keys.types = {1, 1, 1, 1, 1};
   keys.tokens = {"a", "b", "c", "d", "e"};
-  const auto vocabulary = read(keys);
+  const auto vocabulary = read_vocabulary(keys);
   ASSERT_TRUE(vocabulary.ok());
   EXPECT_FALSE(vocabulary->bos || vocabulary->eos || vocabulary->eot || vocabulary->unknown);
   EXPECT_FALSE(vocabulary->add_bos);
 }
 
 TEST(VocabularyFromGguf, KeysOverrideDefaults) {
-  const auto vocabulary = read({}, [](gguf::Writer* writer) {
+  const auto vocabulary = read_vocabulary({}, [](gguf::Writer* writer) {
     writer->set_uint32("tokenizer.ggml.bos_token_id", 2);
     writer->set_uint32("tokenizer.ggml.eos_token_id", 1);
     writer->set_uint32("tokenizer.ggml.eot_token_id", 3);
@@ -89,7 +89,7 @@ TEST(VocabularyFromGguf, OtherTokenizersAreUnsupported) {
   for (const char* model : {"bert", "t5", "rwkv", "gemma4"}) {
     Keys keys;
     keys.model = model;
-    const auto vocabulary = read(keys);
+    const auto vocabulary = read_vocabulary(keys);
     EXPECT_EQ(vocabulary.status().code(), StatusCode::kUnsupported);
     EXPECT_THAT(vocabulary.status().message(), HasSubstr(model));
     EXPECT_THAT(vocabulary.status().message(), HasSubstr("\"llama\""));
@@ -146,7 +146,7 @@ Keys bpe_keys() {
 
 // The keys, with one merge and the pre-tokenizer if it has a name.
 Result<Vocabulary> read_bpe(const Keys& keys, const char* pre, const std::function<void(gguf::Writer*)>& more = {}) {
-  return read(keys, [&](gguf::Writer* writer) {
+  return read_vocabulary(keys, [&](gguf::Writer* writer) {
     writer->set_strings("tokenizer.ggml.merges", {"a b"});
     if (pre != nullptr) writer->set_string("tokenizer.ggml.pre", pre);
     if (more) more(writer);
@@ -260,7 +260,7 @@ TEST(VocabularyFromGguf, TokensOfPhi3SwallowWhiteSpace) {
     Keys keys;
     keys.tokens = {"<unk>", "<s>", "</s>", "<|endoftext|>", "<|user|>"};
     keys.types = {2, 3, 4, 3, 3};
-    return read(keys, [&](gguf::Writer* writer) { writer->set_string(key, value); })->strip_after;
+    return read_vocabulary(keys, [&](gguf::Writer* writer) { writer->set_string(key, value); })->strip_after;
   };
   const std::vector<TokenValue> expected = {2, 4};
   EXPECT_EQ(strip_after("general.name", "Phi-3 mini"), expected);

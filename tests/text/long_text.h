@@ -1,0 +1,14 @@
+// How long the texts of the tests about time are.
+#pragma once
+
+#include <cstddef>
+
+namespace kvasir::test {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr std::size_t kMegabyte = 100 * 1000;  // instrumented code gets a tenth of the work
+#else
+inline constexpr std::size_t kMegabyte = 1000 * 1000;
+#endif
+
+}  // namespace kvasir::test
