@@ -11,9 +11,8 @@ if(KVASIR_WERROR)
   target_compile_options(kvasir_options INTERFACE -Werror)
 endif()
 if(KVASIR_SANITIZE)
-  # Without the checks of "undefined" that cost most time to compile; "address" sees what they do, but for vptr.
   target_compile_options(kvasir_options INTERFACE -fsanitize=${KVASIR_SANITIZE} -fno-omit-frame-pointer
-                                                  -fno-sanitize-recover=all -fno-sanitize=null,object-size,vptr)
+                                                  -fno-sanitize-recover=all)
   target_link_options(kvasir_options INTERFACE -fsanitize=${KVASIR_SANITIZE})
 endif()
 if(KVASIR_FUZZ)

@@ -9,7 +9,7 @@ import torch
 import network
 
 SOURCE = pathlib.Path(__file__).with_name("cpu_kernels.cc")
-LIBRARY = pathlib.Path(__file__).parent / "build" / "cpu_kernels.so"
+BUILD = pathlib.Path(__file__).parent / "build"
 FLAGS = "-O3 -std=c++20 -mprefer-vector-width=512 -fno-math-errno -fopenmp -shared -fPIC".split()
 AMX = ("amx_tile", "amx_bf16")
 
@@ -25,11 +25,12 @@ def supported():
 
 
 def load_kernels():
-    if not LIBRARY.exists() or LIBRARY.stat().st_mtime < SOURCE.stat().st_mtime:
-        LIBRARY.parent.mkdir(exist_ok=True)
-        target = "-march=sapphirerapids" if cpu_has(*AMX) else "-march=cooperlake"
-        subprocess.run(["g++", *FLAGS, target, str(SOURCE), "-o", str(LIBRARY)], check=True)
-    kernels = ctypes.CDLL(str(LIBRARY))
+    target = "sapphirerapids" if cpu_has(*AMX) else "cooperlake"
+    library = BUILD / f"cpu_kernels-{target}.so"
+    if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
+        BUILD.mkdir(exist_ok=True)
+        subprocess.run(["g++", *FLAGS, f"-march={target}", str(SOURCE), "-o", str(library)], check=True)
+    kernels = ctypes.CDLL(str(library))
     if kernels.cpu_init() != 0:
         raise SystemExit("the system does not permit AMX")
     return kernels

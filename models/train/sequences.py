@@ -74,6 +74,14 @@ class Fact:
     end: int
 
 
+def stretches(ids, count, length, batches):
+    """Inputs and targets [count, length] of stretches that are spread evenly over `ids`."""
+    starts = np.linspace(0, len(ids) - length, count * batches).astype(int)
+    for part in starts.reshape(batches, count):
+        rows = np.stack([np.concatenate([[BOS], ids[i : i + length]]) for i in part]).astype(np.int64)
+        yield rows[:, :-1].copy(), rows[:, 1:].copy()
+
+
 class Sequences:
     def __init__(self, folder, seed):
         """`folder` holds train.u16, val.u16 (token ids, little-endian) and kv4k.model (corpus.py)."""
@@ -249,13 +257,6 @@ class Sequences:
         ids, weights = zip(*(self.sequence(length, mixture) for _ in range(count)))
         ids = np.stack(ids)
         return ids[:, :-1].copy(), ids[:, 1:].copy(), np.stack(weights)
-
-    def held_out_batches(self, count, length, batches):
-        """Inputs and targets of stretches that are spread evenly over the held-out books."""
-        starts = np.linspace(0, len(self.held_out) - length, count * batches).astype(int)
-        for part in starts.reshape(batches, count):
-            ids = np.stack([np.concatenate([[BOS], self.held_out[i : i + length]]) for i in part]).astype(np.int64)
-            yield ids[:, :-1].copy(), ids[:, 1:].copy()
 
     def recall_batch(self, count, length, depth):
         """Inputs and targets of held-out text with a fact at `depth`, asked for at the end; the digits' targets."""

@@ -84,7 +84,7 @@ def held_out_loss(model, data, length, rows, batches):
     """Nats per token."""
     losses = [
         model.run(torch.from_numpy(ids), torch.from_numpy(targets)).mean().item()
-        for ids, targets in data.held_out_batches(rows // length, length, batches)
+        for ids, targets in sequences.stretches(data.held_out, rows // length, length, batches)
     ]
     return sum(losses) / len(losses)
 
@@ -123,12 +123,17 @@ def arguments():
     for field in dataclasses.fields(sequences.Mixture):
         add(f"--{field.name}", type=float, default=field.default)
     for field in dataclasses.fields(network.Shape):
-        add(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default, help="of a new model")
+        add(f"--{field.name.replace('_', '-')}", type=field.type, help=f"of a new model; {field.default}")
     options = parser.parse_args()
     if options.batch % options.rows or any(options.rows % length or length % 64 for length in options.length):
         parser.error("--batch must be a multiple of --rows, that of each --length, and that of 64")
     if options.weight <= 1:
         parser.error("--weight must be above 1")
+    missing = [name for name in ("train.u16", "val.u16", "kv4k.model") if not (options.data / name).exists()]
+    if missing:
+        parser.error(f"{options.data} lacks {', '.join(missing)}: corpus.py writes them")
+    if options.start and not options.start.exists():
+        parser.error(f"there is no {options.start}")
     return options
 
 
@@ -146,9 +151,13 @@ def main():
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     state = torch.load(options.start, map_location="cpu") if options.start else None
-    shape = network.Shape(
-        **(state["shape"] if state else {f.name: getattr(options, f.name) for f in dataclasses.fields(network.Shape)})
-    )
+    wanted = {f.name: getattr(options, f.name) for f in dataclasses.fields(network.Shape)}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    if state and wanted:
+        raise SystemExit(f"{options.start} has its own {', '.join(wanted)}")
+    shape = network.Shape(**(state["shape"] if state else wanted))
+    if max(options.length) > shape.context:
+        raise SystemExit(f"--length is above the context of {shape.context} tokens")
     mixture = sequences.Mixture(**{f.name: getattr(options, f.name) for f in dataclasses.fields(sequences.Mixture)})
     model = create_model(shape, options.rows)
     optimizer = Optimizer(model, options.matrix_rate, options.vector_rate)

@@ -216,7 +216,6 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
           }));
     }
     for (PerplexityResult& result : done) {
-      note_beyond_context(result.policy, result.kept_max, model->config.context);
       if (!options.json) KVASIR_RETURN_IF_ERROR(table.add(result));
       results.push_back(std::move(result));
     }
@@ -224,16 +223,22 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
   return results;
 }
 
-void note_idle_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read,
-                        const PerplexityCommand& options) {
+// What of the policies is said once, whatever the number of texts.
+void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
+                   std::int64_t context) {
   for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
-    bool idle = texts.front().runs[policy].policy != "full";
+    const std::string& spec = texts.front().runs[policy].policy;
+    bool idle = spec != "full";
+    std::int64_t kept = 0;
     for (std::size_t t = 0; t < texts.size(); ++t) {
       const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
       const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
-      idle = idle && texts[t].runs[policy].kept_max >= all;
+      const std::int64_t kept_of_text = texts[t].runs[policy].kept_max;
+      idle = idle && kept_of_text >= all;
+      kept = std::max(kept, kept_of_text);
     }
-    if (idle) note_idle(texts.front().runs[policy].policy);
+    if (idle) note_idle(spec);
+    note_beyond_context(spec, kept, context);
   }
 }
 
@@ -266,7 +271,7 @@ Status eval_perplexity(PerplexityCommand options) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
     done.push_back({text.file, std::move(runs)});
   }
-  note_idle_policies(done, texts, options);
+  note_policies(done, texts, options, model->config.context);
   const std::vector<PerplexityResult> pooled = pool(done);
   if (!options.json && !pooled.empty()) {
     KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));

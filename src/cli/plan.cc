@@ -102,9 +102,9 @@ Status plan(const PlanOptions& options) {
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
-  if (!policy->bound() && context > config.context)
-    out += fmt::format("\nThe trained context is {} tokens: under '{}', run reads and writes no more than that\n",
-                       config.context, policy->spec());
+  if (context > config.context && policy->context_use() != ContextUse::kNone)
+    out += fmt::format("\nThe trained context is {} tokens: under '{}', run {} no more than that\n", config.context,
+                       policy->spec(), policy->context_use() == ContextUse::kText ? "reads and writes" : "holds");
   if (cap_would_shrink)
     out +=
         fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",

@@ -28,7 +28,7 @@ class SessionImpl final : public Session {
               std::unique_ptr<RetentionPolicy> policy)
       : model_(std::move(model)),
         cache_(std::move(cache)),
-        room_(room_of(*policy)),
+        context_use_(policy->context_use()),
         runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))) {}
 
   Status read(std::string_view text, const Progress& progress) override {
@@ -80,7 +80,7 @@ class SessionImpl final : public Session {
   SessionImpl(const SessionImpl& other, std::unique_ptr<SequenceRunner> runner)
       : model_(other.model_),
         cache_(other.cache_),
-        room_(other.room_),
+        context_use_(other.context_use_),
         runner_(std::move(runner)),
         history_(other.history_),
         logits_(other.logits_),
@@ -128,23 +128,12 @@ class SessionImpl final : public Session {
       history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
   }
 
-  // What uses up the trained context.
-  enum class Room {
-    kEndless,  // nothing: the policy keeps what it holds below it
-    kText,     // every token read: they keep their positions, or none is ever dropped
-    kHeld,     // the tokens held: how many there will be depends on the text
-  };
-  static Room room_of(const RetentionPolicy& policy) {
-    if (policy.positions() == PositionMode::kOriginal) return Room::kText;
-    if (policy.bound()) return Room::kEndless;
-    return policy.by_table() ? Room::kHeld : Room::kText;
-  }
   std::int64_t context_left() const {
     const std::int64_t context = model_->config.context;
-    switch (room_) {
-      case Room::kEndless: break;
-      case Room::kText: return context - runner_->sequence().next_id();
-      case Room::kHeld: return context - runner_->sequence().longest();
+    switch (context_use_) {
+      case ContextUse::kNone: break;
+      case ContextUse::kText: return context - runner_->sequence().next_id();
+      case ContextUse::kHeld: return context - runner_->sequence().longest();
     }
     return std::int64_t{1} << 62;
   }
@@ -152,7 +141,7 @@ class SessionImpl final : public Session {
   Status read_tokens(std::span<const TokenValue> tokens, const Progress& progress) {
     if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
     const auto total = static_cast<std::int64_t>(tokens.size());
-    if (room_ == Room::kText && total > context_left())
+    if (context_use_ == ContextUse::kText && total > context_left())
       return exhausted(
           "the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
           "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
@@ -171,7 +160,7 @@ class SessionImpl final : public Session {
     Status full;
     const auto check_room = [&] {
       const std::int64_t next = std::min(chunk, total - static_cast<std::int64_t>(noted));
-      if (room_ == Room::kHeld && next > context_left())
+      if (context_use_ == ContextUse::kHeld && next > context_left())
         full = exhausted(
             "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "
             "use a policy with a bound (kvasir policies) or a shorter text",
@@ -199,7 +188,7 @@ class SessionImpl final : public Session {
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
-  Room room_;
+  ContextUse context_use_;
   std::unique_ptr<SequenceRunner> runner_;
   std::vector<TokenValue> history_;  // the newest tokens: kHistory at least, if there were so many
   std::vector<float> logits_;        // of the newest token; empty if nothing was read to its end

@@ -30,6 +30,11 @@ namespace kvasir {
 // kAuto: kOriginal while the text fits the model's trained context, kCompact from the first id on that would reach it.
 enum class PositionMode { kCompact, kOriginal, kAuto };
 
+// What uses up the trained context: nothing, where a policy keeps what it holds below it; every token of the text,
+// where they keep their positions or none is ever dropped; or the tokens held, where how many they are depends on the
+// text.
+enum class ContextUse { kNone, kText, kHeld };
+
 // How the softmax weights of a table's query heads become one mass per token. The median of an even number is the mean
 // of the two middle values.
 enum class MassReduction { kNone, kSum, kMean, kMax, kMedian };
@@ -66,6 +71,12 @@ class RetentionPolicy {
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
 
   virtual PositionMode positions() const { return PositionMode::kCompact; }
+
+  ContextUse context_use() const {
+    if (positions() == PositionMode::kOriginal) return ContextUse::kText;
+    if (bound()) return ContextUse::kNone;
+    return by_table() ? ContextUse::kHeld : ContextUse::kText;
+  }
 
   // -- By range. --
 

@@ -1,7 +1,11 @@
-// The model that comes with the project: it is what its card says, writes prose, finds a fact in its context, and no
-// longer does once the policy has dropped it.
+// The model that comes with the project: it is what its card says, writes prose, beyond its context too, finds a fact
+// in its context, and no longer does once the policy has dropped it.
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <iterator>
+#include <set>
+#include <sstream>
 
 #include "cli/program.h"
 #include "support/shared_data.h"
@@ -20,6 +24,13 @@ std::ptrdiff_t longest_run(const std::string& text) {
   return longest;
 }
 
+// How the sentences begin or end that recall was trained with (models/train/sequences.py).
+bool tells_a_number(const std::string& text) {
+  return std::ranges::any_of(
+      std::array{"number of the", "secret code of the", "price of the", "bears the number", "has the number"},
+      [&](const char* form) { return text.find(form) != std::string::npos; });
+}
+
 TEST(BundledModel, IsWhatItsCardSays) {
   const Json info = json_of({"info", bundled_model(), "--json"});
   EXPECT_EQ(info["parameters"], 15'735'168);
@@ -31,7 +42,10 @@ TEST(BundledModel, IsWhatItsCardSays) {
   EXPECT_EQ(metadata["llama.feed_forward_length"], 1024);
   EXPECT_EQ(metadata["llama.attention.head_count"], 8);
   EXPECT_EQ(metadata["llama.attention.head_count_kv"], 4);
-  EXPECT_LT(std::filesystem::file_size(bundled_model()), 20'000'000u);
+  EXPECT_EQ(metadata["llama.attention.key_length"], 64);
+  EXPECT_EQ(metadata["llama.rope.freq_base"], 500'000);
+  for (const Json& tensor : info["tensors"]) EXPECT_EQ(tensor["type"], tensor["dims"].size() == 2 ? "Q8_0" : "F32");
+  EXPECT_EQ(std::filesystem::file_size(bundled_model()), 16'834'432u);
 }
 
 TEST(BundledModel, RecallsWhatItsCacheHolds) {
@@ -44,6 +58,17 @@ TEST(BundledModel, RecallsWhatItsCacheHolds) {
   EXPECT_EQ(streaming["cells"][0]["exact"], 0.0) << streaming;
   EXPECT_EQ(streaming["cells"][1]["exact"], 0.0) << streaming;
   EXPECT_GE(streaming["cells"][2]["exact"].get<double>(), 0.5) << streaming;
+}
+
+TEST(BundledModel, RecallsFromTheBeginningOfItsContext) {
+  const std::string tale = bytes_of(source_dir() + "/examples/the-lamplighter.txt");
+  std::string text;
+  while (text.size() < 8192 * 6) text += tale;
+  const Finished done = run_program({"eval", "needle", "-m", bundled_model(), "-f", "-", "--json", "--lengths", "8192",
+                                     "--depths", "0", "--trials", "3", "--kv", "full"},
+                                    {.input = text});
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_GE(Json::parse(done.out)["runs"][0]["exact"].get<double>(), 0.6) << done.out;  // of 3
 }
 
 // What `scripts/run` shows, shorter and with several seeds: prose, no blanks or one character without end, and none of
@@ -60,8 +85,23 @@ TEST(BundledModel, WritesProse) {
       SCOPED_TRACE(prompt.back() + ", seed " + seed + ": " + done.out);
       EXPECT_GT(std::ranges::count(done.out, ' '), 80);
       EXPECT_LT(longest_run(done.out), 12);
-      EXPECT_EQ(done.out.find("secret number"), std::string::npos);
+      EXPECT_FALSE(tells_a_number(done.out));
     }
+}
+
+// The default policy streams on where the trained context ends.
+TEST(BundledModel, WritesProseBeyondItsContext) {
+  const Json done = json_of({"run", "-m", bundled_model(), "-f", source_dir() + "/examples/the-lamplighter.txt", "-n",
+                             "9000", "--ignore-eos", "--seed", "7", "--json"});
+  EXPECT_GT(done["kv"]["seen"], 8192 + 2000);
+  EXPECT_LT(done["kv"]["kept"], 8192.5);
+  const std::string text = done["text"];
+  const std::string end = text.substr(text.size() - 6000);
+  std::istringstream stream(end);
+  const std::set<std::string> words{std::istream_iterator<std::string>(stream), {}};
+  EXPECT_GT(words.size(), 200u) << end;  // of about 1,100
+  EXPECT_LT(longest_run(text), 12);
+  EXPECT_FALSE(tells_a_number(text));
 }
 
 TEST(BundledModel, AnswersEnd) {

@@ -53,16 +53,30 @@ TEST(Memory, PeakIsWhatThePlanSaid) {
   }
 }
 
-// What `run` then refuses.
+// And `run` ends there.
 TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
   const auto planned = [](const std::string& tokens, const std::string& policy) {
     return run_program({"plan", "-m", model_path(), "--ctx", tokens, "--kv", policy}).out;
   };
   const std::string said = "The trained context is 2048 tokens";
-  EXPECT_NE(planned("2049", "full").find(said), std::string::npos);
   EXPECT_EQ(planned("2048", "full").find(said), std::string::npos);
-  EXPECT_EQ(planned("9000", "streaming:cap=512").find(said), std::string::npos);
   EXPECT_EQ(plan({"--ctx", "9000"})["trained_context"], 2048);
+  struct Case {
+    std::string policy, said;  // of run
+    bool ends;                 // a text of 2,500 tokens
+  };
+  for (const Case& c : {Case{"full", "run reads and writes no more", true},
+                        {"h2o:budget=256,recent=128,pos=original", "run reads and writes no more", true},
+                        {"h2o:budget=30%,recent=15%", "run holds no more", false},
+                        {"h2o:budget=256,recent=128", "", false},
+                        {"streaming:cap=512", "", false}}) {
+    SCOPED_TRACE(c.policy);
+    const std::string out = planned("2500", c.policy);
+    EXPECT_EQ(out.find(said) != std::string::npos, !c.said.empty()) << out;
+    EXPECT_NE(out.find(c.said), std::string::npos) << out;
+    const Finished run = run_model({"-p", some_text(200), "-n", "2300", "--ignore-eos", "--kv", c.policy});
+    EXPECT_EQ(run.err.find("ended by context") != std::string::npos, c.ends) << run.err;
+  }
 }
 
 // Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.
