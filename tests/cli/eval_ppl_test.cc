@@ -209,8 +209,7 @@ TEST_F(EvalPpl, StandardInputAndTextsThatAreNotThere) {
 // -- Reports --
 
 Json data_of(const std::string& file) {
-  std::ifstream stream(file);
-  const std::string page(std::istreambuf_iterator<char>(stream), {});
+  const std::string page = bytes_of(file);
   EXPECT_EQ(page.substr(0, 15), "<!DOCTYPE html>") << file;
   std::size_t at = page.find("id=\"report-data\"");
   if (at == std::string::npos) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
 #include "cli/program.h"
@@ -38,12 +37,6 @@ class Evaluation : public ::testing::Test {
   static std::string path_;
 };
 std::string Evaluation::path_;
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file.good()) << path;
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
 
 TEST_F(Evaluation, SaysWhereTheModelSawMoreThanItWasTrainedFor) {
   const std::string text = bytes_of(source_dir() + "/examples/the-lamplighter.txt");

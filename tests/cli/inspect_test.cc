@@ -1,6 +1,5 @@
 // kvasir inspect: its answers and its report, and what it refuses.
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
 #include "cli/program.h"
@@ -67,8 +66,7 @@ TEST_F(InspectCommand, TableAndReport) {
   EXPECT_EQ(done.err, "");
   EXPECT_NE(done.out.find("sparsity"), std::string::npos) << done.out;
   EXPECT_NE(done.out.find("\n    5 "), std::string::npos) << done.out;
-  std::ifstream file(page, std::ios::binary);
-  const std::string html(std::istreambuf_iterator<char>(file), {});
+  const std::string html = bytes_of(page);
   for (const char* part : {"<!DOCTYPE html>", "Attention under streaming:sinks=2,window=60", "Sparsity over time",
                            "Drift and locality", "Heads of a layer", "What is kept"})
     EXPECT_NE(html.find(part), std::string::npos) << part;

@@ -67,7 +67,7 @@ TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
   };
   for (const Case& c : {Case{"full", "run reads and writes no more", true},
                         {"h2o:budget=256,recent=128,pos=original", "run reads and writes no more", true},
-                        {"h2o:budget=30%,recent=15%", "run holds no more", false},
+                        {"h2o:budget=30%", "run holds no more", false},
                         {"h2o:budget=256,recent=128", "", false},
                         {"streaming:cap=512", "", false}}) {
     SCOPED_TRACE(c.policy);

@@ -1,7 +1,6 @@
 // Files that commands write: never over what they read, never in place of a closed stream, never half.
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
 
 #include "cli/program.h"
@@ -12,17 +11,12 @@ namespace {
 
 class Outputs : public ::testing::Test {
  protected:
-  static std::string content(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  }
-
   Folder folder_;
   std::string text_ = folder_.make("text", some_text(300));
 };
 
 TEST_F(Outputs, InputsAreNotOverwritten) {
-  const std::string before = content(text_);
+  const std::string before = bytes_of(text_);
   const std::string link = folder_.path("link");
   std::filesystem::create_symlink(text_, link);
   for (const std::string& out : {text_, link, folder_.path("./text")})
@@ -38,7 +32,7 @@ TEST_F(Outputs, InputsAreNotOverwritten) {
       EXPECT_EQ(done.exit_code, 2);
       EXPECT_EQ(done.error_lines(), 1) << done.err;
       EXPECT_NE(done.err.find("would be overwritten"), std::string::npos) << done.err;
-      EXPECT_EQ(content(text_), before);
+      EXPECT_EQ(bytes_of(text_), before);
     }
 }
 
@@ -67,7 +61,7 @@ TEST_F(Outputs, FilesOfThatNameAreNotTaken) {
     const std::string mine = folder_.make("out.partial", "mine");
     EXPECT_EQ(run_program(all).exit_code, 0);
     EXPECT_GT(std::filesystem::file_size(out), 1000u);
-    EXPECT_EQ(content(mine), "mine");
+    EXPECT_EQ(bytes_of(mine), "mine");
     EXPECT_FALSE(std::filesystem::exists(mine + "-2"));
   }
 }

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 
 #include "support/shared_data.h"
 
@@ -158,6 +160,12 @@ Json run_json(const Arguments& more, const Surroundings& surroundings) {
   Arguments arguments = run_arguments(more);
   arguments.emplace_back("--json");
   return json_of(arguments, surroundings);
+}
+
+std::string bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file.good()) << path;
+  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 std::string some_text(int words) {

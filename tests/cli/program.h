@@ -52,6 +52,9 @@ Finished run_model(const Arguments& more, const Surroundings& surroundings = {})
 Json run_json(const Arguments& more, const Surroundings& surroundings = {});
 Json json_of(const Arguments& arguments, const Surroundings& surroundings = {});
 
+// The file's contents; one that cannot be read fails the test.
+std::string bytes_of(const std::string& path);
+
 // Ordinary words, always the same ones: about as many tokens.
 std::string some_text(int words);
 
