@@ -16,11 +16,11 @@ MOST_LOSS_ERROR = 0.01  # of the mean loss
 
 
 def main():
-    if not cpu_network.supported():
+    shape = network.Shape(layers=2)
+    if not cpu_network.supported(shape):
         print("no AMX, and no bf16 in AVX-512")
         return 77
     torch.manual_seed(0)
-    shape = network.Shape(layers=2)
     ours = cpu_network.CpuNetwork(shape, 2048)
     theirs = network.TorchNetwork(shape, "cpu", torch.float32)
     for n, p in ours.parameters.items():

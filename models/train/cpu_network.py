@@ -20,8 +20,12 @@ def cpu_has(*wanted):
     return all(f" {flag} " in flags for flag in wanted)
 
 
-def supported():
-    return cpu_has("avx512_bf16")
+def supported(shape):
+    """Whether the CPU has what the kernels need, and they are for this shape."""
+    group = shape.heads // shape.kv_heads
+    heads = shape.head == 64 and shape.heads == group * shape.kv_heads and group <= 4
+    tiles = all(n % 32 == 0 for n in (shape.vocabulary, shape.width, shape.feed_forward))  # in pairs of 16
+    return cpu_has("avx512_bf16") and heads and tiles
 
 
 def load_kernels():
@@ -47,11 +51,6 @@ class CpuNetwork:
     """All buffers are for `rows` tokens at most, of all sequences of a run together."""
 
     def __init__(self, shape, rows):
-        group = shape.heads // shape.kv_heads
-        assert shape.head == 64 and shape.heads == group * shape.kv_heads and group <= 4, "not what the kernels are for"
-        assert all(
-            n % 32 == 0 for n in (shape.vocabulary, shape.width, shape.feed_forward)
-        ), "tiles come in pairs of 16"
         self.shape, self.rows, self.kernels = shape, rows, load_kernels()
         shapes = shape.parameters()
         self.parameters = {n: torch.zeros(s) for n, s in shapes.items()}

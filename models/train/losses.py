@@ -12,6 +12,7 @@ import torch
 
 import network
 import sequences
+import train
 
 
 def main():
@@ -24,9 +25,10 @@ def main():
     books = sequences.Sequences(options.data, 0)
     for path in options.checkpoint:
         state = torch.load(path, map_location="cpu")
-        model = network.TorchNetwork(network.Shape(**state["shape"]), "cpu", torch.float32)
+        model = train.create_model(network.Shape(**state["shape"]), max(options.length))
         for n, p in model.parameters.items():
             p.copy_(state["parameters"][n])
+        model.update_weights()
         for length in options.length:
             for name, ids in (("held-out books", books.held_out), ("books of the training", books.train)):
                 losses = torch.tensor(

@@ -140,9 +140,9 @@ def arguments():
 def create_model(shape, rows):
     if torch.cuda.is_available():
         return network.TorchNetwork(shape, "cuda", torch.bfloat16)
-    if cpu_network.supported():
+    if cpu_network.supported(shape):
         return cpu_network.CpuNetwork(shape, rows)
-    print("no GPU, and no CPU with bf16 products: this will be slow")
+    print("no GPU, and no kernels for this CPU and shape: this will be slow")
     return network.TorchNetwork(shape, "cpu", torch.float32)
 
 
