@@ -143,9 +143,11 @@ class SessionImpl final : public Session {
     const auto total = static_cast<std::int64_t>(tokens.size());
     if (context_use_ == ContextUse::kText && total > context_left())
       return exhausted(
-          "the text has {} tokens, but policy '{}' keeps all of them and the model's context of {} has "
+          "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has "
           "room for {}; use a policy that forgets, such as streaming (kvasir policies), or a shorter text",
-          total, runner_->policy().spec(), model_->config.context, std::max<std::int64_t>(0, context_left()));
+          total, runner_->policy().spec(),
+          runner_->policy().positions() == PositionMode::kOriginal ? "their positions" : "all of them",
+          model_->config.context, std::max<std::int64_t>(0, context_left()));
     const double start = now_seconds();
     const std::int64_t before = runner_->sequence().next_id();
     logits_.clear();  // they belong to a token that is no longer the newest

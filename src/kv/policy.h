@@ -30,10 +30,12 @@ namespace kvasir {
 // kAuto: kOriginal while the text fits the model's trained context, kCompact from the first id on that would reach it.
 enum class PositionMode { kCompact, kOriginal, kAuto };
 
-// What uses up the trained context: nothing, where a policy keeps what it holds below it; every token of the text,
-// where they keep their positions or none is ever dropped; or the tokens held, where how many they are depends on the
-// text.
-enum class ContextUse { kNone, kText, kHeld };
+// What uses up the trained context.
+enum class ContextUse {
+  kNone,  // nothing: the policy keeps what it holds below it
+  kText,  // every token read: they keep their positions, or none is ever dropped
+  kHeld,  // the tokens held: how many there will be depends on the text
+};
 
 // How the softmax weights of a table's query heads become one mass per token. The median of an even number is the mean
 // of the two middle values.

@@ -79,6 +79,17 @@ TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
   }
 }
 
+TEST(Memory, TextsBeyondTheTrainedContextAreRefusedWithTheReason) {
+  for (const auto& [policy, reason] :
+       {std::pair{"full", "keeps all of them"}, {"h2o:budget=256,recent=128,pos=original", "keeps their positions"}}) {
+    const Finished run = run_model({"-p", some_text(3000), "-n", "1", "--kv", policy});
+    EXPECT_NE(run.exit_code, 0) << policy;
+    EXPECT_EQ(run.error_lines(), 1) << run.err;
+    EXPECT_NE(run.err.find(reason), std::string::npos) << run.err;
+    EXPECT_NE(run.err.find("context of 2048"), std::string::npos) << run.err;
+  }
+}
+
 // Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.
 TEST(Memory, FilesLargerThanMemoryAreOpenedAndPlanned) {
   RandomModelSpec spec;
