@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a policy keeps of a text beside its most recent tokens, layer by layer.
 
-what_is_kept.py KVASIR MODEL TEXT --tokens 2000 --kv h2o:budget=512,recent=256 --recent 256 --first 250
+what_is_kept.py KVASIR MODEL TEXT --tokens 1500 --kv h2o:budget=512,recent=256 --recent 256 --first 250
 
 For policies that decide for a layer. Punctuation: tokens without a letter or digit. Beside it, of the whole text and of
 as many tokens drawn by lot.
@@ -14,7 +14,10 @@ import subprocess
 
 
 def kvasir(*arguments, **more):
-    return json.loads(subprocess.run([*arguments, "--json"], check=True, capture_output=True, text=True, **more).stdout)
+    done = subprocess.run([*arguments, "--json"], stdout=subprocess.PIPE, text=True, **more)
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)  # it has said why
+    return json.loads(done.stdout)
 
 
 def punctuation(pieces):
@@ -26,18 +29,24 @@ def main():
     parser.add_argument("kvasir")
     parser.add_argument("model")
     parser.add_argument("text")
-    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=1500)
     parser.add_argument("--kv", default="h2o:budget=512,recent=256")
     parser.add_argument("--recent", type=int, default=256, help="tokens at the end that are not counted")
     parser.add_argument("--first", type=int, default=250, help="how many tokens count as the beginning")
     options = parser.parse_args()
-
-    with open(options.text, encoding="utf-8") as file:
-        pieces = kvasir(options.kvasir, "tokenize", "-m", options.model, stdin=file)["pieces"][: options.tokens]
+    if options.recent < 0 or options.tokens <= options.recent:
+        parser.error("--tokens must be above --recent")
+    try:
+        with open(options.text, encoding="utf-8") as file:
+            pieces = kvasir(options.kvasir, "tokenize", "-m", options.model, stdin=file)["pieces"][: options.tokens]
+    except OSError as error:
+        parser.error(str(error))
     kept = kvasir(
         options.kvasir, "inspect", "-m", options.model, "-f", options.text, "--tokens", str(options.tokens),
         "--kv", options.kv,
     )  # fmt: skip
+    if "final" not in kept["layers"][0]:
+        parser.error(f"{options.kv} decides for each head, not for a layer")
     print(f"text: {punctuation(pieces):.0%} punctuation")
     end = options.tokens - options.recent
     draw = random.Random(1)

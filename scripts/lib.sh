@@ -31,7 +31,7 @@ configure_and_build() {
   shift 2
   local log=build/$preset-build.log
   mkdir -p build
-  echo "building ($preset); the log is $log" >&2
+  echo "building ($preset), minutes if it is the first time; the log is $log" >&2
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     exit 1

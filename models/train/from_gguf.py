@@ -94,7 +94,14 @@ def main():
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("checkpoint", type=pathlib.Path)
     options = parser.parse_args()
-    metadata, tensors = read(options.model)
+    if not options.checkpoint.parent.is_dir():
+        parser.error(f"there is no folder {options.checkpoint.parent}")
+    try:
+        metadata, tensors = read(options.model)
+    except OSError as error:
+        raise SystemExit(error)
+    except (struct.error, ValueError, KeyError) as error:
+        raise SystemExit(f"{options.model} is damaged, or not of those that export.py writes ({error})")
     shape = shape_of(metadata)
     parameters = parameters_of(tensors, shape.layers)
     zeros = {n: torch.zeros_like(p) for n, p in parameters.items()}

@@ -22,9 +22,12 @@ def main():
     parser.add_argument("--length", type=int, nargs="+", default=[1024, 8192])
     parser.add_argument("--tokens", type=int, default=1 << 18, help="read of each")
     options = parser.parse_args()
+    if any(length <= 0 or length % 64 for length in options.length) or options.tokens < 2 * max(options.length):
+        parser.error("--length must be multiples of 64, --tokens two of them at least")
+    sequences.check_folder(options.data)
     books = sequences.Sequences(options.data, 0)
     for path in options.checkpoint:
-        state = torch.load(path, map_location="cpu")
+        state = train.load_checkpoint(path)
         model = train.create_model(network.Shape(**state["shape"]), max(options.length))
         for n, p in model.parameters.items():
             p.copy_(state["parameters"][n])

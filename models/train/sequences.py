@@ -82,6 +82,12 @@ def stretches(ids, count, length, batches):
         yield rows[:, :-1].copy(), rows[:, 1:].copy()
 
 
+def check_folder(folder):
+    missing = [name for name in ("train.u16", "val.u16", "kv4k.model") if not (folder / name).exists()]
+    if missing:
+        raise SystemExit(f"{folder} lacks {', '.join(missing)}: corpus.py writes them")
+
+
 class Sequences:
     def __init__(self, folder, seed):
         """`folder` holds train.u16, val.u16 (token ids, little-endian) and kv4k.model (corpus.py)."""

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import pickle
 import signal
 import time
 
@@ -125,16 +126,28 @@ def arguments():
     for field in dataclasses.fields(network.Shape):
         add(f"--{field.name.replace('_', '-')}", type=field.type, help=f"of a new model; {field.default}")
     options = parser.parse_args()
+    if min(options.batch, options.rows, *options.length) <= 0:
+        parser.error("--batch, --rows and --length must be above 0")
     if options.batch % options.rows or any(options.rows % length or length % 64 for length in options.length):
         parser.error("--batch must be a multiple of --rows, that of each --length, and that of 64")
     if options.weight <= 1:
         parser.error("--weight must be above 1")
-    missing = [name for name in ("train.u16", "val.u16", "kv4k.model") if not (options.data / name).exists()]
-    if missing:
-        parser.error(f"{options.data} lacks {', '.join(missing)}: corpus.py writes them")
-    if options.start and not options.start.exists():
-        parser.error(f"there is no {options.start}")
+    if options.minutes <= 0:
+        parser.error("--minutes must be above 0")
+    shares = [f.name for f in dataclasses.fields(sequences.Mixture) if f.name != "weight"]
+    if any(not 0 <= getattr(options, name) <= 1 for name in shares):
+        parser.error(f"--{', --'.join(shares)} are shares, from 0 to 1")
+    if not options.checkpoint.parent.is_dir():
+        parser.error(f"there is no folder {options.checkpoint.parent}")
+    sequences.check_folder(options.data)
     return options
+
+
+def load_checkpoint(path):
+    try:
+        return torch.load(path, map_location="cpu")
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise SystemExit(f"{path} is no checkpoint ({error}); of a GGUF file, from_gguf.py makes one")
 
 
 def create_model(shape, rows):
@@ -150,7 +163,7 @@ def main():
     options = arguments()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    state = torch.load(options.start, map_location="cpu") if options.start else None
+    state = load_checkpoint(options.start) if options.start else None
     wanted = {f.name: getattr(options, f.name) for f in dataclasses.fields(network.Shape)}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     if state and wanted:
