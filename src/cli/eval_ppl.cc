@@ -233,9 +233,9 @@ void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& 
     for (std::size_t t = 0; t < texts.size(); ++t) {
       const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
       const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
-      const std::int64_t kept_of_text = texts[t].runs[policy].kept_max;
-      idle = idle && kept_of_text >= all;
-      kept = std::max(kept, kept_of_text);
+      const PerplexityResult& run = texts[t].runs[policy];
+      idle = idle && run.seen_least >= all;
+      kept = std::max(kept, run.kept_max);
     }
     if (idle) note_idle(spec);
     note_beyond_context(spec, kept, context);

@@ -140,7 +140,7 @@ Status inspect(const InspectCommand& command) {
           return !interrupted();
         }));
   }
-  if (result.reading.policy != "full" && result.reading.kept_max >= result.tokens) note_idle(result.reading.policy);
+  if (result.reading.policy != "full" && result.reading.seen_least >= result.tokens) note_idle(result.reading.policy);
   KVASIR_RETURN_IF_ERROR(command.json ? print_json(to_json(command, *model, result)) : print(text_of(command, result)));
   if (command.report.empty()) return {};
   return write_report(inspect_report(*model, command.file, tokens, command.inspect, result, layers), command.report);

@@ -100,7 +100,7 @@ Status record(const RecordCommand& command) {
         }));
   }
   KVASIR_RETURN_IF_ERROR(writer.finish());
-  if (result.policy != "full" && result.kept_max >= count) note_idle(result.policy);
+  if (result.policy != "full" && result.seen_least >= count) note_idle(result.policy);
   return command.json ? print_json(to_json(command, *model, result, count)) : print(text_of(command, *model, result));
 }
 

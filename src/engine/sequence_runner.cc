@@ -124,6 +124,7 @@ Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const Tok
   for (int t = 0; t < sequence_.tables(); ++t)
     views_[static_cast<std::size_t>(t)].build(sequence_.table(t), plan.hidden, model_->config.sliding_window);
   kept_max_ = std::max(kept_max_, sequence_.longest());
+  seen_least_ = sequence_.shortest();
   times_.cache += clock.lap();
   if (watch_) watch_(sequence_);
   clock.lap();
@@ -218,6 +219,7 @@ Result<std::unique_ptr<SequenceRunner>> SequenceRunner::fork() {
   auto held = std::make_unique<KvSequence>(std::move(sequence));
   std::unique_ptr<SequenceRunner> copy(new SequenceRunner(model_, cache_, policy_->clone(), std::move(held)));
   copy->kept_max_ = kept_max_;
+  copy->seen_least_ = seen_least_;
   copy->pruned_ = pruned_;
   if (driver_ != nullptr) copy->driver_->set_first_dropped(driver_->first_dropped());
   own_pages_ = copy->own_pages_ = false;

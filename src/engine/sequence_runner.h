@@ -96,7 +96,8 @@ class SequenceRunner {
   const KvSequence& sequence() const { return sequence_; }
   const RetentionPolicy& policy() const { return *policy_; }
   const StepTimes& times() const { return times_; }
-  std::int64_t kept_max() const { return kept_max_; }  // most tokens a pass saw, in any table
+  std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
+  std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
 
   // The least id that is no longer retained everywhere; nothing while all are.
   std::optional<TokenId> first_dropped() const;
@@ -122,6 +123,7 @@ class SequenceRunner {
   TokenId pruned_;         // end of what was dropped from the table
   StepTimes times_;
   std::int64_t kept_max_ = 0;
+  std::int64_t seen_least_ = 0;
 };
 
 }  // namespace kvasir

@@ -86,6 +86,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   KVASIR_RETURN_IF_ERROR(read(text.first(prompt), SequenceRunner::Source::kPrompt));
   KVASIR_RETURN_IF_ERROR(read(text.subspan(prompt), SequenceRunner::Source::kGenerated));
   result.kept_max = runner.kept_max();
+  result.seen_least = runner.seen_least();
   result.by_head = runner.policy().scope() == PolicyScope::kHead;
   result.final = retained_by_layer(runner.sequence(), model->config.layers);
   return result;

@@ -28,6 +28,7 @@ struct ObservedText {
   std::string codec;
   int chunk = 0;                                         // as it was; 0 without a prompt
   std::int64_t kept_max = 0;                             // most tokens a forward pass saw
+  std::int64_t seen_least = 0;                           // tokens the last pass saw, where fewest were held
   bool by_head = false;                                  // the policy decides for each KV head
   std::vector<std::vector<std::vector<TokenId>>> final;  // [layer][one, or KV heads]: held at the end, ascending
 };

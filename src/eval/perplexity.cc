@@ -215,6 +215,7 @@ class SideBySide {
       track.result.sums.times += track.reader->times();
       track.result.sums.timed_tokens += track.reader->tokens_timed();
       track.result.kept_max = std::max(track.result.kept_max, track.reader->kept_max());
+      track.result.seen_least = std::min(track.result.seen_least, track.reader->seen_least());
       track.reader.reset();
     }
     return {};
@@ -317,6 +318,7 @@ PerplexityResult pool_perplexity(std::span<const PerplexityResult> results) {
     pooled.sums.add(result.sums);
     pooled.kv_bytes_peak = std::max(pooled.kv_bytes_peak, result.kv_bytes_peak);
     pooled.kept_max = std::max(pooled.kept_max, result.kept_max);
+    pooled.seen_least = std::min(pooled.seen_least, result.seen_least);
   }
   finish(pooled);
   return pooled;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,7 +63,10 @@ struct PerplexityResult {
   double dead_share = 0;  // share of the slots written so far, of those still held, whose token was dropped
   std::uint64_t kv_bytes_peak = 0;
   std::int64_t kept_max = 0;  // most tokens a forward pass saw, in any layer and KV head
-  double tpot_ms = 0;         // median time per token, forward and cache together, of this policy's passes alone
+  // Tokens that the last pass of a window, or of the stream, saw in the layer and KV head that held fewest; the least
+  // of all windows.
+  std::int64_t seen_least = std::numeric_limits<std::int64_t>::max();
+  double tpot_ms = 0;  // median time per token, forward and cache together, of this policy's passes alone
   double tpot_p10_ms = 0;
   double tpot_p90_ms = 0;
   double forward_ms = 0;                    // mean per token

@@ -46,6 +46,7 @@ class CachedReader final : public TextReader {
   std::int64_t tokens_timed() const override { return next_row(); }
   StepTimes times() const override { return runner_.times(); }
   std::int64_t kept_max() const override { return runner_.kept_max(); }
+  std::int64_t seen_least() const override { return runner_.seen_least(); }
 
  private:
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
@@ -88,6 +89,7 @@ class RecomputeReader final : public TextReader {
     times_ += runner.times();
     ++tokens_timed_;
     kept_max_ = std::max(kept_max_, runner.kept_max());
+    seen_least_ = runner.seen_least();
     row_ += spec_.stride;
     return result;
   }
@@ -95,6 +97,7 @@ class RecomputeReader final : public TextReader {
   std::int64_t tokens_timed() const override { return tokens_timed_; }
   StepTimes times() const override { return times_; }
   std::int64_t kept_max() const override { return kept_max_; }
+  std::int64_t seen_least() const override { return seen_least_; }
 
  private:
   std::shared_ptr<LoadedModel> model_;
@@ -106,6 +109,7 @@ class RecomputeReader final : public TextReader {
   StepTimes times_;
   std::int64_t tokens_timed_ = 0;
   std::int64_t kept_max_ = 0;
+  std::int64_t seen_least_ = 0;
 };
 
 }  // namespace

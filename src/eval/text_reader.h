@@ -37,6 +37,7 @@ class TextReader {
   virtual std::int64_t tokens_timed() const = 0;  // behind times()
   virtual StepTimes times() const = 0;
   virtual std::int64_t kept_max() const = 0;
+  virtual std::int64_t seen_least() const = 0;  // as SequenceRunner's
 };
 
 // Every row of the text, from a sequence in `cache`. `tokens` outlive the reader.

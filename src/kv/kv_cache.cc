@@ -43,6 +43,12 @@ std::int64_t KvSequence::longest() const {
   return most;
 }
 
+std::int64_t KvSequence::shortest() const {
+  std::int64_t least = next_id();
+  for (const LaneGroup& table : tables_) least = std::min(least, table.length());
+  return least;
+}
+
 double KvSequence::mean_length() const {
   double sum = 0;
   for (const LaneGroup& table : tables_) sum += static_cast<double>(table.length());

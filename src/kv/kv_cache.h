@@ -45,6 +45,7 @@ class KvSequence {
 
   TokenId next_id() const { return tables_.front().next_id(); }  // tokens seen so far
   std::int64_t longest() const;                                  // tokens retained by the table that retains most
+  std::int64_t shortest() const;                                 // by the one that retains least
   double mean_length() const;                                    // over lanes
   double dead_share() const;  // of the slots written, those whose token was dropped and that are not reused yet
 

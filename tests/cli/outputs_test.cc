@@ -90,6 +90,15 @@ TEST_F(Outputs, PoliciesThatDropNothingAreNamed) {
   EXPECT_EQ(errors_of({"--kv", "full", "--kv", h2o, "--chunk", "16"}), "");
   EXPECT_NE(errors_of({"--kv", "snapkv:budget=24,window=8", "--chunk", "16"}).find("when a prompt ends"),
             std::string::npos);
+  // One layer of lethe keeps everything, others do not: it is not idle.
+  const Finished uneven = run_program(
+      {"inspect", "-m", model_path(), "-f", text_, "--tokens", "250", "--kv", "lethe:tau=20,start=32", "--json"});
+  std::vector<std::size_t> kept;
+  const Json found = Json::parse(uneven.out);
+  for (const Json& layer : found["layers"]) kept.push_back(layer["final"].size());
+  EXPECT_EQ(std::ranges::max(kept), 250u);
+  EXPECT_LT(std::ranges::min(kept), 200u);
+  EXPECT_EQ(uneven.err, "");
   const Finished inspected =
       run_program({"inspect", "-m", model_path(), "-f", text_, "--tokens", "64", "--kv", "snapkv:budget=40"});
   EXPECT_NE(inspected.err.find("dropped nothing"), std::string::npos) << inspected.err;
