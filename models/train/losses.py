@@ -28,7 +28,8 @@ def main():
     books = sequences.Sequences(options.data, 0)
     for path in options.checkpoint:
         state = train.load_checkpoint(path)
-        model = train.create_model(network.Shape(**state["shape"]), max(options.length))
+        longest = max(options.length)
+        model = train.create_model(network.Shape(**state["shape"]), longest, longest)
         for n, p in model.parameters.items():
             p.copy_(state["parameters"][n])
         model.update_weights()

@@ -150,7 +150,10 @@ def load_checkpoint(path):
         raise SystemExit(f"{path} is no checkpoint ({error}); of a GGUF file, from_gguf.py makes one")
 
 
-def create_model(shape, rows):
+def create_model(shape, rows, longest):
+    """For passes of `rows` tokens, in sequences of `longest` at most."""
+    if longest > shape.context:
+        raise SystemExit(f"--length is above the context of {shape.context} tokens")
     if torch.cuda.is_available():
         return network.TorchNetwork(shape, "cuda", torch.bfloat16)
     if cpu_network.supported(shape):
@@ -169,10 +172,8 @@ def main():
     if state and wanted:
         raise SystemExit(f"{options.start} has its own {', '.join(wanted)}")
     shape = network.Shape(**(state["shape"] if state else wanted))
-    if max(options.length) > shape.context:
-        raise SystemExit(f"--length is above the context of {shape.context} tokens")
     mixture = sequences.Mixture(**{f.name: getattr(options, f.name) for f in dataclasses.fields(sequences.Mixture)})
-    model = create_model(shape, options.rows)
+    model = create_model(shape, options.rows, max(options.length))
     optimizer = Optimizer(model, options.matrix_rate, options.vector_rate)
     steps, tokens, seconds = 0, 0, 0.0
     if state:
