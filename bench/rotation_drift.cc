@@ -35,7 +35,7 @@ T value_or_exit(Result<T> result) {
 }
 
 std::vector<float> logits_of(const std::string& path, const std::string& kv_type, const std::string& policy,
-                             std::span<const TokenValue> tokens) {
+                             std::span<const TokenId> tokens) {
   const auto model = value_or_exit(load_model({.model = path, .kv_type = kv_type}, {}));
   std::shared_ptr<KvCache> cache = value_or_exit(KvCache::create(model->kv_shape, std::uint64_t{1} << 28));
   SequenceRunner runner(model, cache, value_or_exit(make_policy(policy)));
@@ -52,7 +52,7 @@ std::vector<float> logits_of(const std::string& path, const std::string& kv_type
 int run(const std::string& path, const std::string& text_path, std::int64_t count, const std::string& policy) {
   const auto model = value_or_exit(load_model({.model = path}, {}));
   const std::string text = value_or_exit(read_file(text_path, std::size_t{1} << 28));
-  std::vector<TokenValue> tokens = value_or_exit(model->tokenizer->encode(text, {}));
+  std::vector<TokenId> tokens = value_or_exit(model->tokenizer->encode(text, {}));
   if (static_cast<std::int64_t>(tokens.size()) < count) fail({StatusCode::kInvalidArgument, "the text is too short"});
   tokens.resize(static_cast<std::size_t>(count));
   const std::string frames = "streaming:sinks=4,window=252";

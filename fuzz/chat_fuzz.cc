@@ -32,7 +32,7 @@ Vocabulary make_vocabulary(TokenKind marks) {
     vocabulary.pieces.push_back(std::move(piece));
     vocabulary.scores.push_back(0);
     vocabulary.kinds.push_back(kind);
-    return static_cast<TokenValue>(vocabulary.pieces.size() - 1);
+    return static_cast<TokenId>(vocabulary.pieces.size() - 1);
   };
   vocabulary.unknown = add("<unk>", TokenKind::kUnknown);
   vocabulary.bos = add("<s>", TokenKind::kControl);
@@ -90,10 +90,10 @@ int count_special(const Tokenizer& tokenizer, const ChatPrompt& prompt, std::spa
   const auto tokens = tokenizer.encode_segments(segments, false, prompt.reserved);
   if (!tokens.ok()) return -1;
   int count = 0;
-  for (const TokenValue token : *tokens) {
+  for (const TokenId token : *tokens) {
     const TokenKind kind = tokenizer.vocabulary().kinds[static_cast<std::size_t>(token)];
     count += kind == TokenKind::kControl || kind == TokenKind::kUnknown;
-    for (const TokenValue other : prompt.reserved) count += kind == TokenKind::kUserDefined && token == other;
+    for (const TokenId other : prompt.reserved) count += kind == TokenKind::kUserDefined && token == other;
   }
   return count;
 }

@@ -12,11 +12,11 @@ namespace {
 using namespace kvasir;
 
 // A prompt in two passes, then single tokens; the masses depend on the row alone.
-std::vector<TokenId> kept_by(RetentionPolicy& policy) {
+std::vector<TokenIndex> kept_by(RetentionPolicy& policy) {
   policy.begin({});
-  std::vector<TokenId> held;
+  std::vector<TokenIndex> held;
   KeepPlan plan;
-  TokenId next = 0;
+  TokenIndex next = 0;
   for (int step = 0; step < 60; ++step) {
     const int rows = step < 2 ? 20 : 1;
     const PolicyPass pass{next, rows, step < 2, step == 0 ? 20 : 0};
@@ -30,10 +30,10 @@ std::vector<TokenId> kept_by(RetentionPolicy& policy) {
     }
     plan.clear();
     policy.end_pass(pass, 0, plan);
-    for (const TokenId id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
+    for (const TokenIndex id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
     plan.clear();
     policy.finish_pass(pass, 0, plan);
-    for (const TokenId id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
+    for (const TokenIndex id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
   }
   return held;
 }

@@ -23,13 +23,13 @@ using namespace kvasir;
 constexpr std::string_view kSpacePiece = "\xE2\x96\x81";
 
 // The token of byte 0; the others follow.
-constexpr TokenValue kByte0 = 3;
+constexpr TokenId kByte0 = 3;
 
-TokenValue add_piece(Vocabulary* vocabulary, std::string piece, TokenKind kind) {
+TokenId add_piece(Vocabulary* vocabulary, std::string piece, TokenKind kind) {
   vocabulary->scores.push_back(static_cast<float>(vocabulary->pieces.size() * 7 % 11));  // ties and disorder
   vocabulary->pieces.push_back(std::move(piece));
   vocabulary->kinds.push_back(kind);
-  return static_cast<TokenValue>(vocabulary->pieces.size() - 1);
+  return static_cast<TokenId>(vocabulary->pieces.size() - 1);
 }
 
 Vocabulary special_pieces() {
@@ -99,13 +99,13 @@ std::vector<std::unique_ptr<Tokenizer>> make_tokenizers() {
   return made;
 }
 
-int count_special(const Tokenizer& tokenizer, const std::vector<TokenValue>& tokens,
-                  const std::vector<TokenValue>& reserved) {
+int count_special(const Tokenizer& tokenizer, const std::vector<TokenId>& tokens,
+                  const std::vector<TokenId>& reserved) {
   int count = 0;
-  for (const TokenValue token : tokens) {
+  for (const TokenId token : tokens) {
     const TokenKind kind = tokenizer.vocabulary().kinds[static_cast<std::size_t>(token)];
     count += kind == TokenKind::kControl || kind == TokenKind::kUnknown;
-    for (const TokenValue other : reserved) count += kind == TokenKind::kUserDefined && token == other;
+    for (const TokenId other : reserved) count += kind == TokenKind::kUserDefined && token == other;
   }
   return count;
 }
@@ -130,7 +130,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
     TokenStream stream(tokenizer, true);
     std::string streamed;
-    for (const TokenValue token : *tokens) streamed += stream.push(token);
+    for (const TokenId token : *tokens) streamed += stream.push(token);
     KVASIR_CHECK(streamed + stream.flush() == decoded);
   }
 

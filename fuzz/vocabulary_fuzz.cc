@@ -25,12 +25,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   constexpr std::string_view kText = "ab  abab<|im_end|>\n\n 123'S caf\u00E9 \u4E16\u754C";
   const auto tokens = (*tokenizer)->encode(kText, {.add_special = false});
   if (tokens.ok()) {
-    for (const TokenValue token : *tokens) {
+    for (const TokenId token : *tokens) {
       KVASIR_CHECK(token >= 0 && static_cast<std::size_t>(token) < kinds.size());
       KVASIR_CHECK(token == unknown || kinds[static_cast<std::size_t>(token)] != TokenKind::kControl);
     }
     (void)(*tokenizer)->decode(*tokens, true);
   }
-  for (std::size_t i = 0; i < kinds.size(); ++i) (void)(*tokenizer)->bytes_of(static_cast<TokenValue>(i), true);
+  for (std::size_t i = 0; i < kinds.size(); ++i) (void)(*tokenizer)->bytes_of(static_cast<TokenId>(i), true);
   return 0;
 }

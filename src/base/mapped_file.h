@@ -44,8 +44,8 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
 // A link is followed to the file it names; what is no regular file (a device, a pipe) is written to, never replaced.
 Status write_file(const std::string& path, std::span<const std::byte> content);
 
-// A name beside `target` that no file has, for what is renamed to `target` once it is complete: `target`.partial, or with
-// a number behind it.
+// A name beside `target` that no file has, for what is renamed to `target` once it is complete: `target`.partial, or
+// with a number behind it.
 std::string temporary_name(const std::string& target);
 
 // Whether write_file could write there as things stand, for whoever has long to work before. Leaves everything as it

@@ -28,7 +28,7 @@ struct PerplexityCommand {
 
 struct Text {
   std::string file;
-  std::vector<TokenValue> tokens;
+  std::vector<TokenId> tokens;
 };
 
 constexpr const char* kAllTexts = "all";
@@ -53,7 +53,7 @@ Status name_text(const std::string& file, bool several, const Status& status) {
 }
 
 // What of the text is used.
-Status cut(std::vector<TokenValue>& tokens, const PerplexityCommand& options) {
+Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   const std::int64_t window = options.perplexity.window;
   if (options.windows > 0 && options.windows > size / window)

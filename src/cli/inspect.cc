@@ -33,9 +33,9 @@ struct InspectCommand {
 };
 
 // Of a text that is longer than wanted, its front.
-Result<std::vector<TokenValue>> read_text(const InspectCommand& command, const LoadedModel& model) {
+Result<std::vector<TokenId>> read_text(const InspectCommand& command, const LoadedModel& model) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
-  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model.tokenizer->encode(text, {}));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens.value_or(0) > count)
     return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", count, *command.tokens);
@@ -128,7 +128,7 @@ Status inspect(const InspectCommand& command) {
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, read_text(command, *model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_text(command, *model));
   KVASIR_RETURN_IF_ERROR(check_inspect_options(*model, static_cast<std::int64_t>(tokens.size()), command.inspect));
   catch_interrupts();
   InspectResult result;

@@ -59,9 +59,9 @@ std::string number(double value) {
 }
 
 // How many tokens a head of the layer holds at the end, on average.
-double kept_at_end(const std::vector<std::vector<TokenId>>& tables) {
+double kept_at_end(const std::vector<std::vector<TokenIndex>>& tables) {
   double sum = 0;
-  for (const std::vector<TokenId>& ids : tables) sum += static_cast<double>(ids.size());
+  for (const std::vector<TokenIndex>& ids : tables) sum += static_cast<double>(ids.size());
   return sum / static_cast<double>(tables.size());
 }
 
@@ -213,7 +213,7 @@ Section matrices(const InspectResult& result, const std::vector<int>& layers) {
   return section;
 }
 
-std::vector<report::Token> tokens_of(const LoadedModel& model, const std::vector<TokenValue>& text) {
+std::vector<report::Token> tokens_of(const LoadedModel& model, const std::vector<TokenId>& text) {
   std::vector<report::Token> tokens;
   TokenStream stream(*model.tokenizer, true);
   for (std::size_t id = 0; id < text.size(); ++id)
@@ -223,7 +223,7 @@ std::vector<report::Token> tokens_of(const LoadedModel& model, const std::vector
 }
 
 // Which tokens a layer holds, or each of its KV heads.
-Section kept(const LoadedModel& model, const std::vector<TokenValue>& text, const InspectResult& result) {
+Section kept(const LoadedModel& model, const std::vector<TokenId>& text, const InspectResult& result) {
   Section section{.title = "What is kept"};
   add_curves(section, result,
              {.title = "Tokens that a query sees", .note = "Mean over a layer's KV heads.", .y_label = "Tokens"},
@@ -250,7 +250,7 @@ Section kept(const LoadedModel& model, const std::vector<TokenValue>& text, cons
       report::TokenLayer colours{
           of_layer.size() > 1 ? fmt::format("{}, KV head {}", layer_name(layer), head) : layer_name(layer),
           std::vector<float>(count, kNothing)};
-      for (const TokenId id : of_layer[head]) {
+      for (const TokenIndex id : of_layer[head]) {
         const auto at = static_cast<std::size_t>(id);
         colours.values[at] = static_cast<float>(at) / static_cast<float>(std::max<std::size_t>(count - 1, 1));
         holders[at] += 1;
@@ -290,7 +290,7 @@ std::vector<std::vector<std::string>> inspect_table(const InspectResult& result)
   return rows;
 }
 
-report::Report inspect_report(const LoadedModel& model, const std::string& file, const std::vector<TokenValue>& text,
+report::Report inspect_report(const LoadedModel& model, const std::string& file, const std::vector<TokenId>& text,
                               const InspectOptions& options, const InspectResult& result,
                               const std::vector<int>& matrix_layers) {
   const std::string how =

@@ -11,7 +11,7 @@
 namespace kvasir::cli {
 
 // `file` names the text; `text` is the one inspected; `matrix_layers` are those whose attention matrix is shown.
-report::Report inspect_report(const LoadedModel& model, const std::string& file, const std::vector<TokenValue>& text,
+report::Report inspect_report(const LoadedModel& model, const std::string& file, const std::vector<TokenId>& text,
                               const InspectOptions& options, const InspectResult& result,
                               const std::vector<int>& matrix_layers);
 

@@ -25,10 +25,10 @@ struct RecordCommand {
   bool json = false;
 };
 
-Result<std::vector<TokenValue>> read_text(const RecordCommand& command, const LoadedModel& model) {
+Result<std::vector<TokenId>> read_text(const RecordCommand& command, const LoadedModel& model) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
   if (text.empty()) return invalid_argument("the text is empty; give some text");
-  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, model.tokenizer->encode(text, {}));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens > count)
     return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", count, command.tokens);
@@ -64,7 +64,7 @@ std::string text_of(const RecordCommand& command, const LoadedModel& model, cons
   std::string out = fmt::format("{:>5} {}{:>6}  kept at the end\n", "layer", result.by_head ? " head " : "", "kept");
   for (std::size_t layer = 0; layer < result.final.size(); ++layer)
     for (std::size_t head = 0; head < result.final[layer].size(); ++head) {
-      const std::vector<TokenId>& ids = result.final[layer][head];
+      const std::vector<TokenIndex>& ids = result.final[layer][head];
       out += fmt::format("{:>5} {}{:>6}  {}\n", layer, result.by_head ? fmt::format("{:>5} ", head) : "", ids.size(),
                          id_ranges(ids, 80));
     }
@@ -82,7 +82,7 @@ Status record(const RecordCommand& command) {
   KVASIR_RETURN_IF_ERROR(make_policy(command.record.policy).status());
   KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, read_text(command, *model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_text(command, *model));
   const auto count = static_cast<std::int64_t>(tokens.size());
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));
   KVASIR_ASSIGN_OR_RETURN(AttentionTraceWriter writer,

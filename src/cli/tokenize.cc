@@ -30,7 +30,7 @@ struct TokenizeOptions {
 
 // What was encoded, and what is reported of a conversation besides.
 struct Encoded {
-  std::vector<TokenValue> tokens;
+  std::vector<TokenId> tokens;
   Json more = Json::object();
 };
 
@@ -65,17 +65,17 @@ Status tokenize(const TokenizeOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(
         encoded.tokens, tokenizer->encode(*text, {.add_special = !options.no_bos, .parse_special = options.special}));
   }
-  const std::vector<TokenValue>& tokens = encoded.tokens;
+  const std::vector<TokenId>& tokens = encoded.tokens;
   if (options.json) {
     Json pieces = Json::array();
-    for (const TokenValue token : tokens) pieces.push_back(tokenizer->bytes_of(token, true));
+    for (const TokenId token : tokens) pieces.push_back(tokenizer->bytes_of(token, true));
     Json out{{"count", tokens.size()}, {"ids", tokens}, {"pieces", pieces}};
     out.update(encoded.more);
     return print_json(out);
   }
   if (options.ids) return print(fmt::format("{}\n", fmt::join(tokens, " ")));
   std::string out;
-  for (const TokenValue token : tokens)
+  for (const TokenId token : tokens)
     out += fmt::format("{:>7}  '{}'\n", token, printable(tokenizer->bytes_of(token, true), 80));
   return print(out);
 }

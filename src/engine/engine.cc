@@ -50,7 +50,7 @@ class SessionImpl final : public Session {
   }
 
   Forgotten forgotten() const override {
-    const std::optional<TokenId> first = runner_->first_dropped();
+    const std::optional<TokenIndex> first = runner_->first_dropped();
     if (!first) return {};
     const KvReport report = kv();
     return {*first, report.seen - static_cast<std::int64_t>(runner_->sequence().mean_length())};
@@ -100,17 +100,17 @@ class SessionImpl final : public Session {
       kStop,      // with `stop`, a string of the template, which is
     };
     Kind kind = Kind::kClosed;
-    TokenValue token = 0;
+    TokenId token = 0;
     std::string stop;
   };
 
   Status read_text(std::string_view text, const Progress& progress);
   Status say_message(std::string_view role, std::string_view content, const Progress& progress);
   Result<ChatPrompt> render_newest(bool* fills) const;
-  Result<std::vector<TokenValue>> encode_message(ChatPrompt message, bool fills) const;
+  Result<std::vector<TokenId>> encode_message(ChatPrompt message, bool fills) const;
   Result<GenerateResult> generate_text(const GenerateOptions& options,
                                        const std::function<bool(std::string_view)>& on_text);
-  Ending ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const;
+  Ending ending(const GenerateResult& result, TokenId end_token, bool clean_stop) const;
   void note_answer(std::string_view text);
   bool in_text() const;
   bool context_ends_with(std::string_view text) const;
@@ -138,7 +138,7 @@ class SessionImpl final : public Session {
     return std::int64_t{1} << 62;
   }
 
-  Status read_tokens(std::span<const TokenValue> tokens, const Progress& progress) {
+  Status read_tokens(std::span<const TokenId> tokens, const Progress& progress) {
     if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
     const auto total = static_cast<std::int64_t>(tokens.size());
     if (context_use_ == ContextUse::kText && total > context_left())
@@ -192,8 +192,8 @@ class SessionImpl final : public Session {
   std::shared_ptr<KvCache> cache_;
   ContextUse context_use_;
   std::unique_ptr<SequenceRunner> runner_;
-  std::vector<TokenValue> history_;  // the newest tokens: kHistory at least, if there were so many
-  std::vector<float> logits_;        // of the newest token; empty if nothing was read to its end
+  std::vector<TokenId> history_;  // the newest tokens: kHistory at least, if there were so many
+  std::vector<float> logits_;     // of the newest token; empty if nothing was read to its end
   std::int64_t unreported_ = 0;
   double prompt_seconds_ = 0;
   std::vector<ChatMessage> messages_;  // said and answered
@@ -205,7 +205,7 @@ Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
   const std::int64_t before = runner_->sequence().next_id();
   const bool start = before == 0;
   KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<TokenValue> tokens,
+      const std::vector<TokenId> tokens,
       model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
   const Status status = read_tokens(tokens, progress);
   if (runner_->sequence().next_id() > before && last_.kind != Ending::Kind::kClosed) go_on();
@@ -241,7 +241,7 @@ Status SessionImpl::say_message(std::string_view role, std::string_view content,
     added.keep();
     return {};
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenValue> tokens, encode_message(std::move(prompt), fills));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, encode_message(std::move(prompt), fills));
   const std::int64_t before = runner_->sequence().next_id();
   const Status status = read_tokens(tokens, progress);
   const std::int64_t done = runner_->sequence().next_id() - before;
@@ -278,14 +278,14 @@ Result<ChatPrompt> SessionImpl::render_newest(bool* fills) const {
 }
 
 // A message's tokens, with what is missing to close the one before.
-Result<std::vector<TokenValue>> SessionImpl::encode_message(ChatPrompt message, bool fills) const {
+Result<std::vector<TokenId>> SessionImpl::encode_message(ChatPrompt message, bool fills) const {
   const bool start = runner_->sequence().next_id() == 0;
   const ChatTemplate::Closing& closing = model_->chat->closing();
   std::vector<TextSegment>& segments = message.segments;
   if (fills) return encode_chat(*model_->tokenizer, message, false, in_text());
   if (last_.kind == Ending::Kind::kEndToken) {
     segments.insert(segments.begin(), {closing.after, closing.control});
-    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens, encode_chat(*model_->tokenizer, message, false));
+    KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, encode_chat(*model_->tokenizer, message, false));
     tokens.insert(tokens.begin(), last_.token);
     return tokens;
   }
@@ -322,7 +322,7 @@ Result<std::string> SessionImpl::missing_end() const {
 Result<bool> SessionImpl::template_ended_with(const std::string& text) const {
   if (!model_->chat->closing().control || !model_->chat->end_token()) return context_ends_with(text);
   KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<TokenValue> tokens,
+      const std::vector<TokenId> tokens,
       model_->tokenizer->encode(text, {.add_special = false, .parse_special = true, .continues = true}));
   return history_.size() >= tokens.size() && std::equal(tokens.rbegin(), tokens.rend(), history_.rbegin());
 }
@@ -339,7 +339,7 @@ void SessionImpl::note_answer(std::string_view text) {
   messages_.back().content += text;
 }
 
-SessionImpl::Ending SessionImpl::ending(const GenerateResult& result, TokenValue end_token, bool clean_stop) const {
+SessionImpl::Ending SessionImpl::ending(const GenerateResult& result, TokenId end_token, bool clean_stop) const {
   if (result.finish_reason == FinishReason::kEnd) return {Ending::Kind::kEndToken, end_token, {}};
   if (!chat_) return {};
   if (result.finish_reason == FinishReason::kStop && clean_stop)
@@ -363,7 +363,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   if (sampling.seed == 0) sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
   result.seed = sampling.seed;
   Sampler sampler(sampling);
-  for (const TokenValue token : history_) sampler.observe(token);
+  for (const TokenId token : history_) sampler.observe(token);
 
   std::vector<std::string> stops = options.stop;
   if (chat_)
@@ -372,7 +372,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   TokenStream stream(*model_->tokenizer, false);
   const double start = now_seconds();
   go_on();
-  TokenValue end_token = 0;
+  TokenId end_token = 0;
   bool wanted = true;
   const auto emit = [&](std::string_view piece) {
     const std::string text = matcher.push(piece);
@@ -393,7 +393,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
       result.finish_reason = FinishReason::kLength;
       break;
     }
-    const TokenValue token = sampler.sample(logits_);
+    const TokenId token = sampler.sample(logits_);
     if (token < 0) return Status(StatusCode::kDataLoss, "the model's output is not a number; the file is damaged");
     if (!options.ignore_eos && model_->tokenizer->is_end(token)) {
       end_token = token;

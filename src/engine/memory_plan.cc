@@ -79,14 +79,14 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   // Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
   // then kept decide all that follows: whole periods ahead repeat what was seen, and are left out.
   std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
-  TokenId pruned = state->dropped().end;
+  TokenIndex pruned = state->dropped().end;
   for (std::int64_t done = 0; done < tokens;) {
     const PassPlan pass = plan_pass(*state, next_pass_rows(done, prompt, tokens, request.chunk));
     KVASIR_CHECK(group.append(pass.rows).ok());
     done += pass.rows;
     peak.seen = std::max(peak.seen, group.length());
     peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(group.columns()));
-    const IdRange dropped = state->dropped();
+    const IndexRange dropped = state->dropped();
     if (dropped.end == pruned) continue;
     pruned = dropped.end;
     KVASIR_CHECK(group.drop(dropped, state->realign()).ok());

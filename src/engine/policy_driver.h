@@ -34,8 +34,8 @@ class PolicyDriver final : public AttentionObserver {
   double seconds() const { return seconds_; }
 
   // The least id that any table has dropped; nothing if none has.
-  std::optional<TokenId> first_dropped() const { return first_dropped_; }
-  void set_first_dropped(std::optional<TokenId> id) { first_dropped_ = id; }
+  std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
+  void set_first_dropped(std::optional<TokenIndex> id) { first_dropped_ = id; }
 
  private:
   RetentionPolicy& policy_;
@@ -46,7 +46,7 @@ class PolicyDriver final : public AttentionObserver {
   bool policy_listens_ = false;  // some row of the pass matters to it
   std::vector<double> mass_;
   KeepPlan plan_;
-  std::optional<TokenId> first_dropped_;
+  std::optional<TokenIndex> first_dropped_;
   double seconds_ = 0;
 };
 

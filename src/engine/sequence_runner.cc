@@ -31,10 +31,10 @@ PassPlan plan_pass(RetentionPolicy& policy, int want) {
   plan.rows = policy.rows_together(want);
   plan.hidden.reserve(static_cast<std::size_t>(plan.rows));
   // What earlier passes dropped is gone from the table: only what this pass would have dropped meanwhile is hidden.
-  const IdRange gone = policy.dropped();
+  const IndexRange gone = policy.dropped();
   for (int r = 0; r < plan.rows; ++r) {
-    const IdRange hidden = policy.advance();
-    plan.hidden.push_back(hidden.end > gone.end ? hidden : IdRange{});
+    const IndexRange hidden = policy.advance();
+    plan.hidden.push_back(hidden.end > gone.end ? hidden : IndexRange{});
   }
   return plan;
 }
@@ -86,7 +86,7 @@ SequenceRunner::SequenceRunner(std::shared_ptr<LoadedModel> model, std::shared_p
     driver_ = std::make_unique<PolicyDriver>(policy_.get(), model_->config, model_->threads.get(), sequence != nullptr);
 }
 
-Status SequenceRunner::feed(std::span<const TokenValue> tokens, int chunk, Logits logits, const OnPass& on_pass,
+Status SequenceRunner::feed(std::span<const TokenId> tokens, int chunk, Logits logits, const OnPass& on_pass,
                             Source source) {
   while (!tokens.empty()) {
     KVASIR_ASSIGN_OR_RETURN(const PassOutput pass, feed_pass(tokens, chunk, logits, source));
@@ -108,9 +108,9 @@ bool all_finite(std::span<const float> values) {
 
 }  // namespace
 
-Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const TokenValue> rest, int chunk, Logits logits,
+Result<SequenceRunner::PassOutput> SequenceRunner::feed_pass(std::span<const TokenId> rest, int chunk, Logits logits,
                                                              Source source) {
-  const TokenId end = sequence_.next_id() + static_cast<TokenId>(rest.size());
+  const TokenIndex end = sequence_.next_id() + static_cast<TokenIndex>(rest.size());
   Stopwatch clock;
   PolicyPass pass;
   pass.first = sequence_.next_id();
@@ -154,7 +154,7 @@ Status SequenceRunner::make_room(int rows) {
     // Keys that this pass's prune will rotate must be the sequence's own.
     const std::unique_ptr<RetentionPolicy> ahead = policy_->clone();
     for (int r = 0; r < rows; ++r) ahead->advance();
-    const IdRange dropped = ahead->dropped();
+    const IndexRange dropped = ahead->dropped();
     if (dropped.end > policy_->dropped().end) KVASIR_RETURN_IF_ERROR(sequence_.group().unshare_behind(dropped.end));
   }
   if (driver_ != nullptr) {
@@ -199,7 +199,7 @@ void SequenceRunner::prune() {
 
 void SequenceRunner::prune_range() {
   LaneGroup& group = sequence_.group();
-  const IdRange dropped = policy_->dropped();
+  const IndexRange dropped = policy_->dropped();
   if (dropped.end == pruned_) return;
   pruned_ = dropped.end;
   const std::int64_t shift = policy_->realign() == Realign::kRotate ? group.retained_in(dropped) : 0;
@@ -208,9 +208,9 @@ void SequenceRunner::prune_range() {
   KVASIR_CHECK(group.drop(dropped, policy_->realign()).ok());
 }
 
-std::optional<TokenId> SequenceRunner::first_dropped() const {
+std::optional<TokenIndex> SequenceRunner::first_dropped() const {
   if (driver_ != nullptr) return driver_->first_dropped();
-  const IdRange dropped = policy_->dropped();
+  const IndexRange dropped = policy_->dropped();
   return dropped.empty() ? std::nullopt : std::optional(dropped.begin);
 }
 

@@ -19,7 +19,7 @@ namespace kvasir {
 // What the next forward pass of a sequence covers. plan_pass takes the rows into the policy.
 struct PassPlan {
   int rows = 0;
-  std::vector<IdRange> hidden;  // [rows]
+  std::vector<IndexRange> hidden;  // [rows]
 };
 PassPlan plan_pass(RetentionPolicy& policy, int want);
 
@@ -65,7 +65,7 @@ class SequenceRunner {
   // options, say; generated tokens come one by one whatever it is). With kLast, logits come with the last pass only (an
   // empty span with the others). Errors: kResourceExhausted when the KV budget is full; tokens of earlier passes stay.
   // kCancelled when on_pass said so.
-  Status feed(std::span<const TokenValue> tokens, int chunk, Logits logits, const OnPass& on_pass,
+  Status feed(std::span<const TokenId> tokens, int chunk, Logits logits, const OnPass& on_pass,
               Source source = Source::kPrompt);
 
   struct PassOutput {
@@ -77,7 +77,7 @@ class SequenceRunner {
   // The next pass of feed, for whoever reads several sequences side by side: of `rest`, what is left of the text (not
   // empty), as many of the first tokens as share a pass. Errors: kResourceExhausted, leaving no trace; kDataLoss where
   // a logit is not a number.
-  Result<PassOutput> feed_pass(std::span<const TokenValue> rest, int chunk, Logits logits, Source source);
+  Result<PassOutput> feed_pass(std::span<const TokenId> rest, int chunk, Logits logits, Source source);
 
   // Somebody who looks at the sequence in front of every pass, when there is room for the pass's tokens. The time it
   // takes counts nowhere.
@@ -100,7 +100,7 @@ class SequenceRunner {
   std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
 
   // The least id that is no longer retained everywhere; nothing while all are.
-  std::optional<TokenId> first_dropped() const;
+  std::optional<TokenIndex> first_dropped() const;
 
  private:
   SequenceRunner(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
@@ -120,7 +120,7 @@ class SequenceRunner {
   AttentionObserver* tap_ = nullptr;
   std::function<void(const KvSequence&)> watch_;
   bool own_pages_ = true;  // no page is shared with a fork
-  TokenId pruned_;         // end of what was dropped from the table
+  TokenIndex pruned_;      // end of what was dropped from the table
   StepTimes times_;
   std::int64_t kept_max_ = 0;
   std::int64_t seen_least_ = 0;

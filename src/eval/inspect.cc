@@ -36,7 +36,7 @@ std::vector<double> values(const std::vector<Mean>& means) {
 
 // The ids of a head's most important tokens, ascending; empty where it saw too few.
 struct TopSet {
-  std::vector<TokenId> ids;
+  std::vector<TokenIndex> ids;
   std::size_t seen = 0;
 };
 
@@ -57,11 +57,13 @@ struct Shape {
   std::int64_t tokens = 0;
   std::size_t top = 1;
   std::size_t bins = 1;
-  TokenId reference = 0;
+  TokenIndex reference = 0;
   std::size_t cells = 0;
   std::int64_t cell_tokens = 1;
 
-  std::size_t bin(TokenId id) const { return static_cast<std::size_t>(id * static_cast<std::int64_t>(bins) / tokens); }
+  std::size_t bin(TokenIndex id) const {
+    return static_cast<std::size_t>(id * static_cast<std::int64_t>(bins) / tokens);
+  }
 };
 
 // What one layer has shown so far.
@@ -106,7 +108,7 @@ class LayerStudy {
   void gather(const ObservedRow& row) {
     by_id_.assign(static_cast<std::size_t>(row.query()) + 1, kNothing);
     for (int head = 0; head < shape_.heads; ++head) {
-      const std::span<const TokenId> ids = row.ids(head);
+      const std::span<const TokenIndex> ids = row.ids(head);
       const std::span<const float> weights = row.weights(head);
       for (std::size_t i = 0; i < ids.size(); ++i) {
         double& sum = by_id_[static_cast<std::size_t>(ids[i])];
@@ -118,7 +120,7 @@ class LayerStudy {
       if (!std::isnan(sum)) mass_.push_back(sum);
   }
 
-  void take_top(std::span<const TokenId> ids, std::span<const float> weights, TopSet& set) {
+  void take_top(std::span<const TokenIndex> ids, std::span<const float> weights, TopSet& set) {
     set.seen = ids.size();
     set.ids.clear();
     if (ids.size() <= shape_.top) return;
@@ -137,7 +139,7 @@ class LayerStudy {
     const int group = shape_.heads / shape_.kv_heads;
     double kept = 0;
     for (int kv = 0; kv < shape_.kv_heads; ++kv) {
-      const std::span<const TokenId> ids = row.ids(kv * group);
+      const std::span<const TokenIndex> ids = row.ids(kv * group);
       kept += static_cast<double>(ids.size());
       pooled_.assign(ids.size(), 0);
       for (int head = kv * group; head < (kv + 1) * group; ++head) {
@@ -158,7 +160,7 @@ class LayerStudy {
         if (!sets[kv].ids.empty() && !reference_[kv].ids.empty()) drift_[bin].add(overlap(sets[kv], reference_[kv]));
   }
 
-  void compare_with(TokenId earlier, const std::vector<TopSet>& sets, std::size_t lag) {
+  void compare_with(TokenIndex earlier, const std::vector<TopSet>& sets, std::size_t lag) {
     const std::vector<TopSet>& others = ring_[static_cast<std::size_t>(earlier) % kRing];
     for (std::size_t kv = 0; kv < sets.size(); ++kv) {
       if (sets[kv].ids.empty() || others[kv].ids.empty()) continue;
@@ -175,7 +177,7 @@ class LayerStudy {
   }
 
   // Adds up the queries of one row of cells, then writes it: queries come in order.
-  void add_to_matrix(TokenId query) {
+  void add_to_matrix(TokenIndex query) {
     for (std::size_t id = 0; id < by_id_.size(); ++id) {
       if (std::isnan(by_id_[id])) continue;
       Cell& cell = cells_[id / static_cast<std::size_t>(shape_.cell_tokens)];
@@ -253,7 +255,7 @@ Status check_inspect_options(const LoadedModel& model, std::int64_t tokens, cons
   return check_observed_text(model, tokens, options.reading);
 }
 
-Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                         const InspectOptions& options, const Progress& progress) {
   InspectResult result;
   result.tokens = static_cast<std::int64_t>(text.size());
@@ -271,7 +273,7 @@ Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& mode
   shape.cells = static_cast<std::size_t>(result.cells);
   shape.cell_tokens = result.cell_tokens;
   std::vector<Mean> positions(shape.bins);
-  for (TokenId id = 0; id < result.tokens; ++id) positions[shape.bin(id)].add(static_cast<double>(id));
+  for (TokenIndex id = 0; id < result.tokens; ++id) positions[shape.bin(id)].add(static_cast<double>(id));
   result.positions = values(positions);
 
   Inspector inspector(shape, model->config.layers);

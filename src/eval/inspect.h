@@ -44,7 +44,7 @@ struct InspectedLayer {
 struct InspectResult {
   ObservedText reading;
   std::int64_t tokens = 0;
-  TokenId reference = 0;          // the query that drift compares with: the prompt's last, or the middle of the text
+  TokenIndex reference = 0;       // the query that drift compares with: the prompt's last, or the middle of the text
   std::vector<double> positions;  // [bins] mean id of the queries of a bin
   std::vector<int> lags;
   std::int64_t cell_tokens = 1;  // tokens of a cell of the matrix, along each side
@@ -56,7 +56,7 @@ struct InspectResult {
 Status check_inspect_options(const LoadedModel& model, std::int64_t tokens, const InspectOptions& options);
 
 // Errors: those of check_inspect_options and read_observed.
-Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                         const InspectOptions& options, const Progress& progress);
 
 }  // namespace kvasir

@@ -85,7 +85,7 @@ bool is_space(char c) {
 }
 
 // Where a sentence ended and the next token opens a word or a line.
-std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<const TokenValue> tokens) {
+std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<const TokenId> tokens) {
   std::vector<std::size_t> begins;
   bool ended = false;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -103,11 +103,11 @@ std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<c
 }
 
 // A line in the middle of a text. Errors: kInvalidArgument if it is no UTF-8 or the vocabulary lacks some of it.
-Result<std::vector<TokenValue>> encode_line(const Tokenizer& tokenizer, const std::string& line) {
-  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenValue> tokens,
+Result<std::vector<TokenId>> encode_line(const Tokenizer& tokenizer, const std::string& line) {
+  KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                           tokenizer.encode(line, {.add_special = false, .continues = true}));
   std::size_t bytes = 0;
-  for (const TokenValue token : tokens) bytes += tokenizer.bytes_of(token).size();
+  for (const TokenId token : tokens) bytes += tokenizer.bytes_of(token).size();
   if (bytes != line.size())
     return invalid_argument("the model's vocabulary cannot write '{}'; choose another --fact and --ask", line);
   return tokens;
@@ -203,7 +203,7 @@ NeedlePrompt NeedlePrompts::prompt(std::size_t length, std::size_t depth, int nu
   const auto before = static_cast<std::ptrdiff_t>(nearest_sentence(trial, options_.depths[depth]));
   NeedlePrompt made;
   made.answer = trial.answer;
-  std::vector<TokenValue>& to = made.prompt;
+  std::vector<TokenId>& to = made.prompt;
   to = begin_;
   to.insert(to.end(), filler, filler + before);
   made.fact_at = static_cast<std::int64_t>(to.size());

@@ -30,9 +30,9 @@ struct NeedleOptions {
 };
 
 struct NeedlePrompt {
-  std::vector<TokenValue> prompt;  // exactly as long as asked for
-  std::vector<TokenValue> answer;  // the tokens that hold the value; what precedes it is in the prompt
-  std::int64_t fact_at = 0;        // index in `prompt` of the line with the fact
+  std::vector<TokenId> prompt;  // exactly as long as asked for
+  std::vector<TokenId> answer;  // the tokens that hold the value; what precedes it is in the prompt
+  std::int64_t fact_at = 0;     // index in `prompt` of the line with the fact
 };
 
 // The prompts of all lengths, depths and trials. They depend on the options, the tokenizer and the filler alone, so
@@ -55,9 +55,9 @@ class NeedlePrompts {
  private:
   // What all depths of a trial share.
   struct Trial {
-    std::vector<TokenValue> fact;
-    std::vector<TokenValue> ask;
-    std::vector<TokenValue> answer;
+    std::vector<TokenId> fact;
+    std::vector<TokenId> ask;
+    std::vector<TokenId> answer;
     std::size_t filler_begin = 0;
     std::size_t filler_size = 0;
   };
@@ -66,8 +66,8 @@ class NeedlePrompts {
   std::size_t nearest_sentence(const Trial& trial, double depth) const;
 
   NeedleOptions options_;
-  std::vector<TokenValue> begin_;  // what the vocabulary puts in front of a text
-  std::vector<TokenValue> filler_;
+  std::vector<TokenId> begin_;  // what the vocabulary puts in front of a text
+  std::vector<TokenId> filler_;
   std::vector<std::size_t> sentences_;  // ascending: where in filler_ one begins
   std::vector<Trial> trials_;           // [length][trial]
 };

@@ -52,7 +52,7 @@ Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const 
   return check_context(model, *policy, tokens, options.prefill > 0 ? options.chunk : 1);
 }
 
-Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                    const ObservedTextOptions& options, RowObserver& observer,
                                    const Progress& progress) {
   const auto tokens = static_cast<std::int64_t>(text.size());
@@ -77,7 +77,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
     if (status.ok() && progress && !progress(seen.first(), tokens)) status = Status(StatusCode::kCancelled, "stopped");
     return status.ok();
   };
-  const auto read = [&](std::span<const TokenValue> part, SequenceRunner::Source source) -> Status {
+  const auto read = [&](std::span<const TokenId> part, SequenceRunner::Source source) -> Status {
     if (part.empty()) return {};
     const Status fed = runner.feed(part, options.chunk, SequenceRunner::Logits::kNone, on_pass, source);
     return status.ok() ? fed : status;

@@ -26,11 +26,11 @@ struct ObservedTextOptions {
 struct ObservedText {
   std::string policy;
   std::string codec;
-  int chunk = 0;                                         // as it was; 0 without a prompt
-  std::int64_t kept_max = 0;                             // most tokens a forward pass saw
-  std::int64_t seen_least = 0;                           // tokens the last pass saw, where fewest were held
-  bool by_head = false;                                  // the policy decides for each KV head
-  std::vector<std::vector<std::vector<TokenId>>> final;  // [layer][one, or KV heads]: held at the end, ascending
+  int chunk = 0;                                            // as it was; 0 without a prompt
+  std::int64_t kept_max = 0;                                // most tokens a forward pass saw
+  std::int64_t seen_least = 0;                              // tokens the last pass saw, where fewest were held
+  bool by_head = false;                                     // the policy decides for each KV head
+  std::vector<std::vector<std::vector<TokenIndex>>> final;  // [layer][one, or KV heads]: held at the end, ascending
 };
 
 // One row of one layer: the softmax weights of a token's query heads, all of them numbers.
@@ -40,11 +40,11 @@ class ObservedRow {
       : seen_(*seen), attention_(*attention), row_(row) {}
 
   int layer() const { return attention_.layer; }
-  TokenId query() const { return seen_.first() + attention_.first_row + row_; }
+  TokenIndex query() const { return seen_.first() + attention_.first_row + row_; }
   std::span<const float> weights(int head) const { return attention_.of(row_, head); }
   // The tokens that the weights are of, ascending, the query last; the same for the heads of one KV head. Valid until
   // the next call.
-  std::span<const TokenId> ids(int head) const { return seen_.of(layer(), head, attention_.first_row + row_); }
+  std::span<const TokenIndex> ids(int head) const { return seen_.of(layer(), head, attention_.first_row + row_); }
 
  private:
   SeenTokens& seen_;
@@ -64,7 +64,7 @@ Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const 
 
 // Errors: those of check_observed_text and of the observer; kDataLoss where the model's attention is not a number;
 // kResourceExhausted, kCancelled.
-Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                    const ObservedTextOptions& options, RowObserver& observer, const Progress& progress);
 
 }  // namespace kvasir

@@ -106,7 +106,7 @@ class KeptRows {
 // Policies that read the same text, pass by pass, whoever is least advanced next.
 class SideBySide {
  public:
-  SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> tokens,
+  SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
              const PerplexityOptions& options, Progress progress)
       : model_(model),
         tokens_(tokens),
@@ -120,7 +120,7 @@ class SideBySide {
     const std::int64_t window = options_.window > 0 ? options_.window : total;
     const Vocabulary& vocabulary = model_->tokenizer->vocabulary();
     total_ = total / window * window;
-    std::vector<TokenValue> part;
+    std::vector<TokenId> part;
     for (before_ = 0; before_ + window <= total; before_ += window) {
       part.assign(tokens_.begin() + before_, tokens_.begin() + before_ + window);
       if (options_.window > 0 && vocabulary.bos && vocabulary.add_bos) part.front() = *vocabulary.bos;
@@ -196,7 +196,7 @@ class SideBySide {
   }
 
   // One stream or window.
-  Status read(std::span<const TokenValue> part) {
+  Status read(std::span<const TokenId> part) {
     full_rows_.clear();
     for (Track& track : tracks_)
       track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, part)
@@ -231,7 +231,7 @@ class SideBySide {
     return least;
   }
 
-  Status pass(Track& track, std::span<const TokenValue> part) {
+  Status pass(Track& track, std::span<const TokenId> part) {
     KVASIR_ASSIGN_OR_RETURN(const ReadPass pass, track.reader->read_pass());
     if (&track == full_) full_rows_.append(pass);
     if (!track.reported) return {};
@@ -256,7 +256,7 @@ class SideBySide {
   }
 
   const std::shared_ptr<LoadedModel>& model_;
-  std::span<const TokenValue> tokens_;
+  std::span<const TokenId> tokens_;
   const PerplexityOptions& options_;
   Progress progress_;
   std::vector<Track> tracks_;
@@ -292,7 +292,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
 }
 
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
-                                                          std::span<const TokenValue> tokens,
+                                                          std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_perplexity(static_cast<std::int64_t>(tokens.size()), options));
   if (options.compare_full) return SideBySide(model, tokens, options, progress).run(options.policies);

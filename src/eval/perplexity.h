@@ -86,7 +86,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 // and the model's kv_memory bounds each policy's, not the full one's. `progress` hears tokens done and in all. Errors:
 // those of check_perplexity, kResourceExhausted, kCancelled.
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
-                                                          std::span<const TokenValue> tokens,
+                                                          std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress);
 
 // One policy's results of several texts as one: every token counts the same, whichever text it is of; times are of all

@@ -13,9 +13,9 @@ class Recorder final : public RowObserver {
   Recorder(AttentionTraceWriter* writer, int heads) : writer_(*writer), heads_(heads) {}
 
   Status observe(const ObservedRow& observed) override {
-    const TokenId query = observed.query();
+    const TokenIndex query = observed.query();
     for (int head = 0; head < heads_; ++head) {
-      const std::span<const TokenId> ids = observed.ids(head);
+      const std::span<const TokenIndex> ids = observed.ids(head);
       const std::span<const float> weights = observed.weights(head);
       row_.assign(static_cast<std::size_t>(query) + 1, 0.0F);
       for (std::size_t i = 0; i < ids.size(); ++i) row_[static_cast<std::size_t>(ids[i])] = weights[i];
@@ -43,7 +43,7 @@ std::uint64_t trace_bytes(const LoadedModel& model, std::int64_t tokens) {
          static_cast<std::uint64_t>(tokens) * static_cast<std::uint64_t>(tokens) * sizeof(float);
 }
 
-Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, static_cast<std::int64_t>(text.size()), options));

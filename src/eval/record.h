@@ -21,7 +21,7 @@ std::uint64_t trace_bytes(const LoadedModel& model, std::int64_t tokens);
 
 // Writes every row of `writer`, which is of the model's layers and query heads and of text.size() tokens; the caller
 // finishes it. Errors: those of check_record_options, read_observed and the writer.
-Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress);
 

@@ -10,7 +10,7 @@
 namespace kvasir {
 namespace {
 
-Status check(std::span<const TokenValue> text, const RestreamOptions& options) {
+Status check(std::span<const TokenId> text, const RestreamOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   if (options.distances.empty()) return invalid_argument("--distances names none; give some, for example 64,256");
   const auto fill = static_cast<std::int64_t>(text.size());
@@ -38,7 +38,7 @@ double mean_nll(std::span<const TokenScore> scores, std::size_t count) {
 
 }  // namespace
 
-Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                          const RestreamOptions& options, const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check(text, options));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));

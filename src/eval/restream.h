@@ -41,7 +41,7 @@ struct RestreamResult {
 // Reads `text` (BOS in front where the model wants one) into a sequence; then, for each D, a copy of that sequence
 // reads the last D tokens of the text again, as if the text went on with them. Errors: kInvalidArgument for options,
 // kResourceExhausted, kCancelled.
-Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& model, std::span<const TokenValue> text,
+Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                          const RestreamOptions& options, const Progress& progress);
 
 }  // namespace kvasir

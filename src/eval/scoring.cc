@@ -9,7 +9,7 @@ namespace kvasir {
 
 using Logits = SequenceRunner::Logits;
 
-TokenScore score_token(std::span<const float> logits, TokenValue token) {
+TokenScore score_token(std::span<const float> logits, TokenId token) {
   const auto largest = std::max_element(logits.begin(), logits.end());
   const auto relative = [&](float logit) { return static_cast<double>(logit) - static_cast<double>(*largest); };
   double sum = 0;
@@ -85,7 +85,7 @@ Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
       policy.spec(), runner.kept_max(), model.config.context);
 }
 
-Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenValue> text, int chunk,
+Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,
                                            const std::function<bool(std::int64_t)>& on_read) {
   std::vector<TokenScore> scores;
   scores.reserve(text.size());
@@ -107,11 +107,11 @@ Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<con
   return scores;
 }
 
-Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenValue> prompt,
-                                             std::span<const TokenValue> answer, int chunk,
+Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenId> prompt,
+                                             std::span<const TokenId> answer, int chunk,
                                              const std::function<bool(std::int64_t)>& on_read) {
   std::vector<TokenScore> scores;
-  std::span<const TokenValue> next = prompt;
+  std::span<const TokenId> next = prompt;
   for (std::size_t i = 0; i < answer.size(); ++i) {
     bool stopped = false;
     KVASIR_RETURN_IF_ERROR(runner.feed(

@@ -25,7 +25,7 @@ struct TokenScore {
 };
 
 // In double. REQUIRES: 0 <= token < logits.size().
-TokenScore score_token(std::span<const float> logits, TokenValue token);
+TokenScore score_token(std::span<const float> logits, TokenId token);
 
 // How far a sequence's prediction is from that of another, which is taken to be right.
 struct LogitDivergence {
@@ -64,14 +64,14 @@ inline SequenceRunner::Source source_of(int chunk) {
 // Reads a text behind what the sequence holds, in passes of up to `chunk`, and scores each of its tokens but the first:
 // result[i] is of text[i + 1]. `on_read` (may be empty) hears after each pass how many tokens of the text are read, and
 // returns false to stop. Errors: those of SequenceRunner::feed.
-Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenValue> text, int chunk,
+Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,
                                            const std::function<bool(std::int64_t)>& on_read);
 
 // On a new sequence: reads a prompt in passes of up to `chunk`, then the answer token by token as if it were generated,
 // and scores each token of the answer. `on_read` as above, of prompt and answer together. The last token of the answer
 // is not read.
-Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenValue> prompt,
-                                             std::span<const TokenValue> answer, int chunk,
+Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenId> prompt,
+                                             std::span<const TokenId> answer, int chunk,
                                              const std::function<bool(std::int64_t)>& on_read);
 
 }  // namespace kvasir

@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-void retained_ids(const LaneGroup& table, std::vector<TokenId>& ids) {
+void retained_ids(const LaneGroup& table, std::vector<TokenIndex>& ids) {
   ids.clear();
   for (int run = 0; run < table.runs(); ++run)
     for (const LaneGroup::Column* column = table.first_column(run); column != nullptr; column = column->next)
@@ -17,9 +17,9 @@ void retained_ids(const LaneGroup& table, std::vector<TokenId>& ids) {
   if (!std::ranges::is_sorted(ids)) std::ranges::sort(ids);
 }
 
-std::vector<std::vector<std::vector<TokenId>>> retained_by_layer(const KvSequence& sequence, int layers) {
+std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers) {
   const int per_layer = std::max(1, sequence.tables() / layers);
-  std::vector<std::vector<std::vector<TokenId>>> result(static_cast<std::size_t>(layers));
+  std::vector<std::vector<std::vector<TokenIndex>>> result(static_cast<std::size_t>(layers));
   for (int layer = 0; layer < layers; ++layer)
     for (int i = 0; i < per_layer; ++i)
       retained_ids(sequence.table(sequence.scope() == PolicyScope::kSequence ? 0 : layer * per_layer + i),
@@ -39,9 +39,9 @@ SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) :
 }
 
 void SeenTokens::next_pass() {
-  const TokenId next = runner_.sequence().next_id();
+  const TokenIndex next = runner_.sequence().next_id();
   if (shadow_ != nullptr) {
-    for (TokenId taken = first_ + static_cast<TokenId>(hidden_.size()); taken < next; ++taken) shadow_->advance();
+    for (TokenIndex taken = first_ + static_cast<TokenIndex>(hidden_.size()); taken < next; ++taken) shadow_->advance();
     hidden_.clear();
     row_ = -1;
   } else {
@@ -62,26 +62,26 @@ void SeenTokens::set_row(int row) {
   if (row == row_) return;
   row_ = row;
   while (hidden_.size() <= static_cast<std::size_t>(row)) hidden_.push_back(shadow_->advance());
-  const IdRange hidden = hidden_[static_cast<std::size_t>(row)];
-  const TokenId end = first_ + row + 1;
-  const TokenId before = hidden.empty() ? 0 : hidden.begin;
-  const TokenId behind = hidden.empty() ? 0 : hidden.end;
+  const IndexRange hidden = hidden_[static_cast<std::size_t>(row)];
+  const TokenIndex end = first_ + row + 1;
+  const TokenIndex before = hidden.empty() ? 0 : hidden.begin;
+  const TokenIndex behind = hidden.empty() ? 0 : hidden.end;
   KVASIR_CHECK(behind < end);
-  std::vector<TokenId>& ids = ids_.front();
+  std::vector<TokenIndex>& ids = ids_.front();
   ids.resize(static_cast<std::size_t>(before + end - behind));
-  std::iota(ids.begin(), ids.begin() + before, TokenId{0});
+  std::iota(ids.begin(), ids.begin() + before, TokenIndex{0});
   std::iota(ids.begin() + before, ids.end(), behind);
 }
 
-std::span<const TokenId> SeenTokens::of(int layer, int query_head, int row) {
+std::span<const TokenIndex> SeenTokens::of(int layer, int query_head, int row) {
   if (shadow_ != nullptr) {
     set_row(row);
     return ids_.front();
   }
   const auto t = static_cast<std::size_t>(table(layer, query_head));
-  std::vector<TokenId>& ids = ids_[t];
+  std::vector<TokenIndex>& ids = ids_[t];
   const std::size_t count = held_[t] + static_cast<std::size_t>(row) + 1;
-  while (ids.size() < count) ids.push_back(first_ + static_cast<TokenId>(ids.size() - held_[t]));
+  while (ids.size() < count) ids.push_back(first_ + static_cast<TokenIndex>(ids.size() - held_[t]));
   return std::span(ids).first(count);
 }
 

@@ -13,10 +13,10 @@
 namespace kvasir {
 
 // The ids that a table holds, ascending.
-void retained_ids(const LaneGroup& table, std::vector<TokenId>& ids);
+void retained_ids(const LaneGroup& table, std::vector<TokenIndex>& ids);
 
 // The same of all tables of a sequence, as lists by layer and then KV head: one list for a layer whose heads agree.
-std::vector<std::vector<std::vector<TokenId>>> retained_by_layer(const KvSequence& sequence, int layers);
+std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers);
 
 class SeenTokens {
  public:
@@ -26,10 +26,10 @@ class SeenTokens {
   // A pass has run and pruned, and another may follow.
   void next_pass();
 
-  TokenId first() const { return first_; }  // id of row 0 of the pass
+  TokenIndex first() const { return first_; }  // id of row 0 of the pass
 
   // What a row of the pass sees in a layer and query head, ascending, its own token last. Valid until the next call.
-  std::span<const TokenId> of(int layer, int query_head, int row);
+  std::span<const TokenIndex> of(int layer, int query_head, int row);
 
  private:
   void set_row(int row);
@@ -38,13 +38,13 @@ class SeenTokens {
   const SequenceRunner& runner_;
   int per_layer_ = 1;  // tables of a layer; 0: one for all layers
   int heads_ = 1;      // query heads of a table
-  TokenId first_ = 0;
+  TokenIndex first_ = 0;
   // By table: what each held before the pass, then ids that follow.
-  std::vector<std::vector<TokenId>> ids_;
+  std::vector<std::vector<TokenIndex>> ids_;
   std::vector<std::size_t> held_;
   // By range: the policy once more, taking in the rows of the pass; what the row asked for last sees.
   std::unique_ptr<RetentionPolicy> shadow_;
-  std::vector<IdRange> hidden_;  // [rows asked for so far]
+  std::vector<IndexRange> hidden_;  // [rows asked for so far]
   int row_ = -1;
 };
 

@@ -13,12 +13,12 @@ namespace kvasir {
 namespace {
 
 // Some ordinary token values; which ones does not matter to speed, that they differ does.
-std::vector<TokenValue> some_tokens(std::int64_t count, int vocabulary) {
-  std::vector<TokenValue> tokens(static_cast<std::size_t>(count));
+std::vector<TokenId> some_tokens(std::int64_t count, int vocabulary) {
+  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
   std::uint32_t state = 12345;
-  for (TokenValue& token : tokens) {
+  for (TokenId& token : tokens) {
     state = state * 1664525u + 1013904223u;
-    token = static_cast<TokenValue>((state >> 8) % static_cast<std::uint32_t>(vocabulary));
+    token = static_cast<TokenId>((state >> 8) % static_cast<std::uint32_t>(vocabulary));
   }
   return tokens;
 }
@@ -127,7 +127,7 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
   std::int64_t done = 0;
   using Source = SequenceRunner::Source;
   const auto feed = [&](SequenceRunner& runner, std::int64_t count, Source source) -> Status {
-    const std::vector<TokenValue> tokens = some_tokens(count, model->config.vocabulary);
+    const std::vector<TokenId> tokens = some_tokens(count, model->config.vocabulary);
     std::int64_t noted = runner.sequence().next_id();
     return runner.feed(
         tokens, model->options.chunk,

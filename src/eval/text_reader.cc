@@ -16,7 +16,7 @@ using Logits = SequenceRunner::Logits;
 class CachedReader final : public TextReader {
  public:
   CachedReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
-               const RetentionPolicy& policy, std::span<const TokenValue> tokens, int chunk)
+               const RetentionPolicy& policy, std::span<const TokenId> tokens, int chunk)
       : runner_(model, cache, policy.clone()), tokens_(tokens), chunk_(chunk) {
     runner_.set_watch([this](const KvSequence& sequence) {
       kept_ = sequence.mean_length();
@@ -52,7 +52,7 @@ class CachedReader final : public TextReader {
   std::int64_t size() const { return static_cast<std::int64_t>(tokens_.size()); }
 
   SequenceRunner runner_;
-  std::span<const TokenValue> tokens_;
+  std::span<const TokenId> tokens_;
   int chunk_;
   double kept_ = 0;
   double dead_share_ = 0;
@@ -61,7 +61,7 @@ class CachedReader final : public TextReader {
 class RecomputeReader final : public TextReader {
  public:
   RecomputeReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
-                  const RecomputeSpec& spec, std::span<const TokenValue> tokens)
+                  const RecomputeSpec& spec, std::span<const TokenId> tokens)
       : model_(model), cache_(cache), spec_(spec), tokens_(tokens), row_(spec.first_row) {
     auto full = make_policy("full");
     KVASIR_CHECK(full.ok());
@@ -104,7 +104,7 @@ class RecomputeReader final : public TextReader {
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> full_;
   RecomputeSpec spec_;
-  std::span<const TokenValue> tokens_;
+  std::span<const TokenId> tokens_;
   std::int64_t row_;
   StepTimes times_;
   std::int64_t tokens_timed_ = 0;
@@ -116,13 +116,13 @@ class RecomputeReader final : public TextReader {
 
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
-                                               std::span<const TokenValue> tokens, int chunk) {
+                                               std::span<const TokenId> tokens, int chunk) {
   return std::make_unique<CachedReader>(model, cache, policy, tokens, chunk);
 }
 
 std::unique_ptr<TextReader> make_recompute_reader(const std::shared_ptr<LoadedModel>& model,
                                                   const std::shared_ptr<KvCache>& cache, const RecomputeSpec& spec,
-                                                  std::span<const TokenValue> tokens) {
+                                                  std::span<const TokenId> tokens) {
   return std::make_unique<RecomputeReader>(model, cache, spec, tokens);
 }
 

@@ -43,7 +43,7 @@ class TextReader {
 // Every row of the text, from a sequence in `cache`. `tokens` outlive the reader.
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
-                                               std::span<const TokenValue> tokens, int chunk);
+                                               std::span<const TokenId> tokens, int chunk);
 
 // The policy `recompute`, which keeps no cache: each row from a new sequence of the last `size` tokens.
 struct RecomputeSpec {
@@ -53,6 +53,6 @@ struct RecomputeSpec {
 };
 std::unique_ptr<TextReader> make_recompute_reader(const std::shared_ptr<LoadedModel>& model,
                                                   const std::shared_ptr<KvCache>& cache, const RecomputeSpec& spec,
-                                                  std::span<const TokenValue> tokens);
+                                                  std::span<const TokenId> tokens);
 
 }  // namespace kvasir

@@ -8,7 +8,7 @@
 
 namespace kvasir {
 
-void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidden, Position window) {
+void AttentionView::build(const LaneGroup& group, std::span<const IndexRange> hidden, Position window) {
   rows = static_cast<int>(hidden.size());
   retained_before = 0;
   frames = static_cast<int>(group.frames().size());
@@ -16,7 +16,7 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
   partials.clear();
   slots.assign(hidden.size(), {});
   key_positions.resize(hidden.size());
-  const TokenId first_row = group.next_id() - rows;
+  const TokenIndex first_row = group.next_id() - rows;
 
   std::vector<LaneGroup::Entry> live;
   std::uint64_t partial_group = 0;
@@ -51,8 +51,8 @@ void AttentionView::build(const LaneGroup& group, std::span<const IdRange> hidde
   query_positions.assign(static_cast<std::size_t>(frames) * hidden.size(), 0);
   const LaneGroup::Frame& newest = group.newest_frame();
   for (int r = 0; r < rows; ++r) {
-    const TokenId id = first_row + r;
-    const IdRange hide = hidden[static_cast<std::size_t>(r)];
+    const TokenIndex id = first_row + r;
+    const IndexRange hide = hidden[static_cast<std::size_t>(r)];
     KVASIR_CHECK(hide.empty() || hide.end <= id);
     SlotMask* row = masks.data() + static_cast<std::size_t>(r) * columns.size();
     std::int64_t visible = 0;

@@ -46,7 +46,7 @@ struct AttentionView {
   // hidden[r]. REQUIRES: hidden ranges are empty, or begin where a frame begins (tokens before them lie in earlier
   // frames), and end at or before the row's own token; hidden.size() == rows. `window`: a row attends to keys less than
   // this many positions before it (native sliding-window attention); 0: to all. What lies outside stays retained.
-  void build(const LaneGroup& group, std::span<const IdRange> hidden, Position window = 0);
+  void build(const LaneGroup& group, std::span<const IndexRange> hidden, Position window = 0);
 
  private:
   void apply_window(const LaneGroup& group, std::span<const LaneGroup::Entry> entries, Position window);

@@ -43,10 +43,10 @@ class KvSequence {
   LaneGroup& group() { return tables_.front(); }
   const LaneGroup& group() const { return tables_.front(); }
 
-  TokenId next_id() const { return tables_.front().next_id(); }  // tokens seen so far
-  std::int64_t longest() const;                                  // tokens retained by the table that retains most
-  std::int64_t shortest() const;                                 // by the one that retains least
-  double mean_length() const;                                    // over lanes
+  TokenIndex next_id() const { return tables_.front().next_id(); }  // tokens seen so far
+  std::int64_t longest() const;                                     // tokens retained by the table that retains most
+  std::int64_t shortest() const;                                    // by the one that retains least
+  double mean_length() const;                                       // over lanes
   double dead_share() const;  // of the slots written, those whose token was dropped and that are not reused yet
 
   // Whether append would succeed; with `own_pages`, after a copy of all shared pages. Errors: kResourceExhausted.

@@ -13,9 +13,9 @@
 #include "base/status.h"
 
 namespace kvasir {
-SlotMask LaneGroup::Column::slots_of(TokenId begin, TokenId end) const {
-  const auto slot_of = [&](TokenId bound) {
-    if (id_offset == nullptr) return static_cast<int>(std::clamp<TokenId>(bound - first, 0, used));
+SlotMask LaneGroup::Column::slots_of(TokenIndex begin, TokenIndex end) const {
+  const auto slot_of = [&](TokenIndex bound) {
+    if (id_offset == nullptr) return static_cast<int>(std::clamp<TokenIndex>(bound - first, 0, used));
     return static_cast<int>(std::partition_point(id_offset, id_offset + used,
                                                  [&](std::uint32_t offset) { return first + offset < bound; }) -
                             id_offset);
@@ -221,7 +221,7 @@ Status LaneGroup::append(int tokens) {
   return {};
 }
 
-std::int64_t LaneGroup::retained_in(IdRange range) const {
+std::int64_t LaneGroup::retained_in(IndexRange range) const {
   std::int64_t count = 0;
   for (const Run& run : runs_)
     for (const Column* column = run.head; column != nullptr; column = column->next)
@@ -235,11 +235,11 @@ SlotMask LaneGroup::live_slots(const Column& column) {
   return live;
 }
 
-SlotMask LaneGroup::live_behind(const Column& column, TokenId id) {
-  return live_slots(column) & column.slots_of(id, std::numeric_limits<TokenId>::max());
+SlotMask LaneGroup::live_behind(const Column& column, TokenIndex id) {
+  return live_slots(column) & column.slots_of(id, std::numeric_limits<TokenIndex>::max());
 }
 
-Status LaneGroup::drop(IdRange range, Realign realign) {
+Status LaneGroup::drop(IndexRange range, Realign realign) {
   range.end = std::min(range.end, next_id_);
   const std::int64_t dropped = range.empty() ? 0 : retained_in(range);
   if (dropped == 0) return {};
@@ -354,7 +354,7 @@ void LaneGroup::remove_empty_frames() {
     }
 }
 
-Status LaneGroup::unshare_behind(TokenId id) {
+Status LaneGroup::unshare_behind(TokenIndex id) {
   std::vector<Column*> shared;
   for (const Run& run : runs_)
     for (Column* column = run.head; column != nullptr; column = column->next)
@@ -406,7 +406,7 @@ Result<LaneGroup> LaneGroup::fork() const {
 void LaneGroup::check_invariants(std::span<std::uint32_t> references) const {
   int count = 0;
   std::int64_t live_tokens = 0;
-  std::vector<std::pair<TokenId, Position>> tokens;  // id, position
+  std::vector<std::pair<TokenIndex, Position>> tokens;  // id, position
   const auto count_pages = [&](const Column& column) {
     ++count;
     KVASIR_CHECK(column.pages.size() == static_cast<std::size_t>(lanes_));
@@ -415,7 +415,7 @@ void LaneGroup::check_invariants(std::span<std::uint32_t> references) const {
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     const Run& run = runs_[r];
     const Column* newest = nullptr;
-    TokenId last = -1;
+    TokenIndex last = -1;
     int frame = 0;
     int columns = 0;
     std::int64_t held = 0;

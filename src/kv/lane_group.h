@@ -31,12 +31,12 @@
 
 namespace kvasir {
 
-using TokenId = std::int64_t;   // index of a token in its sequence, from 0
-using Position = std::int64_t;  // rotary position
+using TokenIndex = std::int64_t;  // place of a token in its sequence, from 0
+using Position = std::int64_t;    // rotary position
 
-struct IdRange {
-  TokenId begin = 0;
-  TokenId end = 0;  // exclusive
+struct IndexRange {
+  TokenIndex begin = 0;
+  TokenIndex end = 0;  // exclusive
   bool empty() const { return end <= begin; }
 };
 
@@ -49,10 +49,10 @@ enum class Realign {
 // What a table does after a pass. Ids refer to tokens that it holds (those of the pass included); both lists ascend.
 struct KeepPlan {
   struct Move {
-    TokenId id = 0;
+    TokenIndex id = 0;
     int run = 0;
   };
-  std::vector<TokenId> drop;
+  std::vector<TokenIndex> drop;
   std::vector<Move> moves;  // to the end of another run of a higher number, as its newest
   // For reports only: the tokens held once each row of the pass was inserted and pruned, one number per row. May be
   // left empty where nothing is dropped before the last row.
@@ -84,7 +84,7 @@ class LaneGroup {
   };
   struct Column {
     std::uint64_t ordinal = 0;  // of this column in its run, from 0
-    TokenId first = 0;          // id in slot 0
+    TokenIndex first = 0;       // id in slot 0
     Position base = 0;          // compact positions: slot s is stored rotated by base + s + its frame's rotation
     int used = 0;               // slots written
     int entry_count = 0;
@@ -93,9 +93,11 @@ class LaneGroup {
     std::span<const PageId> pages;             // [lanes], in the same allocation
     const std::uint32_t* id_offset = nullptr;  // [slots], there too: ids relative to `first`; nullptr: consecutive
 
-    TokenId id(int slot) const { return first + (id_offset != nullptr ? static_cast<TokenId>(id_offset[slot]) : slot); }
+    TokenIndex id(int slot) const {
+      return first + (id_offset != nullptr ? static_cast<TokenIndex>(id_offset[slot]) : slot);
+    }
     // The slots whose tokens have ids in [begin, end); ids ascend with slots.
-    SlotMask slots_of(TokenId begin, TokenId end) const;
+    SlotMask slots_of(TokenIndex begin, TokenIndex end) const;
   };
 
   // Slots to be moved, all by one shift of their rotation, to consecutive slots from to_slot on. `from` and `to` may be
@@ -127,7 +129,7 @@ class LaneGroup {
 
   int lanes() const { return lanes_; }
   const MemoryBudget& budget() const { return *budget_; }
-  TokenId next_id() const { return next_id_; }     // tokens seen so far
+  TokenIndex next_id() const { return next_id_; }  // tokens seen so far
   std::int64_t length() const { return length_; }  // tokens retained
   int columns() const { return columns_; }
   bool original_positions() const { return original_; }
@@ -158,16 +160,16 @@ class LaneGroup {
   // Errors: kResourceExhausted when the budget does not hold the plan.
   Status append(int tokens);
 
-  std::int64_t retained_in(IdRange range) const;
+  std::int64_t retained_in(IndexRange range) const;
 
   // Drops the retained tokens among `range` and moves those behind it up, in the way given; with kRotate the caller
   // rotates the keys of columns_behind(range.end) by -retained_in(range), after unshare_behind(range.end). Columns
   // without live slots return their pages at once. Errors, leaving no trace: kUnsupported when the holes would split
   // the table into more frames or entries than it has room for (it is then due for compaction).
-  Status drop(IdRange range, Realign realign);
+  Status drop(IndexRange range, Realign realign);
 
   // Gives the group its own copy of every column that holds live tokens >= id. Errors: kResourceExhausted.
-  Status unshare_behind(TokenId id);
+  Status unshare_behind(TokenIndex id);
 
   // Executes a plan. Columns without live slots return their pages at once; when more than a quarter of the written
   // slots is dead, or the holes split the table into more entries than two per column, the table is compacted.
@@ -181,7 +183,7 @@ class LaneGroup {
   void make_positions_compact(const SlotMover& mover);
 
   // The live slots of a column that hold tokens >= id.
-  static SlotMask live_behind(const Column& column, TokenId id);
+  static SlotMask live_behind(const Column& column, TokenIndex id);
   static SlotMask live_slots(const Column& column);
   // What the key in a slot is stored rotated by. REQUIRES: the slot belongs to `frame`.
   Position stored_rotation(const Column& column, int slot, const Frame& frame) const {
@@ -226,9 +228,9 @@ class LaneGroup {
   // Of apply: see lane_group_plans.cc.
   void release_leaving(Run& run, std::vector<Live>& live);
   void receive_moves(int run, std::span<const KeepPlan::Move> moves, const SlotMover& mover);
-  Place locate(TokenId id, int runs) const;
+  Place locate(TokenIndex id, int runs) const;
   bool rebuild_frames();
-  bool place_in_frames(int run, TokenId begin, TokenId end, Position& position);
+  bool place_in_frames(int run, TokenIndex begin, TokenIndex end, Position& position);
   bool compaction_due() const;
   void gather_live();
   void compact_live(bool original, const SlotMover& mover);
@@ -244,13 +246,13 @@ class LaneGroup {
   int spares_ = 0;
   int frame_count_ = 1;
   std::array<Frame, kMaxFrames> frames_;
-  TokenId next_id_ = 0;
+  TokenIndex next_id_ = 0;
   std::int64_t length_ = 0;
 
   // Scratch of apply, kept so that decoding allocates nothing.
   std::vector<std::vector<Live>> live_;  // [runs]
-  std::vector<TokenId> leaving_;
-  std::vector<TokenId> ids_;
+  std::vector<TokenIndex> leaving_;
+  std::vector<TokenIndex> ids_;
   std::vector<SlotCopy> copies_;
 };
 

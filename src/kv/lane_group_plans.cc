@@ -57,7 +57,7 @@ void LaneGroup::release_leaving(Run& run, std::vector<Live>& live) {
     Column* column = *at;
     SlotMask slots = live_slots(*column);
     leaving = std::lower_bound(leaving, leaving_.end(), column->first);
-    const TokenId last = column->id(column->used - 1);
+    const TokenIndex last = column->id(column->used - 1);
     for (; leaving != leaving_.end() && *leaving <= last; ++leaving) slots &= ~column->slots_of(*leaving, *leaving + 1);
     if (slots == 0) {
       *at = column->next;
@@ -72,7 +72,7 @@ void LaneGroup::release_leaving(Run& run, std::vector<Live>& live) {
   if (!live.empty()) live.back().column->used = static_cast<int>(std::bit_width(live.back().slots));
 }
 
-LaneGroup::Place LaneGroup::locate(TokenId id, int runs) const {
+LaneGroup::Place LaneGroup::locate(TokenIndex id, int runs) const {
   for (int r = 0; r < runs; ++r)
     for (Column* column = runs_[static_cast<std::size_t>(r)].head; column != nullptr; column = column->next)
       if (const SlotMask slot = column->slots_of(id, id + 1) & live_slots(*column); slot != 0)
@@ -128,8 +128,8 @@ bool LaneGroup::rebuild_frames() {
     return true;
   }
   frame_count_ = 0;
-  constexpr TokenId kEnd = std::numeric_limits<TokenId>::max();
-  TokenId oldest = kEnd;  // of the tokens that were handed on: in run 0, only those that never leave are older
+  constexpr TokenIndex kEnd = std::numeric_limits<TokenIndex>::max();
+  TokenIndex oldest = kEnd;  // of the tokens that were handed on: in run 0, only those that never leave are older
   for (std::size_t r = 1; r < runs_.size(); ++r)
     if (!live_[r].empty()) {
       const Live& first = live_[r].front();
@@ -148,7 +148,7 @@ bool LaneGroup::rebuild_frames() {
 }
 
 // Places the live tokens of a run with ids in [begin, end) at `position` and behind.
-bool LaneGroup::place_in_frames(int run, TokenId begin, TokenId end, Position& position) {
+bool LaneGroup::place_in_frames(int run, TokenIndex begin, TokenIndex end, Position& position) {
   for (const Live& live : live_[static_cast<std::size_t>(run)]) {
     Column& column = *live.column;
     SlotMask left = live.slots & column.slots_of(begin, end);

@@ -52,7 +52,7 @@ struct TableLayout {
 
 // A forward pass of consecutive tokens, as policies see it.
 struct PolicyPass {
-  TokenId first = 0;  // id of row 0
+  TokenIndex first = 0;  // id of row 0
   int rows = 0;
   bool prompt = false;           // the rows are of a prompt; otherwise they were generated (one row)
   std::int64_t prompt_left = 0;  // tokens of the prompt that come after this pass; 0: the pass ends the prompt
@@ -91,10 +91,10 @@ class RetentionPolicy {
 
   // Takes the next token in: returns the ids that its query does not see, because one-token-at-a-time processing would
   // have dropped them before it came; empty if none.
-  virtual IdRange advance() { return {}; }
+  virtual IndexRange advance() { return {}; }
 
   // The ids dropped once all tokens taken in have passed: one range, growing only. Empty if none was.
-  virtual IdRange dropped() const { return {}; }
+  virtual IndexRange dropped() const { return {}; }
 
   // -- By table. --
 

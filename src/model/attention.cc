@@ -350,7 +350,7 @@ void Transformer::move_slots(PagePool& pool, int lanes, std::span<const LaneGrou
   }
 }
 
-void Transformer::rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId id, Position shift) {
+void Transformer::rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenIndex id, Position shift) {
   const std::size_t half = floats_per_rotation(config_) / 2;
   const float* rotation = rotation_of(shift);
   std::vector<const LaneGroup::Column*> columns;

@@ -43,7 +43,7 @@ std::uint64_t Transformer::workspace_bytes(const ModelConfig& c, int rows, int f
 }
 
 void Transformer::embed(std::span<const ForwardItem> items) {
-  std::vector<TokenValue> tokens;
+  std::vector<TokenId> tokens;
   for (const ForwardItem& item : items) tokens.insert(tokens.end(), item.tokens.begin(), item.tokens.end());
   float* x = work_->residual.ensure(tokens.size() * static_cast<std::size_t>(config_.width));
   threads_.parallel_for(static_cast<int>(tokens.size()), [&](int row) {

@@ -40,7 +40,7 @@ class AttentionObserver {
 
 // Consecutive tokens of one sequence: its newest tokens, for which the sequence already has room.
 struct ForwardItem {
-  std::span<const TokenValue> tokens;  // [rows]
+  std::span<const TokenId> tokens;  // [rows]
   // Of each table of the sequence: one for all lanes, one a layer, or one a lane (layer * kv_heads + head). All of the
   // same rows.
   std::span<const AttentionView> views;
@@ -66,7 +66,7 @@ class Transformer {
   void move_slots(PagePool& pool, int lanes, std::span<const LaneGroup::SlotCopy> copies);
 
   // Rotates the keys of all tokens with ids >= id in place by `shift` positions (realign=rotate).
-  void rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenId id, Position shift);
+  void rotate_keys_behind(PagePool& pool, LaneGroup& group, TokenIndex id, Position shift);
 
   // About what passes of `rows` rows over `frames` frames and `entries` entries take beside weights and KV.
   static std::uint64_t workspace_bytes(const ModelConfig& config, int rows, int frames, std::int64_t entries);

@@ -36,20 +36,20 @@ Result<bool> bool_or(const gguf::File& file, std::string_view key, bool fallback
   return file.get_bool(key);
 }
 
-Result<std::optional<TokenValue>> token_id(const gguf::File& file, std::string_view key, std::size_t size) {
-  if (file.find(key) == nullptr) return std::optional<TokenValue>();
+Result<std::optional<TokenId>> token_id(const gguf::File& file, std::string_view key, std::size_t size) {
+  if (file.find(key) == nullptr) return std::optional<TokenId>();
   // Some converters write "none" as -1.
   if (const auto* value = std::get_if<std::int64_t>(&file.find(key)->data); value != nullptr && *value == -1)
-    return std::optional<TokenValue>();
+    return std::optional<TokenId>();
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t id, file.get_uint(key));
-  if (id == std::numeric_limits<std::uint32_t>::max()) return std::optional<TokenValue>();
+  if (id == std::numeric_limits<std::uint32_t>::max()) return std::optional<TokenId>();
   if (id >= size) return data_loss("{} is {}, but the vocabulary has {} tokens", key, id, size);
-  return std::optional<TokenValue>(static_cast<TokenValue>(id));
+  return std::optional<TokenId>(static_cast<TokenId>(id));
 }
 
-std::optional<TokenValue> default_id(const Vocabulary& vocabulary, std::size_t id, TokenKind kind) {
+std::optional<TokenId> default_id(const Vocabulary& vocabulary, std::size_t id, TokenKind kind) {
   if (id >= vocabulary.kinds.size() || vocabulary.kinds[id] != kind) return std::nullopt;
-  return static_cast<TokenValue>(id);
+  return static_cast<TokenId>(id);
 }
 
 Result<TokenizerKind> read_kind(const gguf::File& file) {
@@ -71,7 +71,7 @@ Status check_count(std::string_view key, std::size_t count, std::size_t tokens) 
 Status read_pieces(const gguf::File& file, Vocabulary* vocabulary) {
   KVASIR_ASSIGN_OR_RETURN(const auto pieces, required(file.get_strings(kTokens), kTokens));
   if (pieces.empty()) return data_loss("{} is empty", kTokens);
-  if (pieces.size() > static_cast<std::size_t>(std::numeric_limits<TokenValue>::max())) {
+  if (pieces.size() > static_cast<std::size_t>(std::numeric_limits<TokenId>::max())) {
     return data_loss("{} has {} entries, more than an id can number", kTokens, pieces.size());
   }
   vocabulary->pieces.assign(pieces.begin(), pieces.end());
@@ -177,7 +177,7 @@ Status read_strip_after(const gguf::File& file, Vocabulary* vocabulary) {
     const TokenKind kind = vocabulary->kinds[i];
     if (kind != TokenKind::kControl && kind != TokenKind::kUserDefined && kind != TokenKind::kUnknown) continue;
     if (piece == "<unk>" || piece == "<s>" || piece == "<|endoftext|>") continue;
-    vocabulary->strip_after.push_back(static_cast<TokenValue>(i));
+    vocabulary->strip_after.push_back(static_cast<TokenId>(i));
   }
   return {};
 }

@@ -50,11 +50,11 @@ Result<ReplayResult> replay_by_range(const AttentionTrace& trace, RetentionPolic
                                      const AttentionTrace::Progress& progress) {
   std::vector<Tally> tallies(static_cast<std::size_t>(trace.layers()));
   std::vector<float> weights;
-  IdRange gone;
-  for (TokenId id = 0; id < trace.tokens(); ++id) {
+  IndexRange gone;
+  for (TokenIndex id = 0; id < trace.tokens(); ++id) {
     if (progress && !progress(id, trace.tokens())) return stopped();
     KVASIR_CHECK(policy.rows_together(1) == 1);
-    const IdRange hidden = policy.advance();
+    const IndexRange hidden = policy.advance();
     const std::int64_t gone_before = gone.end - gone.begin;
     gone = policy.dropped();
     if (gone.empty()) gone = {};
@@ -65,15 +65,15 @@ Result<ReplayResult> replay_by_range(const AttentionTrace& trace, RetentionPolic
       Tally& tally = tallies[static_cast<std::size_t>(layer)];
       for (std::int64_t head = 0; head < trace.heads(); ++head) {
         trace.read(layer, head, id, weights);
-        for (TokenId unseen = hidden.begin; unseen < hidden.end; ++unseen)
+        for (TokenIndex unseen = hidden.begin; unseen < hidden.end; ++unseen)
           weights[static_cast<std::size_t>(unseen)] = 0;
         tally.saw(sum_of(weights));
       }
       tally.step(id + 1 - gone_now, gone_now > gone_before);
     }
   }
-  std::vector<TokenId> kept;
-  for (TokenId id = 0; id < trace.tokens(); ++id)
+  std::vector<TokenIndex> kept;
+  for (TokenIndex id = 0; id < trace.tokens(); ++id)
     if (id < gone.begin || id >= gone.end) kept.push_back(id);
   ReplayResult result;
   for (const Tally& tally : tallies) {
@@ -102,19 +102,19 @@ class TableReplay {
 
  private:
   struct Table {
-    std::vector<TokenId> ids;  // what it holds; during a pass, the pass's tokens too
+    std::vector<TokenIndex> ids;  // what it holds; during a pass, the pass's tokens too
     KeepPlan plan;
     std::vector<std::int64_t> held;  // before the pass, then after each of its rows
     Tally tally;
   };
 
-  PolicyPass pass_from(TokenId first) const;
+  PolicyPass pass_from(TokenIndex first) const;
   Status observe(const PolicyPass& pass, int index, const AttentionTrace::Progress& progress);
   void read_row(const PolicyPass& pass, int index, int row, std::size_t seen);
   void end_pass(const PolicyPass& pass, int index);
   void finish_pass(const PolicyPass& pass, int index);
   void count_steps(const PolicyPass& pass);
-  static void apply(const KeepPlan& plan, std::vector<TokenId>& ids);
+  static void apply(const KeepPlan& plan, std::vector<TokenIndex>& ids);
   ReplayResult result() const;
 
   Table& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
@@ -131,7 +131,7 @@ class TableReplay {
   std::vector<double> mass_;
 };
 
-PolicyPass TableReplay::pass_from(TokenId first) const {
+PolicyPass TableReplay::pass_from(TokenIndex first) const {
   PolicyPass pass{.first = first, .rows = 1};
   if (first >= options_.prefill) return pass;
   pass.prompt = true;
@@ -145,7 +145,7 @@ void TableReplay::read_row(const PolicyPass& pass, int index, int row, std::size
   const int layer = index / layout_.per_layer;
   const int first_head = index % layout_.per_layer * layout_.heads;
   Table& table = this->table(index);
-  const TokenId query = pass.first + row;
+  const TokenIndex query = pass.first + row;
   row_.resize(static_cast<std::size_t>(query) + 1);
   weights_.resize(static_cast<std::size_t>(layout_.heads));
   for (int head = 0; head < layout_.heads; ++head) {
@@ -177,10 +177,10 @@ Status TableReplay::observe(const PolicyPass& pass, int index, const AttentionTr
   return {};
 }
 
-void TableReplay::apply(const KeepPlan& plan, std::vector<TokenId>& ids) {
+void TableReplay::apply(const KeepPlan& plan, std::vector<TokenIndex>& ids) {
   KVASIR_CHECK(std::ranges::is_sorted(plan.drop) && std::ranges::includes(ids, plan.drop));
   auto next = plan.drop.begin();
-  std::erase_if(ids, [&](TokenId id) {
+  std::erase_if(ids, [&](TokenIndex id) {
     if (next == plan.drop.end() || *next != id) return false;
     ++next;
     return true;
@@ -250,7 +250,7 @@ ReplayResult TableReplay::result() const {
 
 Result<ReplayResult> TableReplay::run(const AttentionTrace::Progress& progress) {
   policy_.begin(layout_);
-  for (TokenId first = 0; first < trace_.tokens();) {
+  for (TokenIndex first = 0; first < trace_.tokens();) {
     const PolicyPass pass = pass_from(first);
     for (int index = 0; index < layout_.tables(); ++index) {
       KVASIR_RETURN_IF_ERROR(observe(pass, index, progress));

@@ -33,7 +33,7 @@ struct ReplayFigures {
 
 struct ReplayedTable {
   ReplayFigures figures;
-  std::vector<TokenId> final;  // held after the last step, ascending
+  std::vector<TokenIndex> final;  // held after the last step, ascending
 };
 
 struct ReplayedLayer {

@@ -8,8 +8,8 @@ class FullPolicy final : public RetentionPolicy {
   std::string spec() const override { return "full"; }
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   int rows_together(int want) const override { return want; }
-  IdRange advance() override { return {}; }
-  IdRange dropped() const override { return {}; }
+  IndexRange advance() override { return {}; }
+  IndexRange dropped() const override { return {}; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<FullPolicy>(); }
 };
 

@@ -53,7 +53,7 @@ class LethePolicy final : public ScoredPolicy {
  private:
   struct State {
     std::int64_t threshold = 0;  // L_evict
-    TokenId prompt_end = -1;     // of the prompt whose rows came last; -1: they were generated
+    TokenIndex prompt_end = -1;  // of the prompt whose rows came last; -1: they were generated
     std::vector<double> sorted;  // memory of a decision
   };
 
@@ -64,7 +64,7 @@ class LethePolicy final : public ScoredPolicy {
   void score(TokenTable& table, const Step& step, std::span<const double> mass) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
     // All rows of a prompt are one step.
-    const TokenId prompt_end = step.pass.prompt ? step.prompt_end() : -1;
+    const TokenIndex prompt_end = step.pass.prompt ? step.prompt_end() : -1;
     const double decay = step.pass.prompt && prompt_end == state.prompt_end ? 1.0 : options_.gamma;
     state.prompt_end = prompt_end;
     double* scores = table.values().data();

@@ -57,7 +57,7 @@ class PromptWindowPolicy : public ScoredPolicy {
  private:
   struct Window {
     std::int64_t rows = 0;  // of the window, observed so far
-    TokenId prompt_end = 0;
+    TokenIndex prompt_end = 0;
   };
 
   void score(TokenTable& table, const Step& step, std::span<const double> mass) final;

@@ -76,7 +76,7 @@ class ScoredPolicy : public RetentionPolicy {
     }  // tokens of the prompt after it
     bool ends_prompt() const { return pass.prompt && prompt_left() == 0; }
     // Id behind the prompt's last token: tells apart prompts, of which one may have been given up halfway.
-    TokenId prompt_end() const { return pass.first + pass.rows + pass.prompt_left; }
+    TokenIndex prompt_end() const { return pass.first + pass.rows + pass.prompt_left; }
   };
 
   std::string spec() const override { return traits_.spec; }
@@ -94,7 +94,7 @@ class ScoredPolicy : public RetentionPolicy {
   void act_only(Acts acts) { traits_.acts = acts; }
 
   // Tokens that something else dropped from the table are gone for this policy too. ids ascend.
-  void forget(int table, std::span<const TokenId> ids) { this->table(table).forget(ids); }
+  void forget(int table, std::span<const TokenIndex> ids) { this->table(table).forget(ids); }
 
  protected:
   explicit ScoredPolicy(Traits traits) : traits_(std::move(traits)) {}

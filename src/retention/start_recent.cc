@@ -36,8 +36,8 @@ int StartRecentPolicy::rows_together(int want) const {
   return want;
 }
 
-IdRange StartRecentPolicy::advance() {
-  const IdRange hidden = dropped();
+IndexRange StartRecentPolicy::advance() {
+  const IndexRange hidden = dropped();
   state_ = step(state_);
   return hidden;
 }

@@ -34,8 +34,8 @@ class StartRecentPolicy final : public RetentionPolicy {
   std::optional<std::int64_t> bound() const override { return start_recent_bound(options_); }
   const StartRecentOptions& options() const { return options_; }
   int rows_together(int want) const override;
-  IdRange advance() override;
-  IdRange dropped() const override { return {options_.sinks, options_.sinks + state_.dropped}; }
+  IndexRange advance() override;
+  IndexRange dropped() const override { return {options_.sinks, options_.sinks + state_.dropped}; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<StartRecentPolicy>(*this); }
 
  private:

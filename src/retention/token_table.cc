@@ -51,10 +51,10 @@ double TokenTable::Lowest::key_of(double score) {
 }
 
 void TokenTable::enter(const PolicyPass& pass, bool track_places) {
-  const TokenId end = pass.first + pass.rows;
+  const TokenIndex end = pass.first + pass.rows;
   if (next_id_ == end) return;
   KVASIR_CHECK(next_id_ == pass.first && size_ == all());
-  for (TokenId id = pass.first; id < end; ++id) ids_.push_back(id);
+  for (TokenIndex id = pass.first; id < end; ++id) ids_.push_back(id);
   for (std::vector<double>& column : columns_) column.resize(ids_.size());
   places_.clear();
   if (track_places && pass.rows > 1) {
@@ -100,18 +100,18 @@ void TokenTable::drop_lowest(std::int64_t count, std::int64_t first, std::int64_
   drop_if([&](std::int64_t i) { return i >= first && i < last && lowest(scores[static_cast<std::size_t>(i)]); });
 }
 
-void TokenTable::forget(std::span<const TokenId> ids) {
+void TokenTable::forget(std::span<const TokenIndex> ids) {
   const std::size_t kept = dropped_.size();
   auto next = ids.begin();
   drop_if([&](std::int64_t i) {
-    const TokenId id = ids_[static_cast<std::size_t>(i)];
+    const TokenIndex id = ids_[static_cast<std::size_t>(i)];
     while (next != ids.end() && *next < id) ++next;
     return next != ids.end() && *next == id;
   });
   dropped_.resize(kept);
 }
 
-void TokenTable::hand_over(std::vector<TokenId>& drop) {
+void TokenTable::hand_over(std::vector<TokenIndex>& drop) {
   drop.insert(drop.end(), dropped_.begin(), dropped_.end());
   if (!std::is_sorted(drop.begin(), drop.end())) std::sort(drop.begin(), drop.end());
   dropped_.clear();

@@ -24,8 +24,8 @@ class TokenTable {
 
   std::int64_t size() const { return size_; }                                  // tokens retained
   std::int64_t all() const { return static_cast<std::int64_t>(ids_.size()); }  // and those that wait
-  TokenId next_id() const { return next_id_; }                                 // behind the last token that entered
-  std::span<const TokenId> ids() const { return ids_; }
+  TokenIndex next_id() const { return next_id_; }                              // behind the last token that entered
+  std::span<const TokenIndex> ids() const { return ids_; }
   int columns() const { return static_cast<int>(columns_.size()); }
   std::span<double> values(int column = 0) { return columns_[static_cast<std::size_t>(column)]; }
   std::span<const double> values(int column = 0) const { return columns_[static_cast<std::size_t>(column)]; }
@@ -66,10 +66,10 @@ class TokenTable {
   void drop_lowest(std::int64_t count, std::int64_t first, std::int64_t last, std::span<const double> scores);
 
   // Takes tokens out without listing them as dropped; those the table does not hold are passed over. ids ascend.
-  void forget(std::span<const TokenId> ids);
+  void forget(std::span<const TokenIndex> ids);
 
   // Appends what was dropped since the last call to `drop`, in ascending order.
-  void hand_over(std::vector<TokenId>& drop);
+  void hand_over(std::vector<TokenIndex>& drop);
 
   // Writes down how many tokens are retained now, for KeepPlan::held.
   void note_held() { held_.push_back(size_); }
@@ -106,14 +106,14 @@ class TokenTable {
   void move(std::size_t from, std::size_t to);
   void close_gap(std::size_t to, std::size_t from);
 
-  std::vector<TokenId> ids_;
+  std::vector<TokenIndex> ids_;
   std::vector<std::vector<double>> columns_;
   std::vector<std::int32_t> places_;  // empty: every token stands where it stood
-  std::vector<TokenId> dropped_;      // since the last hand_over
+  std::vector<TokenIndex> dropped_;   // since the last hand_over
   std::vector<std::int64_t> held_;    // since the last hand_over_held
   std::vector<double> scratch_;
   std::int64_t size_ = 0;
-  TokenId next_id_ = 0;
+  TokenIndex next_id_ = 0;
 };
 
 // The index of the smallest of the scores; of equal ones the first. Those that are not numbers are passed over; 0 if

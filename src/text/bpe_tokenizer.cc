@@ -33,9 +33,9 @@ class BpeTokenizer final : public Tokenizer {
   BpeTokenizer& operator=(const BpeTokenizer&) = delete;
 
   Status initialize();
-  Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                  std::span<const TokenValue> reserved, bool continues) const override;
-  std::string bytes_of(TokenValue token, bool special) const override;
+  Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                               std::span<const TokenId> reserved, bool continues) const override;
+  std::string bytes_of(TokenId token, bool special) const override;
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
@@ -44,8 +44,8 @@ class BpeTokenizer final : public Tokenizer {
     std::size_t count;
   };
   struct Encoding {  // what one call of encode_segments works on
-    std::span<const TokenValue> reserved;
-    std::vector<TokenValue> tokens;
+    std::span<const TokenId> reserved;
+    std::vector<TokenId> tokens;
     Merger merger;
     std::unordered_map<std::string_view, Place> words;  // keys point into the text
     const char* missing = nullptr;                      // the first byte that has no token
@@ -133,9 +133,9 @@ Status BpeTokenizer::initialize() {
   return {};
 }
 
-Result<std::vector<TokenValue>> BpeTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                              std::span<const TokenValue> reserved,
-                                                              bool /*continues*/) const {
+Result<std::vector<TokenId>> BpeTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                                           std::span<const TokenId> reserved,
+                                                           bool /*continues*/) const {
   KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(segments, vocabulary_, *special_, reserved));
   Encoding encoding;
   encoding.reserved = reserved;
@@ -157,12 +157,12 @@ Result<std::vector<TokenValue>> BpeTokenizer::encode_segments(std::span<const Te
 }
 
 void BpeTokenizer::encode_word(std::string_view word, Encoding* encoding) const {
-  std::vector<TokenValue>& tokens = encoding->tokens;
+  std::vector<TokenId>& tokens = encoding->tokens;
   if (word.size() > kLongestRemembered) return merge_word(word, encoding);
   const auto known = encoding->words.find(word);
   if (known != encoding->words.end()) {
     const Place place = known->second;
-    for (std::size_t i = 0; i < place.count; ++i) tokens.push_back(TokenValue{tokens[place.begin + i]});
+    for (std::size_t i = 0; i < place.count; ++i) tokens.push_back(TokenId{tokens[place.begin + i]});
     return;
   }
   const std::size_t begin = tokens.size();
@@ -197,7 +197,7 @@ void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encodin
     encoding->tokens.push_back(symbol);
     return;
   }
-  const std::optional<TokenValue> unknown = vocabulary_.unknown;
+  const std::optional<TokenId> unknown = vocabulary_.unknown;
   const bool has_unknown = unknown && vocabulary_.kinds[static_cast<std::size_t>(*unknown)] != TokenKind::kControl;
   for (const char& byte : bytes) {
     const Symbol one = byte_symbols_[static_cast<unsigned char>(byte)];
@@ -209,7 +209,7 @@ void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encodin
   }
 }
 
-std::string BpeTokenizer::bytes_of(TokenValue token, bool special) const {
+std::string BpeTokenizer::bytes_of(TokenId token, bool special) const {
   KVASIR_CHECK(token >= 0 && static_cast<std::size_t>(token) < texts_.size());
   const TokenKind kind = vocabulary_.kinds[static_cast<std::size_t>(token)];
   const bool hidden = kind == TokenKind::kControl || kind == TokenKind::kUnknown;

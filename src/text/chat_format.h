@@ -74,7 +74,7 @@ struct ChatFormat {
   std::string final;  // ends a conversation that opens none
   std::string end;    // the part of assistant.after that the model writes itself
   std::vector<std::string> stops;
-  std::vector<TokenValue> reserved;
+  std::vector<TokenId> reserved;
 };
 
 }  // namespace kvasir

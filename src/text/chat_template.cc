@@ -17,14 +17,14 @@ bool is_marker(const Vocabulary& vocabulary, std::size_t token) {
   return vocabulary.kinds[token] == TokenKind::kControl || vocabulary.kinds[token] == TokenKind::kUserDefined;
 }
 
-std::optional<TokenValue> find_marker(const Vocabulary& vocabulary, std::string_view piece) {
+std::optional<TokenId> find_marker(const Vocabulary& vocabulary, std::string_view piece) {
   if (piece.empty()) return std::nullopt;
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i)
-    if (vocabulary.pieces[i] == piece && is_marker(vocabulary, i)) return static_cast<TokenValue>(i);
+    if (vocabulary.pieces[i] == piece && is_marker(vocabulary, i)) return static_cast<TokenId>(i);
   return std::nullopt;
 }
 
-std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenValue> token) {
+std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token) {
   if (!token || *token < 0 || static_cast<std::size_t>(*token) >= vocabulary.pieces.size()) return {};
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
 }
@@ -121,7 +121,7 @@ void ChatTemplate::reserve(const Vocabulary& vocabulary) {
     const std::string& piece = vocabulary.pieces[i];
     if (vocabulary.kinds[i] != TokenKind::kUserDefined || piece.size() < 3 || (piece[0] != '<' && piece[0] != '['))
       continue;
-    if (marks.find(piece) != std::string::npos) format_.reserved.push_back(static_cast<TokenValue>(i));
+    if (marks.find(piece) != std::string::npos) format_.reserved.push_back(static_cast<TokenId>(i));
   }
 }
 
@@ -147,8 +147,8 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
   return std::make_unique<ChatTemplate>(std::move(*format), vocabulary, stands_in);
 }
 
-Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start,
-                                            bool continues) {
+Result<std::vector<TokenId>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start,
+                                         bool continues) {
   auto tokens = tokenizer.encode_segments(prompt.segments, false, prompt.reserved, continues);
   const Vocabulary& vocabulary = tokenizer.vocabulary();
   if (tokens.ok() && start && vocabulary.bos && (prompt.bos || vocabulary.add_bos))

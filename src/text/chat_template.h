@@ -29,7 +29,7 @@ struct ChatMessage {
 struct ChatPrompt {
   bool bos = false;  // the template writes BOS first; it is not among the segments
   std::vector<TextSegment> segments;
-  std::vector<TokenValue> reserved;  // tokens that only the template may write, beside all control tokens
+  std::vector<TokenId> reserved;  // tokens that only the template may write, beside all control tokens
 
   std::string text() const;  // of all segments
 };
@@ -71,7 +71,7 @@ class ChatTemplate {
   const Closing& closing() const { return closing_; }
 
   // The token that `end` is, where the vocabulary has it: an end token of the model, whether its file says so or not.
-  std::optional<TokenValue> end_token() const { return end_token_; }
+  std::optional<TokenId> end_token() const { return end_token_; }
 
   // Strings that end an answer, beside end tokens. Each starts what follows an answer: closing(), then a message.
   const std::vector<std::string>& stop() const { return format_.stops; }
@@ -82,7 +82,7 @@ class ChatTemplate {
   ChatFormat format_;
   bool stands_in_;
   Closing closing_;
-  std::optional<TokenValue> end_token_;
+  std::optional<TokenId> end_token_;
 };
 
 // The template for a model. `source`: the file's tokenizer.chat_template, or empty. If it is empty or not recognised,
@@ -96,7 +96,7 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
 
 // The token ids of a prompt. `start`: nothing is before it, so that BOS is added, once, if the template or the
 // vocabulary wants it; EOS never is. `continues`: as in EncodeOptions. Errors: as Tokenizer::encode().
-Result<std::vector<TokenValue>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start = true,
-                                            bool continues = false);
+Result<std::vector<TokenId>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start = true,
+                                         bool continues = false);
 
 }  // namespace kvasir

@@ -40,8 +40,8 @@ void find_end_tokens(Vocabulary* vocabulary) {
     if (!ends_turn && !contains(kOtherEnds, piece)) continue;
     vocabulary->kinds[i] = TokenKind::kControl;
     if (has_parts && piece == "<|end|>") continue;
-    vocabulary->ends.push_back(static_cast<TokenValue>(i));
-    if (ends_turn && !vocabulary->eot) vocabulary->eot = static_cast<TokenValue>(i);
+    vocabulary->ends.push_back(static_cast<TokenId>(i));
+    if (ends_turn && !vocabulary->eot) vocabulary->eot = static_cast<TokenId>(i);
   }
 }
 

@@ -16,7 +16,7 @@ class SpacePrefix {
   }
 
   // `bytes` of the next token, without the space where encoding added it.
-  std::string_view strip(TokenValue token, std::string_view bytes) {
+  std::string_view strip(TokenId token, std::string_view bytes) {
     const TokenKind kind = vocabulary_->kinds[static_cast<std::size_t>(token)];
     if (kind == TokenKind::kControl || kind == TokenKind::kUserDefined) {
       expected_ = vocabulary_->add_space_prefix;

@@ -14,11 +14,11 @@ auto byte_at(std::size_t depth) {
 }  // namespace
 
 SpecialTokens::SpecialTokens(const Vocabulary& vocabulary) : vocabulary_(&vocabulary) {
-  std::map<std::string_view, std::vector<TokenValue>> sorted;
+  std::map<std::string_view, std::vector<TokenId>> sorted;
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
     const TokenKind kind = vocabulary.kinds[i];
     if (kind != TokenKind::kControl && kind != TokenKind::kUnknown && kind != TokenKind::kUserDefined) continue;
-    if (!vocabulary.pieces[i].empty()) sorted[vocabulary.pieces[i]].push_back(static_cast<TokenValue>(i));
+    if (!vocabulary.pieces[i].empty()) sorted[vocabulary.pieces[i]].push_back(static_cast<TokenId>(i));
   }
   for (auto& [piece, tokens] : sorted) {
     auto& [begin, end] = by_first_[static_cast<unsigned char>(piece[0])];
@@ -54,12 +54,12 @@ std::size_t SpecialTokens::match(std::string_view text, std::vector<std::size_t>
 }
 
 // The first token written `piece` that counts in the part.
-TokenValue SpecialTokens::token_of(std::string_view piece, const Query& query) const {
+TokenId SpecialTokens::token_of(std::string_view piece, const Query& query) const {
   const auto [begin, end] = by_first_[static_cast<unsigned char>(piece[0])];
   const auto last = pieces_.begin() + static_cast<std::ptrdiff_t>(end);
   const auto found = std::lower_bound(pieces_.begin() + static_cast<std::ptrdiff_t>(begin), last, piece);
   if (found == last || *found != piece) return kNoToken;
-  for (const TokenValue token : tokens_[static_cast<std::size_t>(found - pieces_.begin())]) {
+  for (const TokenId token : tokens_[static_cast<std::size_t>(found - pieces_.begin())]) {
     if (query.parse_special) return token;
     if (vocabulary_->kinds[static_cast<std::size_t>(token)] == TokenKind::kUserDefined &&
         std::find(query.reserved.begin(), query.reserved.end(), token) == query.reserved.end())
@@ -80,7 +80,7 @@ void SpecialTokens::settle(const Query& query, std::size_t begin, std::size_t en
     candidates.clear();
     for (std::size_t at = begin; at + length <= end; ++at) {
       if (!is_free(at)) continue;
-      const TokenValue token = token_of(query.text.substr(at, length), query);
+      const TokenId token = token_of(query.text.substr(at, length), query);
       if (token != kNoToken) candidates.push_back({at, token});
     }
     std::stable_sort(candidates.begin(), candidates.end(),
@@ -96,7 +96,7 @@ void SpecialTokens::settle(const Query& query, std::size_t begin, std::size_t en
 }
 
 std::vector<SpecialTokens::Place> SpecialTokens::find(std::string_view text, bool parse_special,
-                                                      std::span<const TokenValue> reserved) const {
+                                                      std::span<const TokenId> reserved) const {
   const Query query{text, parse_special, reserved};
   std::vector<Place> places;
   std::vector<std::size_t> lengths;

@@ -22,28 +22,28 @@ class SpecialTokens {
 
   struct Place {
     std::size_t begin = 0;
-    TokenValue token = 0;
+    TokenId token = 0;
   };
   // The places in one part of a text, from left to right. Control and unknown tokens count only with `parse_special`,
   // as do the user-defined ones of `reserved`. Time: one pass over the text, and one over each stretch of overlapping
   // candidates per length that occurs there.
-  std::vector<Place> find(std::string_view text, bool parse_special, std::span<const TokenValue> reserved) const;
+  std::vector<Place> find(std::string_view text, bool parse_special, std::span<const TokenId> reserved) const;
 
  private:
   struct Query {
     std::string_view text;
     bool parse_special;
-    std::span<const TokenValue> reserved;
+    std::span<const TokenId> reserved;
   };
 
   std::size_t match(std::string_view text, std::vector<std::size_t>* lengths) const;
-  TokenValue token_of(std::string_view piece, const Query& query) const;
+  TokenId token_of(std::string_view piece, const Query& query) const;
   void settle(const Query& query, std::size_t begin, std::size_t end, const std::vector<std::size_t>& lengths,
               std::vector<Place>* places) const;
 
   const Vocabulary* vocabulary_;
   std::vector<std::string_view> pieces_;                             // distinct, in order
-  std::vector<std::vector<TokenValue>> tokens_;                      // of each piece, lowest id first
+  std::vector<std::vector<TokenId>> tokens_;                         // of each piece, lowest id first
   std::array<std::pair<std::size_t, std::size_t>, 256> by_first_{};  // ranges of pieces_
 };
 

@@ -102,26 +102,26 @@ class SpmTokenizer final : public Tokenizer {
   SpmTokenizer& operator=(const SpmTokenizer&) = delete;
 
   Status initialize();
-  Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                  std::span<const TokenValue> reserved, bool continues) const override;
-  std::string bytes_of(TokenValue token, bool special) const override;
+  Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                               std::span<const TokenId> reserved, bool continues) const override;
+  std::string bytes_of(TokenId token, bool special) const override;
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
   struct Encoding {  // what one call of encode_segments works on
-    std::span<const TokenValue> reserved;
-    std::vector<TokenValue> tokens;
+    std::span<const TokenId> reserved;
+    std::vector<TokenId> tokens;
     Merger merger;
   };
 
   void encode_text(std::string_view text, Encoding* encoding) const;
   void merge_run(std::string_view run, Encoding* encoding) const;
   void emit_character(std::string_view character, Encoding* encoding) const;
-  TokenValue find(std::string_view piece, std::span<const TokenValue> reserved) const;
+  TokenId find(std::string_view piece, std::span<const TokenId> reserved) const;
 
   Vocabulary vocabulary_;
-  std::unordered_map<std::string_view, TokenValue> pieces_;  // keys point into vocabulary_.pieces
-  std::array<TokenValue, 256> byte_tokens_;
+  std::unordered_map<std::string_view, TokenId> pieces_;  // keys point into vocabulary_.pieces
+  std::array<TokenId, 256> byte_tokens_;
   std::unique_ptr<SpecialTokens> special_;
   Adjacency adjacency_;
   std::size_t longest_piece_ = 0;
@@ -131,7 +131,7 @@ Status SpmTokenizer::initialize() {
   KVASIR_RETURN_IF_ERROR(check_vocabulary(vocabulary_));
   for (std::size_t i = 0; i < vocabulary_.pieces.size(); ++i) {
     const std::string_view piece = vocabulary_.pieces[i];
-    const auto token = static_cast<TokenValue>(i);
+    const auto token = static_cast<TokenId>(i);
     const TokenKind kind = vocabulary_.kinds[i];
     if (std::isnan(vocabulary_.scores[i])) return data_loss("the score of token {} is not a number", token);
     if (kind == TokenKind::kByte) {
@@ -158,9 +158,8 @@ Status SpmTokenizer::initialize() {
   return {};
 }
 
-Result<std::vector<TokenValue>> SpmTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                              std::span<const TokenValue> reserved,
-                                                              bool continues) const {
+Result<std::vector<TokenId>> SpmTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                                           std::span<const TokenId> reserved, bool continues) const {
   KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(segments, vocabulary_, *special_, reserved));
   Encoding encoding;
   encoding.reserved = reserved;
@@ -205,7 +204,7 @@ void SpmTokenizer::merge_run(std::string_view run, Encoding* encoding) const {
   }
   merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<Merger::Union> {
     if (left.size + right.size > longest_piece_) return std::nullopt;
-    const TokenValue token = find(run.substr(left.begin, left.size + right.size), encoding->reserved);
+    const TokenId token = find(run.substr(left.begin, left.size + right.size), encoding->reserved);
     if (token == kNoToken) return std::nullopt;
     return Merger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
   });
@@ -219,7 +218,7 @@ void SpmTokenizer::merge_run(std::string_view run, Encoding* encoding) const {
 }
 
 void SpmTokenizer::emit_character(std::string_view character, Encoding* encoding) const {
-  const TokenValue token = find(character, encoding->reserved);
+  const TokenId token = find(character, encoding->reserved);
   if (token != kNoToken) {
     encoding->tokens.push_back(token);
     return;
@@ -232,12 +231,12 @@ void SpmTokenizer::emit_character(std::string_view character, Encoding* encoding
   for (const char c : character) encoding->tokens.push_back(byte_token(c));
 }
 
-TokenValue SpmTokenizer::find(std::string_view piece, std::span<const TokenValue> reserved) const {
+TokenId SpmTokenizer::find(std::string_view piece, std::span<const TokenId> reserved) const {
   const auto found = pieces_.find(piece);
   return found == pieces_.end() || contains(reserved, found->second) ? kNoToken : found->second;
 }
 
-std::string SpmTokenizer::bytes_of(TokenValue token, bool special) const {
+std::string SpmTokenizer::bytes_of(TokenId token, bool special) const {
   KVASIR_CHECK(token >= 0 && static_cast<std::size_t>(token) < vocabulary_.pieces.size());
   const std::string& piece = vocabulary_.pieces[static_cast<std::size_t>(token)];
   switch (vocabulary_.kinds[static_cast<std::size_t>(token)]) {

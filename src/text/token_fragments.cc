@@ -29,9 +29,9 @@ class Fragmenter {
  public:
   Fragmenter(const Vocabulary& vocabulary, FragmentedText* out) : vocabulary_(vocabulary), out_(*out) {}
 
-  void add_token(std::size_t begin, std::size_t end, TokenValue token) {
+  void add_token(std::size_t begin, std::size_t end, TokenId token) {
     out_.fragments.push_back({begin, end, token});
-    const std::vector<TokenValue>& strip = vocabulary_.strip_after;
+    const std::vector<TokenId>& strip = vocabulary_.strip_after;
     strips_ = std::find(strip.begin(), strip.end(), token) != strip.end();
   }
 
@@ -56,7 +56,7 @@ class Fragmenter {
 }  // namespace
 
 Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
-                                     const SpecialTokens& special, std::span<const TokenValue> reserved) {
+                                     const SpecialTokens& special, std::span<const TokenId> reserved) {
   KVASIR_RETURN_IF_ERROR(check_text(segments));
   FragmentedText fragmented;
   for (const TextSegment& segment : segments) fragmented.text += segment.text;

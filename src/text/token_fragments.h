@@ -19,7 +19,7 @@ namespace kvasir {
 struct Fragment {
   std::size_t begin = 0;
   std::size_t end = 0;
-  TokenValue token = kNoToken;  // kNoToken: plain text, still to be encoded
+  TokenId token = kNoToken;  // kNoToken: plain text, still to be encoded
 };
 
 struct FragmentedText {
@@ -34,9 +34,9 @@ struct FragmentedText {
 
 // `reserved`, and the text's errors: as Tokenizer::encode_segments(). `special`: of the same vocabulary.
 Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
-                                     const SpecialTokens& special, std::span<const TokenValue> reserved);
+                                     const SpecialTokens& special, std::span<const TokenId> reserved);
 
-inline bool contains(std::span<const TokenValue> tokens, TokenValue token) {
+inline bool contains(std::span<const TokenId> tokens, TokenId token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
 }
 

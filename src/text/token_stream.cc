@@ -13,7 +13,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 TokenStream::TokenStream(const Tokenizer& tokenizer, bool strip_leading_space)
     : tokenizer_(&tokenizer), prefix_(tokenizer.vocabulary(), strip_leading_space) {}
 
-std::string TokenStream::push(TokenValue token) {
+std::string TokenStream::push(TokenId token) {
   const std::string bytes = tokenizer_->bytes_of(token);
   pending_ += prefix_.strip(token, bytes);
   std::string text;

@@ -36,26 +36,26 @@ class Tokenizer {
 
   // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8 or has a byte that the vocabulary cannot
   // express, and if it is longer than kMaxTextBytes; kResourceExhausted if there is no memory.
-  Result<std::vector<TokenValue>> encode(std::string_view text, const EncodeOptions& options) const;
+  Result<std::vector<TokenId>> encode(std::string_view text, const EncodeOptions& options) const;
 
   // Encodes one text given in parts: pieces may span parts as if they were written together, recognised tokens may
   // not. A token of `reserved` is never produced from a part without parse_special, not even a user-defined one.
   // `continues`: as in EncodeOptions. Errors: as encode(), the offset counted over all parts.
-  virtual Result<std::vector<TokenValue>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                          std::span<const TokenValue> reserved,
-                                                          bool continues = false) const = 0;
+  virtual Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                                       std::span<const TokenId> reserved,
+                                                       bool continues = false) const = 0;
 
   // The bytes a token stands for; possibly part of a UTF-8 sequence. Control and unknown tokens give "" unless
   // `special`. REQUIRES: 0 <= token < vocabulary().pieces.size().
-  virtual std::string bytes_of(TokenValue token, bool special = false) const = 0;
+  virtual std::string bytes_of(TokenId token, bool special = false) const = 0;
 
   // The text of a whole sequence: bytes_of each, less the spaces that encode() puts where it starts a text: at the
   // front and after a control or user-defined token. The inverse of encode(), but for white space that the vocabulary's
   // `strip_after` swallowed.
-  std::string decode(std::span<const TokenValue> tokens, bool special = false) const;
+  std::string decode(std::span<const TokenId> tokens, bool special = false) const;
 
   // True for what the vocabulary names as EOS, end of turn or another end: generation stops there.
-  bool is_end(TokenValue token) const;
+  bool is_end(TokenId token) const;
 
   virtual const Vocabulary& vocabulary() const = 0;
 };
@@ -85,8 +85,8 @@ class TokenStream {
   // `strip_leading_space`: drop the one space that SPM puts before the first word of a text (not when the stream
   // continues a text). After a control or user-defined token the space is dropped in any case, as decode() does.
   TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
-  std::string push(TokenValue token);  // the text that became complete; may be empty
-  std::string flush();                 // what is left, incomplete sequences replaced by U+FFFD
+  std::string push(TokenId token);  // the text that became complete; may be empty
+  std::string flush();              // what is left, incomplete sequences replaced by U+FFFD
 
  private:
   const Tokenizer* tokenizer_;

@@ -10,9 +10,9 @@
 
 namespace kvasir {
 
-using TokenValue = std::int32_t;  // an index into the vocabulary; the model's "token id"
+using TokenId = std::int32_t;  // an index into the vocabulary
 
-inline constexpr TokenValue kNoToken = -1;
+inline constexpr TokenId kNoToken = -1;
 
 // Numbered as in GGUF's tokenizer.ggml.token_type.
 enum class TokenKind : std::uint8_t {
@@ -37,12 +37,12 @@ struct Vocabulary {
   std::vector<std::string> merges;     // BPE: two pieces with a space between; the first is merged first
   std::string pre_tokenizer;           // BPE: a name of text/pre_tokenizers.h
   bool pre_tokenizer_assumed = false;  // the file names none
-  std::optional<TokenValue> bos;
-  std::optional<TokenValue> eos;
-  std::optional<TokenValue> eot;  // end of turn, where a model has one beside eos
-  std::optional<TokenValue> unknown;
-  std::vector<TokenValue> ends;         // what ends generation beside eos and eot
-  std::vector<TokenValue> strip_after;  // tokens that swallow the white space behind them
+  std::optional<TokenId> bos;
+  std::optional<TokenId> eos;
+  std::optional<TokenId> eot;  // end of turn, where a model has one beside eos
+  std::optional<TokenId> unknown;
+  std::vector<TokenId> ends;         // what ends generation beside eos and eot
+  std::vector<TokenId> strip_after;  // tokens that swallow the white space behind them
   bool add_bos = true;
   bool add_eos = false;
   bool add_space_prefix = true;  // SPM only

@@ -13,7 +13,7 @@
 namespace kvasir::test {
 namespace {
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 
 std::string small_model_bytes() {
   std::ifstream file(small_model(), std::ios::binary);
@@ -68,12 +68,12 @@ class Twins {
   void feed(const Tokens& tokens) {
     const Status status = runner_->feed(
         tokens, 512, SequenceRunner::Logits::kLast, [&](std::int64_t, int, std::span<const float> logits) {
-          next_ = static_cast<TokenValue>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+          next_ = static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
           return true;
         });
     EXPECT_TRUE(status.ok());
   }
-  TokenValue next() const { return next_; }  // that a greedy sampler takes
+  TokenId next() const { return next_; }  // that a greedy sampler takes
   std::string greedy(std::int64_t tokens) {
     TokenStream stream(*model->tokenizer, false);
     std::string text;
@@ -100,7 +100,7 @@ class Twins {
 
  private:
   std::unique_ptr<SequenceRunner> runner_;
-  TokenValue next_ = 0;
+  TokenId next_ = 0;
 };
 
 Tokens operator+(Tokens left, const Tokens& right) {
@@ -113,7 +113,7 @@ TEST(SessionContext, TextInPartsIsTakenAsItStands) {
     Twins twins(small_model());
     const Tokens tokens = twins.encode(second, true);
     std::string bytes;
-    for (const TokenValue token : tokens) bytes += twins.model->tokenizer->bytes_of(token);
+    for (const TokenId token : tokens) bytes += twins.model->tokenizer->bytes_of(token);
     EXPECT_EQ(bytes, second) << "no space in front";
     ASSERT_TRUE(twins.session->read("un").ok());
     ASSERT_TRUE(twins.session->read(second).ok());
@@ -141,9 +141,9 @@ GenerateResult answer(Twins& twins, Way way) {
 }
 
 TEST(SessionContext, MarkersCloseWhatEndedWithoutThem) {
-  constexpr TokenValue kUser = 3;
-  constexpr TokenValue kAssistant = 4;
-  constexpr TokenValue kEnd = 5;
+  constexpr TokenId kUser = 3;
+  constexpr TokenId kAssistant = 4;
+  constexpr TokenId kEnd = 5;
   for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
     SCOPED_TRACE(static_cast<int>(way));
     Twins twins(small_model());
@@ -170,7 +170,7 @@ TEST(SessionContext, TheModelsOwnEndIsWrittenOnce) {
   Twins scout(small_model());
   ask(scout);
   scout.greedy(3);
-  const TokenValue end = scout.next();
+  const TokenId end = scout.next();
   std::string bytes = small_model_bytes();
   const std::string key = "tokenizer.ggml.eos_token_id";
   const std::size_t at = bytes.find(key);
@@ -255,9 +255,9 @@ TEST(SessionContext, ThePlainStopTextIsNotWrittenTwice) {
 
 // phi-3 writes "<|user|>\n...<|end|>\n": with the small model's own markers, and a new line that no model writes.
 TEST(SessionContext, WhatFollowsTheEndOfAnAnswerIsWritten) {
-  constexpr TokenValue kUser = 3;
-  constexpr TokenValue kAssistant = 4;
-  constexpr TokenValue kEnd = 5;
+  constexpr TokenId kUser = 3;
+  constexpr TokenId kAssistant = 4;
+  constexpr TokenId kEnd = 5;
   for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
     SCOPED_TRACE(static_cast<int>(way));
     Twins twins(small_model(), "phi-3");
@@ -287,7 +287,7 @@ TEST(SessionContext, WhatFollowsTheModelsOwnEndIsWritten) {
   Twins scout(small_model(), "phi-3");
   ask(scout);
   scout.greedy(3);
-  const TokenValue end = scout.next();
+  const TokenId end = scout.next();
   std::string bytes = small_model_bytes();
   const std::string key = "tokenizer.ggml.eos_token_id";
   std::memcpy(bytes.data() + bytes.find(key) + key.size() + 4, &end, sizeof end);

@@ -175,7 +175,7 @@ class Deaf final : public ::kvasir::AttentionObserver {
 
 struct Outcome {
   std::vector<float> logits;
-  std::vector<std::vector<TokenId>> kept;  // [tables]
+  std::vector<std::vector<TokenIndex>> kept;  // [tables]
 
   bool operator==(const Outcome& other) const { return same_bits(logits, other.logits) && kept == other.kept; }
 };
@@ -259,7 +259,7 @@ TEST_P(PoliciesEngine, RefusedPassesLeaveNoTrace) {
       const std::shared_ptr<KvCache> cache = std::move(*KvCache::create(model->kv_shape, std::uint64_t{1} << 20));
       SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
       run_text(runner, start, 32);
-      TokenId reached = 0;
+      TokenIndex reached = 0;
       {
         KvSequence hog = cache->new_sequence();
         while (hog.append(16).ok()) {

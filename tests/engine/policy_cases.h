@@ -105,14 +105,14 @@ inline RandomModelSpec small_spec() {
 
 // A text of which the first part is a prompt.
 struct Text {
-  std::vector<TokenValue> tokens;
+  std::vector<TokenId> tokens;
   std::size_t prompt = 0;
 
   Text(int prompt_tokens, int generated, std::uint64_t seed)
       : tokens(random_tokens(prompt_tokens + generated, small_spec().vocab, seed)),
         prompt(static_cast<std::size_t>(prompt_tokens)) {}
-  std::span<const TokenValue> read() const { return std::span(tokens).first(prompt); }
-  std::span<const TokenValue> generated() const { return std::span(tokens).subspan(prompt); }
+  std::span<const TokenId> read() const { return std::span(tokens).first(prompt); }
+  std::span<const TokenId> generated() const { return std::span(tokens).subspan(prompt); }
 };
 
 // Feeds the text; all logits.

@@ -25,7 +25,7 @@ std::vector<double> probabilities(std::span<const float> logits) {
 // What a sequence says behind each token when it reads alone.
 class Alone {
  public:
-  Alone(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::span<const TokenValue> tokens,
+  Alone(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::span<const TokenId> tokens,
         int chunk) {
     const auto runner = new_runner(model, policy);
     const auto source = chunk == 1 ? SequenceRunner::Source::kGenerated : SequenceRunner::Source::kPrompt;
@@ -50,7 +50,7 @@ struct Expected {
 };
 
 // Rows [first, size - 1), each against the token behind it.
-Expected expect(const Alone& full, const Alone& other, std::span<const TokenValue> tokens, std::size_t first = 0) {
+Expected expect(const Alone& full, const Alone& other, std::span<const TokenId> tokens, std::size_t first = 0) {
   Expected made;
   for (std::size_t t = first; t + 1 < tokens.size(); ++t) {
     const std::vector<double>& p = full.rows[t];
@@ -96,10 +96,10 @@ class Comparison : public ::testing::Test {
     tokens_ = random_tokens(700, kVocabulary, 11);
     tokens_.front() = 1;
   }
-  std::span<const TokenValue> text(std::size_t tokens) const { return std::span(tokens_).first(tokens); }
+  std::span<const TokenId> text(std::size_t tokens) const { return std::span(tokens_).first(tokens); }
 
   static std::vector<PerplexityResult> evaluate(const std::shared_ptr<LoadedModel>& model,
-                                                std::span<const TokenValue> tokens, const PerplexityOptions& options) {
+                                                std::span<const TokenId> tokens, const PerplexityOptions& options) {
     auto results = evaluate_perplexity(model, tokens, options, {});
     EXPECT_TRUE(results.ok()) << results.status().message();
     if (!results.ok()) return std::vector<PerplexityResult>(options.policies.size());
@@ -110,7 +110,7 @@ class Comparison : public ::testing::Test {
   std::unique_ptr<TemporaryFile> file_;
   std::shared_ptr<LoadedModel> f16_;
   std::shared_ptr<LoadedModel> f32_;
-  std::vector<TokenValue> tokens_;
+  std::vector<TokenId> tokens_;
 };
 
 const std::vector<std::string> kPolicies = {"streaming:sinks=4,window=28",
@@ -162,12 +162,12 @@ TEST_F(Comparison, PassesNeedNotFallTogether) {
       evaluate(f16_, text(300), {.policies = {"recompute:size=24,stride=7"}, .first_scored = 50, .compare_full = true});
   Expected expected;
   for (std::size_t t = 50; t + 1 < 300; t += 7) {
-    const std::span<const TokenValue> last = text(t + 1).last(24);
+    const std::span<const TokenId> last = text(t + 1).last(24);
     Alone again(f16_, "full", last, 512);
     Alone at(full);
     at.rows = {full.rows[t]};
     again.rows = {again.rows.back()};
-    const std::vector<TokenValue> target = {0, tokens_[t + 1]};
+    const std::vector<TokenId> target = {0, tokens_[t + 1]};
     const Expected one = expect(at, again, target);
     expected.nll.push_back(one.nll.front());
     expected.kld.push_back(one.kld.front());
@@ -211,8 +211,8 @@ TEST_F(Comparison, OfWindows) {
                                  .compare_full = true});
   Expected all;
   for (std::size_t begin = 0; begin + 64 <= 200; begin += 64) {
-    std::vector<TokenValue> part(tokens_.begin() + static_cast<std::ptrdiff_t>(begin),
-                                 tokens_.begin() + static_cast<std::ptrdiff_t>(begin + 64));
+    std::vector<TokenId> part(tokens_.begin() + static_cast<std::ptrdiff_t>(begin),
+                              tokens_.begin() + static_cast<std::ptrdiff_t>(begin + 64));
     part.front() = 1;
     const Expected one = expect(Alone(f16_, "full", part, 16), Alone(f16_, "h2o:budget=24,recent=12", part, 16), part);
     all.nll.insert(all.nll.end(), one.nll.begin(), one.nll.end());
@@ -351,7 +351,7 @@ TEST_F(Comparison, PooledTextsWeighTheirTokens) {
   const PerplexityOptions options{
       .policies = {"tova:budget=32"}, .chunk = 16, .compare_full = true, .bins = 5, .bins_over = 400};
   std::vector<PerplexityResult> texts;
-  std::vector<std::vector<TokenValue>> contents;
+  std::vector<std::vector<TokenId>> contents;
   for (const std::size_t size : {400u, 100u, 250u}) {
     contents.push_back(random_tokens(static_cast<int>(size), kVocabulary, size));
     contents.back().front() = 1;
@@ -362,7 +362,7 @@ TEST_F(Comparison, PooledTextsWeighTheirTokens) {
   EXPECT_EQ(all.tokens, 399 + 99 + 249);
 
   Expected expected;
-  for (const std::vector<TokenValue>& text : contents) {
+  for (const std::vector<TokenId>& text : contents) {
     const Expected one = expect(Alone(f16_, "full", text, 16), Alone(f16_, "tova:budget=32", text, 16), text);
     expected.nll.insert(expected.nll.end(), one.nll.begin(), one.nll.end());
     expected.kld.insert(expected.kld.end(), one.kld.begin(), one.kld.end());

@@ -55,7 +55,7 @@ class Inspect : public ::testing::Test {
     file_.reset();
   }
 
-  static Attention record(const std::vector<TokenValue>& text, const ObservedTextOptions& options) {
+  static Attention record(const std::vector<TokenId>& text, const ObservedTextOptions& options) {
     const std::string path = file_->path() + ".npy";
     const auto tokens = static_cast<std::int64_t>(text.size());
     auto out = AttentionTraceWriter::open(path, kInspectedModel.layers, kInspectedModel.heads, tokens);
@@ -122,7 +122,7 @@ TEST_F(Inspect, AgreesWithTheDefinitions) {
   for (const Case& c : cases) {
     const ObservedTextOptions& reading = c.options.reading;
     SCOPED_TRACE(reading.policy);
-    const std::vector<TokenValue> text = random_tokens(c.tokens, kInspectedModel.vocab, 5);
+    const std::vector<TokenId> text = random_tokens(c.tokens, kInspectedModel.vocab, 5);
     const Attention all = record(text, reading);
     const auto result = inspect_attention(model_, text, c.options, {});
     ASSERT_TRUE(result.ok()) << result.status().message();
@@ -233,7 +233,7 @@ TEST_F(Inspect, SaysWhatIsHeldAtTheEnd) {
   EXPECT_EQ(result->reading.policy, "streaming:sinks=2,window=6");
   EXPECT_EQ(result->reading.kept_max, 9);
   for (const auto& layer : result->reading.final)
-    EXPECT_EQ(layer, (std::vector<std::vector<TokenId>>{{0, 1, 94, 95, 96, 97, 98, 99}}));
+    EXPECT_EQ(layer, (std::vector<std::vector<TokenIndex>>{{0, 1, 94, 95, 96, 97, 98, 99}}));
   const auto by_head = inspect_attention(model_, text, {{"tova:budget=20,heads=independent"}}, {});
   ASSERT_TRUE(by_head.ok());
   for (const auto& layer : by_head->reading.final) EXPECT_EQ(layer.size(), 2u);

@@ -43,12 +43,12 @@ class Needle : public ::testing::Test {
   static Result<NeedlePrompts> make(NeedleOptions options, const std::string& text = tale()) {
     return NeedlePrompts::create(*model_->tokenizer, text, std::move(options));
   }
-  static std::string decode(std::span<const TokenValue> tokens) {
+  static std::string decode(std::span<const TokenId> tokens) {
     std::string text;
-    for (const TokenValue token : tokens) text += model_->tokenizer->bytes_of(token);
+    for (const TokenId token : tokens) text += model_->tokenizer->bytes_of(token);
     return text;
   }
-  static std::span<const TokenValue> part(const std::vector<TokenValue>& tokens, std::int64_t begin, std::int64_t end) {
+  static std::span<const TokenId> part(const std::vector<TokenId>& tokens, std::int64_t begin, std::int64_t end) {
     return std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   }
 
@@ -263,7 +263,7 @@ TEST(NeedleScores, AgreeWithTheLogits) {
     double sum = 0;
     for (int trial = 0; trial < 2; ++trial) {
       const NeedlePrompt needle = prompts->prompt(0, 0, trial);
-      std::vector<TokenValue> tokens = needle.prompt;
+      std::vector<TokenId> tokens = needle.prompt;
       tokens.insert(tokens.end(), needle.answer.begin(), needle.answer.end());
       const std::vector<float> logits = all_logits(*new_runner(model, policy), tokens, 50);
       for (std::size_t i = 0; i < needle.answer.size(); ++i) {

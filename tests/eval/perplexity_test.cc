@@ -11,7 +11,7 @@
 namespace kvasir::test {
 namespace {
 
-double nll(const std::vector<double>& logits, TokenValue target) {
+double nll(const std::vector<double>& logits, TokenId target) {
   const double largest = *std::ranges::max_element(logits);
   double sum = 0;
   for (const double logit : logits) sum += std::exp(logit - largest);
@@ -42,7 +42,7 @@ class Perplexity : public ::testing::Test {
   }
 
   // Sum of what rows [first, size - 1) of a stream cost.
-  double reference_sum(const std::vector<TokenValue>& tokens, const std::vector<RowView>& views, std::size_t first) {
+  double reference_sum(const std::vector<TokenId>& tokens, const std::vector<RowView>& views, std::size_t first) {
     const auto logits = reference_->logits(std::vector<int>(tokens.begin(), tokens.end()), views);
     double sum = 0;
     for (std::size_t t = first; t + 1 < tokens.size(); ++t) sum += nll(logits[t], tokens[t + 1]);
@@ -59,7 +59,7 @@ class Perplexity : public ::testing::Test {
   std::unique_ptr<TemporaryFile> file_;
   std::unique_ptr<ReferenceModel> reference_;
   std::shared_ptr<LoadedModel> model_;
-  std::vector<TokenValue> tokens_;
+  std::vector<TokenId> tokens_;
 };
 
 TEST_F(Perplexity, FullEqualsTheReference) {
@@ -91,7 +91,7 @@ TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalvesOrAll) {
     double sum = 0;
     int count = 0;
     for (int begin = 0; begin + window <= 300; begin += window) {
-      std::vector<TokenValue> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
+      std::vector<TokenId> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
       part.front() = 1;
       sum += reference_sum(part, full_views(window), static_cast<std::size_t>(window / 2));
       count += window - window / 2 - 1;
@@ -99,7 +99,7 @@ TEST_F(Perplexity, WindowsBeginWithBosAndScoreTheirSecondHalvesOrAll) {
     EXPECT_EQ(count, 300 / window * (window - window / 2 - 1));
     double whole = 0;
     for (int begin = 0; begin + window <= 300; begin += window) {
-      std::vector<TokenValue> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
+      std::vector<TokenId> part(tokens_.begin() + begin, tokens_.begin() + begin + window);
       part.front() = 1;
       whole += reference_sum(part, full_views(window), 0);
     }

@@ -53,7 +53,7 @@ class Watched {
   }
 
  private:
-  std::vector<std::vector<std::vector<TokenId>>> held() const {
+  std::vector<std::vector<std::vector<TokenIndex>>> held() const {
     return retained_by_layer(runner_->sequence(), layers_);
   }
 
@@ -84,7 +84,7 @@ class Watched {
   int layers_;
   int kv_heads_;
   int next_ = 0;
-  std::vector<std::vector<std::vector<TokenId>>> held_;
+  std::vector<std::vector<std::vector<TokenIndex>>> held_;
   Views views_;
 };
 

@@ -84,7 +84,7 @@ std::shared_ptr<LoadedModel> Record::model_;
 double difference(const AttentionTrace& trace, const std::vector<RowView>& views, const std::string& model) {
   const auto file = gguf::File::open(model);
   EXPECT_TRUE(file.ok());
-  const std::vector<TokenValue> tokens = random_tokens(static_cast<int>(views.size()), kRecordedModel.vocab, 11);
+  const std::vector<TokenId> tokens = random_tokens(static_cast<int>(views.size()), kRecordedModel.vocab, 11);
   double most = 0;
   std::vector<float> got;
   ReferenceModel(*file).logits(tokens, views, [&](int layer, int row, int head, std::span<const double> weights) {
@@ -114,14 +114,14 @@ TEST_F(Record, HoldsTheWeightsOfTheReference) {
   }
 }
 
-std::vector<std::vector<std::vector<TokenId>>> replayed(const AttentionTrace& trace, const std::string& policy,
-                                                        const ObservedTextOptions& options) {
+std::vector<std::vector<std::vector<TokenIndex>>> replayed(const AttentionTrace& trace, const std::string& policy,
+                                                           const ObservedTextOptions& options) {
   auto made = make_policy(policy);
   EXPECT_TRUE(made.ok());
   const auto result =
       replay(trace, **made, {options.prefill, options.prefill > 0 ? options.chunk : 0, kRecordedModel.kv_heads}, {});
   EXPECT_TRUE(result.ok()) << result.status().message();
-  std::vector<std::vector<std::vector<TokenId>>> final;
+  std::vector<std::vector<std::vector<TokenIndex>>> final;
   for (const ReplayedLayer& layer : result->layers)
     for (auto* tables = &final.emplace_back(); const ReplayedTable& table : layer.tables)
       tables->push_back(table.final);
@@ -151,7 +151,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
         ASSERT_EQ(result.final.size(), static_cast<std::size_t>(kRecordedModel.layers));
         for (const auto& tables : result.final) {
           ASSERT_EQ(tables.size(), static_cast<std::size_t>(result.by_head ? kRecordedModel.kv_heads : 1));
-          for (const std::vector<TokenId>& ids : tables) EXPECT_LT(ids.size(), kTokens) << "nothing was dropped";
+          for (const std::vector<TokenIndex>& ids : tables) EXPECT_LT(ids.size(), kTokens) << "nothing was dropped";
         }
       }
     }
@@ -182,7 +182,7 @@ TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
         EXPECT_TRUE(result.by_head);
         EXPECT_EQ(replayed(*trace, policy, options), result.final);
         for (const auto& tables : result.final)
-          for (const std::vector<TokenId>& ids : tables) EXPECT_LT(ids.size(), kFits) << "nothing was dropped";
+          for (const std::vector<TokenIndex>& ids : tables) EXPECT_LT(ids.size(), kFits) << "nothing was dropped";
       }
 }
 
@@ -198,14 +198,14 @@ TEST_F(Record, RowsSeeWhatWasHeld) {
       for (int layer = 0; layer < kRecordedModel.layers; ++layer)
         for (int head = 0; head < kRecordedModel.heads; ++head) {
           const auto& tables = shorter.final[static_cast<std::size_t>(layer)];
-          std::vector<TokenId> want =
+          std::vector<TokenIndex> want =
               tables[tables.size() > 1 ? static_cast<std::size_t>(head * kRecordedModel.kv_heads / kRecordedModel.heads)
                                        : 0];
           want.push_back(before);
           trace->read(layer, head, before, row);
-          std::vector<TokenId> got;
+          std::vector<TokenIndex> got;
           for (std::size_t id = 0; id < row.size(); ++id)
-            if (row[id] != 0) got.push_back(static_cast<TokenId>(id));
+            if (row[id] != 0) got.push_back(static_cast<TokenIndex>(id));
           EXPECT_EQ(got, want) << policy << " layer " << layer << " head " << head;
         }
     }

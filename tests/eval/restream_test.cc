@@ -11,9 +11,9 @@
 namespace kvasir::test {
 namespace {
 
-std::vector<TokenValue> text_of(int count) {
-  std::vector<TokenValue> tokens = random_tokens(count, 320, 4);
-  for (TokenValue& token : tokens) token = token == 1 ? 2 : token;
+std::vector<TokenId> text_of(int count) {
+  std::vector<TokenId> tokens = random_tokens(count, 320, 4);
+  for (TokenId& token : tokens) token = token == 1 ? 2 : token;
   tokens.front() = 1;
   return tokens;
 }
@@ -51,7 +51,7 @@ TEST(Restream, ReachesAsFarAsTheCache) {
   EXPECT_GT(streaming.points[3].ppl, 100);
 }
 
-double mean_nll(std::span<const float> logits, std::span<const TokenValue> tokens, std::size_t first_target) {
+double mean_nll(std::span<const float> logits, std::span<const TokenId> tokens, std::size_t first_target) {
   double sum = 0;
   for (std::size_t t = first_target; t < tokens.size(); ++t) {
     const auto row = logits.subspan((t - 1) * 320, 320);
@@ -79,7 +79,7 @@ TEST(Restream, AgreesWithTheLogits) {
       ASSERT_TRUE(result.ok()) << result.status().message();
       for (const RestreamPoint& point : result->points) {
         const auto distance = static_cast<std::size_t>(point.distance);
-        std::vector<TokenValue> twice = text;
+        std::vector<TokenId> twice = text;
         twice.insert(twice.end(), text.end() - point.distance, text.end());
         const std::vector<float> logits = all_logits(*new_runner(model, policy), twice, by_table ? 1 : 50);
         EXPECT_NEAR(point.first_nll, mean_nll(logits, text, text.size() - distance + 1), 1e-6);

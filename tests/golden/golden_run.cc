@@ -8,7 +8,7 @@
 namespace kvasir::test {
 
 GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
-                        std::span<const TokenValue> tokens, std::size_t prompt, int chunk) {
+                        std::span<const TokenId> tokens, std::size_t prompt, int chunk) {
   GoldenResult result;
   const auto runner = new_runner(model, policy);
   XXH3_state_t* state = XXH3_createState();
@@ -29,7 +29,7 @@ GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::st
   result.logits = XXH3_64bits_digest(state);
   XXH3_64bits_reset(state);
   for (int t = 0; t < runner->sequence().tables(); ++t) {
-    const std::vector<TokenId> ids = retained_ids(runner->sequence().table(t));
+    const std::vector<TokenIndex> ids = retained_ids(runner->sequence().table(t));
     const auto count = static_cast<std::int64_t>(ids.size());
     XXH3_64bits_update(state, &count, sizeof count);
     XXH3_64bits_update(state, ids.data(), ids.size() * sizeof ids[0]);

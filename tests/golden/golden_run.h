@@ -18,6 +18,6 @@ struct GoldenResult {
 
 // Reads tokens [0, prompt) as a prompt in chunks of `chunk` (0: the policy's own), the others one by one as generated.
 GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
-                        std::span<const TokenValue> tokens, std::size_t prompt, int chunk);
+                        std::span<const TokenId> tokens, std::size_t prompt, int chunk);
 
 }  // namespace kvasir::test

@@ -86,10 +86,8 @@ std::string line_of(const GoldenCase& golden, const GoldenResult& result) {
 
 std::string run_line(const GoldenCase& golden, std::string_view isa) {
   const TemporaryFile file(make_random_model(golden.model));
-  const auto model = load(file.path(), {.threads = 2,
-                                        .isa = std::string(isa),
-                                        .kv_type = golden.kv_type,
-                                        .page_slots = golden.slots});
+  const auto model =
+      load(file.path(), {.threads = 2, .isa = std::string(isa), .kv_type = golden.kv_type, .page_slots = golden.slots});
   if (model == nullptr) return {};
   const bool of_weights = golden.name.starts_with("weights-");
   const auto tokens = random_tokens(of_weights ? 40 : 230, golden.model.vocab, 17);
@@ -147,8 +145,8 @@ TEST_P(Golden, BitsAreThoseOfTheFile) {
       ++compared;
     }
   }
-  const auto of_table = std::ranges::count_if(
-      expected, [](const auto& line) { return line.first.starts_with(GetParam() + "/"); });
+  const auto of_table =
+      std::ranges::count_if(expected, [](const auto& line) { return line.first.starts_with(GetParam() + "/"); });
   if (!out.is_open()) {
     EXPECT_EQ(compared, of_table) << "bits.txt has cases that are not run";
   }

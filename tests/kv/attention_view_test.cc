@@ -14,7 +14,8 @@ namespace kvasir {
 namespace {
 
 // Checks everything a view says about rows, given what each is to see: `visible` [rows], ascending ids.
-void check_view(const LaneGroup& group, const AttentionView& view, const std::vector<std::vector<TokenId>>& visible) {
+void check_view(const LaneGroup& group, const AttentionView& view,
+                const std::vector<std::vector<TokenIndex>>& visible) {
   const auto rows = static_cast<int>(visible.size());
   ASSERT_EQ(view.rows, rows);
   ASSERT_EQ(view.frames, static_cast<int>(group.frames().size()));
@@ -45,11 +46,11 @@ void check_view(const LaneGroup& group, const AttentionView& view, const std::ve
   }
   ASSERT_EQ(static_cast<std::size_t>(covered), view.entries());
 
-  std::map<TokenId, test::LiveToken> stored;
+  std::map<TokenIndex, test::LiveToken> stored;
   for (const test::LiveToken& token : test::live_tokens(group)) stored[token.id] = token;
   for (int r = 0; r < rows; ++r) {
-    const TokenId id = group.next_id() - rows + r;
-    const std::vector<TokenId>& sees = visible[static_cast<std::size_t>(r)];
+    const TokenIndex id = group.next_id() - rows + r;
+    const std::vector<TokenIndex>& sees = visible[static_cast<std::size_t>(r)];
     SCOPED_TRACE(fmt::format("token {}", id));
     ASSERT_EQ(test::visible_ids(view, r), sees);
     ASSERT_EQ(sees.back(), id);
@@ -77,8 +78,8 @@ void check_view(const LaneGroup& group, const AttentionView& view, const std::ve
 
 TEST(AttentionView, RandomTablesAndHiddenRanges) {
   std::mt19937_64 random(7);
-  const auto draw = [&](TokenId low, TokenId high) {
-    return std::uniform_int_distribution<TokenId>(low, high)(random);
+  const auto draw = [&](TokenIndex low, TokenIndex high) {
+    return std::uniform_int_distribution<TokenIndex>(low, high)(random);
   };
   AttentionView view;  // used again and again, as the engine does
   int hidden_in_front = 0, hidden_behind_frames = 0, many_frames = 0;
@@ -87,10 +88,10 @@ TEST(AttentionView, RandomTablesAndHiddenRanges) {
     const auto cache = test::table_only(slots, 100);
     KvSequence sequence = cache->new_sequence();
     LaneGroup& group = sequence.group();
-    const TokenId total = draw(1, 700);
+    const TokenIndex total = draw(1, 700);
     while (group.next_id() < total) {
       ASSERT_TRUE(group.append(static_cast<int>(draw(1, 60))).ok());
-      const TokenId begin = draw(0, group.next_id());
+      const TokenIndex begin = draw(0, group.next_id());
       // Refusals of tables with too many holes are welcome: they leave tables at their limits.
       (void)group.drop({begin, begin + draw(0, 20)}, draw(0, 1) == 0 ? Realign::kFrames : Realign::kRotate);
       if (draw(0, 9) == 0) {
@@ -102,22 +103,22 @@ TEST(AttentionView, RandomTablesAndHiddenRanges) {
     many_frames += group.frames().size() > 4 ? 1 : 0;
 
     const auto live = test::live_tokens(group);
-    std::vector<IdRange> hidden;
-    std::vector<std::vector<TokenId>> visible;
+    std::vector<IndexRange> hidden;
+    std::vector<std::vector<TokenIndex>> visible;
     for (int r = 0; r < rows; ++r) {
-      const TokenId id = group.next_id() - rows + r;
-      IdRange hide;
+      const TokenIndex id = group.next_id() - rows + r;
+      IndexRange hide;
       if (draw(0, 3) > 0) {
         // Begins at a frame's first token, or in the gap before it, and ends anywhere up to the row.
-        const std::size_t i = static_cast<std::size_t>(draw(0, static_cast<TokenId>(live.size()) - 1));
+        const std::size_t i = static_cast<std::size_t>(draw(0, static_cast<TokenIndex>(live.size()) - 1));
         std::size_t first = i;
         while (first > 0 && live[first - 1].frame == live[i].frame) --first;
-        const TokenId gap = first == 0 ? live[first].id : live[first].id - live[first - 1].id - 1;
+        const TokenIndex gap = first == 0 ? live[first].id : live[first].id - live[first - 1].id - 1;
         hide.begin = live[first].id - draw(0, gap);
         hide.end = draw(hide.begin, id);
         if (hide.begin > id) hide = {};
       }
-      std::vector<TokenId> sees;
+      std::vector<TokenIndex> sees;
       for (const test::LiveToken& token : live)
         if (token.id <= id && !(token.id >= hide.begin && token.id < hide.end)) sees.push_back(token.id);
       if (!hide.empty()) ++(sees.front() < hide.begin ? hidden_behind_frames : hidden_in_front);
@@ -134,12 +135,12 @@ TEST(AttentionView, RandomTablesAndHiddenRanges) {
 }
 
 // What decides the order of sums: the visible keys of each partial, those without any left out.
-using Groups = std::vector<std::vector<TokenId>>;
+using Groups = std::vector<std::vector<TokenIndex>>;
 
 Groups groups_of(const AttentionView& view, int row) {
   Groups groups;
   for (const AttentionView::Partial& partial : view.partials) {
-    std::vector<TokenId> ids;
+    std::vector<TokenIndex> ids;
     for (int e = partial.begin; e < partial.end; ++e)
       for (int slot = 0; slot < 64; ++slot)
         if ((view.masks[static_cast<std::size_t>(row) * view.entries() + static_cast<std::size_t>(e)] >> slot & 1) != 0)
@@ -162,7 +163,7 @@ TEST(AttentionView, PartialsAndDistancesDoNotDependOnTheChunk) {
       {"streaming:sinks=4,window=60,every=16,realign=rotate", {.sinks = 4, .window = 60, .every = 16}},
       {"streaming:sinks=0,window=60,every=64,max_drop=3", {.window = 60, .every = 64, .max_drop = 3}},
   };
-  constexpr TokenId kTokens = 1500;
+  constexpr TokenIndex kTokens = 1500;
   for (const Case& c : cases) {
     const auto steps = test::simulate(c.options, kTokens);
     for (const int slots : {16, 32, 64}) {
@@ -175,10 +176,10 @@ TEST(AttentionView, PartialsAndDistancesDoNotDependOnTheChunk) {
         AttentionView view;
         std::vector<Groups> groups;
         test::drive(
-            *policy, *cache, sequence, kTokens, [&](TokenId done) { return chunk - static_cast<int>(done % chunk); },
+            *policy, *cache, sequence, kTokens, [&](TokenIndex done) { return chunk - static_cast<int>(done % chunk); },
             [&](const LaneGroup& group, const PassPlan& pass) {
               view.build(group, pass.hidden);
-              std::vector<std::vector<TokenId>> visible;
+              std::vector<std::vector<TokenIndex>> visible;
               for (int r = 0; r < pass.rows; ++r) {
                 visible.push_back(steps[static_cast<std::size_t>(group.next_id() - pass.rows + r)].seen);
                 groups.push_back(groups_of(view, r));
@@ -199,7 +200,7 @@ TEST(AttentionViewDeathTest, AHiddenRangeMayNotReachTheRowItself) {
   KvSequence sequence = cache->new_sequence();
   ASSERT_TRUE(sequence.group().append(10).ok());
   AttentionView view;
-  const IdRange hidden[] = {{0, 10}};
+  const IndexRange hidden[] = {{0, 10}};
   EXPECT_DEATH(view.build(sequence.group(), hidden), "internal error");
 }
 

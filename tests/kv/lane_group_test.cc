@@ -24,7 +24,7 @@ class LaneGroupTest : public ::testing::Test {
     const KvSequence* all[] = {&*sequence_};
     cache_->check_invariants(all);
   }
-  Status drop(TokenId begin, TokenId end, Realign realign = Realign::kFrames) {
+  Status drop(TokenIndex begin, TokenIndex end, Realign realign = Realign::kFrames) {
     const Status status = group().drop({begin, end}, realign);
     check();
     return status;
@@ -55,7 +55,7 @@ TEST_F(LaneGroupTest, DroppingBehindSinksMakesTwoFrames) {
 }
 
 TEST_F(LaneGroupTest, WithoutSinksOneFrameIsEnough) {
-  for (TokenId id = 0; id < 200; ++id) {
+  for (TokenIndex id = 0; id < 200; ++id) {
     ASSERT_TRUE(group().append(1).ok());
     ASSERT_TRUE(drop(0, id - 9).ok());
     ASSERT_EQ(group().frames().size(), 1u);

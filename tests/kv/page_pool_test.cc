@@ -200,7 +200,7 @@ TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
         KvSequence sequence = (*cache)->new_sequence();
         LaneGroup& group = sequence.group();
         const KvSequence* all[] = {&sequence};
-        const TokenId fits = static_cast<TokenId>(columns - missing) * 16;
+        const TokenIndex fits = static_cast<TokenIndex>(columns - missing) * 16;
         for (;;) {
           const std::string before = test::dump(group) + test::dump((*cache)->pool(), (*cache)->budget());
           const auto plan = group.plan_append(step);

@@ -12,7 +12,7 @@
 namespace kvasir::test {
 
 struct LiveToken {
-  TokenId id = 0;
+  TokenIndex id = 0;
   Position position = 0;
   int frame = 0;
   int slot = 0;
@@ -35,8 +35,8 @@ inline std::vector<LiveToken> live_tokens(const LaneGroup& group) {
   return tokens;
 }
 
-inline std::vector<TokenId> retained_ids(const LaneGroup& group) {
-  std::vector<TokenId> ids;
+inline std::vector<TokenIndex> retained_ids(const LaneGroup& group) {
+  std::vector<TokenIndex> ids;
   for (const LiveToken& token : live_tokens(group)) ids.push_back(token.id);
   return ids;
 }

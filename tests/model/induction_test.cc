@@ -16,8 +16,8 @@ constexpr int kValue = 5;  // tokens of the answer
 
 // BOS, filler with `key value` in it, and the key once more at the end: `length` tokens.
 struct Recall {
-  std::vector<TokenValue> prompt;
-  std::vector<TokenValue> value;
+  std::vector<TokenId> prompt;
+  std::vector<TokenId> value;
   int value_at = 0;  // where the value begins
 
   // Tokens from the value's first to the last of the question: what a window holds beside the latter.
@@ -27,16 +27,16 @@ struct Recall {
 Recall make_recall(int length, double depth, std::uint64_t seed, int symbols = 10) {
   std::mt19937_64 random(seed);
   const auto draw = [&](int first, int count) {
-    return static_cast<TokenValue>(first + static_cast<int>(random() % static_cast<std::uint64_t>(count)));
+    return static_cast<TokenId>(first + static_cast<int>(random() % static_cast<std::uint64_t>(count)));
   };
   Recall recall;
-  std::vector<TokenValue> key(kKey);
-  for (TokenValue& token : key) token = draw(2, 318);
+  std::vector<TokenId> key(kKey);
+  for (TokenId& token : key) token = draw(2, 318);
   for (int i = 0; i < kValue; ++i) recall.value.push_back(draw(60, symbols));
   const int filler = length - 1 - 2 * kKey - kValue;
   const int before = static_cast<int>(depth * filler);
   recall.prompt = {1};
-  const auto add = [&](const std::vector<TokenValue>& tokens) {
+  const auto add = [&](const std::vector<TokenId>& tokens) {
     recall.prompt.insert(recall.prompt.end(), tokens.begin(), tokens.end());
   };
   const auto add_filler = [&](int count) {
@@ -53,14 +53,14 @@ Recall make_recall(int length, double depth, std::uint64_t seed, int symbols = 1
 }
 
 struct Continued {
-  std::vector<TokenValue> tokens;
+  std::vector<TokenId> tokens;
   double worst_probability = 1;  // of the tokens chosen
   double first_probability = 0;  // of token `expected`
 };
 
 Continued continue_greedily(SequenceRunner& runner, const Recall& recall) {
   Continued out;
-  std::vector<TokenValue> next = recall.prompt;
+  std::vector<TokenId> next = recall.prompt;
   while (out.tokens.size() < recall.value.size()) {
     std::vector<float> logits;
     const Status status =
@@ -77,7 +77,7 @@ Continued continue_greedily(SequenceRunner& runner, const Recall& recall) {
       const auto expected = static_cast<std::size_t>(recall.value.front());
       out.first_probability = std::exp(static_cast<double>(logits[expected] - logits[best])) / sum;
     }
-    next = {static_cast<TokenValue>(best)};
+    next = {static_cast<TokenId>(best)};
     out.tokens.push_back(next.front());
   }
   return out;

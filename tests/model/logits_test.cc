@@ -43,7 +43,7 @@ TEST_P(Logits, AgreeWithTheReference) {
   const auto parsed = gguf::File::parse(bytes);
   ASSERT_TRUE(parsed.ok()) << parsed.status().message();
   const ReferenceModel reference(*parsed);
-  const std::vector<TokenValue> tokens = random_tokens(150, c.spec.vocab, 7);
+  const std::vector<TokenId> tokens = random_tokens(150, c.spec.vocab, 7);
   const std::vector<double> want = flatten(reference.logits(std::vector<int>(tokens.begin(), tokens.end())));
 
   const TemporaryFile file(bytes);

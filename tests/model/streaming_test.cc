@@ -23,7 +23,7 @@ class StreamingTest : public ::testing::Test {
     reference_ = std::make_unique<ReferenceModel>(*parsed);
   }
 
-  std::vector<float> run(const std::string& policy, std::span<const TokenValue> tokens, int chunk,
+  std::vector<float> run(const std::string& policy, std::span<const TokenId> tokens, int chunk,
                          EngineOptions options = {.kv_type = "f32"}) {
     const auto model = load(file_->path(), options);
     const auto runner = new_runner(model, policy);
@@ -36,7 +36,7 @@ class StreamingTest : public ::testing::Test {
     return logits;
   }
 
-  std::vector<double> reference(std::span<const TokenValue> tokens, const std::vector<RowView>& views) {
+  std::vector<double> reference(std::span<const TokenId> tokens, const std::vector<RowView>& views) {
     return flatten(reference_->logits(std::vector<int>(tokens.begin(), tokens.end()), views));
   }
 
@@ -44,7 +44,7 @@ class StreamingTest : public ::testing::Test {
   std::vector<std::byte> bytes_;
   std::unique_ptr<TemporaryFile> file_;
   std::unique_ptr<ReferenceModel> reference_;
-  std::vector<TokenId> kept_;
+  std::vector<TokenIndex> kept_;
   int frames_ = 0;
 };
 
@@ -263,7 +263,7 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
   ASSERT_TRUE(created.ok());
   KvCache& cache = **created;
   const auto prompt = random_tokens(90, spec.vocab, 1);
-  const TokenValue last = 17;
+  const TokenId last = 17;
 
   // The row under test: token 17 behind the prompt, with `beside` rows of another sequence in the same pass.
   const auto logits_with = [&](int beside) {
@@ -271,7 +271,7 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
     KvSequence other = cache.new_sequence();
     AttentionView own_view;
     AttentionView other_view;
-    const auto none = [](int n) { return std::vector<IdRange>(static_cast<std::size_t>(n)); };
+    const auto none = [](int n) { return std::vector<IndexRange>(static_cast<std::size_t>(n)); };
     EXPECT_TRUE(own.group().append(90).ok());
     own_view.build(own.group(), none(90));
     ForwardItem item{prompt, {&own_view, 1}, 0};

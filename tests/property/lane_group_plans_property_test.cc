@@ -118,7 +118,7 @@ class World {
 
   // Writes the content of the newest `tokens` tokens.
   void write(Twin& twin, int tokens) {
-    std::map<TokenId, test::LiveToken> places;
+    std::map<TokenIndex, test::LiveToken> places;
     for (const test::LiveToken& place : test::live_tokens(twin.group())) places[place.id] = place;
     for (auto token = twin.model.tokens.end() - tokens; token != twin.model.tokens.end(); ++token) {
       const test::LiveToken& place = places.at(token->id);

@@ -25,14 +25,14 @@ float element(std::uint32_t tag, int lane, int d, bool value) {
 }
 
 struct Token {
-  TokenId id = 0;
+  TokenIndex id = 0;
   std::uint32_t tag = 0;  // names the write of its key and value
   Position rotation = 0;  // its key is stored rotated by id + rotation
 };
 
 struct Model {
   std::vector<Token> tokens;  // retained, by id
-  TokenId next = 0;
+  TokenIndex next = 0;
   Position rotation = 0;                                 // of tokens to come
   std::map<std::int64_t, std::shared_ptr<int>> columns;  // by id / slots; forks hold the same object
 
@@ -130,8 +130,8 @@ class World {
   }
 
   // Gives tokens new content, in the pages and in the model.
-  void write(Twin& twin, TokenId first) {
-    std::map<TokenId, test::LiveToken> places;
+  void write(Twin& twin, TokenIndex first) {
+    std::map<TokenIndex, test::LiveToken> places;
     for (const test::LiveToken& place : test::live_tokens(twin.real.group())) places[place.id] = place;
     for (Token& token : twin.model.tokens) {
       if (token.id < first) continue;
@@ -155,7 +155,7 @@ class World {
     Model& model = twin.model;
     const bool copies = model.next % slots_ != 0 && model.columns.at(model.next / slots_).use_count() > 1;
     std::uint64_t columns = 0;
-    for (TokenId id = model.next; id < model.next + tokens; ++id) columns += id % slots_ == 0 ? 1 : 0;
+    for (TokenIndex id = model.next; id < model.next + tokens; ++id) columns += id % slots_ == 0 ? 1 : 0;
     const bool expected = fits(columns + (copies ? 1 : 0), columns);
     const std::string before = dump_all();
     const Status status = twin.real.group().append(tokens);
@@ -171,7 +171,7 @@ class World {
       ++counts.copies;
       model.columns[model.next / slots_] = std::make_shared<int>();
     }
-    const TokenId first = model.next;
+    const TokenIndex first = model.next;
     for (int i = 0; i < tokens; ++i, ++model.next) {
       model.tokens.push_back({model.next, 0, model.rotation});
       if (model.next % slots_ == 0) model.columns[model.next / slots_] = std::make_shared<int>();
@@ -179,18 +179,18 @@ class World {
     write(twin, first);
   }
 
-  IdRange hole(const Model& model) {
+  IndexRange hole(const Model& model) {
     const int next = static_cast<int>(model.next);
-    const auto begin_of = [&] { return static_cast<TokenId>(draw(0, std::max(next - 1, 0))); };
+    const auto begin_of = [&] { return static_cast<TokenIndex>(draw(0, std::max(next - 1, 0))); };
     switch (punctures_ && draw(0, 11) > 0 ? 9 : draw(0, 9)) {
       case 0: return {0, begin_of()};                                                     // from the start
       case 1: return {next - draw(1, 5), next + draw(0, 3)};                              // the newest, and beyond
       case 2: return {begin_of() / slots_ * slots_, (begin_of() / slots_ + 1) * slots_};  // whole pages, or nothing
       case 3: return {begin_of(), begin_of()};                                            // anything, backwards too
-      case 4: return draw(0, 9) == 0 ? IdRange{0, next} : IdRange{4, begin_of()};         // everything; behind sinks
+      case 4: return draw(0, 9) == 0 ? IndexRange{0, next} : IndexRange{4, begin_of()};   // everything; behind sinks
       default: {
         // A small one; half of them in the newest pages, where more tokens are to come.
-        const TokenId begin = draw(0, 1) == 0 ? begin_of() : std::max<TokenId>(0, next - draw(1, slots_ + 4));
+        const TokenIndex begin = draw(0, 1) == 0 ? begin_of() : std::max<TokenIndex>(0, next - draw(1, slots_ + 4));
         return {begin, begin + draw(1, 3)};
       }
     }
@@ -198,8 +198,8 @@ class World {
 
   void drop(Twin& twin) {
     Model& model = twin.model;
-    IdRange range = hole(model);
-    range.begin = std::max<TokenId>(range.begin, 0);
+    IndexRange range = hole(model);
+    range.begin = std::max<TokenIndex>(range.begin, 0);
     const Realign realign = draw(0, 3) == 0 ? Realign::kRotate : Realign::kFrames;
     SCOPED_TRACE(
         fmt::format("drop {} {} {}", range.begin, range.end, realign == Realign::kRotate ? "rotate" : "frames"));
@@ -242,7 +242,7 @@ class World {
   }
 
   // Own copies of what lies behind `id`, and new content there, as a rotation of the keys would write it.
-  void unshare(Twin& twin, TokenId id) {
+  void unshare(Twin& twin, TokenIndex id) {
     SCOPED_TRACE(fmt::format("unshare {}", id));
     Model& model = twin.model;
     std::set<std::int64_t> shared;

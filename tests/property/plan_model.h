@@ -16,7 +16,7 @@
 namespace kvasir::test {
 
 struct Token {
-  TokenId id = 0;
+  TokenIndex id = 0;
   std::uint32_t tag = 0;  // names the write of its key and value
   int run = 0;
 };
@@ -24,8 +24,8 @@ struct Token {
 // What is expected of one table.
 struct PlanModel {
   std::vector<Token> tokens;  // retained, by id
-  TokenId next = 0;
-  TokenId planned = 0;  // tokens from here on have not been through a plan
+  TokenIndex next = 0;
+  TokenIndex planned = 0;  // tokens from here on have not been through a plan
   bool original = false;
 };
 
@@ -85,7 +85,7 @@ struct MaskedColumns {
   };
   std::vector<Part> parts;
 
-  MaskedColumns(const LaneGroup& group, const std::vector<TokenId>& drop) {
+  MaskedColumns(const LaneGroup& group, const std::vector<TokenIndex>& drop) {
     for (const LaneGroup::Column* column = group.first_column(); column != nullptr; column = column->next) {
       Part part{column->base, column->used, 0};
       for (int s = 0; s < column->used; ++s)

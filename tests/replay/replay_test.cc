@@ -53,8 +53,8 @@ ReplayResult replayed(const Recorded& trace, RetentionPolicy& policy, const Repl
   return result.ok() ? *std::move(result) : ReplayResult{};
 }
 
-std::vector<TokenId> ids(TokenId begin, TokenId end) {
-  std::vector<TokenId> list(static_cast<std::size_t>(end - begin));
+std::vector<TokenIndex> ids(TokenIndex begin, TokenIndex end) {
+  std::vector<TokenIndex> list(static_cast<std::size_t>(end - begin));
   std::iota(list.begin(), list.end(), begin);
   return list;
 }
@@ -84,7 +84,7 @@ class LargestMass final : public TestPolicy {
 
  private:
   std::size_t budget_;
-  std::vector<TokenId> held_;
+  std::vector<TokenIndex> held_;
 };
 
 // Two heads, four tokens, eighths: head 0 likes the first token, head 1 its own.
@@ -112,7 +112,7 @@ TEST(ReplayTest, WorkedOutByHand) {
   EXPECT_FALSE(result.by_head);
   const ReplayedLayer& layer = result.layers[0];
   ASSERT_EQ(layer.tables.size(), 1u);
-  EXPECT_EQ(layer.tables[0].final, (std::vector<TokenId>{0, 3}));
+  EXPECT_EQ(layer.tables[0].final, (std::vector<TokenIndex>{0, 3}));
   EXPECT_DOUBLE_EQ(layer.figures.kept_mean, (1 + 2 + 2 + 2) / 4.);
   EXPECT_EQ(layer.figures.kept_max, 2);
   EXPECT_EQ(layer.figures.prunes, 2);
@@ -136,7 +136,7 @@ TEST(ReplayTest, RangesWorkedOutByHand) {
   const auto batched = make_policy("streaming:sinks=1,window=1,every=2");
   ASSERT_TRUE(batched.ok());
   const ReplayedLayer lazy = replayed(trace, **batched).layers.at(0);
-  EXPECT_EQ(lazy.tables.at(0).final, (std::vector<TokenId>{0, 3}));
+  EXPECT_EQ(lazy.tables.at(0).final, (std::vector<TokenIndex>{0, 3}));
   EXPECT_DOUBLE_EQ(lazy.figures.kept_mean, (1 + 2 + 3 + 2) / 4.);
   EXPECT_EQ(lazy.figures.kept_max, 3);
   EXPECT_EQ(lazy.figures.prunes, 1);
@@ -272,10 +272,10 @@ TEST(ReplayTest, FiguresOfHeadsAndLayers) {
   const ReplayResult result = replayed(trace, policy, {.kv_heads = 2});
   EXPECT_NEAR(policy.first_mass_, 2, 1e-6) << "two query heads in each group";
   const auto final_of = [&](std::size_t layer, std::size_t head) { return result.layers[layer].tables[head].final; };
-  EXPECT_EQ(final_of(0, 0), (std::vector<TokenId>{1, 2, 3}));
-  EXPECT_EQ(final_of(0, 1), (std::vector<TokenId>{0, 2, 3}));
-  EXPECT_EQ(final_of(1, 0), (std::vector<TokenId>{0, 2, 3}));
-  EXPECT_EQ(final_of(1, 1), (std::vector<TokenId>{0, 1, 3}));
+  EXPECT_EQ(final_of(0, 0), (std::vector<TokenIndex>{1, 2, 3}));
+  EXPECT_EQ(final_of(0, 1), (std::vector<TokenIndex>{0, 2, 3}));
+  EXPECT_EQ(final_of(1, 0), (std::vector<TokenIndex>{0, 2, 3}));
+  EXPECT_EQ(final_of(1, 1), (std::vector<TokenIndex>{0, 1, 3}));
   for (std::size_t layer = 0; layer < 2; ++layer) {
     const auto& [figures, tables] = result.layers[layer];
     // Head 0 holds 1, 2, 2, 3 and head 1 holds 1, 2, 3, 3.
@@ -314,12 +314,12 @@ class LastTokens final : public TestPolicy {
     plan.drop.push_back(held_.front());
     held_.erase(held_.begin());
   }
-  TokenId finish_at_ = -1;
+  TokenIndex finish_at_ = -1;
 
  private:
   std::int64_t budget_;
   bool tells_;
-  std::vector<TokenId> held_;
+  std::vector<TokenIndex> held_;
 };
 
 TEST(ReplayTest, AChunkIsManySteps) {
@@ -408,7 +408,7 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
     ASSERT_EQ(result->layers.size(), expected["layers"].size());
     for (std::size_t i = 0; i < result->layers.size(); ++i) {
       const auto& layer = expected["layers"][i];
-      EXPECT_EQ(result->layers[i].tables.at(0).final, layer["final"].get<std::vector<TokenId>>());
+      EXPECT_EQ(result->layers[i].tables.at(0).final, layer["final"].get<std::vector<TokenIndex>>());
       EXPECT_DOUBLE_EQ(result->layers[i].figures.kept_mean, layer["kept_mean"].get<double>());
       EXPECT_EQ(result->layers[i].figures.kept_max, layer["kept_max"].get<std::int64_t>());
       EXPECT_NEAR(result->layers[i].figures.recall, layer["recall"].get<double>(), 1e-9);

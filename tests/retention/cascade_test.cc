@@ -20,22 +20,22 @@ struct NaiveCascade {
   double gamma = -1;  // auto
   bool select = true;
 
-  std::vector<TokenId> sink_ids;
-  std::vector<std::deque<TokenId>> sub;  // oldest first
-  std::map<TokenId, double> mu;
+  std::vector<TokenIndex> sink_ids;
+  std::vector<std::deque<TokenIndex>> sub;  // oldest first
+  std::map<TokenIndex, double> mu;
   std::int64_t clock = 0;
   int replaced = 0;
-  std::vector<TokenId> kept;
+  std::vector<TokenIndex> kept;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
     sub.resize(static_cast<std::size_t>(n));
     const double decay = gamma < 0 ? std::exp(-n * std::log(100.0) / static_cast<double>(size)) : gamma;
-    std::vector<TokenId> seen = kept;
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    std::vector<TokenIndex> seen = kept;
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);
-      for (const TokenId key : seen) mu[key] = decay * mu[key] + (1 - decay) * mass(id, key);
+      for (const TokenIndex key : seen) mu[key] = decay * mu[key] + (1 - decay) * mass(id, key);
     }
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       if (std::ssize(sink_ids) < sinks)
         sink_ids.push_back(id);
       else
@@ -45,7 +45,7 @@ struct NaiveCascade {
     for (auto cache = sub.rbegin(); cache != sub.rend(); ++cache) kept.insert(kept.end(), cache->begin(), cache->end());
   }
 
-  void offer(TokenId x, int i, std::int64_t s) {
+  void offer(TokenIndex x, int i, std::int64_t s) {
     if (i == n) return;
     auto& cache = sub[static_cast<std::size_t>(i)];
     std::int64_t period = 1;
@@ -71,8 +71,8 @@ struct NaiveCascade {
     }
   }
 
-  std::vector<TokenId> run(int which) const {
-    std::vector<TokenId> ids;
+  std::vector<TokenIndex> run(int which) const {
+    std::vector<TokenIndex> ids;
     if (which == 0) ids = sink_ids;
     if (sub.empty()) return ids;
     const auto& cache = sub[static_cast<std::size_t>(which)];
@@ -92,11 +92,11 @@ void compare(const NaiveCascade& start, const test::MassSource& mass, const std:
   ASSERT_NE(policy, nullptr);
   test::TableDriver driver(*policy, {}, mass);
   NaiveCascade naive = start;
-  TokenId first = 0;
+  TokenIndex first = 0;
   for (const PassShape& shape : schedule) {
     driver.pass(shape.rows, shape.prompt, shape.prompt_left);
     if (::testing::Test::HasFatalFailure()) return;
-    naive.pass(first, shape, [&](TokenId query, TokenId key) { return mass(0, query, key); });
+    naive.pass(first, shape, [&](TokenIndex query, TokenIndex key) { return mass(0, query, key); });
     first += shape.rows;
     ASSERT_EQ(driver.held(), naive.kept) << "after token " << first - 1;
     ASSERT_TRUE(std::is_sorted(naive.kept.begin(), naive.kept.end()));

@@ -17,16 +17,17 @@ using test::TableMass;
 // A set of tokens, its cumulative masses and the rows of the prompt; `prune_prompt` and `prune_step` are the parts.
 struct NaivePair {
   struct State {
-    std::vector<TokenId> kept;
-    std::map<TokenId, double> sum;                                    // of all rows
-    std::vector<std::pair<TokenId, std::map<TokenId, double>>> rows;  // of this prompt
-    std::map<TokenId, double> last;                                   // the current row
-    void keep_best(const std::map<TokenId, double>& score, std::size_t first, std::size_t last_index,
+    std::vector<TokenIndex> kept;
+    std::map<TokenIndex, double> sum;                                       // of all rows
+    std::vector<std::pair<TokenIndex, std::map<TokenIndex, double>>> rows;  // of this prompt
+    std::map<TokenIndex, double> last;                                      // the current row
+    void keep_best(const std::map<TokenIndex, double>& score, std::size_t first, std::size_t last_index,
                    std::size_t best) {
-      std::vector<TokenId> middle(kept.begin() + static_cast<std::ptrdiff_t>(first),
-                                  kept.begin() + static_cast<std::ptrdiff_t>(last_index));
-      std::sort(middle.begin(), middle.end(),
-                [&](TokenId a, TokenId b) { return score.at(a) != score.at(b) ? score.at(a) > score.at(b) : a > b; });
+      std::vector<TokenIndex> middle(kept.begin() + static_cast<std::ptrdiff_t>(first),
+                                     kept.begin() + static_cast<std::ptrdiff_t>(last_index));
+      std::sort(middle.begin(), middle.end(), [&](TokenIndex a, TokenIndex b) {
+        return score.at(a) != score.at(b) ? score.at(a) > score.at(b) : a > b;
+      });
       middle.resize(std::min(best, middle.size()));
       middle.insert(middle.end(), kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(first));
       middle.insert(middle.end(), kept.begin() + static_cast<std::ptrdiff_t>(last_index), kept.end());
@@ -37,13 +38,13 @@ struct NaivePair {
   std::function<void(State&)> prune_prompt;
   std::function<void(State&)> prune_step;
   State state;
-  std::vector<TokenId> kept;
+  std::vector<TokenIndex> kept;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       state.kept.push_back(id);
       state.last.clear();
-      for (const TokenId key : state.kept) {
+      for (const TokenIndex key : state.kept) {
         state.last[key] = mass(id, key);
         state.sum[key] += mass(id, key);
       }
@@ -62,9 +63,9 @@ struct NaivePair {
 std::function<void(NaivePair::State&)> snap(std::size_t budget, std::size_t window) {
   return [=](NaivePair::State& s) {
     if (s.kept.size() <= budget) return;
-    std::map<TokenId, double> score;
+    std::map<TokenIndex, double> score;
     const std::size_t rows = std::min(window, s.rows.size());
-    for (const TokenId id : s.kept) {
+    for (const TokenIndex id : s.kept) {
       double sum = 0;
       for (std::size_t r = s.rows.size() - rows; r < s.rows.size(); ++r) {
         const auto found = s.rows[r].second.find(id);

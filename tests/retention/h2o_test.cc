@@ -15,16 +15,16 @@ struct NaiveH2o {
   std::int64_t sinks = 0;
   std::int64_t every = 1;
   int percent = 0;
-  std::vector<TokenId> kept;
-  std::map<TokenId, double> score;
+  std::vector<TokenIndex> kept;
+  std::map<TokenIndex, double> score;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
-    std::vector<TokenId> seen = kept;
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
+    std::vector<TokenIndex> seen = kept;
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);
-      for (const TokenId key : seen) score[key] += mass(id, key);
+      for (const TokenIndex key : seen) score[key] += mass(id, key);
     }
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       const std::int64_t target = percent > 0 ? std::max((percent * (id + 1) + 99) / 100, sinks + recent) : budget;
       if (std::ssize(kept) - target >= every) prune(target);
@@ -32,12 +32,12 @@ struct NaiveH2o {
   }
 
   void prune(std::int64_t target) {
-    std::vector<TokenId> candidates(kept.begin() + sinks, kept.end() - recent);
-    std::sort(candidates.begin(), candidates.end(), [&](TokenId a, TokenId b) {
+    std::vector<TokenIndex> candidates(kept.begin() + sinks, kept.end() - recent);
+    std::sort(candidates.begin(), candidates.end(), [&](TokenIndex a, TokenIndex b) {
       return score[a] != score[b] ? score[a] > score[b] : a > b;  // best first; of equals the younger
     });
     candidates.resize(static_cast<std::size_t>(target - sinks - recent));
-    std::vector<TokenId> left(kept.begin(), kept.begin() + sinks);
+    std::vector<TokenIndex> left(kept.begin(), kept.begin() + sinks);
     std::sort(candidates.begin(), candidates.end());
     left.insert(left.end(), candidates.begin(), candidates.end());
     left.insert(left.end(), kept.end() - recent, kept.end());
@@ -72,13 +72,13 @@ TEST(H2o, KeepsWhatTheDefinitionKeeps) {
 
 TEST(H2o, OfEqualScoresTheYoungerStays) {
   const auto policy = test::policy_of_tables("h2o:budget=4,recent=1");
-  test::TableDriver driver(*policy, {}, [](int, TokenId, TokenId) { return 0.0; });
+  test::TableDriver driver(*policy, {}, [](int, TokenIndex, TokenIndex) { return 0.0; });
   driver.generate(9);
-  EXPECT_EQ(driver.held(), (std::vector<TokenId>{5, 6, 7, 8}));
+  EXPECT_EQ(driver.held(), (std::vector<TokenIndex>{5, 6, 7, 8}));
   const auto batched = test::policy_of_tables("h2o:budget=4,recent=1,sinks=1,every=5");
-  test::TableDriver late(*batched, {}, [](int, TokenId, TokenId) { return 0.0; });
+  test::TableDriver late(*batched, {}, [](int, TokenIndex, TokenIndex) { return 0.0; });
   late.generate(9);
-  EXPECT_EQ(late.held(), (std::vector<TokenId>{0, 6, 7, 8}));
+  EXPECT_EQ(late.held(), (std::vector<TokenIndex>{0, 6, 7, 8}));
 }
 
 TEST(H2o, BehavesAsEveryScoredPolicy) {

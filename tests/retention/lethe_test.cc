@@ -31,24 +31,24 @@ struct NaiveLethe {
   Events* events = nullptr;
 
   std::int64_t threshold = 0;
-  TokenId prompt_end = -1;
-  std::vector<TokenId> kept;
-  std::map<TokenId, double> score;
+  TokenIndex prompt_end = -1;
+  std::vector<TokenIndex> kept;
+  std::map<TokenIndex, double> score;
 
   std::int64_t capped(std::int64_t value) const { return max > 0 ? std::min(value, max) : value; }
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
     if (threshold == 0) threshold = capped(start);
-    const TokenId end = shape.prompt ? first + shape.rows + shape.prompt_left : -1;
+    const TokenIndex end = shape.prompt ? first + shape.rows + shape.prompt_left : -1;
     if (end < 0 || end != prompt_end)
-      for (const TokenId id : kept) score[id] *= gamma;
+      for (const TokenIndex id : kept) score[id] *= gamma;
     prompt_end = end;
-    std::vector<TokenId> seen = kept;
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    std::vector<TokenIndex> seen = kept;
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);
-      for (const TokenId key : seen) score[key] += mass(id, key);
+      for (const TokenIndex key : seen) score[key] += mass(id, key);
     }
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       if (std::ssize(kept) > threshold) prune();
     }
@@ -56,18 +56,18 @@ struct NaiveLethe {
 
   void prune() {
     const std::int64_t K = std::ssize(kept);
-    std::vector<TokenId> best = kept;
+    std::vector<TokenIndex> best = kept;
     std::sort(best.begin(), best.end(),
-              [&](TokenId a, TokenId b) { return score[a] != score[b] ? score[a] > score[b] : a > b; });
+              [&](TokenIndex a, TokenIndex b) { return score[a] != score[b] ? score[a] > score[b] : a > b; });
     const auto r = static_cast<std::int64_t>(std::floor(recent * static_cast<double>(K)));
     const std::int64_t safe_sinks = std::min(sinks, K);
-    std::set<TokenId> safe(kept.begin(), kept.begin() + safe_sinks);
+    std::set<TokenIndex> safe(kept.begin(), kept.begin() + safe_sinks);
     safe.insert(kept.end() - r, kept.end());
     for (std::int64_t d = 1; d < segments; ++d) {
       const std::int64_t c = K * d / segments;
       const double v0 = score[best[0]], vc = score[best[static_cast<std::size_t>(c)]];
       if (vc != 0 && v0 / vc < tau) continue;
-      std::set<TokenId> keep = safe;
+      std::set<TokenIndex> keep = safe;
       keep.insert(best.begin(), best.begin() + c);
       if (max > 0 && std::ssize(keep) >= max) {
         ++events->capped_though_found;
@@ -79,8 +79,8 @@ struct NaiveLethe {
       return;
     }
     if (max > 0 && K >= max) {
-      std::set<TokenId> keep = safe;
-      for (const TokenId id : best)
+      std::set<TokenIndex> keep = safe;
+      for (const TokenIndex id : best)
         if (std::ssize(keep) < max / 2) keep.insert(id);
       kept.assign(keep.begin(), keep.end());
       threshold = max;

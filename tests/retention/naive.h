@@ -23,16 +23,16 @@ struct NaiveOptions {
 };
 
 struct NaiveStep {
-  std::vector<TokenId> seen;  // by the token's query
-  std::vector<TokenId> kept;  // after pruning
+  std::vector<TokenIndex> seen;  // by the token's query
+  std::vector<TokenIndex> kept;  // after pruning
   bool pruned = false;
 };
 
 inline std::vector<NaiveStep> simulate(const NaiveOptions& options, std::int64_t tokens) {
   std::vector<NaiveStep> steps;
-  std::vector<TokenId> cache;
+  std::vector<TokenIndex> cache;
   const std::int64_t target = options.sinks + options.window;
-  for (TokenId id = 0; id < tokens; ++id) {
+  for (TokenIndex id = 0; id < tokens; ++id) {
     NaiveStep step;
     cache.push_back(id);
     step.seen = cache;
@@ -85,8 +85,8 @@ inline void drive(RetentionPolicy& policy, KvCache& cache, KvSequence& sequence,
 }
 
 // The ids that a row of a view sees, in the view's order.
-inline std::vector<TokenId> visible_ids(const AttentionView& view, int row) {
-  std::vector<TokenId> ids;
+inline std::vector<TokenIndex> visible_ids(const AttentionView& view, int row) {
+  std::vector<TokenIndex> ids;
   for (std::size_t e = 0; e < view.entries(); ++e)
     for (int slot = 0; slot < 64; ++slot)
       if ((view.masks[static_cast<std::size_t>(row) * view.entries() + e] >> slot & 1) != 0)

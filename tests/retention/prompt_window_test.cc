@@ -32,25 +32,25 @@ struct WindowCase {
 
 // The rows of one prompt, and what was held.
 struct PromptRows {
-  std::vector<TokenId> kept;
-  std::vector<TokenId> queries;  // of the prompt so far
-  TokenId prompt_end = 0;
-  std::map<TokenId, std::map<TokenId, double>> rows;
+  std::vector<TokenIndex> kept;
+  std::vector<TokenIndex> queries;  // of the prompt so far
+  TokenIndex prompt_end = 0;
+  std::map<TokenIndex, std::map<TokenIndex, double>> rows;
 
   // True when a prompt ends.
-  bool pass(TokenId first, const PassShape& shape, const TableMass& mass) {
-    const TokenId end = first + shape.rows + shape.prompt_left;
+  bool pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
+    const TokenIndex end = first + shape.rows + shape.prompt_left;
     if (shape.prompt && end != prompt_end) end_prompt();  // the one before was given up
     prompt_end = end;
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       if (!shape.prompt) continue;
       queries.push_back(id);
-      for (const TokenId key : kept) rows[id][key] = mass(id, key);
+      for (const TokenIndex key : kept) rows[id][key] = mass(id, key);
     }
     return shape.prompt && shape.prompt_left == 0;
   }
-  std::vector<TokenId> observed(std::int64_t window) const {
+  std::vector<TokenIndex> observed(std::int64_t window) const {
     return {queries.end() - std::min(std::ssize(queries), window), queries.end()};
   }
   // Keeps the `best` highest scores of the first scores.size() tokens, and the rest.
@@ -61,7 +61,7 @@ struct PromptRows {
               [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a > b; });
     order.resize(static_cast<std::size_t>(std::min(best, std::ssize(order))));
     std::sort(order.begin(), order.end());
-    std::vector<TokenId> left;
+    std::vector<TokenIndex> left;
     for (const std::size_t i : order) left.push_back(kept[i]);
     left.insert(left.end(), kept.begin() + std::ssize(scores), kept.end());
     kept = left;
@@ -106,9 +106,9 @@ struct NaiveWindow {
   int layer = 0;
   int layers = 1;
   PromptRows state;
-  std::vector<TokenId> kept;
+  std::vector<TokenIndex> kept;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
     if (state.pass(first, shape, mass)) {
       prune(first + shape.rows);
       state.end_prompt();
@@ -125,7 +125,7 @@ struct NaiveWindow {
     std::vector<double> scores;
     for (std::int64_t i = 0; i < n - c.window; ++i) {
       double sum = 0;
-      for (const TokenId query : queries) {
+      for (const TokenIndex query : queries) {
         const auto& row = state.rows[query];
         const auto found = row.find(state.kept[static_cast<std::size_t>(i)]);
         sum += found != row.end() ? found->second : 0;
@@ -238,12 +238,12 @@ struct NaiveCake {
   TableLayout layout;
   std::vector<PromptRows> tables;
 
-  void pass(TokenId first, const PassShape& shape, const test::MassSource& mass) {
+  void pass(TokenIndex first, const PassShape& shape, const test::MassSource& mass) {
     tables.resize(static_cast<std::size_t>(layout.tables()));
     bool ends = false;
     for (int t = 0; t < layout.tables(); ++t)
-      ends = tables[static_cast<std::size_t>(t)].pass(first, shape,
-                                                      [&](TokenId query, TokenId key) { return mass(t, query, key); });
+      ends = tables[static_cast<std::size_t>(t)].pass(
+          first, shape, [&](TokenIndex query, TokenIndex key) { return mass(t, query, key); });
     if (!ends) return;
     prune();
     for (PromptRows& table : tables) table.end_prompt();
@@ -251,7 +251,7 @@ struct NaiveCake {
 
   std::vector<double> column(PromptRows& table, std::int64_t i) const {
     std::vector<double> values;
-    for (const TokenId query : table.observed(c.window))
+    for (const TokenIndex query : table.observed(c.window))
       values.push_back(table.rows[query][table.kept[static_cast<std::size_t>(i)]]);
     return values;
   }
@@ -324,7 +324,7 @@ struct NaiveCake {
 
 // Attention as layers differ: the deeper, the more it jumps between tokens and queries.
 test::MassSource layered_mass(int per_layer) {
-  return [=](int table, TokenId query, TokenId key) {
+  return [=](int table, TokenIndex query, TokenIndex key) {
     const auto t = static_cast<std::uint64_t>(table), q = static_cast<std::uint64_t>(query),
                k = static_cast<std::uint64_t>(key);
     const double steady = test::hashed(1, t, 0, k), moving = test::hashed(2, t, q, k);
@@ -352,7 +352,7 @@ TEST(Cake, KeepsWhatTheDefinitionKeeps) {
       const auto policy = test::policy_of_tables(spec, layout);
       test::TableDriver driver(*policy, layout, mass);
       NaiveCake naive{.c = c, .layout = layout, .tables = {}};
-      TokenId first = 0;
+      TokenIndex first = 0;
       for (const PassShape& shape : schedule) {
         driver.pass(shape.rows, shape.prompt, shape.prompt_left);
         naive.pass(first, shape, mass);
@@ -381,7 +381,7 @@ TEST(Cake, WithoutAnythingToTellThemApartLayersShareEqually) {
   const TableLayout layout{.layers = 3, .per_layer = 1};
   for (const double value : {0.0, 0.001, std::numeric_limits<double>::quiet_NaN()}) {
     const auto policy = test::policy_of_tables("cake:budget=41,window=10", layout);
-    test::TableDriver driver(*policy, layout, [&](int, TokenId, TokenId) { return value; });
+    test::TableDriver driver(*policy, layout, [&](int, TokenIndex, TokenIndex) { return value; });
     driver.prompt(300, 64);
     for (int t = 0; t < 3; ++t) EXPECT_EQ(driver.held(t).size(), 41u) << value;
   }
@@ -415,14 +415,14 @@ TEST(PromptWindow, TheChunkChangesNothing) {
   const TableLayout layout{.layers = 3, .per_layer = 2, .heads = 2};
   for (const std::string spec :
        {"snapkv:budget=40,window=10", "pyramidkv:budget=40,window=10", "cake:budget=40,window=10"}) {
-    std::vector<std::vector<TokenId>> first;
+    std::vector<std::vector<TokenIndex>> first;
     for (const int chunk : {1, 3, 10, 32, 256}) {
       const auto policy = test::policy_of_tables(spec, layout);
       test::TableDriver driver(*policy, layout, layered_mass(2));
       driver.prompt(200, chunk);
       driver.generate(7);
       driver.prompt(50, chunk);
-      std::vector<std::vector<TokenId>> held;
+      std::vector<std::vector<TokenIndex>> held;
       for (int t = 0; t < layout.tables(); ++t) held.push_back(driver.held(t));
       if (first.empty()) first = held;
       EXPECT_EQ(held, first) << spec << " chunk " << chunk;

@@ -20,9 +20,10 @@ TEST(RandomPolicy, KeepsAsManyAsAskedAndTheProtected) {
           if (++expected - 20 >= every) expected = 20;
         const auto held = driver.held();
         ASSERT_EQ(std::ssize(held), expected);
-        const TokenId last = driver.next_id() - 1;
-        for (TokenId id = 0; id < 3 && id <= last; ++id) ASSERT_TRUE(std::binary_search(held.begin(), held.end(), id));
-        for (TokenId id = std::max<TokenId>(0, last - 4); id <= last; ++id)
+        const TokenIndex last = driver.next_id() - 1;
+        for (TokenIndex id = 0; id < 3 && id <= last; ++id)
+          ASSERT_TRUE(std::binary_search(held.begin(), held.end(), id));
+        for (TokenIndex id = std::max<TokenIndex>(0, last - 4); id <= last; ++id)
           ASSERT_TRUE(std::binary_search(held.begin(), held.end(), id));
       }
     }
@@ -31,7 +32,7 @@ TEST(RandomPolicy, KeepsAsManyAsAskedAndTheProtected) {
 // Which of 21 tokens is dropped first, over many seeds: every unprotected one about equally often.
 TEST(RandomPolicy, DropsUniformly) {
   for (const int every : {1, 6}) {
-    std::map<TokenId, int> dropped;
+    std::map<TokenIndex, int> dropped;
     constexpr int kRounds = 4000;
     for (int seed = 0; seed < kRounds; ++seed) {
       const auto policy =
@@ -40,7 +41,7 @@ TEST(RandomPolicy, DropsUniformly) {
       driver.generate(20 + every);
       const auto held = driver.held();
       ASSERT_EQ(held.size(), 20u);
-      for (TokenId id = 0; id < 20 + every; ++id)
+      for (TokenIndex id = 0; id < 20 + every; ++id)
         if (!std::binary_search(held.begin(), held.end(), id)) ++dropped[id];
     }
     const int candidates = 20 + every - 5;
@@ -73,7 +74,7 @@ TEST(RandomPolicy, IsTheSameEverywhere) {
   const auto policy = test::policy_of_tables("random:budget=8");
   test::TableDriver driver(*policy, {}, {});
   driver.generate(40);
-  EXPECT_EQ(driver.held(), (std::vector<TokenId>{20, 26, 30, 31, 35, 36, 38, 39}));
+  EXPECT_EQ(driver.held(), (std::vector<TokenIndex>{20, 26, 30, 31, 35, 36, 38, 39}));
 }
 
 TEST(RandomPolicy, BehavesAsEveryScoredPolicy) {

@@ -108,8 +108,8 @@ TEST(PolicySpec, TheCanonicalSpecMakesAnEqualPolicy) {
     EXPECT_EQ((*again)->bound(), (*policy)->bound());
     EXPECT_EQ((*again)->realign(), (*policy)->realign());
     for (int i = 0; i < 5000; ++i) {
-      const IdRange a = (*policy)->advance();
-      const IdRange b = (*again)->advance();
+      const IndexRange a = (*policy)->advance();
+      const IndexRange b = (*again)->advance();
       ASSERT_EQ(a.empty(), b.empty());
       if (!a.empty()) {
         ASSERT_EQ(a.begin, b.begin);

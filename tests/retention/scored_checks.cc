@@ -5,8 +5,8 @@ namespace {
 
 constexpr TableLayout kLayout{.layers = 3, .per_layer = 2, .heads = 2};
 
-std::vector<std::vector<TokenId>> all_held(const TableDriver& driver) {
-  std::vector<std::vector<TokenId>> held;
+std::vector<std::vector<TokenIndex>> all_held(const TableDriver& driver) {
+  std::vector<std::vector<TokenIndex>> held;
   for (int t = 0; t < kLayout.tables(); ++t) held.push_back(driver.held(t));
   return held;
 }
@@ -38,7 +38,7 @@ void check_clones(const std::string& spec) {
 }
 
 void check_order(const std::string& spec) {
-  std::vector<std::vector<std::vector<TokenId>>> results;
+  std::vector<std::vector<std::vector<TokenIndex>>> results;
   for (const auto order :
        {TableDriver::Order::kAscending, TableDriver::Order::kDescending, TableDriver::Order::kThreads}) {
     const auto policy = policy_of_tables(spec, kLayout);

@@ -68,36 +68,36 @@ std::vector<Case> cases() {
   return all;
 }
 
-constexpr TokenId kTokens = 700;
+constexpr TokenIndex kTokens = 700;
 
 // Drives the policy in passes of want(done) tokens, and compares each row's view and the table behind each pass.
 void compare(const Case& c, const std::vector<test::NaiveStep>& steps, int slots,
-             const std::function<int(TokenId)>& want) {
+             const std::function<int(TokenIndex)>& want) {
   const auto policy = test::policy_of(c.spec);
   ASSERT_EQ(policy->realign() == Realign::kRotate, c.rotate);
   const auto cache = test::table_only(slots, kTokens / slots + 2);
   KvSequence sequence = cache->new_sequence();
   AttentionView view;
-  TokenId asked = 0;
+  TokenIndex asked = 0;
   std::vector<LaneGroup::Frame> frames;
   test::drive(
       *policy, *cache, sequence, kTokens,
-      [&](TokenId done) {
+      [&](TokenIndex done) {
         asked = want(done);
         return static_cast<int>(asked);
       },
       [&](const LaneGroup& group, const PassPlan& pass) {
-        const TokenId first = group.next_id() - pass.rows;
+        const TokenIndex first = group.next_id() - pass.rows;
         view.build(group, pass.hidden);
         for (int r = 0; r < pass.rows; ++r)
           ASSERT_EQ(test::visible_ids(view, r), steps[static_cast<std::size_t>(first + r)].seen) << first + r;
         // Frames change between passes alone: with sinks the first prune ends a pass; with rotation every prune does.
         // No pass is shorter than that asks for.
         bool before = false;
-        for (TokenId id = 0; id < first; ++id) before = before || steps[static_cast<std::size_t>(id)].pruned;
+        for (TokenIndex id = 0; id < first; ++id) before = before || steps[static_cast<std::size_t>(id)].pruned;
         const bool matters = c.rotate || (c.options.sinks > 0 && !before);
-        const TokenId most = std::min(asked, kTokens - first);
-        TokenId rows = 1;
+        const TokenIndex most = std::min(asked, kTokens - first);
+        TokenIndex rows = 1;
         while (rows < most && !(matters && steps[static_cast<std::size_t>(first + rows - 1)].pruned)) ++rows;
         ASSERT_EQ(pass.rows, rows) << first;
       },
@@ -113,14 +113,14 @@ TEST(StartRecent, KeepsWhatTheDefinitionKeepsWhateverTheChunk) {
     const auto steps = test::simulate(c.options, kTokens);
     for (const int chunk : {1, 7, 64, 512}) {
       SCOPED_TRACE(fmt::format("{} chunk {}", c.spec, chunk));
-      compare(c, steps, 32, [&](TokenId done) { return chunk - static_cast<int>(done % chunk); });
+      compare(c, steps, 32, [&](TokenIndex done) { return chunk - static_cast<int>(done % chunk); });
       if (::testing::Test::HasFatalFailure()) return;
     }
     std::mt19937_64 random(11);
     for (const int slots : {16, 64}) {
       SCOPED_TRACE(fmt::format("{} random chunks, {} slots", c.spec, slots));
       compare(c, steps, slots,
-              [&](TokenId) { return std::uniform_int_distribution<int>(1, random() % 4 == 0 ? 600 : 40)(random); });
+              [&](TokenIndex) { return std::uniform_int_distribution<int>(1, random() % 4 == 0 ? 600 : 40)(random); });
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
@@ -141,7 +141,7 @@ TEST(StartRecent, TheBoundIsReachedAndNeverExceeded) {
     KvSequence sequence = cache->new_sequence();
     std::int64_t most = 0;
     test::drive(
-        *policy, *cache, sequence, kTokens, [](TokenId) { return 1; },
+        *policy, *cache, sequence, kTokens, [](TokenIndex) { return 1; },
         [&](const LaneGroup& group, const PassPlan&) { most = std::max(most, group.length()); },
         [](const LaneGroup&, const PassPlan&) {});
     EXPECT_EQ(most, *policy->bound());
@@ -154,7 +154,7 @@ TEST(StartRecent, RowsTogetherChangesNothing) {
     const auto policy = test::policy_of(c.spec);
     const auto steps = test::simulate(c.options, 400);
     bool pruned_before = false;
-    for (TokenId id = 0; id < 400; ++id) {
+    for (TokenIndex id = 0; id < 400; ++id) {
       for (const int want : {1, 2, 50, 400}) {
         int until = 1;  // the next prune, if it comes first
         while (until < want && id + until - 1 < 400 && !steps[static_cast<std::size_t>(id + until - 1)].pruned) ++until;
@@ -164,9 +164,9 @@ TEST(StartRecent, RowsTogetherChangesNothing) {
         ASSERT_EQ(policy->clone()->rows_together(want), policy->rows_together(want));
       }
       // What was dropped before this token, and no more, is hidden from it.
-      const IdRange hidden = policy->advance();
+      const IndexRange hidden = policy->advance();
       const auto& seen = steps[static_cast<std::size_t>(id)].seen;
-      ASSERT_EQ(hidden.empty() ? 0 : hidden.end - hidden.begin, id + 1 - static_cast<TokenId>(seen.size()));
+      ASSERT_EQ(hidden.empty() ? 0 : hidden.end - hidden.begin, id + 1 - static_cast<TokenIndex>(seen.size()));
       if (!hidden.empty()) {
         ASSERT_EQ(hidden.begin, c.options.sinks);
       }
@@ -178,20 +178,20 @@ TEST(StartRecent, RowsTogetherChangesNothing) {
 TEST(StartRecent, AClonePrunesOnFromWhereItWasTaken) {
   const auto steps = test::simulate({.sinks = 3, .window = 20, .every = 9}, 300);
   const auto policy = test::policy_of("streaming:sinks=3,window=20,every=9");
-  for (TokenId id = 0; id < 300; ++id) {
+  for (TokenIndex id = 0; id < 300; ++id) {
     policy->advance();
     if (id % 37 != 0) continue;
     const auto copy = policy->clone();
     EXPECT_EQ(copy->spec(), policy->spec());
-    for (TokenId later = id + 1; later < 300; ++later) {
+    for (TokenIndex later = id + 1; later < 300; ++later) {
       copy->advance();
-      const auto kept = static_cast<TokenId>(steps[static_cast<std::size_t>(later)].kept.size());
-      const IdRange dropped = copy->dropped();
+      const auto kept = static_cast<TokenIndex>(steps[static_cast<std::size_t>(later)].kept.size());
+      const IndexRange dropped = copy->dropped();
       ASSERT_EQ(later + 1 - (dropped.empty() ? 0 : dropped.end - dropped.begin), kept);
     }
-    const IdRange own = policy->dropped();
+    const IndexRange own = policy->dropped();
     ASSERT_EQ(id + 1 - (own.empty() ? 0 : own.end - own.begin),
-              static_cast<TokenId>(steps[static_cast<std::size_t>(id)].kept.size()));
+              static_cast<TokenIndex>(steps[static_cast<std::size_t>(id)].kept.size()));
   }
 }
 

@@ -18,7 +18,7 @@
 namespace kvasir::test {
 
 // The reduced mass that token `query` puts on token `key` in a table. Need not sum to one.
-using MassSource = std::function<double(int table, TokenId query, TokenId key)>;
+using MassSource = std::function<double(int table, TokenIndex query, TokenIndex key)>;
 
 // A number in [0, 1) that depends on all arguments; one of `levels` values if that is not 0, so that ties happen.
 inline double hashed(std::uint64_t seed, std::uint64_t table, std::uint64_t query, std::uint64_t key, int levels = 0) {
@@ -30,7 +30,7 @@ inline double hashed(std::uint64_t seed, std::uint64_t table, std::uint64_t quer
 }
 
 inline MassSource random_mass(std::uint64_t seed, int levels = 0) {
-  return [=](int table, TokenId query, TokenId key) {
+  return [=](int table, TokenIndex query, TokenIndex key) {
     return hashed(seed, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(query),
                   static_cast<std::uint64_t>(key), levels);
   };
@@ -38,7 +38,7 @@ inline MassSource random_mass(std::uint64_t seed, int levels = 0) {
 
 // A few keys draw most of the mass, whatever the query: what attention looks like.
 inline MassSource skewed_mass(std::uint64_t seed) {
-  return [=](int table, TokenId query, TokenId key) {
+  return [=](int table, TokenIndex query, TokenIndex key) {
     const double weight = hashed(seed, static_cast<std::uint64_t>(table), 7, static_cast<std::uint64_t>(key));
     const double noise = hashed(seed + 1, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(query),
                                 static_cast<std::uint64_t>(key));
@@ -60,7 +60,7 @@ class TableDriver {
   enum class Order { kAscending, kDescending, kThreads };
 
   struct Token {
-    TokenId id = 0;
+    TokenIndex id = 0;
     int run = 0;
   };
 
@@ -74,14 +74,14 @@ class TableDriver {
   // The same state, driving a clone.
   TableDriver(const TableDriver& other, RetentionPolicy& clone) : TableDriver(other) { policy_ = &clone; }
 
-  TokenId next_id() const { return next_; }
-  std::vector<TokenId> held(int table = 0) const {
-    std::vector<TokenId> ids;
+  TokenIndex next_id() const { return next_; }
+  std::vector<TokenIndex> held(int table = 0) const {
+    std::vector<TokenIndex> ids;
     for (const Token& token : tables_[static_cast<std::size_t>(table)]) ids.push_back(token.id);
     return ids;
   }
-  std::vector<TokenId> run(int which, int table = 0) const {
-    std::vector<TokenId> ids;
+  std::vector<TokenIndex> run(int which, int table = 0) const {
+    std::vector<TokenIndex> ids;
     for (const Token& token : tables_[static_cast<std::size_t>(table)])
       if (token.run == which) ids.push_back(token.id);
     return ids;
@@ -152,7 +152,7 @@ class TableDriver {
   }
 
   void apply(const KeepPlan& plan, std::vector<Token>& table) {
-    const auto place = [&](TokenId id) {
+    const auto place = [&](TokenIndex id) {
       return std::find_if(table.begin(), table.end(), [&](const Token& token) { return token.id == id; });
     };
     for (std::size_t i = 0; i < plan.drop.size(); ++i) {
@@ -191,7 +191,7 @@ class TableDriver {
   TableLayout layout_;
   MassSource mass_;
   std::vector<std::vector<Token>> tables_;
-  TokenId next_ = 0;
+  TokenIndex next_ = 0;
   std::int64_t most_seen_ = 0;
   std::int64_t moves_ = 0;
   std::vector<std::int64_t> rows_shown_;  // by table
@@ -261,19 +261,19 @@ void compare_with(const std::string& spec, const MassSource& mass, const std::ve
   using Naive = decltype(naive(0));
   std::vector<Naive> expected;
   for (int t = 0; t < layout.tables(); ++t) expected.push_back(naive(t));
-  TokenId first = 0;
+  TokenIndex first = 0;
   for (const PassShape& shape : schedule) {
     driver.pass(shape.rows, shape.prompt, shape.prompt_left);
     if (::testing::Test::HasFatalFailure()) return;
     for (int t = 0; t < layout.tables(); ++t) {
       auto& table = expected[static_cast<std::size_t>(t)];
-      table.pass(first, shape, [&](TokenId query, TokenId key) { return mass(t, query, key); });
+      table.pass(first, shape, [&](TokenIndex query, TokenIndex key) { return mass(t, query, key); });
       ASSERT_EQ(driver.held(t), table.kept) << "after token " << first + shape.rows - 1 << ", table " << t;
     }
     first += shape.rows;
   }
 }
 
-using TableMass = std::function<double(TokenId query, TokenId key)>;
+using TableMass = std::function<double(TokenIndex query, TokenIndex key)>;
 
 }  // namespace kvasir::test

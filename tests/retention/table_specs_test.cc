@@ -236,7 +236,7 @@ TEST(TableSpecs, ABudgetThatCoversEverythingDropsNothing) {
 }
 
 TEST(TableSpecs, MassThatIsNotANumberDoesNoHarm) {
-  const auto mass = [](int, TokenId query, TokenId key) {
+  const auto mass = [](int, TokenIndex query, TokenIndex key) {
     return (query + key) % 5 == 0
                ? std::numeric_limits<double>::quiet_NaN()
                : test::hashed(1, 0, static_cast<std::uint64_t>(query), static_cast<std::uint64_t>(key));

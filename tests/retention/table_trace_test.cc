@@ -49,7 +49,7 @@ Trace read_npy(const std::string& path) {
 }
 
 struct Outcome {
-  std::vector<TokenId> kept;
+  std::vector<TokenIndex> kept;
   double recall = 0;
   double kept_mean = 0;
   std::int64_t kept_max = 0;
@@ -68,7 +68,7 @@ Outcome replay(const std::string& spec, const Trace& trace, int layer) {
     std::vector<const float*> heads;
     for (int h = 0; h < trace.heads; ++h) {
       double seen = 0;
-      for (const TokenId id : out.kept) {
+      for (const TokenIndex id : out.kept) {
         weights[static_cast<std::size_t>(h)].push_back(trace.row(layer, h, t)[id]);
         seen += static_cast<double>(trace.row(layer, h, t)[id]);
       }
@@ -81,7 +81,7 @@ Outcome replay(const std::string& spec, const Trace& trace, int layer) {
     (*policy)->observe(pass, 0, 0, mass);
     plan.clear();
     (*policy)->end_pass(pass, 0, plan);
-    for (const TokenId id : plan.drop) std::erase(out.kept, id);
+    for (const TokenIndex id : plan.drop) std::erase(out.kept, id);
     out.kept_mean += static_cast<double>(out.kept.size()) / trace.tokens;
     out.kept_max = std::max(out.kept_max, std::ssize(out.kept));
   }
@@ -103,7 +103,7 @@ TEST(TableTrace, KeepsWhatTheExampleKeeps) {
     for (int layer = 0; layer < trace.layers; ++layer) {
       const auto& expected = layers[static_cast<std::size_t>(layer)];
       const Outcome outcome = replay(spec, trace, layer);
-      EXPECT_EQ(outcome.kept, expected["final"].get<std::vector<TokenId>>());
+      EXPECT_EQ(outcome.kept, expected["final"].get<std::vector<TokenIndex>>());
       EXPECT_NEAR(outcome.recall, expected["recall"].get<double>(), 1e-9);
       EXPECT_NEAR(outcome.kept_mean, expected["kept_mean"].get<double>(), 1e-9);
       EXPECT_EQ(outcome.kept_max, expected["kept_max"].get<std::int64_t>());

@@ -38,26 +38,26 @@ TEST(TokenTable, DropsTheLowestOfARange) {
     const int last = first + static_cast<int>(random() % static_cast<unsigned>(n - first + 1));
     const int count = static_cast<int>(random() % 8);
 
-    std::vector<std::pair<double, TokenId>> order;  // lowest first; what is not a number is the largest
+    std::vector<std::pair<double, TokenIndex>> order;  // lowest first; what is not a number is the largest
     for (int i = first; i < last; ++i) {
       const double score = scores[static_cast<std::size_t>(i)];
       order.emplace_back(score == score ? score : std::numeric_limits<double>::infinity(), i);
     }
     std::sort(order.begin(), order.end());
     order.resize(std::min(order.size(), static_cast<std::size_t>(count)));
-    std::vector<TokenId> gone;
+    std::vector<TokenIndex> gone;
     for (const auto& [score, id] : order) gone.push_back(id);
     std::sort(gone.begin(), gone.end());
 
     TokenTable table = filled(scores);
     table.drop_lowest(count, first, last, table.values());
-    std::vector<TokenId> dropped;
+    std::vector<TokenIndex> dropped;
     table.hand_over(dropped);
     ASSERT_EQ(dropped, gone) << "round " << round;
     ASSERT_EQ(table.size(), n - std::ssize(gone));
     for (std::int64_t i = 0; i < table.size(); ++i) {
       const auto id = static_cast<std::size_t>(table.ids()[static_cast<std::size_t>(i)]);
-      ASSERT_FALSE(std::binary_search(gone.begin(), gone.end(), static_cast<TokenId>(id)));
+      ASSERT_FALSE(std::binary_search(gone.begin(), gone.end(), static_cast<TokenIndex>(id)));
       ASSERT_EQ(table.values(1)[static_cast<std::size_t>(i)], 100 + static_cast<double>(id));
     }
   }
@@ -80,13 +80,13 @@ TEST(TokenTable, FindsTheLowestWhereverItStands) {
 TEST(TokenTable, ForgetsWithoutListing) {
   TokenTable table = filled(std::vector<double>{0, 1, 2, 3, 4, 5});
   table.drop(2);
-  const std::vector<TokenId> gone = {0, 2, 3, 9};
+  const std::vector<TokenIndex> gone = {0, 2, 3, 9};
   table.forget(gone);
-  EXPECT_EQ(std::vector<TokenId>(table.ids().begin(), table.ids().end()), (std::vector<TokenId>{1, 4, 5}));
+  EXPECT_EQ(std::vector<TokenIndex>(table.ids().begin(), table.ids().end()), (std::vector<TokenIndex>{1, 4, 5}));
   EXPECT_EQ(table.values()[1], 4);
-  std::vector<TokenId> dropped;
+  std::vector<TokenIndex> dropped;
   table.hand_over(dropped);
-  EXPECT_EQ(dropped, (std::vector<TokenId>{2}));
+  EXPECT_EQ(dropped, (std::vector<TokenIndex>{2}));
 }
 
 TEST(TokenTable, TokensEnterTogetherAndWait) {

@@ -13,15 +13,16 @@ struct NaiveTova {
   std::int64_t budget = 0;
   std::int64_t every = 1;
   int percent = 0;
-  std::vector<TokenId> kept;
+  std::vector<TokenIndex> kept;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       const std::int64_t target = percent > 0 ? (percent * (id + 1) + 99) / 100 : budget;
       if (std::ssize(kept) - target < every) continue;
-      std::sort(kept.begin(), kept.end(),
-                [&](TokenId a, TokenId b) { return mass(id, a) != mass(id, b) ? mass(id, a) > mass(id, b) : a > b; });
+      std::sort(kept.begin(), kept.end(), [&](TokenIndex a, TokenIndex b) {
+        return mass(id, a) != mass(id, b) ? mass(id, a) > mass(id, b) : a > b;
+      });
       kept.resize(static_cast<std::size_t>(target));
       std::sort(kept.begin(), kept.end());
     }

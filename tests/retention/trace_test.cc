@@ -14,7 +14,7 @@ TEST(PolicyTrace, KeepsWhatTheExampleKeeps) {
   KVASIR_SHARED_OR_SKIP(path, "traces/example.json");
   std::ifstream file(path);
   const auto example = nlohmann::json::parse(file);
-  constexpr TokenId kTokens = 48;
+  constexpr TokenIndex kTokens = 48;
   for (const std::string spec : {"window:size=12", "streaming:sinks=2,window=10,every=4"}) {
     SCOPED_TRACE(spec);
     ASSERT_TRUE(example.contains(spec));
@@ -26,13 +26,14 @@ TEST(PolicyTrace, KeepsWhatTheExampleKeeps) {
       KvSequence sequence = cache->new_sequence();
       std::int64_t kept_sum = 0, kept_max = 0;
       test::drive(
-          *policy, *cache, sequence, kTokens, [&](TokenId) { return chunk; }, [](const LaneGroup&, const PassPlan&) {},
+          *policy, *cache, sequence, kTokens, [&](TokenIndex) { return chunk; },
+          [](const LaneGroup&, const PassPlan&) {},
           [&](const LaneGroup& group, const PassPlan&) {
             kept_sum += group.length();
             kept_max = std::max(kept_max, group.length());
           });
       for (const auto& layer : layers) {
-        EXPECT_EQ(test::retained_ids(sequence.group()), layer["final"].get<std::vector<TokenId>>());
+        EXPECT_EQ(test::retained_ids(sequence.group()), layer["final"].get<std::vector<TokenIndex>>());
         if (chunk != 1) continue;
         EXPECT_DOUBLE_EQ(static_cast<double>(kept_sum) / kTokens, layer["kept_mean"].get<double>());
         EXPECT_EQ(kept_max, layer["kept_max"].get<std::int64_t>());

@@ -13,20 +13,20 @@ struct NaiveFading {
   std::int64_t budget = 0;
   std::int64_t recent = 0;
   double halflife = 0;
-  std::vector<TokenId> kept;
-  std::map<TokenId, double> score;
+  std::vector<TokenIndex> kept;
+  std::map<TokenIndex, double> score;
 
-  void pass(TokenId first, const PassShape& shape, const TableMass& mass) {
-    std::vector<TokenId> seen = kept;
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+  void pass(TokenIndex first, const PassShape& shape, const TableMass& mass) {
+    std::vector<TokenIndex> seen = kept;
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       seen.push_back(id);
-      for (const TokenId key : seen) score[key] = std::exp2(-1.0 / halflife) * score[key] + mass(id, key);
+      for (const TokenIndex key : seen) score[key] = std::exp2(-1.0 / halflife) * score[key] + mass(id, key);
     }
-    for (TokenId id = first; id < first + shape.rows; ++id) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
       kept.push_back(id);
       if (std::ssize(kept) <= budget) continue;
       const auto last = kept.end() - recent;
-      kept.erase(std::min_element(kept.begin(), last, [&](TokenId a, TokenId b) { return score[a] < score[b]; }));
+      kept.erase(std::min_element(kept.begin(), last, [&](TokenIndex a, TokenIndex b) { return score[a] < score[b]; }));
     }
   }
 };

@@ -46,10 +46,10 @@ inline std::shared_ptr<LoadedModel> load(const std::string& path, EngineOptions 
   return model.ok() ? *model : nullptr;
 }
 
-inline std::vector<TokenValue> random_tokens(int count, int vocabulary, std::uint64_t seed) {
+inline std::vector<TokenId> random_tokens(int count, int vocabulary, std::uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::vector<TokenValue> tokens(static_cast<std::size_t>(count));
-  for (TokenValue& token : tokens) token = static_cast<TokenValue>(random() % static_cast<std::uint64_t>(vocabulary));
+  std::vector<TokenId> tokens(static_cast<std::size_t>(count));
+  for (TokenId& token : tokens) token = static_cast<TokenId>(random() % static_cast<std::uint64_t>(vocabulary));
   return tokens;
 }
 
@@ -63,7 +63,7 @@ inline std::unique_ptr<SequenceRunner> new_runner(const std::shared_ptr<LoadedMo
 }
 
 // Logits of every token, [tokens][vocabulary], fed in passes of up to `chunk`.
-inline std::vector<float> all_logits(SequenceRunner& runner, std::span<const TokenValue> tokens, int chunk) {
+inline std::vector<float> all_logits(SequenceRunner& runner, std::span<const TokenId> tokens, int chunk) {
   std::vector<float> out;
   const Status status =
       runner.feed(tokens, chunk, SequenceRunner::Logits::kAll, [&](std::int64_t, int, std::span<const float> logits) {

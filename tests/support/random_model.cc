@@ -83,7 +83,7 @@ void set_vocabulary(gguf::Writer& writer, const Vocabulary& vocabulary) {
   writer.set_strings("tokenizer.ggml.tokens", vocabulary.pieces);
   writer.set_float32s("tokenizer.ggml.scores", vocabulary.scores);
   writer.set_int32s("tokenizer.ggml.token_type", kinds);
-  const auto id = [&](const std::string& name, const std::optional<TokenValue>& token) {
+  const auto id = [&](const std::string& name, const std::optional<TokenId>& token) {
     if (token) writer.set_uint32("tokenizer.ggml." + name + "_token_id", static_cast<std::uint32_t>(*token));
   };
   id("bos", vocabulary.bos);

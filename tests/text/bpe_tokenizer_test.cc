@@ -24,7 +24,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 
 TEST(ByteAlphabet, IsGpt2s) {
   EXPECT_EQ(byte_to_piece('!'), "!");
@@ -54,11 +54,11 @@ TEST(ByteAlphabet, ThereAndBack) {
 
 TEST(BpeTokenizer, MergesByRankWithinWords) {
   Vocabulary vocabulary = bpe_vocabulary();
-  const TokenValue lo = add_merge(&vocabulary, "l", "o");
-  const TokenValue low = add_merge(&vocabulary, "lo", "w");
-  const TokenValue er = add_merge(&vocabulary, "e", "r");
-  const TokenValue space_low = add_merge(&vocabulary, "\u0120", "low");
-  const TokenValue wer = add_merge(&vocabulary, "w", "er");
+  const TokenId lo = add_merge(&vocabulary, "l", "o");
+  const TokenId low = add_merge(&vocabulary, "lo", "w");
+  const TokenId er = add_merge(&vocabulary, "e", "r");
+  const TokenId space_low = add_merge(&vocabulary, "\u0120", "low");
+  const TokenId wer = add_merge(&vocabulary, "w", "er");
   const auto tokenizer = tokenizer_of(vocabulary);
   EXPECT_THAT(encode(*tokenizer, "low lower", kNoSpecial), ElementsAre(low, space_low, er));
   EXPECT_THAT(encode(*tokenizer, "wer lo", kNoSpecial), ElementsAre(wer, ' ', lo));
@@ -69,14 +69,14 @@ TEST(BpeTokenizer, MergesByRankWithinWords) {
 
 TEST(BpeTokenizer, LeftmostFirst) {
   Vocabulary vocabulary = bpe_vocabulary();
-  const TokenValue aa = add_merge(&vocabulary, "a", "a");
+  const TokenId aa = add_merge(&vocabulary, "a", "a");
   EXPECT_THAT(encode(*tokenizer_of(vocabulary), "aaaaa", kNoSpecial), ElementsAre(aa, aa, 'a'));
 }
 
 // The definition, by exhaustion: look for each merge in the order of the list, from the left, and start over.
 Tokens merge_naively(const Vocabulary& vocabulary, const std::string& word) {
-  std::map<std::string, TokenValue> ids;
-  for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) ids[vocabulary.pieces[i]] = static_cast<TokenValue>(i);
+  std::map<std::string, TokenId> ids;
+  for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) ids[vocabulary.pieces[i]] = static_cast<TokenId>(i);
   std::vector<std::string> symbols;
   for (const char c : word) symbols.push_back(byte_to_piece(static_cast<std::uint8_t>(c)));
   const auto merge_one = [&] {
@@ -176,8 +176,8 @@ TEST(BpeTokenizer, BosAndEosAsTheVocabularyAsks) {
 
 TEST(BpeTokenizer, ControlTokensNeedParseSpecial) {
   Vocabulary vocabulary = bpe_vocabulary("llama-bpe");
-  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
-  const TokenValue end = add_piece(&vocabulary, "end", 0, TokenKind::kControl);  // a whole word, and within merges
+  const TokenId mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenId end = add_piece(&vocabulary, "end", 0, TokenKind::kControl);  // a whole word, and within merges
   vocabulary.merges = {"e n", "en d"};
   const auto tokenizer = tokenizer_of(vocabulary);
   EXPECT_THAT(encode(*tokenizer, "<|endoftext|>[m]end", kParse), ElementsAre(256, mark, end));
@@ -192,7 +192,7 @@ TEST(BpeTokenizer, ControlTokensNeedParseSpecial) {
 
 TEST(BpeTokenizer, ReservedTokensAreNeverMade) {
   Vocabulary vocabulary = bpe_vocabulary("llama-bpe");
-  const TokenValue user = add_piece(&vocabulary, "user", 0, TokenKind::kUserDefined);
+  const TokenId user = add_piece(&vocabulary, "user", 0, TokenKind::kUserDefined);
   vocabulary.merges = {"u s", "e r", "us er"};
   const auto tokenizer = tokenizer_of(vocabulary);
   const std::vector<TextSegment> segments = {{"user", true}, {"user", false}};
@@ -204,7 +204,7 @@ TEST(BpeTokenizer, ReservedTokensAreNeverMade) {
 
 TEST(BpeTokenizer, SegmentsAreOneText) {
   Vocabulary vocabulary = bpe_vocabulary();
-  const TokenValue ab = add_merge(&vocabulary, "a", "b");
+  const TokenId ab = add_merge(&vocabulary, "a", "b");
   const auto tokenizer = tokenizer_of(vocabulary);
   const std::vector<TextSegment> segments = {{"xa", false}, {"", true}, {"b<|end", false}, {"oftext|>", true}};
   const auto tokens = tokenizer->encode_segments(segments, false, {});
@@ -230,8 +230,8 @@ TEST(BpeTokenizer, WhatHasNoTokenFallsBack) {
 
 TEST(BpeTokenizer, PiecesOutsideTheAlphabetAreDecodedAsTheyAre) {
   Vocabulary vocabulary = bpe_vocabulary();
-  const TokenValue keycap = add_piece(&vocabulary, "\u20E3");
-  const TokenValue spaces = add_piece(&vocabulary, "  ", 0, TokenKind::kUserDefined);
+  const TokenId keycap = add_piece(&vocabulary, "\u20E3");
+  const TokenId spaces = add_piece(&vocabulary, "  ", 0, TokenKind::kUserDefined);
   const auto tokenizer = tokenizer_of(vocabulary);
   EXPECT_EQ(tokenizer->decode(Tokens{keycap, spaces, 'a'}), "\u20E3  a");
   EXPECT_THAT(encode(*tokenizer, "a  b", kNoSpecial), ElementsAre('a', spaces, 'b'));
@@ -254,7 +254,7 @@ TEST(BpeTokenizer, StreamsLikeItDecodes) {
     const std::string text = test::random_text(&random, 30);
     TokenStream stream(*tokenizer, true);
     std::string streamed;
-    for (const TokenValue token : encode(*tokenizer, text, kNoSpecial)) streamed += stream.push(token);
+    for (const TokenId token : encode(*tokenizer, text, kNoSpecial)) streamed += stream.push(token);
     EXPECT_EQ(streamed + stream.flush(), text);
   }
 }

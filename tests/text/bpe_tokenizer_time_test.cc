@@ -78,9 +78,9 @@ TEST(BpeTokenizerTime, OneWordOfAMillionBytes) {
     const auto tokenizer = test::tokenizer_of(runs_vocabulary("llama-bpe", byte));
     ASSERT_NE(tokenizer, nullptr);
     const std::string text(64 * (kMegabyte / 64), (*piece_to_bytes(byte))[0]);
-    std::vector<TokenValue> tokens;
+    std::vector<TokenId> tokens;
     EXPECT_LT(seconds([&] { tokens = test::encode(*tokenizer, text, {.add_special = false}); }), 20.0);
-    EXPECT_EQ(tokens, std::vector<TokenValue>(kMegabyte / 64, 256 + 6));
+    EXPECT_EQ(tokens, std::vector<TokenId>(kMegabyte / 64, 256 + 6));
   }
 }
 
@@ -94,7 +94,7 @@ TEST(BpeTokenizerTime, TenMegabytesOfWords) {
   for (const char* pre_tokenizer : {"gpt-2", "llama-bpe", "qwen2", "deepseek-v3", "gpt-4o"}) {
     const auto tokenizer = test::tokenizer_of(runs_vocabulary(pre_tokenizer, "e"));
     ASSERT_NE(tokenizer, nullptr);
-    std::vector<TokenValue> tokens;
+    std::vector<TokenId> tokens;
     EXPECT_LT(seconds([&] { tokens = test::encode(*tokenizer, text, {.add_special = false}); }), 20.0);
     EXPECT_EQ(tokenizer->decode(tokens), text);
   }

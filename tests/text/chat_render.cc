@@ -16,11 +16,11 @@ namespace {
 using namespace kvasir;
 using Json = nlohmann::json;
 
-TokenValue add(Vocabulary* vocabulary, const Json& piece) {
+TokenId add(Vocabulary* vocabulary, const Json& piece) {
   vocabulary->pieces.push_back(piece.get<std::string>());
   vocabulary->scores.push_back(0);
   vocabulary->kinds.push_back(TokenKind::kControl);
-  return static_cast<TokenValue>(vocabulary->pieces.size() - 1);
+  return static_cast<TokenId>(vocabulary->pieces.size() - 1);
 }
 
 Json whole(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, bool open) {

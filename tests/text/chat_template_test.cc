@@ -13,7 +13,7 @@
 namespace kvasir {
 namespace {
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -40,9 +40,9 @@ Vocabulary marker_vocabulary(TokenKind kind) {
   return vocabulary;
 }
 
-constexpr TokenValue kUser = 259;
-constexpr TokenValue kAssistant = 260;
-constexpr TokenValue kEnd = 261;
+constexpr TokenId kUser = 259;
+constexpr TokenId kAssistant = 260;
+constexpr TokenId kEnd = 261;
 
 TEST(ChatTemplate, SmallModelUsesItsMarkers) {
   const auto tokenizer = test::tokenizer_of_file(test::small_model());
@@ -50,9 +50,9 @@ TEST(ChatTemplate, SmallModelUsesItsMarkers) {
   EXPECT_EQ(template_of(tokenizer->vocabulary())->name(), "markers");
   // <s> 1, <|user|> 3, <|assistant|> 4, <|end|> 5, by the file.
   Tokens expected = {1};
-  const auto add = [&](TokenValue marker, const std::string& content) {
+  const auto add = [&](TokenId marker, const std::string& content) {
     expected.push_back(marker);
-    for (const TokenValue token : test::encode(*tokenizer, content, {.add_special = false})) expected.push_back(token);
+    for (const TokenId token : test::encode(*tokenizer, content, {.add_special = false})) expected.push_back(token);
   };
   add(3, "Hi");
   expected.push_back(5);
@@ -82,7 +82,7 @@ TEST(ChatTemplate, ContentCannotWriteControlTokens) {
         const Tokens loud = encode_talk(*tokenizer, {{role, attack}});
         const auto specials = [&](const Tokens& tokens) {
           Tokens found;
-          std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(found), [&](TokenValue token) {
+          std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(found), [&](TokenId token) {
             const TokenKind k = vocabulary.kinds[static_cast<std::size_t>(token)];
             return k != TokenKind::kNormal && k != TokenKind::kByte;
           });
@@ -98,7 +98,7 @@ TEST(ChatTemplate, ContentCannotWriteControlTokens) {
 TEST(ChatTemplate, OtherUserDefinedTokensStayUsableInContent) {
   Vocabulary vocabulary = marker_vocabulary(TokenKind::kUserDefined);
   vocabulary.add_space_prefix = false;
-  const TokenValue tab = test::add_piece(&vocabulary, "\t\t", 0, TokenKind::kUserDefined);
+  const TokenId tab = test::add_piece(&vocabulary, "\t\t", 0, TokenKind::kUserDefined);
   const auto tokenizer = test::tokenizer_of(vocabulary);
   EXPECT_THAT(encode_talk(*tokenizer, {{"user", "\t\t"}}), ElementsAre(1, kUser, tab, kEnd, kAssistant));
 }
@@ -108,7 +108,7 @@ TEST(ChatTemplate, SystemMarkerIsUsedIfThereIsOne) {
   const std::vector<ChatMessage> messages = {{"system", ""}, {"user", ""}};
   EXPECT_THAT(encode_talk(*test::tokenizer_of(vocabulary), messages),
               ElementsAre(1, kUser, kEnd, kUser, kEnd, kAssistant));
-  const TokenValue system = test::add_piece(&vocabulary, "<|system|>", 0, TokenKind::kControl);
+  const TokenId system = test::add_piece(&vocabulary, "<|system|>", 0, TokenKind::kControl);
   EXPECT_THAT(encode_talk(*test::tokenizer_of(vocabulary), messages),
               ElementsAre(1, system, kEnd, kUser, kEnd, kAssistant));
 }
@@ -238,7 +238,7 @@ TEST(ChatTemplate, ContentsOfNoTemplateWriteControlTokens) {
       if (!prompt.ok()) return std::string("refused");
       std::string marks;
       const Tokens tokens = *encode_chat(*tokenizer, *prompt);
-      for (const TokenValue token : tokens)
+      for (const TokenId token : tokens)
         if (vocabulary.kinds[static_cast<std::size_t>(token)] != TokenKind::kByte &&
             vocabulary.kinds[static_cast<std::size_t>(token)] != TokenKind::kUnknown)
           marks += vocabulary.pieces[static_cast<std::size_t>(token)];
@@ -318,7 +318,7 @@ TEST(ChatTemplate, AnswersEndAsTheTemplateWrites) {
   EXPECT_EQ(spelled->end_token(), std::nullopt);
   EXPECT_EQ(spelled->closing().end, "<|im_end|>");
   EXPECT_EQ(spelled->closing().after, "\n");
-  const TokenValue end = test::add_piece(&vocabulary, "<|im_end|>", 0, TokenKind::kControl);
+  const TokenId end = test::add_piece(&vocabulary, "<|im_end|>", 0, TokenKind::kControl);
   const auto token = template_of(vocabulary, template_file("chatml"));
   EXPECT_THAT(token->stop(), ElementsAre());
   EXPECT_EQ(token->end_token(), end);

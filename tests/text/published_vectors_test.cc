@@ -14,7 +14,7 @@
 namespace kvasir {
 namespace {
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 
 std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -40,7 +40,7 @@ void expect_vectors(const Tokenizer& tokenizer, const std::string& path) {
     const std::string text = input.substr(0, end);
     input = end == std::string::npos ? "" : input.substr(end + separator.size());
     std::istringstream ids(line);
-    const Tokens expected{std::istream_iterator<TokenValue>(ids), {}};
+    const Tokens expected{std::istream_iterator<TokenId>(ids), {}};
     EXPECT_EQ(test::encode(tokenizer, text, {.add_special = false}), expected) << '"' << text << '"';
     EXPECT_EQ(tokenizer.decode(expected), text);
   }

@@ -25,7 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 
 // Llama 2's ids for control tokens and what follows them, as llama.cpp gives them.
 TEST(SpmTokenizer, TextAfterAControlTokenTakesTheSpaceToo) {
@@ -54,9 +54,9 @@ TEST(SpmTokenizer, RoundTripsAnyText) {
 
 // The definition, by exhaustion: look at every adjacent pair, merge the best one, start over.
 Tokens merge_naively(const Vocabulary& vocabulary, const std::vector<std::string>& characters) {
-  std::map<std::string, TokenValue> ids;
+  std::map<std::string, TokenId> ids;
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
-    if (vocabulary.kinds[i] == TokenKind::kNormal) ids[vocabulary.pieces[i]] = static_cast<TokenValue>(i);
+    if (vocabulary.kinds[i] == TokenKind::kNormal) ids[vocabulary.pieces[i]] = static_cast<TokenId>(i);
   }
   std::vector<std::string> symbols;
   for (const std::string& c : characters) symbols.push_back(c == " " ? "\u2581" : c);
@@ -126,8 +126,8 @@ TEST(SpmTokenizer, MergesAsTheDefinitionSays) {
 TEST(SpmTokenizer, LeftmostFirstAmongEqualScores) {
   Vocabulary vocabulary = byte_vocabulary();
   vocabulary.add_space_prefix = false;
-  const TokenValue a = add_piece(&vocabulary, "a");
-  const TokenValue aa = add_piece(&vocabulary, "aa", -1);
+  const TokenId a = add_piece(&vocabulary, "a");
+  const TokenId aa = add_piece(&vocabulary, "aa", -1);
   EXPECT_THAT(encode(*tokenizer_of(vocabulary), "aaaaa", kNoSpecial), ElementsAre(aa, aa, a));
 }
 
@@ -165,7 +165,7 @@ TEST(SpmTokenizer, BosAndEosAsTheVocabularyAsks) {
 TEST(SpmTokenizer, ControlTokensNeedParseSpecial) {
   Vocabulary vocabulary = byte_vocabulary();
   vocabulary.add_space_prefix = false;
-  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenId mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
   add_piece(&vocabulary, "</", 5);  // on the way to "</s>" by merging
   add_piece(&vocabulary, "</s", 5);
   const auto tokenizer = tokenizer_of(vocabulary);
@@ -182,9 +182,9 @@ TEST(SpmTokenizer, ControlTokensNeedParseSpecial) {
 TEST(SpmTokenizer, LongerTokensAreSplitOffFirst) {
   Vocabulary vocabulary = byte_vocabulary();
   vocabulary.add_space_prefix = false;
-  const TokenValue two = add_piece(&vocabulary, "xx", 0, TokenKind::kUserDefined);
-  const TokenValue three = add_piece(&vocabulary, "yxx", 0, TokenKind::kUserDefined);
-  const TokenValue twin = add_piece(&vocabulary, "zx", 0, TokenKind::kUserDefined);
+  const TokenId two = add_piece(&vocabulary, "xx", 0, TokenKind::kUserDefined);
+  const TokenId three = add_piece(&vocabulary, "yxx", 0, TokenKind::kUserDefined);
+  const TokenId twin = add_piece(&vocabulary, "zx", 0, TokenKind::kUserDefined);
   const auto tokenizer = tokenizer_of(vocabulary);
   // From the left, "xx" would come first and leave "yx": the longer token wins although it starts later.
   EXPECT_THAT(encode(*tokenizer, "xyxxx", kNoSpecial), ElementsAre(kByte0 + 'x', three, kByte0 + 'x'));
@@ -196,9 +196,9 @@ TEST(SpmTokenizer, LongerTokensAreSplitOffFirst) {
 
 TEST(SpmTokenizer, SpacePrefixAfterEveryRecognisedToken) {
   Vocabulary vocabulary = byte_vocabulary();
-  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
-  const TokenValue space = add_piece(&vocabulary, "\u2581");
-  const TokenValue a = add_piece(&vocabulary, "a");
+  const TokenId mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenId space = add_piece(&vocabulary, "\u2581");
+  const TokenId a = add_piece(&vocabulary, "a");
   const auto tokenizer = tokenizer_of(vocabulary);
   EXPECT_THAT(encode(*tokenizer, "a[m]a", kNoSpecial), ElementsAre(space, a, mark, space, a));
   EXPECT_THAT(encode(*tokenizer, "[m][m] a", kNoSpecial), ElementsAre(mark, mark, space, space, a));
@@ -213,12 +213,12 @@ TEST(SpmTokenizer, SpacePrefixAfterEveryRecognisedToken) {
 TEST(SpmTokenizer, TokensMaySwallowTheWhiteSpaceBehindThem) {
   Vocabulary vocabulary = byte_vocabulary();
   vocabulary.add_space_prefix = false;
-  const TokenValue mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
-  const TokenValue other = add_piece(&vocabulary, "[n]", 0, TokenKind::kUserDefined);
+  const TokenId mark = add_piece(&vocabulary, "[m]", 0, TokenKind::kUserDefined);
+  const TokenId other = add_piece(&vocabulary, "[n]", 0, TokenKind::kUserDefined);
   vocabulary.strip_after = {mark};
   const auto tokenizer = tokenizer_of(vocabulary);
-  const TokenValue a = kByte0 + 'a';
-  const TokenValue newline = kByte0 + '\n';
+  const TokenId a = kByte0 + 'a';
+  const TokenId newline = kByte0 + '\n';
   EXPECT_THAT(encode(*tokenizer, "a\n[m] \t\u00A0\n\u3000a\n[n]\na", kNoSpecial),
               ElementsAre(a, newline, mark, a, newline, other, newline, a));
   EXPECT_THAT(encode(*tokenizer, "[m] \n[m] [n]\n", kNoSpecial), ElementsAre(mark, mark, other, newline));
@@ -320,34 +320,34 @@ TEST(SpmTokenizer, SpecialTokensAreThoseOfASearchTokenByToken) {
     for (int i = pick(1, 8); i > 0; --i)
       test::add_piece(&vocabulary, letters(pick(1, 5)), 0,
                       pick(0, 1) == 0 ? TokenKind::kControl : TokenKind::kUserDefined);
-    const auto size = static_cast<TokenValue>(vocabulary.pieces.size());
-    const std::vector<TokenValue> reserved = {size - 1};
+    const auto size = static_cast<TokenId>(vocabulary.pieces.size());
+    const std::vector<TokenId> reserved = {size - 1};
     const std::string text = letters(40);
     const bool parse = pick(0, 1) == 1;
-    std::vector<TokenValue> order;
-    for (TokenValue token = 259; token < size; ++token)
+    std::vector<TokenId> order;
+    for (TokenId token = 259; token < size; ++token)
       if (parse || (vocabulary.kinds[static_cast<std::size_t>(token)] == TokenKind::kUserDefined && token != size - 1))
         order.push_back(token);
-    const auto piece = [&](TokenValue token) -> const std::string& {
+    const auto piece = [&](TokenId token) -> const std::string& {
       return vocabulary.pieces[static_cast<std::size_t>(token)];
     };
     std::stable_sort(order.begin(), order.end(),
-                     [&](TokenValue a, TokenValue b) { return piece(a).size() > piece(b).size(); });
-    std::vector<TokenValue> at(text.size(), -1);  // -2 within a token
-    for (const TokenValue token : order)
+                     [&](TokenId a, TokenId b) { return piece(a).size() > piece(b).size(); });
+    std::vector<TokenId> at(text.size(), -1);  // -2 within a token
+    for (const TokenId token : order)
       for (std::size_t i = 0; i + piece(token).size() <= text.size(); ++i) {
         const auto begin = at.begin() + static_cast<std::ptrdiff_t>(i);
         const auto end = begin + static_cast<std::ptrdiff_t>(piece(token).size());
         if (text.compare(i, piece(token).size(), piece(token)) != 0 ||
-            std::any_of(begin, end, [](TokenValue t) { return t != -1; }))
+            std::any_of(begin, end, [](TokenId t) { return t != -1; }))
           continue;
         std::fill(begin, end, -2);
         *begin = token;
       }
-    std::vector<std::pair<std::size_t, TokenValue>> expected;
+    std::vector<std::pair<std::size_t, TokenId>> expected;
     for (std::size_t i = 0; i < at.size(); ++i)
       if (at[i] >= 0) expected.emplace_back(i, at[i]);
-    std::vector<std::pair<std::size_t, TokenValue>> found;
+    std::vector<std::pair<std::size_t, TokenId>> found;
     for (const SpecialTokens::Place& place : SpecialTokens(vocabulary).find(text, parse, reserved))
       found.emplace_back(place.begin, place.token);
     EXPECT_EQ(found, expected) << text;

@@ -67,7 +67,7 @@ TEST(SpmTokenizerTime, OneRunOfAMillionSymbols) {
   const auto tokens = tokenizer->encode(std::string(64 * (kMegabyte / 64), 'a'), {.add_special = false});
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   ASSERT_TRUE(tokens.ok());
-  EXPECT_EQ(*tokens, std::vector<TokenValue>(kMegabyte / 64, 259 + 6));
+  EXPECT_EQ(*tokens, std::vector<TokenId>(kMegabyte / 64, 259 + 6));
   EXPECT_LT(elapsed.count(), 20.0);
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 using test::kByte0;
 
-using Tokens = std::vector<TokenValue>;
+using Tokens = std::vector<TokenId>;
 
 std::string stream_bytes(std::string_view bytes) {
   Vocabulary vocabulary = test::byte_vocabulary();
@@ -45,7 +45,7 @@ TEST(TokenStream, EqualsTheWholeDecode) {
     const Tokens tokens = test::encode(*tokenizer, text);
     TokenStream stream(*tokenizer, true);
     std::string streamed;
-    for (const TokenValue token : tokens) {
+    for (const TokenId token : tokens) {
       const std::string part = stream.push(token);
       EXPECT_FALSE(find_invalid_utf8(part)) << part;
       streamed += part;
@@ -71,7 +71,7 @@ TEST(TokenStream, EverySplitGivesTheSameText) {
     const auto tokenizer = test::tokenizer_of(vocabulary);
     TokenStream stream(*tokenizer, false);
     std::string streamed;
-    for (const TokenValue token : tokens) streamed += stream.push(token);
+    for (const TokenId token : tokens) streamed += stream.push(token);
     ASSERT_EQ(streamed, text) << cuts;
     ASSERT_EQ(stream.flush(), "");
   }
@@ -99,7 +99,7 @@ TEST(TokenStream, RandomBytesBecomeValidUtf8) {
 
 TEST(TokenStream, StripsOneSpaceWhereATextStarts) {
   Vocabulary vocabulary = test::byte_vocabulary();
-  const TokenValue word = test::add_piece(&vocabulary, "\u2581\u2581w");
+  const TokenId word = test::add_piece(&vocabulary, "\u2581\u2581w");
   const auto tokenizer = test::tokenizer_of(vocabulary);
   TokenStream start(*tokenizer, true);
   EXPECT_EQ(start.push(*vocabulary.bos), "");

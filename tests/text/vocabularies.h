@@ -21,16 +21,16 @@ namespace kvasir::test {
 inline constexpr EncodeOptions kNoSpecial{.add_special = false, .parse_special = false};
 inline constexpr EncodeOptions kParse{.add_special = false, .parse_special = true};
 
-inline TokenValue add_piece(Vocabulary* vocabulary, std::string piece, float score = 0.0F,
-                            TokenKind kind = TokenKind::kNormal) {
+inline TokenId add_piece(Vocabulary* vocabulary, std::string piece, float score = 0.0F,
+                         TokenKind kind = TokenKind::kNormal) {
   vocabulary->pieces.push_back(std::move(piece));
   vocabulary->scores.push_back(score);
   vocabulary->kinds.push_back(kind);
-  return static_cast<TokenValue>(vocabulary->pieces.size() - 1);
+  return static_cast<TokenId>(vocabulary->pieces.size() - 1);
 }
 
 // <unk> 0, <s> 1, </s> 2, bytes 3 to 258.
-inline constexpr TokenValue kByte0 = 3;
+inline constexpr TokenId kByte0 = 3;
 inline Vocabulary byte_vocabulary() {
   Vocabulary vocabulary;
   vocabulary.unknown = add_piece(&vocabulary, "<unk>", 0, TokenKind::kUnknown);
@@ -56,7 +56,7 @@ inline Vocabulary bpe_vocabulary(std::string pre_tokenizer = "gpt-2") {
 }
 
 // Adds a merge of two pieces and, as a token, what it makes of them.
-inline TokenValue add_merge(Vocabulary* vocabulary, const std::string& left, const std::string& right) {
+inline TokenId add_merge(Vocabulary* vocabulary, const std::string& left, const std::string& right) {
   vocabulary->merges.push_back(left + " " + right);
   return add_piece(vocabulary, left + right);
 }
@@ -76,11 +76,11 @@ inline std::unique_ptr<Tokenizer> tokenizer_of_file(const std::string& path) {
   return vocabulary.ok() ? tokenizer_of(std::move(*vocabulary)) : nullptr;
 }
 
-inline std::vector<TokenValue> encode(const Tokenizer& tokenizer, std::string_view text,
-                                      const EncodeOptions& options = {}) {
+inline std::vector<TokenId> encode(const Tokenizer& tokenizer, std::string_view text,
+                                   const EncodeOptions& options = {}) {
   auto tokens = tokenizer.encode(text, options);
   EXPECT_TRUE(tokens.ok()) << tokens.status().message();
-  return tokens.ok() ? std::move(*tokens) : std::vector<TokenValue>();
+  return tokens.ok() ? std::move(*tokens) : std::vector<TokenId>();
 }
 
 inline std::string utf8(char32_t c) {

@@ -163,7 +163,7 @@ TEST(VocabularyFromGguf, DefaultsOfBpe) {
   EXPECT_EQ(vocabulary->scores.size(), 5U);
   EXPECT_FALSE(vocabulary->bos || vocabulary->eos || vocabulary->eot || vocabulary->unknown);
   EXPECT_FALSE(vocabulary->add_bos || vocabulary->add_eos || vocabulary->add_space_prefix);
-  EXPECT_EQ(vocabulary->ends, std::vector<TokenValue>{4});
+  EXPECT_EQ(vocabulary->ends, std::vector<TokenId>{4});
   EXPECT_EQ(vocabulary->kinds[4], TokenKind::kControl);
 }
 
@@ -240,7 +240,7 @@ TEST(VocabularyFromGguf, EndsAreKnownByHowTheyAreWritten) {
   keys.types = {1, 3, 4, 3, 3};
   const auto vocabulary = read_bpe(keys, "qwen2");
   ASSERT_TRUE(vocabulary.ok());
-  EXPECT_EQ(vocabulary->ends, (std::vector<TokenValue>{0, 1, 2, 4}));  // </s> only where it is EOS
+  EXPECT_EQ(vocabulary->ends, (std::vector<TokenId>{0, 1, 2, 4}));  // </s> only where it is EOS
   EXPECT_EQ(vocabulary->eot, 0);
   EXPECT_EQ(vocabulary->kinds, std::vector<TokenKind>(5, TokenKind::kControl));
 }
@@ -249,10 +249,10 @@ TEST(VocabularyFromGguf, EndsAreKnownByHowTheyAreWritten) {
 TEST(VocabularyFromGguf, EndsOfPartsAreNoEnds) {
   Keys keys = bpe_keys();
   keys.tokens = {"<|end|>", "<|return|>", "<|call|>", "a", "b"};
-  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenValue>{1, 2}));
+  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenId>{1, 2}));
   EXPECT_FALSE(read_bpe(keys, "gpt-4o")->eot);
   keys.tokens[1] = "c";
-  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenValue>{0, 2}));
+  EXPECT_EQ(read_bpe(keys, "gpt-4o")->ends, (std::vector<TokenId>{0, 2}));
 }
 
 TEST(VocabularyFromGguf, TokensOfPhi3SwallowWhiteSpace) {
@@ -262,11 +262,11 @@ TEST(VocabularyFromGguf, TokensOfPhi3SwallowWhiteSpace) {
     keys.types = {2, 3, 4, 3, 3};
     return read_vocabulary(keys, [&](gguf::Writer* writer) { writer->set_string(key, value); })->strip_after;
   };
-  const std::vector<TokenValue> expected = {2, 4};
+  const std::vector<TokenId> expected = {2, 4};
   EXPECT_EQ(strip_after("general.name", "Phi-3 mini"), expected);
   EXPECT_EQ(strip_after("general.name", "phi3"), expected);
   EXPECT_EQ(strip_after("general.architecture", "phi3"), expected);
-  EXPECT_EQ(strip_after("general.name", "Llama"), std::vector<TokenValue>());
+  EXPECT_EQ(strip_after("general.name", "Llama"), std::vector<TokenId>());
 }
 
 TEST(VocabularyFromGguf, SmallModel) {
