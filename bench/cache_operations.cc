@@ -1,4 +1,4 @@
-// What keeping a bounded cache costs per token and layer, beside the model: appending, the attention's view, the
+// What keeping a bounded cache costs per token and layer, beside the model: appending, the table's description, the
 // policy's scores and decisions, moving and rotating; against a cache that copies (copying_cache.h).
 //
 //   cache_operations [TOKENS] [ROUNDS]
@@ -13,17 +13,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "backend/attention_mass.h"
+#include "backend/cpu/cpu_page_store.h"
 #include "copying_cache.h"
-#include "engine/sequence_runner.h"
+#include "engine/sequence.h"
 #include "kernels/kernels.h"
-#include "kv/attention_mass.h"
-#include "kv/attention_view.h"
+#include "kv/describe_table.h"
 #include "retention/registry.h"
 
 namespace kvasir::bench {
@@ -47,9 +48,10 @@ struct Row {
 // A layer under a policy, with attention that decays with age and has heavy hitters.
 class Layer {
  public:
-  Layer(const std::string& spec, std::int64_t most) : policy_(std::move(*make_policy(spec))) {
-    const KvCacheShape shape{1, kKvHeads, {kHeadDim, 32, KvType::kF16}};
-    cache_ = std::move(*KvCache::create(shape, std::uint64_t{1} << 28));
+  Layer(const std::string& spec, std::int64_t most)
+      : policy_(std::move(*make_policy(spec))),
+        store_(kShape.page, find_kernels("auto"), &threads_, inverse_frequencies()) {
+    cache_ = std::move(*KvCache::create(kShape, std::uint64_t{1} << 28, &store_));
     sequence_.emplace(cache_->new_sequence(sequence_layout(*policy_)));
     policy_->begin({1, 1, kHeads});
     std::mt19937_64 random(1);
@@ -62,70 +64,54 @@ class Layer {
   }
 
   void step() {
-    LaneGroup& table = sequence_->group();
-    PolicyPass pass{table.next_id(), 1, false, 0};
+    PageTable& table = sequence_->only_table();
+    const PolicyChunk chunk{table.next_index(), 1, false, 0};
     check(sequence_->append(1));
-    const PassPlan plan = plan_pass(*policy_, 1);
-    view_.build(table, plan.hidden);
-    if (!policy_->by_table()) {
-      check(table.drop(policy_->dropped(), policy_->realign()));
-      return;
-    }
-    if (policy_->reduction() != MassReduction::kNone) {
+    IndexRange hidden;
+    policy_->hidden(chunk, {&hidden, 1});
+    describe_table(table, {&hidden, 1}, 0, &description_);
+    const std::vector<MassReduction>& reductions = policy_->traits().reductions;
+    if (!reductions.empty()) {
       const auto n = static_cast<std::size_t>(table.length());
       const float* heads[kHeads];
       std::fill_n(heads, kHeads, weights_.data() + weights_.size() - n);
       const std::span<double> mass = std::span(mass_).first(n);
-      reduce_mass(heads, static_cast<int>(n), policy_->reduction(), mass);
-      policy_->observe(pass, 0, 0, mass);
+      masses_.assign(reductions.size(), mass);
+      for (const MassReduction reduction : reductions) reduce_mass(heads, static_cast<int>(n), reduction, mass);
+      policy_->observe(chunk, 0, 0, masses_);
     }
     plan_.clear();
-    policy_->end_pass(pass, 0, plan_);
-    table.apply(plan_, [&](std::span<const LaneGroup::SlotCopy> copies) { move(copies); });
+    policy_->end_chunk(chunk, 0, plan_);
+    check(table.apply(plan_));
   }
 
-  std::int64_t held() const { return sequence_->group().length(); }
+  std::int64_t held() const { return sequence_->only_table().length(); }
 
  private:
+  static constexpr KvCacheShape kShape{1, kKvHeads, {kHeadDim, 32, KvType::kF16}};
+
+  static std::vector<double> inverse_frequencies() {
+    std::vector<double> frequencies;
+    for (int i = 0; i < kHeadDim / 2; ++i) frequencies.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
+    return frequencies;
+  }
+
   static void check(const Status& status) {
     if (status.ok()) return;
     fmt::print(stderr, "cache_operations: {}\n", status.message());
     std::exit(1);
   }
 
-  const std::vector<float>& rotation(Position shift) {
-    std::vector<float>& found = rotations_[shift];
-    if (found.empty()) {
-      found.resize(kHeadDim);
-      for (int i = 0; i < kHeadDim / 2; ++i) {
-        const double angle = static_cast<double>(shift) * std::pow(10000.0, -2.0 * i / kHeadDim);
-        found[static_cast<std::size_t>(i)] = static_cast<float>(std::cos(angle));
-        found[static_cast<std::size_t>(kHeadDim / 2 + i)] = static_cast<float>(std::sin(angle));
-      }
-    }
-    return found;
-  }
-
-  void move(std::span<const LaneGroup::SlotCopy> copies) {
-    PagePool& pool = cache_->pool();
-    for (std::size_t lane = 0; lane < kKvHeads; ++lane)
-      for (const LaneGroup::SlotCopy& copy : copies) {
-        const float* angles = copy.shift != 0 ? rotation(copy.shift).data() : nullptr;
-        kernels_.move_slots(pool.shape(), pool.data(copy.from->pages[lane]), copy.slots,
-                            pool.data(copy.to->pages[lane]), copy.to_slot, kHeadDim, angles,
-                            angles != nullptr ? angles + kHeadDim / 2 : nullptr);
-      }
-  }
-
-  const KernelTable& kernels_ = *find_kernels("auto");
   std::unique_ptr<RetentionPolicy> policy_;
+  ThreadPool threads_{1};
+  CpuPageStore store_;
   std::unique_ptr<KvCache> cache_;
   std::optional<KvSequence> sequence_;
-  AttentionView view_;
+  BatchTable description_;
   KeepPlan plan_;
   std::vector<float> weights_;
   std::vector<double> mass_;
-  std::map<Position, std::vector<float>> rotations_;
+  std::vector<std::span<const double>> masses_;
 };
 
 double quantile(std::vector<double> values, double q) {

@@ -37,7 +37,7 @@ T value_or_exit(Result<T> result) {
 std::vector<float> logits_of(const std::string& path, const std::string& kv_type, const std::string& policy,
                              std::span<const TokenId> tokens) {
   const auto model = value_or_exit(load_model({.model = path, .kv_type = kv_type}, {}));
-  std::shared_ptr<KvCache> cache = value_or_exit(KvCache::create(model->kv_shape, std::uint64_t{1} << 28));
+  const std::shared_ptr<KvCache> cache = value_or_exit(new_cache(model, std::uint64_t{1} << 28));
   SequenceRunner runner(model, cache, value_or_exit(make_policy(policy)));
   std::vector<float> out;
   const Status status =

@@ -1,5 +1,5 @@
 // Any bytes as a chat template's source and as messages: it is recognised or not, and what is written by it, and by all
-// the families of tests/text/templates, keeps contents apart from the template's own text. Only the latter gives
+// the families of tests/chat/templates, keeps contents apart from the template's own text. Only the latter gives
 // control tokens, and an answer ends as closing() says.
 //
 // The input: options, the template's source, then messages, each behind a zero byte: s, u, a or another role, content.
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "text/chat_template.h"
+#include "chat/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// Policy specs from anywhere: an error or a policy whose own spec makes an equal one, by range and by table.
+// Policy specs from anywhere: an error or a policy whose own spec makes an equal one.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -11,29 +11,36 @@ namespace {
 
 using namespace kvasir;
 
-// A prompt in two passes, then single tokens; the masses depend on the row alone.
+void drop_tokens(const KeepPlan& plan, std::vector<TokenIndex>& held) {
+  for (const IndexRange& range : plan.drop)
+    for (TokenIndex token = range.begin; token < range.end; ++token) KVASIR_CHECK(std::erase(held, token) == 1);
+}
+
+// A prompt in two chunks, then single tokens; the masses depend on the row alone.
 std::vector<TokenIndex> kept_by(RetentionPolicy& policy) {
   policy.begin({});
   std::vector<TokenIndex> held;
   KeepPlan plan;
-  TokenIndex next = 0;
-  for (int step = 0; step < 60; ++step) {
-    const int rows = step < 2 ? 20 : 1;
-    const PolicyPass pass{next, rows, step < 2, step == 0 ? 20 : 0};
+  constexpr TokenIndex kPrompt = 40;
+  for (TokenIndex next = 0; next < kPrompt + 58;) {
+    const bool prompt = next < kPrompt;
+    const int rows = policy.chunk_rows(prompt ? static_cast<int>(20 - next % 20) : 1);
+    const PolicyChunk chunk{next, rows, prompt, prompt ? kPrompt - next - rows : 0};
     const std::size_t before = held.size();
     for (int row = 0; row < rows; ++row) held.push_back(next + row);
     next += rows;
-    for (int row = 0; row < rows && policy.reduction() != MassReduction::kNone; ++row) {
+    for (int row = 0; row < rows && !policy.traits().reductions.empty(); ++row) {
       std::vector<double> mass(before + static_cast<std::size_t>(row) + 1);
       for (std::size_t i = 0; i < mass.size(); ++i) mass[i] = static_cast<double>((held[i] * 7 + row) % 11);
-      policy.observe(pass, 0, row, mass);
+      const std::vector<std::span<const double>> masses(policy.traits().reductions.size(), mass);
+      policy.observe(chunk, 0, row, masses);
     }
     plan.clear();
-    policy.end_pass(pass, 0, plan);
-    for (const TokenIndex id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
+    policy.end_chunk(chunk, 0, plan);
+    drop_tokens(plan, held);
     plan.clear();
-    policy.finish_pass(pass, 0, plan);
-    for (const TokenIndex id : plan.drop) KVASIR_CHECK(std::erase(held, id) == 1);
+    policy.finish_chunk(chunk, 0, plan);
+    drop_tokens(plan, held);
   }
   return held;
 }
@@ -47,13 +54,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     KVASIR_CHECK(!policy.status().message().empty());
     return 0;
   }
-  const auto again = make_policy((*policy)->spec());
-  KVASIR_CHECK(again.ok() && (*again)->spec() == (*policy)->spec() && (*again)->bound() == (*policy)->bound());
-  KVASIR_CHECK((*again)->by_table() == (*policy)->by_table() && (*again)->positions() == (*policy)->positions());
-  if ((*policy)->by_table()) {
-    KVASIR_CHECK(kept_by(**policy) == kept_by(**again));
-    return 0;
-  }
-  for (int i = 0; i < 100; ++i) KVASIR_CHECK((*policy)->advance().end == (*again)->advance().end);
+  const auto again = make_policy((*policy)->traits().spec);
+  KVASIR_CHECK(again.ok() && (*again)->bound() == (*policy)->bound());
+  const PolicyTraits& first = (*policy)->traits();
+  const PolicyTraits& second = (*again)->traits();
+  KVASIR_CHECK(first.spec == second.spec && first.scope == second.scope && first.positions == second.positions);
+  KVASIR_CHECK(first.compacts == second.compacts && first.reductions == second.reductions);
+  KVASIR_CHECK((*policy)->exact_prefix(100) == (*again)->exact_prefix(100));
+  KVASIR_CHECK(kept_by(**policy) == kept_by(**again));
   return 0;
 }

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "chat/chat_template.h"
+#include "generation/token_stream.h"
 #include "text/byte_alphabet.h"
-#include "text/chat_template.h"
 #include "text/pre_tokenizers.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"

@@ -8,6 +8,11 @@ test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy 
 fuzz_packages=(clang-14 libclang-rt-14-dev)
 format_packages=(clang-format-14)
 
+# say TEXT: on standard error, behind the minutes and seconds since the start.
+say() {
+  printf '%d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$1" >&2
+}
+
 # Installs those of the named Debian packages that are missing.
 install_packages() {
   local missing=()
@@ -20,7 +25,7 @@ install_packages() {
     command -v sudo >/dev/null || { echo "missing packages: ${missing[*]}; install them as root" >&2; exit 1; }
     as_root=(sudo)
   fi
-  echo "installing: ${missing[*]}" >&2
+  say "installing: ${missing[*]}"
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2
 }
@@ -31,9 +36,17 @@ configure_and_build() {
   shift 2
   local log=build/$preset-build.log
   mkdir -p build
-  echo "building ($preset), minutes if it is the first time; the log is $log" >&2
+  say "building $target ($preset), minutes if it is the first time; the log is $log"
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     exit 1
   fi
+}
+
+# run_tests PRESET [ctest options...]: shows the output of those that fail.
+run_tests() {
+  local preset=$1
+  shift
+  say "running tests ($preset)"
+  ctest --preset "$preset" -j "$(nproc)" --progress --no-tests=error "$@"
 }

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 
@@ -36,17 +37,6 @@ struct KvReport {
   std::uint64_t budget = 0;      // bytes there may be
 };
 
-enum class FinishReason {
-  kEnd,        // the model ended its text
-  kLength,     // max_tokens were generated
-  kStop,       // a stop string came
-  kContext,    // policy full: the model's trained context is exhausted
-  kKvMemory,   // the KV budget is exhausted
-  kCancelled,  // the caller asked to stop
-};
-std::string_view finish_reason_name(
-    FinishReason reason);  // "end", "length", "stop", "context", "kv_memory", "cancelled"
-
 struct GenerateResult {
   std::string text;
   std::int64_t prompt_tokens = 0;  // read into the session since the last generate()
@@ -56,6 +46,15 @@ struct GenerateResult {
   FinishReason finish_reason = FinishReason::kEnd;
   std::uint64_t seed = 0;  // that the sampler used
   KvReport kv;
+};
+
+// One result of a beam search.
+struct BeamResult {
+  std::string text;
+  std::int64_t tokens = 0;
+  double log_probability = 0;  // of the tokens, the end token included
+  double score = 0;            // see BeamOptions::length_penalty
+  FinishReason finish_reason = FinishReason::kLength;
 };
 
 struct ModelSummary {
@@ -93,9 +92,25 @@ class Session {
   virtual Result<GenerateResult> generate(const GenerateOptions& options,
                                           const std::function<bool(std::string_view)>& on_text) = 0;
 
-  // A session with the same context that shares all its pages until they diverge. Under a policy that looks at
-  // attention that is at the next pass of either, which copies them: its plans move tokens. Errors: kResourceExhausted.
+  // Samples `count` continuations of the context side by side, sample i with seed + i; they share the context's pages.
+  // `on_text` gets the number of a sample and its text as it becomes complete, and returns false to cancel that sample.
+  // The session stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1
+  // to 64.
+  virtual Result<std::vector<GenerateResult>> sample(
+      const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) = 0;
+
+  // Returns the continuations of highest probability that a beam search finds, best first. `progress` (may be empty)
+  // hears tokens done; return false to stop. The session stays as it is. Errors: as sample.
+  virtual Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
+                                                      const std::function<bool(std::int64_t)>& progress) = 0;
+
+  // Returns a session with the same context that shares all its pages. A page is copied when either writes to it.
+  // Errors: kResourceExhausted.
   virtual Result<std::unique_ptr<Session>> fork() const = 0;
+
+  // Writes the session to a file that Engine::load_session continues as if it had never stopped: written whole or not
+  // at all. Errors: kInvalidArgument (the place), kResourceExhausted (a full disk).
+  virtual Status save(const std::string& path) const = 0;
 
   // The id of the first token dropped (in any layer) and how many were, so far (on average over layers, rounded up);
   // dropped is 0 while nothing is forgotten.
@@ -121,6 +136,15 @@ class Engine {
   // for that session alone; give kv_memory to hold several. Errors: kInvalidArgument (the policy, or kv_memory too
   // small for it), kResourceExhausted (memory, or a bounded policy that this cache can never hold).
   virtual Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) = 0;
+
+  struct LoadedSession {
+    std::unique_ptr<Session> session;
+    bool other_arithmetic = false;  // written by other kernels: later tokens may differ from what they would have been
+  };
+  // Continues a session that Session::save wrote. Policy, page type and page size are the file's, whatever the options.
+  // `sequences`: as in SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model),
+  // kUnsupported (another format), kResourceExhausted.
+  virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
 };
 
 }  // namespace kvasir

@@ -37,6 +37,8 @@ struct EngineOptions {
 struct SessionOptions {
   std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
                        // context and what kv_memory holds as its cap
+  int sequences =
+      1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };
 
 // One continuation.
@@ -45,6 +47,16 @@ struct GenerateOptions {
   bool ignore_eos = false;
   std::vector<std::string> stop;  // generation ends before the first of these; none may be empty
   SamplingOptions sampling;
+  // Goes on with the draws and the sampling options of the session's last generation, as if that had not ended. Has no
+  // effect where there was none.
+  bool resume = false;
+};
+
+struct BeamOptions {
+  int width = 4;                // beams that go on side by side, 1 to 64
+  double length_penalty = 1.0;  // score = log probability / tokens^length_penalty; -10 to 10
+  std::int64_t max_tokens = 256;
+  bool ignore_eos = false;
 };
 
 }  // namespace kvasir

@@ -1,14 +1,18 @@
 // Status and Result<T>: how every expected failure is told.
 //
 // An expected failure (bad file, bad option, no memory left) is a Status whose message is one line that says what is
-// wrong and how to mend it. A bug is a KVASIR_CHECK (src/base/check.h). Nothing in the library throws across its API.
+// wrong and how to mend it, in words that suit every front end. settings() names the options concerned by their fields,
+// such as `kv_memory`; a front end adds its own spelling of them (--kv-memory). A bug is a KVASIR_CHECK
+// (src/base/check.h). Nothing in the library throws across its API.
 // Thread-safety: values; safe to copy between threads.
 #pragma once
 
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace kvasir {
 
@@ -34,9 +38,27 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
+  // Fields of the option structs (options.h, and those of src/) that would mend the failure, the likeliest first: a
+  // value is out of range, or another would do. Often empty.
+  const std::vector<std::string_view>& settings() const { return settings_; }
+
+  // The same Status with these settings. REQUIRES: string literals, which the Status does not copy.
+  Status about(std::initializer_list<std::string_view> settings) && {
+    settings_.assign(settings);
+    return std::move(*this);
+  }
+
+  // The same Status in other words.
+  Status with_message(std::string message) const {
+    Status other = *this;
+    other.message_ = std::move(message);
+    return other;
+  }
+
  private:
   StatusCode code_ = StatusCode::kOk;
   std::string message_;
+  std::vector<std::string_view> settings_;
 };
 
 // A value, or the Status that says why there is none. REQUIRES of value accessors: ok().

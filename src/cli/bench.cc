@@ -33,6 +33,7 @@ Status bench(BenchOptions options) {
       list.push_back({{"policy", f.policy},
                       {"test", f.name},
                       {"depth", f.depth},
+                      {"batch", f.batch},
                       {"tokens", f.tokens},
                       {"tokens_per_s", f.median},
                       {"lowest", f.lowest},
@@ -53,8 +54,9 @@ Status bench(BenchOptions options) {
   std::string policy;
   for (const SpeedFigure& f : figures) {
     if (f.policy != policy) out += fmt::format("\n{}\n", policy = f.policy);
-    out += fmt::format("  {:<8} {:>6} tokens at depth {:>7}: {:>9.2f} tokens/s  ({:.2f} to {:.2f})", f.name, f.tokens,
-                       f.depth, f.median, f.lowest, f.highest);
+    const std::string sequences = f.batch > 1 ? fmt::format(" x {:>3}", f.batch) : "";
+    out += fmt::format("  {:<8} {:>6} tokens{} at depth {:>7}: {:>9.2f} tokens/s  ({:.2f} to {:.2f})", f.name, f.tokens,
+                       sequences, f.depth, f.median, f.lowest, f.highest);
     if (options.speed.policies.size() > 1) out += fmt::format(", {:.3f} of the first's time", f.slowdown);
     if (f.gigabytes_per_s > 0) out += fmt::format(", {:.1f} GB/s of weights and KV", f.gigabytes_per_s);
     out += "\n";
@@ -74,6 +76,9 @@ void add_bench(CLI::App& program, Outcome& outcome) {
   command->add_option("--decode", options->speed.decode, "Tokens generated per repetition; 0: not measured")
       ->capture_default_str();
   command->add_option("--depth", options->speed.depths, "Tokens in the cache when decoding starts; several, by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--batch", options->speed.batches, "Sequences that decode side by side; several, by commas")
       ->delimiter(',')
       ->capture_default_str();
   command->add_option("--repeat", options->speed.repeat, "Repetitions")->capture_default_str();

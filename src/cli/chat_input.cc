@@ -14,7 +14,8 @@ CLI::Option* add_chat_template_option(CLI::App& command, std::string& file) {
 Result<std::string> read_chat_template(const std::string& file) {
   if (file.empty()) return std::string();
   KVASIR_ASSIGN_OR_RETURN(std::string source, read_file(file, std::size_t{1} << 20));
-  if (source.empty()) return invalid_argument("the chat template '{}' is empty", printable(file, 200));
+  if (source.empty())
+    return invalid_argument("the chat template '{}' is empty; give another file", printable(file, 200));
   return source;
 }
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "chat/chat_template.h"
 #include "cli/command.h"
-#include "text/chat_template.h"
 
 namespace kvasir::cli {
 

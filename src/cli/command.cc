@@ -36,6 +36,13 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// The program and the commands within it that the command line names.
+std::vector<const CLI::App*> commands(const CLI::App& program) {
+  std::vector<const CLI::App*> path = {&program};
+  while (!path.back()->get_subcommands().empty()) path.push_back(path.back()->get_subcommands().front());
+  return path;
+}
+
 }  // namespace
 
 int exit_code(const Status& status) {
@@ -52,20 +59,64 @@ int exit_code(const Status& status) {
   return 1;
 }
 
+std::string error_text(const Status& status, const CLI::App& program) {
+  const CLI::App& command = *commands(program).back();
+  // Settings whose options are not called as they are.
+  static constexpr std::pair<std::string_view, const char*> kOptions[] = {
+      {"policy", "--kv"},         {"policies", "--kv"},      {"page_slots", "--page"},
+      {"max_tokens", "--tokens"}, {"depths", "--depth"},     {"first_scored", "--skip"},
+      {"tokens", "--fill"},       {"temperature", "--temp"}, {"repetition_penalty", "--repeat-penalty"}};
+  std::string options;
+  for (const std::string_view setting : status.settings()) {
+    std::string name = "--" + std::string(setting);
+    std::ranges::replace(name, '_', '-');
+    for (const auto& [other, option] : kOptions)
+      if (command.get_option_no_throw(name) == nullptr && other == setting) name = option;
+    // What another command would take is no help.
+    if (command.get_option_no_throw(name) != nullptr) options += (options.empty() ? " [" : ", ") + name;
+  }
+  return printable(status.message(), 2000) + options + (options.empty() ? "" : "]");
+}
+
+std::string error_text(const CLI::ParseError& error, const CLI::App& program) {
+  const std::vector<const CLI::App*> path = commands(program);
+  const CLI::App* at = path.back();
+  std::string command;
+  for (const CLI::App* app : path) command += (command.empty() ? "" : " ") + app->get_name();
+  std::string problem = error.what();
+  const std::string option = problem.substr(0, problem.find(':'));
+  if (at->get_require_subcommand_min() > 0) {
+    problem = at->remaining().empty() ? "a command is missing"
+                                      : fmt::format("there is no command '{}'", at->remaining().front());
+  } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !at->remaining().empty()) {
+    problem = fmt::format("the argument '{}' is not expected", at->remaining().front());
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    problem = problem.ends_with("missing") ? option + " needs a value" : option + " is given more than once";
+  } else if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    // "Could not convert: --chunk = 99999999999"
+    const std::string what = problem.substr(problem.find(':') + 2);
+    problem = fmt::format("{}: '{}' is not a number in range", what.substr(0, what.find(" = ")),
+                          what.substr(std::min(what.find(" = ") + 3, what.size())));
+  }
+  return fmt::format("{} (see '{} --help')", printable(problem, 300), command);
+}
+
 void add_model_option(CLI::App& command, std::string& path) {
   command.add_option("-m,--model", path, "GGUF file of the model")->required()->type_name("FILE");
 }
 
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help) {
-  // CLI11 would wrap a negative size round to a huge one. The transform added last runs first.
-  const auto not_negative = [](std::string& text) {
-    return text.find('-') == std::string::npos ? std::string() : "a size cannot be negative";
+  const auto to_bytes = [size = CLI::AsSizeValue(true)](std::string& text) -> std::string {
+    const std::string given = text;
+    try {
+      // CLI11 would wrap a negative size round to a huge one.
+      if (given.find('-') == std::string::npos && size(text).empty()) return "";
+    } catch (const CLI::ValidationError&) {  // thrown for some of what is no size
+    }
+    return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB", printable(given, 40));
   };
-  return command.add_option(name, bytes, help)
-      ->transform(CLI::AsSizeValue(true))
-      ->transform(CLI::Validator(not_negative, ""))
-      ->type_name("BYTES");
+  return command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
 }
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {

@@ -25,6 +25,12 @@ using Json = nlohmann::ordered_json;
 // Exit codes: 0 done; 1 a run failed; 2 the command line or an input was wrong.
 int exit_code(const Status& status);
 
+// One line for a person. `program` is what parsed the command line. For a Status: what went wrong, and behind it those
+// options of the command that mend it: "... [--kv-memory, --chunk]". Else: what is wrong with the command line, and
+// where help is.
+std::string error_text(const Status& status, const CLI::App& program);
+std::string error_text(const CLI::ParseError& error, const CLI::App& program);
+
 // The command that ran leaves its status here.
 struct Outcome {
   Status status;

@@ -37,7 +37,8 @@ constexpr const char* kAllTexts = "all";
 
 // The files named, and of folders those whose names end in .txt, by name.
 Result<std::vector<std::string>> text_paths(const std::vector<std::string>& given) {
-  if (std::ranges::count(given, "-") > 1) return invalid_argument("-f -: standard input can be read only once");
+  if (std::ranges::count(given, "-") > 1)
+    return invalid_argument("-f -: standard input can be read only once; give it once");
   std::vector<std::string> paths;
   for (const std::string& path : given) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> found, files_at(path, ".txt", "text"));
@@ -49,7 +50,7 @@ Result<std::vector<std::string>> text_paths(const std::vector<std::string>& give
 // With more than one text, a message must say which.
 Status name_text(const std::string& file, bool several, const Status& status) {
   if (status.ok() || !several) return status;
-  return Status(status.code(), fmt::format("{}: {}", printable(file, 200), status.message()));
+  return status.with_message(fmt::format("{}: {}", printable(file, 200), status.message()));
 }
 
 // What of the text is used.
@@ -61,7 +62,8 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
                             window);
   const std::int64_t used = options.windows > 0 ? options.windows * window : options.tokens;
   if (used > size)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", size, used);
+    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
+                            size, used);
   if (used > 0) tokens.resize(static_cast<std::size_t>(used));
   return {};
 }
@@ -141,7 +143,7 @@ class PerplexityTable {
     const std::size_t most = compared ? 33 : 50;  // longer ones stand on lines of their own
     for (const std::string& policy : policies) {
       const auto made = make_policy(policy);
-      const std::size_t size = made.ok() ? (*made)->spec().size() : policy.size();
+      const std::size_t size = made.ok() ? (*made)->traits().spec.size() : policy.size();
       if (size <= most) width_ = std::max(width_, size);
     }
   }

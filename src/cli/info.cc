@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
@@ -100,7 +101,8 @@ struct Needs {
 Result<Needs> needs_of(const gguf::File& file) {
   Needs needs;
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
-  KVASIR_ASSIGN_OR_RETURN(needs.weights, Weights::plan_bytes(file, config));
+  KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
+  needs.weights = cpu_weight_bytes(weights.parts);
   const EngineOptions defaults;
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, defaults.kv_type, defaults.page_slots));
   needs.tokens = std::min(config.context, kMostPlannedTokens);

@@ -38,7 +38,8 @@ Result<std::vector<TokenId>> read_text(const InspectCommand& command, const Load
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens.value_or(0) > count)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", count, *command.tokens);
+    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
+                            count, *command.tokens);
   const std::int64_t wanted = command.tokens ? (*command.tokens > 0 ? *command.tokens : count) : kDefaultTokens;
   if (wanted < count) tokens.resize(static_cast<std::size_t>(wanted));
   return tokens;

@@ -11,6 +11,7 @@
 
 #include "cli/command.h"
 #include "cli/eval_report.h"
+#include "generation/token_stream.h"
 
 namespace kvasir::cli {
 namespace {

@@ -1,5 +1,4 @@
 #include <fcntl.h>
-#include <fmt/core.h>
 
 #include <sstream>
 #include <string_view>
@@ -46,19 +45,10 @@ int main(int argc, char** argv) {
       program.exit(error, text, text);
       outcome.status = print(text.str());
     } else {
-      std::string command;
-      std::string problem = error.what();
-      constexpr std::string_view kConversion = "Could not convert: ";
-      if (problem.starts_with(kConversion)) problem = problem.substr(kConversion.size()) + " is not a number in range";
-      const CLI::App* at = &program;
-      for (; !at->get_subcommands().empty(); at = at->get_subcommands().front())
-        command += " " + at->get_subcommands().front()->get_name();
-      if (at->get_require_subcommand_min() > 0 && !at->remaining().empty())
-        problem = fmt::format("there is no command '{}'", at->remaining().front());
-      note("kvasir: {} (see 'kvasir{} --help')\n", printable(problem, 300), command);
+      note("kvasir: {}\n", error_text(error, program));
       return 2;
     }
   }
-  if (!outcome.status.message().empty()) note("kvasir: {}\n", printable(outcome.status.message(), 2000));
+  if (!outcome.status.message().empty()) note("kvasir: {}\n", error_text(outcome.status, program));
   return exit_code(outcome.status);
 }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
@@ -30,7 +32,8 @@ struct PlanOptions {
 Status plan(const PlanOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
-  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t weight_bytes, Weights::plan_bytes(file, config));
+  KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
+  const std::uint64_t weight_bytes = cpu_weight_bytes(weights.parts);
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, options.kv_type, options.page_slots));
   const std::int64_t context = options.context > 0 ? options.context : config.context;
   const std::int64_t prompt = options.prompt >= 0 ? options.prompt : context;
@@ -52,18 +55,22 @@ Status plan(const PlanOptions& options) {
 
   const int chunk = prompt_chunk(*policy, options.chunk);
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
-  const int frames = 2;
-  const std::uint64_t workspace =
-      Transformer::workspace_bytes(config, static_cast<int>(std::min<std::int64_t>(chunk, context)), frames,
-                                   kv.tokens_seen_max / options.page_slots + 2);
-  const std::uint64_t total = weight_bytes + kv.bytes + workspace;
-  const std::uint64_t one_sequence = kv.bytes / static_cast<std::uint64_t>(options.batch);
+  Backend::WorkspaceRequest work;
+  work.rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
+  work.frames = 2;
+  work.entries = kv.tokens_seen_max / options.page_slots + 2;
+  work.slots = options.page_slots;
+  work.masses = !policy->traits().reductions.empty();
+  const std::uint64_t workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
+  const std::uint64_t beside = kv.policy_bytes + kv.batch_bytes;
+  const std::uint64_t total = weight_bytes + kv.bytes + beside + workspace;
+  const std::uint64_t one_sequence = (kv.bytes + beside) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
   // Left to itself, `run` takes a smaller cap where its memory does not hold this one.
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
-    Json out{{"policy", policy->spec()},
+    Json out{{"policy", policy->traits().spec},
              {"codec", kv_type_name(shape.page.type)},
              {"tokens", context},
              {"trained_context", config.context},
@@ -77,6 +84,8 @@ Status plan(const PlanOptions& options) {
              {"kv_exact", kv.exact},
              {"kv_bytes_per_token", 2 * shape.page.element_bytes() * static_cast<std::uint64_t>(shape.page.head_dim) *
                                         static_cast<std::uint64_t>(shape.lanes())},
+             {"policy_bytes", kv.policy_bytes},
+             {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
              {"total_bytes", total}};
@@ -90,21 +99,24 @@ Status plan(const PlanOptions& options) {
   }
   std::string out = fmt::format(
       "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
-      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->spec(), kv_type_name(shape.page.type),
+      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->traits().spec, kv_type_name(shape.page.type),
       shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
                      kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
+  out += fmt::format("  policy       {:>10}\n  batch        {:>10}   (beside KV, at most)\n",
+                     human_bytes(kv.policy_bytes), human_bytes(kv.batch_bytes));
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
   if (context > config.context && policy->context_use() != ContextUse::kNone)
-    out += fmt::format("\nThe trained context is {} tokens: under '{}', run {} no more than that\n", config.context,
-                       policy->spec(), policy->context_use() == ContextUse::kText ? "reads and writes" : "holds");
+    out +=
+        fmt::format("\nThe trained context is {} tokens: under '{}', run {} no more than that\n", config.context,
+                    policy->traits().spec, policy->context_use() == ContextUse::kText ? "reads and writes" : "holds");
   if (cap_would_shrink)
     out +=
         fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",

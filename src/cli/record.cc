@@ -31,7 +31,8 @@ Result<std::vector<TokenId>> read_text(const RecordCommand& command, const Loade
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens > count)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text", count, command.tokens);
+    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
+                            count, command.tokens);
   if (command.tokens == 0 && count > kMostTraceTokens)
     return invalid_argument("the text has {} tokens, and a trace at most {}; say how many with --tokens", count,
                             kMostTraceTokens);

@@ -60,7 +60,7 @@ Result<Run> replay_one(const AttentionTrace& trace, const std::string& spec, con
                             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "rows");
                             return !interrupted();
                           }));
-  return Run{policy->spec(), std::move(result)};
+  return Run{policy->traits().spec, std::move(result)};
 }
 
 // -- JSON --
@@ -173,7 +173,7 @@ Status replay_traces(const ReplayCommand& command) {
   std::vector<std::string> specs;
   for (const std::string& policy : command.policies) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(policy));
-    specs.push_back(made->spec());
+    specs.push_back(made->traits().spec);
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, files_at(command.trace, ".npy", "trace"));
   std::vector<AttentionTrace> traces;

@@ -2,7 +2,9 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <initializer_list>
 #include <iostream>
 #include <optional>
 
@@ -24,6 +26,13 @@ struct RunOptions {
   std::string file;
   std::string chat_template;
   std::string system;
+  std::string save;
+  std::string load;
+  int samples = 1;
+  int beams = 0;  // 0: no beam search
+  double length_penalty = 1;
+  bool sampling_given = false;  // some option of sampling was
+  bool engine_given = false;    // some option that a session file decides was
   bool chat = false;
   bool json = false;
 };
@@ -109,18 +118,96 @@ class Runner {
   ForgetNotice notice_;
 };
 
-Status run_once(const RunOptions& options, Session& session, std::string_view prompt) {
+// Blocks of text, one after the other: they are written side by side.
+Status print_samples(const RunOptions& options, Session& session) {
+  Status written;
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<GenerateResult> results,
+      session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
+  const double seconds = results.front().seconds;
+  std::int64_t tokens = 0;
+  bool cancelled = false;
+  Json list = Json::array();
+  for (std::size_t s = 0; s < results.size(); ++s) {
+    const GenerateResult& result = results[s];
+    tokens += result.tokens;
+    cancelled = cancelled || result.finish_reason == FinishReason::kCancelled;
+    list.push_back({{"text", result.text},
+                    {"tokens", result.tokens},
+                    {"finish_reason", finish_reason_name(result.finish_reason)},
+                    {"seed", result.seed}});
+    if (!options.json)
+      KVASIR_RETURN_IF_ERROR(
+          print(fmt::format("--- sample {} of {}, seed {}, {} tokens, ended by {}\n{}\n", s + 1, results.size(),
+                            result.seed, result.tokens, finish_reason_name(result.finish_reason), result.text)));
+  }
+  const KvReport kv = session.kv();
+  if (options.json) {
+    KVASIR_RETURN_IF_ERROR(print_json({{"samples", list},
+                                       {"prompt_tokens", results.front().prompt_tokens},
+                                       {"tokens", tokens},
+                                       {"tokens_per_s", rate(tokens, seconds)},
+                                       {"kv", to_json(kv)}}));
+  } else {
+    note("kvasir: {} samples, {} tokens in {:.1f} s ({:.1f}/s together); KV {} {}: peak {} of {} allowed\n",
+         results.size(), tokens, seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
+         human_bytes(kv.budget));
+  }
+  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
+}
+
+Status print_beams(const RunOptions& options, Session& session) {
+  const BeamOptions beams{options.beams, options.length_penalty, options.generate.max_tokens,
+                          options.generate.ignore_eos};
+  std::vector<BeamResult> results;
+  {
+    ProgressBar bar("searching");
+    KVASIR_ASSIGN_OR_RETURN(results, session.beam_search(beams, [&](std::int64_t done) {
+      bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(beams.max_tokens), "tokens");
+      return !interrupted();
+    }));
+  }
+  bool cancelled = false;
+  Json list = Json::array();
+  for (std::size_t b = 0; b < results.size(); ++b) {
+    const BeamResult& beam = results[b];
+    cancelled = cancelled || beam.finish_reason == FinishReason::kCancelled;
+    list.push_back({{"text", beam.text},
+                    {"tokens", beam.tokens},
+                    {"log_probability", beam.log_probability},
+                    {"score", beam.score},
+                    {"finish_reason", finish_reason_name(beam.finish_reason)}});
+    if (!options.json)
+      KVASIR_RETURN_IF_ERROR(
+          print(fmt::format("--- beam {} of {}, score {:.4f}, {} tokens, ended by {}\n{}\n", b + 1, results.size(),
+                            beam.score, beam.tokens, finish_reason_name(beam.finish_reason), beam.text)));
+  }
+  const KvReport kv = session.kv();
+  if (options.json) {
+    KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
+  } else {
+    note("kvasir: {} beams; KV {} {}: peak {} of {} allowed\n", results.size(), kv.policy, kv.codec,
+         human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+  }
+  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
+}
+
+// `prompt`: nothing to continue a loaded session as it stands.
+Status run_once(const RunOptions& options, Session& session, const std::optional<std::string>& prompt) {
   Runner runner(options, session);
   Status read;
   if (!options.system.empty()) read = runner.say(options.system, "system");
-  if (read.ok()) read = options.chat ? runner.say(prompt) : runner.read(prompt);
+  if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
   if (read.code() == StatusCode::kCancelled) {
     const KvReport kv = session.kv();
     return make_status(read.code(), "stopped while reading; {} tokens seen, {} kept, {}", kv.seen, kv.kept,
                        human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
+  if (options.samples > 1) return print_samples(options, session);
+  if (options.beams > 0) return print_beams(options, session);
   KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
+  if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
                                        {"prompt_tokens", result.prompt_tokens},
@@ -169,18 +256,48 @@ Status converse(const RunOptions& options, Session& session) {
   }
   note("\n");
   if (last) print_summary(*last, "last answer: ");
+  if (!options.save.empty()) return session.save(options.save);
   return {};
 }
 
-Status run(const RunOptions& options) {
+// Options that exclude each other.
+Status check_options(const RunOptions& options) {
+  const bool several = options.samples > 1 || options.beams > 0;
+  if (options.samples < 1 || options.samples > 64)
+    return invalid_argument("--samples {} is outside 1 to 64", options.samples);
+  if (options.beams < 0 || options.beams > 64)
+    return invalid_argument("--beams {} is outside 1 to 64 (0: none)", options.beams);
+  if (options.samples > 1 && options.beams > 0)
+    return invalid_argument("--samples and --beams exclude each other; leave one away");
+  if (options.beams > 0 && options.generate.max_tokens < 1)
+    return invalid_argument("--beams needs a number of tokens; give -n, 1 or more");
+  if (options.beams > 0 && options.sampling_given)
+    return invalid_argument("--beams draws nothing; leave the options of sampling away, --temp and its kin");
+  if (options.beams > 0 && !options.generate.stop.empty())
+    return invalid_argument("--beams knows no stop strings; leave --stop away");
+  if (several && !options.save.empty())
+    return invalid_argument("--save keeps one continuation; leave --samples and --beams away");
+  if (!options.load.empty() && options.engine_given)
+    return invalid_argument(
+        "--load takes policy, page type and page size from the file; leave --kv, --kv-type, --page "
+        "and --chunk away");
+  return {};
+}
+
+Status run(RunOptions options) {
+  KVASIR_RETURN_IF_ERROR(check_options(options));
   std::optional<std::string> prompt = options.prompt;
-  const bool chat = !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
+  const bool loads = !options.load.empty();
+  const bool talks = !loads || options.chat;
+  const bool chat = talks && !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
   if (!chat && !options.chat)
     for (const auto& [name, value] :
          {std::pair("--system", &options.system), {"--chat-template", &options.chat_template}})
       if (!value->empty()) return invalid_argument("{} is for a chat; add --chat", name);
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
-  if (!prompt && !chat) {
+  if (chat && (options.samples > 1 || options.beams > 0))
+    return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
+  if (!prompt && !chat && !(loads && options.file.empty())) {
     KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
@@ -193,14 +310,27 @@ Status run(const RunOptions& options) {
                               bar.update(done >> 20, total >> 20, "MiB");
                             }));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine->new_session(options.session));
+  const int several = std::max(options.samples, options.beams);
+  options.session.sequences = several > 1 ? several + 1 : 1;
+  std::unique_ptr<Session> session;
+  if (loads) {
+    KVASIR_ASSIGN_OR_RETURN(Engine::LoadedSession loaded,
+                            engine->load_session(options.load, options.session.sequences));
+    session = std::move(loaded.session);
+    if (loaded.other_arithmetic)
+      note("kvasir: {} was written by other kernels: the tokens to come may differ from what they would have been\n",
+           options.load);
+    options.generate.resume = !options.sampling_given;
+  } else {
+    KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
+  }
   if (engine->model().pre_tokenizer_assumed)
     note(
         "kvasir: the file names no pre-tokenizer (tokenizer.ggml.pre); GPT-2's is assumed, which may cut text "
         "wrongly\n");
   if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
-  return chat ? converse(options, *session) : run_once(options, *session, *prompt);
+  return chat ? converse(options, *session) : run_once(options, *session, prompt);
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
@@ -244,8 +374,26 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->take_all()
       ->allow_extra_args(false);
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
+  command->add_option("--samples", options->samples, "Continuations to sample side by side; sample i has seed + i")
+      ->capture_default_str();
+  command->add_option("--beams", options->beams, "Beams of a beam search, best first; 0: no beam search")
+      ->capture_default_str();
+  command
+      ->add_option("--length-penalty", options->length_penalty,
+                   "A beam's score is its log probability over its tokens to this power")
+      ->capture_default_str();
+  command->add_option("--save", options->save, "Write the session to this file after the run");
+  command->add_option("--load", options->load, "Continue the session of this file, with or without a prompt");
   add_sampling_options(*command, options->generate.sampling);
-  command->callback([options, &outcome] { outcome.status = run(*options); });
+  command->callback([options, command, &outcome] {
+    const auto given = [&](std::initializer_list<const char*> names) {
+      return std::ranges::any_of(names, [&](const char* name) { return command->count(name) > 0; });
+    };
+    options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
+                                     "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
+    options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
+    outcome.status = run(*options);
+  });
 }
 
 }  // namespace kvasir::cli

@@ -5,12 +5,12 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "chat/chat_template.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
-#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
@@ -12,12 +13,24 @@ namespace kvasir {
 
 namespace {
 
+Hash128 fingerprint_of(const gguf::File& file) {
+  constexpr std::size_t kEnds = std::size_t{64} << 10;
+  Hasher hasher;
+  hasher.add(file.header_bytes());
+  for (const gguf::Tensor& tensor : file.tensors()) {
+    hasher.add(tensor.bytes.first(std::min(tensor.bytes.size(), kEnds)));
+    hasher.add(tensor.bytes.last(std::min(tensor.bytes.size(), kEnds)));
+  }
+  return hasher.digest();
+}
+
 // Of a model whose heads are not known yet.
 Result<KvPageShape> page_shape(std::string_view kv_type, int page_slots) {
   const auto type = kv_type_from_name(kv_type);
-  if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type);
+  if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type).about({"kv_type"});
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
-    return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots);
+    return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots)
+        .about({"page_slots"});
   return KvPageShape{0, page_slots, *type};
 }
 
@@ -25,7 +38,7 @@ Result<KvPageShape> page_shape(std::string_view kv_type, int page_slots) {
 
 Status check_chunk(int chunk) {
   if (chunk >= 0 && chunk <= 4096) return {};
-  return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk);
+  return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk).about({"chunk"});
 }
 
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
@@ -37,7 +50,8 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
 Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template) {
   ModelHeader header;
   KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
-  KVASIR_ASSIGN_OR_RETURN(header.weight_bytes, Weights::plan_bytes(file, header.config));
+  KVASIR_ASSIGN_OR_RETURN(header.weights, map_weights(file, header.config));
+  header.weight_bytes = cpu_weight_bytes(header.weights.parts);
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
   if (vocabulary.pieces.size() != static_cast<std::size_t>(header.config.vocabulary))
     return data_loss("the tokenizer has {} tokens, the embedding {}; convert the model again", vocabulary.pieces.size(),
@@ -53,12 +67,13 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   auto model = std::make_shared<LoadedModel>();
   model->options = options;
   if (options.threads < 0 || options.threads > 1024)
-    return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads);
+    return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads).about({"threads"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   model->kernels = find_kernels(options.isa);
   if (model->kernels == nullptr)
     return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
-                            fmt::join(kernel_names(), ", "));
+                            fmt::join(kernel_names(), ", "))
+        .about({"isa"});
   KVASIR_RETURN_IF_ERROR(page_shape(options.kv_type, options.page_slots).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
@@ -68,16 +83,52 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
+  if (const std::uint64_t given = options.kv_memory, least = KvCache::cost(model->kv_shape, {}, 1);
+      given > 0 && given < least)
+    return invalid_argument(
+               "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); give it "
+               "more",
+               given, model->kv_shape.lanes(), least)
+        .about({"kv_memory"});
   if (const std::uint64_t available = available_memory(); weight_bytes > available)
     return exhausted(
         "the model's weights take {} bytes, but only {} bytes of memory are available; use a smaller model or one with "
         "smaller weights (kvasir plan says what each takes), or close other programs",
         weight_bytes, available);
   model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
-  KVASIR_ASSIGN_OR_RETURN(model->weights, Weights::load(file, model->config, *model->threads, progress));
-  model->transformer =
-      std::make_unique<Transformer>(&model->config, model->weights.get(), model->kernels, model->threads.get());
+  model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
+  KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
+  model->weights = std::move(header.weights.weights);
+  model->fingerprint = fingerprint_of(file);
+  model->weight_bytes = weight_bytes;
+  model->embedding_bytes =
+      cpu_weight_bytes(std::span(header.weights.parts).subspan(static_cast<std::size_t>(model->weights.embedding), 1));
+  model->transformer = std::make_unique<Transformer>(&model->config, &model->weights, model->backend.get());
   return model;
+}
+
+std::string LoadedModel::arithmetic_id(const KvPageShape& format) const {
+  // Raised with every change of the bits that a kernel table gives.
+  constexpr int kVersion = 1;
+  return fmt::format("{}/{}/{}/{}", backend->name(), kVersion, format.slots, kPartialEntries);
+}
+
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {
+  return new_cache(model, model->kv_shape, budget);
+}
+
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
+                                           std::uint64_t budget) {
+  struct Whole {
+    std::shared_ptr<LoadedModel> model;
+    std::unique_ptr<PageStore> store;
+    std::unique_ptr<KvCache> cache;
+  };
+  auto whole = std::make_shared<Whole>();
+  whole->model = model;
+  whole->store = model->backend->new_page_store(shape.page);
+  KVASIR_ASSIGN_OR_RETURN(whole->cache, KvCache::create(shape, budget, whole->store.get()));
+  return std::shared_ptr<KvCache>(whole, whole->cache.get());
 }
 
 }  // namespace kvasir

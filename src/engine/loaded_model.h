@@ -5,7 +5,10 @@
 #include <functional>
 #include <memory>
 
+#include "backend/backend.h"
+#include "base/hash.h"
 #include "base/thread_pool.h"
+#include "chat/chat_template.h"
 #include "gguf/reader.h"
 #include "kernels/kernels.h"
 #include "kv/kv_cache.h"
@@ -14,7 +17,6 @@
 #include "model/config.h"
 #include "model/transformer.h"
 #include "model/weights.h"
-#include "text/chat_template.h"
 #include "text/tokenizer.h"
 
 namespace kvasir {
@@ -27,15 +29,34 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat;
-  std::unique_ptr<Weights> weights;
+  std::unique_ptr<Backend> backend;
+  Weights weights;
+  std::uint64_t weight_bytes = 0;     // allocated
+  std::uint64_t embedding_bytes = 0;  // of these, the embedding's
   std::unique_ptr<Transformer> transformer;
+
+  Hash128 fingerprint;  // XXH3-128 over the file's header and the first and last 64 KiB of each tensor
+
+  // Names what decides the bits of a pass: the backend (of the CPU, its kernel table), its version, page slots, entries
+  // per partial. Sequences of equal ids may be continued by each other.
+  std::string arithmetic_id(const KvPageShape& format) const;
+
+  // The store behind a cache of new_cache.
+  PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }
 };
+
+// A cache for sequences of the model, with the pages' bytes in the model's backend. Errors: kResourceExhausted.
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget);
+// The same of another shape than the model's: pages of another type.
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
+                                           std::uint64_t budget);
 
 // All that a file says of its model, checked, but for the weights themselves.
 struct ModelHeader {
   ModelConfig config;
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<Tokenizer> tokenizer;
+  WeightMap weights;               // valid while the file is open
   std::uint64_t weight_bytes = 0;  // that loading would allocate
 };
 

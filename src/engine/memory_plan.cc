@@ -11,15 +11,16 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/sequence_runner.h"
+#include "engine/sequence.h"
 
 namespace kvasir {
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
   const auto columns = static_cast<std::uint64_t>(tokens / shape.page.slots);
-  const std::uint64_t cost = KvCache::column_cost(shape);
-  return columns > kMost / cost ? kMost : columns * cost;
+  const std::uint64_t pages =
+      static_cast<std::uint64_t>(shape.lanes()) * (shape.page.page_bytes() + PagePool::kPageOverhead);
+  return columns > kMost / pages ? kMost : columns * pages;
 }
 
 namespace {
@@ -35,7 +36,7 @@ struct Peak {
 };
 
 // The most columns that a table can come to under a policy that decides by table: what it keeps is its own affair, but
-// not how much, nor how many dead slots are left between (LaneGroup::apply).
+// not how much, nor how many dead slots are left between (PageTable::apply).
 Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const std::int64_t slots = shape.page.slots;
   const auto columns = [&](std::int64_t tokens) { return (tokens + slots - 1) / slots; };
@@ -44,7 +45,7 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
   std::int64_t most = columns(request.tokens);  // a token is written once
   std::int64_t others = 0;
   std::int64_t in_others = 0;
-  for (const std::int64_t capacity : policy.run_capacities()) {
+  for (const std::int64_t capacity : policy.traits().run_capacities) {
     others += columns(capacity) + 1;
     in_others += capacity;
   }
@@ -52,7 +53,7 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
     // Sinks and a ring, each with a page that is not full at its end.
     const std::int64_t kept = policy.bound() ? *policy.bound() - 1 - in_others : request.tokens;
     most = std::min(most, columns(kept + rows) + 2);
-    others = std::min(others, most * static_cast<std::int64_t>(policy.run_capacities().size()));
+    others = std::min(others, most * static_cast<std::int64_t>(policy.traits().run_capacities.size()));
   } else if (policy.bound()) {
     most = std::min(most, columns((*policy.bound() - 1) * 4 / 3 + rows));
   }
@@ -65,35 +66,39 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   std::int64_t tokens = request.tokens;
   std::int64_t prompt = std::min(request.prompt, tokens);
   Peak peak;
-  if (policy.by_table()) return find_table_peak(shape, policy, request);
+  if (policy.traits().compacts) return find_table_peak(shape, policy, request);
   if (!policy.bound()) return {static_cast<std::uint64_t>((tokens + slots - 1) / slots), tokens};
 
   const KvCacheShape lane{1, 1, shape.page};
   const std::int64_t most = std::min(tokens, *policy.bound() + request.chunk);
-  const std::uint64_t columns = static_cast<std::uint64_t>(most / slots) + 3;
-  auto cache = KvCache::create(lane, columns * KvCache::column_cost(lane), Backing::kNone);
+  const std::int64_t columns = most / slots + 3;
+  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, columns));
   KVASIR_CHECK(cache.ok());
   KvSequence sequence = (*cache)->new_sequence();
-  LaneGroup& group = sequence.group();
+  PageTable& table = sequence.only_table();
   const std::unique_ptr<RetentionPolicy> state = policy.clone();
+  state->begin({});
   // Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
   // then kept decide all that follows: whole periods ahead repeat what was seen, and are left out.
   std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
-  TokenIndex pruned = state->dropped().end;
+  KeepPlan plan;
+  TokenIndex hole = -1;  // its first token
   for (std::int64_t done = 0; done < tokens;) {
-    const PassPlan pass = plan_pass(*state, next_pass_rows(done, prompt, tokens, request.chunk));
-    KVASIR_CHECK(group.append(pass.rows).ok());
-    done += pass.rows;
-    peak.seen = std::max(peak.seen, group.length());
-    peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(group.columns()));
-    const IndexRange dropped = state->dropped();
-    if (dropped.end == pruned) continue;
-    pruned = dropped.end;
-    KVASIR_CHECK(group.drop(dropped, state->realign()).ok());
-    if (dropped.end < (dropped.begin + slots - 1) / slots * slots) continue;
+    const int rows = state->chunk_rows(next_chunk_rows(done, prompt, tokens, request.chunk));
+    const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
+    KVASIR_CHECK(table.append(rows).ok());
+    done += rows;
+    peak.seen = std::max(peak.seen, table.length());
+    peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(table.columns()));
+    plan.clear();
+    state->end_chunk(chunk, 0, plan);
+    if (plan.empty()) continue;
+    KVASIR_CHECK(table.apply(plan).ok());
+    if (hole < 0) hole = plan.drop.front().begin;
+    if (plan.drop.back().end < (hole + slots - 1) / slots * slots) continue;
     const bool reading = done < prompt;
     const auto [before, fresh] =
-        prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, group.length()}, done);
+        prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, table.length()}, done);
     if (fresh) continue;
     const std::int64_t period = done - before->second;
     const std::int64_t skipped = ((reading ? prompt : tokens) - done) / period * period;
@@ -103,6 +108,24 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   return peak;
 }
 
+// What describe_table writes for all tables of a sequence: masks of the newest pages, and of the edges of what is
+// hidden or beyond a window; positions and slots.
+std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  const PolicyTraits& traits = policy.traits();
+  const auto rows =
+      static_cast<std::uint64_t>(request.prompt > 0 ? std::min<std::int64_t>(request.chunk, request.prompt) : 1);
+  const auto slots = static_cast<std::uint64_t>(shape.page.slots);
+  // Where ranges are dropped: the tokens that a chunk hides, too.
+  const std::uint64_t blocks = traits.compacts ? 1 : 2;
+  const std::uint64_t frames = traits.compacts ? 4 : 2;
+  const std::uint64_t masks = rows > 1 ? rows * (rows / slots + 2) * blocks * sizeof(SlotMask) : 0;
+  const std::uint64_t positions = rows * ((1 + frames) * sizeof(Position) + sizeof(WriteSlot));
+  const std::uint64_t table =
+      masks + positions + frames * sizeof(BatchFrame) + 3 * blocks * sizeof(MaskBlock) + sizeof(BatchTable);
+  return static_cast<std::uint64_t>(shape.tables(traits.scope)) * table + rows * sizeof(std::int32_t) +
+         sizeof(BatchSequence);
+}
+
 }  // namespace
 
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& wanted) {
@@ -110,16 +133,24 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   request.chunk = prompt_chunk(policy, wanted.chunk);
   const Peak peak = find_peak(shape, policy, request);
   const SequenceLayout layout = sequence_layout(policy);
-  const auto tables = static_cast<std::uint64_t>(shape.tables(layout.scope));
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
-  memory.exact = !policy.by_table();
+  memory.exact = !policy.traits().compacts;
   memory.page_bytes = shape.page.page_bytes();
   memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+  const bool huge = least_kv_bytes(shape, static_cast<std::int64_t>(peak.columns) * shape.page.slots) == kMost;
   memory.bytes =
-      saturating_product(saturating_product(peak.columns, tables * KvCache::column_cost(shape, layout)), sequences);
+      huge ? kMost
+           : saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)), sequences);
   memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
   memory.tokens_seen_max = peak.seen;
+  // Query heads do not matter to what is stored.
+  const TableLayout tables{.layers = layout.scope == PolicyScope::kSequence ? 1 : shape.layers,
+                           .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};
+  memory.policy_bytes = saturating_product(
+      policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
+  memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request), sequences);
   return memory;
 }
 

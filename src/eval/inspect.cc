@@ -240,7 +240,7 @@ class Inspector final : public RowObserver {
 
 Status check_count(std::string_view name, std::int64_t value, std::int64_t most) {
   if (value >= 1 && value <= most) return {};
-  return invalid_argument("--{} {} must be from 1 to {}", name, value, most);
+  return invalid_argument("{}={} must be from 1 to {}", name, value, most).about({name});
 }
 
 }  // namespace
@@ -248,7 +248,8 @@ Status check_count(std::string_view name, std::int64_t value, std::int64_t most)
 Status check_inspect_options(const LoadedModel& model, std::int64_t tokens, const InspectOptions& options) {
   if (tokens < 2 || tokens > kMostInspectedTokens)
     return invalid_argument("a text of {} tokens cannot be inspected; give one of 2 to {}", tokens,
-                            kMostInspectedTokens);
+                            kMostInspectedTokens)
+        .about({"tokens"});
   KVASIR_RETURN_IF_ERROR(check_count("top", options.top, 4096));
   KVASIR_RETURN_IF_ERROR(check_count("bins", options.bins, 1024));
   KVASIR_RETURN_IF_ERROR(check_count("matrix", options.matrix, 1024));

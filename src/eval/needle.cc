@@ -53,30 +53,36 @@ int count(std::string_view text, std::string_view what) {
 }
 
 Status check_templates(const NeedleOptions& options) {
-  if (count(options.fact, kValue) != 1) return invalid_argument("--fact '{}' must hold {{value}} once", options.fact);
+  if (count(options.fact, kValue) != 1)
+    return invalid_argument("the fact '{}' must hold {{value}} once", options.fact).about({"fact"});
   if (!options.ask.ends_with(kValue) || count(options.ask, kValue) != 1)
-    return invalid_argument("--ask '{}' must hold {{value}} at its end only", options.ask);
+    return invalid_argument("the question '{}' must hold {{value}} at its end only", options.ask).about({"ask"});
   if (options.ask.find_first_not_of(' ') == options.ask.size() - kValue.size())
-    return invalid_argument("--ask has nothing in front of {{value}}; give a question, for example '{}'",
-                            NeedleOptions().ask);
+    return invalid_argument("the question has nothing in front of {{value}}; give one, for example '{}'",
+                            NeedleOptions().ask)
+        .about({"ask"});
   if (count(options.ask, kKey) > 0 && count(options.fact, kKey) == 0)
-    return invalid_argument("--ask '{}' asks for a {{key}} that --fact '{}' does not name", options.ask, options.fact);
+    return invalid_argument("the question '{}' asks for a {{key}} that the fact '{}' does not name", options.ask,
+                            options.fact)
+        .about({"ask", "fact"});
   for (const std::string& text : {options.fact, options.ask})
     if (count(text, "{") != count(text, kKey) + count(text, kValue) || count(text, "{") != count(text, "}"))
-      return invalid_argument("'{}' holds braces that are neither {{key}} nor {{value}}", text);
+      return invalid_argument("'{}' holds braces that are neither {{key}} nor {{value}}", text).about({"fact", "ask"});
   return {};
 }
 
 Status check_options(const NeedleOptions& options) {
   if (options.lengths.empty() || options.depths.empty())
-    return invalid_argument("--lengths and --depths need at least one value each");
+    return invalid_argument("lengths and depths need at least one value each").about({"lengths", "depths"});
   for (const std::int64_t length : options.lengths)
     if (length < 1 || length > kMostPlannedTokens / 2)
-      return invalid_argument("--lengths: {} is outside 1 to {} tokens", length, kMostPlannedTokens / 2);
+      return invalid_argument("a length of {} is outside 1 to {} tokens", length, kMostPlannedTokens / 2)
+          .about({"lengths"});
   for (const double depth : options.depths)
-    if (!(depth >= 0 && depth <= 1)) return invalid_argument("--depths: {} is outside 0 to 1", depth);
+    if (!(depth >= 0 && depth <= 1))
+      return invalid_argument("a depth of {} is outside 0 to 1", depth).about({"depths"});
   if (options.trials < 1 || options.trials > 100000)
-    return invalid_argument("--trials {} is outside 1 to 100000", options.trials);
+    return invalid_argument("trials={} is outside 1 to 100000", options.trials).about({"trials"});
   return check_templates(options);
 }
 
@@ -109,7 +115,8 @@ Result<std::vector<TokenId>> encode_line(const Tokenizer& tokenizer, const std::
   std::size_t bytes = 0;
   for (const TokenId token : tokens) bytes += tokenizer.bytes_of(token).size();
   if (bytes != line.size())
-    return invalid_argument("the model's vocabulary cannot write '{}'; choose another --fact and --ask", line);
+    return invalid_argument("the model's vocabulary cannot write '{}'; choose another fact and question", line)
+        .about({"fact", "ask"});
   return tokens;
 }
 
@@ -158,14 +165,16 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
   trial.ask.resize(asked);
   const auto room = length - static_cast<std::int64_t>(begin_.size() + trial.fact.size() + trial.ask.size());
   if (room < 0)
-    return invalid_argument("--lengths: a prompt of {} tokens has no room for the fact and the question, {} tokens",
-                            length, length - room);
+    return invalid_argument(
+               "a prompt of {} tokens has no room for the fact and the question, {} tokens; make it longer", length,
+               length - room)
+        .about({"lengths"});
   trial.filler_size = static_cast<std::size_t>(room);
   if (trial.filler_size > filler_.size())
     return invalid_argument(
-        "the text has {} tokens, but a prompt of {} needs {} of filler; give a longer text or smaller "
-        "--lengths",
-        filler_.size(), length, room);
+               "the text has {} tokens, but a prompt of {} needs {} of filler; give a longer text or smaller lengths",
+               filler_.size(), length, room)
+        .about({"lengths"});
   const std::size_t last = filler_.size() - trial.filler_size;
   const auto choices = std::ranges::upper_bound(sentences_, last) - sentences_.begin();
   const std::size_t chosen = draw.below(static_cast<std::size_t>(choices) + 1);  // the beginning of the text is one too
@@ -233,10 +242,10 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
   }
   for (const MemoryRequest& request : requests)
     KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, request.tokens, chunk));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(*model, *policy, requests));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, requests));
 
   NeedleResult result;
-  result.policy = policy->spec();
+  result.policy = policy->traits().spec;
   result.codec = kv_type_name(model->kv_shape.page.type);
   std::int64_t before = 0;
   for (std::size_t length = 0; length < options.lengths.size(); ++length)

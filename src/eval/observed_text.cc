@@ -47,7 +47,7 @@ class RowSplitter final : public AttentionObserver {
 Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
   if (options.prefill < 0 || options.prefill > tokens)
-    return invalid_argument("--prefill {} must be from 0 to the {} tokens", options.prefill, tokens);
+    return invalid_argument("prefill={} must be from 0 to the {} tokens", options.prefill, tokens).about({"prefill"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   return check_context(model, *policy, tokens, options.prefill > 0 ? options.chunk : 1);
 }
@@ -59,10 +59,10 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   KVASIR_RETURN_IF_ERROR(check_observed_text(*model, tokens, options));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
   const MemoryRequest request{tokens, options.prefill, options.chunk, 1};
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(*model, *policy, {&request, 1}));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));
 
   ObservedText result;
-  result.policy = policy->spec();
+  result.policy = policy->traits().spec;
   result.codec = kv_type_name(model->kv_shape.page.type);
   result.chunk = options.prefill > 0 ? prompt_chunk(*policy, options.chunk) : 0;
   SequenceRunner runner(model, cache, std::move(policy));
@@ -87,7 +87,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   KVASIR_RETURN_IF_ERROR(read(text.subspan(prompt), SequenceRunner::Source::kGenerated));
   result.kept_max = runner.kept_max();
   result.seen_least = runner.seen_least();
-  result.by_head = runner.policy().scope() == PolicyScope::kHead;
+  result.by_head = runner.policy().traits().scope == PolicyScope::kHead;
   result.final = retained_by_layer(runner.sequence(), model->config.layers);
   return result;
 }

@@ -11,7 +11,7 @@
 #include "engine/loaded_model.h"
 #include "eval/scoring.h"
 #include "eval/seen_tokens.h"
-#include "kv/lane_group.h"
+#include "kv/page_table.h"
 #include "kvasir/status.h"
 
 namespace kvasir {

@@ -29,7 +29,8 @@ Result<RecomputeSpec> recompute_spec(const std::string& policy, const Perplexity
   RecomputeSpec made;
   KVASIR_ASSIGN_OR_RETURN(made.size, spec.get_int("size", 1, kMost));
   KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
-  if (options.window > 0) return invalid_argument("policy 'recompute' works on one stream; leave --window away");
+  if (options.window > 0)
+    return invalid_argument("policy 'recompute' works on one stream; leave windows away").about({"window"});
   made.first_row = options.first_scored;
   return made;
 }
@@ -166,10 +167,10 @@ class SideBySide {
     for (const Track& track : tracks_) bytes += track.cache->budget().capacity();
     if (tracks_.size() > 1 && bytes > available_memory())
       return exhausted(
-          "the caches of {} policies side by side take {} bytes, more than this machine has left ({}); compare fewer "
-          "at "
-          "a time, or lower --kv-memory",
-          tracks_.size(), bytes, available_memory());
+                 "the caches of {} policies side by side take {} bytes, more than this machine has left ({}); compare "
+                 "fewer at a time, or give each less",
+                 tracks_.size(), bytes, available_memory())
+          .about({"policies", "kv_memory"});
     return {};
   }
 
@@ -184,14 +185,14 @@ class SideBySide {
     } else {
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
       KVASIR_RETURN_IF_ERROR(check_passes(*model_, *track.policy, tokens, options_.chunk));
-      track.result.policy = track.policy->spec();
+      track.result.policy = track.policy->traits().spec;
     }
     track.result.codec = kv_type_name(type);
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     KvCacheShape shape = model_->kv_shape;
     shape.page.type = type;
     const MemoryRequest request{tokens, tokens, options_.chunk, 1};
-    KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(shape, budget, *track.policy, {&request, 1}));
+    KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
     return {};
   }
 
@@ -269,25 +270,29 @@ class SideBySide {
 }  // namespace
 
 Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
-  if (options.policies.empty()) return invalid_argument("--kv names no policy");
+  if (options.policies.empty()) return invalid_argument("there is no policy to evaluate").about({"policies"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   if (options.window != 0 && (options.window < 4 || options.window > std::int64_t{1} << 24))
-    return invalid_argument("--window {} is outside 4 to 2^24 tokens", options.window);
+    return invalid_argument("window={} is outside 4 to 2^24 tokens (0: one stream)", options.window).about({"window"});
   for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(check_policy(policy, options));
   const std::int64_t needed = options.window > 0 ? options.window : 2;
   if (tokens < needed)
     return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens, needed);
   if (options.window == 0 && options.whole_windows)
-    return invalid_argument("--score says what of each window counts; give --window too");
+    return invalid_argument("one stream has no windows to score in whole; give their length").about({"window"});
   if (options.window > 0 && options.first_scored > 0)
-    return invalid_argument("--skip is for one stream; of windows, --score says what counts");
+    return invalid_argument("only one stream can be read unscored at first; leave that away, or the windows")
+        .about({"first_scored", "window"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
-    return invalid_argument("--skip {} leaves nothing to score of {} tokens", options.first_scored, tokens);
+    return invalid_argument("the first {} tokens unscored leave nothing to score of {}; leave fewer out",
+                            options.first_scored, tokens)
+        .about({"first_scored"});
   const PositionBins positions = positions_of(tokens, options);
   const std::int64_t most = std::min(kMostBins, positions.end - positions.begin);
   if (options.bins < 0 || options.bins > most)
-    return invalid_argument("--bins {} is outside 0 to {}: no more than the positions that are scored, or than {}",
-                            options.bins, most, kMostBins);
+    return invalid_argument("bins={} is outside 0 to {}: no more than the positions that are scored, or than {}",
+                            options.bins, most, kMostBins)
+        .about({"bins"});
   return {};
 }
 

@@ -34,7 +34,8 @@ class Recorder final : public RowObserver {
 
 Status check_record_options(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
   if (tokens < 1 || tokens > kMostTraceTokens)
-    return invalid_argument("{} tokens cannot be recorded; a trace has 1 to {}", tokens, kMostTraceTokens);
+    return invalid_argument("{} tokens cannot be recorded; a trace has 1 to {}", tokens, kMostTraceTokens)
+        .about({"tokens"});
   return check_observed_text(model, tokens, options);
 }
 

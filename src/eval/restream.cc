@@ -12,20 +12,23 @@ namespace {
 
 Status check(std::span<const TokenId> text, const RestreamOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
-  if (options.distances.empty()) return invalid_argument("--distances names none; give some, for example 64,256");
+  if (options.distances.empty())
+    return invalid_argument("there is no distance to go back; give some, for example 64,256").about({"distances"});
   const auto fill = static_cast<std::int64_t>(text.size());
   for (const std::int64_t distance : options.distances) {
     if (distance < 2)
-      return invalid_argument("--distances: {} tokens leave nothing to score; give 2 or more", distance);
+      return invalid_argument("a distance of {} tokens leaves nothing to score; give 2 or more", distance)
+          .about({"distances"});
     if (distance >= fill)
       return invalid_argument(
-          "--distances: {} tokens back is before the beginning of the {} that were read; "
-          "give a longer text or a larger --fill",
-          distance, fill);
+                 "a distance of {} tokens goes back before the beginning of the {} that are read; "
+                 "read a longer text, or give a shorter distance",
+                 distance, fill)
+          .about({"distances", "tokens"});
   }
   if (fill + std::ranges::max(options.distances) > kMostPlannedTokens)
-    return invalid_argument("{} tokens are more than can be planned ({}); use a smaller --fill", fill,
-                            kMostPlannedTokens);
+    return invalid_argument("{} tokens are more than can be planned ({}); read fewer", fill, kMostPlannedTokens)
+        .about({"tokens"});
   return {};
 }
 
@@ -48,10 +51,10 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
   // The copy shares pages with what it was copied from; at most, it comes to hold none of them.
   const MemoryRequest request{most, most, options.chunk, 2};
   KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, most, options.chunk));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(*model, *policy, {&request, 1}));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));
 
   RestreamResult result;
-  result.policy = policy->spec();
+  result.policy = policy->traits().spec;
   result.codec = kv_type_name(model->kv_shape.page.type);
   std::int64_t before = 0;
   const auto on_read = [&](std::int64_t read) { return !progress || progress(before + read, all); };

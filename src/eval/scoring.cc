@@ -37,12 +37,14 @@ LogitDivergence compare_logits(std::span<const float> right, std::span<const flo
   return {kld < 0 ? 0 : kld, p_largest - right.begin() == q_largest - other.begin()};
 }
 
-Result<std::shared_ptr<KvCache>> make_evaluation_cache(const LoadedModel& model, const RetentionPolicy& policy,
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
+                                                       const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests) {
-  return make_evaluation_cache(model.kv_shape, model.options.kv_memory, policy, requests);
+  return make_evaluation_cache(model, model->kv_shape, model->options.kv_memory, policy, requests);
 }
 
-Result<std::shared_ptr<KvCache>> make_evaluation_cache(const KvCacheShape& shape, std::uint64_t budget,
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
+                                                       const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests) {
   std::uint64_t needed = 0;
@@ -51,24 +53,31 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const KvCacheShape& shape
     longest = std::max(longest, request.tokens);
     const std::int64_t kept = std::min(policy.bound().value_or(request.tokens), request.tokens);
     if (budget == 0 && least_kv_bytes(shape, kept) > available_memory())
-      return exhausted("policy '{}' keeps up to {} tokens, more than this machine has memory for", policy.spec(), kept);
+      return exhausted(
+                 "policy '{}' keeps up to {} tokens, more than this machine has memory for; choose one that keeps "
+                 "fewer",
+                 policy.traits().spec, kept)
+          .about({"policy"});
     if (budget == 0) needed = std::max(needed, plan_kv_memory(shape, policy, request).bytes);
   }
   if (budget == 0) budget = needed;
   if (budget > available_memory())
-    return exhausted("policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({})",
-                     policy.spec(), longest, budget, available_memory());
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<KvCache> cache, KvCache::create(shape, budget));
-  return std::shared_ptr<KvCache>(std::move(cache));
+    return exhausted(
+               "policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({}); give it "
+               "less",
+               policy.traits().spec, longest, budget, available_memory())
+        .about({"policy", "kv_memory"});
+  return new_cache(model, shape, budget);
 }
 
 Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
   const std::int64_t context = model.config.context;
-  if (!policy.bound() && !policy.by_table() && tokens > context)
+  if (!policy.bound() && !policy.traits().compacts && tokens > context)
     return invalid_argument(
-        "policy '{}' keeps all of the {} tokens, and the model's context has room for {}; "
-        "read fewer of them (--tokens), or choose a policy with a bound",
-        policy.spec(), tokens, context);
+               "policy '{}' keeps all of the {} tokens, and the model's context has room for {}; "
+               "read fewer of them, or choose a policy with a bound",
+               policy.traits().spec, tokens, context)
+        .about({"tokens", "policy"});
   return check_positions(policy, chunk, context);
 }
 
@@ -80,9 +89,10 @@ Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
   const RetentionPolicy& policy = runner.policy();
   if (policy.bound() || runner.kept_max() <= model.config.context) return {};
   return invalid_argument(
-      "policy '{}' kept {} tokens, and the model's context has room for {}; "
-      "read fewer tokens (--tokens), or give the policy a bound",
-      policy.spec(), runner.kept_max(), model.config.context);
+             "policy '{}' kept {} tokens, and the model's context has room for {}; "
+             "read fewer of them, or give the policy a bound",
+             policy.traits().spec, runner.kept_max(), model.config.context)
+      .about({"tokens", "policy"});
 }
 
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,

@@ -38,11 +38,13 @@ LogitDivergence compare_logits(std::span<const float> right, std::span<const flo
 
 // A cache for the sequences requested, one after the other, under a policy as it stands at its start: of the model's
 // kv_memory, or of what they need where that is 0. Errors: kResourceExhausted.
-Result<std::shared_ptr<KvCache>> make_evaluation_cache(const LoadedModel& model, const RetentionPolicy& policy,
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
+                                                       const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 
 // The same of another shape than the model's. `budget` in bytes; 0: what the sequences need.
-Result<std::shared_ptr<KvCache>> make_evaluation_cache(const KvCacheShape& shape, std::uint64_t budget,
+Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
+                                                       const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 // Whether a text may be read under a policy, with so many tokens of a prompt per pass: a policy that keeps everything

@@ -2,19 +2,16 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
-
-#include "base/check.h"
 
 namespace kvasir {
 
-void retained_ids(const LaneGroup& table, std::vector<TokenIndex>& ids) {
+void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids) {
   ids.clear();
-  for (int run = 0; run < table.runs(); ++run)
-    for (const LaneGroup::Column* column = table.first_column(run); column != nullptr; column = column->next)
-      for (SlotMask live = LaneGroup::live_slots(*column); live != 0; live &= live - 1)
-        ids.push_back(column->id(std::countr_zero(live)));
-  if (!std::ranges::is_sorted(ids)) std::ranges::sort(ids);
+  // Frames are in order of token.
+  for (const PageTable::Frame& frame : table.frames())
+    for (const PageEntry& entry : table.entries_of(frame))
+      for (SlotMask live = entry.live; live != 0; live &= live - 1)
+        ids.push_back(table.index(entry.column, std::countr_zero(live)));
 }
 
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers) {
@@ -29,19 +26,21 @@ std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequ
 
 SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) : runner_(*runner) {
   const RetentionPolicy& policy = runner->policy();
-  const PolicyScope scope = policy.scope();
+  const PolicyScope scope = policy.traits().scope;
   per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.kv_heads;
   heads_ = model.config.heads / std::max(1, per_layer_);
-  if (!policy.by_table()) shadow_ = policy.clone();
+  if (!policy.traits().compacts) shadow_ = policy.clone();
   ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().tables()));
   held_.resize(ids_.size());
   next_pass();
 }
 
 void SeenTokens::next_pass() {
-  const TokenIndex next = runner_.sequence().next_id();
+  const TokenIndex next = runner_.sequence().next_index();
   if (shadow_ != nullptr) {
-    for (TokenIndex taken = first_ + static_cast<TokenIndex>(hidden_.size()); taken < next; ++taken) shadow_->advance();
+    const PolicyChunk chunk{.first = shadow_->seen(), .rows = static_cast<int>(next - shadow_->seen())};
+    plan_.clear();
+    if (chunk.rows > 0) shadow_->end_chunk(chunk, 0, plan_);
     hidden_.clear();
     row_ = -1;
   } else {
@@ -57,20 +56,24 @@ int SeenTokens::table(int layer, int query_head) const {
   return per_layer_ == 0 ? 0 : layer * per_layer_ + query_head / heads_;
 }
 
-// All that came up to the row, less what is hidden from it: the range that the policy had dropped by then.
+// What was retained before the pass and came with it up to the row, less what is hidden from it.
 void SeenTokens::set_row(int row) {
   if (row == row_) return;
   row_ = row;
-  while (hidden_.size() <= static_cast<std::size_t>(row)) hidden_.push_back(shadow_->advance());
+  if (hidden_.empty()) {
+    const PolicyChunk chunk{.first = first_, .rows = static_cast<int>(runner_.sequence().next_index() - first_)};
+    hidden_.resize(static_cast<std::size_t>(chunk.rows));
+    shadow_->hidden(chunk, hidden_);
+    before_.clear();
+    shadow_->retained(0, 0, before_);
+    before_.push_back({first_, chunk.end()});
+  }
   const IndexRange hidden = hidden_[static_cast<std::size_t>(row)];
-  const TokenIndex end = first_ + row + 1;
-  const TokenIndex before = hidden.empty() ? 0 : hidden.begin;
-  const TokenIndex behind = hidden.empty() ? 0 : hidden.end;
-  KVASIR_CHECK(behind < end);
   std::vector<TokenIndex>& ids = ids_.front();
-  ids.resize(static_cast<std::size_t>(before + end - behind));
-  std::iota(ids.begin(), ids.begin() + before, TokenIndex{0});
-  std::iota(ids.begin() + before, ids.end(), behind);
+  ids.clear();
+  for (const IndexRange& range : before_)
+    for (TokenIndex id = range.begin; id < std::min(range.end, first_ + row + 1); ++id)
+      if (id < hidden.begin || id >= hidden.end) ids.push_back(id);
 }
 
 std::span<const TokenIndex> SeenTokens::of(int layer, int query_head, int row) {

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "engine/sequence_runner.h"
-#include "kv/lane_group.h"
-#include "kv/policy.h"
+#include "kv/page_table.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 
 // The ids that a table holds, ascending.
-void retained_ids(const LaneGroup& table, std::vector<TokenIndex>& ids);
+void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids);
 
 // The same of all tables of a sequence, as lists by layer and then KV head: one list for a layer whose heads agree.
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers);
@@ -42,9 +42,11 @@ class SeenTokens {
   // By table: what each held before the pass, then ids that follow.
   std::vector<std::vector<TokenIndex>> ids_;
   std::vector<std::size_t> held_;
-  // By range: the policy once more, taking in the rows of the pass; what the row asked for last sees.
+  // Of a policy that drops ranges: the policy once more, one pass behind; what the row asked for last sees.
   std::unique_ptr<RetentionPolicy> shadow_;
-  std::vector<IndexRange> hidden_;  // [rows asked for so far]
+  KeepPlan plan_;
+  std::vector<IndexRange> before_;  // retained before the pass
+  std::vector<IndexRange> hidden_;  // [rows of the pass]; empty: not yet asked for
   int row_ = -1;
 };
 

@@ -19,6 +19,7 @@ struct SpeedOptions {
   std::int64_t prefill = 512;              // tokens of a prompt; 0: not measured
   std::int64_t decode = 32;                // tokens generated per repetition; 0: not measured
   std::vector<std::int64_t> depths = {0};  // tokens in the cache when decoding starts
+  std::vector<int> batches = {1};          // sequences that decode side by side in one pass, each of this depth
   int repeat = 5;
   std::vector<std::string> policies = {"full"};
 };
@@ -27,8 +28,9 @@ struct SpeedFigure {
   std::string policy;  // as given
   std::string name;    // "prefill", "decode"
   std::int64_t depth = 0;
-  std::int64_t tokens = 0;  // per repetition
-  double median = 0;        // tokens per second
+  int batch = 1;            // sequences side by side
+  std::int64_t tokens = 0;  // per repetition and sequence
+  double median = 0;        // tokens per second, of all sequences together
   double lowest = 0;
   double highest = 0;
   double slowdown = 0;         // time per token, of that of the first policy in the same test: median over repetitions

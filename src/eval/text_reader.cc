@@ -27,15 +27,16 @@ class CachedReader final : public TextReader {
   CachedReader& operator=(const CachedReader&) = delete;
 
   bool done() const override { return next_row() == size(); }
-  std::int64_t next_row() const override { return runner_.sequence().next_id(); }
+  std::int64_t next_row() const override { return runner_.sequence().next_index(); }
   std::int64_t pass_limit() const override {
     const bool prompt = source_of(chunk_) == SequenceRunner::Source::kPrompt;
-    return next_row() + next_pass_rows(next_row(), prompt ? size() : 0, size(), prompt_chunk(runner_.policy(), chunk_));
+    return next_row() +
+           next_chunk_rows(next_row(), prompt ? size() : 0, size(), prompt_chunk(runner_.policy(), chunk_));
   }
 
   Result<ReadPass> read_pass() override {
     const StepTimes before = runner_.times();
-    KVASIR_ASSIGN_OR_RETURN(const SequenceRunner::PassOutput pass,
+    KVASIR_ASSIGN_OR_RETURN(const StepResult pass,
                             runner_.feed_pass(tokens_.subspan(static_cast<std::size_t>(next_row())), chunk_,
                                               Logits::kAll, source_of(chunk_)));
     const StepTimes& after = runner_.times();

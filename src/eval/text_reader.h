@@ -10,8 +10,8 @@
 #include "engine/loaded_model.h"
 #include "engine/sequence_runner.h"
 #include "kv/kv_cache.h"
-#include "kv/policy.h"
 #include "kvasir/status.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 

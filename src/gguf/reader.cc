@@ -143,6 +143,12 @@ const Tensor* File::find_tensor(std::string_view name) const {
   return i < c.tensors.size() ? &c.tensors[i] : nullptr;
 }
 
+std::span<const std::byte> File::header_bytes() const {
+  std::uint64_t end = impl_->bytes.size();
+  for (const Tensor& tensor : tensors()) end = std::min(end, tensor.offset);
+  return impl_->bytes.first(static_cast<std::size_t>(end));
+}
+
 void File::release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const {
   const std::uint64_t bytes = tensor.bytes.size();
   if (!impl_->mapping || begin >= bytes) return;

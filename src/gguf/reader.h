@@ -105,6 +105,9 @@ class File {
   Result<std::vector<std::int64_t>> get_ints(std::string_view key) const;  // array of any integers or bools
   Result<std::vector<float>> get_floats(std::string_view key) const;       // array of f32 or f64; finite
 
+  // All that stands before the first tensor's data: metadata, with the vocabulary, and the table of tensors.
+  std::span<const std::byte> header_bytes() const;
+
   // Hints that `size` of a tensor's bytes from `begin` on will not be read again (they need not stay resident).
   void release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const;
 

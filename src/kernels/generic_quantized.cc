@@ -7,8 +7,6 @@ namespace kvasir {
 namespace {
 
 struct Generic {
-  static constexpr int kTileRows = 4;
-
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     std::uint16_t bits[kPanel];
     std::memcpy(bits, p, sizeof bits);

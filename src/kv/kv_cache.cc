@@ -10,28 +10,29 @@
 namespace kvasir {
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
-                                                 Backing backing) {
-  if (budget_bytes < column_cost(shape))
+                                                 PageStore* store) {
+  if (const std::uint64_t least = cost(shape, {}, 1); budget_bytes < least)
     return exhausted(
-        "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); raise "
-        "--kv-memory",
-        budget_bytes, shape.lanes(), column_cost(shape));
+               "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); give it "
+               "more",
+               budget_bytes, shape.lanes(), least)
+        .about({"kv_memory"});
   std::unique_ptr<KvCache> cache(new KvCache(shape, budget_bytes));
-  KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, backing));
+  KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, store));
   return cache;
 }
 
 KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
-  std::vector<LaneGroup> tables;
+  std::vector<PageTable> tables;
   for (int table = 0; table < shape_.tables(layout.scope); ++table)
-    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), &budget_, layout.table);
+    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), layout.table);
   return KvSequence(layout.scope, std::move(tables));
 }
 
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
-  std::vector<LaneGroup> tables;
-  for (const LaneGroup& table : sequence.tables_) {
-    KVASIR_ASSIGN_OR_RETURN(LaneGroup copy, table.fork());
+  std::vector<PageTable> tables;
+  for (const PageTable& table : sequence.tables_) {
+    KVASIR_ASSIGN_OR_RETURN(PageTable copy, table.fork());
     tables.push_back(std::move(copy));
   }
   return KvSequence(sequence.scope_, std::move(tables));
@@ -39,25 +40,25 @@ Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
 
 std::int64_t KvSequence::longest() const {
   std::int64_t most = 0;
-  for (const LaneGroup& table : tables_) most = std::max(most, table.length());
+  for (const PageTable& table : tables_) most = std::max(most, table.length());
   return most;
 }
 
 std::int64_t KvSequence::shortest() const {
-  std::int64_t least = next_id();
-  for (const LaneGroup& table : tables_) least = std::min(least, table.length());
+  std::int64_t least = next_index();
+  for (const PageTable& table : tables_) least = std::min(least, table.length());
   return least;
 }
 
 double KvSequence::mean_length() const {
   double sum = 0;
-  for (const LaneGroup& table : tables_) sum += static_cast<double>(table.length());
+  for (const PageTable& table : tables_) sum += static_cast<double>(table.length());
   return sum / static_cast<double>(tables_.size());
 }
 
 double KvSequence::dead_share() const {
   std::int64_t dead = 0, written = 0;
-  for (const LaneGroup& table : tables_) {
+  for (const PageTable& table : tables_) {
     const std::int64_t of_table = table.dead_slots();
     dead += of_table;
     written += of_table + table.length();
@@ -65,27 +66,47 @@ double KvSequence::dead_share() const {
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }
 
-Status KvSequence::check_room(int tokens, bool own_pages) const {
-  std::uint64_t needed = 0;
-  for (const LaneGroup& table : tables_) needed += table.plan_append(tokens, own_pages).bytes;
-  if (const MemoryBudget& budget = tables_.front().budget(); needed > budget.available())
-    return exhausted(
-        "the KV memory of {} bytes is full: {} bytes in use, {} more needed; raise --kv-memory or choose a "
-        "policy that forgets (kvasir policies)",
-        budget.capacity(), budget.used(), needed);
-  return {};
+KvSequence::Room KvSequence::plan_append(int tokens) const {
+  Room room;
+  for (const PageTable& table : tables_) {
+    room.append += table.plan_append(tokens).bytes;
+    room.reserve += table.sharing_reserve(tokens > 0);
+  }
+  return room;
+}
+
+std::uint64_t KvSequence::table_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const PageTable& table : tables_) bytes += table.bytes();
+  return bytes;
+}
+
+std::uint64_t KvSequence::slots_moved() const {
+  std::uint64_t slots = 0;
+  for (const PageTable& table : tables_) slots += table.slots_moved();
+  return slots;
+}
+
+std::uint64_t KvSequence::pages_copied() const {
+  std::uint64_t pages = 0;
+  for (const PageTable& table : tables_) pages += table.pages_copied();
+  return pages;
 }
 
 Status KvSequence::append(int tokens) {
-  KVASIR_RETURN_IF_ERROR(check_room(tokens));
-  for (LaneGroup& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
+  const Room room = plan_append(tokens);
+  if (const MemoryBudget& budget = tables_.front().budget(); room.append + room.reserve > budget.available())
+    return kv_memory_full(budget, room.append + room.reserve);
+  for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
   return {};
 }
 
-std::uint64_t KvCache::column_cost(const KvCacheShape& shape, const SequenceLayout& layout) {
+std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
   const int lanes = shape.lanes_per_table(layout.scope);
-  return static_cast<std::uint64_t>(lanes) * (shape.page.page_bytes() + PagePool::kPageOverhead) +
-         LaneGroup::column_bytes(lanes, shape.page.slots, layout.table.dropping);
+  const std::uint64_t pages = static_cast<std::uint64_t>(lanes) * (shape.page.page_bytes() + PagePool::kPageOverhead);
+  return static_cast<std::uint64_t>(shape.tables(layout.scope)) *
+         (static_cast<std::uint64_t>(columns) * pages +
+          PageTable::bytes_at(lanes, shape.page.slots, layout.table, columns));
 }
 
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences) const {
@@ -93,9 +114,9 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences) con
   std::vector<std::uint32_t> references(pool_->capacity(), 0);
   std::uint64_t tables = 0;
   for (const KvSequence* sequence : sequences) {
-    for (const LaneGroup& table : sequence->tables_) {
+    for (const PageTable& table : sequence->tables_) {
       table.check_invariants(references);
-      tables += table.table_bytes();
+      tables += table.bytes();
     }
   }
   std::uint64_t in_use = 0;

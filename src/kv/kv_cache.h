@@ -1,7 +1,7 @@
-// The KV cache of one model: a budget, a pool, and the sequences that live in it. The façade of this folder.
+// The KV cache of one model: a budget, a pool of page numbers, and the page tables of the sequences that live in it.
 //
-// Thread-safety: none; one thread plans, appends and drops. Kernels read and write page data from many threads between
-// those calls.
+// Thread-safety: none; one thread plans, appends and drops. A backend reads and writes the bytes of pages between those
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "kv/attention_view.h"
-#include "kv/lane_group.h"
 #include "kv/page_pool.h"
+#include "kv/page_table.h"
 
 namespace kvasir {
-
-// What one decision of a policy, and so one table, holds for.
-enum class PolicyScope { kSequence, kLayer, kHead };
 
 struct KvCacheShape {
   int layers = 0;
@@ -37,48 +33,57 @@ class KvSequence {
  public:
   PolicyScope scope() const { return scope_; }
   int tables() const { return static_cast<int>(tables_.size()); }
-  LaneGroup& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
-  const LaneGroup& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
+  PageTable& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
+  const PageTable& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
   // The only table. REQUIRES: PolicyScope::kSequence.
-  LaneGroup& group() { return tables_.front(); }
-  const LaneGroup& group() const { return tables_.front(); }
+  PageTable& only_table() { return tables_.front(); }
+  const PageTable& only_table() const { return tables_.front(); }
 
-  TokenIndex next_id() const { return tables_.front().next_id(); }  // tokens seen so far
-  std::int64_t longest() const;                                     // tokens retained by the table that retains most
-  std::int64_t shortest() const;                                    // by the one that retains least
-  double mean_length() const;                                       // over lanes
-  double dead_share() const;  // of the slots written, those whose token was dropped and that are not reused yet
+  TokenIndex next_index() const { return tables_.front().next_index(); }  // tokens seen so far
+  std::int64_t longest() const;   // tokens retained by the table that retains most
+  std::int64_t shortest() const;  // by the one that retains least
+  double mean_length() const;     // over lanes
+  double dead_share() const;      // of the slots written, those whose token was dropped and that are not reused yet
 
-  // Whether append would succeed; with `own_pages`, after a copy of all shared pages. Errors: kResourceExhausted.
-  Status check_room(int tokens, bool own_pages = false) const;
+  // Bytes that append takes, and that copies of shared pages may take afterwards (PageTable::sharing_reserve).
+  struct Room {
+    std::uint64_t append = 0;
+    std::uint64_t reserve = 0;
+  };
+  Room plan_append(int tokens) const;
+  std::uint64_t table_bytes() const;   // charged for the arrays of all tables
+  std::uint64_t slots_moved() const;   // of one lane, over tables, so far
+  std::uint64_t pages_copied() const;  // because they were shared and written, so far
 
-  // Room for `tokens` tokens in every table. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
+  // Room for `tokens` tokens in every table, and in the budget for what applying a plan may copy. Succeeds whole or
+  // leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);
 
  private:
   friend class KvCache;
-  KvSequence(PolicyScope scope, std::vector<LaneGroup> tables) : scope_(scope), tables_(std::move(tables)) {}
+  KvSequence(PolicyScope scope, std::vector<PageTable> tables) : scope_(scope), tables_(std::move(tables)) {}
   PolicyScope scope_;
-  std::vector<LaneGroup> tables_;
+  std::vector<PageTable> tables_;
 };
 
 // How a sequence is to be held.
 struct SequenceLayout {
   PolicyScope scope = PolicyScope::kSequence;
-  LaneGroup::Layout table;
+  PageTable::Layout table;
 };
 
 class KvCache {
  public:
   // `budget_bytes` bounds pages and tables together. Errors: kResourceExhausted.
+  // `store` holds the bytes of pages and must outlive the cache; null: everything is counted, nothing can be read.
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
-                                                 Backing backing = Backing::kMemory);
+                                                 PageStore* store = nullptr);
 
   KvSequence new_sequence(const SequenceLayout& layout = {});
   Result<KvSequence> fork(const KvSequence& sequence);
 
-  // Bytes that one column of one table costs: a page of each of its lanes, their bookkeeping and the column's table.
-  static std::uint64_t column_cost(const KvCacheShape& shape, const SequenceLayout& layout = {});
+  // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays.
+  static std::uint64_t cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
   const KvCacheShape& shape() const { return shape_; }
   const MemoryBudget& budget() const { return budget_; }

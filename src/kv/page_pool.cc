@@ -31,43 +31,51 @@ void MemoryBudget::release(std::uint64_t bytes) {
   used_ -= bytes;
 }
 
-Result<std::unique_ptr<PagePool>> PagePool::create(const KvPageShape& shape, MemoryBudget* budget, Backing backing) {
+Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
+  return exhausted(
+             "the KV memory of {} bytes is full: {} bytes in use, {} more needed; give it more, or choose a "
+             "policy that forgets",
+             budget.capacity(), budget.used(), needed)
+      .about({"kv_memory", "policy"});
+}
+
+Result<std::unique_ptr<PagePool>> PagePool::create(const KvPageShape& shape, MemoryBudget* budget, PageStore* store) {
   std::unique_ptr<PagePool> pool(new PagePool);
   pool->shape_ = shape;
-  pool->backing_ = backing;
+  pool->store_ = store;
   pool->budget_ = budget;
   pool->page_bytes_ = shape.page_bytes();
   pool->capacity_ = std::min<std::uint64_t>(budget->capacity() / pool->page_cost(), UINT32_MAX);
   if (pool->capacity_ == 0)
-    return exhausted("a KV budget of {} bytes holds no page of {} bytes; raise --kv-memory", budget->capacity(),
-                     pool->page_bytes_);
+    return exhausted("a KV budget of {} bytes holds no page of {} bytes; give it more", budget->capacity(),
+                     pool->page_bytes_)
+        .about({"kv_memory"});
   pool->references_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
   pool->free_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  bool reserved = pool->references_ != nullptr && pool->free_ != nullptr;
-  if (backing == Backing::kMemory) {
-    pool->data_ = static_cast<std::byte*>(reserve(pool->capacity_ * pool->page_bytes_));
-    reserved = reserved && pool->data_ != nullptr;
-  }
-  if (!reserved)
-    return exhausted("the system has no room for a KV budget of {} bytes; lower --kv-memory", budget->capacity());
+  if (pool->references_ == nullptr || pool->free_ == nullptr)
+    return exhausted("the system has no room for a KV budget of {} bytes; give it less", budget->capacity())
+        .about({"kv_memory"});
+  if (store != nullptr) KVASIR_RETURN_IF_ERROR(store->reserve(pool->capacity_));
   return pool;
 }
 
 PagePool::~PagePool() {
   if (references_ != nullptr) ::munmap(references_, capacity_ * sizeof(std::uint32_t));
   if (free_ != nullptr) ::munmap(free_, capacity_ * sizeof(std::uint32_t));
-  if (data_ != nullptr) ::munmap(data_, capacity_ * page_bytes_);
 }
 
 bool PagePool::try_allocate(std::span<PageId> out) {
   if (out.size() > capacity_ - in_use_ || !budget_->try_charge(out.size() * page_cost())) return false;
+  std::vector<PageId>& recycled = scratch_.pages;
+  recycled.clear();
   for (PageId& page : out) {
-    const bool recycled = free_count_ > 0;
-    page = static_cast<PageId>(recycled ? free_[--free_count_] : touched_++);
+    const bool used_before = free_count_ > 0;
+    page = static_cast<PageId>(used_before ? free_[--free_count_] : touched_++);
     references_[index(page)] = 1;
-    // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
-    if (recycled && backing_ == Backing::kMemory) std::memset(data(page), 0, page_bytes_);
+    if (used_before) recycled.push_back(page);
   }
+  // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
+  if (store_ != nullptr && !recycled.empty()) store_->clear(recycled);
   in_use_ += out.size();
   peak_ = std::max(peak_, in_use_);
   return true;

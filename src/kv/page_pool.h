@@ -1,20 +1,20 @@
-// Memory for KV: a ledger of bytes, and a pool of equal pages that is bounded by it.
+// Page numbers, their reference counts, and the ledger of bytes that bounds them.
 //
-// Thread-safety: none; one thread plans and allocates. Page data may be read and written from many threads, as the
-// kernels do, while no page is allocated or released.
+// Thread-safety: none; one thread plans and allocates.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
-#include "kernels/kv_page.h"
+#include "backend/batch.h"
+#include "backend/page_store.h"
+#include "kv/keep_plan.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
-
-enum class PageId : std::uint32_t {};
 
 // Bytes promised and bytes charged. Every byte of KV, pages and tables alike, is charged here before it is taken.
 class MemoryBudget {
@@ -35,32 +35,42 @@ class MemoryBudget {
   std::uint64_t peak_ = 0;
 };
 
-// Whether a pool's pages have memory behind them. kNone: everything is counted, nothing can be read or written; a plan
-// runs the real bookkeeping on such a pool.
-enum class Backing { kMemory, kNone };
+// kResourceExhausted: `needed` bytes more than the budget has.
+Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed);
+
+// Memory that page tables of one pool work in while they change, kept so that decoding allocates nothing. Grows to what
+// the longest table needs.
+struct TableScratch {
+  std::vector<std::uint32_t> columns;
+  std::vector<IndexRange> ranges;
+  std::vector<TokenIndex> indices;
+  std::vector<SlotMove> moves;
+  std::vector<PageId> pages;
+};
 
 class PagePool {
  public:
   // Bytes of bookkeeping beside each page: a reference count and a place in the free list.
   static constexpr std::uint64_t kPageOverhead = 8;
 
-  // Reserves address space for all pages the budget could hold; pages become resident when first used. The budget must
-  // outlive the pool. Errors: kResourceExhausted.
-  static Result<std::unique_ptr<PagePool>> create(const KvPageShape& shape, MemoryBudget* budget, Backing backing);
+  // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
+  // be read or written, as a plan wants it. Errors: kResourceExhausted.
+  static Result<std::unique_ptr<PagePool>> create(const KvPageShape& shape, MemoryBudget* budget, PageStore* store);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
   ~PagePool();
 
-  // Allocates out.size() pages with one reference each and zeroed data, or none at all (false).
+  // Allocates out.size() pages with one reference each and zeroed bytes, or none at all (false).
   bool try_allocate(std::span<PageId> out);
   void retain(PageId page);   // one more reference
   void release(PageId page);  // one less; the page returns to the pool with the last
   std::uint32_t references(PageId page) const { return references_[index(page)]; }
 
-  std::byte* data(PageId page) const { return data_ + index(page) * page_bytes_; }
-
+  PageStore* store() const { return store_; }
+  const MemoryBudget& budget() const { return *budget_; }
+  MemoryBudget& budget() { return *budget_; }
+  TableScratch& scratch() { return scratch_; }
   const KvPageShape& shape() const { return shape_; }
-  Backing backing() const { return backing_; }
   std::uint64_t page_cost() const { return page_bytes_ + kPageOverhead; }  // bytes charged per page in use
   std::uint64_t capacity() const { return capacity_; }
   std::uint64_t in_use() const { return in_use_; }
@@ -74,7 +84,7 @@ class PagePool {
   static std::size_t index(PageId page) { return static_cast<std::size_t>(page); }
 
   KvPageShape shape_;
-  Backing backing_ = Backing::kMemory;
+  PageStore* store_ = nullptr;
   MemoryBudget* budget_ = nullptr;
   std::size_t page_bytes_ = 0;
   std::uint64_t capacity_ = 0;
@@ -82,9 +92,9 @@ class PagePool {
   std::uint64_t in_use_ = 0;
   std::uint64_t peak_ = 0;
   std::uint64_t free_count_ = 0;
-  std::byte* data_ = nullptr;
   std::uint32_t* references_ = nullptr;  // [capacity]
   std::uint32_t* free_ = nullptr;        // [capacity], a stack
+  TableScratch scratch_;
 };
 
 }  // namespace kvasir

@@ -5,15 +5,15 @@
 #include <memory>
 #include <string_view>
 
+#include "chat/chat_template.h"
 #include "gguf/reader.h"
 #include "kvasir/status.h"
-#include "text/chat_template.h"
 #include "text/vocabulary.h"
 
 namespace kvasir {
 
-// `instead`: Jinja source that takes the place of the file's own, unless it is empty. Errors: kDataLoss if the file's
-// is no string.
+// `instead`: Jinja source to use in place of the file's own; empty: the file's. Errors: kDataLoss if the file's
+// template is not a string.
 Result<std::unique_ptr<ChatTemplate>> chat_template_from_gguf(const gguf::File& file, const Vocabulary& vocabulary,
                                                               std::string_view instead = {});
 

@@ -1,9 +1,6 @@
 #include "model/weights.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <unordered_set>
 
@@ -11,18 +8,6 @@
 
 namespace kvasir {
 namespace {
-
-constexpr std::uint64_t kAlign = 64;
-
-// One matrix or vector of the model: where it comes from, and which field receives it.
-struct Part {
-  const gguf::Tensor* tensor = nullptr;
-  RowOrder order;
-  PackedMatrix* matrix = nullptr;  // or
-  const float** vector = nullptr;
-  std::uint64_t offset = 0;  // in the allocation
-  std::uint64_t bytes = 0;
-};
 
 std::string supported_types() {
   std::string names;
@@ -38,8 +23,9 @@ class Layout {
   Layout(const gguf::File& file, const ModelConfig& config)
       : file_(file), config_(config), architecture_(*config.architecture) {}
 
-  Status all(Weights* weights) {
+  Status all() {
     const ModelConfig& c = config_;
+    Weights* weights = &map_.weights;
     KVASIR_RETURN_IF_ERROR(matrix("token_embd.weight", {c.vocabulary, c.width}, &weights->embedding));
     weights->layers.resize(static_cast<std::size_t>(c.layers));
     for (int l = 0; l < c.layers; ++l) {
@@ -49,6 +35,7 @@ class Layout {
       KVASIR_RETURN_IF_ERROR(feed_forward(prefix, &layer));
     }
     KVASIR_RETURN_IF_ERROR(norm("output_norm", &weights->output_norm));
+    weights->output = weights->embedding;
     if (file_.find_tensor("output.weight") != nullptr)
       KVASIR_RETURN_IF_ERROR(matrix("output.weight", {c.vocabulary, c.width}, &weights->output));
     known_.insert("rope_freqs.weight");
@@ -59,8 +46,7 @@ class Layout {
     return {};
   }
 
-  std::vector<Part>& parts() { return parts_; }
-  std::uint64_t bytes() const { return bytes_; }
+  WeightMap& map() { return map_; }
 
  private:
   // Which rows of a tensor of `rows` rows (0: as many as outputs) are wanted.
@@ -119,7 +105,7 @@ class Layout {
     return vector(name + ".bias", shape, &to->bias);
   }
 
-  Status matrix(const std::string& name, const Shape& shape, PackedMatrix* to) {
+  Status matrix(const std::string& name, const Shape& shape, WeightId* to) {
     const gguf::Tensor* tensor = nullptr;
     KVASIR_RETURN_IF_ERROR(find(name, {static_cast<std::uint64_t>(shape.inputs), shape.tensor_rows()}, &tensor));
     const auto type = dtype_from_gguf(tensor->type);
@@ -128,18 +114,17 @@ class Layout {
       return unsupported("tensor {} is of type {}, which is not supported; supported: {}", name,
                          traits ? traits->name : "unknown", supported_types());
     }
-    *to = PackedMatrix{*type, shape.outputs, shape.inputs, nullptr};
-    add({tensor, shape.order, to, nullptr, 0, packed_bytes(*type, shape.outputs, shape.inputs)});
+    *to = add(tensor, {*type, shape.outputs, shape.inputs, false, shape.order, tensor->bytes});
     return {};
   }
 
-  Status vector(const std::string& name, const Shape& shape, const float** to) {
+  Status vector(const std::string& name, const Shape& shape, WeightId* to) {
     const gguf::Tensor* tensor = nullptr;
     KVASIR_RETURN_IF_ERROR(find(name, {shape.tensor_rows()}, &tensor));
     const auto type = dtype_from_gguf(tensor->type);
     if (!type || is_quantized(*type))
       return unsupported("tensor {} must be of type F32, F16 or BF16; convert the model again", name);
-    add({tensor, shape.order, nullptr, to, 0, static_cast<std::uint64_t>(shape.outputs) * sizeof(float)});
+    *to = add(tensor, {*type, shape.outputs, 1, true, shape.order, tensor->bytes});
     return {};
   }
 
@@ -152,97 +137,42 @@ class Layout {
     return {};
   }
 
-  void add(Part part) {
-    part.offset = bytes_;
-    bytes_ += (part.bytes + kAlign - 1) / kAlign * kAlign;
-    parts_.push_back(part);
+  WeightId add(const gguf::Tensor* tensor, const WeightPart& part) {
+    map_.parts.push_back(part);
+    map_.tensors.push_back(tensor);
+    return static_cast<WeightId>(map_.parts.size() - 1);
   }
 
   const gguf::File& file_;
   const ModelConfig& config_;
   const Architecture& architecture_;
   std::unordered_set<std::string> known_;
-  std::vector<Part> parts_;
-  std::uint64_t bytes_ = 0;
+  WeightMap map_;
 };
-
-void copy_vector(const Part& part, std::byte* to) {
-  const auto type = static_cast<DType>(part.tensor->type);
-  const std::size_t size = dtype_traits(type).block_bytes;
-  for (std::uint64_t i = 0; i < part.bytes / sizeof(float); ++i) {
-    const auto row = static_cast<std::size_t>(part.order.row(static_cast<int>(i)));
-    const float value = read_element(type, part.tensor->bytes.data() + row * size);
-    std::memcpy(to + i * sizeof value, &value, sizeof value);
-  }
-}
-
-// In slices whose pages are given back as soon as they are packed.
-void pack_matrix(const gguf::File& file, const Part& part, ThreadPool& threads, std::byte* to,
-                 const std::function<void(std::uint64_t)>& packed) {
-  constexpr int kPanelsPerTask = 16;
-  constexpr std::uint64_t kSliceBytes = std::uint64_t{32} << 20;
-  const PackedMatrix& matrix = *part.matrix;
-  const std::uint64_t panel_bytes = matrix.panel_bytes();
-  const int slice = static_cast<int>(std::max<std::uint64_t>(kPanelsPerTask, kSliceBytes / panel_bytes));
-  for (int begin = 0; begin < matrix.panels(); begin += slice) {
-    const int end = std::min(matrix.panels(), begin + slice);
-    threads.parallel_for((end - begin + kPanelsPerTask - 1) / kPanelsPerTask, [&](int task) {
-      const int first = begin + task * kPanelsPerTask;
-      pack_panels(matrix, part.tensor->bytes.data(), part.order, first, std::min(end, first + kPanelsPerTask), to);
-    });
-    // Rows have the same size packed and in the file. What a row order reaches beyond the slice is read again.
-    const std::uint64_t row_bytes = panel_bytes / kPanel;
-    file.release(*part.tensor, static_cast<std::uint64_t>(part.order.first + begin * kPanel) * row_bytes,
-                 static_cast<std::uint64_t>((end - begin) * kPanel) * row_bytes);
-    packed(static_cast<std::uint64_t>(end - begin) * panel_bytes);
-  }
-}
 
 }  // namespace
 
-Result<std::uint64_t> Weights::plan_bytes(const gguf::File& file, const ModelConfig& config) {
-  std::unique_ptr<Weights> weights(new Weights);
+Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config) {
   Layout layout(file, config);
-  KVASIR_RETURN_IF_ERROR(layout.all(weights.get()));
-  return layout.bytes();
+  KVASIR_RETURN_IF_ERROR(layout.all());
+  return std::move(layout.map());
 }
 
-Result<std::unique_ptr<Weights>> Weights::load(const gguf::File& file, const ModelConfig& config, ThreadPool& threads,
-                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
-  std::unique_ptr<Weights> weights(new Weights);
-  Layout layout(file, config);
-  KVASIR_RETURN_IF_ERROR(layout.all(weights.get()));
-  void* memory = ::mmap(nullptr, layout.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    return exhausted("the system has no {} bytes for the model's weights; close other programs or use a smaller model",
-                     layout.bytes());
-  weights->data_ = static_cast<std::byte*>(memory);
-  weights->bytes = layout.bytes();
-  ::madvise(memory, layout.bytes(), MADV_HUGEPAGE);
-
+Status load_weights(const gguf::File& file, const WeightMap& map, Backend& backend,
+                    const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  const std::uint64_t all = backend.weight_bytes(map.parts);
   std::uint64_t done = 0;
-  const auto packed = [&](std::uint64_t bytes) {
+  Backend::LoadProgress hooks;
+  hooks.loaded = [&](std::uint64_t bytes) {
     done += bytes;
-    if (progress) progress(std::min(done, layout.bytes()), layout.bytes());
+    if (progress) progress(std::min(done, all), all);
   };
-  for (const Part& part : layout.parts()) {
-    std::byte* to = weights->data_ + part.offset;
-    if (part.vector != nullptr) {
-      copy_vector(part, to);
-      *part.vector = reinterpret_cast<const float*>(to);
-      packed(part.bytes);
-    } else {
-      pack_matrix(file, part, threads, to, packed);
-      part.matrix->data = to;
-    }
-  }
-  if (progress) progress(layout.bytes(), layout.bytes());
-  if (weights->output.data == nullptr) weights->output = weights->embedding;
-  return weights;
-}
-
-Weights::~Weights() {
-  if (data_ != nullptr) ::munmap(data_, bytes);
+  hooks.read = [&](std::size_t part, std::uint64_t first, std::uint64_t count) {
+    file.release(*map.tensors[part], first, count);
+  };
+  KVASIR_RETURN_IF_ERROR(backend.load(map.parts, hooks));
+  if (progress) progress(all, all);
+  return {};
 }
 
 }  // namespace kvasir

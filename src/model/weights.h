@@ -1,7 +1,4 @@
-// The weights of a model, packed for the kernels.
-//
-// All of them lie in one allocation; each matrix is packed straight from the mapped file, whose pages are given back to
-// the system as they are read, so that no second copy of the weights stays resident.
+// Where a model's weights are in its file, and which weight of the backend each becomes.
 // Thread-safety: immutable after load.
 #pragma once
 
@@ -10,62 +7,60 @@
 #include <memory>
 #include <vector>
 
-#include "base/thread_pool.h"
+#include "backend/backend.h"
 #include "gguf/reader.h"
-#include "kernels/kernels.h"
 #include "kvasir/status.h"
 #include "model/config.h"
 
 namespace kvasir {
 
 struct Linear {
-  PackedMatrix matrix;          // [outputs, inputs]
-  const float* bias = nullptr;  // [outputs], or none
+  WeightId matrix = kNoWeight;  // [outputs, inputs]
+  WeightId bias = kNoWeight;    // [outputs], or none
 };
 
 struct Norm {
-  const float* weight = nullptr;  // [width]
-  const float* bias = nullptr;    // [width]; of LayerNorm only
+  WeightId weight = kNoWeight;  // [width]
+  WeightId bias = kNoWeight;    // [width]; of LayerNorm only
 };
 
 // Rows of queries and keys, their biases and norms are in the order in which pairs to rotate are adjacent, whatever
 // their order in the file.
 struct LayerWeights {
   Norm attention_norm;
-  Linear query;                       // [heads * head_dim, width]
-  Linear key;                         // [kv_heads * head_dim, width]
-  Linear value;                       // [kv_heads * head_dim, width]
-  const float* query_norm = nullptr;  // [head_dim], or none
-  const float* key_norm = nullptr;    // [head_dim], or none
-  Linear attention_output;            // [width, heads * head_dim]
+  Linear query;                     // [heads * head_dim, width]
+  Linear key;                       // [kv_heads * head_dim, width]
+  Linear value;                     // [kv_heads * head_dim, width]
+  WeightId query_norm = kNoWeight;  // [head_dim], or none
+  WeightId key_norm = kNoWeight;    // [head_dim], or none
+  Linear attention_output;          // [width, heads * head_dim]
   Norm ffn_norm;
   Linear gate;  // [ffn, width]; none without gating
   Linear up;    // [ffn, width]
   Linear down;  // [width, ffn]
 };
 
-class Weights {
- public:
-  // `progress` (may be empty) hears bytes done and bytes in all. Errors: kDataLoss for missing or misshapen tensors,
-  // kUnsupported for types and tensors that are not run (named), kResourceExhausted.
-  static Result<std::unique_ptr<Weights>> load(const gguf::File& file, const ModelConfig& config, ThreadPool& threads,
-                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress);
-  // Bytes that load would allocate, from the header alone. Errors: as load, less kResourceExhausted.
-  static Result<std::uint64_t> plan_bytes(const gguf::File& file, const ModelConfig& config);
-
-  Weights(const Weights&) = delete;
-  Weights& operator=(const Weights&) = delete;
-  ~Weights();
-
-  PackedMatrix embedding;  // [vocabulary, width]
-  PackedMatrix output;     // [vocabulary, width]; the embedding where the file has none
+struct Weights {
+  WeightId embedding = kNoWeight;  // [vocabulary, width]
+  WeightId output = kNoWeight;     // [vocabulary, width]; the embedding where the file has none
   Norm output_norm;
   std::vector<LayerWeights> layers;
-  std::uint64_t bytes = 0;  // allocated
-
- private:
-  Weights() = default;
-  std::byte* data_ = nullptr;
 };
+
+// The weights of a file, found and checked but not read.
+struct WeightMap {
+  Weights weights;
+  std::vector<WeightPart> parts;             // by WeightId
+  std::vector<const gguf::Tensor*> tensors;  // of the parts
+};
+
+// Errors: kDataLoss for missing or misshapen tensors, kUnsupported for types and tensors that are not run (named).
+Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config);
+
+// Has the backend load the weights straight from the mapped file, whose pages are given back to the system as they are
+// read, so that no second copy of the weights stays resident. `progress` (may be empty) hears bytes done and bytes in
+// all. Errors: kResourceExhausted.
+Status load_weights(const gguf::File& file, const WeightMap& map, Backend& backend,
+                    const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 
 }  // namespace kvasir

@@ -4,9 +4,10 @@
 #include <numeric>
 #include <span>
 
+#include "backend/attention_mass.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "kv/attention_mass.h"
+#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {
@@ -44,161 +45,158 @@ Status stopped() {
   return Status(StatusCode::kCancelled, "stopped");
 }
 
-// -- By range: one decision for the sequence, which looks at no attention. A chunk changes nothing. --
-
-Result<ReplayResult> replay_by_range(const AttentionTrace& trace, RetentionPolicy& policy,
-                                     const AttentionTrace::Progress& progress) {
-  std::vector<Tally> tallies(static_cast<std::size_t>(trace.layers()));
-  std::vector<float> weights;
-  IndexRange gone;
-  for (TokenIndex id = 0; id < trace.tokens(); ++id) {
-    if (progress && !progress(id, trace.tokens())) return stopped();
-    KVASIR_CHECK(policy.rows_together(1) == 1);
-    const IndexRange hidden = policy.advance();
-    const std::int64_t gone_before = gone.end - gone.begin;
-    gone = policy.dropped();
-    if (gone.empty()) gone = {};
-    KVASIR_CHECK(gone.begin >= 0 && gone.end <= id + 1);
-    const std::int64_t gone_now = gone.end - gone.begin;
-    weights.resize(static_cast<std::size_t>(id) + 1);
-    for (std::int64_t layer = 0; layer < trace.layers(); ++layer) {
-      Tally& tally = tallies[static_cast<std::size_t>(layer)];
-      for (std::int64_t head = 0; head < trace.heads(); ++head) {
-        trace.read(layer, head, id, weights);
-        for (TokenIndex unseen = hidden.begin; unseen < hidden.end; ++unseen)
-          weights[static_cast<std::size_t>(unseen)] = 0;
-        tally.saw(sum_of(weights));
-      }
-      tally.step(id + 1 - gone_now, gone_now > gone_before);
-    }
-  }
-  std::vector<TokenIndex> kept;
-  for (TokenIndex id = 0; id < trace.tokens(); ++id)
-    if (id < gone.begin || id >= gone.end) kept.push_back(id);
-  ReplayResult result;
-  for (const Tally& tally : tallies) {
-    const ReplayFigures figures = tally.figures(trace.heads());
-    result.layers.push_back({figures, {{figures, kept}}});
-  }
-  return result;
-}
-
-// -- By table. --
-
-class TableReplay {
+class Replay {
  public:
-  TableReplay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
+  Replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
       : trace_(trace), policy_(policy), options_(options) {
     const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
-    layout_.layers = static_cast<int>(trace.layers());
-    // One decision for the whole sequence is the same in every layer.
-    layout_.per_layer = policy.scope() == PolicyScope::kHead ? static_cast<int>(kv_heads) : 1;
+    const PolicyScope scope = policy.traits().scope;
+    layout_.layers = scope == PolicyScope::kSequence ? 1 : static_cast<int>(trace.layers());
+    layout_.per_layer = scope == PolicyScope::kHead ? static_cast<int>(kv_heads) : 1;
     layout_.heads = static_cast<int>(trace.heads()) / layout_.per_layer;
     tables_.resize(static_cast<std::size_t>(layout_.tables()));
-    prunes_.resize(static_cast<std::size_t>(layout_.layers));
+    tallies_.resize(static_cast<std::size_t>(trace.layers() * layout_.per_layer));
+    prunes_.resize(static_cast<std::size_t>(trace.layers()));
+    masses_.resize(policy.traits().reductions.size());
   }
 
   Result<ReplayResult> run(const AttentionTrace::Progress& progress);
 
  private:
   struct Table {
-    std::vector<TokenIndex> ids;  // what it holds; during a pass, the pass's tokens too
+    std::vector<TokenIndex> tokens;  // what it holds; during a chunk, the chunk's tokens too
     KeepPlan plan;
-    std::vector<std::int64_t> held;  // before the pass, then after each of its rows
-    Tally tally;
+    std::vector<std::int64_t> held;  // before the chunk, then after each of its rows
   };
 
-  PolicyPass pass_from(TokenIndex first) const;
-  Status observe(const PolicyPass& pass, int index, const AttentionTrace::Progress& progress);
-  void read_row(const PolicyPass& pass, int index, int row, std::size_t seen);
-  void end_pass(const PolicyPass& pass, int index);
-  void finish_pass(const PolicyPass& pass, int index);
-  void count_steps(const PolicyPass& pass);
-  static void apply(const KeepPlan& plan, std::vector<TokenIndex>& ids);
+  PolicyChunk chunk_from(TokenIndex first) const;
+  Status observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress);
+  std::span<const TokenIndex> seen_by(const PolicyChunk& chunk, const Table& table, int row);
+  void read_row(std::int64_t layer, int head_group, TokenIndex query, std::span<const TokenIndex> seen);
+  void show_row(const PolicyChunk& chunk, int index, int row, int seen);
+  void end_chunk(const PolicyChunk& chunk, int index);
+  void finish_chunk(const PolicyChunk& chunk, int index);
+  void count_steps(const PolicyChunk& chunk);
+  static void apply(const KeepPlan& plan, std::vector<TokenIndex>& tokens);
   ReplayResult result() const;
 
   Table& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
+  // The table that decides for one of a layer's head groups.
+  int table_of(std::int64_t layer, int head_group) const {
+    return layout_.layers == 1 ? head_group : static_cast<int>(layer) * layout_.per_layer + head_group;
+  }
+  Tally& tally(std::int64_t layer, int head_group) {
+    return tallies_[static_cast<std::size_t>(layer * layout_.per_layer + head_group)];
+  }
 
   const AttentionTrace& trace_;
   RetentionPolicy& policy_;
   const ReplayOptions& options_;
   TableLayout layout_;
   std::vector<Table> tables_;
+  std::vector<Tally> tallies_;        // [layer][head group]: several may share a table
   std::vector<std::int64_t> prunes_;  // [layer]: steps at which any of its tables dropped a token
+  std::vector<IndexRange> hidden_;    // [rows of the chunk]
   // Of the row being observed.
+  std::vector<TokenIndex> visible_;
   std::vector<float> row_;                   // its weights as recorded
-  std::vector<std::vector<float>> weights_;  // [query head of the table]: those on what the table holds
-  std::vector<double> mass_;
+  std::vector<std::vector<float>> weights_;  // [query head of the table]: those on what the row sees
+  std::vector<std::vector<double>> masses_;  // [reduction]
 };
 
-PolicyPass TableReplay::pass_from(TokenIndex first) const {
-  PolicyPass pass{.first = first, .rows = 1};
-  if (first >= options_.prefill) return pass;
-  pass.prompt = true;
+PolicyChunk Replay::chunk_from(TokenIndex first) const {
+  PolicyChunk chunk{.first = first, .rows = 1};
+  if (first >= options_.prefill) return chunk;
+  chunk.prompt = true;
   const std::int64_t left = options_.prefill - first;
-  pass.rows = static_cast<int>(options_.chunk > 0 ? std::min(options_.chunk, left) : left);
-  pass.prompt_left = left - pass.rows;
-  return pass;
+  // On a grid anchored at token 0, whatever shorter chunks a policy asks for.
+  const std::int64_t want = options_.chunk > 0 ? std::min(options_.chunk - first % options_.chunk, left) : left;
+  chunk.rows = policy_.chunk_rows(static_cast<int>(want));
+  KVASIR_CHECK(chunk.rows >= 1 && chunk.rows <= want);
+  chunk.prompt_left = left - chunk.rows;
+  return chunk;
 }
 
-void TableReplay::read_row(const PolicyPass& pass, int index, int row, std::size_t seen) {
-  const int layer = index / layout_.per_layer;
-  const int first_head = index % layout_.per_layer * layout_.heads;
-  Table& table = this->table(index);
-  const TokenIndex query = pass.first + row;
+// What the table held before the chunk and the chunk's tokens up to the row, less what is hidden from it.
+std::span<const TokenIndex> Replay::seen_by(const PolicyChunk& chunk, const Table& table, int row) {
+  const std::size_t behind = table.tokens.size() - static_cast<std::size_t>(chunk.rows - 1 - row);
+  const IndexRange hidden = hidden_[static_cast<std::size_t>(row)];
+  if (hidden.empty()) return std::span(table.tokens).first(behind);
+  KVASIR_CHECK(hidden.begin >= 0 && hidden.end <= chunk.first + row);
+  visible_.clear();
+  for (const TokenIndex token : std::span(table.tokens).first(behind))
+    if (token < hidden.begin || token >= hidden.end) visible_.push_back(token);
+  return visible_;
+}
+
+void Replay::read_row(std::int64_t layer, int head_group, TokenIndex query, std::span<const TokenIndex> seen) {
   row_.resize(static_cast<std::size_t>(query) + 1);
   weights_.resize(static_cast<std::size_t>(layout_.heads));
   for (int head = 0; head < layout_.heads; ++head) {
-    trace_.read(layer, first_head + head, query, row_);
+    trace_.read(layer, head_group * layout_.heads + head, query, row_);
     std::vector<float>& weights = weights_[static_cast<std::size_t>(head)];
-    weights.resize(seen);
-    for (std::size_t i = 0; i < seen; ++i) weights[i] = row_[static_cast<std::size_t>(table.ids[i])];
-    table.tally.saw(sum_of(weights));
+    weights.resize(seen.size());
+    for (std::size_t i = 0; i < seen.size(); ++i) weights[i] = row_[static_cast<std::size_t>(seen[i])];
+    tally(layer, head_group).saw(sum_of(weights));
   }
 }
 
-Status TableReplay::observe(const PolicyPass& pass, int index, const AttentionTrace::Progress& progress) {
+// Hands the weights that were read over to the policy.
+void Replay::show_row(const PolicyChunk& chunk, int index, int row, int seen) {
+  if (!policy_.wants_row(chunk, row)) return;
+  std::vector<const float*> heads;
+  for (const std::vector<float>& weights : weights_) heads.push_back(weights.data());
+  std::vector<std::span<const double>> shown(masses_.size());
+  for (std::size_t r = 0; r < masses_.size(); ++r) {
+    if (!policy_.wants(chunk, row, static_cast<int>(r))) continue;
+    masses_[r].resize(static_cast<std::size_t>(seen));
+    reduce_mass(heads, seen, policy_.traits().reductions[r], masses_[r]);
+    shown[r] = masses_[r];
+  }
+  policy_.observe(chunk, index, row, shown);
+}
+
+Status Replay::observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress) {
   Table& table = this->table(index);
-  const std::size_t held = table.ids.size();
-  for (int row = 0; row < pass.rows; ++row) table.ids.push_back(pass.first + row);
-  std::vector<const float*> heads(static_cast<std::size_t>(layout_.heads));
-  for (int row = 0; row < pass.rows; ++row) {
-    const std::int64_t tables = layout_.tables();
-    if (progress && !progress(pass.first * tables + std::int64_t{index} * pass.rows + row, trace_.tokens() * tables))
+  for (int row = 0; row < chunk.rows; ++row) table.tokens.push_back(chunk.first + row);
+  const int head_group = index % layout_.per_layer;
+  const std::int64_t tables = layout_.tables();
+  for (int row = 0; row < chunk.rows; ++row) {
+    if (progress && !progress(chunk.first * tables + std::int64_t{index} * chunk.rows + row, trace_.tokens() * tables))
       return stopped();
-    const std::size_t seen = held + static_cast<std::size_t>(row) + 1;
-    read_row(pass, index, row, seen);
-    if (policy_.reduction() == MassReduction::kNone) continue;
-    for (std::size_t head = 0; head < heads.size(); ++head) heads[head] = weights_[head].data();
-    mass_.resize(seen);
-    reduce_mass(heads, static_cast<int>(seen), policy_.reduction(), mass_);
-    policy_.observe(pass, index, row, mass_);
+    const std::span<const TokenIndex> seen = seen_by(chunk, table, row);
+    for (std::int64_t layer = 0; layer < trace_.layers(); ++layer)
+      if (table_of(layer, head_group) == index) read_row(layer, head_group, chunk.first + row, seen);
+    show_row(chunk, index, row, static_cast<int>(seen.size()));
   }
   return {};
 }
 
-void TableReplay::apply(const KeepPlan& plan, std::vector<TokenIndex>& ids) {
-  KVASIR_CHECK(std::ranges::is_sorted(plan.drop) && std::ranges::includes(ids, plan.drop));
+void Replay::apply(const KeepPlan& plan, std::vector<TokenIndex>& tokens) {
+  TokenIndex end = 0;
+  for (const IndexRange& range : plan.drop) {
+    KVASIR_CHECK(!range.empty() && range.begin >= end);
+    end = range.end;
+  }
+  KVASIR_CHECK(plan.drop.empty() || (!tokens.empty() && end <= tokens.back() + 1));
   auto next = plan.drop.begin();
-  std::erase_if(ids, [&](TokenIndex id) {
-    if (next == plan.drop.end() || *next != id) return false;
-    ++next;
-    return true;
+  std::erase_if(tokens, [&](TokenIndex token) {
+    while (next != plan.drop.end() && next->end <= token) ++next;
+    return next != plan.drop.end() && next->begin <= token;
   });
-  KVASIR_CHECK(next == plan.drop.end());
   // Runs are a matter of pages; here they only must name tokens that are held.
-  for (const KeepPlan::Move& move : plan.moves) KVASIR_CHECK(std::ranges::binary_search(ids, move.id));
+  for (const KeepPlan::Move& move : plan.moves) KVASIR_CHECK(std::ranges::binary_search(tokens, move.index));
 }
 
-void TableReplay::end_pass(const PolicyPass& pass, int index) {
+void Replay::end_chunk(const PolicyChunk& chunk, int index) {
   Table& table = this->table(index);
-  const auto rows = static_cast<std::size_t>(pass.rows);
+  const auto rows = static_cast<std::size_t>(chunk.rows);
   table.held.resize(rows + 1);
-  std::iota(table.held.begin(), table.held.end(), static_cast<std::int64_t>(table.ids.size() - rows));
+  std::iota(table.held.begin(), table.held.end(), static_cast<std::int64_t>(table.tokens.size() - rows));
   table.plan.clear();
-  policy_.end_pass(pass, index, table.plan);
-  apply(table.plan, table.ids);
-  const auto after = static_cast<std::int64_t>(table.ids.size());
+  policy_.end_chunk(chunk, index, table.plan);
+  apply(table.plan, table.tokens);
+  const auto after = static_cast<std::int64_t>(table.tokens.size());
   if (!table.plan.held.empty()) {
     KVASIR_CHECK(table.plan.held.size() == rows && table.plan.held.back() == after);
     std::ranges::copy(table.plan.held, table.held.begin() + 1);
@@ -206,39 +204,39 @@ void TableReplay::end_pass(const PolicyPass& pass, int index) {
   table.held.back() = after;
 }
 
-void TableReplay::finish_pass(const PolicyPass& pass, int index) {
+void Replay::finish_chunk(const PolicyChunk& chunk, int index) {
   Table& table = this->table(index);
   table.plan.clear();
-  policy_.finish_pass(pass, index, table.plan);
-  apply(table.plan, table.ids);
-  table.held.back() = static_cast<std::int64_t>(table.ids.size());
+  policy_.finish_chunk(chunk, index, table.plan);
+  apply(table.plan, table.tokens);
+  table.held.back() = static_cast<std::int64_t>(table.tokens.size());
 }
 
-void TableReplay::count_steps(const PolicyPass& pass) {
-  for (std::size_t row = 0; row < static_cast<std::size_t>(pass.rows); ++row)
-    for (int layer = 0; layer < layout_.layers; ++layer) {
+void Replay::count_steps(const PolicyChunk& chunk) {
+  for (std::size_t row = 0; row < static_cast<std::size_t>(chunk.rows); ++row)
+    for (std::int64_t layer = 0; layer < trace_.layers(); ++layer) {
       bool any = false;
-      for (int i = 0; i < layout_.per_layer; ++i) {
-        Table& table = this->table(layer * layout_.per_layer + i);
+      for (int group = 0; group < layout_.per_layer; ++group) {
+        const Table& table = this->table(table_of(layer, group));
         // Every step inserts one token.
         const bool dropped = table.held[row + 1] <= table.held[row];
-        table.tally.step(table.held[row + 1], dropped);
+        tally(layer, group).step(table.held[row + 1], dropped);
         any = any || dropped;
       }
       prunes_[static_cast<std::size_t>(layer)] += any;
     }
 }
 
-ReplayResult TableReplay::result() const {
+ReplayResult Replay::result() const {
   ReplayResult result;
-  result.by_head = policy_.scope() == PolicyScope::kHead;
-  auto table = tables_.begin();
-  for (int layer = 0; layer < layout_.layers; ++layer) {
+  result.by_head = policy_.traits().scope == PolicyScope::kHead;
+  auto tally = tallies_.begin();
+  for (std::int64_t layer = 0; layer < trace_.layers(); ++layer) {
     ReplayedLayer replayed;
     replayed.figures.prunes = prunes_[static_cast<std::size_t>(layer)];
-    for (int i = 0; i < layout_.per_layer; ++i, ++table) {
-      const ReplayFigures figures = table->tally.figures(layout_.heads);
-      replayed.tables.push_back({figures, table->ids});
+    for (int group = 0; group < layout_.per_layer; ++group, ++tally) {
+      const ReplayFigures figures = tally->figures(layout_.heads);
+      replayed.tables.push_back({figures, tables_[static_cast<std::size_t>(table_of(layer, group))].tokens});
       replayed.figures.kept_mean += figures.kept_mean / layout_.per_layer;
       replayed.figures.kept_max = std::max(replayed.figures.kept_max, figures.kept_max);
       replayed.figures.recall += figures.recall / layout_.per_layer;
@@ -248,17 +246,19 @@ ReplayResult TableReplay::result() const {
   return result;
 }
 
-Result<ReplayResult> TableReplay::run(const AttentionTrace::Progress& progress) {
+Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
   policy_.begin(layout_);
   for (TokenIndex first = 0; first < trace_.tokens();) {
-    const PolicyPass pass = pass_from(first);
+    const PolicyChunk chunk = chunk_from(first);
+    hidden_.resize(static_cast<std::size_t>(chunk.rows));
+    policy_.hidden(chunk, hidden_);
     for (int index = 0; index < layout_.tables(); ++index) {
-      KVASIR_RETURN_IF_ERROR(observe(pass, index, progress));
-      end_pass(pass, index);
+      KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
+      end_chunk(chunk, index);
     }
-    for (int index = 0; index < layout_.tables(); ++index) finish_pass(pass, index);
-    count_steps(pass);
-    first += pass.rows;
+    for (int index = 0; index < layout_.tables(); ++index) finish_chunk(chunk, index);
+    count_steps(chunk);
+    first += chunk.rows;
   }
   return result();
 }
@@ -272,19 +272,20 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
                        trace.layers(), trace.heads(), kMostLayers, kMaxHeads);
   if (options.prefill < 0 || options.prefill > trace.tokens())
     return invalid_argument("prefill={} must be from 0 to the {} tokens of '{}'", options.prefill, trace.tokens(),
-                            trace.path());
-  if (options.chunk < 0) return invalid_argument("chunk={} must be 0 or more", options.chunk);
+                            trace.path())
+        .about({"prefill"});
+  if (options.chunk < 0) return invalid_argument("chunk={} must be 0 or more", options.chunk).about({"chunk"});
   if (options.kv_heads < 0 || (options.kv_heads > 0 && trace.heads() % options.kv_heads != 0))
     return invalid_argument("the {} query heads of '{}' cannot be shared among {} KV heads; give a divisor",
-                            trace.heads(), trace.path(), options.kv_heads);
+                            trace.heads(), trace.path(), options.kv_heads)
+        .about({"kv_heads"});
   return {};
 }
 
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
-  if (!policy.by_table()) return replay_by_range(trace, policy, progress);
-  return TableReplay(trace, policy, options).run(progress);
+  return Replay(trace, policy, options).run(progress);
 }
 
 }  // namespace kvasir

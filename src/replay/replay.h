@@ -1,10 +1,10 @@
 // Drives a retention policy from recorded attention, without a model: the same object and the same protocol as in the
-// engine (kv/policy.h), with lists of ids in place of pages.
+// engine (retention/policy.h), with lists of tokens in place of pages.
 //
 // A step is one token: it enters, the forward pass sees what the policy holds and the token, then the policy prunes. In
 // a chunk of a prompt the policy's tables stand still while all rows are observed; its tokens are then inserted and
-// pruned one at a time, and each is a step. Before a policy by table sees a row, the row is cut down to the tokens that
-// the table holds and normalised anew (kv/attention_mass.h).
+// pruned one at a time, and each is a step. A row is cut down to the tokens that it sees, and normalised anew before
+// the policy is shown it (backend/attention_mass.h).
 //
 // Thread-safety: none; different calls share nothing but the trace.
 #pragma once
@@ -12,15 +12,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "kv/policy.h"
 #include "kvasir/status.h"
 #include "replay/trace.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 
 struct ReplayOptions {
   std::int64_t prefill = 0;   // the first tokens are a prompt; the others are generated, one at a time
-  std::int64_t chunk = 0;     // tokens of the prompt per pass; 0: all of them
+  std::int64_t chunk = 0;     // tokens of the prompt per chunk; 0: all of them
   std::int64_t kv_heads = 0;  // how query heads are grouped, consecutive ones together; 0: each by itself
 };
 

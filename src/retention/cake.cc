@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -34,31 +35,40 @@ class CakePolicy final : public PromptWindowPolicy {
     heads_.assign(static_cast<std::size_t>(layout.tables()), {});
   }
 
-  void finish_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
-    if (!pass.ends_prompt()) return;
-    TokenTable& tokens = this->table(table);
+  void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
+    if (!chunk.ends_prompt()) return;
+    ScoreList& list = this->list(table);
     const auto layer = static_cast<std::size_t>(table / layout().per_layer);
-    keep(tokens, table, layer_shares(pass.first + pass.rows)[layer]);
-    tokens.hand_over(plan.drop);
+    keep(list, table, layer_shares(chunk.end())[layer]);
+    list.hand_over(plan);
   }
 
  private:
   static constexpr int kMean = 0;     // column: of the mass over the rows so far
   static constexpr int kSquares = 1;  // column: sum of the squared differences from it
 
-  // Written before the pass finishes, for its own table; read by all tables when it does.
+  // Written before the chunk finishes, for its own table; read by all tables when it does.
   struct Head {
     double dispersion = 0;
     double shift = 0;
     std::int64_t earlier = 0;  // tokens before the window
   };
 
+  std::uint64_t table_state_bytes() const override { return PromptWindowPolicy::table_state_bytes() + sizeof(Head); }
+  void save_table(int table, ByteWriter& out) const override {
+    PromptWindowPolicy::save_table(table, out);
+    out.put(heads_[static_cast<std::size_t>(table)].dispersion);  // the others are of the chunk that ends a prompt
+  }
+  bool restore_table(int table, ByteReader& in) override {
+    return PromptWindowPolicy::restore_table(table, in) && in.get(heads_[static_cast<std::size_t>(table)].dispersion);
+  }
+
   void begin_window(int table) override { heads_[static_cast<std::size_t>(table)] = {}; }
 
-  void add_row(TokenTable& table, const Step& step, std::int64_t rows, std::span<const double> mass) override {
+  void add_row(ScoreList& list, const Step& step, std::int64_t rows, std::span<const double> mass) override {
     double& dispersion = heads_[static_cast<std::size_t>(step.table)].dispersion;
-    double* means = table.values(kMean).data();
-    double* squares = table.values(kSquares).data();
+    double* means = list.values(kMean).data();
+    double* squares = list.values(kSquares).data();
     const double share = 1.0 / static_cast<double>(rows);
     for (std::size_t i = 0; i < mass.size(); ++i) {  // Welford's way: no differences of large sums
       const double off = mass[i] - means[i];
@@ -74,15 +84,15 @@ class CakePolicy final : public PromptWindowPolicy {
     return rows > 1 ? squares / static_cast<double>(rows - 1) : 0;
   }
 
-  void prune(TokenTable& table, const Step& step) override {
+  void prune(ScoreList& list, const Step& step) override {
     Head& head = heads_[static_cast<std::size_t>(step.table)];
-    head.earlier = std::max<std::int64_t>(table.size() - options().window, 0);
-    const auto squares = table.values(kSquares).first(static_cast<std::size_t>(head.earlier));
+    head.earlier = std::max<std::int64_t>(list.size() - options().window, 0);
+    const auto squares = list.values(kSquares).first(static_cast<std::size_t>(head.earlier));
     head.shift = variance(std::accumulate(squares.begin(), squares.end(), 0.0), rows_observed(step.table));
   }
 
-  void rank(TokenTable& table, std::int64_t rows, std::span<double> scores) override {
-    const auto means = table.values(kMean), squares = table.values(kSquares);
+  void rank(ScoreList& list, std::int64_t rows, std::span<double> scores) override {
+    const auto means = list.values(kMean), squares = list.values(kSquares);
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = means[i] + cake_.gamma * variance(squares[i], rows);
   }
 
@@ -110,7 +120,8 @@ class CakePolicy final : public PromptWindowPolicy {
                                           std::span<const std::int64_t> room) {
     const double sum = std::accumulate(preference.begin(), preference.end(), 0.0);
     std::vector<std::int64_t> shares(room.size());
-    if (std::isfinite(sum) && sum > 0)
+    const bool sound = std::ranges::all_of(preference, [](double p) { return p >= 0; });  // no NaN either
+    if (sound && std::isfinite(sum) && sum > 0)
       for (std::size_t l = 0; l < shares.size(); ++l)
         shares[l] = std::min(static_cast<std::int64_t>(preference[l] / sum * static_cast<double>(total)), room[l]);
     for (;;) {

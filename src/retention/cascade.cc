@@ -39,29 +39,41 @@ class CascadePolicy final : public ScoredPolicy {
 
   std::optional<std::int64_t> bound() const override { return options_.sinks + options_.capacity * options_.count + 1; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<CascadePolicy>(*this); }
-  std::vector<std::int64_t> run_capacities() const override {
-    return std::vector<std::int64_t>(static_cast<std::size_t>(options_.count) - 1, options_.capacity);
+  Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart) const override {
+    return invalid_argument(
+        "policy '{}' cannot be part of a composition: every token has to pass through it; use it alone", traits().spec);
   }
-  bool composable() const override { return false; }
 
   void begin(const TableLayout& layout) override {
     ScoredPolicy::begin(layout);
     states_.assign(static_cast<std::size_t>(layout.tables()), {});
   }
 
-  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
-    ScoredPolicy::end_pass(pass, table, plan);
-    TokenTable& tokens = this->table(table);
+  void retained(int table, int run, std::vector<IndexRange>& ranges) const override {
     const State& state = states_[static_cast<std::size_t>(table)];
-    const auto runs = tokens.values(kRun);
+    const std::span<const TokenIndex> tokens = list(table).tokens();
+    std::int64_t begin = state.sinks;
+    for (int i = options_.count - 1; i > run; --i) begin += state.held[static_cast<std::size_t>(i)];
+    if (run == 0) add_ranges(tokens.first(static_cast<std::size_t>(state.sinks)), ranges);
+    if (run < options_.count)
+      add_ranges(tokens.subspan(static_cast<std::size_t>(begin),
+                                static_cast<std::size_t>(state.held[static_cast<std::size_t>(run)])),
+                 ranges);
+  }
+
+  void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
+    ScoredPolicy::end_chunk(chunk, table, plan);
+    ScoreList& list = this->list(table);
+    const State& state = states_[static_cast<std::size_t>(table)];
+    const auto runs = list.values(kRun);
     std::int64_t begin = state.sinks;
     for (int i = options_.count - 1; i > 0; --i) {
-      // Those that came during the pass are the youngest.
+      // Those that came during the chunk are the youngest.
       const std::int64_t end = begin + state.held[static_cast<std::size_t>(i)];
       std::int64_t first = end;
       while (first > begin && runs[static_cast<std::size_t>(first) - 1] != i) --first;
       for (auto k = static_cast<std::size_t>(first); k < static_cast<std::size_t>(end); ++k) {
-        plan.moves.push_back({tokens.ids()[k], i});
+        plan.moves.push_back({list.tokens()[k], i});
         runs[k] = i;
       }
       begin = end;
@@ -78,26 +90,34 @@ class CascadePolicy final : public ScoredPolicy {
     std::int64_t clock = 0;                           // tokens offered
   };
 
-  void score(TokenTable& table, const Step&, std::span<const double> mass) override {
+  std::uint64_t table_state_bytes() const override { return sizeof(State); }
+  void save_table(int table, ByteWriter& out) const override {
+    const State& state = states_[static_cast<std::size_t>(table)];
+    out.put(state.sinks);
+    for (int i = 0; i < options_.count; ++i) out.put(state.held[static_cast<std::size_t>(i)]);
+  }
+  bool restore_table(int table, ByteReader& in) override;
+
+  void score(ScoreList& list, const Step&, std::span<const double> mass) override {
     const double keep = options_.gamma, take = 1 - options_.gamma;
-    double* mu = table.values(kMu).data();
+    double* mu = list.values(kMu).data();
     for (std::size_t i = 0; i < mass.size(); ++i) mu[i] = keep * mu[i] + take * mass[i];
   }
 
-  void prune(TokenTable& table, const Step& step) override {
+  void prune(ScoreList& list, const Step& step) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
     if (state.sinks < options_.sinks) {
       ++state.sinks;
       return;
     }
-    offer(table, state, state.clock++);
+    offer(list, state, state.clock++);
   }
 
   // The newest token goes down the cascade. `x` is the index of what is being offered: always right behind the tokens
   // of the sub-cache that it is offered to.
-  void offer(TokenTable& table, State& state, std::int64_t clock) const {
-    const auto mu = table.values(kMu);
-    std::int64_t x = table.size() - 1;
+  void offer(ScoreList& list, State& state, std::int64_t clock) const {
+    const auto mu = list.values(kMu);
+    std::int64_t x = list.size() - 1;
     for (int i = 0; i < options_.count; ++i) {
       std::int64_t& held = state.held[static_cast<std::size_t>(i)];
       const bool accepts = clock % options_.period[static_cast<std::size_t>(i)] == 0;
@@ -107,16 +127,37 @@ class CascadePolicy final : public ScoredPolicy {
       }
       if (!accepts) {
         const bool better = options_.select && mu[static_cast<std::size_t>(x)] > mu[static_cast<std::size_t>(x) - 1];
-        return table.drop(better ? x - 1 : x);
+        return list.drop(better ? x - 1 : x);
       }
       x -= held;  // it stays, and the oldest is offered to the next
     }
-    table.drop(x);
+    list.drop(x);
   }
 
   CascadeOptions options_;
   std::vector<State> states_;
 };
+
+// The clock and the column of runs follow from the rest.
+bool CascadePolicy::restore_table(int table, ByteReader& in) {
+  State& state = states_[static_cast<std::size_t>(table)];
+  ScoreList& list = this->list(table);
+  if (!in.get(state.sinks) || state.sinks < 0 || state.sinks > std::min(options_.sinks, list.size())) return false;
+  state.clock = list.next_token() - state.sinks;
+  if (state.clock > 0 && state.sinks < options_.sinks) return false;
+  std::int64_t left = list.size() - state.sinks;
+  std::int64_t end = list.size();
+  for (int i = 0; i < options_.count; ++i) {
+    std::int64_t& held = state.held[static_cast<std::size_t>(i)];
+    if (!in.get(held) || held < 0 || held > std::min(options_.capacity, left)) return false;
+    left -= held;
+    const auto runs = list.values(kRun).subspan(static_cast<std::size_t>(end - held), static_cast<std::size_t>(held));
+    std::ranges::fill(runs, static_cast<double>(i));
+    end -= held;
+  }
+  std::ranges::fill(list.values(kRun).first(static_cast<std::size_t>(state.sinks)), 0.0);
+  return left == 0;
+}
 
 Result<double> read_gamma(const PolicySpec& spec, std::int64_t n, std::int64_t size) {
   if (spec.text("gamma") == "auto")
@@ -156,6 +197,7 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
   traits.positions = PositionMode::kCompact;
   traits.columns = 2;
+  traits.run_capacities.assign(static_cast<std::size_t>(n) - 1, options.capacity);
   traits.spec = spec.canonical({"size", "n", "sinks"});
   return {std::make_unique<CascadePolicy>(std::move(traits), options)};
 }

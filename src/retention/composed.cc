@@ -1,152 +1,136 @@
 #include "retention/composed.h"
 
-#include <fmt/core.h>
+#include <algorithm>
+#include <array>
 
+#include "base/check.h"
 #include "base/status.h"
-#include "retention/scored.h"
-#include "retention/start_recent.h"
 
 namespace kvasir {
 namespace {
 
-using Acts = ScoredPolicy::Acts;
+constexpr std::size_t kMostReductions = 8;
 
-// full, window and streaming for tables that are no ranges: the first and the last of what a table holds.
-class TableStartRecent final : public ScoredPolicy {
+// One of the two, and where the masses that it asks for stand among those of the composition.
+class Part {
  public:
-  TableStartRecent(Traits traits, const StartRecentOptions& options)
-      : ScoredPolicy(std::move(traits)), options_(options) {}
+  Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all) : policy_(std::move(policy)) {
+    for (const MassReduction reduction : policy_->traits().reductions)
+      sources_.push_back(std::ranges::find(all, reduction) - all.begin());
+    KVASIR_CHECK(sources_.size() <= kMostReductions);
+  }
+  Part(const Part& other) : policy_(other.policy_->clone()), sources_(other.sources_) {}
+  Part& operator=(const Part&) = delete;
 
-  std::optional<std::int64_t> bound() const override { return start_recent_bound(options_); }
-  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<TableStartRecent>(*this); }
+  RetentionPolicy* operator->() { return policy_.get(); }
+  const RetentionPolicy* operator->() const { return policy_.get(); }
 
- private:
-  void prune(TokenTable& table, const Step&) override {
-    const std::int64_t drop = start_recent_excess(options_, table.size());
-    if (drop > 0) table.drop_range(options_.sinks, options_.sinks + drop);
+  bool wants(const PolicyChunk& chunk, int row, int reduction) const {
+    for (int own = 0; own < std::ssize(sources_); ++own)
+      if (sources_[static_cast<std::size_t>(own)] == reduction && policy_->wants(chunk, row, own)) return true;
+    return false;
   }
 
-  StartRecentOptions options_;
+  void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) {
+    if (!policy_->wants_row(chunk, row)) return;
+    std::array<std::span<const double>, kMostReductions> own;
+    std::ranges::transform(sources_, own.begin(),
+                           [&](auto source) { return masses[static_cast<std::size_t>(source)]; });
+    policy_->observe(chunk, table, row, std::span(own).first(sources_.size()));
+  }
+
+ private:
+  std::unique_ptr<RetentionPolicy> policy_;
+  std::vector<std::ptrdiff_t> sources_;  // [its reductions]
 };
 
 class ComposedPolicy final : public RetentionPolicy {
  public:
-  ComposedPolicy(std::unique_ptr<ScoredPolicy> first, std::unique_ptr<ScoredPolicy> second, PositionMode positions)
-      : first_(std::move(first)), second_(std::move(second)), positions_(positions) {
-    first_->act_only(Acts::kAtPromptEnd);
-    second_->act_only(Acts::kWhileGenerating);
-  }
+  ComposedPolicy(PolicyTraits traits, std::unique_ptr<RetentionPolicy> first, std::unique_ptr<RetentionPolicy> second)
+      : RetentionPolicy(std::move(traits)),
+        first_(std::move(first), this->traits().reductions),
+        second_(std::move(second), this->traits().reductions) {}
 
-  std::string spec() const override { return first_->spec() + "+" + second_->spec(); }
   // A prompt is held whole until its end.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
-  PositionMode positions() const override { return positions_; }
-  int default_chunk() const override { return first_->default_chunk(); }
-  PolicyScope scope() const override { return std::max(first_->scope(), second_->scope()); }
-  MassReduction reduction() const override {
-    return first_->reduction() != MassReduction::kNone ? first_->reduction() : second_->reduction();
-  }
-  std::unique_ptr<RetentionPolicy> clone() const override;
-
-  bool wants_row(const PolicyPass& pass, int row) const override {
-    const auto wants = [&](const ScoredPolicy& part) {
-      return part.reduction() != MassReduction::kNone && part.wants_row(pass, row);
-    };
-    return wants(*first_) || wants(*second_);
-  }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<ComposedPolicy>(*this); }
 
   void begin(const TableLayout& layout) override {
-    heads_ = layout.heads;
-    scaled_.assign(static_cast<std::size_t>(layout.tables()), {});
+    tables_ = layout.tables();
     first_->begin(layout);
     second_->begin(layout);
   }
 
-  void observe(const PolicyPass& pass, int table, int row, std::span<const double> mass) override {
-    observe(*first_, pass, table, row, mass);
-    observe(*second_, pass, table, row, mass);
+  TokenIndex seen() const override { return first_->seen(); }
+  void retained(int table, int run, std::vector<IndexRange>& ranges) const override {
+    first_->retained(table, run, ranges);
+  }
+  std::int64_t exact_prefix(std::int64_t n) const override {
+    return std::min(first_->exact_prefix(n), second_->exact_prefix(n));
   }
 
-  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
-    first_->end_pass(pass, table, plan);
+  bool wants(const PolicyChunk& chunk, int row, int reduction) const override {
+    return first_.wants(chunk, row, reduction) || second_.wants(chunk, row, reduction);
+  }
+
+  void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) override {
+    first_.observe(chunk, table, row, masses);
+    second_.observe(chunk, table, row, masses);
+  }
+
+  void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
+    first_->end_chunk(chunk, table, plan);
     const bool first_dropped = !plan.drop.empty();
     std::vector<std::int64_t> held = std::move(plan.held);  // the second one has not heard yet what is dropped
     plan.held.clear();
-    second_->end_pass(pass, table, plan);
-    if (pass.prompt) plan.held = std::move(held);
+    second_->end_chunk(chunk, table, plan);
+    if (chunk.prompt) plan.held = std::move(held);
     tell_other(first_dropped, table, plan);
   }
 
-  void finish_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
-    first_->finish_pass(pass, table, plan);
+  void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
+    first_->finish_chunk(chunk, table, plan);
     const bool first_dropped = !plan.drop.empty();
-    second_->finish_pass(pass, table, plan);
+    second_->finish_chunk(chunk, table, plan);
     tell_other(first_dropped, table, plan);
+  }
+
+  std::uint64_t state_bytes() const override { return first_->state_bytes() + second_->state_bytes(); }
+  std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const override {
+    return first_->most_state_bytes(layout, tokens, chunk) + second_->most_state_bytes(layout, tokens, chunk);
   }
 
  private:
-  void observe(ScoredPolicy& part, const PolicyPass& pass, int table, int row, std::span<const double> mass) {
-    if (part.reduction() == MassReduction::kNone) return;
-    if (part.reduction() == reduction()) return part.observe(pass, table, row, mass);
-    const double factor = part.reduction() == MassReduction::kSum ? heads_ : 1.0 / heads_;
-    std::vector<double>& scaled = scaled_[static_cast<std::size_t>(table)];
-    scaled.resize(mass.size());
-    for (std::size_t i = 0; i < mass.size(); ++i) scaled[i] = mass[i] * factor;
-    part.observe(pass, table, row, scaled);
-  }
-
-  // Only one of them acts in a pass.
+  // Only one of them acts in a chunk.
   void tell_other(bool first_dropped, int table, const KeepPlan& plan) {
-    if (!plan.drop.empty()) (first_dropped ? *second_ : *first_).forget(table, plan.drop);
+    if (!plan.drop.empty()) (first_dropped ? second_ : first_)->forget(table, plan.drop);
   }
 
-  std::unique_ptr<ScoredPolicy> first_;
-  std::unique_ptr<ScoredPolicy> second_;
-  PositionMode positions_;
-  int heads_ = 1;
-  std::vector<std::vector<double>> scaled_;  // by table, kept for its memory
+  void save_state(ByteWriter& out) const override {
+    first_->save(out);
+    second_->save(out);
+  }
+  bool restore_state(ByteReader& in) override {
+    return first_->restore(in).ok() && second_->restore(in).ok() && agree();
+  }
+
+  // Whether both hold the same tokens in every table.
+  bool agree() const {
+    std::vector<IndexRange> first, second;
+    for (int table = 0; table < tables_; ++table) {
+      first.clear();
+      second.clear();
+      first_->retained(table, 0, first);
+      second_->retained(table, 0, second);
+      if (first != second) return false;
+    }
+    return first_->seen() == second_->seen();
+  }
+
+  Part first_;
+  Part second_;
+  int tables_ = 0;
 };
-
-// Null if it is no ScoredPolicy; then `policy` keeps it.
-std::unique_ptr<ScoredPolicy> take_scored(std::unique_ptr<RetentionPolicy>& policy) {
-  auto* scored = dynamic_cast<ScoredPolicy*>(policy.get());
-  if (scored != nullptr) static_cast<void>(policy.release());
-  return std::unique_ptr<ScoredPolicy>(scored);
-}
-
-std::unique_ptr<RetentionPolicy> ComposedPolicy::clone() const {
-  auto first = first_->clone(), second = second_->clone();
-  auto copy = std::make_unique<ComposedPolicy>(take_scored(first), take_scored(second), positions_);
-  copy->heads_ = heads_;
-  copy->scaled_.resize(scaled_.size());
-  return copy;
-}
-
-Status check_composable(const RetentionPolicy& policy, const ScoredPolicy* scored) {
-  if (scored != nullptr && scored->composable()) return {};
-  return invalid_argument(
-      "policy '{}' cannot be part of a composition: every token has to pass through it; use it alone", policy.spec());
-}
-
-// full, window and streaming by table.
-Result<std::unique_ptr<ScoredPolicy>> by_table(const RetentionPolicy& policy) {
-  ScoredPolicy::Traits traits{.spec = policy.spec(), .scope = PolicyScope::kSequence};
-  if (const auto* start_recent = dynamic_cast<const StartRecentPolicy*>(&policy)) {
-    if (policy.realign() == Realign::kRotate)
-      return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it away",
-                              policy.spec());
-    traits.positions = PositionMode::kCompact;
-    return {std::make_unique<TableStartRecent>(std::move(traits), start_recent->options())};
-  }
-  if (policy.spec() != "full")
-    return invalid_argument("policy '{}' cannot be part of a composition; use it alone", policy.spec());
-  return {std::make_unique<TableStartRecent>(std::move(traits), StartRecentOptions{.every = 0})};
-}
-
-bool convertible(MassReduction a, MassReduction b) {
-  const auto linear = [](MassReduction r) { return r == MassReduction::kSum || r == MassReduction::kMean; };
-  return a == b || a == MassReduction::kNone || b == MassReduction::kNone || (linear(a) && linear(b));
-}
 
 }  // namespace
 
@@ -164,36 +148,25 @@ Result<std::optional<ComposedSpec>> split_composed(std::string_view text) {
   return out;
 }
 
-Result<std::unique_ptr<RetentionPolicy>> compose(std::unique_ptr<RetentionPolicy> first,
-                                                 std::unique_ptr<RetentionPolicy> second) {
-  std::unique_ptr<ScoredPolicy> a;
-  if (first->by_table()) {
-    a = take_scored(first);
-    KVASIR_RETURN_IF_ERROR(check_composable(a ? *a : *first, a.get()));
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(a, by_table(*first));
-  }
-  std::unique_ptr<ScoredPolicy> b;
-  if (second->by_table()) {
-    b = take_scored(second);
-    KVASIR_RETURN_IF_ERROR(check_composable(b ? *b : *second, b.get()));
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(b, by_table(*second));
-  }
-  if (b->acts() == Acts::kAtPromptEnd)
-    return invalid_argument("policy '{}' acts at the end of a prompt only and cannot come second; put it before the +",
-                            b->spec());
-  if (!convertible(a->reduction(), b->reduction()))
-    return invalid_argument(
-        "policies '{}' and '{}' reduce the attention of heads in ways that do not convert into each "
-        "other (sum and mean do); choose others",
-        a->spec(), b->spec());
-  const PositionMode pa = a->positions(), pb = b->positions();
-  if (pa != pb && pa != PositionMode::kAuto && pb != PositionMode::kAuto)
-    return invalid_argument("policies '{}' and '{}' want different positions; give one of them pos=auto", a->spec(),
-                            b->spec());
-  const PositionMode positions = pa == PositionMode::kAuto ? pb : pa;
-  return {std::make_unique<ComposedPolicy>(std::move(a), std::move(b), positions)};
+Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second) {
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> a, first.as_part(PolicyPart::kAtPromptEnd));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> b, second.as_part(PolicyPart::kWhileGenerating));
+  const PolicyTraits& ta = a->traits();
+  const PolicyTraits& tb = b->traits();
+  if (ta.positions != tb.positions && ta.positions != PositionMode::kAuto && tb.positions != PositionMode::kAuto)
+    return invalid_argument("policies '{}' and '{}' want different positions; give one of them pos=auto", ta.spec,
+                            tb.spec);
+  PolicyTraits traits;
+  traits.spec = ta.spec + "+" + tb.spec;
+  traits.scope = std::max(ta.scope, tb.scope);
+  traits.positions = ta.positions == PositionMode::kAuto ? tb.positions : ta.positions;
+  traits.chunk = ta.chunk;
+  traits.reductions = ta.reductions;
+  for (const MassReduction reduction : tb.reductions)
+    if (std::ranges::find(traits.reductions, reduction) == traits.reductions.end())
+      traits.reductions.push_back(reduction);
+  traits.compacts = true;
+  return {std::make_unique<ComposedPolicy>(std::move(traits), std::move(a), std::move(b))};
 }
 
 }  // namespace kvasir

@@ -1,5 +1,5 @@
 // Two policies on one cache, `a+b`: the first prunes when a prompt ends, the second while tokens are generated. Both
-// observe everything from the first token on; what one drops is gone for the other.
+// observe everything from the first token on, each the masses that it asks for; what one drops is gone for the other.
 // Thread-safety: as RetentionPolicy's.
 #pragma once
 
@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "kv/policy.h"
 #include "kvasir/status.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 
@@ -21,10 +21,9 @@ struct ComposedSpec {
 // nullopt: it is one spec. Errors: kInvalidArgument for more than two.
 Result<std::optional<ComposedSpec>> split_composed(std::string_view text);
 
-// The scope is the finer of both. The masses of one are computed from those of the other where the one sums over heads
-// and the other takes the mean. full, window and streaming keep the first and the last of what each table holds.
-// Errors: kInvalidArgument if the two do not go together; the message says why.
-Result<std::unique_ptr<RetentionPolicy>> compose(std::unique_ptr<RetentionPolicy> first,
-                                                 std::unique_ptr<RetentionPolicy> second);
+// The scope is the finer of both. full, window and streaming keep the
+// first and the last of what each table holds. Errors: kInvalidArgument if the two do not go together; the message says
+// why.
+Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second);
 
 }  // namespace kvasir

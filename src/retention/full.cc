@@ -1,20 +1,12 @@
 #include "retention/registry.h"
+#include "retention/start_recent.h"
 
 namespace kvasir {
 namespace {
 
-class FullPolicy final : public RetentionPolicy {
- public:
-  std::string spec() const override { return "full"; }
-  std::optional<std::int64_t> bound() const override { return std::nullopt; }
-  int rows_together(int want) const override { return want; }
-  IndexRange advance() override { return {}; }
-  IndexRange dropped() const override { return {}; }
-  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<FullPolicy>(); }
-};
-
 Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec&) {
-  return {std::make_unique<FullPolicy>()};
+  const StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
+  return {std::make_unique<StartRecentPolicy>("full", never)};
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ class H2oPolicy final : public ScoredPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<H2oPolicy>(*this); }
 
  private:
-  void prune(TokenTable& table, const Step& step) override { rule_.drop_excess(table, step.seen(), table.values()); }
+  std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
+  void prune(ScoreList& list, const Step& step) override { rule_.drop_excess(list, step.seen(), list.values()); }
 
   KeepRule rule_;
 };

@@ -54,34 +54,45 @@ class LethePolicy final : public ScoredPolicy {
   struct State {
     std::int64_t threshold = 0;  // L_evict
     TokenIndex prompt_end = -1;  // of the prompt whose rows came last; -1: they were generated
-    std::vector<double> sorted;  // memory of a decision
   };
+
+  std::uint64_t table_state_bytes() const override { return sizeof(State); }
+  void save_table(int table, ByteWriter& out) const override {
+    const State& state = states_[static_cast<std::size_t>(table)];
+    out.put(state.threshold);
+    out.put(state.prompt_end);
+  }
+  bool restore_table(int table, ByteReader& in) override {
+    State& state = states_[static_cast<std::size_t>(table)];
+    if (!in.get(state.threshold) || !in.get(state.prompt_end)) return false;
+    return state.threshold >= 1 && state.threshold <= capped(kMostTokens) && state.prompt_end >= -1;
+  }
 
   std::int64_t capped(std::int64_t threshold) const {
     return options_.max ? std::min(threshold, *options_.max) : threshold;
   }
 
-  void score(TokenTable& table, const Step& step, std::span<const double> mass) override {
+  void score(ScoreList& list, const Step& step, std::span<const double> mass) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
     // All rows of a prompt are one step.
-    const TokenIndex prompt_end = step.pass.prompt ? step.prompt_end() : -1;
-    const double decay = step.pass.prompt && prompt_end == state.prompt_end ? 1.0 : options_.gamma;
+    const TokenIndex prompt_end = step.chunk.prompt ? step.prompt_end() : -1;
+    const double decay = step.chunk.prompt && prompt_end == state.prompt_end ? 1.0 : options_.gamma;
     state.prompt_end = prompt_end;
-    double* scores = table.values().data();
+    double* scores = list.values().data();
     for (std::size_t i = 0; i < mass.size(); ++i) scores[i] = decay * scores[i] + mass[i];
   }
 
-  void prune(TokenTable& table, const Step& step) override {
+  void prune(ScoreList& list, const Step& step) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
-    const std::int64_t held = table.size();
+    const std::int64_t held = list.size();
     if (held <= state.threshold) return;
-    const std::int64_t top = breakpoint(table, state.sorted);
-    if (top >= 0 && keep_top(table, top)) {
+    const std::int64_t top = breakpoint(list);
+    if (top >= 0 && keep_top(list, top)) {
       state.threshold = capped(std::max(state.threshold, top + options_.recent_of(held)));
     } else if (options_.max && held >= *options_.max) {
       const std::int64_t recent = options_.recent_of(held);
       const std::int64_t kept = std::max(*options_.max / 2, options_.sinks + recent);
-      table.drop_lowest(held - kept, options_.sinks, held - recent, table.values());
+      list.drop_lowest(held - kept, options_.sinks, held - recent, list.values());
       state.threshold = *options_.max;
     } else {
       state.threshold = capped(std::min(2 * state.threshold, kMostTokens));
@@ -89,9 +100,9 @@ class LethePolicy final : public ScoredPolicy {
   }
 
   // How many of the highest scores stand before the first sharp drop; -1: there is none (Eq. 4, read with >=).
-  std::int64_t breakpoint(const TokenTable& table, std::vector<double>& sorted) const {
-    const std::int64_t held = table.size();
-    sorted.assign(table.values().begin(), table.values().begin() + held);
+  std::int64_t breakpoint(const ScoreList& list) const {
+    const std::int64_t held = list.size();
+    std::vector<double> sorted(list.values().begin(), list.values().begin() + held);
     for (double& score : sorted)
       if (score != score) score = std::numeric_limits<double>::infinity();  // a sort needs an order
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
@@ -104,23 +115,23 @@ class LethePolicy final : public ScoredPolicy {
   }
 
   // Keeps the `top` highest scores, the sinks and the recent; false, and nothing changes, if those are max or more.
-  bool keep_top(TokenTable& table, std::int64_t top) const {
-    const std::int64_t held = table.size();
+  bool keep_top(ScoreList& list, std::int64_t top) const {
+    const std::int64_t held = list.size();
     const std::int64_t recent = options_.recent_of(held);
-    const auto scores = table.values().first(static_cast<std::size_t>(held));
-    TokenTable::Lowest lowest(scores, held - top, table.scratch());
+    const auto scores = list.values().first(static_cast<std::size_t>(held));
+    ScoreList::Lowest lowest(scores, held - top);
     const auto goes = [&](std::int64_t i) {
       const bool low = lowest(scores[static_cast<std::size_t>(i)]);
       return low && i >= options_.sinks && i < held - recent;
     };
     if (options_.max) {
-      const TokenTable::Lowest fresh = lowest;
+      const ScoreList::Lowest fresh = lowest;
       std::int64_t kept = held;
       for (std::int64_t i = 0; i < held; ++i) kept -= goes(i) ? 1 : 0;
       lowest = fresh;
       if (kept >= *options_.max) return false;
     }
-    table.drop_if(goes);
+    list.drop_if(goes);
     return true;
   }
 

@@ -41,35 +41,47 @@ void PromptWindowPolicy::begin(const TableLayout& layout) {
   windows_.assign(static_cast<std::size_t>(layout.tables()), {});
 }
 
-void PromptWindowPolicy::score(TokenTable& table, const Step& step, std::span<const double> mass) {
-  if (!wants_row(step.pass, step.row)) return;
+void PromptWindowPolicy::score(ScoreList& list, const Step& step, std::span<const double> mass) {
+  if (!wants(step.chunk, step.row, 0)) return;
   Window& window = windows_[static_cast<std::size_t>(step.table)];
   if (window.prompt_end != step.prompt_end()) {
     window = {0, step.prompt_end()};
-    for (int column = 0; column < table.columns(); ++column) std::ranges::fill(table.values(column), 0.0);
+    for (int column = 0; column < list.columns(); ++column) std::ranges::fill(list.values(column), 0.0);
     begin_window(step.table);
   }
   ++window.rows;
   // What will be held when the prompt ends, less the window.
   const std::int64_t earlier = static_cast<std::int64_t>(mass.size()) + step.prompt_left() - options_.window;
-  if (earlier > 0) add_row(table, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));
+  if (earlier > 0) add_row(list, step, window.rows, mass.first(static_cast<std::size_t>(earlier)));
 }
 
-void PromptWindowPolicy::add_row(TokenTable& table, const Step&, std::int64_t, std::span<const double> mass) {
-  double* sums = table.values().data();
+void PromptWindowPolicy::add_row(ScoreList& list, const Step&, std::int64_t, std::span<const double> mass) {
+  double* sums = list.values().data();
   for (std::size_t i = 0; i < mass.size(); ++i) sums[i] += mass[i];
 }
 
-void PromptWindowPolicy::rank(TokenTable& table, std::int64_t rows, std::span<double> scores) {
-  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = table.values()[i] / static_cast<double>(rows);
+void PromptWindowPolicy::rank(ScoreList& list, std::int64_t rows, std::span<double> scores) {
+  for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = list.values()[i] / static_cast<double>(rows);
 }
 
-void PromptWindowPolicy::keep(TokenTable& table, int index, std::int64_t ranked) {
-  const std::int64_t earlier = table.size() - options_.window;
+void PromptWindowPolicy::keep(ScoreList& list, int table, std::int64_t ranked) {
+  const std::int64_t earlier = list.size() - options_.window;
   if (earlier <= ranked) return;
   std::vector<double> scores(static_cast<std::size_t>(earlier));
-  rank(table, rows_observed(index), scores);
-  table.drop_lowest(earlier - ranked, 0, earlier, pooled(scores, options_.kernel, options_.max_pool));
+  rank(list, rows_observed(table), scores);
+  list.drop_lowest(earlier - ranked, 0, earlier, pooled(scores, options_.kernel, options_.max_pool));
+}
+
+void PromptWindowPolicy::save_table(int table, ByteWriter& out) const {
+  const Window& window = windows_[static_cast<std::size_t>(table)];
+  out.put(window.rows);
+  out.put(window.prompt_end);
+}
+
+bool PromptWindowPolicy::restore_table(int table, ByteReader& in) {
+  Window& window = windows_[static_cast<std::size_t>(table)];
+  if (!in.get(window.rows) || !in.get(window.prompt_end)) return false;
+  return window.rows >= 0 && window.rows <= options_.window && window.prompt_end >= 0;
 }
 
 std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, bool max_pool) {

@@ -32,9 +32,10 @@ class PromptWindowPolicy : public ScoredPolicy {
   // As much as the prompt has.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   void begin(const TableLayout& layout) override;
-  bool wants_row(const PolicyPass& pass, int row) const override {
-    return pass.prompt && Step{pass, 0, row}.prompt_left() < options_.window;
+  bool wants(const PolicyChunk& chunk, int row, int) const override {
+    return chunk.prompt && Step{chunk, 0, row}.prompt_left() < options_.window;
   }
+  std::int64_t exact_prefix(std::int64_t n) const override { return std::max<std::int64_t>(n - options_.window, 0); }
 
  protected:
   // Decides for each KV head, by the mean over its query heads, at the end of prompts; `traits` has the spec, the
@@ -42,16 +43,21 @@ class PromptWindowPolicy : public ScoredPolicy {
   PromptWindowPolicy(Traits traits, const PromptWindowOptions& options);
 
   // One row of the window: its mass on the tokens before the window. `rows` counts it. As it stands, column 0 adds up.
-  virtual void add_row(TokenTable& table, const Step& step, std::int64_t rows, std::span<const double> mass);
+  virtual void add_row(ScoreList& list, const Step& step, std::int64_t rows, std::span<const double> mass);
   // The first row of a prompt's window follows; the columns are all zeros.
   virtual void begin_window(int table) { static_cast<void>(table); }
   // The score of each token before the window, from `rows` rows.
-  virtual void rank(TokenTable& table, std::int64_t rows, std::span<double> scores);
+  virtual void rank(ScoreList& list, std::int64_t rows, std::span<double> scores);
 
   // Keeps the window and, of the tokens before it, the `ranked` highest pooled scores.
-  void keep(TokenTable& table, int index, std::int64_t ranked);
+  void keep(ScoreList& list, int table, std::int64_t ranked);
 
   const PromptWindowOptions& options() const { return options_; }
+  // A class with state of its own adds it to these.
+  std::uint64_t table_state_bytes() const override { return sizeof(Window); }
+  void save_table(int table, ByteWriter& out) const override;
+  bool restore_table(int table, ByteReader& in) override;
+
   std::int64_t rows_observed(int table) const { return windows_[static_cast<std::size_t>(table)].rows; }
 
  private:
@@ -60,7 +66,7 @@ class PromptWindowPolicy : public ScoredPolicy {
     TokenIndex prompt_end = 0;
   };
 
-  void score(TokenTable& table, const Step& step, std::span<const double> mass) final;
+  void score(ScoreList& list, const Step& step, std::span<const double> mass) final;
 
   PromptWindowOptions options_;
   std::vector<Window> windows_;

@@ -22,10 +22,10 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<PyramidKvPolicy>(*this); }
 
  private:
-  void prune(TokenTable& table, const Step& step) override {
-    if (table.size() <= options().budget.at(step.seen())) return;
+  void prune(ScoreList& list, const Step& step) override {
+    if (list.size() <= options().budget.at(step.seen())) return;
     const int layer = step.table / layout().per_layer;
-    keep(table, step.table, ranked_in(layer, table.size(), options().ranked(step.seen())));
+    keep(list, step.table, ranked_in(layer, list.size(), options().ranked(step.seen())));
   }
 
   // What a layer keeps besides the window: falls linearly from the first to the last layer, `mean` on average.

@@ -28,6 +28,7 @@ class Draw {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
   }
+  std::uint64_t state() const { return state_; }
 
  private:
   std::uint64_t state_;
@@ -44,6 +45,7 @@ class RandomPolicy final : public ScoredPolicy {
   void begin(const TableLayout& layout) override {
     ScoredPolicy::begin(layout);
     draws_.clear();
+    draws_.reserve(static_cast<std::size_t>(layout.tables()));
     for (int table = 0; table < layout.tables(); ++table) {
       Draw seeds(static_cast<std::uint64_t>(seed_) ^ (static_cast<std::uint64_t>(table) << 32));
       draws_.emplace_back(seeds.next());
@@ -51,16 +53,29 @@ class RandomPolicy final : public ScoredPolicy {
   }
 
  private:
-  void prune(TokenTable& table, const Step& step) override {
-    const std::int64_t held = table.size();
+  std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
+  std::int64_t undropped(std::int64_t n) const override { return rule_.undropped(n); }
+  std::uint64_t table_state_bytes() const override { return sizeof(Draw); }
+  void save_table(int table, ByteWriter& out) const override {
+    out.put(draws_[static_cast<std::size_t>(table)].state());
+  }
+  bool restore_table(int table, ByteReader& in) override {
+    std::uint64_t state = 0;
+    if (!in.get(state)) return false;
+    draws_[static_cast<std::size_t>(table)] = Draw(state);
+    return true;
+  }
+
+  void prune(ScoreList& list, const Step& step) override {
+    const std::int64_t held = list.size();
     const std::int64_t last = held - rule_.recent;
     std::int64_t candidates = last - rule_.sinks;
     std::int64_t go = std::min(rule_.excess(held, step.seen()), candidates);
     if (go <= 0) return;
     Draw& draw = draws_[static_cast<std::size_t>(step.table)];
-    if (go == 1) return table.drop(rule_.sinks + draw.below(candidates));
+    if (go == 1) return list.drop(rule_.sinks + draw.below(candidates));
     // Selection sampling: each in turn goes with the share of those that are still to go.
-    table.drop_if([&](std::int64_t i) {
+    list.drop_if([&](std::int64_t i) {
       if (i < rule_.sinks || i >= last) return false;
       const bool goes = draw.below(candidates--) < go;
       go -= goes ? 1 : 0;
@@ -77,6 +92,7 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, spec.get_int("seed", 0, std::int64_t{1} << 62));
   ScoredPolicy::Traits traits;
+  traits.columns = 0;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
   KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
   traits.spec = spec.canonical({"budget", "seed"});

@@ -205,9 +205,9 @@ bool is_evaluation_only(std::string_view text) {
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<ComposedSpec> composed, split_composed(text));
   if (!composed) return make_one(text);
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> first, make_one(composed->first));
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> second, make_one(composed->second));
-  return compose(std::move(first), std::move(second));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> first, make_one(composed->first));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> second, make_one(composed->second));
+  return compose(*first, *second);
 }
 
 }  // namespace kvasir

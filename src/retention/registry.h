@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kv/policy.h"
 #include "kvasir/status.h"
 #include "retention/budget.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 

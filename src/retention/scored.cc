@@ -22,62 +22,172 @@ Result<KeepRule> KeepRule::read(const PolicySpec& spec) {
   return rule;
 }
 
-void KeepRule::drop_excess(TokenTable& table, std::int64_t seen, std::span<const double> scores) const {
-  const std::int64_t held = table.size();
+void KeepRule::drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const {
+  const std::int64_t held = list.size();
   const std::int64_t excess = this->excess(held, seen);
-  if (excess > 0) table.drop_lowest(excess, sinks, held - recent, scores);
+  if (excess > 0) list.drop_lowest(excess, sinks, held - recent, scores);
+}
+
+std::int64_t KeepRule::undropped(std::int64_t n) const {
+  // What is above a budget never shrinks while all tokens are held: the first excess can be searched for.
+  std::int64_t good = 0;
+  for (std::int64_t bad = n + 1; bad - good > 1;) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (excess(middle, middle) > 0 ? bad : good) = middle;
+  }
+  return good;
+}
+
+namespace {
+
+PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
+  PolicyTraits traits;
+  traits.spec = scored.spec;
+  traits.scope = scored.scope;
+  traits.positions = scored.positions;
+  traits.chunk = 256;
+  if (scored.reduction) traits.reductions = {*scored.reduction};
+  traits.run_capacities = scored.run_capacities;
+  traits.compacts = true;
+  return traits;
+}
+
+}  // namespace
+
+ScoredPolicy::ScoredPolicy(const Traits& traits)
+    : RetentionPolicy(policy_traits(traits)), acts_(traits.acts), columns_(traits.columns), by_row_(traits.by_row) {
+  KVASIR_CHECK(!by_row_ || (columns_ > 0 && traits.reduction));
 }
 
 void ScoredPolicy::begin(const TableLayout& layout) {
   layout_ = layout;
-  tables_.assign(static_cast<std::size_t>(layout.tables()), TokenTable(traits_.columns));
+  lists_.assign(static_cast<std::size_t>(layout.tables()), ScoreList(columns_));
 }
 
-void ScoredPolicy::score(TokenTable& table, const Step&, std::span<const double> mass) {
-  double* scores = table.values().data();
+void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges) const {
+  const ScoreList& list = this->list(table);
+  if (run == 0) add_ranges(list.tokens().first(static_cast<std::size_t>(list.size())), ranges);
+}
+
+std::int64_t ScoredPolicy::exact_prefix(std::int64_t n) const {
+  n = std::max<std::int64_t>(n, 0);
+  if (acts_ == Acts::kAlways) return traits().reductions.empty() ? undropped(n) : 0;
+  if (!traits().reductions.empty() && !by_row_) return 0;
+  if (acts_ == Acts::kWhileGenerating) return n;
+  // At the end of the prompt its last row is looked at, and tokens may go.
+  return traits().reductions.empty() && undropped(n) == n ? n : std::max<std::int64_t>(n - 1, 0);
+}
+
+void ScoredPolicy::score(ScoreList& list, const Step&, std::span<const double> mass) {
+  double* scores = list.values().data();
   for (std::size_t i = 0; i < mass.size(); ++i) scores[i] += mass[i];
 }
 
 bool ScoredPolicy::may_prune(const Step& step) const {
-  switch (traits_.acts) {
+  switch (acts_) {
     case Acts::kAlways: return true;
     case Acts::kAtPromptEnd: return step.ends_prompt();
-    case Acts::kWhileGenerating: return !step.pass.prompt;
+    case Acts::kWhileGenerating: return !step.chunk.prompt;
   }
   return false;
 }
 
-void ScoredPolicy::insert(TokenTable& table, const Step& step) {
-  table.insert_next();
-  if (may_prune(step)) prune(table, step);
-  if (step.pass.rows > 1) table.note_held();
+bool ScoredPolicy::wants(const PolicyChunk& chunk, int row, int) const {
+  return !by_row_ || may_prune({chunk, 0, row});
 }
 
-void ScoredPolicy::observe(const PolicyPass& pass, int table, int row, std::span<const double> mass) {
-  TokenTable& tokens = this->table(table);
-  tokens.enter(pass, traits_.by_row);
-  const Step step{pass, table, row};
-  if (!traits_.by_row) {
-    KVASIR_CHECK(static_cast<std::int64_t>(mass.size()) == tokens.size() + row + 1);
-    return score(tokens, step, mass);
+void ScoredPolicy::insert(ScoreList& list, const Step& step) {
+  list.insert_next();
+  if (may_prune(step)) prune(list, step);
+  if (step.chunk.rows > 1) list.note_held();
+}
+
+// The most tokens that a list holds while a chunk of `rows` rows is under way, as far as is known.
+std::size_t ScoredPolicy::most_held(int rows) const {
+  const std::optional<std::int64_t> bound = this->bound();
+  return acts_ == Acts::kAlways && bound ? static_cast<std::size_t>(*bound - 1 + rows) : kNoLimit;
+}
+
+void ScoredPolicy::observe(const PolicyChunk& chunk, int table, int row,
+                           std::span<const std::span<const double>> masses) {
+  KVASIR_CHECK(masses.size() == 1);
+  const std::span<const double> mass = masses.front();
+  ScoreList& list = this->list(table);
+  list.enter(chunk, by_row_, most_held(chunk.rows));
+  const Step step{chunk, table, row};
+  if (!by_row_) {
+    KVASIR_CHECK(std::ssize(mass) == list.size() + row + 1);
+    return score(list, step, mass);
   }
-  // Tokens that this pass has dropped already are in the row, but no longer in the table.
-  const std::int64_t count = tokens.size() + 1;
-  KVASIR_CHECK(tokens.place_in_pass(count - 1) == static_cast<std::int64_t>(mass.size()) - 1);
-  const std::span<double> scores = tokens.values();
+  // Rows that were not wanted are not shown; nothing is pruned at them.
+  for (int skipped = chunk.rows - static_cast<int>(list.all() - list.size()); skipped < row; ++skipped)
+    insert(list, {chunk, table, skipped});
+  // Tokens that this chunk has dropped already are in the row, but no longer in the list.
+  const std::int64_t count = list.size() + 1;
+  KVASIR_CHECK(list.place_in_chunk(count - 1) == std::ssize(mass) - 1);
+  const std::span<double> scores = list.values();
   for (std::int64_t i = 0; i < count; ++i)
-    scores[static_cast<std::size_t>(i)] = mass[static_cast<std::size_t>(tokens.place_in_pass(i))];
-  insert(tokens, step);
+    scores[static_cast<std::size_t>(i)] = mass[static_cast<std::size_t>(list.place_in_chunk(i))];
+  insert(list, step);
 }
 
-void ScoredPolicy::end_pass(const PolicyPass& pass, int table, KeepPlan& plan) {
-  TokenTable& tokens = this->table(table);
-  tokens.enter(pass, false);
-  if (!traits_.by_row)
-    for (int row = 0; row < pass.rows; ++row) insert(tokens, {pass, table, row});
-  KVASIR_CHECK(tokens.size() == tokens.all());
-  tokens.hand_over(plan.drop);
-  tokens.hand_over_held(plan.held);
+void ScoredPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
+  ScoreList& list = this->list(table);
+  list.enter(chunk, false, most_held(chunk.rows));
+  for (int row = chunk.rows - static_cast<int>(list.all() - list.size()); row < chunk.rows; ++row) {
+    // By row, what was not shown must not have been wanted.
+    KVASIR_CHECK(!by_row_ || !may_prune({chunk, table, row}));
+    insert(list, {chunk, table, row});
+  }
+  list.hand_over(plan);
+}
+
+void ScoredPolicy::save_state(ByteWriter& out) const {
+  out.put(std::int32_t{layout_.layers});
+  out.put(std::int32_t{layout_.per_layer});
+  out.put(std::int32_t{layout_.heads});
+  out.put(std::int64_t{seen()});
+  for (int table = 0; table < layout_.tables(); ++table) {
+    list(table).save(out);
+    save_table(table, out);
+  }
+}
+
+bool ScoredPolicy::restore_state(ByteReader& in) {
+  constexpr TokenIndex kMostSeen = TokenIndex{1} << 62;
+  std::int32_t layers = 0, per_layer = 0, heads = 0;
+  TokenIndex seen = 0;
+  if (!in.get(layers) || !in.get(per_layer) || !in.get(heads) || !in.get(seen)) return false;
+  if (!(layout_ == TableLayout{layers, per_layer, heads}) || seen < 0 || seen > kMostSeen) return false;
+  for (int table = 0; table < layout_.tables(); ++table)
+    if (!list(table).restore(in, seen, most_held(0)) || !restore_table(table, in)) return false;
+  return true;
+}
+
+std::uint64_t ScoredPolicy::state_bytes() const {
+  std::uint64_t bytes = lists_.capacity() * sizeof(ScoreList) + lists_.size() * table_state_bytes();
+  for (const ScoreList& list : lists_) bytes += list.bytes();
+  return bytes;
+}
+
+std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const {
+  const int rows = static_cast<int>(std::clamp<std::int64_t>(chunk, 1, std::max<std::int64_t>(tokens, 1)));
+  tokens = std::max<std::int64_t>(tokens, 0);
+  const std::int64_t kept = acts_ == Acts::kAlways ? most_kept(tokens) : tokens;
+  const auto entered = static_cast<std::size_t>(std::min(tokens, kept + rows));
+  return static_cast<std::uint64_t>(layout.tables()) *
+         (sizeof(ScoreList) + table_state_bytes() +
+          ScoreList::most_bytes(columns_, entered, most_held(rows), rows, by_row_));
+}
+
+Result<std::unique_ptr<RetentionPolicy>> ScoredPolicy::as_part(PolicyPart part) const {
+  if (acts_ == Acts::kAtPromptEnd && part == PolicyPart::kWhileGenerating)
+    return invalid_argument("policy '{}' acts at the end of a prompt only and cannot come second; put it before the +",
+                            traits().spec);
+  std::unique_ptr<RetentionPolicy> copy = clone();  // of this very class
+  static_cast<ScoredPolicy&>(*copy).acts_ =
+      part == PolicyPart::kAtPromptEnd ? Acts::kAtPromptEnd : Acts::kWhileGenerating;
+  return copy;
 }
 
 }  // namespace kvasir

@@ -1,7 +1,8 @@
-// The base of policies that decide table by table, mostly by the attention that they observe. A policy says how a row's
-// mass becomes scores (score) and what to drop once a token was inserted (prune); the bookkeeping is here.
+// The base of policies that may drop any token, table by table, mostly by the attention that they observe. A policy
+// says how a row's mass becomes scores (score) and what to drop once a token was inserted (prune); the bookkeeping is
+// here.
 //
-// One pass: its tokens enter; all its rows are observed, in order; then its tokens are inserted one at a time, in
+// One chunk: its tokens enter; all its rows are observed, in order; then its tokens are inserted one at a time, in
 // order, each followed by prune. Where the decision looks at the current row alone (by_row), each token is inserted as
 // soon as its row was observed; that comes to the same and needs no memory of rows.
 //
@@ -18,7 +19,7 @@
 #include "base/check.h"
 #include "retention/budget.h"
 #include "retention/registry.h"
-#include "retention/token_table.h"
+#include "retention/score_list.h"
 
 namespace kvasir {
 
@@ -41,84 +42,116 @@ struct KeepRule {
     return budget.is_share() || every == 0 ? std::nullopt : std::optional(budget.tokens + every);
   }
 
+  // The most tokens that a table holds after a prune, up to `seen` tokens.
+  std::int64_t most_kept(std::int64_t seen) const {
+    return every == 0 ? seen : std::min(seen, std::max(budget.at(seen), sinks + recent) + every - 1);
+  }
+
+  // The largest m <= n such that nothing is dropped until m tokens have come, one at a time, and all are held.
+  std::int64_t undropped(std::int64_t n) const;
+
   // Those of the options budget, sinks, recent and every that the policy has. Errors: kInvalidArgument for values out
   // of range, and if sinks and recent together are above the budget.
   static Result<KeepRule> read(const PolicySpec& spec);
 
   // Drops the lowest of `scores` that are not protected, if it is time to.
-  void drop_excess(TokenTable& table, std::int64_t seen, std::span<const double> scores) const;
+  void drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const;
 };
 
 class ScoredPolicy : public RetentionPolicy {
  public:
-  // When prune is asked, for policies that are part of a composition.
+  // When prune is asked.
   enum class Acts { kAlways, kAtPromptEnd, kWhileGenerating };
 
   struct Traits {
     std::string spec;
-    MassReduction reduction = MassReduction::kNone;
+    std::optional<MassReduction> reduction;  // of the mass that score is given; none: attention is not looked at
     PolicyScope scope = PolicyScope::kLayer;
     PositionMode positions = PositionMode::kAuto;
     Acts acts = Acts::kAlways;
     int columns = 1;      // numbers per token
     bool by_row = false;  // prune looks at the current row alone
+    std::vector<std::int64_t> run_capacities = {};
   };
 
-  // A place in the stream: row `row` of `pass` is the current step.
+  // A place in the stream: row `row` of `chunk` is the current step.
   struct Step {
-    const PolicyPass& pass;
+    const PolicyChunk& chunk;
     int table = 0;
     int row = 0;
 
-    std::int64_t seen() const { return pass.first + row + 1; }  // tokens, this one included
+    std::int64_t seen() const { return chunk.first + row + 1; }  // tokens, this one included
     std::int64_t prompt_left() const {
-      return pass.prompt_left + pass.rows - 1 - row;
+      return chunk.prompt_left + chunk.rows - 1 - row;
     }  // tokens of the prompt after it
-    bool ends_prompt() const { return pass.prompt && prompt_left() == 0; }
-    // Id behind the prompt's last token: tells apart prompts, of which one may have been given up halfway.
-    TokenIndex prompt_end() const { return pass.first + pass.rows + pass.prompt_left; }
+    bool ends_prompt() const { return chunk.prompt && prompt_left() == 0; }
+    // Index behind the prompt's last token: tells apart prompts, of which one may have been given up halfway.
+    TokenIndex prompt_end() const { return chunk.end() + chunk.prompt_left; }
   };
 
-  std::string spec() const override { return traits_.spec; }
-  PositionMode positions() const override { return traits_.positions; }
-  PolicyScope scope() const override { return traits_.scope; }
-  MassReduction reduction() const override { return traits_.reduction; }
-  int default_chunk() const override { return 256; }
   void begin(const TableLayout& layout) override;
-  void observe(const PolicyPass& pass, int table, int row, std::span<const double> mass) final;
-  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override;
-
-  // Whether it can be part of a composition.
-  virtual bool composable() const { return true; }
-  Acts acts() const { return traits_.acts; }
-  void act_only(Acts acts) { traits_.acts = acts; }
-
-  // Tokens that something else dropped from the table are gone for this policy too. ids ascend.
-  void forget(int table, std::span<const TokenIndex> ids) { this->table(table).forget(ids); }
+  TokenIndex seen() const override { return lists_.empty() ? 0 : lists_.front().next_token(); }
+  void retained(int table, int run, std::vector<IndexRange>& ranges) const override;
+  std::int64_t exact_prefix(std::int64_t n) const override;
+  bool wants(const PolicyChunk& chunk, int row, int reduction) const override;
+  void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) final;
+  void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
+  std::uint64_t state_bytes() const final;
+  std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const final;
+  Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
+  void forget(int table, std::span<const IndexRange> dropped) override { list(table).forget(dropped); }
 
  protected:
-  explicit ScoredPolicy(Traits traits) : traits_(std::move(traits)) {}
+  explicit ScoredPolicy(const Traits& traits);
 
-  // A row's mass on all tokens that it sees; mass[i] belongs to index i. As it stands, column 0 adds it up. Where the
+  // A row's mass on all tokens that it sees; mass[i] belongs to place i. As it stands, column 0 adds it up. Where the
   // policy decides by row it is not called, and column 0 holds the current row's mass when prune is.
-  virtual void score(TokenTable& table, const Step& step, std::span<const double> mass);
+  virtual void score(ScoreList& list, const Step& step, std::span<const double> mass);
 
   // The step's token was inserted: drops what is to go.
-  virtual void prune(TokenTable& table, const Step& step) = 0;
+  virtual void prune(ScoreList& list, const Step& step) = 0;
+
+  // State by table beside the list of scores: its size, where all tables have the same; and how it is saved and
+  // restored (false for bytes that save_table does not write). The list was restored before.
+  virtual std::uint64_t table_state_bytes() const { return 0; }
+  virtual void save_table(int table, ByteWriter& out) const { static_cast<void>(table), static_cast<void>(out); }
+  virtual bool restore_table(int table, ByteReader& in) {
+    static_cast<void>(table), static_cast<void>(in);
+    return true;
+  }
+
+  // Of a policy that prunes without looking at attention: the largest m <= n such that prune drops nothing until m
+  // tokens have come, one at a time. 0 is always true.
+  virtual std::int64_t undropped(std::int64_t n) const {
+    static_cast<void>(n);
+    return 0;
+  }
+
+  // The most tokens that a table holds after a prune, up to `seen` tokens, if the policy always acts.
+  virtual std::int64_t most_kept(std::int64_t seen) const {
+    const std::optional<std::int64_t> bound = this->bound();
+    return bound ? std::min(*bound - 1, seen) : seen;
+  }
 
   const TableLayout& layout() const { return layout_; }
-  TokenTable& table(int index) {
-    KVASIR_CHECK(index >= 0 && static_cast<std::size_t>(index) < tables_.size());  // begin was called
-    return tables_[static_cast<std::size_t>(index)];
+  ScoreList& list(int table) {
+    KVASIR_CHECK(table >= 0 && static_cast<std::size_t>(table) < lists_.size());  // begin was called
+    return lists_[static_cast<std::size_t>(table)];
   }
+  const ScoreList& list(int table) const { return const_cast<ScoredPolicy*>(this)->list(table); }
 
  private:
   bool may_prune(const Step& step) const;
-  void insert(TokenTable& table, const Step& step);
+  void insert(ScoreList& list, const Step& step);
+  std::size_t most_held(int rows) const;
+  void save_state(ByteWriter& out) const final;
+  bool restore_state(ByteReader& in) final;
 
-  Traits traits_;
+  Acts acts_;
+  int columns_;
+  bool by_row_;
   TableLayout layout_;
-  std::vector<TokenTable> tables_;
+  std::vector<ScoreList> lists_;
 };
 
 // Options that several policies have.

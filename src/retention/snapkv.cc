@@ -15,7 +15,7 @@ class SnapKvPolicy final : public PromptWindowPolicy {
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SnapKvPolicy>(*this); }
 
  private:
-  void prune(TokenTable& table, const Step& step) override { keep(table, step.table, options().ranked(step.seen())); }
+  void prune(ScoreList& list, const Step& step) override { keep(list, step.table, options().ranked(step.seen())); }
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {

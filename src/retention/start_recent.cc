@@ -2,28 +2,81 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/status.h"
+#include "retention/scored.h"
+
 namespace kvasir {
 
-std::int64_t start_recent_excess(const StartRecentOptions& options, std::int64_t held) {
-  const std::int64_t excess = held - (options.sinks + options.window);
-  if (options.every == 0 || excess < options.every + options.slack) return 0;
-  return options.max_drop > 0 ? std::min(excess, options.max_drop) : excess;
+std::int64_t StartRecentOptions::excess(std::int64_t held) const {
+  const std::int64_t above = held - (sinks + window);
+  if (every == 0 || above < every + slack) return 0;
+  return max_drop > 0 ? std::min(above, max_drop) : above;
 }
 
-std::optional<std::int64_t> start_recent_bound(const StartRecentOptions& options) {
-  if (options.every == 0) return std::nullopt;
-  return options.sinks + options.window + options.every + options.slack;
+std::optional<std::int64_t> StartRecentOptions::bound() const {
+  if (every == 0) return std::nullopt;
+  return sinks + window + every + slack;
 }
+
+std::int64_t StartRecentOptions::undropped(std::int64_t n) const {
+  const std::optional<std::int64_t> most = bound();
+  return std::max<std::int64_t>(most ? std::min(n, *most - 1) : n, 0);
+}
+
+namespace {
+
+PolicyTraits traits_of(std::string spec, const StartRecentOptions& options) {
+  PolicyTraits traits;
+  traits.spec = std::move(spec);
+  traits.realign = options.realign;
+  return traits;
+}
+
+// The same for tables that are no ranges: the first and the last of what a table holds.
+class StartRecentPart final : public ScoredPolicy {
+ public:
+  StartRecentPart(const Traits& traits, const StartRecentOptions& options) : ScoredPolicy(traits), options_(options) {}
+
+  std::optional<std::int64_t> bound() const override { return options_.bound(); }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<StartRecentPart>(*this); }
+
+ private:
+  std::int64_t undropped(std::int64_t n) const override { return options_.undropped(n); }
+  void prune(ScoreList& list, const Step&) override {
+    const std::int64_t drop = options_.excess(list.size());
+    if (drop > 0) list.drop_range(options_.sinks, options_.sinks + drop);
+  }
+
+  StartRecentOptions options_;
+};
+
+}  // namespace
+
+StartRecentPolicy::StartRecentPolicy(std::string spec, const StartRecentOptions& options)
+    : RetentionPolicy(traits_of(std::move(spec), options)), options_(options) {}
 
 StartRecentPolicy::State StartRecentPolicy::step(State state) const {
   ++state.length;
-  const std::int64_t drop = start_recent_excess(options_, state.length);
+  const std::int64_t drop = options_.excess(state.length);
   state.length -= drop;
   state.dropped += drop;
   return state;
 }
 
-int StartRecentPolicy::rows_together(int want) const {
+IndexRange StartRecentPolicy::dropped_between(const State& before, const State& after) const {
+  if (after.dropped == before.dropped) return {};
+  return {options_.sinks + before.dropped, options_.sinks + after.dropped};
+}
+
+void StartRecentPolicy::retained(int, int run, std::vector<IndexRange>& ranges) const {
+  if (run != 0 || seen() == 0) return;
+  if (state_.dropped == 0) return ranges.push_back({0, seen()});
+  if (options_.sinks > 0) ranges.push_back({0, options_.sinks});
+  ranges.push_back({options_.sinks + state_.dropped, seen()});
+}
+
+int StartRecentPolicy::chunk_rows(int want) const {
   // The first drop behind sinks opens a second frame; rotating keys changes them for all rows that follow.
   const bool until_next = options_.realign == Realign::kRotate;
   const bool until_first = options_.sinks > 0 && state_.dropped == 0;
@@ -36,10 +89,61 @@ int StartRecentPolicy::rows_together(int want) const {
   return want;
 }
 
-IndexRange StartRecentPolicy::advance() {
-  const IndexRange hidden = dropped();
-  state_ = step(state_);
-  return hidden;
+void StartRecentPolicy::hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const {
+  KVASIR_CHECK(chunk.first == seen() && std::ssize(rows) == chunk.rows);
+  State state = state_;
+  for (IndexRange& row : rows) {
+    row = dropped_between(state_, state);
+    state = step(state);
+  }
+}
+
+IndexRange StartRecentPolicy::will_drop(const PolicyChunk& chunk) const {
+  KVASIR_CHECK(chunk.first == seen());
+  State state = state_;
+  for (int row = 0; row < chunk.rows; ++row) state = step(state);
+  return dropped_between(state_, state);
+}
+
+void StartRecentPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
+  KVASIR_CHECK(chunk.first == seen() && table == 0);
+  const State before = state_;
+  for (int row = 0; row < chunk.rows; ++row) {
+    state_ = step(state_);
+    if (chunk.rows > 1) plan.held.push_back(state_.length);
+  }
+  const IndexRange dropped = dropped_between(before, state_);
+  if (!dropped.empty()) plan.add_drop(dropped);
+  plan.realign = options_.realign;
+}
+
+void StartRecentPolicy::save_state(ByteWriter& out) const {
+  out.put(state_.length);
+  out.put(state_.dropped);
+}
+
+bool StartRecentPolicy::restore_state(ByteReader& in) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 61;
+  State state;
+  if (!in.get(state.length) || !in.get(state.dropped)) return false;
+  if (state.length < 0 || state.length > kMost || state.dropped < 0 || state.dropped > kMost) return false;
+  // A step never leaves more than one token below the trigger, nor less than the target once it has dropped.
+  const std::optional<std::int64_t> bound = options_.bound();
+  if (bound && state.length >= *bound) return false;
+  if (state.dropped > 0 && (!bound || state.length < options_.sinks + options_.window)) return false;
+  state_ = state;
+  return true;
+}
+
+Result<std::unique_ptr<RetentionPolicy>> StartRecentPolicy::as_part(PolicyPart part) const {
+  if (options_.realign == Realign::kRotate)
+    return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it away", traits().spec);
+  ScoredPolicy::Traits scored;
+  scored.spec = traits().spec;
+  scored.scope = PolicyScope::kSequence;
+  scored.positions = options_.positions_as_part;
+  scored.columns = 0;
+  return StartRecentPart(scored, options_).as_part(part);
 }
 
 }  // namespace kvasir

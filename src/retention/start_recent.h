@@ -1,5 +1,5 @@
-// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. The whole of `streaming`,
-// and of `window` with no sinks.
+// Start + Recent: the first `sinks` tokens and a window of recent ones, pruned in batches. The whole of `streaming`, of
+// `window` with no sinks, and of `full`, which never prunes.
 //
 // After each forward pass let L be the cache length and C = sinks + window; when L - C >= every + slack, the oldest
 // tokens of the window side are dropped until L = C, at most `max_drop` of them at once (StreamingLLM, Xiao et al.
@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kv/policy.h"
+#include "retention/policy.h"
 
 namespace kvasir {
 
@@ -19,34 +19,45 @@ struct StartRecentOptions {
   std::int64_t slack = 0;
   std::int64_t max_drop = 0;  // 0: no limit
   Realign realign = Realign::kFrames;
-};
+  PositionMode positions_as_part = PositionMode::kCompact;  // in a composition
 
-// How many tokens a cache of `held` tokens drops now; 0: none. And the most that a step sees; nullopt: without bound.
-std::int64_t start_recent_excess(const StartRecentOptions& options, std::int64_t held);
-std::optional<std::int64_t> start_recent_bound(const StartRecentOptions& options);
+  // How many tokens a cache of `held` tokens drops now; 0: none.
+  std::int64_t excess(std::int64_t held) const;
+  // The most tokens that a step sees; nullopt: without bound.
+  std::optional<std::int64_t> bound() const;
+  // The largest m <= n such that nothing is dropped until m tokens have come.
+  std::int64_t undropped(std::int64_t n) const;
+};
 
 class StartRecentPolicy final : public RetentionPolicy {
  public:
-  StartRecentPolicy(std::string spec, const StartRecentOptions& options) : spec_(std::move(spec)), options_(options) {}
+  StartRecentPolicy(std::string spec, const StartRecentOptions& options);
 
-  std::string spec() const override { return spec_; }
-  Realign realign() const override { return options_.realign; }
-  std::optional<std::int64_t> bound() const override { return start_recent_bound(options_); }
-  const StartRecentOptions& options() const { return options_; }
-  int rows_together(int want) const override;
-  IndexRange advance() override;
-  IndexRange dropped() const override { return {options_.sinks, options_.sinks + state_.dropped}; }
+  std::optional<std::int64_t> bound() const override { return options_.bound(); }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<StartRecentPolicy>(*this); }
+  TokenIndex seen() const override { return state_.length + state_.dropped; }
+  void retained(int table, int run, std::vector<IndexRange>& ranges) const override;
+  int chunk_rows(int want) const override;
+  void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const override;
+  IndexRange will_drop(const PolicyChunk& chunk) const override;
+  std::int64_t exact_prefix(std::int64_t n) const override { return options_.undropped(n); }
+  void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
+  std::uint64_t state_bytes() const override { return 0; }
+  std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
+  Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
 
  private:
   struct State {
     std::int64_t length = 0;   // tokens retained
-    std::int64_t dropped = 0;  // tokens dropped so far: ids [sinks, sinks + dropped)
+    std::int64_t dropped = 0;  // tokens dropped so far: [sinks, sinks + dropped)
   };
   // One step: a token enters, its forward pass runs, then pruning.
   State step(State state) const;
+  // What goes between the two states.
+  IndexRange dropped_between(const State& before, const State& after) const;
+  void save_state(ByteWriter& out) const override;
+  bool restore_state(ByteReader& in) override;
 
-  std::string spec_;
   StartRecentOptions options_;
   State state_;
 };

@@ -23,8 +23,8 @@ namespace {
 constexpr std::size_t kLongestRemembered = 64;
 constexpr std::size_t kMostRemembered = std::size_t{1} << 18;
 
-using Symbol = std::int32_t;               // a token, or from the vocabulary's size on what only exists between merges
-using Merger = PairMerger<std::uint32_t>;  // of symbols; costs are the merges' places in the file
+using Symbol = std::int32_t;  // a token, or from the vocabulary's size on what only exists between merges
+using BpeMerger = PairMerger<std::uint32_t>;  // of symbols; costs are the merges' places in the file
 
 class BpeTokenizer final : public Tokenizer {
  public:
@@ -46,7 +46,7 @@ class BpeTokenizer final : public Tokenizer {
   struct Encoding {  // what one call of encode_segments works on
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
-    Merger merger;
+    BpeMerger merger;
     std::unordered_map<std::string_view, Place> words;  // keys point into the text
     const char* missing = nullptr;                      // the first byte that has no token
   };
@@ -64,7 +64,7 @@ class BpeTokenizer final : public Tokenizer {
   std::deque<std::string> between_merges_;                // the texts of the other symbols
   std::unordered_map<std::string_view, Symbol> symbols_;  // by text
   std::array<Symbol, 256> byte_symbols_{};
-  std::unordered_map<std::uint64_t, Merger::Union> merges_;  // by pair_key
+  std::unordered_map<std::uint64_t, BpeMerger::Union> merges_;  // by pair_key
   std::optional<RegexSplitter> splitter_;
   std::unique_ptr<SpecialTokens> special_;
   bool ignore_merges_ = false;
@@ -110,7 +110,7 @@ Status BpeTokenizer::read_merge(std::size_t index) {
   const std::optional<std::string> right = piece_to_bytes(merge.substr(space + 1));
   if (!left || !right) return data_loss("merge {} (\"{}\") is not written in byte-level BPE's alphabet", index, merge);
   // A result without a token is no end of the word's merging: published tokenizers have none, trimmed ones may.
-  const Merger::Union merged{static_cast<std::uint32_t>(index), intern(*left + *right)};
+  const BpeMerger::Union merged{static_cast<std::uint32_t>(index), intern(*left + *right)};
   merges_.emplace(pair_key(intern(*left), intern(*right)), merged);  // the first of equal merges counts
   return {};
 }
@@ -178,10 +178,10 @@ void BpeTokenizer::merge_word(std::string_view word, Encoding* encoding) const {
       return;
     }
   }
-  Merger& merger = encoding->merger;
+  BpeMerger& merger = encoding->merger;
   merger.clear();
   for (const char c : word) merger.push(1, byte_symbols_[static_cast<unsigned char>(c)]);
-  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<Merger::Union> {
+  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<BpeMerger::Union> {
     const auto found = merges_.find(pair_key(left.value, right.value));
     if (found == merges_.end() || contains(encoding->reserved, found->second.value)) return std::nullopt;
     return found->second;

@@ -25,7 +25,7 @@ constexpr std::array<std::string_view, 12> kOtherEnds = {
 };
 
 template <class Table>
-bool contains(const Table& table, std::string_view piece) {
+bool has_piece(const Table& table, std::string_view piece) {
   return std::find(table.begin(), table.end(), piece) != table.end();
 }
 
@@ -33,11 +33,11 @@ bool contains(const Table& table, std::string_view piece) {
 
 void find_end_tokens(Vocabulary* vocabulary) {
   // Where answers have parts, of which the last ends with <|return|>, <|end|> ends one of the others.
-  const bool has_parts = contains(vocabulary->pieces, "<|return|>");
+  const bool has_parts = has_piece(vocabulary->pieces, "<|return|>");
   for (std::size_t i = 0; i < vocabulary->pieces.size(); ++i) {
     const std::string_view piece = vocabulary->pieces[i];
-    const bool ends_turn = contains(kEndsOfTurn, piece);
-    if (!ends_turn && !contains(kOtherEnds, piece)) continue;
+    const bool ends_turn = has_piece(kEndsOfTurn, piece);
+    if (!ends_turn && !has_piece(kOtherEnds, piece)) continue;
     vocabulary->kinds[i] = TokenKind::kControl;
     if (has_parts && piece == "<|end|>") continue;
     vocabulary->ends.push_back(static_cast<TokenId>(i));

@@ -93,7 +93,8 @@ class Adjacency {
   std::unordered_set<std::uint64_t> others_;
 };
 
-using Merger = PairMerger<float>;  // of tokens; kNoToken for a character not looked up yet. Costs are negated scores.
+using SpmMerger =
+    PairMerger<float>;  // of tokens; kNoToken for a character not looked up yet. Costs are negated scores.
 
 class SpmTokenizer final : public Tokenizer {
  public:
@@ -111,7 +112,7 @@ class SpmTokenizer final : public Tokenizer {
   struct Encoding {  // what one call of encode_segments works on
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
-    Merger merger;
+    SpmMerger merger;
   };
 
   void encode_text(std::string_view text, Encoding* encoding) const;
@@ -195,18 +196,18 @@ void SpmTokenizer::encode_text(std::string_view text, Encoding* encoding) const 
 }
 
 void SpmTokenizer::merge_run(std::string_view run, Encoding* encoding) const {
-  Merger& merger = encoding->merger;
+  SpmMerger& merger = encoding->merger;
   merger.clear();
   for (std::size_t at = 0; at < run.size();) {
     const std::size_t size = utf8_length(run[at]);
     merger.push(static_cast<std::uint32_t>(size), kNoToken);
     at += size;
   }
-  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<Merger::Union> {
+  merger.merge([&](const MergeSymbol& left, const MergeSymbol& right) -> std::optional<SpmMerger::Union> {
     if (left.size + right.size > longest_piece_) return std::nullopt;
     const TokenId token = find(run.substr(left.begin, left.size + right.size), encoding->reserved);
     if (token == kNoToken) return std::nullopt;
-    return Merger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
+    return SpmMerger::Union{-vocabulary_.scores[static_cast<std::size_t>(token)], token};
   });
   merger.for_each([&](const MergeSymbol& symbol) {
     if (symbol.value != kNoToken) {

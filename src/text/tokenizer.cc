@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "text/space_prefix.h"
 
 namespace kvasir {
 

@@ -1,5 +1,5 @@
 // Text to token ids and back.
-// Thread-safety: a Tokenizer is immutable; a TokenStream belongs to one thread.
+// Thread-safety: a Tokenizer is immutable.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kvasir/status.h"
-#include "text/space_prefix.h"
 #include "text/vocabulary.h"
 
 namespace kvasir {
@@ -77,21 +76,5 @@ Result<std::unique_ptr<Tokenizer>> make_bpe_tokenizer(Vocabulary vocabulary);
 
 // The one of the vocabulary's kind.
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(Vocabulary vocabulary);
-
-// Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, replaces
-// bytes that can never become valid by U+FFFD.
-class TokenStream {
- public:
-  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text (not when the stream
-  // continues a text). After a control or user-defined token the space is dropped in any case, as decode() does.
-  TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
-  std::string push(TokenId token);  // the text that became complete; may be empty
-  std::string flush();              // what is left, incomplete sequences replaced by U+FFFD
-
- private:
-  const Tokenizer* tokenizer_;
-  SpacePrefix prefix_;
-  std::string pending_;
-};
 
 }  // namespace kvasir

@@ -28,7 +28,7 @@ TEST(Chats, TokenizeTakesConversations) {
   EXPECT_EQ(closed["ids"].front(), 3);
   EXPECT_EQ(closed["ids"].back(), 5);
 
-  const std::string templates = source_dir() + "/tests/text/templates/";
+  const std::string templates = source_dir() + "/tests/chat/templates/";
   const Json llama = json_of(with({"-p", talk, "--chat-template", templates + "llama-2.jinja"}));
   EXPECT_EQ(llama["template"], "llama-2");
   EXPECT_EQ(llama["prompt"], "<s>[INST] Hi <|end|> [/INST]");
@@ -40,33 +40,34 @@ TEST(Chats, TokenizeTakesConversations) {
 }
 
 TEST(Chats, TokenizeRefusesWhatIsNoConversation) {
-  const std::string templates = source_dir() + "/tests/text/templates/";
+  const std::string templates = source_dir() + "/tests/chat/templates/";
   const Folder folder;
   const std::string empty = folder.make("empty", "");
-  for (const auto& [more, why] : std::vector<std::pair<Arguments, std::string>>{
-           {{"-p", "[1"}, "not valid JSON at byte 3"},
-           {{"-p", "\xff"}, "not valid JSON"},
-           {{"-p", "{}"}, "no JSON array"},
-           {{"-p", "[]"}, "no message"},
-           {{"-p", "[1]"}, "message 1"},
-           {{"-p", R"([{"role": "user", "content": "x"}, {"role": "user"}])"}, "message 2"},
-           {{"-p", R"([{"role": "user", "content": null}])"}, "message 1"},
-           {{"-p", R"([{"role": "tool", "content": "x"}])"}, "\"tool\""},
-           {{"-p", R"([{"role": "system", "content": "x"}])", "--chat-template", templates + "gemma.jinja"},
-            "no place"},
-           {{"-p", "[]", "--chat-template", templates + "missing"}, "missing"},
-           {{"-p", "[]", "--chat-template", empty}, "empty"},
-           {{"-p", "[]", "--special"}, "--special"}}) {
-    SCOPED_TRACE(::testing::PrintToString(more));
-    Arguments arguments = {"tokenize", "-m", model_path(), "--chat"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const Finished done = run_program(arguments);
-    EXPECT_EQ(done.exit_code, 2);
-    EXPECT_EQ(done.out, "");
-    EXPECT_EQ(done.error_lines(), 1) << done.err;
-    EXPECT_NE(done.err.find(why), std::string::npos) << done.err;
-  }
-  EXPECT_EQ(run_program({"tokenize", "-m", model_path(), "--no-answer", "-p", "x"}).exit_code, 2);
+  const std::string form = R"(; give [{"role": "user", "content": "..."}, ...])";
+  const std::string strings = " of the conversation needs \"role\" and \"content\", both strings";
+  const std::string missing = templates + "missing";
+  expect_all_refused(
+      {
+          {{"-p", "[1"}, 2, "the conversation is not valid JSON at byte 3" + form},
+          {{"-p", "\xff"}, 2, "the conversation is not valid JSON at byte 1" + form},
+          {{"-p", "{}"}, 2, "the conversation is no JSON array" + form},
+          {{"-p", "[]"}, 2, "there is no message; give one at least"},
+          {{"-p", "[1]"}, 2, "message 1" + strings},
+          {{"-p", R"([{"role": "user", "content": "x"}, {"role": "user"}])"}, 2, "message 2" + strings},
+          {{"-p", R"([{"role": "user", "content": null}])"}, 2, "message 1" + strings},
+          {{"-p", R"([{"role": "tool", "content": "x"}])"},
+           2,
+           "the role \"tool\" is not known; use system, user or assistant"},
+          {{"-p", R"([{"role": "system", "content": "x"}])", "--chat-template", templates + "gemma.jinja"},
+           2,
+           "message 1: the model's chat template has no place for a system message; say it as the user"},
+          {{"-p", "[]", "--chat-template", missing}, 2, "cannot open '" + missing + "': No such file or directory"},
+          {{"-p", "[]", "--chat-template", empty}, 2, "the chat template '" + empty + "' is empty; give another file"},
+          {{"-p", "[]", "--special"}, 2, "--special excludes --chat (see 'kvasir tokenize --help')"},
+      },
+      {"tokenize", "-m", model_path(), "--chat"});
+  expect_refused({"tokenize", "-m", model_path(), "--no-answer", "-p", "x"}, 2,
+                 "--no-answer requires --chat (see 'kvasir tokenize --help')");
 }
 
 TEST(Chats, ChatAnswersTheText) {
@@ -79,15 +80,13 @@ TEST(Chats, ChatAnswersTheText) {
   const int chat = seen({"--chat"});
   EXPECT_EQ(chat, plain + 3) << "two marks around it, and one for the answer";
   EXPECT_GT(seen({"--chat", "--system", "Be brief"}), chat);
-  const std::string templates = source_dir() + "/tests/text/templates/";
+  const std::string templates = source_dir() + "/tests/chat/templates/";
   EXPECT_GT(seen({"--chat", "--chat-template", templates + "llama-3-dated.jinja"}), chat);
   const Finished unknown =
       run_model({"--chat", "-p", "Hello", "-n", "1", "--chat-template", templates + "unknown-upper.jinja"});
   EXPECT_EQ(unknown.exit_code, 0);
   EXPECT_NE(unknown.err.find("not recognised"), std::string::npos) << unknown.err;
-  const Finished lost = run_model({"-p", "Hello", "--system", "Be brief"});
-  EXPECT_EQ(lost.exit_code, 2);
-  EXPECT_NE(lost.err.find("--chat"), std::string::npos) << lost.err;
+  expect_refused(run_model({"-p", "Hello", "--system", "Be brief"}), 2, "--system is for a chat; add --chat");
 }
 
 }  // namespace

@@ -189,21 +189,29 @@ TEST_F(EvalPpl, StandardInputAndTextsThatAreNotThere) {
   EXPECT_EQ(json["runs"][2]["tokens"], 2 * 99);
   fs::create_directories(folder_ / "empty");
   write("short", "Once.");
-  const auto says = [&](const Arguments& more, const std::string& part) {
-    const Finished done = run_program(arguments("ppl", more));
-    EXPECT_EQ(done.exit_code, 2);
-    EXPECT_EQ(done.error_lines(), 1) << done.err;
-    EXPECT_EQ(done.out, "");
-    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  const auto gone = [&](const std::string& name) {
+    return "cannot open '" + path(name) + "': No such file or directory";
   };
-  says({"-f", path("empty")}, "no file's name ends in .txt");
-  says({"-f", path("gone")}, "gone");
-  says({"-f", path("books"), "-f", path("gone.txt")}, "gone.txt");
-  // Before anything runs, of the text that is at fault.
-  says({"-f", path("books"), "-f", path("short"), "--tokens", "50"}, path("short") + ": the text has");
-  says({"-f", path("books"), "-f", path("short"), "--window", "60"}, path("short") + ": the text has");
-  says({"-f", path("other"), "--bins", "100000"}, "--bins 100000 is outside 0 to ");
-  says({"-f", path("other"), "--tokens", "50", "--bins", "50"}, "--bins 50 is outside 0 to 49");
+  expect_all_refused(
+      {
+          {{"-f", path("empty")}, 2, "the folder '" + path("empty") + "' holds no text: no file's name ends in .txt"},
+          {{"-f", path("gone")}, 2, gone("gone")},
+          {{"-f", path("books"), "-f", path("gone.txt")}, 2, gone("gone.txt")},
+          // Before anything runs, of the text that is at fault.
+          {{"-f", path("books"), "-f", path("short"), "--tokens", "50"},
+           2,
+           path("short") + ": the text has 4 tokens, not the 50 asked for; give a longer text or a smaller --tokens"},
+          {{"-f", path("books"), "-f", path("short"), "--window", "60"},
+           2,
+           path("short") + ": the text has 4 tokens, at least 60 are needed; give a longer text"},
+          {{"-f", path("other"), "--bins", "100000"},
+           2,
+           "bins=100000 is outside 0 to 383: no more than the positions that are scored, or than 10000 [--bins]"},
+          {{"-f", path("other"), "--tokens", "50", "--bins", "50"},
+           2,
+           "bins=50 is outside 0 to 49: no more than the positions that are scored, or than 10000 [--bins]"},
+      },
+      arguments("ppl", {}));
 }
 
 // -- Reports --
@@ -315,24 +323,24 @@ TEST_F(EvalPpl, ReportsOfNeedleAndRestream) {
   }
 }
 
-// A long run must not end in a report that cannot be written.
+// A long run must not end in a report that cannot be written: that is said before a model is even looked for.
 TEST_F(EvalPpl, AReportThatCannotBeWrittenFailsFirst) {
   write("long", some_text(100000));
-  for (const Arguments& call :
-       std::vector<Arguments>{arguments("ppl", {"-f", path("long"), "--kv", "window:size=64", "--kv", "full"}),
-                              arguments("needle", {"-f", path("long"), "--trials", "1000"}),
-                              arguments("restream", {"-f", path("long"), "--kv", "window:size=64", "--chunk", "4"})})
-    for (const std::string& where : {path("none/report.html"), path("books"), path("other/report.html")}) {
-      Arguments all = call;
-      all.insert(all.end(), {"--report", where});
-      SCOPED_TRACE(::testing::PrintToString(all));
-      const Finished done = run_program(all, {.timeout = 20});
-      EXPECT_EQ(done.exit_code, 2) << done.err;
-      EXPECT_EQ(done.error_lines(), 1) << done.err;
-      EXPECT_NE(done.err.find(where), std::string::npos) << done.err;
-      EXPECT_EQ(done.out, "");
-      EXPECT_LT(done.seconds, 2);
-    }
+  for (const std::string& model : {model_path(), path("gone")})
+    for (const Arguments& call :
+         std::vector<Arguments>{{"ppl", "-f", path("long"), "--kv", "window:size=64", "--kv", "full"},
+                                {"needle", "-f", path("long"), "--trials", "1000"},
+                                {"restream", "-f", path("long"), "--kv", "window:size=64", "--chunk", "4"}})
+      for (const auto& [where, message] : std::vector<std::pair<std::string, std::string>>{
+               {path("none/report.html"),
+                "cannot create '" + path("none/report.html.partial") + "': No such file or directory"},
+               {path("books"), "cannot open '" + path("books") + "': Is a directory"},
+               {path("other/report.html"),
+                "cannot create '" + path("other/report.html.partial") + "': Not a directory"}}) {
+        Arguments all = {"eval", call.front(), "-m", model, "-t", "1", "--report", where};
+        all.insert(all.end(), call.begin() + 1, call.end());
+        expect_refused(all, 2, message);
+      }
 }
 
 }  // namespace

@@ -39,6 +39,15 @@ void close_end(int& fd) {
   fd = -1;
 }
 
+// Whether the process has a handler for the signal.
+bool catches(pid_t process, int signal) {
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string field; status >> field;)
+    if (std::string mask; field == "SigCgt:" && status >> mask)
+      return (std::stoull(mask, nullptr, 16) >> (signal - 1) & 1) != 0;
+  return false;
+}
+
 // Appends what is there; closes the end at its end.
 void drain(int& fd, std::string& into) {
   char buffer[1 << 16];
@@ -100,8 +109,9 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
 
   Finished result;
   const double start = now();
-  double interrupt_from = surroundings.interrupt_silent ? start : 0;
-  bool interrupted = surroundings.interrupt_after == 0;
+  double interrupt_from = surroundings.interrupt == Interrupt::kStart ? start : 0;
+  double signalled = 0;
+  bool interrupted = surroundings.interrupt == Interrupt::kNever;
   std::size_t written = 0;
   while (out.read >= 0 || err.read >= 0) {
     const bool all_written = written == surroundings.input.size();
@@ -116,10 +126,12 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
     if (watched[0].revents != 0) drain(out.read, result.out);
     if (watched[1].revents != 0) drain(err.read, result.err);
     if (surroundings.most_output > 0 && result.out.size() >= surroundings.most_output) close_end(out.read);
-    if (interrupt_from == 0 && !result.out.empty()) interrupt_from = now();
-    if (!interrupted && interrupt_from > 0 && now() - interrupt_from > surroundings.interrupt_after) {
-      interrupted = true;
+    if (!interrupted && interrupt_from == 0 &&
+        (surroundings.interrupt == Interrupt::kCaught ? catches(child, surroundings.signal) : !result.out.empty()))
       interrupt_from = now();
+    if (!interrupted && interrupt_from > 0 && now() - interrupt_from >= surroundings.interrupt_after) {
+      interrupted = true;
+      signalled = now();
       ::kill(child, surroundings.signal);
     }
     if (now() - start > surroundings.timeout) {
@@ -129,13 +141,51 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
     }
   }
   int status = 0;
-  ::waitpid(child, &status, 0);
-  result.seconds = now() - (surroundings.interrupt_after > 0 ? interrupt_from : start);
+  rusage usage{};
+  ::wait4(child, &status, 0, &usage);
+  if (signalled > 0) result.after_signal = now() - signalled;
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  result.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
   for (int* fd : {&in.write, &out.read, &err.read}) close_end(*fd);
   ::sigaction(SIGPIPE, &before, nullptr);
   return result;
+}
+
+bool matches(std::string_view text, std::string_view expected) {
+  constexpr std::string_view kNumber = "<number>";
+  for (std::size_t at = expected.find(kNumber); at != std::string_view::npos; at = expected.find(kNumber)) {
+    if (!text.starts_with(expected.substr(0, at))) return false;
+    text.remove_prefix(at);
+    const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    if (digits == 0) return false;
+    text.remove_prefix(digits);
+    expected.remove_prefix(at + kNumber.size());
+  }
+  return text == expected;
+}
+
+void expect_refused(const Finished& done, int code, const std::string& message) {
+  EXPECT_EQ(done.exit_code, code) << "signal " << done.signal;
+  EXPECT_FALSE(done.timed_out);
+  EXPECT_EQ(done.out, "");
+  EXPECT_TRUE(matches(done.err, "kvasir: " + message + "\n")) << "it says: " << done.err << "and not: " << message;
+}
+
+void expect_refused(const Arguments& arguments, int code, const std::string& message) {
+  SCOPED_TRACE(::testing::PrintToString(arguments));
+  expect_refused(run_program(arguments), code, message);
+}
+
+void expect_all_refused(const std::vector<Refused>& cases, const Arguments& front) {
+  for (const Refused& refused : cases) {
+    Arguments arguments = front;
+    arguments.insert(arguments.end(), refused.arguments.begin(), refused.arguments.end());
+    expect_refused(arguments, refused.code, refused.message);
+  }
 }
 
 Arguments run_arguments(const Arguments& more) {

@@ -7,6 +7,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvasir::test {
@@ -20,9 +21,18 @@ struct Finished {
   bool timed_out = false;
   std::string out;
   std::string err;
-  double seconds = 0;
+  double cpu_seconds = 0;    // of processor time: what else runs on the machine hardly counts
+  double after_signal = -1;  // seconds from the signal that was sent to the end
 
   int error_lines() const;  // -1 if the last line is not complete
+};
+
+// Since when the time counts after which a program is interrupted.
+enum class Interrupt {
+  kNever,
+  kStart,        // the process was made
+  kFirstOutput,  // on standard output
+  kCaught,       // the program has a handler for the signal: its work begins
 };
 
 struct Surroundings {
@@ -31,19 +41,37 @@ struct Surroundings {
   std::string output_file;        // standard output goes there instead of into `out`
   std::string error_file;         // likewise
   std::size_t most_output = 0;    // if not 0: standard output is closed after this many bytes
-  double interrupt_after = 0;     // if not 0: seconds from the first output (or, with none to come, from the start)
-                                  // to the signal
+  Interrupt interrupt = Interrupt::kNever;
+  double interrupt_after = 0;  // seconds from there to the signal
   int signal = SIGINT;
-  std::size_t file_size_limit =
-      0;  // if not 0: bytes that a file may have, as a full disk would; its signal is not ignored
-  bool interrupt_silent = false;  // no output is awaited before interrupt_after counts
-  double timeout = 120;           // seconds
+  std::size_t file_size_limit = 0;  // if not 0: bytes a file may have, as on a full disk; the signal is not ignored
+  double timeout = 900;             // seconds; only a program that hangs takes so long, however slow the machine
 };
+
+// A run that would go on for minutes ends within these seconds of a signal, on a slow and busy machine too.
+inline constexpr double kSoon = 30;
 
 std::string binary_path();
 std::string model_path();  // the small model
 
 Finished run_program(const Arguments& arguments, const Surroundings& surroundings = {});
+
+// Whether `text` is `expected`, in which each <number> stands for any digits.
+bool matches(std::string_view text, std::string_view expected);
+
+// Expects that the program refuses: this exit code, nothing on standard output, and "kvasir: ", the message and a line
+// end on standard error, where each <number> of the message stands for any digits. REQUIRES: code 1 or 2.
+void expect_refused(const Finished& done, int code, const std::string& message);
+void expect_refused(const Arguments& arguments, int code, const std::string& message);
+
+// A command line that is refused, with what is said.
+struct Refused {
+  Arguments arguments;
+  int code;
+  std::string message;
+};
+// Each of them behind the arguments of `front`.
+void expect_all_refused(const std::vector<Refused>& cases, const Arguments& front = {});
 
 // {"run", "-m", the small model, "-t", "1"} and more.
 Arguments run_arguments(const Arguments& more);

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "cli/program.h"
+#include "cli/errors.h"
 #include "replay/trace_file.h"
 
 namespace kvasir::test {
@@ -20,13 +20,8 @@ class RecordCommand : public ::testing::Test {
     return all;
   }
 
-  void expect_refused(const Arguments& all, const std::string& part, int code = 2) const {
-    SCOPED_TRACE(::testing::PrintToString(all));
-    const Finished done = run_program(all);
-    EXPECT_EQ(done.exit_code, code) << "signal " << done.signal;
-    EXPECT_EQ(done.error_lines(), 1) << done.err;
-    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
-    EXPECT_EQ(done.out, "");
+  void expect_refused(const Arguments& all, const std::string& message) const {
+    test::expect_refused(all, 2, message);
     expect_nothing_written();
   }
 
@@ -98,34 +93,44 @@ TEST_F(RecordCommand, SaysWhatItDoes) {
 }
 
 TEST_F(RecordCommand, BadCommandLines) {
-  for (const auto& [more, part] :
-       std::vector<std::pair<Arguments, std::string>>{{{"--tokens", "-1"}, "--tokens -1"},
-                                                      {{"--tokens", "2049"}, "1 to 2048"},
-                                                      {{"--tokens", "2000"}, "not the 2000 asked for"},
-                                                      {{"--kv", "nope"}, "unknown retention policy"},
-                                                      {{"--kv", ""}, "needs a name"},
-                                                      {{"--kv", "recompute"}, "evaluation only"},
-                                                      {{"--chunk", "8"}, "give --prefill"},
-                                                      {{"--prefill", "8", "--chunk", "5000"}, "chunk"},
-                                                      {{"--prefill", "-8"}, "from 0 to"},
-                                                      {{"--tokens", "20", "--prefill", "21"}, "from 0 to the 20"},
-                                                      {{"--kv-memory", "10kB"}, "KV memory"}}) {
-    const Finished done = run_program(arguments(more));
-    EXPECT_EQ(done.exit_code, part == "KV memory" ? 1 : 2) << done.err;
-    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
-    expect_nothing_written();
-  }
-  expect_refused({"record", "-m", model_path(), "-f", text_}, "--out");
-  expect_refused({"record", "-m", model_path(), "-o", out_}, "--file");
-  expect_refused({"record", "-f", text_, "-o", out_}, "--model");
-  const std::string longer = folder_.make("longer", some_text(4000));
-  expect_refused({"record", "-m", model_path(), "-f", longer, "-o", out_}, "say how many with --tokens");
-  expect_refused({"record", "-m", model_path(), "-f", folder_.path("none"), "-o", out_}, "No such file");
+  expect_all_refused(
+      {
+          {{"--tokens", "-1"}, 2, "--tokens -1 must be from 1 to 2048, or 0: all of the text"},
+          {{"--tokens", "2049"}, 2, "--tokens 2049 must be from 1 to 2048, or 0: all of the text"},
+          {{"--tokens", "2000"},
+           2,
+           "the text has 303 tokens, not the 2000 asked for; give a longer text or a smaller --tokens"},
+          {{"--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--kv", ""}, 2, "--kv: a policy needs a name; 'kvasir policies' lists them" + see("record")},
+          {{"--kv", "recompute"}, 2, kEvaluationOnly},
+          {{"--chunk", "8"}, 2, "--chunk cuts the prompt that --prefill names; give --prefill too"},
+          {{"--prefill", "8", "--chunk", "5000"},
+           2,
+           "chunk=5000 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]"},
+          {{"--prefill", "-8"}, 2, "prefill=-8 must be from 0 to the 303 tokens [--prefill]"},
+          {{"--tokens", "20", "--prefill", "21"}, 2, "prefill=21 must be from 0 to the 20 tokens [--prefill]"},
+          {{"--kv-memory", "10kB"}, 2, "a KV memory of 10000 bytes" + kNoPage},
+      },
+      arguments({}));
+  expect_nothing_written();
+  expect_refused({"record", "-m", model_path(), "-f", text_}, "--out is required" + see("record"));
+  expect_refused({"record", "-m", model_path(), "-o", out_}, "--file is required" + see("record"));
+  expect_refused({"record", "-f", text_, "-o", out_}, "--model is required" + see("record"));
+  expect_refused({"record", "-m", model_path(), "-f", folder_.make("longer", some_text(4000)), "-o", out_},
+                 "the text has 4003 tokens, and a trace at most 2048; say how many with --tokens");
+  expect_refused({"record", "-m", model_path(), "-f", folder_.make("empty", ""), "-o", out_},
+                 "the text is empty; give some text");
+  expect_refused({"record", "-m", model_path(), "-f", folder_.path("none"), "-o", out_},
+                 "cannot open '" + folder_.path("none") + "': No such file or directory");
 }
 
 TEST_F(RecordCommand, PathsThatCannotBeWritten) {
-  for (const std::string& path : {folder_.path("no/such/folder.npy"), folder_.path(), std::string("/dev/full")})
-    expect_refused({"record", "-m", model_path(), "-f", text_, "-o", path}, path);
+  for (const auto& [path, message] : std::vector<std::pair<std::string, std::string>>{
+           {folder_.path("no/such/folder.npy"),
+            "cannot create '" + folder_.path("no/such/folder.npy.partial") + "': No such file or directory"},
+           {folder_.path(), "'" + folder_.path() + "' is not a regular file"},
+           {"/dev/full", "'/dev/full' is not a regular file"}})
+    expect_refused({"record", "-m", model_path(), "-f", text_, "-o", path}, message);
 }
 
 // Neither a signal nor half a file.
@@ -142,9 +147,9 @@ TEST_F(RecordCommand, InterruptsLeaveNothing) {
   for (const int signal : {SIGINT, SIGTERM}) {
     Arguments all = {"record",   "-m",   model_path(), "-t",   "1",  "--isa", "generic",
                      "--tokens", "2048", "-f",         longer, "-o", out_};
-    const Finished done = run_program(all, {.interrupt_after = 1.5, .signal = signal, .interrupt_silent = true});
+    const Finished done = run_program(all, {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5, .signal = signal});
     EXPECT_EQ(done.exit_code, 1) << "signal " << done.signal;
-    EXPECT_LT(done.seconds, 2);
+    EXPECT_LT(done.after_signal, kSoon);
     EXPECT_NE(done.err.find("stopped"), std::string::npos) << done.err;
     EXPECT_EQ(done.out, "");
     expect_nothing_written();

@@ -13,6 +13,8 @@
 namespace kvasir::test {
 namespace {
 
+constexpr std::chrono::seconds kPatience{600};  // only a program that hangs takes so long, however slow the machine
+
 // Containers without /dev/pts have no terminals to give.
 class Chat : public testing::Test {
  protected:
@@ -54,9 +56,9 @@ class Terminal {
     ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
   }
 
-  // Reads until `text` has come behind what was awaited before, or false after `seconds` or at the end.
-  bool await(const std::string& text, double seconds = 60) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  // Reads until `text` has come behind what was awaited before, or false after kPatience or at the end.
+  bool await(const std::string& text) {
+    const auto until = deadline();
     for (;;) {
       const std::size_t found = seen_.find(text, awaited_);
       if (found != std::string::npos) {
@@ -67,8 +69,8 @@ class Terminal {
     }
   }
   // Waits until anything more came.
-  bool await_more(std::size_t bytes, double seconds = 60) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  bool await_more(std::size_t bytes) {
+    const auto until = deadline();
     const std::size_t want = seen_.size() + bytes;
     while (seen_.size() < want)
       if (std::chrono::steady_clock::now() > until || !read_some()) return false;
@@ -76,8 +78,8 @@ class Terminal {
   }
 
   // The exit code, or -1 if it did not end by itself in time.
-  int finish(double seconds = 60) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  int finish() {
+    const auto until = deadline();
     while (std::chrono::steady_clock::now() < until) {
       read_some();
       int status = 0;
@@ -92,6 +94,8 @@ class Terminal {
   const std::string& seen() const { return seen_; }
 
  private:
+  static std::chrono::steady_clock::time_point deadline() { return std::chrono::steady_clock::now() + kPatience; }
+
   bool read_some() {
     pollfd watched{fd_, POLLIN, 0};
     if (::poll(&watched, 1, 20) == 0) return child_ > 0 && ::kill(child_, 0) == 0;
@@ -133,12 +137,12 @@ TEST_F(Chat, InterruptEndsTheAnswerAlone) {
   ASSERT_TRUE(terminal.await("story\r\n")) << terminal.seen();
   ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
   terminal.type("\x03");
-  ASSERT_TRUE(terminal.await("\n> ", 10)) << terminal.seen();
+  ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("And another\n");
   ASSERT_TRUE(terminal.await("another\r\n")) << terminal.seen();
   ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
   terminal.type("\x03");
-  ASSERT_TRUE(terminal.await("\n> ", 10)) << terminal.seen();
+  ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
   EXPECT_TRUE(terminal.await("ended by cancelled")) << terminal.seen();

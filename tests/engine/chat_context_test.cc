@@ -6,6 +6,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "chat/template_file.h"
+#include "generation/token_stream.h"
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 #include "support/shared_data.h"
@@ -34,16 +36,10 @@ std::string without_markers() {
   return bytes.replace(at, 8, "<|xxxx|>");
 }
 
-std::string template_file(const std::string& name) {
-  std::ifstream file(source_dir() + "/tests/text/templates/" + name + ".jinja", std::ios::binary);
-  EXPECT_TRUE(file.good()) << name;
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
 // A session, and the same fed by hand with token ids.
 class Twins {
  public:
-  // `chat_template`: a file of tests/text/templates, in place of the model's own.
+  // `chat_template`: a file of tests/chat/templates, in place of the model's own.
   // `source`: the like as text.
   explicit Twins(const std::string& path, const std::string& chat_template = {}, const std::string& source = {}) {
     EngineOptions options;
@@ -89,7 +85,7 @@ class Twins {
     EXPECT_TRUE(result.ok()) << result.status().message();
     return result.ok() ? *result : GenerateResult{};
   }
-  std::int64_t seen() const { return runner_->sequence().group().next_id(); }
+  std::int64_t seen() const { return runner_->sequence().only_table().next_index(); }
   void expect_same() {
     EXPECT_EQ(session->kv().seen, seen());
     EXPECT_EQ(generate({.max_tokens = 12, .ignore_eos = true}).text, greedy(12));

@@ -36,13 +36,13 @@ TEST_P(PoliciesEngine, ABudgetThatCoversEverythingGivesTheBitsOfFull) {
 // What a sequence's tables must be like after every pass.
 void check_tables(const KvSequence& sequence, int slots) {
   for (int t = 0; t < sequence.tables(); ++t) {
-    const LaneGroup& table = sequence.table(t);
+    const PageTable& table = sequence.table(t);
     std::int64_t written = 0, columns = 0;
     for (int run = 0; run < table.runs(); ++run)
-      for (const LaneGroup::Column* column = table.first_column(run); column != nullptr; column = column->next) {
-        written += column->used;
+      for (const std::uint32_t column : columns_of(table, run)) {
+        written += table.column(column).used;
         ++columns;
-        ASSERT_NE(LaneGroup::live_slots(*column), 0u) << "a column that holds nothing";
+        ASSERT_NE(table.column(column).live, 0u) << "a column that holds nothing";
       }
     ASSERT_EQ(table.dead_slots(), written - table.length());
     if (table.runs() == 1) {
@@ -69,7 +69,7 @@ class Household {
       promised_.push_back(plan_kv_memory(model_->kv_shape, **make_policy(spec),
                                          {.tokens = kTokens, .prompt = kTokens, .chunk = chunk, .sequences = sequences})
                               .bytes);
-    cache_ = std::move(*KvCache::create(model_->kv_shape, promised_.back()));
+    cache_ = *new_cache(model_, promised_.back());
     begin();
   }
 
@@ -97,7 +97,7 @@ class Household {
   void begin() { alive_.push_back(std::make_unique<SequenceRunner>(model_, cache_, std::move(*make_policy(spec_)))); }
 
   void feed(std::unique_ptr<SequenceRunner>& runner, int tokens, SequenceRunner::Source source) {
-    const auto left = static_cast<int>(kTokens - runner->sequence().next_id());
+    const auto left = static_cast<int>(kTokens - runner->sequence().next_index());
     if (left == 0) {  // it has come to its end, and another begins
       runner = std::make_unique<SequenceRunner>(model_, cache_, std::move(*make_policy(spec_)));
       return check();
@@ -256,7 +256,7 @@ TEST_P(PoliciesEngine, RefusedPassesLeaveNoTrace) {
     for (const int before : {9, 30, 70, 90, 96, 120}) {
       SCOPED_TRACE(fmt::format("{} after {}", policy, before));
       const Text start(before - 8, 8, 6);
-      const std::shared_ptr<KvCache> cache = std::move(*KvCache::create(model->kv_shape, std::uint64_t{1} << 20));
+      const std::shared_ptr<KvCache> cache = *new_cache(model, std::uint64_t{1} << 20);
       SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
       run_text(runner, start, 32);
       TokenIndex reached = 0;
@@ -267,15 +267,15 @@ TEST_P(PoliciesEngine, RefusedPassesLeaveNoTrace) {
         const Status status = runner.feed(prompt, 32, SequenceRunner::Logits::kNone, {});
         if (!status.ok()) ++refused;
         EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
-        reached = runner.sequence().next_id();
+        reached = runner.sequence().next_index();
       }
       const auto fresh = new_runner(model, policy);
       run_text(*fresh, start, 32);
       if (reached > before)
         (void)fresh->feed(prompt, 32, SequenceRunner::Logits::kNone, [&](std::int64_t, int, std::span<const float>) {
-          return fresh->sequence().next_id() < reached;
+          return fresh->sequence().next_index() < reached;
         });
-      ASSERT_EQ(fresh->sequence().next_id(), reached);
+      ASSERT_EQ(fresh->sequence().next_index(), reached);
       EXPECT_TRUE(outcome_of(runner, rest, 32) == outcome_of(*fresh, rest, 32));
     }
     EXPECT_GT(refused, 2) << policy;
@@ -290,7 +290,7 @@ TEST_P(PoliciesEngine, RefusedForksTakeNoMemory) {
   const Text start(60, 8, 6);
   for (const std::string& policy : cases_of(GetParam()).evicting) {
     SCOPED_TRACE(policy);
-    const std::shared_ptr<KvCache> cache = std::move(*KvCache::create(model->kv_shape, std::uint64_t{1} << 20));
+    const std::shared_ptr<KvCache> cache = *new_cache(model, std::uint64_t{1} << 20);
     SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
     run_text(runner, start, 32);
     auto fork = runner.fork();

@@ -74,7 +74,7 @@ inline std::vector<std::string> table_policies() {
   for (const PolicyInfo* info : all_policies()) {
     if (info->evaluation_only) continue;
     const auto policy = make_policy(info->name);
-    if (policy.ok() && (*policy)->by_table()) names.emplace_back(info->name);
+    if (policy.ok() && (*policy)->traits().compacts) names.emplace_back(info->name);
   }
   return names;
 }

@@ -243,9 +243,9 @@ TEST_F(Inspect, Refuses) {
   const auto text = random_tokens(100, kInspectedModel.vocab, 1);
   for (const auto& [options, part] :
        std::vector<std::pair<InspectOptions, std::string>>{{{{"nope"}}, "unknown retention policy"},
-                                                           {{{"full"}, 0}, "--top 0 must be from 1"},
-                                                           {{{"full"}, 32, 0}, "--bins 0 must be from 1"},
-                                                           {{{"full"}, 32, 8, 4000}, "--matrix 4000 must be from 1"},
+                                                           {{{"full"}, 0}, "top=0 must be from 1"},
+                                                           {{{"full"}, 32, 0}, "bins=0 must be from 1"},
+                                                           {{{"full"}, 32, 8, 4000}, "matrix=4000 must be from 1"},
                                                            {{{"full", 101}}, "from 0 to the 100"},
                                                            {{{"full", 50, -1}}, "chunk"}}) {
     const auto result = inspect_attention(model_, text, options, {});

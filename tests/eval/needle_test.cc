@@ -156,7 +156,7 @@ TEST_F(Needle, RefusesWhatCannotBeAsked) {
            {{.lengths = {100}, .depths = {1.5}}, "1.5 is outside"},
            {{.lengths = {100}, .depths = {-0.1}}, "-0.1 is outside"},
            {{.lengths = {100}, .depths = {std::nan("")}}, "nan is outside"},
-           {{.lengths = {100}, .trials = 0}, "--trials 0"},
+           {{.lengths = {100}, .trials = 0}, "trials=0 is outside"},
            {{.lengths = {100}, .fact = "no value of {key}"}, "must hold {value} once"},
            {{.lengths = {100}, .fact = "{key} {value} {value}"}, "must hold {value} once"},
            {{.lengths = {100}, .fact = "{value}"}, "does not name"},

@@ -75,7 +75,7 @@ class Watched {
 
   // Passes end where the trained context does, so that no pass stands on both sides.
   bool original(int query) const {
-    const PositionMode mode = runner_->policy().positions();
+    const PositionMode mode = runner_->policy().traits().positions;
     return mode == PositionMode::kOriginal || (mode == PositionMode::kAuto && query < setting_.context);
   }
 
@@ -107,7 +107,7 @@ void compare_with_reference(const RandomModelSpec& spec, const std::string& poli
         fmt::format("{} context {} prompt {} chunk {}", policy, setting.context, setting.prompt, setting.chunk));
     Watched watched(model, policy, setting);
     // Keys stay where they stood in the text: it has to fit.
-    if (watched.runner().policy().positions() == PositionMode::kOriginal && tokens > setting.context) continue;
+    if (watched.runner().policy().traits().positions == PositionMode::kOriginal && tokens > setting.context) continue;
     const std::vector<float> got = watched.run(text);
     const auto want = reference.logits(text.tokens, [&](int layer, int row, int head) -> const RowView& {
       return watched

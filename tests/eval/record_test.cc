@@ -134,7 +134,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
     if (info->evaluation_only) continue;
     const auto made = make_policy(info->name);
     ASSERT_TRUE(made.ok());
-    if (!(*made)->by_table()) continue;
+    if (!(*made)->traits().compacts) continue;
     ++by_table;
     if (kSmallOfPrompts.contains(info->name)) continue;
     ASSERT_TRUE(kSmall.contains(info->name)) << "no small '" << info->name << "' to test with";
@@ -147,7 +147,7 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
         const auto [result, trace] = record(kTokens, options);
         ASSERT_NE(trace, nullptr);
         EXPECT_EQ(replayed(*trace, policy, options), result.final);
-        EXPECT_EQ(result.by_head, (*make_policy(policy))->scope() == PolicyScope::kHead);
+        EXPECT_EQ(result.by_head, (*make_policy(policy))->traits().scope == PolicyScope::kHead);
         ASSERT_EQ(result.final.size(), static_cast<std::size_t>(kRecordedModel.layers));
         for (const auto& tables : result.final) {
           ASSERT_EQ(tables.size(), static_cast<std::size_t>(result.by_head ? kRecordedModel.kv_heads : 1));

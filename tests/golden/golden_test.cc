@@ -153,7 +153,7 @@ TEST_P(Golden, BitsAreThoseOfTheFile) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::Values("generic", "avx512"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& table) { return table.param; });
 
 }  // namespace
 }  // namespace kvasir::test

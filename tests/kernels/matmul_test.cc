@@ -232,6 +232,31 @@ TEST_P(MatmulTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
   }
 }
 
+// Each number of rows is computed by tiles of its own; the inputs are more than one chunk of them.
+TEST_P(MatmulTest, EveryNumberOfRowsGivesTheBitsOfEachRowAlone) {
+  constexpr int kMostRows = 33;
+  constexpr int kOutputs = 16 * 13 + 5;
+  Random random(9);
+  for (const DType type : all_dtypes()) {
+    const int inputs = whole_blocks(type, 300);
+    const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
+    const std::vector<float> x = random.floats(static_cast<std::size_t>(2 * kMostRows * inputs));
+    std::vector<float> alone;
+    for (int r = 0; r < 2 * kMostRows; ++r) {
+      const std::vector<float> one = multiply(table(), matrix, Rows(table(), type, x, inputs, r, 1));
+      alone.insert(alone.end(), one.begin(), one.end());
+    }
+    for (int rows = 1; rows <= kMostRows; ++rows) {
+      const int first = random.below(kMostRows);
+      const std::vector<float> together = multiply(table(), matrix, Rows(table(), type, x, inputs, first, rows));
+      for (int r = 0; r < rows; ++r)
+        ASSERT_TRUE(same_bits(together.data() + static_cast<std::ptrdiff_t>(r) * kOutputs,
+                              alone.data() + static_cast<std::ptrdiff_t>(first + r) * kOutputs, kOutputs))
+            << describe(type, kOutputs, inputs, rows) << ", row " << r;
+    }
+  }
+}
+
 TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
   constexpr int kOutputs = 16 * 20 + 5;
   Random random(5);

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/cpu_page_store.h"
+#include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 #include "kv/table.h"
 
@@ -14,18 +17,26 @@ namespace {
 constexpr KvPageShape kShape{.head_dim = 4, .slots = 16, .type = KvType::kF16};
 constexpr std::uint64_t kCost = 2 * 4 * 16 * 2 + 8;  // keys and values, reference count and place in the free list
 
-std::unique_ptr<PagePool> make_pool(MemoryBudget* budget, Backing backing = Backing::kMemory) {
-  auto pool = PagePool::create(kShape, budget, backing);
+std::unique_ptr<PagePool> make_pool(MemoryBudget* budget, PageStore* store = nullptr) {
+  auto pool = PagePool::create(kShape, budget, store);
   EXPECT_TRUE(pool.ok()) << pool.status().message();
   return std::move(*pool);
 }
 
-bool is_zero(const PagePool& pool, PageId page) {
-  const std::byte* data = pool.data(page);
-  for (std::size_t i = 0; i < pool.shape().page_bytes(); ++i)
-    if (data[i] != std::byte{0}) return false;
-  return true;
-}
+class PagesTest : public ::testing::Test {
+ protected:
+  PagesTest() : budget_(8 * kCost), pool_(make_pool(&budget_, &store_)) {}
+
+  bool is_zero(PageId page) const {
+    const std::byte* data = store_.data(page);
+    return std::all_of(data, data + kShape.page_bytes(), [](std::byte b) { return b == std::byte{0}; });
+  }
+
+  ThreadPool threads_{1};
+  CpuPageStore store_{kShape, &generic_kernels(), &threads_, {1.0, 0.1}};
+  MemoryBudget budget_;
+  std::unique_ptr<PagePool> pool_;
+};
 
 TEST(KvPageShape, BytesFollowTheFormula) {
   for (const int slots : {16, 32, 64})
@@ -68,7 +79,7 @@ TEST(PagePool, HoldsAsManyPagesAsTheBudgetPaysFor) {
       MemoryBudget budget(pages * kCost - (short_by_one ? 1 : 0));
       const std::uint64_t fit = pages - (short_by_one ? 1 : 0);
       if (fit == 0) {
-        const auto refused = PagePool::create(kShape, &budget, Backing::kMemory);
+        const auto refused = PagePool::create(kShape, &budget, nullptr);
         ASSERT_FALSE(refused.ok());
         EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
         continue;
@@ -147,35 +158,47 @@ TEST(PagePool, APageReturnsWithItsLastReference) {
   pool->check_invariants();
 }
 
-TEST(PagePool, FreshAndRecycledPagesAreZero) {
-  MemoryBudget budget(8 * kCost);
-  const auto pool = make_pool(&budget);
+TEST_F(PagesTest, FreshAndRecycledOnesAreZero) {
   for (int round = 0; round < 3; ++round) {
     std::vector<PageId> pages(5 + static_cast<std::size_t>(round));
-    ASSERT_TRUE(pool->try_allocate(pages));
+    ASSERT_TRUE(pool_->try_allocate(pages));
     for (const PageId page : pages) {
-      EXPECT_TRUE(is_zero(*pool, page));
-      std::memset(pool->data(page), 0xff, pool->shape().page_bytes());
+      EXPECT_TRUE(is_zero(page));
+      std::memset(store_.data(page), 0xff, kShape.page_bytes());
     }
-    for (const PageId page : pages) pool->release(page);
+    for (const PageId page : pages) pool_->release(page);
   }
 }
 
-TEST(PagePool, PagesDoNotOverlap) {
-  MemoryBudget budget(8 * kCost);
-  const auto pool = make_pool(&budget);
+TEST_F(PagesTest, DoNotOverlap) {
   std::vector<PageId> pages(8);
-  ASSERT_TRUE(pool->try_allocate(pages));
+  ASSERT_TRUE(pool_->try_allocate(pages));
   for (std::size_t i = 0; i < pages.size(); ++i)
-    std::memset(pool->data(pages[i]), static_cast<int>(i + 1), pool->shape().page_bytes());
+    std::memset(store_.data(pages[i]), static_cast<int>(i + 1), kShape.page_bytes());
   for (std::size_t i = 0; i < pages.size(); ++i)
-    for (std::size_t b = 0; b < pool->shape().page_bytes(); ++b)
-      ASSERT_EQ(pool->data(pages[i])[b], static_cast<std::byte>(i + 1));
+    for (std::size_t b = 0; b < kShape.page_bytes(); ++b)
+      ASSERT_EQ(store_.data(pages[i])[b], static_cast<std::byte>(i + 1));
 }
 
-TEST(PagePool, WithoutBackingCountsTheSame) {
+TEST_F(PagesTest, AreReadAndWrittenWhole) {
+  std::vector<PageId> pages(2);
+  ASSERT_TRUE(pool_->try_allocate(pages));
+  std::vector<std::byte> in(kShape.page_bytes()), out(kShape.page_bytes());
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7 + 1);
+  store_.write(pages[1], in);
+  store_.read(pages[1], out);
+  EXPECT_EQ(out, in);
+  EXPECT_TRUE(is_zero(pages[0]));
+  store_.copy(std::span(pages).subspan(1), std::span(pages).first(1));
+  store_.clear(std::span(pages).subspan(1));
+  store_.read(pages[0], out);
+  EXPECT_EQ(out, in);
+  EXPECT_TRUE(is_zero(pages[1]));
+}
+
+TEST(PagePool, WithoutAStoreCountsTheSame) {
   MemoryBudget budget(std::uint64_t{1} << 40);  // far more than any machine of today holds
-  const auto pool = make_pool(&budget, Backing::kNone);
+  const auto pool = make_pool(&budget);
   EXPECT_EQ(pool->capacity(), std::min<std::uint64_t>((std::uint64_t{1} << 40) / kCost, UINT32_MAX));
   std::vector<PageId> pages(1000);
   ASSERT_TRUE(pool->try_allocate(pages));
@@ -187,35 +210,37 @@ TEST(PagePool, WithoutBackingCountsTheSame) {
 // A cache whose budget is short by one byte of what a sequence needs refuses exactly the token that needs it.
 TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
   const KvCacheShape shape{.layers = 3, .kv_heads = 2, .page = {.head_dim = 4, .slots = 16, .type = KvType::kF16}};
-  const std::uint64_t column = KvCache::column_cost(shape);
-  EXPECT_EQ(column, 6 * kCost + 6 * sizeof(PageId) + sizeof(LaneGroup::Column));
-  EXPECT_FALSE(KvCache::create(shape, column - 1).ok());
+  const auto cost = [&](std::uint64_t columns) { return KvCache::cost(shape, {}, static_cast<std::int64_t>(columns)); };
+  for (const std::int64_t columns : {1, 2, 20})
+    EXPECT_EQ(cost(static_cast<std::uint64_t>(columns)),
+              static_cast<std::uint64_t>(columns) * 6 * kCost + PageTable::bytes_at(6, 16, {}, columns));
+  EXPECT_FALSE(KvCache::create(shape, cost(1) - 1).ok());
   for (std::uint64_t columns = 1; columns <= 20; ++columns)
     for (const int step : {1, 5, 16, 40}) {
       for (const std::uint64_t missing : {0, 1}) {
-        const std::uint64_t bytes = columns * column - missing;
-        if (bytes < column) continue;
+        const std::uint64_t bytes = cost(columns) - missing;
+        if (bytes < cost(1)) continue;
         auto cache = KvCache::create(shape, bytes);
         ASSERT_TRUE(cache.ok());
         KvSequence sequence = (*cache)->new_sequence();
-        LaneGroup& group = sequence.group();
+        PageTable& table = sequence.only_table();
         const KvSequence* all[] = {&sequence};
         const TokenIndex fits = static_cast<TokenIndex>(columns - missing) * 16;
         for (;;) {
-          const std::string before = test::dump(group) + test::dump((*cache)->pool(), (*cache)->budget());
-          const auto plan = group.plan_append(step);
+          const std::string before = test::dump(table) + test::dump((*cache)->pool(), (*cache)->budget());
+          const auto plan = table.plan_append(step);
           const std::uint64_t used = (*cache)->budget().used();
-          const Status status = group.append(step);
+          const Status status = table.append(step);
           (*cache)->check_invariants(all);
           if (status.ok()) {
             ASSERT_EQ((*cache)->budget().used(), used + plan.bytes);
-            ASSERT_LE(group.next_id(), fits);
+            ASSERT_LE(table.next_index(), fits);
             continue;
           }
           ASSERT_EQ(status.code(), StatusCode::kResourceExhausted);
-          ASSERT_NE(status.message().find("--kv-memory"), std::string::npos);
-          ASSERT_EQ(test::dump(group) + test::dump((*cache)->pool(), (*cache)->budget()), before);
-          ASSERT_GT(group.next_id() + step, fits);
+          ASSERT_EQ(status.settings(), (std::vector<std::string_view>{"kv_memory", "policy"}));
+          ASSERT_EQ(test::dump(table) + test::dump((*cache)->pool(), (*cache)->budget()), before);
+          ASSERT_GT(table.next_index() + step, fits);
           break;
         }
       }
@@ -224,16 +249,16 @@ TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
 
 TEST(KvCache, EverythingReturnsWithTheLastSequence) {
   const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
-  auto cache = KvCache::create(shape, 10 * KvCache::column_cost(shape));
+  auto cache = KvCache::create(shape, 2 * KvCache::cost(shape, {}, 10));
   ASSERT_TRUE(cache.ok());
   {
     KvSequence a = (*cache)->new_sequence();
-    ASSERT_TRUE(a.group().append(70).ok());
+    ASSERT_TRUE(a.only_table().append(70).ok());
     auto b = (*cache)->fork(a);
     ASSERT_TRUE(b.ok());
     KvSequence moved = std::move(a);
     a = (*cache)->new_sequence();
-    ASSERT_TRUE(moved.group().append(1).ok());
+    ASSERT_TRUE(moved.only_table().append(1).ok());
     EXPECT_EQ((*cache)->pool().in_use(), 2u * 6u);  // five columns, the open one twice
   }
   EXPECT_EQ((*cache)->pool().in_use(), 0u);

@@ -1,9 +1,8 @@
-// What a lane group's table says, read token by token.
+// What a page table says, read token by token.
 #pragma once
 
 #include <fmt/core.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -16,48 +15,57 @@ struct LiveToken {
   Position position = 0;
   int frame = 0;
   int slot = 0;
-  const LaneGroup::Column* column = nullptr;
+  std::uint32_t column = 0;
 };
 
-inline std::vector<LiveToken> live_tokens(const LaneGroup& group) {
+inline std::vector<LiveToken> live_tokens(const PageTable& table) {
   std::vector<LiveToken> tokens;
-  for (int run = 0; run < group.runs(); ++run)
-    for (const LaneGroup::Column* column = group.first_column(run); column != nullptr; column = column->next)
+  for (std::size_t f = 0; f < table.frames().size(); ++f) {
+    const PageTable::Frame& frame = table.frames()[f];
+    for (const PageEntry& entry : table.entries_of(frame))
       for (int slot = 0; slot < 64; ++slot)
-        for (int e = 0; e < column->entry_count; ++e) {
-          const LaneGroup::Entry& entry = column->entries[static_cast<std::size_t>(e)];
-          if ((entry.live >> slot & 1) == 0) continue;
-          const LaneGroup::Frame& frame = group.frames()[static_cast<std::size_t>(entry.frame)];
-          const Position position = group.stored_rotation(*column, slot, frame) + frame.origin;
-          tokens.push_back({column->id(slot), position, entry.frame, slot, column});
-        }
+        if ((entry.live >> slot & 1) != 0)
+          tokens.push_back({table.index(entry.column, slot),
+                            table.stored_rotation(entry.column, slot, frame) + frame.origin, static_cast<int>(f), slot,
+                            entry.column});
+  }
   std::stable_sort(tokens.begin(), tokens.end(), [](const LiveToken& a, const LiveToken& b) { return a.id < b.id; });
   return tokens;
 }
 
-inline std::vector<TokenIndex> retained_ids(const LaneGroup& group) {
+inline std::vector<TokenIndex> retained_ids(const PageTable& table) {
   std::vector<TokenIndex> ids;
-  for (const LiveToken& token : live_tokens(group)) ids.push_back(token.id);
+  for (const LiveToken& token : live_tokens(table)) ids.push_back(token.id);
   return ids;
 }
 
+// The columns of a run that entries refer to, oldest first.
+inline std::vector<std::uint32_t> columns_of(const PageTable& table, int run = 0) {
+  std::vector<std::uint32_t> columns;
+  for (const PageTable::Frame& frame : table.frames())
+    for (const PageEntry& entry : table.entries_of(frame))
+      if (frame.run == run && (columns.empty() || columns.back() != entry.column)) columns.push_back(entry.column);
+  return columns;
+}
+
 // Everything that an operation could leave a trace in, as text.
-inline std::string dump(const LaneGroup& group) {
-  std::string text = fmt::format("next {} length {} columns {}\n", group.next_id(), group.length(), group.columns());
-  for (const LaneGroup::Frame& frame : group.frames())
-    text += fmt::format("frame {} {}\n", frame.origin, frame.rotation);
-  for (int run = 0; run < group.runs(); ++run)
-    for (const LaneGroup::Column* column = group.first_column(run); column != nullptr; column = column->next) {
-      text += fmt::format("run {} column {} base {} first {} used {}:", run, column->ordinal, column->base,
-                          column->first, column->used);
-      for (int e = 0; e < column->entry_count; ++e)
-        text += fmt::format(" {:x}/{}", column->entries[static_cast<std::size_t>(e)].live,
-                            column->entries[static_cast<std::size_t>(e)].frame);
-      for (const PageId page : column->pages) text += fmt::format(" p{}", static_cast<std::uint32_t>(page));
-      for (int slot = 0; column->id_offset != nullptr && slot < column->used; ++slot)
-        text += fmt::format(" {}", column->id(slot));
-      text += '\n';
+inline std::string dump(const PageTable& table) {
+  std::string text = fmt::format("next {} length {} columns {} dead {}\n", table.next_index(), table.length(),
+                                 table.columns(), table.dead_slots());
+  for (const PageTable::Frame& frame : table.frames()) {
+    text += fmt::format("frame {} {} run {} tokens {}:", frame.origin, frame.rotation, frame.run, frame.tokens);
+    for (const PageEntry& entry : table.entries_of(frame)) {
+      const PageTable::Column& column = table.column(entry.column);
+      text += fmt::format(" [{} {:x} base {} first {} used {}", entry.ordinal, entry.live, column.base, column.first,
+                          column.used);
+      for (const PageId page : table.pages_of(entry.column))
+        text += fmt::format(" p{}", static_cast<std::uint32_t>(page));
+      for (int slot = 0; table.lists() && slot < column.used; ++slot)
+        text += fmt::format(" {}", table.index(entry.column, slot));
+      text += ']';
     }
+    text += '\n';
+  }
   return text;
 }
 

@@ -30,8 +30,7 @@ TEST(Fork, BothBranchesEqualFreshRuns) {
     all_logits(*trunk, prompt, 64);
     auto branch = trunk->fork();
     ASSERT_TRUE(branch.ok()) << branch.status().message();
-    EXPECT_EQ(trunk->sequence().group().first_column()->pages[0],
-              (*branch)->sequence().group().first_column()->pages[0])
+    EXPECT_EQ(trunk->sequence().only_table().pages().front(), (*branch)->sequence().only_table().pages().front())
         << "nothing is shared";
     const auto in_branch = continue_with(**branch, 2);
     const auto in_trunk = continue_with(*trunk, 3);
@@ -68,8 +67,7 @@ TEST(Fork, RefusedPassesLeaveNoTrace) {
   const auto want_more = all_logits(*fresh, more, 16);
   int refused = 0;
   for (int columns = 9; columns < 22; ++columns) {
-    const auto runner =
-        new_runner(model, policy, KvCache::column_cost(model->kv_shape) * static_cast<std::uint64_t>(columns));
+    const auto runner = new_runner(model, policy, KvCache::cost(model->kv_shape, {}, columns));
     all_logits(*runner, prompt, 16);
     const auto branch = runner->fork();
     if (!branch.ok()) continue;
@@ -81,8 +79,14 @@ TEST(Fork, RefusedPassesLeaveNoTrace) {
         });
     refused += status.ok() ? 0 : 1;
     const auto rows = static_cast<std::int64_t>(got.size() / 320);
-    EXPECT_EQ((*branch)->sequence().group().next_id(), 300 + rows) << "tokens entered whose logits were never given";
-    EXPECT_EQ((*branch)->policy().dropped().end - 4, 300 + rows - (*branch)->sequence().group().length());
+    EXPECT_EQ((*branch)->sequence().only_table().next_index(), 300 + rows)
+        << "tokens entered whose logits were never given";
+    std::vector<IndexRange> held;
+    (*branch)->policy().retained(0, 0, held);
+    std::int64_t length = 0;
+    for (const IndexRange& range : held) length += range.size();
+    EXPECT_EQ((*branch)->policy().seen(), 300 + rows);
+    EXPECT_EQ(length, (*branch)->sequence().only_table().length());
     EXPECT_TRUE(got.empty() || std::memcmp(got.data(), want_more.data(), got.size() * sizeof(float)) == 0);
     EXPECT_TRUE(status.ok() || status.code() == StatusCode::kResourceExhausted);
   }

@@ -7,6 +7,8 @@
 #include <map>
 #include <tuple>
 
+#include "kv/describe_table.h"
+#include "kv/table.h"
 #include "support/engine_fixture.h"
 #include "support/families.h"
 
@@ -28,11 +30,8 @@ class StreamingTest : public ::testing::Test {
     const auto model = load(file_->path(), options);
     const auto runner = new_runner(model, policy);
     std::vector<float> logits = all_logits(*runner, tokens, chunk);
-    kept_.clear();
-    for (const auto* column = runner->sequence().group().first_column(); column != nullptr; column = column->next)
-      for (int s = 0; s < column->used; ++s)
-        if (LaneGroup::live_behind(*column, 0) >> s & 1) kept_.push_back(column->first + s);
-    frames_ = static_cast<int>(runner->sequence().group().frames().size());
+    kept_ = retained_ids(runner->sequence().only_table());
+    frames_ = static_cast<int>(runner->sequence().only_table().frames().size());
     return logits;
   }
 
@@ -259,9 +258,10 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
   spec.dtype = GetParam();
   const TemporaryFile file(make_random_model(spec));
   const auto model = load(file.path());
-  auto created = KvCache::create(model->kv_shape, std::uint64_t{1} << 28);
+  auto created = new_cache(model, std::uint64_t{1} << 28);
   ASSERT_TRUE(created.ok());
   KvCache& cache = **created;
+  PageStore* store = model->store_of(cache);
   const auto prompt = random_tokens(90, spec.vocab, 1);
   const TokenId last = 17;
 
@@ -269,25 +269,26 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
   const auto logits_with = [&](int beside) {
     KvSequence own = cache.new_sequence();
     KvSequence other = cache.new_sequence();
-    AttentionView own_view;
-    AttentionView other_view;
-    const auto none = [](int n) { return std::vector<IndexRange>(static_cast<std::size_t>(n)); };
-    EXPECT_TRUE(own.group().append(90).ok());
-    own_view.build(own.group(), none(90));
-    ForwardItem item{prompt, {&own_view, 1}, 0};
-    model->transformer->forward(cache.pool(), {&item, 1});
+    const auto add = [](KvSequence& sequence, std::span<const TokenId> tokens, int logits, Batch* batch) {
+      EXPECT_TRUE(sequence.append(static_cast<int>(tokens.size())).ok());
+      BatchSequence part;
+      part.first_row = batch->rows();
+      part.rows = static_cast<int>(tokens.size());
+      part.first_table = batch->tables.size();
+      part.logits = logits;
+      batch->sequences.push_back(part);
+      batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.end());
+      describe_table(sequence.only_table(), std::vector<IndexRange>(tokens.size()), 0, &batch->tables.emplace_back());
+    };
+    Batch first;
+    add(own, prompt, 0, &first);
+    model->transformer->forward({&first, store});
 
-    EXPECT_TRUE(own.group().append(1).ok());
-    own_view.build(own.group(), none(1));
-    std::vector<ForwardItem> items;
-    const auto others = random_tokens(beside, spec.vocab, 2);
-    if (beside > 0) {
-      EXPECT_TRUE(other.group().append(beside).ok());
-      other_view.build(other.group(), none(beside));
-      items.push_back({others, {&other_view, 1}, 1});
-    }
-    items.push_back({{&last, 1}, {&own_view, 1}, 1});
-    const auto logits = model->transformer->forward(cache.pool(), items);
+    Batch batch;
+    if (beside > 0) add(other, random_tokens(beside, spec.vocab, 2), 1, &batch);
+    add(own, {&last, 1}, 1, &batch);
+    const auto logits = model->transformer->forward({&batch, store});
+    EXPECT_EQ(logits.size(), static_cast<std::size_t>(spec.vocab) * (beside > 0 ? 2 : 1));
     const auto own_logits = logits.last(static_cast<std::size_t>(spec.vocab));
     return std::vector<float>(own_logits.begin(), own_logits.end());
   };

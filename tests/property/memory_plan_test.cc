@@ -6,6 +6,8 @@
 
 #include <random>
 
+#include "backend/cpu/cpu_page_store.h"
+#include "kernels/kernels.h"
 #include "retention/naive.h"
 
 namespace kvasir {
@@ -18,17 +20,21 @@ struct Outcome {
   std::int64_t tokens_seen_max = 0;
 };
 
+enum class Bytes { kNone, kStored };  // of pages
+
 // Sequences side by side, each pass of all before the drops of any.
 Outcome run(const KvCacheShape& shape, const std::string& spec, const MemoryRequest& request, std::uint64_t budget,
-            Backing backing) {
+            Bytes bytes) {
   Outcome outcome;
-  auto cache = KvCache::create(shape, budget, backing);
+  ThreadPool threads(1);
+  CpuPageStore store(shape.page, &generic_kernels(), &threads, {1.0, 0.1});
+  auto cache = KvCache::create(shape, budget, bytes == Bytes::kStored ? &store : nullptr);
   if (!cache.ok()) return outcome;
   std::vector<KvSequence> sequences;
   std::vector<std::unique_ptr<RetentionPolicy>> policies;
   for (int s = 0; s < request.sequences; ++s) {
-    sequences.push_back((*cache)->new_sequence());
     policies.push_back(test::policy_of(spec));
+    sequences.push_back((*cache)->new_sequence(sequence_layout(*policies.back())));
   }
   for (std::int64_t done = 0; done < request.tokens;) {
     // The grid of the engine: prompts end their passes at multiples of the chunk, what follows comes singly.
@@ -37,17 +43,19 @@ Outcome run(const KvCacheShape& shape, const std::string& spec, const MemoryRequ
       want = std::min({request.chunk - done % request.chunk, request.prompt - done, request.tokens - done});
     int rows = 0;
     for (std::size_t s = 0; s < sequences.size(); ++s) {
-      rows = plan_pass(*policies[s], static_cast<int>(want)).rows;
-      const Status status = sequences[s].group().append(rows);
+      rows = test::plan_pass(*policies[s], static_cast<int>(want)).rows;
+      const Status status = sequences[s].only_table().append(rows);
       if (!status.ok()) {
         EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
         return outcome;
       }
-      outcome.tokens_seen_max = std::max(outcome.tokens_seen_max, sequences[s].group().length());
+      outcome.tokens_seen_max = std::max(outcome.tokens_seen_max, sequences[s].only_table().length());
     }
     done += rows;
-    for (std::size_t s = 0; s < sequences.size(); ++s)
-      EXPECT_TRUE(sequences[s].group().drop(policies[s]->dropped(), policies[s]->realign()).ok());
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      const KeepPlan plan = test::end_chunk(*policies[s], rows);
+      EXPECT_TRUE(sequences[s].only_table().apply(plan).ok());
+    }
   }
   outcome.fits = true;
   outcome.peak = (*cache)->budget().peak();
@@ -55,21 +63,21 @@ Outcome run(const KvCacheShape& shape, const std::string& spec, const MemoryRequ
   return outcome;
 }
 
-void expect_exact(const KvCacheShape& shape, const std::string& spec, const MemoryRequest& request, Backing backing) {
+void expect_exact(const KvCacheShape& shape, const std::string& spec, const MemoryRequest& request, Bytes stored) {
   SCOPED_TRACE(fmt::format("{} slots {} tokens {} prompt {} chunk {} sequences {}", spec, shape.page.slots,
                            request.tokens, request.prompt, request.chunk, request.sequences));
   const KvMemory plan = plan_kv_memory(shape, *test::policy_of(spec), request);
   EXPECT_EQ(plan.page_bytes, shape.page.page_bytes());
   EXPECT_EQ(plan.bytes, plan.pages * plan.page_bytes + plan.table_bytes);
-  const Outcome roomy = run(shape, spec, request, 2 * plan.bytes + 1000000, backing);
+  const Outcome roomy = run(shape, spec, request, 2 * plan.bytes + 1000000, stored);
   ASSERT_TRUE(roomy.fits);
   EXPECT_EQ(roomy.peak, plan.bytes);
   EXPECT_EQ(roomy.pages, plan.pages);
   EXPECT_EQ(roomy.tokens_seen_max, plan.tokens_seen_max);
-  const Outcome exact = run(shape, spec, request, plan.bytes, backing);
+  const Outcome exact = run(shape, spec, request, plan.bytes, stored);
   EXPECT_TRUE(exact.fits);
   EXPECT_EQ(exact.peak, plan.bytes);
-  EXPECT_FALSE(run(shape, spec, request, plan.bytes - 1, backing).fits);
+  EXPECT_FALSE(run(shape, spec, request, plan.bytes - 1, stored).fits);
 }
 
 KvCacheShape shape_of(int slots, KvType type = KvType::kF16) {
@@ -95,14 +103,14 @@ TEST(MemoryPlan, EqualsThePeakOfARealCacheToTheByte) {
       for (const int chunk : {1, 7, 64, 512})
         for (const std::int64_t prompt : {0, 1, 300, 1000})
           expect_exact(shape_of(slots), spec, {.tokens = 1000, .prompt = prompt, .chunk = chunk, .sequences = 1},
-                       Backing::kNone);
+                       Bytes::kNone);
 }
 
-TEST(MemoryPlan, EqualsThePeakWithMemoryBehindThePages) {
+TEST(MemoryPlan, EqualsThePeakWithAStoreBehindThePages) {
   for (const char* spec : kSpecs)
     for (const KvType type : {KvType::kF32, KvType::kF16})
       expect_exact(shape_of(32, type), spec, {.tokens = 700, .prompt = 450, .chunk = 64, .sequences = 3},
-                   Backing::kMemory);
+                   Bytes::kStored);
 }
 
 TEST(MemoryPlan, RandomRequests) {
@@ -117,7 +125,7 @@ TEST(MemoryPlan, RandomRequests) {
     const std::string spec = fmt::format("streaming:sinks={},window={},every={},slack={},max_drop={}{}",
                                          draw(0, 1) * draw(0, 70), draw(1, 300), draw(1, 200), draw(0, 1) * draw(0, 50),
                                          draw(0, 1) * draw(0, 50), draw(0, 2) == 0 ? ",realign=rotate" : "");
-    expect_exact(shape_of(16 << draw(0, 2)), spec, request, Backing::kNone);
+    expect_exact(shape_of(16 << draw(0, 2)), spec, request, Bytes::kNone);
   }
 }
 
@@ -126,8 +134,8 @@ TEST(MemoryPlan, LongStreams) {
   const MemoryRequest prompts{.tokens = 150000, .prompt = 150000, .chunk = 512, .sequences = 1};
   for (const char* spec :
        {"streaming", "streaming:window=1000,every=64", "window:size=777", "streaming:cap=4096,every=256"}) {
-    expect_exact(shape_of(32), spec, prompts, Backing::kNone);
-    expect_exact(shape_of(32), spec, {.tokens = 150000, .prompt = 1000, .chunk = 512, .sequences = 1}, Backing::kNone);
+    expect_exact(shape_of(32), spec, prompts, Bytes::kNone);
+    expect_exact(shape_of(32), spec, {.tokens = 150000, .prompt = 1000, .chunk = 512, .sequences = 1}, Bytes::kNone);
   }
 }
 
@@ -160,7 +168,7 @@ TEST(MemoryPlan, LongPeriods) {
   for (const char* spec : {"streaming:sinks=4,window=1342,every=1026", "streaming:sinks=3,window=2197,every=1022"})
     for (const int slots : {16, 32})
       expect_exact(shape_of(slots), spec, {.tokens = 300000, .prompt = 300000, .chunk = 512, .sequences = 1},
-                   Backing::kNone);
+                   Bytes::kNone);
 }
 
 TEST(MemoryPlan, FullFollowsTheClosedFormula) {
@@ -174,8 +182,9 @@ TEST(MemoryPlan, FullFollowsTheClosedFormula) {
           EXPECT_EQ(plan.pages, 5 * 3 * 2 * columns);
           EXPECT_EQ(plan.page_bytes, 2u * 8u * static_cast<unsigned>(slots) * (type == KvType::kF32 ? 4u : 2u));
           EXPECT_EQ(plan.tokens_seen_max, tokens);
-          // Beside the pages: 12 bytes per page, and one column record per column.
-          EXPECT_EQ(plan.table_bytes, plan.pages * 12 + 5 * columns * sizeof(LaneGroup::Column));
+          // Beside the pages: 8 bytes per page, and the arrays of one table per sequence.
+          EXPECT_EQ(plan.table_bytes,
+                    plan.pages * 8 + 5 * PageTable::bytes_at(6, slots, {}, static_cast<std::int64_t>(columns)));
         }
 }
 
@@ -212,7 +221,7 @@ TEST(MemoryPlan, APlanOfPromptsCoversEveryMixture) {
 TEST(MemoryPlan, PlanningDoesNotChangeThePolicy) {
   const auto policy = test::policy_of("streaming:window=20");
   plan_kv_memory(shape_of(16), *policy, {500, 500, 64, 1});
-  EXPECT_TRUE(policy->dropped().empty());
+  EXPECT_EQ(policy->seen(), 0);
 }
 
 }  // namespace

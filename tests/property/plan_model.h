@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
-#include "kv/lane_group.h"
+#include "kv/page_table.h"
+#include "kv/table.h"
 
 namespace kvasir::test {
 
@@ -27,6 +29,7 @@ struct PlanModel {
   TokenIndex next = 0;
   TokenIndex planned = 0;  // tokens from here on have not been through a plan
   bool original = false;
+  int most_columns = 0;  // there ever were
 };
 
 inline constexpr int kHeadDim = 6;
@@ -48,9 +51,10 @@ class Content {
     return static_cast<float>(static_cast<double>(x >> 11) * 0x1p-52 - 1.0);
   }
 
+  // The slowest still turns by far more than any rounding for one position.
+  static constexpr std::array<double, kPairs> kFrequencies = {1.0, 0.21, 0.043};
+
   const Turns& turns(Position position) {
-    // The slowest still turns by far more than any rounding for one position.
-    constexpr std::array<double, kPairs> kFrequencies = {1.0, 0.21, 0.043};
     const auto [at, added] = turns_.try_emplace(position);
     for (std::size_t i = 0; added && i < kPairs; ++i) {
       const double angle = static_cast<double>(position) * kFrequencies[i];
@@ -79,17 +83,19 @@ class Content {
 // What a single run's columns would be if some tokens were masked, and whether that asks for compaction.
 struct MaskedColumns {
   struct Part {
+    std::uint32_t column = 0;
     Position base = 0;
     int used = 0;
     SlotMask live = 0;
   };
   std::vector<Part> parts;
 
-  MaskedColumns(const LaneGroup& group, const std::vector<TokenIndex>& drop) {
-    for (const LaneGroup::Column* column = group.first_column(); column != nullptr; column = column->next) {
-      Part part{column->base, column->used, 0};
-      for (int s = 0; s < column->used; ++s)
-        if ((LaneGroup::live_slots(*column) >> s & 1) != 0 && !std::ranges::binary_search(drop, column->id(s)))
+  MaskedColumns(const PageTable& table, const std::vector<TokenIndex>& drop) {
+    for (const std::uint32_t c : columns_of(table)) {
+      const PageTable::Column& column = table.column(c);
+      Part part{c, column.base, column.used, 0};
+      for (int s = 0; s < column.used; ++s)
+        if ((column.live >> s & 1) != 0 && !std::ranges::binary_search(drop, table.index(c, s)))
           part.live |= SlotMask{1} << s;
       if (part.live != 0) parts.push_back(part);
     }
@@ -126,9 +132,29 @@ struct MaskedColumns {
       entries += own;
       most = std::max(most, own);
     }
-    if (frames > LaneGroup::kMaxFrames) return "frames";
-    if (most > LaneGroup::kMaxColumnEntries) return "column entries";
+    if (frames > PageTable::kMaxFrames) return "frames";
+    if (most > PageTable::kMaxColumnEntries) return "column entries";
     return entries > 2 * static_cast<std::int64_t>(parts.size()) ? "entries" : "";
+  }
+
+  // The columns into which compaction writes: those where some slot comes to hold another key or value. `to_original`:
+  // the positions that keys have afterwards.
+  std::set<std::uint32_t> written_by_compaction(const PageTable& table, int slots, bool to_original) const {
+    std::set<std::uint32_t> written;
+    std::size_t at = 0;  // of the tokens that stay
+    Position offset = 0;
+    for (const Part& part : parts)
+      for (int s = 0; s < part.used; ++s) {
+        if ((part.live >> s & 1) == 0) continue;
+        const Position before = table.original_positions() ? table.index(part.column, s) : part.base + s;
+        if (at == 0) offset = before;
+        const Position after = to_original ? before : offset + static_cast<Position>(at);
+        const std::uint32_t to = parts[at / static_cast<std::size_t>(slots)].column;
+        const int to_slot = static_cast<int>(at % static_cast<std::size_t>(slots));
+        if (to != part.column || to_slot != s || after != before) written.insert(to);
+        ++at;
+      }
+    return written;
   }
 };
 

@@ -68,7 +68,7 @@ def layer_differences(want, got):
 
 
 def run_replay(binary, arguments):
-    return subprocess.run([binary, "replay", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([binary, "replay", *arguments], capture_output=True, text=True, timeout=900, check=False)
 
 
 def disagreements(binary, case, trace, file):

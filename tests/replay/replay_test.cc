@@ -33,19 +33,31 @@ class Recorded {
   AttentionTrace trace_;
 };
 
-// What tests make policies of: decides by table; every call can be watched.
+// What tests make policies of: may drop any token; every call can be watched. Replay asks for no state.
 class TestPolicy : public RetentionPolicy {
  public:
-  PolicyScope scope_ = PolicyScope::kLayer;
-  MassReduction reduction_ = MassReduction::kMean;
+  explicit TestPolicy(PolicyScope scope = PolicyScope::kLayer,
+                      std::vector<MassReduction> reductions = {MassReduction::kMean})
+      : RetentionPolicy(
+            {.spec = "test", .scope = scope, .chunk = 256, .reductions = std::move(reductions), .compacts = true}) {}
 
-  std::string spec() const override { return "test"; }
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return nullptr; }
-  int default_chunk() const override { return 256; }
-  PolicyScope scope() const override { return scope_; }
-  MassReduction reduction() const override { return reduction_; }
+  TokenIndex seen() const override { return 0; }
+  void retained(int, int, std::vector<IndexRange>&) const override {}
+  std::int64_t exact_prefix(std::int64_t) const override { return 0; }
+  std::uint64_t state_bytes() const override { return 0; }
+  std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
+  void end_chunk(const PolicyChunk&, int, KeepPlan&) override {}
+
+ private:
+  void save_state(ByteWriter&) const override {}
+  bool restore_state(ByteReader&) override { return false; }
 };
+
+IndexRange only(TokenIndex token) {
+  return {token, token + 1};
+}
 
 ReplayResult replayed(const Recorded& trace, RetentionPolicy& policy, const ReplayOptions& options = {}) {
   auto result = replay(*trace, policy, options, {});
@@ -64,7 +76,9 @@ class LargestMass final : public TestPolicy {
  public:
   explicit LargestMass(std::size_t budget) : budget_(budget) {}
 
-  void observe(const PolicyPass& pass, int, int row, std::span<const double> mass) override {
+  void observe(const PolicyChunk& pass, int, int row, std::span<const std::span<const double>> masses) override {
+    ASSERT_EQ(masses.size(), 1u);
+    const std::span<const double> mass = masses[0];
     EXPECT_EQ(pass.rows, 1);
     EXPECT_EQ(row, 0);
     held_.push_back(pass.first);
@@ -72,11 +86,11 @@ class LargestMass final : public TestPolicy {
     EXPECT_NEAR(std::accumulate(mass.begin(), mass.end(), 0.0), 1, 1e-6) << "normalised anew";
     masses_.emplace_back(mass.begin(), mass.end());
   }
-  void end_pass(const PolicyPass&, int, KeepPlan& plan) override {
+  void end_chunk(const PolicyChunk&, int, KeepPlan& plan) override {
     if (held_.size() <= budget_) return;
     const std::vector<double>& mass = masses_.back();
     const auto least = std::min_element(mass.begin(), mass.end()) - mass.begin();
-    plan.drop.push_back(held_[static_cast<std::size_t>(least)]);
+    plan.drop.push_back(only(held_[static_cast<std::size_t>(least)]));
     held_.erase(held_.begin() + least);
   }
 
@@ -164,15 +178,17 @@ TEST(ReplayTest, APromptChangesNothingForRanges) {
 // Writes every call down, and drops nothing.
 class Watcher final : public TestPolicy {
  public:
+  using TestPolicy::TestPolicy;
   void begin(const TableLayout& layout) override { layout_ = layout; }
-  void observe(const PolicyPass& pass, int table, int row, std::span<const double> mass) override {
-    note("observe", pass, table, row, mass.size());
+  void observe(const PolicyChunk& pass, int table, int row, std::span<const std::span<const double>> masses) override {
+    ASSERT_EQ(masses.size(), 1u);
+    note("observe", pass, table, row, masses[0].size());
   }
-  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
+  void end_chunk(const PolicyChunk& pass, int table, KeepPlan& plan) override {
     EXPECT_TRUE(plan.empty() && plan.held.empty());
     note("end", pass, table, 0, 0);
   }
-  void finish_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
+  void finish_chunk(const PolicyChunk& pass, int table, KeepPlan& plan) override {
     EXPECT_TRUE(plan.empty() && plan.held.empty());
     note("finish", pass, table, 0, 0);
   }
@@ -181,7 +197,7 @@ class Watcher final : public TestPolicy {
   std::vector<std::string> calls_;
 
  private:
-  void note(const std::string& what, const PolicyPass& pass, int table, int row, std::size_t size) {
+  void note(const std::string& what, const PolicyChunk& pass, int table, int row, std::size_t size) {
     calls_.push_back(what + " table " + std::to_string(table) + ": " + std::to_string(pass.first) + "+" +
                      std::to_string(pass.rows) + (pass.prompt ? " prompt " : " ") + std::to_string(pass.prompt_left) +
                      " row " + std::to_string(row) + " on " + std::to_string(size));
@@ -215,15 +231,14 @@ TEST(ReplayTest, FollowsTheProtocol) {
   }
 }
 
-TEST(ReplayTest, ThePromptIsOnePassUnlessChunked) {
+TEST(ReplayTest, ThePromptIsOneChunkUnlessCut) {
   const Recorded trace(1, 1, 5, test::uneven_weight);
   Watcher whole;
   replayed(trace, whole, {.prefill = 4});
   ASSERT_FALSE(whole.calls_.empty());
   EXPECT_EQ(whole.calls_[0], "observe table 0: 0+4 prompt 0 row 0 on 1");
   EXPECT_EQ(whole.calls_.back(), "finish table 0: 4+1 0 row 0 on 0");
-  Watcher none;
-  none.reduction_ = MassReduction::kNone;
+  Watcher none(PolicyScope::kLayer, {});
   replayed(trace, none);
   EXPECT_EQ(none.calls_.size(), 10u) << "no observe";
 }
@@ -231,8 +246,7 @@ TEST(ReplayTest, ThePromptIsOnePassUnlessChunked) {
 TEST(ReplayTest, HeadsAreGrouped) {
   const Recorded trace(2, 6, 2, test::uneven_weight);
   for (const std::int64_t kv_heads : {0, 1, 2, 3, 6}) {
-    Watcher policy;
-    policy.scope_ = PolicyScope::kHead;
+    Watcher policy(PolicyScope::kHead);
     const ReplayResult result = replayed(trace, policy, {.kv_heads = kv_heads});
     const int groups = kv_heads == 0 ? 6 : static_cast<int>(kv_heads);
     EXPECT_TRUE(result.by_head);
@@ -250,15 +264,16 @@ TEST(ReplayTest, HeadsAreGrouped) {
 // Each KV head drops its own: head h of layer l drops token l + h when token 2 + h comes.
 class OwnDrops final : public TestPolicy {
  public:
-  OwnDrops() { scope_ = PolicyScope::kHead; }
+  OwnDrops() : TestPolicy(PolicyScope::kHead, {MassReduction::kSum}) {}
   void begin(const TableLayout& layout) override { per_layer_ = layout.per_layer; }
-  void observe(const PolicyPass& pass, int table, int, std::span<const double> mass) override {
+  void observe(const PolicyChunk& pass, int table, int, std::span<const std::span<const double>> masses) override {
+    const std::span<const double> mass = masses[0];
     if (pass.first == 0 && table == 1) first_mass_ = mass.front();
     last_mass_.assign(mass.begin(), mass.end());
   }
-  void end_pass(const PolicyPass& pass, int table, KeepPlan& plan) override {
+  void end_chunk(const PolicyChunk& pass, int table, KeepPlan& plan) override {
     const int layer = table / per_layer_, head = table % per_layer_;
-    if (pass.first == 2 + head) plan.drop.push_back(layer + head);
+    if (pass.first == 2 + head) plan.drop.push_back(only(layer + head));
   }
   int per_layer_ = 0;
   double first_mass_ = 0;
@@ -268,7 +283,6 @@ class OwnDrops final : public TestPolicy {
 TEST(ReplayTest, FiguresOfHeadsAndLayers) {
   const Recorded trace(2, 4, 4, test::uneven_weight);
   OwnDrops policy;
-  policy.reduction_ = MassReduction::kSum;
   const ReplayResult result = replayed(trace, policy, {.kv_heads = 2});
   EXPECT_NEAR(policy.first_mass_, 2, 1e-6) << "two query heads in each group";
   const auto final_of = [&](std::size_t layer, std::size_t head) { return result.layers[layer].tables[head].final; };
@@ -298,20 +312,20 @@ TEST(ReplayTest, FiguresOfHeadsAndLayers) {
 class LastTokens final : public TestPolicy {
  public:
   LastTokens(std::int64_t budget, bool tells) : budget_(budget), tells_(tells) {}
-  void end_pass(const PolicyPass& pass, int, KeepPlan& plan) override {
+  void end_chunk(const PolicyChunk& pass, int, KeepPlan& plan) override {
     for (int row = 0; row < pass.rows; ++row) {
       held_.push_back(pass.first + row);
       if (static_cast<std::int64_t>(held_.size()) > budget_) {
-        plan.drop.push_back(held_.front());
+        plan.drop.push_back(only(held_.front()));
         held_.erase(held_.begin());
       }
       if (tells_) plan.held.push_back(static_cast<std::int64_t>(held_.size()));
     }
   }
   // Once, a second opinion.
-  void finish_pass(const PolicyPass& pass, int, KeepPlan& plan) override {
+  void finish_chunk(const PolicyChunk& pass, int, KeepPlan& plan) override {
     if (pass.first != finish_at_) return;
-    plan.drop.push_back(held_.front());
+    plan.drop.push_back(only(held_.front()));
     held_.erase(held_.begin());
   }
   TokenIndex finish_at_ = -1;

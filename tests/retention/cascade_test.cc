@@ -145,10 +145,10 @@ TEST(Cascade, ALongStreamReachesTheLastSubCache) {
 }
 
 TEST(Cascade, MassesOfHeadsAreReducedAsAsked) {
-  EXPECT_EQ(test::policy_of_tables("cascade")->reduction(), MassReduction::kMean);
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=sum")->reduction(), MassReduction::kSum);
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=max")->reduction(), MassReduction::kMax);
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=median")->reduction(), MassReduction::kMedian);
+  EXPECT_EQ(test::policy_of_tables("cascade")->traits().reductions, std::vector{MassReduction::kMean});
+  EXPECT_EQ(test::policy_of_tables("cascade:reduce=sum")->traits().reductions, std::vector{MassReduction::kSum});
+  EXPECT_EQ(test::policy_of_tables("cascade:reduce=max")->traits().reductions, std::vector{MassReduction::kMax});
+  EXPECT_EQ(test::policy_of_tables("cascade:reduce=median")->traits().reductions, std::vector{MassReduction::kMedian});
 }
 
 TEST(Cascade, BehavesAsEveryScoredPolicy) {
@@ -159,14 +159,15 @@ TEST(Cascade, BehavesAsEveryScoredPolicy) {
 
 TEST(Cascade, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("cascade");
-  EXPECT_EQ(policy->spec(), "cascade:size=2048,n=4,sinks=4");
-  EXPECT_EQ(policy->positions(), PositionMode::kCompact);
-  EXPECT_EQ(policy->scope(), PolicyScope::kLayer);
+  EXPECT_EQ(policy->traits().spec, "cascade:size=2048,n=4,sinks=4");
+  EXPECT_EQ(policy->traits().positions, PositionMode::kCompact);
+  EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->bound(), 2053);
-  EXPECT_EQ(policy->run_capacities(), (std::vector<std::int64_t>{512, 512, 512}));
-  EXPECT_TRUE(test::policy_of_tables("cascade:n=1")->run_capacities().empty());
-  EXPECT_EQ(test::policy_of_tables("cascade:gamma=0.50,accept=3,reduce=max,select=off,heads=independent")->spec(),
-            "cascade:size=2048,n=4,sinks=4,accept=3,gamma=0.5,reduce=max,select=off,heads=independent");
+  EXPECT_EQ(policy->traits().run_capacities, (std::vector<std::int64_t>{512, 512, 512}));
+  EXPECT_TRUE(test::policy_of_tables("cascade:n=1")->traits().run_capacities.empty());
+  EXPECT_EQ(
+      test::policy_of_tables("cascade:gamma=0.50,accept=3,reduce=max,select=off,heads=independent")->traits().spec,
+      "cascade:size=2048,n=4,sinks=4,accept=3,gamma=0.5,reduce=max,select=off,heads=independent");
 }
 
 }  // namespace

@@ -158,68 +158,75 @@ TEST(Composed, CakeActsBeforeTheSecond) {
 // Remembers what it is shown, and drops nothing.
 class Probe final : public ScoredPolicy {
  public:
-  Probe(std::string name, MassReduction reduction, PolicyScope scope)
-      : ScoredPolicy({.spec = std::move(name), .reduction = reduction, .scope = scope}) {}
+  Probe(std::string name, std::optional<MassReduction> reduction, PolicyScope scope, std::vector<double>* seen)
+      : ScoredPolicy({.spec = std::move(name), .reduction = reduction, .scope = scope}), seen_(seen) {}
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<Probe>(*this); }
 
-  std::vector<double>* seen = nullptr;
-
  private:
-  void score(TokenTable&, const Step&, std::span<const double> mass) override {
-    seen->assign(mass.begin(), mass.end());
+  void score(ScoreList&, const Step&, std::span<const double> mass) override {
+    seen_->assign(mass.begin(), mass.end());
   }
-  void prune(TokenTable&, const Step&) override {}
+  void prune(ScoreList&, const Step&) override {}
+
+  std::vector<double>* seen_;
 };
 
-TEST(Composed, MassesConvertBetweenSumAndMean) {
+TEST(Composed, EachPartIsShownTheMassesThatItAsksFor) {
   using enum MassReduction;
+  const std::optional<MassReduction> none;
   struct Case {
-    MassReduction first, second, given;
-    double to_first, to_second;
+    std::optional<MassReduction> first, second;
+    std::vector<MassReduction> asked;
+    int to_first, to_second;  // which of them; -1: none
   };
-  for (const Case c :
-       {Case{kMean, kSum, kMean, 1, 4}, Case{kSum, kMean, kSum, 1, 0.25}, Case{kMax, kMax, kMax, 1, 1},
-        Case{kSum, kSum, kSum, 1, 1}, Case{kNone, kMedian, kMedian, 0, 1}, Case{kMax, kNone, kMax, 1, 0}}) {
-    auto a = std::make_unique<Probe>("a", c.first, PolicyScope::kLayer);
-    auto b = std::make_unique<Probe>("b", c.second, PolicyScope::kHead);
+  for (const Case& c :
+       {Case{kMean, kSum, {kMean, kSum}, 0, 1}, Case{kSum, kMean, {kSum, kMean}, 0, 1}, Case{kMax, kMax, {kMax}, 0, 0},
+        Case{kSum, kSum, {kSum}, 0, 0}, Case{none, kMedian, {kMedian}, -1, 0}, Case{kMax, none, {kMax}, 0, -1},
+        Case{kMax, kSum, {kMax, kSum}, 0, 1}, Case{kMedian, kMax, {kMedian, kMax}, 0, 1},
+        Case{none, none, {}, -1, -1}}) {
     std::vector<double> seen_a, seen_b;
-    a->seen = &seen_a;
-    b->seen = &seen_b;
-    auto both = compose(std::move(a), std::move(b));
+    const auto both =
+        compose(Probe("a", c.first, PolicyScope::kLayer, &seen_a), Probe("b", c.second, PolicyScope::kHead, &seen_b));
     ASSERT_TRUE(both.ok()) << both.status().message();
-    EXPECT_EQ((*both)->reduction(), c.given);
-    EXPECT_EQ((*both)->scope(), PolicyScope::kHead);
-    EXPECT_EQ((*both)->spec(), "a+b");
+    EXPECT_EQ((*both)->traits().reductions, c.asked);
+    EXPECT_EQ((*both)->traits().scope, PolicyScope::kHead);
+    EXPECT_EQ((*both)->traits().spec, "a+b");
     (*both)->begin({.layers = 1, .per_layer = 1, .heads = 4});
-    const std::vector<double> mass = {0.5, 0.25, 1.0};
-    (*both)->observe({.first = 0, .rows = 3}, 0, 2, mass);
-    for (std::size_t i = 0; i < mass.size(); ++i) {
-      if (c.to_first > 0) {
-        EXPECT_EQ(seen_a[i], mass[i] * c.to_first);
-      }
-      if (c.to_second > 0) {
-        EXPECT_EQ(seen_b[i], mass[i] * c.to_second);
-      }
-    }
-    EXPECT_EQ(seen_a.empty(), c.to_first == 0);
-    EXPECT_EQ(seen_b.empty(), c.to_second == 0);
-  }
-  for (const auto& [first, second] : {std::pair{kMax, kSum}, std::pair{kMean, kMedian}, std::pair{kMedian, kMax}}) {
-    const auto both = compose(std::make_unique<Probe>("a", first, PolicyScope::kLayer),
-                              std::make_unique<Probe>("b", second, PolicyScope::kLayer));
-    ASSERT_FALSE(both.ok());
-    EXPECT_NE(both.status().message().find("convert"), std::string::npos);
+    const std::vector<double> first = {0.5, 0.25, 1.0}, second = {2.0, 1.0, 3.0};
+    const std::vector<std::span<const double>> masses = {first, second};
+    const PolicyChunk chunk{.first = 0, .rows = 3};
+    EXPECT_EQ((*both)->wants_row(chunk, 2), !c.asked.empty());
+    if (!c.asked.empty()) (*both)->observe(chunk, 0, 2, std::span(masses).first(c.asked.size()));
+    const auto shown = [&](int which) { return which < 0 ? std::vector<double>{} : which == 0 ? first : second; };
+    EXPECT_EQ(seen_a, shown(c.to_first));
+    EXPECT_EQ(seen_b, shown(c.to_second));
   }
 }
 
+// A row that only one part looks at is reduced for that part alone.
+TEST(Composed, AReductionIsWantedWhereAPartWantsIt) {
+  const auto policy = test::policy_of_tables("snapkv:budget=20,window=4+lethe");
+  EXPECT_EQ(policy->traits().reductions, (std::vector{MassReduction::kMean, MassReduction::kSum}));
+  const PolicyChunk chunk{.first = 0, .rows = 10, .prompt = true, .prompt_left = 0};
+  for (int row = 0; row < 10; ++row) {
+    EXPECT_EQ(policy->wants(chunk, row, 0), row >= 6);
+    EXPECT_TRUE(policy->wants(chunk, row, 1));
+  }
+  // tova looks at the current row alone, and does not act in a prompt.
+  const auto by_row = test::policy_of_tables("snapkv:budget=20,window=4+tova:budget=30");
+  EXPECT_EQ(by_row->traits().reductions, std::vector{MassReduction::kMean});
+  for (int row = 0; row < 10; ++row) EXPECT_EQ(by_row->wants_row(chunk, row), row >= 6);
+  EXPECT_TRUE(by_row->wants_row({.first = 10, .rows = 1}, 0));
+}
+
 TEST(Composed, ScopeAndPositionsAreThoseOfBoth) {
-  const auto scope = [](const std::string& spec) { return test::policy_of_tables(spec)->scope(); };
+  const auto scope = [](const std::string& spec) { return test::policy_of_tables(spec)->traits().scope; };
   EXPECT_EQ(scope("snapkv+lethe"), PolicyScope::kHead);
   EXPECT_EQ(scope("h2o+lethe"), PolicyScope::kLayer);
   EXPECT_EQ(scope("h2o+lethe:heads=independent"), PolicyScope::kHead);
   EXPECT_EQ(scope("h2o+streaming"), PolicyScope::kLayer);
-  const auto positions = [](const std::string& spec) { return test::policy_of_tables(spec)->positions(); };
+  const auto positions = [](const std::string& spec) { return test::policy_of_tables(spec)->traits().positions; };
   EXPECT_EQ(positions("snapkv+lethe"), PositionMode::kAuto);
   EXPECT_EQ(positions("snapkv+full"), PositionMode::kAuto);
   EXPECT_EQ(positions("snapkv:pos=original+lethe"), PositionMode::kOriginal);
@@ -228,7 +235,7 @@ TEST(Composed, ScopeAndPositionsAreThoseOfBoth) {
   EXPECT_EQ(positions("snapkv+streaming"), PositionMode::kCompact);
   EXPECT_EQ(positions("snapkv:pos=compact+window"), PositionMode::kCompact);
   EXPECT_EQ(test::policy_of_tables("snapkv+h2o")->bound(), std::nullopt);
-  EXPECT_EQ(test::policy_of_tables("snapkv+h2o")->default_chunk(), 256);
+  EXPECT_EQ(test::policy_of_tables("snapkv+h2o")->traits().chunk, 256);
 }
 
 TEST(Composed, SpecsAreCanonicalAndMakeEqualPolicies) {
@@ -241,8 +248,8 @@ TEST(Composed, SpecsAreCanonicalAndMakeEqualPolicies) {
   for (const auto& [given, canonical] : specs) {
     const auto policy = test::policy_of_tables(given);
     ASSERT_NE(policy, nullptr);
-    EXPECT_EQ(policy->spec(), canonical);
-    EXPECT_EQ(test::policy_of_tables(canonical)->spec(), canonical);
+    EXPECT_EQ(policy->traits().spec, canonical);
+    EXPECT_EQ(test::policy_of_tables(canonical)->traits().spec, canonical);
   }
 }
 

@@ -89,14 +89,14 @@ TEST(H2o, BehavesAsEveryScoredPolicy) {
 
 TEST(H2o, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("h2o");
-  EXPECT_EQ(policy->reduction(), MassReduction::kSum);
-  EXPECT_EQ(policy->scope(), PolicyScope::kLayer);
-  EXPECT_EQ(policy->positions(), PositionMode::kAuto);
+  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kSum});
+  EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
+  EXPECT_EQ(policy->traits().positions, PositionMode::kAuto);
   EXPECT_EQ(policy->bound(), 1025);
   EXPECT_EQ(test::policy_of_tables("h2o:every=64,budget=600")->bound(), 664);
   EXPECT_EQ(test::policy_of_tables("h2o:budget=50%")->bound(), std::nullopt);
-  EXPECT_EQ(test::policy_of_tables("h2o:heads=independent")->scope(), PolicyScope::kHead);
-  EXPECT_EQ(test::policy_of_tables("h2o:pos=original")->positions(), PositionMode::kOriginal);
+  EXPECT_EQ(test::policy_of_tables("h2o:heads=independent")->traits().scope, PolicyScope::kHead);
+  EXPECT_EQ(test::policy_of_tables("h2o:pos=original")->traits().positions, PositionMode::kOriginal);
 }
 
 }  // namespace

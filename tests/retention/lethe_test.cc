@@ -153,9 +153,9 @@ TEST(Lethe, BehavesAsEveryScoredPolicy) {
 
 TEST(Lethe, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("lethe");
-  EXPECT_EQ(policy->spec(), "lethe:tau=400,start=512");
-  EXPECT_EQ(policy->reduction(), MassReduction::kSum);
-  EXPECT_EQ(policy->scope(), PolicyScope::kLayer);
+  EXPECT_EQ(policy->traits().spec, "lethe:tau=400,start=512");
+  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kSum});
+  EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->bound(), std::nullopt);
   EXPECT_EQ(test::policy_of_tables("lethe:max=900")->bound(), 901);
   EXPECT_EQ(test::policy_of_tables("lethe:max=100")->bound(), 101);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/sequence_runner.h"
+#include "kv/batch_rows.h"
 #include "kv/table.h"
 #include "retention/registry.h"
 
@@ -58,40 +59,69 @@ inline std::unique_ptr<RetentionPolicy> policy_of(const std::string& spec) {
 inline std::unique_ptr<KvCache> table_only(int slots, std::int64_t columns, int lanes = 1) {
   const KvCacheShape shape{
       .layers = lanes, .kv_heads = 1, .page = {.head_dim = 2, .slots = slots, .type = KvType::kF16}};
-  auto cache =
-      KvCache::create(shape, static_cast<std::uint64_t>(columns) * KvCache::column_cost(shape), Backing::kNone);
+  auto cache = KvCache::create(shape, KvCache::cost(shape, {}, columns));
   EXPECT_TRUE(cache.ok());
   return std::move(*cache);
 }
 
-// Passes of want(done) tokens, the last one shorter: append, look, drop. `look` sees the group before the drop.
-using Look = std::function<void(const LaneGroup& group, const PassPlan& pass)>;
+// What one chunk covers.
+struct PassPlan {
+  int rows = 0;
+  std::vector<IndexRange> hidden;  // [rows]
+};
+
+inline PassPlan plan_pass(const RetentionPolicy& policy, int want) {
+  PassPlan pass;
+  pass.rows = policy.chunk_rows(want);
+  pass.hidden.resize(static_cast<std::size_t>(pass.rows));
+  policy.hidden({.first = policy.seen(), .rows = pass.rows}, pass.hidden);
+  return pass;
+}
+
+// The chunk has run: what the policy drops then, and how.
+inline KeepPlan end_chunk(RetentionPolicy& policy, int rows) {
+  KeepPlan plan;
+  const PolicyChunk chunk{.first = policy.seen(), .rows = rows};
+  const IndexRange expected = policy.will_drop(chunk);
+  policy.end_chunk(chunk, 0, plan);
+  EXPECT_EQ(plan.realign, policy.traits().realign);
+  EXPECT_LE(plan.drop.size(), 1u);
+  EXPECT_EQ(plan.drop.empty() ? IndexRange{} : plan.drop.front(), expected);
+  return plan;
+}
+
+// The tokens that a policy says it retains.
+inline std::vector<TokenIndex> retained_by(const RetentionPolicy& policy, int table = 0, int run = 0) {
+  std::vector<IndexRange> ranges;
+  policy.retained(table, run, ranges);
+  std::vector<TokenIndex> tokens;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    EXPECT_TRUE(!ranges[i].empty() && (i == 0 || ranges[i - 1].end < ranges[i].begin));
+    for (TokenIndex token = ranges[i].begin; token < ranges[i].end; ++token) tokens.push_back(token);
+  }
+  return tokens;
+}
+
+// Passes of want(done) tokens, the last one shorter: append, look, drop. `look` sees the table before the drop.
+using Look = std::function<void(const PageTable& table, const PassPlan& pass)>;
 inline void drive(RetentionPolicy& policy, KvCache& cache, KvSequence& sequence, std::int64_t tokens,
                   const std::function<int(std::int64_t)>& want, const Look& look, const Look& after) {
-  LaneGroup& group = sequence.group();
+  PageTable& table = sequence.only_table();
   const KvSequence* all[] = {&sequence};
-  while (group.next_id() < tokens) {
-    const auto most = static_cast<int>(std::min<std::int64_t>(want(group.next_id()), tokens - group.next_id()));
+  while (table.next_index() < tokens) {
+    const auto most = static_cast<int>(std::min<std::int64_t>(want(table.next_index()), tokens - table.next_index()));
     const PassPlan pass = plan_pass(policy, most);
     ASSERT_GE(pass.rows, 1);
     ASSERT_LE(pass.rows, most);
-    ASSERT_TRUE(group.append(pass.rows).ok());
-    look(group, pass);
-    const Status dropped = group.drop(policy.dropped(), policy.realign());
-    ASSERT_TRUE(dropped.ok()) << dropped.message();
+    ASSERT_TRUE(table.append(pass.rows).ok());
+    look(table, pass);
+    const KeepPlan plan = end_chunk(policy, pass.rows);
+    const Status applied = table.apply(plan);
+    ASSERT_TRUE(applied.ok()) << applied.message();
+    ASSERT_EQ(policy.seen(), table.next_index());
     cache.check_invariants(all);
-    after(group, pass);
+    after(table, pass);
   }
-}
-
-// The ids that a row of a view sees, in the view's order.
-inline std::vector<TokenIndex> visible_ids(const AttentionView& view, int row) {
-  std::vector<TokenIndex> ids;
-  for (std::size_t e = 0; e < view.entries(); ++e)
-    for (int slot = 0; slot < 64; ++slot)
-      if ((view.masks[static_cast<std::size_t>(row) * view.entries() + e] >> slot & 1) != 0)
-        ids.push_back(view.columns[e]->id(slot));
-  return ids;
 }
 
 }  // namespace kvasir::test

@@ -458,11 +458,11 @@ TEST(PromptWindow, BehavesAsEveryScoredPolicy) {
 TEST(PromptWindow, IsDescribedByItsSpec) {
   for (const std::string name : {"snapkv", "pyramidkv", "cake"}) {
     const auto policy = test::policy_of_tables(name);
-    EXPECT_EQ(policy->spec(), name + ":budget=1024");
-    EXPECT_EQ(policy->reduction(), MassReduction::kMean);
-    EXPECT_EQ(policy->scope(), PolicyScope::kHead);
+    EXPECT_EQ(policy->traits().spec, name + ":budget=1024");
+    EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kMean});
+    EXPECT_EQ(policy->traits().scope, PolicyScope::kHead);
     EXPECT_EQ(policy->bound(), std::nullopt);
-    EXPECT_EQ(policy->positions(), PositionMode::kAuto);
+    EXPECT_EQ(policy->traits().positions, PositionMode::kAuto);
   }
 }
 

@@ -85,8 +85,8 @@ TEST(RandomPolicy, BehavesAsEveryScoredPolicy) {
 
 TEST(RandomPolicy, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("random");
-  EXPECT_EQ(policy->spec(), "random:budget=1024,seed=1");
-  EXPECT_EQ(policy->reduction(), MassReduction::kNone);
+  EXPECT_EQ(policy->traits().spec, "random:budget=1024,seed=1");
+  EXPECT_TRUE(policy->traits().reductions.empty());
   EXPECT_EQ(policy->bound(), 1025);
 }
 

@@ -1,5 +1,7 @@
 #include "retention/scored_checks.h"
 
+#include "retention/state_checks.h"
+
 namespace kvasir::test {
 namespace {
 
@@ -20,7 +22,7 @@ void check_clones(const std::string& spec) {
     if (at % 7 != 3) continue;
     const auto original = policy->clone();
     const auto copy = policy->clone();
-    EXPECT_EQ(copy->spec(), policy->spec());
+    EXPECT_EQ(copy->traits().spec, policy->traits().spec);
     EXPECT_EQ(copy->bound(), policy->bound());
     TableDriver first(driver, *original);
     TableDriver second(driver, *copy);
@@ -71,6 +73,7 @@ void check_scored_policy(const std::string& spec) {
   check_clones(spec);
   check_order(spec);
   check_bound(spec);
+  check_state(spec);
 }
 
 }  // namespace kvasir::test

@@ -1,4 +1,4 @@
-// What holds for every policy that decides by table.
+// What holds for every policy that may drop any token.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 namespace kvasir::test {
 
 // Clones continue as their original; tables do not depend on each other, on the order of calls or on threads; a pass
-// of one token never sees more than bound().
+// of one token never sees more than bound(); and all that state_checks.h checks.
 void check_scored_policy(const std::string& spec);
 
 }  // namespace kvasir::test

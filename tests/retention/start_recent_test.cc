@@ -74,23 +74,26 @@ constexpr TokenIndex kTokens = 700;
 void compare(const Case& c, const std::vector<test::NaiveStep>& steps, int slots,
              const std::function<int(TokenIndex)>& want) {
   const auto policy = test::policy_of(c.spec);
-  ASSERT_EQ(policy->realign() == Realign::kRotate, c.rotate);
+  ASSERT_EQ(policy->traits().realign == Realign::kRotate, c.rotate);
   const auto cache = test::table_only(slots, kTokens / slots + 2);
   KvSequence sequence = cache->new_sequence();
-  AttentionView view;
+  BatchTable batch;
+  test::BatchRows masks;
   TokenIndex asked = 0;
-  std::vector<LaneGroup::Frame> frames;
   test::drive(
       *policy, *cache, sequence, kTokens,
       [&](TokenIndex done) {
         asked = want(done);
         return static_cast<int>(asked);
       },
-      [&](const LaneGroup& group, const PassPlan& pass) {
-        const TokenIndex first = group.next_id() - pass.rows;
-        view.build(group, pass.hidden);
+      [&](const PageTable& table, const test::PassPlan& pass) {
+        const TokenIndex first = table.next_index() - pass.rows;
+        describe_table(table, pass.hidden, 0, &batch);
+        test::expand(batch, &masks);
         for (int r = 0; r < pass.rows; ++r)
-          ASSERT_EQ(test::visible_ids(view, r), steps[static_cast<std::size_t>(first + r)].seen) << first + r;
+          ASSERT_EQ(test::indices_in(table, masks, masks.attended[static_cast<std::size_t>(r)]),
+                    steps[static_cast<std::size_t>(first + r)].seen)
+              << first + r;
         // Frames change between passes alone: with sinks the first prune ends a pass; with rotation every prune does.
         // No pass is shorter than that asks for.
         bool before = false;
@@ -101,10 +104,10 @@ void compare(const Case& c, const std::vector<test::NaiveStep>& steps, int slots
         while (rows < most && !(matters && steps[static_cast<std::size_t>(first + rows - 1)].pruned)) ++rows;
         ASSERT_EQ(pass.rows, rows) << first;
       },
-      [&](const LaneGroup& group, const PassPlan&) {
-        ASSERT_EQ(test::retained_ids(group), steps[static_cast<std::size_t>(group.next_id() - 1)].kept)
-            << group.next_id();
-        ASSERT_LE(group.frames().size(), 2u);
+      [&](const PageTable& table, const test::PassPlan&) {
+        ASSERT_EQ(test::retained_ids(table), steps[static_cast<std::size_t>(table.next_index() - 1)].kept)
+            << table.next_index();
+        ASSERT_LE(table.frames().size(), 2u);
       });
 }
 
@@ -142,14 +145,14 @@ TEST(StartRecent, TheBoundIsReachedAndNeverExceeded) {
     std::int64_t most = 0;
     test::drive(
         *policy, *cache, sequence, kTokens, [](TokenIndex) { return 1; },
-        [&](const LaneGroup& group, const PassPlan&) { most = std::max(most, group.length()); },
-        [](const LaneGroup&, const PassPlan&) {});
+        [&](const PageTable& table, const test::PassPlan&) { most = std::max(most, table.length()); },
+        [](const PageTable&, const test::PassPlan&) {});
     EXPECT_EQ(most, *policy->bound());
   }
   EXPECT_EQ(test::policy_of("full")->bound(), std::nullopt);
 }
 
-TEST(StartRecent, RowsTogetherChangesNothing) {
+TEST(StartRecent, WhatFormsAChunkChangesNothing) {
   for (const Case& c : cases()) {
     const auto policy = test::policy_of(c.spec);
     const auto steps = test::simulate(c.options, 400);
@@ -160,16 +163,23 @@ TEST(StartRecent, RowsTogetherChangesNothing) {
         while (until < want && id + until - 1 < 400 && !steps[static_cast<std::size_t>(id + until - 1)].pruned) ++until;
         if (id + want > 400) continue;
         const bool matters = c.rotate || (c.options.sinks > 0 && !pruned_before);
-        ASSERT_EQ(policy->rows_together(want), matters ? until : want) << c.spec << ' ' << id << ' ' << want;
-        ASSERT_EQ(policy->clone()->rows_together(want), policy->rows_together(want));
+        ASSERT_EQ(policy->chunk_rows(want), matters ? until : want) << c.spec << ' ' << id << ' ' << want;
+        ASSERT_EQ(policy->clone()->chunk_rows(want), policy->chunk_rows(want));
       }
-      // What was dropped before this token, and no more, is hidden from it.
-      const IndexRange hidden = policy->advance();
-      const auto& seen = steps[static_cast<std::size_t>(id)].seen;
-      ASSERT_EQ(hidden.empty() ? 0 : hidden.end - hidden.begin, id + 1 - static_cast<TokenIndex>(seen.size()));
-      if (!hidden.empty()) {
-        ASSERT_EQ(hidden.begin, c.options.sinks);
+      // What was dropped before this token, and no more, is hidden from it: in a chunk from here on, and alone.
+      std::vector<IndexRange> hidden(static_cast<std::size_t>(std::min<TokenIndex>(400 - id, 60)));
+      policy->hidden({.first = id, .rows = static_cast<int>(hidden.size())}, hidden);
+      ASSERT_TRUE(hidden.front().empty());
+      const std::vector<TokenIndex> held = test::retained_by(*policy);
+      for (std::size_t row = 0; row < hidden.size(); ++row) {
+        const auto& seen = steps[static_cast<std::size_t>(id) + row].seen;
+        ASSERT_EQ(std::ssize(held) + static_cast<TokenIndex>(row) + 1 - hidden[row].size(), std::ssize(seen));
+        if (!hidden[row].empty() && id > c.options.sinks) {
+          ASSERT_EQ(hidden[row].begin, held[static_cast<std::size_t>(c.options.sinks)]);
+        }
       }
+      test::end_chunk(*policy, 1);
+      ASSERT_EQ(test::retained_by(*policy), steps[static_cast<std::size_t>(id)].kept);
       pruned_before = pruned_before || steps[static_cast<std::size_t>(id)].pruned;
     }
   }
@@ -179,30 +189,27 @@ TEST(StartRecent, AClonePrunesOnFromWhereItWasTaken) {
   const auto steps = test::simulate({.sinks = 3, .window = 20, .every = 9}, 300);
   const auto policy = test::policy_of("streaming:sinks=3,window=20,every=9");
   for (TokenIndex id = 0; id < 300; ++id) {
-    policy->advance();
+    test::end_chunk(*policy, 1);
     if (id % 37 != 0) continue;
     const auto copy = policy->clone();
-    EXPECT_EQ(copy->spec(), policy->spec());
+    EXPECT_EQ(copy->traits().spec, policy->traits().spec);
     for (TokenIndex later = id + 1; later < 300; ++later) {
-      copy->advance();
-      const auto kept = static_cast<TokenIndex>(steps[static_cast<std::size_t>(later)].kept.size());
-      const IndexRange dropped = copy->dropped();
-      ASSERT_EQ(later + 1 - (dropped.empty() ? 0 : dropped.end - dropped.begin), kept);
+      test::end_chunk(*copy, 1);
+      ASSERT_EQ(test::retained_by(*copy), steps[static_cast<std::size_t>(later)].kept);
     }
-    const IndexRange own = policy->dropped();
-    ASSERT_EQ(id + 1 - (own.empty() ? 0 : own.end - own.begin),
-              static_cast<TokenIndex>(steps[static_cast<std::size_t>(id)].kept.size()));
+    ASSERT_EQ(test::retained_by(*policy), steps[static_cast<std::size_t>(id)].kept);
   }
 }
 
 TEST(Full, HidesAndDropsNothing) {
   const auto policy = test::policy_of("full");
   for (int i = 0; i < 1000; ++i) {
-    EXPECT_EQ(policy->rows_together(i + 1), i + 1);
-    EXPECT_TRUE(policy->advance().empty());
-    EXPECT_TRUE(policy->dropped().empty());
+    EXPECT_EQ(policy->chunk_rows(i + 1), i + 1);
+    EXPECT_TRUE(test::plan_pass(*policy, 1).hidden.front().empty());
+    EXPECT_TRUE(test::end_chunk(*policy, 1).drop.empty());
+    EXPECT_EQ(std::ssize(test::retained_by(*policy)), i + 1);
   }
-  EXPECT_EQ(policy->clone()->spec(), "full");
+  EXPECT_EQ(policy->clone()->traits().spec, "full");
 }
 
 }  // namespace

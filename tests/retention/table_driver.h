@@ -1,5 +1,5 @@
-// Drives policies that decide by table without a model: keeps the tables, hands over masses, applies plans, and checks
-// that every plan can be applied.
+// Drives policies that may drop any token, without a model: keeps the tables, hands over masses, applies plans, and
+// checks that every plan can be applied.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ inline std::unique_ptr<RetentionPolicy> policy_of_tables(const std::string& spec
   auto policy = make_policy(spec);
   EXPECT_TRUE(policy.ok()) << policy.status().message();
   if (!policy.ok()) return nullptr;
-  EXPECT_TRUE((*policy)->by_table()) << spec;
+  EXPECT_TRUE((*policy)->traits().compacts) << spec;
   (*policy)->begin(layout);
   return std::move(*policy);
 }
@@ -88,26 +88,24 @@ class TableDriver {
   }
   std::int64_t most_seen() const { return most_seen_; }  // by a pass of one token
   std::int64_t moves() const { return moves_; }
+  std::int64_t drops() const { return drops_; }                         // tokens dropped, in all tables
+  std::uint64_t most_state_bytes() const { return most_state_bytes_; }  // that the policy had at any time looked at
+  std::int64_t most_rows() const { return most_rows_; }
   void set_order(Order order) { order_ = order; }
-  void show_all_rows() { show_all_rows_ = true; }  // those that the policy does not want too
+  void show_all_rows() { show_all_rows_ = true; }                // those that the policy does not want too
+  void show_from(TokenIndex first) { show_from_ = first; }       // rows before it are not shown
+  void split_chunks(std::uint64_t seed) { split_seed_ = seed; }  // each is executed in several passes
   std::int64_t rows_shown() const { return std::accumulate(rows_shown_.begin(), rows_shown_.end(), std::int64_t{0}); }
 
+  // A chunk; the policy's own, where it asks for shorter ones.
   void pass(int rows, bool prompt = false, std::int64_t prompt_left = 0) {
-    const PolicyPass pass{next_, rows, prompt, prompt_left};
-    for (auto& table : tables_) {
-      for (int r = 0; r < rows; ++r) table.push_back({next_ + r, 0});
-      if (rows == 1) most_seen_ = std::max(most_seen_, static_cast<std::int64_t>(table.size()));
+    while (rows > 0) {
+      const int first = policy_->chunk_rows(rows);
+      ASSERT_TRUE(first >= 1 && first <= rows);
+      rows -= first;
+      run_chunk({next_, first, prompt, prompt_left + rows});
+      if (::testing::Test::HasFatalFailure()) return;
     }
-    next_ += rows;
-    std::vector<KeepPlan> plans(tables_.size());
-    for_each_table([&](int t) {
-      observe(pass, t);
-      policy_->end_pass(pass, t, plans[static_cast<std::size_t>(t)]);
-    });
-    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
-    for (KeepPlan& plan : plans) plan.clear();
-    for_each_table([&](int t) { policy_->finish_pass(pass, t, plans[static_cast<std::size_t>(t)]); });
-    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
   }
 
   // A prompt of `tokens` tokens in chunks.
@@ -124,21 +122,89 @@ class TableDriver {
   }
 
  private:
-  void observe(const PolicyPass& pass, int t) {
-    if (policy_->reduction() == MassReduction::kNone) return;
+  void run_chunk(const PolicyChunk& chunk) {
+    ASSERT_EQ(policy_->seen(), chunk.first);
+    hidden_.assign(static_cast<std::size_t>(chunk.rows), {-1, -1});
+    policy_->hidden(chunk, hidden_);
+    for (const IndexRange& hidden : hidden_)
+      if (policy_->traits().compacts) {
+        ASSERT_EQ(hidden, IndexRange{});
+      }
+    for (auto& table : tables_) {
+      for (int r = 0; r < chunk.rows; ++r) table.push_back({next_ + r, 0});
+      if (chunk.rows == 1) most_seen_ = std::max(most_seen_, static_cast<std::int64_t>(table.size()));
+    }
+    next_ += chunk.rows;
+    most_rows_ = std::max<std::int64_t>(most_rows_, chunk.rows);
+    for (int row = 0; split_seed_ != 0 && row < chunk.rows;) {
+      const auto draw =
+          hashed(split_seed_, 1, static_cast<std::uint64_t>(chunk.first), static_cast<std::uint64_t>(row));
+      const int end = row + 1 + static_cast<int>(draw * (chunk.rows - row));
+      for_each_table([&](int t) { observe(chunk, t, row, end); });
+      check_state();
+      row = end;
+    }
+    std::vector<KeepPlan> plans(tables_.size());
+    for_each_table([&](int t) {
+      if (split_seed_ == 0) observe(chunk, t, 0, chunk.rows);
+      policy_->end_chunk(chunk, t, plans[static_cast<std::size_t>(t)]);
+    });
+    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
+    for (KeepPlan& plan : plans) plan.clear();
+    for_each_table([&](int t) { policy_->finish_chunk(chunk, t, plans[static_cast<std::size_t>(t)]); });
+    for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
+    check_state();
+    check_agreement();
+  }
+
+  // Rows [begin, end) of the chunk have run.
+  void observe(const PolicyChunk& chunk, int t, int begin, int end) {
+    const std::size_t reductions = policy_->traits().reductions.size();
+    if (reductions == 0) return;
     const std::vector<Token>& table = tables_[static_cast<std::size_t>(t)];
-    const std::size_t before = table.size() - static_cast<std::size_t>(pass.rows);
+    const std::size_t before = table.size() - static_cast<std::size_t>(chunk.rows);
     std::vector<double> mass;
-    for (int row = 0; row < pass.rows; ++row) {
-      if (!show_all_rows_ && !policy_->wants_row(pass, row)) continue;
+    for (int row = begin; row < end; ++row) {
+      if (chunk.first + row < show_from_ || (!show_all_rows_ && !policy_->wants_row(chunk, row))) continue;
       ++rows_shown_[static_cast<std::size_t>(t)];
       mass.clear();
       for (std::size_t i = 0; i <= before + static_cast<std::size_t>(row); ++i)
-        mass.push_back(mass_(t, pass.first + row, table[i].id));
-      policy_->observe(pass, t, row, mass);
+        mass.push_back(mass_(t, chunk.first + row, table[i].id));
+      const std::vector<std::span<const double>> masses(reductions, mass);  // one source for all reductions
+      policy_->observe(chunk, t, row, masses);
     }
   }
 
+  void check_state() {
+    const std::uint64_t bytes = policy_->state_bytes();
+    most_state_bytes_ = std::max(most_state_bytes_, bytes);
+    ASSERT_LE(bytes, policy_->most_state_bytes(layout_, next_, static_cast<int>(most_rows_))) << next_;
+  }
+
+  // What the policy believes that the tables hold is what they hold.
+  void check_agreement() const {
+    ASSERT_EQ(policy_->seen(), next_);
+    std::vector<IndexRange> ranges;
+    for (int t = 0; t < layout_.tables(); ++t)
+      for (std::size_t r = 0; r <= policy_->traits().run_capacities.size(); ++r) {
+        ranges.clear();
+        policy_->retained(t, static_cast<int>(r), ranges);
+        ASSERT_EQ(ranges, ranges_of(run(static_cast<int>(r), t))) << "table " << t << " run " << r;
+      }
+  }
+
+ public:
+  static std::vector<IndexRange> ranges_of(const std::vector<TokenIndex>& tokens) {
+    std::vector<IndexRange> ranges;
+    for (const TokenIndex token : tokens)
+      if (!ranges.empty() && ranges.back().end == token)
+        ++ranges.back().end;
+      else
+        ranges.push_back({token, token + 1});
+    return ranges;
+  }
+
+ private:
   template <class Task>
   void for_each_table(Task task) {
     const int count = layout_.tables();
@@ -157,22 +223,26 @@ class TableDriver {
     };
     for (std::size_t i = 0; i < plan.drop.size(); ++i) {
       if (i > 0) {
-        ASSERT_LT(plan.drop[i - 1], plan.drop[i]);
+        ASSERT_LT(plan.drop[i - 1].end, plan.drop[i].begin);
       }
-      ASSERT_NE(place(plan.drop[i]), table.end()) << plan.drop[i];
-      table.erase(place(plan.drop[i]));
+      ASSERT_FALSE(plan.drop[i].empty());
+      for (TokenIndex token = plan.drop[i].begin; token < plan.drop[i].end; ++token) {
+        ASSERT_NE(place(token), table.end()) << token;
+        table.erase(place(token));
+        ++drops_;
+      }
     }
-    const std::vector<std::int64_t> capacities = policy_->run_capacities();
+    const std::vector<std::int64_t> capacities = policy_->traits().run_capacities;
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
       const KeepPlan::Move& move = plan.moves[i];
       if (i > 0) {
-        ASSERT_LT(plan.moves[i - 1].id, move.id);
+        ASSERT_LT(plan.moves[i - 1].index, move.index);
       }
-      ASSERT_NE(place(move.id), table.end()) << move.id;
+      ASSERT_NE(place(move.index), table.end()) << move.index;
       ASSERT_GE(move.run, 1);
       ASSERT_LE(static_cast<std::size_t>(move.run), capacities.size());
-      ASSERT_LT(place(move.id)->run, move.run);
-      place(move.id)->run = move.run;
+      ASSERT_LT(place(move.index)->run, move.run);
+      place(move.index)->run = move.run;
       ++moves_;
     }
     // Each run is older than the one before it, but for the tokens that never leave run 0.
@@ -197,6 +267,12 @@ class TableDriver {
   std::vector<std::int64_t> rows_shown_;  // by table
   Order order_ = Order::kAscending;
   bool show_all_rows_ = false;
+  TokenIndex show_from_ = 0;
+  std::uint64_t split_seed_ = 0;  // 0: a chunk is one pass
+  std::int64_t drops_ = 0;
+  std::uint64_t most_state_bytes_ = 0;
+  std::int64_t most_rows_ = 1;
+  std::vector<IndexRange> hidden_;
 };
 
 // One step of a schedule, and some that mix single steps, chunks of all sizes and prompts.

@@ -35,7 +35,7 @@ TEST(TableSpecs, CanonicalFormsAreShortAndExact) {
   for (const auto& [given, canonical] : specs) {
     const auto policy = test::policy_of_tables(given);
     ASSERT_NE(policy, nullptr);
-    EXPECT_EQ(policy->spec(), canonical) << given;
+    EXPECT_EQ(policy->traits().spec, canonical) << given;
   }
 }
 
@@ -183,7 +183,7 @@ TEST(TableSpecs, TheCanonicalSpecMakesAnEqualPolicy) {
     if (info->evaluation_only) continue;
     auto usual = make_policy(info->name);
     ASSERT_TRUE(usual.ok()) << info->name;
-    if (!(*usual)->by_table()) continue;
+    if (!(*usual)->traits().compacts) continue;
     for (int round = 0; round < 30; ++round) {
       const std::string given = random_spec(*info, random);
       SCOPED_TRACE(given);
@@ -198,13 +198,13 @@ TEST(TableSpecs, TheCanonicalSpecMakesAnEqualPolicy) {
       }
       ++made;
       const auto policy = std::move(*parsed);
-      const auto again = test::policy_of_tables(policy->spec(), kLayout);
+      const auto again = test::policy_of_tables(policy->traits().spec, kLayout);
       ASSERT_NE(again, nullptr);
-      EXPECT_EQ(again->spec(), policy->spec());
+      EXPECT_EQ(again->traits().spec, policy->traits().spec);
       EXPECT_EQ(again->bound(), policy->bound());
-      EXPECT_EQ(again->scope(), policy->scope());
-      EXPECT_EQ(again->positions(), policy->positions());
-      EXPECT_EQ(again->reduction(), policy->reduction());
+      EXPECT_EQ(again->traits().scope, policy->traits().scope);
+      EXPECT_EQ(again->traits().positions, policy->traits().positions);
+      EXPECT_EQ(again->traits().reductions, policy->traits().reductions);
       policy->begin(kLayout);
       test::TableDriver first(*policy, kLayout, test::skewed_mass(static_cast<std::uint64_t>(round)));
       test::TableDriver second(*again, kLayout, test::skewed_mass(static_cast<std::uint64_t>(round)));
@@ -242,7 +242,7 @@ TEST(TableSpecs, MassThatIsNotANumberDoesNoHarm) {
                : test::hashed(1, 0, static_cast<std::uint64_t>(query), static_cast<std::uint64_t>(key));
   };
   for (const PolicyInfo* info : all_policies()) {
-    if (info->evaluation_only || !(*make_policy(info->name))->by_table()) continue;
+    if (info->evaluation_only || !(*make_policy(info->name))->traits().compacts) continue;
     const std::string spec(info->name);
     const auto policy = test::policy_of_tables(spec);
     test::TableDriver driver(*policy, {}, mass);

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "kv/attention_mass.h"
+#include "backend/attention_mass.h"
 #include "retention/registry.h"
 #include "support/shared_data.h"
 
@@ -76,12 +76,14 @@ Outcome replay(const std::string& spec, const Trace& trace, int layer) {
       heads.push_back(weights[static_cast<std::size_t>(h)].data());
     }
     std::vector<double> mass(out.kept.size());
-    reduce_mass(heads, static_cast<int>(mass.size()), (*policy)->reduction(), mass);
-    const PolicyPass pass{.first = t, .rows = 1};
-    (*policy)->observe(pass, 0, 0, mass);
+    reduce_mass(heads, static_cast<int>(mass.size()), (*policy)->traits().reductions.at(0), mass);
+    const PolicyChunk chunk{.first = t, .rows = 1};
+    const std::span<const double> masses[] = {mass};
+    (*policy)->observe(chunk, 0, 0, masses);
     plan.clear();
-    (*policy)->end_pass(pass, 0, plan);
-    for (const TokenIndex id : plan.drop) std::erase(out.kept, id);
+    (*policy)->end_chunk(chunk, 0, plan);
+    for (const IndexRange& range : plan.drop)
+      std::erase_if(out.kept, [&](TokenIndex id) { return id >= range.begin && id < range.end; });
     out.kept_mean += static_cast<double>(out.kept.size()) / trace.tokens;
     out.kept_max = std::max(out.kept_max, std::ssize(out.kept));
   }

@@ -51,8 +51,8 @@ TEST(Tova, BehavesAsEveryScoredPolicy) {
 
 TEST(Tova, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("tova");
-  EXPECT_EQ(policy->reduction(), MassReduction::kMean);
-  EXPECT_EQ(policy->scope(), PolicyScope::kLayer);
+  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kMean});
+  EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->bound(), 1025);
   EXPECT_EQ(test::policy_of_tables("tova:every=8,budget=10")->bound(), 18);
   EXPECT_EQ(test::policy_of_tables("tova:budget=50%")->bound(), std::nullopt);

@@ -27,13 +27,13 @@ TEST(PolicyTrace, KeepsWhatTheExampleKeeps) {
       std::int64_t kept_sum = 0, kept_max = 0;
       test::drive(
           *policy, *cache, sequence, kTokens, [&](TokenIndex) { return chunk; },
-          [](const LaneGroup&, const PassPlan&) {},
-          [&](const LaneGroup& group, const PassPlan&) {
-            kept_sum += group.length();
-            kept_max = std::max(kept_max, group.length());
+          [](const PageTable&, const test::PassPlan&) {},
+          [&](const PageTable& table, const test::PassPlan&) {
+            kept_sum += table.length();
+            kept_max = std::max(kept_max, table.length());
           });
       for (const auto& layer : layers) {
-        EXPECT_EQ(test::retained_ids(sequence.group()), layer["final"].get<std::vector<TokenIndex>>());
+        EXPECT_EQ(test::retained_ids(sequence.only_table()), layer["final"].get<std::vector<TokenIndex>>());
         if (chunk != 1) continue;
         EXPECT_DOUBLE_EQ(static_cast<double>(kept_sum) / kTokens, layer["kept_mean"].get<double>());
         EXPECT_EQ(kept_max, layer["kept_max"].get<std::int64_t>());

@@ -45,7 +45,7 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
   for (const char* spec : {"fading:budget=20,recent=6", "fading:budget=30%,recent=2,every=3,halflife=10.5",
                            "snapkv:budget=20,window=6+fading:budget=25,recent=5"})
     test::check_scored_policy(spec);
-  EXPECT_EQ(test::policy_of_tables("fading:halflife=512.0")->spec(), "fading:budget=1024,recent=256");
+  EXPECT_EQ(test::policy_of_tables("fading:halflife=512.0")->traits().spec, "fading:budget=1024,recent=256");
   EXPECT_EQ(test::policy_of_tables("fading:budget=300")->bound(), 301);
   EXPECT_FALSE(make_policy("fading:halflife=0.5").ok());
   EXPECT_FALSE(make_policy("fading:budget=100").ok());

@@ -17,8 +17,12 @@ WORDS = {'SOURCES', 'DEPENDS'}
 # Closures that would allow these are wrong themselves, whatever is declared.
 NEVER = {
     'kernels': {'kv', 'model'},
-    'kv': {'retention', 'model', 'text', 'engine', 'sampler', 'gguf'},
-    'retention': {'model', 'kernels', 'text', 'gguf'},
+    'kv': {'retention', 'model', 'text', 'chat', 'generation', 'engine', 'gguf'},
+    'retention': {'model', 'kernels', 'text', 'chat', 'generation', 'gguf'},
+    'model': {'retention', 'generation', 'engine'},
+    'text': {'chat', 'generation', 'gguf', 'model', 'kernels', 'kv', 'engine'},
+    'chat': {'generation', 'gguf', 'model', 'kernels', 'kv', 'retention', 'engine'},
+    'generation': {'chat', 'gguf', 'model', 'kernels', 'kv', 'retention', 'engine'},
     'base': {'tensor', 'gguf', 'text', 'kernels', 'kv'},
 }
 

@@ -57,9 +57,9 @@ inline std::unique_ptr<SequenceRunner> new_runner(const std::shared_ptr<LoadedMo
                                                   std::uint64_t budget = std::uint64_t{1} << 28) {
   auto made = make_policy(policy);
   EXPECT_TRUE(made.ok()) << made.status().message();
-  auto cache = KvCache::create(model->kv_shape, budget);
+  auto cache = new_cache(model, budget);
   EXPECT_TRUE(cache.ok()) << cache.status().message();
-  return std::make_unique<SequenceRunner>(model, std::shared_ptr<KvCache>(std::move(*cache)), std::move(*made));
+  return std::make_unique<SequenceRunner>(model, *cache, std::move(*made));
 }
 
 // Logits of every token, [tokens][vocabulary], fed in passes of up to `chunk`.

@@ -6,6 +6,7 @@
 #include <random>
 #include <utility>
 
+#include "generation/token_stream.h"
 #include "text/pre_tokenizers.h"
 #include "text/tokenizer.h"
 #include "text/vocabularies.h"

@@ -1,4 +1,4 @@
-// How long the texts of the tests about time are.
+// How long the texts of the tests about time are: what takes a quadratic search hours takes this one seconds.
 #pragma once
 
 #include <cstddef>
@@ -10,5 +10,7 @@ inline constexpr std::size_t kMegabyte = 100 * 1000;  // instrumented code gets 
 #else
 inline constexpr std::size_t kMegabyte = 1000 * 1000;
 #endif
+// The text that a long one is compared with has 1/kTimes of its size.
+inline constexpr std::size_t kTimes = 32;
 
 }  // namespace kvasir::test

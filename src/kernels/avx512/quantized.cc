@@ -6,8 +6,6 @@ namespace kvasir {
 namespace {
 
 struct Avx512 {
-  static constexpr int kTileRows = 16;
-
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
@@ -23,16 +21,21 @@ struct Avx512 {
         _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), reinterpret_cast<__m512i>(codes)));
   }
 
+  // Loaded as one int, so that it becomes the broadcast memory operand of a product.
+  [[gnu::always_inline]] static __m512i four_inputs(const std::int8_t* a) {
+    int four;
+    __builtin_memcpy(&four, a, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+
   // Two chains, so that one product need not wait for the one before.
   template <int kWords>
   [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
     __m512i even = reinterpret_cast<__m512i>(start);
     __m512i odd = _mm512_setzero_si512();
     for (int g = 0; g < kWords; g += 2) {
-      int four[2];
-      __builtin_memcpy(four, a + g * 4, 8);
-      even = _mm512_dpbusd_epi32(even, reinterpret_cast<__m512i>(w[g]), _mm512_set1_epi32(four[0]));
-      odd = _mm512_dpbusd_epi32(odd, reinterpret_cast<__m512i>(w[g + 1]), _mm512_set1_epi32(four[1]));
+      even = _mm512_dpbusd_epi32(even, reinterpret_cast<__m512i>(w[g]), four_inputs(a + g * 4));
+      odd = _mm512_dpbusd_epi32(odd, reinterpret_cast<__m512i>(w[g + 1]), four_inputs(a + g * 4 + 4));
     }
     return reinterpret_cast<Ints>(_mm512_add_epi32(even, odd));
   }

@@ -1,0 +1,143 @@
+// What a decode pass costs beside attention and scoring: planning, room for a token, its description in a batch, and
+// the tokens that leave; at two numbers of retained tokens. It should not grow with them.
+//
+//   planning [STEPS] [SMALL] [LARGE]
+//
+// One page table of 8 lanes and pages of 32 tokens, whose pages have no bytes: nothing is read or moved. Compaction is
+// counted apart, as slots moved per token. Printed: median and mean per token, and the ratio of large to small.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/sequence.h"
+#include "kv/describe_table.h"
+#include "retention/registry.h"
+
+namespace kvasir::bench {
+namespace {
+
+struct Figures {
+  double median = 0;  // seconds per token
+  double mean = 0;
+  double slots_moved = 0;  // per token, by compaction
+};
+
+class Table {
+ public:
+  explicit Table(const std::string& spec, std::int64_t retained)
+      : policy_(std::move(*make_policy(spec))),
+        cache_(std::move(*KvCache::create({1, 8, {128, 32, KvType::kF16}}, std::uint64_t{1} << 40))),
+        sequence_(cache_->new_sequence(sequence_layout(*policy_))),
+        random_(1) {
+    policy_->begin({1, 1, 32});
+    while (table().length() < retained && table().next_index() < 4 * retained) fill(retained);
+  }
+
+  Figures run(int steps) {
+    std::vector<double> seconds;
+    const std::uint64_t moved_before = table().slots_moved();
+    for (int i = 0; i < steps; ++i) {
+      const PolicyChunk chunk{.first = table().next_index(), .rows = 1};
+      const double start = now();
+      const KvSequence::Room room = sequence_.plan_append(1);
+      const bool fits = room.append + room.reserve <= cache_->budget().available();
+      if (!fits || !sequence_.append(1).ok()) std::exit(1);
+      IndexRange hidden;
+      policy_->hidden(chunk, {&hidden, 1});
+      describe_table(table(), {&hidden, 1}, 0, &description_);
+      const double described = now();
+      observe(chunk);
+      plan_.clear();
+      policy_->end_chunk(chunk, 0, plan_);
+      const std::uint64_t moved = table().slots_moved();
+      const double decided = now();
+      if (!table().apply(plan_).ok()) std::exit(1);
+      const double applied = now();
+      const bool compacted = table().runs() == 1 && table().slots_moved() > moved;
+      if (!compacted) seconds.push_back(described - start + applied - decided);
+    }
+    Figures figures;
+    for (const double s : seconds) figures.mean += s / static_cast<double>(seconds.size());
+    std::ranges::nth_element(seconds, seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2));
+    figures.median = seconds[seconds.size() / 2];
+    figures.slots_moved = static_cast<double>(table().slots_moved() - moved_before) / steps;
+    return figures;
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  PageTable& table() { return sequence_.table(0); }
+
+  void fill(std::int64_t retained) {
+    const int rows = policy_->chunk_rows(static_cast<int>(std::min<std::int64_t>(4096, retained)));
+    const PolicyChunk chunk{.first = table().next_index(), .rows = rows};
+    if (!sequence_.append(rows).ok()) std::exit(1);
+    plan_.clear();
+    policy_->end_chunk(chunk, 0, plan_);
+    if (!table().apply(plan_).ok()) std::exit(1);
+  }
+
+  // Any masses: which tokens leave matters, not why.
+  void observe(const PolicyChunk& chunk) {
+    const std::size_t reductions = policy_->traits().reductions.size();
+    if (reductions == 0) return;
+    mass_.resize(static_cast<std::size_t>(table().length()));
+    for (double& mass : mass_) mass = static_cast<double>(random_() >> 40);
+    const std::vector<std::span<const double>> masses(reductions, mass_);
+    policy_->observe(chunk, 0, 0, masses);
+  }
+
+  std::unique_ptr<RetentionPolicy> policy_;
+  std::unique_ptr<KvCache> cache_;
+  KvSequence sequence_;
+  BatchTable description_;
+  KeepPlan plan_;
+  std::vector<double> mass_;
+  std::mt19937_64 random_;
+};
+
+int run(int steps, std::int64_t small, std::int64_t large) {
+  const auto specs = [](std::int64_t n) {
+    return std::vector<std::string>{"full", fmt::format("streaming:sinks=4,window={}", n - 4),
+                                    fmt::format("h2o:budget={},recent={},pos=original", n, n / 2),
+                                    fmt::format("cascade:size={},n=4,sinks=4", n - 4)};
+  };
+  fmt::print("{:<12} {:>28} {:>28} {:>14}\n", "", fmt::format("{} tokens: us, mean", small),
+             fmt::format("{} tokens: us, mean", large), "ratio, of means");
+  for (std::size_t i = 0; i < specs(small).size(); ++i) {
+    Figures figures[2];
+    for (const int which : {0, 1}) {
+      const std::int64_t n = which == 0 ? small : large;
+      figures[which] = Table(specs(n)[i], n).run(steps);
+    }
+    const std::string name = specs(small)[i].substr(0, specs(small)[i].find(':'));
+    fmt::print(
+        "{:<12} {:>20.3f} {:>7.3f} {:>20.3f} {:>7.3f} {:>7.2f} {:>7.2f}   slots moved per token {:.1f}, {:.1f}\n", name,
+        figures[0].median * 1e6, figures[0].mean * 1e6, figures[1].median * 1e6, figures[1].mean * 1e6,
+        figures[1].median / figures[0].median, figures[1].mean / figures[0].mean, figures[0].slots_moved,
+        figures[1].slots_moved);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvasir::bench
+
+int main(int argc, char** argv) {
+  const auto argument = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  const int steps = argument(1, 2000), small = argument(2, 2048), large = argument(3, 131072);
+  if (steps < 1 || small < 16 || large < small) {
+    fmt::print(stderr, "planning [STEPS] [SMALL] [LARGE]: numbers of tokens, 16 or more\n");
+    return 2;
+  }
+  return kvasir::bench::run(steps, small, large);
+}

@@ -1,0 +1,150 @@
+// The operations of a transformer. A backend owns packed weights, the bytes of pages and the activations of a pass; the
+// op graph of a model is written once over this interface (model/transformer.h) and knows no thread, page or layout.
+//
+// A pass: begin(batch), then operations in the order of the graph, each over all rows of the batch. Activations are
+// named; each holds [rows][width] floats, where the width is that of what was last written.
+//
+// Contract: a row's results are bit-identical whatever other rows, sequences or threads are computed beside it, within
+// one backend and kernel table.
+// Thread-safety: one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "backend/batch.h"
+#include "backend/page_access.h"
+#include "backend/page_store.h"
+#include "kernels/kernels.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// Sizes of a model that operations depend on.
+struct BackendShape {
+  int layers = 0;
+  int width = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int ffn = 0;
+  int vocabulary = 0;
+  bool windowed = false;                    // some batches hide tokens beyond a sliding window
+  int rotary = 0;                           // rotated dimensions of a head
+  std::vector<double> inverse_frequencies;  // [rotary / 2]
+  double rotary_magnitude = 1;              // of new keys and of queries
+
+  int group() const { return heads / kv_heads; }
+};
+
+enum class WeightId : std::uint32_t {};
+inline constexpr WeightId kNoWeight{0xffffffff};
+
+// A matrix or vector of the model, as a file holds it.
+struct WeightPart {
+  DType type = DType::kF32;
+  int outputs = 0;
+  int inputs = 1;  // of a vector: 1
+  bool is_vector = false;
+  RowOrder order;                    // which row of `bytes` is which output
+  std::span<const std::byte> bytes;  // rows as in the file
+};
+
+enum class Activation : int {
+  kResidual,
+  kNormalized,
+  kQuery,
+  kKey,
+  kValue,
+  kAttention,
+  kGate,
+  kUp,
+  kProjected,
+};
+inline constexpr int kActivations = 9;
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;
+
+  // -- Weights --
+
+  // Bytes that load would allocate.
+  virtual std::uint64_t weight_bytes(std::span<const WeightPart> parts) const = 0;
+
+  struct LoadProgress {
+    std::function<void(std::uint64_t bytes)> loaded;  // may be empty
+    // May be empty. `count` bytes of a part from `first` on were read for the last time, or nearly so.
+    std::function<void(std::size_t part, std::uint64_t first, std::uint64_t count)> read;
+  };
+  // Called once. Part i becomes WeightId{i}. Errors: kResourceExhausted.
+  virtual Status load(std::span<const WeightPart> parts, const LoadProgress& progress) = 0;
+
+  // -- Pages --
+
+  // A store for pages of one format, for the caches of this model. The backend outlives it.
+  virtual std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) = 0;
+
+  // -- A pass --
+
+  // What all operations up to the next begin refer to. `store` holds the batch's pages. `source` and `selector` may be
+  // null.
+  struct Pass {
+    const Batch* batch = nullptr;
+    PageStore* store = nullptr;
+    PageSource* source = nullptr;
+    EntrySelector* selector = nullptr;
+  };
+  virtual void begin(const Pass& pass) = 0;
+
+  // kResidual = the embeddings of the batch's tokens.
+  virtual void embed(WeightId embedding) = 0;
+
+  // to = rms or layer norm of `from` (KernelTable::rms_norm, layer_norm).
+  virtual void rms_norm(Activation from, WeightId weight, float eps, Activation to) = 0;
+  virtual void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) = 0;
+  // The RMSNorm of each of `heads` heads, in place.
+  virtual void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) = 0;
+
+  struct Product {
+    WeightId matrix = kNoWeight;
+    WeightId bias = kNoWeight;  // or none
+    Activation to = Activation::kProjected;
+  };
+  // to = matrix * from + bias, for each product.
+  virtual void multiply(Activation from, std::span<const Product> products) = 0;
+
+  virtual void swiglu(Activation gate, Activation up) = 0;  // up = silu(gate) * up
+  virtual void gelu(Activation x) = 0;
+  virtual void add(Activation to, Activation x) = 0;  // to += x
+
+  // Rotates kKey and writes it and kValue to the batch's slots of the layer's lanes.
+  virtual void store(int layer) = 0;
+  // kAttention = attention of kQuery over the layer's lanes. Listeners of the sequences are told.
+  virtual void attend(int layer) = 0;
+
+  // The output matrix times the norm (as rms_norm, or layer_norm with a bias) of the rows of kResidual whose logits are
+  // wanted, sequence by sequence: [rows wanted][vocabulary], valid until the next pass. Overwrites kResidual.
+  virtual std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) = 0;
+
+  // -- Memory --
+
+  struct WorkspaceRequest {
+    int rows = 0;
+    int logits = 1;            // rows whose logits are wanted
+    int frames = 1;            // of a page table, at most
+    int tables = 1;            // page tables of a layer, over all sequences
+    std::int64_t entries = 0;  // of a page table, at most
+    int slots = 32;
+    bool masses = false;  // some sequence has a listener
+  };
+  // About what passes take beside weights and pages.
+  virtual std::uint64_t workspace_bytes(const WorkspaceRequest& request) const = 0;
+};
+
+}  // namespace kvasir

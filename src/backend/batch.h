@@ -1,0 +1,97 @@
+// One forward pass of several sequences as plain data: token ids, rows, write slots, entries of page tables, positions
+// and masks. Whoever makes it fills it from page tables; a backend executes it and knows no page table.
+//
+// Size: O(entries of no table, rows). Entries are referred to where the page tables keep them. Explicit masks exist
+// only for entries whose visible slots differ between rows: the newest pages, the edges of hidden ranges and of
+// windows. Ownership: spans point into the page tables of the sequences; the batch is valid until one of them changes.
+// Thread-safety: plain values; const use from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/page_format.h"
+
+namespace kvasir {
+
+using Position = std::int64_t;  // rotary position
+
+// The live slots of a page column that belong to one frame.
+struct PageEntry {
+  SlotMask live = 0;
+  std::uint64_t ordinal = 0;  // of the column in its run: decides which entries are summed together
+  std::uint32_t column = 0;   // pages are at [column][lane]
+};
+
+// A run of tokens whose keys are rotated relative to one origin.
+struct BatchFrame {
+  std::span<const PageEntry> entries;  // in order of token
+  std::uint32_t visible_from = 0;      // entries before it are beyond the window of every row
+};
+
+// Entries [begin, end) of one frame have a mask of their own for each row.
+struct MaskBlock {
+  std::uint32_t frame = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  std::size_t masks = 0;  // index of the first in BatchTable::masks: [row][end - begin]
+};
+
+struct WriteSlot {
+  std::uint32_t column = 0;
+  std::int32_t slot = 0;
+};
+
+// One page table of one sequence: what all lanes of a sequence, of a layer, or one lane alone read and write.
+struct BatchTable {
+  int rows = 0;
+  int lanes = 0;
+  std::span<const PageId> pages;          // [column][lane]
+  std::vector<BatchFrame> frames;         // in order of token
+  std::vector<MaskBlock> blocks;          // ascending by frame, then begin; disjoint
+  std::vector<SlotMask> masks;            // what a row attends to
+  std::vector<SlotMask> retained_masks;   // as masks, without regard to the window; empty: the same
+  std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
+  std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
+  std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
+  std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
+
+  Position query_position(std::size_t frame, int row) const {
+    return query_positions[frame * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
+  }
+  std::uint64_t bytes() const {
+    return frames.capacity() * sizeof(BatchFrame) + blocks.capacity() * sizeof(MaskBlock) +
+           (masks.capacity() + retained_masks.capacity()) * sizeof(SlotMask) +
+           (query_positions.capacity() + key_positions.capacity()) * sizeof(Position) +
+           slots.capacity() * sizeof(WriteSlot);
+  }
+};
+
+class AttentionListener;
+
+// Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
+struct BatchSequence {
+  int first_row = 0;
+  int rows = 0;
+  std::size_t first_table = 0;
+  int tables = 1;                         // 1 for all lanes, one a layer, or one a lane (layer * kv_heads + head)
+  int logits = 0;                         // logits are wanted of the last this many rows
+  AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
+};
+
+struct Batch {
+  std::vector<std::int32_t> tokens;  // [rows]: token ids
+  std::vector<BatchSequence> sequences;
+  std::vector<BatchTable> tables;  // of the first sequence, then of the next, ...; may be longer than what is in use
+
+  int rows() const { return static_cast<int>(tokens.size()); }
+  std::uint64_t bytes() const {
+    std::uint64_t sum = tokens.capacity() * sizeof(std::int32_t) + sequences.capacity() * sizeof(BatchSequence) +
+                        tables.capacity() * sizeof(BatchTable);
+    for (const BatchTable& table : tables) sum += table.bytes();
+    return sum;
+  }
+};
+
+}  // namespace kvasir

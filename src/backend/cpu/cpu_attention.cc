@@ -1,0 +1,409 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/attention_mass.h"
+#include "backend/cpu/cpu_backend_impl.h"
+#include "base/check.h"
+
+namespace kvasir {
+namespace {
+
+constexpr int kTileQueries = 32;
+constexpr std::size_t kMostFrames = 64;  // of a page table
+
+}  // namespace
+
+int CpuAttention::tile_rows() const {
+  return std::max(1, kTileQueries / shape_.group());
+}
+
+void CpuAttention::begin(const Backend::Pass& pass) {
+  pass_ = pass;
+  store_ = static_cast<const CpuPageStore*>(pass.store);
+  const Batch& batch = *pass.batch;
+  tables_.clear();
+  partials_.clear();
+  Table next;
+  for (const BatchSequence& sequence : batch.sequences)
+    for (int t = 0; t < sequence.tables; ++t) {
+      next.batch = &batch.tables[sequence.first_table + static_cast<std::size_t>(t)];
+      KVASIR_CHECK(next.batch->rows == sequence.rows);
+      add_partials(next);
+      tables_.push_back(next);
+      next.first_key += static_cast<std::size_t>(sequence.rows);
+      next.first_query += next.batch->query_positions.size();
+    }
+  fill_rotations();
+  layer_tables_.clear();
+}
+
+void CpuAttention::add_partials(Table& table) {
+  table.first_partial = partials_.size();
+  table.entries = 0;
+  for (std::uint32_t f = 0; f < table.batch->frames.size(); ++f) {
+    const std::span<const PageEntry> entries = table.batch->frames[f].entries;
+    std::uint64_t group = 0;
+    for (std::uint32_t e = 0; e < entries.size(); ++e) {
+      const std::uint64_t own_group = entries[e].ordinal / kPartialEntries;
+      if (e == 0 || own_group != group) partials_.push_back({f, e, e, table.entries + e});
+      group = own_group;
+      partials_.back().end = e + 1;
+    }
+    table.entries += static_cast<std::uint32_t>(entries.size());
+  }
+  table.partials = partials_.size() - table.first_partial;
+}
+
+void CpuAttention::fill_rotations() {
+  const std::size_t floats = rotations_.floats();
+  std::size_t keys = 0, queries = 0;
+  for (const Table& table : tables_) {
+    keys += table.batch->key_positions.size();
+    queries += table.batch->query_positions.size();
+  }
+  float* key = key_rotation_.ensure(keys * floats);
+  float* query = query_rotation_.ensure(queries * floats);
+  for (const Table& table : tables_) {
+    for (const Position position : table.batch->key_positions) key = std::copy_n(rotations_.of(position), floats, key);
+    for (const Position position : table.batch->query_positions)
+      query = std::copy_n(rotations_.of(position), floats, query);
+  }
+  // Keys are stored multiplied; what rotates them again later is a pure rotation.
+  const auto magnitude = static_cast<float>(shape_.rotary_magnitude);
+  if (magnitude == 1) return;
+  for (float* at = key_rotation_.data(); at != key; ++at) *at *= magnitude;
+  for (float* at = query_rotation_.data(); at != query; ++at) *at *= magnitude;
+}
+
+// Which tables the lanes of a layer belong to.
+void CpuAttention::set_layer(int layer) {
+  layer_tables_.clear();
+  std::size_t table = 0;  // first of the sequence
+  LayerTable next;
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    const int tables = sequence.tables;
+    KVASIR_CHECK(tables == 1 || tables == shape_.layers || tables == shape_.layers * shape_.kv_heads);
+    const int parts = tables > shape_.layers || (tables > 1 && shape_.layers == 1) ? shape_.kv_heads : 1;
+    next.sequence = &sequence;
+    next.heads = shape_.kv_heads / parts;
+    for (int part = 0; part < parts; ++part) {
+      next.number = part;
+      next.table = &tables_[table + static_cast<std::size_t>(tables == 1 ? 0 : layer * parts + part)];
+      next.first_head = part * next.heads;
+      next.first_lane = tables == 1 ? layer * shape_.kv_heads : 0;
+      layer_tables_.push_back(next);
+      next.first_query += next.table->batch->query_positions.size();
+      next.first_read += static_cast<std::size_t>(next.heads) * next.table->entries;
+    }
+    table += static_cast<std::size_t>(tables);
+  }
+}
+
+void CpuAttention::store(int layer, const float* keys, const float* values) {
+  set_layer(layer);
+  const int dim = shape_.head_dim;
+  const std::size_t floats = rotations_.floats();
+  // By head: tokens of one page share cache lines, heads do not.
+  threads_.parallel_for(shape_.kv_heads, [&](int head) {
+    alignas(64) float key[kMaxHeadDim];
+    for (const LayerTable& table : layer_tables_) {
+      if (head < table.first_head || head >= table.first_head + table.heads) continue;
+      const BatchTable& batch = *table.table->batch;
+      const auto lane = static_cast<std::size_t>(table.first_lane + head - table.first_head);
+      const float* rotation = key_rotation_.data() + table.table->first_key * floats;
+      std::size_t at = product(table.sequence->first_row, shape_.kv_heads * dim) + product(head, dim);
+      for (const WriteSlot& place : batch.slots) {
+        const PageId page = batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane];
+        kernels_.rope(keys + at, 1, dim, shape_.rotary, rotation, rotation + floats / 2, 1.0F, key);
+        kernels_.store_kv(store_->format(), store_->data(page), place.slot, key, values + at);
+        rotation += floats;
+        at += product(shape_.kv_heads, dim);
+      }
+    }
+  });
+}
+
+void CpuAttention::rotate_queries(const float* query) {
+  const std::size_t floats = rotations_.floats();
+  const float scale = 1.0F / std::sqrt(static_cast<float>(shape_.head_dim));
+  std::size_t total = 0;
+  for (const LayerTable& table : layer_tables_) total += table.table->batch->query_positions.size();
+  // A table of fewer heads leaves room between its queries and the next table's.
+  const std::size_t stride = product(shape_.heads, shape_.head_dim);
+  float* out = rotated_.ensure(total * stride);
+  threads_.parallel_for(static_cast<int>(total), [&](int index) {
+    const auto number = static_cast<std::size_t>(index);
+    auto table = layer_tables_.begin();
+    if (layer_tables_.size() > 1)
+      table = std::prev(std::upper_bound(layer_tables_.begin(), layer_tables_.end(), number,
+                                         [](std::size_t q, const LayerTable& t) { return q < t.first_query; }));
+    const int group = shape_.group();
+    const std::size_t own = number - table->first_query;
+    const std::size_t row = own % static_cast<std::size_t>(table->sequence->rows);
+    const float* rotation = query_rotation_.data() + (table->table->first_query + own) * floats;
+    kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
+                      product(table->first_head * group, shape_.head_dim),
+                  table->heads * group, shape_.head_dim, shape_.rotary, rotation, rotation + floats / 2, scale,
+                  out + number * stride);
+  });
+}
+
+void CpuAttention::select_entries(int layer) {
+  if (pass_.selector == nullptr) return;
+  const LayerTable& last = layer_tables_.back();
+  bool* read = read_.ensure(last.first_read + static_cast<std::size_t>(last.heads) * last.table->entries);
+  for (const LayerTable& table : layer_tables_)
+    for (int head = 0; head < table.heads; ++head) {
+      const std::size_t entries = table.table->entries;
+      const std::span<bool> of_lane(read + table.first_read + static_cast<std::size_t>(head) * entries, entries);
+      std::ranges::fill(of_lane, true);
+      pass_.selector->select(layer, *table.table->batch, table.first_lane + head, of_lane);
+    }
+}
+
+void CpuAttention::attend(int layer, const float* query, float* out) {
+  query_ = query;
+  out_ = out;
+  set_layer(layer);
+  const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
+  lease_ = lease.get();
+  rotate_queries(query);
+  select_entries(layer);
+  attend_unobserved();
+  attend_observed(layer);
+  lease_ = nullptr;
+}
+
+void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row) {
+  const int tile = tile_rows();
+  for (int head = table.first_head; head < table.first_head + table.heads; ++head)
+    for (int row = begin_row; row < end_row; row += tile) {
+      Task task;
+      task.table = &table;
+      task.head = head;
+      task.row = row;
+      task.rows = std::min(tile, end_row - row);
+      tasks_.push_back(task);
+    }
+}
+
+// A tile of rows passes over all partials of its lane in order. With too few tiles for the threads (decoding), and
+// where pages are still on their way, the partials of a tile are computed apart and merged in the same order: the same
+// sums either way.
+void CpuAttention::run_tasks() {
+  const bool apart = lease_ != nullptr || static_cast<int>(tasks_.size()) < 4 * threads_.threads();
+  std::size_t states = 0;
+  shares_.clear();
+  for (std::size_t t = 0; t < tasks_.size(); ++t) {
+    const std::size_t partials = tasks_[t].table->table->partials;
+    tasks_[t].state = states;
+    states += 1 + (apart ? partials : 1);
+    for (std::size_t p = 0; apart && p < partials; ++p)
+      shares_.emplace_back(static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(p));
+  }
+  const int queries = std::max(kTileQueries, shape_.group());
+  state_weighted_.ensure(states * product(queries, shape_.head_dim));
+  state_scalars_.ensure(states * product(queries, 2));
+
+  const auto clear_total = [&](const Task& task) { clear(state(task, 0), task.rows * shape_.group()); };
+  const auto merge = [&](const Task& task, int index) {
+    kernels_.merge(state(task, 0), state(task, index), task.rows * shape_.group(), shape_.head_dim);
+  };
+  if (apart && (lease_ != nullptr || shares_.size() > tasks_.size())) {
+    const auto compute = [&](std::size_t begin, std::size_t end) {
+      threads_.parallel_for(static_cast<int>(end - begin), [&](int index) {
+        const auto [task, partial] = shares_[begin + static_cast<std::size_t>(index)];
+        run_partial(tasks_[task], partial, 1 + static_cast<int>(partial));
+      });
+    };
+    std::size_t resident = shares_.size();
+    if (lease_ != nullptr)
+      resident = static_cast<std::size_t>(
+          std::stable_partition(shares_.begin(), shares_.end(),
+                                [&](const auto& share) { return is_resident(tasks_[share.first], share.second); }) -
+          shares_.begin());
+    compute(0, resident);
+    if (lease_ != nullptr) lease_->wait();
+    compute(resident, shares_.size());
+    threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
+      const Task& task = tasks_[static_cast<std::size_t>(index)];
+      clear_total(task);
+      for (int p = 0; p < static_cast<int>(task.table->table->partials); ++p) merge(task, 1 + p);
+      finish_task(task);
+    });
+    return;
+  }
+  threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
+    const Task& task = tasks_[static_cast<std::size_t>(index)];
+    clear_total(task);
+    for (std::size_t p = 0; p < task.table->table->partials; ++p) {
+      run_partial(task, p, 1);
+      merge(task, 1);
+    }
+    finish_task(task);
+  });
+}
+
+bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
+  const Table& table = *task.table->table;
+  const Partial& part = partials_[table.first_partial + partial];
+  const BatchTable& batch = *table.batch;
+  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
+  for (std::uint32_t e = part.begin; e < part.end; ++e) {
+    const PageEntry& entry = batch.frames[part.frame].entries[e];
+    if (!lease_->resident(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]))
+      return false;
+  }
+  return true;
+}
+
+AttentionState CpuAttention::state(const Task& task, int index) const {
+  const int queries = std::max(kTileQueries, shape_.group());
+  const std::size_t at = task.state + static_cast<std::size_t>(index);
+  float* scalars = state_scalars_.data() + at * product(queries, 2);
+  return {scalars, scalars + queries, state_weighted_.data() + at * product(queries, shape_.head_dim)};
+}
+
+void CpuAttention::clear(const AttentionState& state, int queries) const {
+  std::fill_n(state.maximum, queries, -std::numeric_limits<float>::infinity());
+  std::fill_n(state.sum, queries, 0.0F);
+  std::fill_n(state.weighted, product(queries, shape_.head_dim), 0.0F);
+}
+
+// What the task's rows attend to of a partial: [rows][entries of the partial].
+void CpuAttention::fill_masks(const Task& task, const Partial& part, SlotMask* masks) const {
+  const BatchTable& batch = *task.table->table->batch;
+  const BatchFrame& frame = batch.frames[part.frame];
+  const std::uint32_t entries = part.end - part.begin;
+  const bool* read = nullptr;
+  if (pass_.selector != nullptr)
+    read = read_.data() + task.table->first_read +
+           static_cast<std::size_t>(task.head - task.table->first_head) * task.table->table->entries + part.first;
+  for (std::uint32_t e = 0; e < entries; ++e)
+    masks[e] = part.begin + e >= frame.visible_from ? frame.entries[part.begin + e].live : 0;
+  for (int r = 1; r < task.rows; ++r) std::copy_n(masks, entries, masks + static_cast<std::uint32_t>(r) * entries);
+  for (const MaskBlock& block : batch.blocks) {
+    if (block.frame != part.frame) continue;
+    const std::uint32_t begin = std::max(block.begin, part.begin), end = std::min(block.end, part.end);
+    if (begin >= end) continue;
+    const std::size_t width = block.end - block.begin;
+    for (int r = 0; r < task.rows; ++r)
+      std::copy_n(
+          batch.masks.data() + block.masks + static_cast<std::size_t>(task.row + r) * width + begin - block.begin,
+          end - begin, masks + static_cast<std::uint32_t>(r) * entries + begin - part.begin);
+  }
+  if (read == nullptr) return;
+  for (int r = 0; r < task.rows; ++r)
+    for (std::uint32_t e = 0; e < entries; ++e)
+      if (!read[e]) masks[static_cast<std::uint32_t>(r) * entries + e] = 0;
+}
+
+// The retained tokens up to a row, whatever the window: [entries of all frames].
+void CpuAttention::retained_row(const BatchTable& table, int row, SlotMask* masks) const {
+  std::size_t first[kMostFrames];
+  std::size_t at = 0;
+  for (std::size_t f = 0; f < table.frames.size(); ++f) {
+    first[f] = at;
+    for (const PageEntry& entry : table.frames[f].entries) masks[at++] = entry.live;
+  }
+  const std::vector<SlotMask>& own = table.retained_masks.empty() ? table.masks : table.retained_masks;
+  for (const MaskBlock& block : table.blocks) {
+    const std::size_t width = block.end - block.begin;
+    std::copy_n(own.data() + block.masks + static_cast<std::size_t>(row) * width, width,
+                masks + first[block.frame] + block.begin);
+  }
+}
+
+void CpuAttention::run_partial(const Task& task, std::size_t number, int index) {
+  const Table& table = *task.table->table;
+  const BatchTable& batch = *table.batch;
+  const Partial& part = partials_[table.first_partial + number];
+  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
+  const std::byte* pages[kPartialEntries];
+  SlotMask masks[kTileQueries * kPartialEntries];
+  const auto entries = static_cast<int>(part.end - part.begin);
+  KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kTileQueries);
+  for (int e = 0; e < entries; ++e) {
+    const PageEntry& entry = batch.frames[part.frame].entries[part.begin + static_cast<std::uint32_t>(e)];
+    pages[e] = store_->data(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]);
+  }
+  fill_masks(task, part, masks);
+  const int group = shape_.group();
+  const std::size_t stride = product(shape_.heads, shape_.head_dim);
+  AttentionPartial run;
+  run.shape = store_->format();
+  run.rows = task.rows;
+  run.group = group;
+  run.q = rotated_.data() +
+          (task.table->first_query + product(static_cast<int>(part.frame), batch.rows) +
+           static_cast<std::size_t>(task.row)) *
+              stride +
+          product((task.head - task.table->first_head) * group, shape_.head_dim);
+  run.q_row_stride = stride;
+  run.entries = entries;
+  run.pages = pages;
+  run.masks = masks;
+  run.mask_row_stride = static_cast<std::size_t>(entries);
+  if (task.weights != nullptr) {
+    const auto slots = static_cast<std::size_t>(store_->format().slots);
+    run.weights = task.weights + part.first * slots;
+    run.weight_stride = table.entries * slots;
+    run.weight_maxima = task.weight_maxima + part.first;
+    run.weight_maximum_stride = table.entries;
+  }
+  const AttentionState into = state(task, index);
+  clear(into, task.rows * group);
+  kernels_.attend(run, into);
+}
+
+void CpuAttention::finish_task(const Task& task) {
+  const Table& table = *task.table->table;
+  const int group = shape_.group();
+  const int dim = shape_.head_dim;
+  const AttentionState total = state(task, 0);
+  const std::size_t stride = product(shape_.heads, dim);
+  const int first_query = task.head * group;  // among the model's query heads
+  for (int r = 0; r < task.rows; ++r) {
+    const AttentionState of_row{total.maximum + r * group, total.sum + r * group,
+                                total.weighted + product(r * group, dim)};
+    kernels_.finish(of_row, group, dim,
+                    out_ + static_cast<std::size_t>(task.table->sequence->first_row + task.row + r) * stride +
+                        product(first_query, dim));
+  }
+  if (task.weights == nullptr) return;
+  const auto slots = static_cast<std::size_t>(store_->format().slots);
+  thread_local std::vector<SlotMask> masks;
+  masks.resize(table.entries);
+  for (int query = 0; query < task.rows * group; ++query) {
+    if (query % group == 0) retained_row(*table.batch, task.row + query / group, masks.data());
+    const std::size_t at = static_cast<std::size_t>(query) * table.entries;
+    ObservedQuery observed;
+    observed.entries = static_cast<int>(table.entries);
+    observed.slots = static_cast<int>(slots);
+    observed.masks = masks.data();
+    observed.weights = task.weights + at * slots;
+    observed.weight_maxima = task.weight_maxima + at;
+    // Where a selector left everything unread, all weights are zero.
+    const bool saw = total.sum[query] != 0;
+    observed.maximum = saw ? total.maximum[query] : 0;
+    observed.sum = saw ? total.sum[query] : 1;
+    const int count = kernels_.observe_weights(observed);
+    observed_[task.observed + product(query / group, shape_.heads) +
+              static_cast<std::size_t>(first_query + query % group)] = {observed.weights,
+                                                                        static_cast<std::size_t>(count)};
+  }
+}
+
+std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
+                                            int threads) {
+  static_cast<void>(threads);
+  const auto floats = [&](int per_row) { return product(request.rows, per_row) * sizeof(float); };
+  const auto several = static_cast<std::uint64_t>(request.frames) * static_cast<std::uint64_t>(request.tables);
+  const int attention = shape.heads * shape.head_dim;
+  const std::uint64_t rotated = floats(attention) * several + floats(shape.rotary) * (1 + several);
+  const std::uint64_t states = floats(attention) * 2 + floats(shape.heads * 2) * 2;
+  return rotated + states + RotationTable::bytes(shape.rotary);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,204 @@
+#include "backend/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/cpu/cpu_backend_impl.h"
+#include "base/check.h"
+
+namespace kvasir {
+namespace {
+
+constexpr std::size_t kQ8BlockSums = 5 * sizeof(float);  // bytes beside a block's quants: scale and sums
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads) {
+  return std::make_unique<CpuBackend>(shape, kernels, threads);
+}
+
+float* CpuBackend::ensure(Activation activation, int width) {
+  Tensor& t = tensor(activation);
+  t.width = width;
+  return t.data.ensure(product(rows_, width));
+}
+
+void CpuBackend::begin(const Pass& pass) {
+  pass_ = pass;
+  rows_ = pass.batch->rows();
+  attention_.begin(pass);
+}
+
+void CpuBackend::embed(WeightId embedding) {
+  const int width = shape_.width;
+  float* x = ensure(Activation::kResidual, width);
+  const PackedMatrix& matrix = weights_.matrix(embedding);
+  threads_.parallel_for(rows_, [&](int row) {
+    unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], x + product(row, width));
+  });
+}
+
+void CpuBackend::normalize(const float* x, const float* weight, const float* bias, float eps, int rows, float* out) {
+  const int width = shape_.width;
+  threads_.parallel_for(rows, [&](int row) {
+    const float* from = x + product(row, width);
+    float* to = out + product(row, width);
+    if (bias == nullptr) {
+      kernels_.rms_norm(from, weight, width, eps, to);
+    } else {
+      kernels_.layer_norm(from, weight, bias, width, eps, to);
+    }
+  });
+}
+
+void CpuBackend::rms_norm(Activation from, WeightId weight, float eps, Activation to) {
+  normalize(tensor(from).data.data(), weights_.vector(weight), nullptr, eps, rows_, ensure(to, shape_.width));
+}
+
+void CpuBackend::layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) {
+  normalize(tensor(from).data.data(), weights_.vector(weight), weights_.vector(bias), eps, rows_,
+            ensure(to, shape_.width));
+}
+
+void CpuBackend::rms_norm_heads(Activation x, WeightId weight, int heads, float eps) {
+  const int dim = shape_.head_dim;
+  const float* by = weights_.vector(weight);
+  float* data = tensor(x).data.data();
+  threads_.parallel_for(rows_, [&](int row) {
+    for (int head = 0; head < heads; ++head) {
+      float* at = data + product(row, heads * dim) + product(head, dim);
+      kernels_.rms_norm(at, by, dim, eps, at);
+    }
+  });
+}
+
+// Quantises rows of x into the q8 buffers.
+void CpuBackend::quantize(const float* x, int inputs, int rows) {
+  const int blocks = inputs / kQ8Block;
+  const std::size_t group_places = product(blocks, kRowGroup);
+  const std::size_t places = static_cast<std::size_t>((rows + kRowGroup - 1) / kRowGroup) * group_places;
+  const MutableQ8Rows all{q8_quants_.ensure(places * kQ8Block), q8_scale_.ensure(places), q8_scaled_sum_.ensure(places),
+                          q8_sum_.ensure(places), q8_half_sum_.ensure(2 * places)};
+  threads_.parallel_for(rows, [&](int row) {
+    const std::size_t group = static_cast<std::size_t>(row / kRowGroup) * group_places;
+    kernels_.quantize_q8(x + product(row, inputs), inputs, all.at(group + static_cast<std::size_t>(row % kRowGroup)));
+  });
+}
+
+// All jobs share the activations and run as one parallel region.
+void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<const Job> jobs) {
+  int panels = 0;
+  bool quantized = false;
+  for (const Job& job : jobs) {
+    panels += job.weights->panels();
+    quantized = quantized || is_quantized(job.weights->type);
+  }
+  if (quantized) quantize(x, inputs, rows);
+  const Q8Rows q8{q8_quants_.data(), q8_scale_.data(), q8_scaled_sum_.data(), q8_sum_.data(), q8_half_sum_.data()};
+  const Activations activations{rows, inputs, x, q8};
+  // Rows of one pass over the weights: large shares, several per thread so that a slow thread does not hold up the
+  // rest. More rows: small shares, whose weights stay in the nearest cache while the rows pass.
+  const int share = rows <= kRowGroup ? std::max(8, (panels / (threads_.threads() * 4) + 7) / 8 * 8) : 4;
+  const auto multiply_share = [&](int task) {
+    int begin = task * share;
+    int end = std::min(panels, begin + share);
+    for (const Job& job : jobs) {
+      const int own = job.weights->panels();
+      if (begin < own && begin < end)
+        kernels_.matmul(*job.weights, activations, begin, std::min(end, own), job.out,
+                        static_cast<std::size_t>(job.weights->outputs));
+      begin = std::max(0, begin - own);
+      end -= own;
+      if (end <= 0) break;
+    }
+  };
+  threads_.parallel_for((panels + share - 1) / share, multiply_share);
+  for (const Job& job : jobs) {
+    if (job.bias == nullptr) continue;
+    const int outputs = job.weights->outputs;
+    threads_.parallel_for(rows, [&](int row) { kernels_.add(job.out + product(row, outputs), job.bias, outputs); });
+  }
+}
+
+void CpuBackend::multiply(Activation from, std::span<const Product> products) {
+  std::vector<Job> jobs;
+  for (const Product& p : products) {
+    const PackedMatrix& matrix = weights_.matrix(p.matrix);
+    KVASIR_CHECK(matrix.inputs == tensor(from).width);
+    jobs.push_back({&matrix, weights_.vector(p.bias), ensure(p.to, matrix.outputs)});
+  }
+  multiply_rows(tensor(from).data.data(), tensor(from).width, rows_, jobs);
+}
+
+void CpuBackend::swiglu(Activation gate, Activation up) {
+  const int width = tensor(up).width;
+  threads_.parallel_for(rows_, [&](int row) {
+    float* hidden = tensor(up).data.data() + product(row, width);
+    kernels_.swiglu(tensor(gate).data.data() + product(row, width), hidden, width, hidden);
+  });
+}
+
+void CpuBackend::gelu(Activation x) {
+  const int width = tensor(x).width;
+  threads_.parallel_for(rows_, [&](int row) { kernels_.gelu(tensor(x).data.data() + product(row, width), width); });
+}
+
+void CpuBackend::add(Activation to, Activation x) {
+  const int width = tensor(to).width;
+  KVASIR_CHECK(width == tensor(x).width);
+  threads_.parallel_for(rows_, [&](int row) {
+    kernels_.add(tensor(to).data.data() + product(row, width), tensor(x).data.data() + product(row, width), width);
+  });
+}
+
+void CpuBackend::store(int layer) {
+  attention_.store(layer, tensor(Activation::kKey).data.data(), tensor(Activation::kValue).data.data());
+}
+
+void CpuBackend::attend(int layer) {
+  const float* query = tensor(Activation::kQuery).data.data();
+  attention_.attend(layer, query, ensure(Activation::kAttention, shape_.heads * shape_.head_dim));
+}
+
+std::span<const float> CpuBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
+  const int width = shape_.width;
+  float* x = tensor(Activation::kResidual).data.data();
+  int kept = 0;
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    KVASIR_CHECK(sequence.logits <= sequence.rows);
+    const int end = sequence.first_row + sequence.rows;
+    for (int r = end - sequence.logits; r < end; ++r, ++kept)
+      if (r != kept) std::copy_n(x + product(r, width), width, x + product(kept, width));
+  }
+  if (kept == 0) return {};
+  float* normalized = ensure(Activation::kNormalized, width);
+  normalize(x, weights_.vector(norm), weights_.vector(norm_bias), eps, kept, normalized);
+  float* logits = logits_.ensure(product(kept, shape_.vocabulary));
+  const Job job{&weights_.matrix(output), nullptr, logits};
+  multiply_rows(normalized, width, kept, {&job, 1});
+  return {logits, product(kept, shape_.vocabulary)};
+}
+
+std::uint64_t CpuBackend::workspace_bytes(const WorkspaceRequest& request) const {
+  return cpu_workspace_bytes(shape_, request, threads_.threads());
+}
+
+std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts) {
+  return CpuWeights::bytes_of(parts);
+}
+
+std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::WorkspaceRequest& request, int threads) {
+  const int rows = request.rows;
+  const auto floats = [&](int per_row) { return product(rows, per_row) * sizeof(float); };
+  const int attention = s.heads * s.head_dim;
+  const int groups = (rows + kRowGroup - 1) / kRowGroup * kRowGroup;
+  const int widest = std::max({s.width, attention, s.ffn});
+  const std::uint64_t activations =
+      floats(s.width) * 3 + floats(attention) * 2 + floats(2 * s.kv_heads * s.head_dim) + floats(2 * s.ffn);
+  const std::uint64_t quantized =
+      product(groups, widest) + product(groups, (widest + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
+  return activations + quantized + CpuAttention::workspace_bytes(s, request, threads) +
+         product(request.logits, s.vocabulary) * sizeof(float);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,21 @@
+// The backend of this machine's processor: a pool of threads and a kernel table.
+// Thread-safety: as Backend.
+#pragma once
+
+#include <memory>
+
+#include "backend/backend.h"
+#include "base/thread_pool.h"
+
+namespace kvasir {
+
+// `kernels` outlives the backend.
+std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads);
+
+// Bytes that loading these weights allocates.
+std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts);
+
+// What the backend's workspace_bytes says, without a backend.
+std::uint64_t cpu_workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request, int threads);
+
+}  // namespace kvasir

@@ -1,0 +1,195 @@
+// The parts of the CPU backend. Internal to src/backend/cpu.
+#pragma once
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/attention_listener.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/cpu_page_store.h"
+#include "backend/cpu/cpu_weights.h"
+#include "base/aligned_buffer.h"
+
+namespace kvasir {
+
+inline std::size_t product(int a, int b) {
+  return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
+}
+
+// Attention over paged lanes: splits a pass into tiles of rows and partials of entries, and tells listeners.
+class CpuAttention {
+ public:
+  CpuAttention(const BackendShape* shape, const KernelTable* kernels, ThreadPool* threads)
+      : shape_(*shape), kernels_(*kernels), threads_(*threads), rotations_(shape->inverse_frequencies) {}
+
+  void begin(const Backend::Pass& pass);
+  void store(int layer, const float* keys, const float* values);
+  // query, out: [rows][heads * head_dim].
+  void attend(int layer, const float* query, float* out);
+
+  static std::uint64_t workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
+                                       int threads);
+
+ private:
+  // A run of at most kPartialEntries entries of one frame. Its bounds depend on the ordinals of the columns alone, so a
+  // row's sums are taken in the same order whatever the chunk it came in.
+  struct Partial {
+    std::uint32_t frame = 0;
+    std::uint32_t begin = 0;  // entries [begin, end) of the frame
+    std::uint32_t end = 0;
+    std::uint32_t first = 0;  // number of entry `begin` among those of all frames
+  };
+  // What a pass derives from one page table, whatever the layer.
+  struct Table {
+    const BatchTable* batch = nullptr;
+    std::size_t first_partial = 0;
+    std::size_t partials = 0;
+    std::uint32_t entries = 0;    // of all frames
+    std::size_t first_key = 0;    // rotations of keys
+    std::size_t first_query = 0;  // rotations of queries
+  };
+  // One table's lanes in one layer.
+  struct LayerTable {
+    const BatchSequence* sequence = nullptr;
+    const Table* table = nullptr;
+    int number = 0;      // of the tables of this sequence in this layer
+    int first_head = 0;  // KV heads [first_head, first_head + heads)
+    int heads = 0;
+    int first_lane = 0;           // of these heads in the table
+    std::size_t first_query = 0;  // of its rotated queries, in units of one row's
+    std::size_t first_read = 0;   // of what the selector says
+  };
+  // A tile of rows of one lane.
+  struct Task {
+    const LayerTable* table = nullptr;
+    int head = 0;  // KV head
+    int row = 0;   // rows [row, row + rows) of the sequence
+    int rows = 0;
+    std::size_t state = 0;           // of its total; those of partials follow
+    float* weights = nullptr;        // [rows * group][entries * slots], if observed
+    float* weight_maxima = nullptr;  // [rows * group][entries]
+    std::size_t observed = 0;        // place of its first row's spans: [rows][heads]
+  };
+
+  // Some rows of a sequence whose weights are observed together.
+  struct Unit {
+    const BatchSequence* sequence = nullptr;
+    std::size_t first_table = 0;  // layer tables [first_table, last_table)
+    std::size_t last_table = 0;
+    int begin = 0;  // rows
+    int end = 0;
+
+    int rows() const { return end - begin; }
+  };
+
+  void add_partials(Table& table);
+  void fill_rotations();
+  void set_layer(int layer);
+  void rotate_queries(const float* query);
+  void select_entries(int layer);
+  void attend_unobserved();
+  void attend_observed(int layer);
+  void observe_units(int layer, std::span<const Unit> units);
+  void tell(int layer, const Unit& unit, std::size_t observed);
+  void tell_masses(int layer, const Unit& unit, std::size_t observed);
+  void add_tasks(const LayerTable& table, int begin_row, int end_row);
+  void run_tasks();
+  void run_partial(const Task& task, std::size_t partial, int state);
+  void fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
+  void retained_row(const BatchTable& table, int row, SlotMask* masks) const;
+  bool is_resident(const Task& task, std::size_t partial) const;
+  void finish_task(const Task& task);
+  AttentionState state(const Task& task, int index) const;
+  void clear(const AttentionState& state, int queries) const;
+  int tile_rows() const;
+
+  const BackendShape& shape_;
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  RotationTable rotations_;
+  Backend::Pass pass_;
+  const CpuPageStore* store_ = nullptr;
+  PageLease* lease_ = nullptr;  // of the layer at hand
+  const float* query_ = nullptr;
+  float* out_ = nullptr;
+
+  std::vector<Table> tables_;  // of the batch
+  std::vector<Partial> partials_;
+  std::vector<LayerTable> layer_tables_;
+  std::vector<Task> tasks_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> shares_;  // task, partial
+  AlignedBuffer<bool> read_;                                     // per layer table [heads][entries], by the selector
+  AlignedBuffer<float> key_rotation_;                            // per table [rows][rotation]
+  AlignedBuffer<float> query_rotation_;                          // per table [frames][rows][rotation]
+  AlignedBuffer<float> rotated_;         // per layer table [frames][rows][its query heads * head_dim]
+  AlignedBuffer<float> state_weighted_;  // attention states: totals, then partials
+  AlignedBuffer<float> state_scalars_;   // maximum and sum of each
+  AlignedBuffer<float> weights_;         // observed
+  AlignedBuffer<float> weight_maxima_;
+  std::vector<std::span<const float>> observed_;
+  std::vector<double> masses_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads)
+      : shape_(shape), kernels_(*kernels), threads_(*threads), attention_(&shape_, kernels, threads) {}
+  CpuBackend(const CpuBackend&) = delete;
+  CpuBackend& operator=(const CpuBackend&) = delete;
+
+  std::string_view name() const override { return kernels_.name; }
+  std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override { return CpuWeights::bytes_of(parts); }
+  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override {
+    return weights_.load(parts, threads_, progress);
+  }
+  std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) override {
+    return std::make_unique<CpuPageStore>(format, &kernels_, &threads_, shape_.inverse_frequencies);
+  }
+  void begin(const Pass& pass) override;
+  void embed(WeightId embedding) override;
+  void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
+  void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
+  void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
+  void multiply(Activation from, std::span<const Product> products) override;
+  void swiglu(Activation gate, Activation up) override;
+  void gelu(Activation x) override;
+  void add(Activation to, Activation x) override;
+  void store(int layer) override;
+  void attend(int layer) override;
+  std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
+
+ private:
+  struct Job {
+    const PackedMatrix* weights;
+    const float* bias;  // [outputs], or none
+    float* out;         // [rows, outputs]
+  };
+  struct Tensor {
+    AlignedBuffer<float> data;
+    int width = 0;
+  };
+  Tensor& tensor(Activation activation) { return tensors_[static_cast<std::size_t>(activation)]; }
+  float* ensure(Activation activation, int width);
+  void quantize(const float* x, int inputs, int rows);
+  void multiply_rows(const float* x, int inputs, int rows, std::span<const Job> jobs);
+  void normalize(const float* x, const float* weight, const float* bias, float eps, int rows, float* out);
+
+  BackendShape shape_;
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  CpuWeights weights_;
+  CpuAttention attention_;
+  Pass pass_;
+  int rows_ = 0;
+  Tensor tensors_[kActivations];
+  AlignedBuffer<float> logits_;           // [rows wanted][vocabulary]
+  AlignedBuffer<std::int8_t> q8_quants_;  // rows as Q8Rows
+  AlignedBuffer<float> q8_scale_;
+  AlignedBuffer<float> q8_scaled_sum_;
+  AlignedBuffer<std::int32_t> q8_sum_;
+  AlignedBuffer<std::int32_t> q8_half_sum_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,151 @@
+// Attention that somebody listens to: weights are kept for some rows at a time, reduced to masses, and told.
+#include <algorithm>
+#include <limits>
+
+#include "backend/attention_mass.h"
+#include "backend/cpu/cpu_backend_impl.h"
+
+namespace kvasir {
+
+namespace {
+
+bool is_observed(const BatchSequence& sequence, int row) {
+  const AttentionListener* listener = sequence.listener;
+  if (listener == nullptr) return false;
+  return listener->wants_weights() || (!listener->reductions().empty() && listener->wants_row(row));
+}
+
+// Calls visit(begin, end) for each range of rows that are observed, or that are not.
+template <class Visit>
+void for_each_range(const BatchSequence& sequence, bool observed, Visit&& visit) {
+  for (int begin = 0; begin < sequence.rows;) {
+    int end = begin;
+    while (end < sequence.rows && is_observed(sequence, end) == observed) ++end;
+    if (end > begin) visit(begin, end);
+    begin = std::max(end, begin + 1);
+  }
+}
+
+}  // namespace
+
+void CpuAttention::attend_unobserved() {
+  tasks_.clear();
+  for (const LayerTable& table : layer_tables_)
+    for_each_range(*table.sequence, false, [&](int begin, int end) { add_tasks(table, begin, end); });
+  if (!tasks_.empty()) run_tasks();
+}
+
+// Some rows at a time, so that the weights of a whole pass never exist at once; those of several sequences together.
+void CpuAttention::attend_observed(int layer) {
+  constexpr std::size_t kMostWeights = std::size_t{4} << 20;  // floats
+  const int step = tile_rows() * std::max(1, 4 * threads_.threads() / shape_.kv_heads);
+  std::vector<Unit> units;
+  std::size_t weights = 0;
+  const auto flush = [&] {
+    if (!units.empty()) observe_units(layer, units);
+    units.clear();
+    weights = 0;
+  };
+  for (std::size_t first = 0; first < layer_tables_.size();) {
+    const BatchSequence& sequence = *layer_tables_[first].sequence;
+    std::size_t last = first;
+    std::size_t per_row = 0;
+    for (; last < layer_tables_.size() && layer_tables_[last].sequence == &sequence; ++last)
+      per_row += static_cast<std::size_t>(layer_tables_[last].heads * shape_.group()) *
+                 layer_tables_[last].table->entries * static_cast<std::size_t>(store_->format().slots);
+    for_each_range(sequence, true, [&](int begin, int end) {
+      for (int row = begin; row < end; row += step) {
+        const Unit unit{&sequence, first, last, row, std::min(end, row + step)};
+        const std::size_t own = per_row * static_cast<std::size_t>(unit.rows());
+        if (weights + own > kMostWeights) flush();
+        weights += own;
+        units.push_back(unit);
+      }
+    });
+    first = last;
+  }
+  flush();
+}
+
+void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
+  const auto slots = static_cast<std::size_t>(store_->format().slots);
+  const auto group = static_cast<std::size_t>(shape_.group());
+  tasks_.clear();
+  std::size_t rows = 0, maxima = 0;
+  for (const Unit& unit : units) {
+    for (std::size_t t = unit.first_table; t < unit.last_table; ++t) {
+      const std::size_t begin = tasks_.size();
+      add_tasks(layer_tables_[t], unit.begin, unit.end);
+      for (std::size_t task = begin; task < tasks_.size(); ++task)
+        tasks_[task].observed =
+            (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(shape_.heads);
+    }
+    rows += static_cast<std::size_t>(unit.rows());
+  }
+  for (const Task& task : tasks_) maxima += static_cast<std::size_t>(task.rows) * group * task.table->table->entries;
+  float* weight = weights_.ensure(maxima * slots);
+  float* maximum = weight_maxima_.ensure(maxima);
+  if (shape_.windowed || pass_.selector != nullptr) {
+    // Tokens that are retained but not read are observed too: nobody computes their weight, it is zero.
+    std::fill_n(weight, maxima * slots, 0.0F);
+    std::fill_n(maximum, maxima, -std::numeric_limits<float>::infinity());
+  }
+  for (Task& task : tasks_) {
+    const std::size_t entries = static_cast<std::size_t>(task.rows) * group * task.table->table->entries;
+    task.weights = std::exchange(weight, weight + entries * slots);
+    task.weight_maxima = std::exchange(maximum, maximum + entries);
+  }
+  observed_.assign(rows * static_cast<std::size_t>(shape_.heads), {});
+  run_tasks();
+  std::size_t observed = 0;
+  for (const Unit& unit : units) {
+    tell(layer, unit, observed);
+    observed += static_cast<std::size_t>(unit.rows() * shape_.heads);
+  }
+}
+
+void CpuAttention::tell(int layer, const Unit& unit, std::size_t observed) {
+  AttentionListener& listener = *unit.sequence->listener;
+  if (listener.wants_weights())
+    listener.hear_weights({layer, unit.begin, unit.rows(), shape_.heads,
+                           std::span(observed_).subspan(observed, product(unit.rows(), shape_.heads))});
+  if (!listener.reductions().empty()) tell_masses(layer, unit, observed);
+}
+
+void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed) {
+  AttentionListener& listener = *unit.sequence->listener;
+  const std::span<const MassReduction> reductions = listener.reductions();
+  const auto tables = static_cast<int>(unit.last_table - unit.first_table);
+  const int heads = shape_.heads / tables;
+  std::size_t most = 0;
+  for (std::size_t i = 0; i < product(unit.rows(), shape_.heads); ++i)
+    most = std::max(most, observed_[observed + i].size());
+  masses_.resize(product(unit.rows(), tables) * reductions.size() * most);
+  const auto weights_of = [&](int row, int table, int head) {
+    return observed_[observed + product(row, shape_.heads) + static_cast<std::size_t>(table * heads + head)];
+  };
+  const auto mass_of = [&](int row, int table, std::size_t reduction) {
+    const std::size_t at = (product(row, tables) + static_cast<std::size_t>(table)) * reductions.size() + reduction;
+    return std::span(masses_).subspan(at * most, weights_of(row, table, 0).size());
+  };
+  threads_.parallel_for(unit.rows() * tables, [&](int index) {
+    const int row = index / tables;
+    const int table = index % tables;
+    if (!listener.wants_row(unit.begin + row)) return;
+    const float* of_heads[kMaxHeads];
+    for (int h = 0; h < heads; ++h) of_heads[h] = weights_of(row, table, h).data();
+    for (std::size_t r = 0; r < reductions.size(); ++r) {
+      const std::span<double> mass = mass_of(row, table, r);
+      reduce_mass({of_heads, static_cast<std::size_t>(heads)}, static_cast<int>(mass.size()), reductions[r], mass);
+    }
+  });
+  std::vector<std::span<const double>> masses(reductions.size());
+  for (int table = 0; table < tables; ++table)
+    for (int row = 0; row < unit.rows(); ++row) {
+      if (!listener.wants_row(unit.begin + row)) continue;
+      for (std::size_t r = 0; r < reductions.size(); ++r) masses[r] = mass_of(row, table, r);
+      listener.hear_masses({layer, table, unit.begin + row, masses});
+    }
+}
+
+}  // namespace kvasir

@@ -1,0 +1,66 @@
+// Pages in memory, in the layout of the kernel tables (kernels/kv_page.h).
+// Thread-safety: as PageStore; data() may be used from many threads while no page is cleared, copied or moved.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/page_store.h"
+#include "base/thread_pool.h"
+#include "kernels/kernels.h"
+
+namespace kvasir {
+
+// The cosines, then the sines, of the angles of a position, [dims / 2] each. In double up to the last rounding: a float
+// angle is off by 0.03 at a million.
+class RotationTable {
+ public:
+  explicit RotationTable(std::vector<double> inverse_frequencies);
+
+  std::size_t floats() const { return 2 * inverse_frequencies_.size(); }
+  int rotary() const { return static_cast<int>(floats()); }
+  // Valid until kCached other positions were asked for.
+  const float* of(std::int64_t position);
+
+  static constexpr int kCached = 4096;
+  static std::uint64_t bytes(int rotary) { return std::uint64_t{kCached} * (static_cast<unsigned>(rotary) * 4u + 8u); }
+
+ private:
+  std::vector<double> inverse_frequencies_;
+  // Direct-mapped: neighbouring positions come again and again.
+  std::vector<std::int64_t> cached_position_;
+  std::vector<float> cached_;  // [kCached][floats]
+};
+
+class CpuPageStore final : public PageStore {
+ public:
+  // `kernels` and `threads` outlive the store.
+  CpuPageStore(const KvPageShape& format, const KernelTable* kernels, ThreadPool* threads,
+               std::vector<double> inverse_frequencies);
+  CpuPageStore(const CpuPageStore&) = delete;
+  CpuPageStore& operator=(const CpuPageStore&) = delete;
+  ~CpuPageStore() override;
+
+  const KvPageShape& format() const { return format_; }
+  std::byte* data(PageId page) const { return data_ + static_cast<std::size_t>(page) * page_bytes_; }
+
+  Status reserve(std::uint64_t count) override;
+  void clear(std::span<const PageId> pages) override;
+  void copy(std::span<const PageId> from, std::span<const PageId> to) override;
+  void move(int lanes, std::span<const SlotMove> moves) override;
+  void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  void read(PageId page, std::span<std::byte> out) const override;
+  void write(PageId page, std::span<const std::byte> in) override;
+
+ private:
+  KvPageShape format_;
+  const KernelTable& kernels_;
+  ThreadPool& threads_;
+  RotationTable rotations_;
+  std::size_t page_bytes_;
+  std::uint64_t count_ = 0;
+  std::byte* data_ = nullptr;
+  std::vector<float> turns_;  // rotations of the moves at hand
+};
+
+}  // namespace kvasir

@@ -1,0 +1,38 @@
+// The weights of a model, packed for the kernel tables into one allocation.
+// Thread-safety: immutable after load.
+#pragma once
+
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/thread_pool.h"
+
+namespace kvasir {
+
+class CpuWeights {
+ public:
+  CpuWeights() = default;
+  CpuWeights(const CpuWeights&) = delete;
+  CpuWeights& operator=(const CpuWeights&) = delete;
+  ~CpuWeights();
+
+  static std::uint64_t bytes_of(std::span<const WeightPart> parts);
+  Status load(std::span<const WeightPart> parts, ThreadPool& threads, const Backend::LoadProgress& progress);
+
+  const PackedMatrix& matrix(WeightId id) const { return weights_[static_cast<std::size_t>(id)].matrix; }
+  // Null for kNoWeight.
+  const float* vector(WeightId id) const {
+    return id == kNoWeight ? nullptr : weights_[static_cast<std::size_t>(id)].vector;
+  }
+
+ private:
+  struct Weight {
+    PackedMatrix matrix;
+    const float* vector = nullptr;
+  };
+  std::vector<Weight> weights_;
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,267 @@
+#include "engine/sequence.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "kv/describe_table.h"
+
+namespace kvasir {
+
+int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk) {
+  if (done >= prompt) return 1;
+  const std::int64_t to_grid = chunk - done % chunk;
+  return static_cast<int>(std::min({to_grid, prompt - done, total - done}));
+}
+
+SequenceLayout sequence_layout(const RetentionPolicy& policy) {
+  const PolicyTraits& traits = policy.traits();
+  SequenceLayout layout;
+  layout.scope = traits.scope;
+  layout.table.lists = traits.compacts;
+  layout.table.original_positions = traits.compacts && traits.positions != PositionMode::kCompact;
+  layout.table.run_capacities = traits.run_capacities;
+  return layout;
+}
+
+int prompt_chunk(const RetentionPolicy& policy, int chunk) {
+  if (chunk > 0) return chunk;
+  return policy.traits().chunk > 0 ? policy.traits().chunk : kDefaultChunk;
+}
+
+Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context) {
+  if (!policy.traits().compacts || !policy.bound() || policy.traits().positions == PositionMode::kOriginal) return {};
+  const std::int64_t most = *policy.bound() - 1 + prompt_chunk(policy, chunk);
+  if (most <= context) return {};
+  return invalid_argument(
+             "policy '{}' shows a pass up to {} tokens (what it keeps and a chunk of {}), more than the trained "
+             "context of {}; give it a smaller size (budget, size, max) or a smaller chunk",
+             policy.traits().spec, most, prompt_chunk(policy, chunk), context)
+      .about({"policy", "chunk"});
+}
+
+void TokenLog::add(Source source, int chunk, std::span<const TokenId> more) {
+  tokens.insert(tokens.end(), more.begin(), more.end());
+  if (source == Source::kGenerated) chunk = 0;
+  if (segments.empty() || segments.back().source != source || segments.back().chunk != chunk || prompt_ended)
+    segments.push_back({source, 0, chunk});
+  segments.back().tokens += static_cast<std::int64_t>(more.size());
+  prompt_ended = false;
+}
+
+// Between the backend and the policy, and whoever else wants to know.
+class Sequence::Listener final : public AttentionListener {
+ public:
+  explicit Listener(Sequence* sequence) : sequence_(*sequence) {}
+
+  std::span<const MassReduction> reductions() const override {
+    if (!wanted_) return {};
+    return sequence_.policy_->traits().reductions;
+  }
+  bool wants_row(int row) const override {
+    return sequence_.policy_->wants_row(sequence_.chunk_, sequence_.done_ + row);
+  }
+  bool wants_weights() const override { return tap != nullptr; }
+
+  void hear_masses(const ObservedMasses& masses) override {
+    const auto start = std::chrono::steady_clock::now();
+    const int table = masses.layer * sequence_.table_layout().per_layer + masses.table;
+    sequence_.policy_->observe(sequence_.chunk_, table, sequence_.done_ + masses.row, masses.masses);
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  void hear_weights(const ObservedAttention& weights) override { tap->observe(weights); }
+
+  // Whether some row of the next pass matters to anybody.
+  bool begin_pass(int rows) {
+    wanted_ = false;
+    for (int row = 0; row < rows && !sequence_.policy_->traits().reductions.empty(); ++row)
+      wanted_ = wanted_ || wants_row(row);
+    return wanted_ || tap != nullptr;
+  }
+
+  AttentionObserver* tap = nullptr;
+  double seconds = 0;
+
+ private:
+  Sequence& sequence_;
+  bool wanted_ = false;
+};
+
+Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
+                   std::unique_ptr<RetentionPolicy> policy)
+    : model_(std::move(model)),
+      cache_(std::move(cache)),
+      policy_(std::move(policy)),
+      tables_(cache_->new_sequence(sequence_layout(*policy_))),
+      listener_(std::make_unique<Listener>(this)) {
+  policy_->begin(table_layout());
+}
+
+Sequence::Sequence(const Sequence& other, KvSequence tables)
+    : model_(other.model_),
+      cache_(other.cache_),
+      policy_(other.policy_->clone()),
+      tables_(std::move(tables)),
+      listener_(std::make_unique<Listener>(this)),
+      log_(other.log_ != nullptr ? std::make_unique<TokenLog>(*other.log_) : nullptr),
+      first_dropped_(other.first_dropped_),
+      kept_max_(other.kept_max_),
+      seen_least_(other.seen_least_) {}
+
+Sequence::~Sequence() = default;
+
+TableLayout Sequence::table_layout() const {
+  const ModelConfig& config = model_->config;
+  const PolicyScope scope = policy_->traits().scope;
+  TableLayout layout;
+  layout.layers = scope == PolicyScope::kSequence ? 1 : config.layers;
+  layout.per_layer = scope == PolicyScope::kHead ? config.kv_heads : 1;
+  layout.heads = config.heads / layout.per_layer;
+  return layout;
+}
+
+void Sequence::set_tap(AttentionObserver* tap) {
+  listener_->tap = tap;
+}
+
+void Sequence::keep_log() {
+  KVASIR_CHECK(tables_.next_index() == 0);
+  log_ = std::make_unique<TokenLog>();
+}
+
+double Sequence::seconds_observing() const {
+  return listener_->seconds;
+}
+
+Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
+  PassPlan plan;
+  const auto rest = static_cast<std::int64_t>(input.rest.size());
+  plan.begins_chunk = !in_chunk();
+  if (plan.begins_chunk) {
+    const TokenIndex next = tables_.next_index();
+    const TokenIndex end = next + rest;
+    const bool prompt = input.source == Source::kPrompt;
+    const int want = next_chunk_rows(next, prompt ? end : 0, end, prompt_chunk(*policy_, input.chunk));
+    plan.chunk = {next, policy_->chunk_rows(want), prompt, 0};
+    if (prompt) plan.chunk.prompt_left = end - plan.chunk.end();
+  } else {
+    plan.chunk = chunk_;
+    plan.first = done_;
+    KVASIR_CHECK(rest >= chunk_.rows - done_);
+  }
+  plan.rows = std::min(plan.chunk.rows - plan.first, std::max(input.most_rows, 1));
+  const bool last = plan.rows == rest;
+  if (input.logits == Logits::kAll) plan.logits = plan.rows;
+  if (input.logits == Logits::kLast && last) plan.logits = 1;
+  const KvSequence::Room room = tables_.plan_append(plan.rows);
+  plan.bytes = room.append;
+  plan.reserve = room.reserve;
+  // Keys that the chunk's end will rotate must be the sequence's own.
+  if (plan.begins_chunk && policy_->traits().realign == Realign::kRotate)
+    if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
+      plan.reserve += tables_.only_table().unshare_bytes({dropped.end, plan.chunk.end()});
+  return plan;
+}
+
+Status Sequence::make_room(const PassPlan& plan) {
+  if (const MemoryBudget& budget = cache_->budget(); plan.bytes + plan.reserve > budget.available())
+    return kv_memory_full(budget, plan.bytes + plan.reserve);
+  if (plan.begins_chunk) {
+    if (policy_->traits().realign == Realign::kRotate)
+      if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
+        KVASIR_RETURN_IF_ERROR(tables_.only_table().unshare({dropped.end, plan.chunk.end()}));
+    prepare_tables(plan.chunk);
+  }
+  KVASIR_RETURN_IF_ERROR(tables_.append(plan.rows));
+  if (plan.begins_chunk) {
+    chunk_ = plan.chunk;
+    hidden_.assign(static_cast<std::size_t>(chunk_.rows), {});
+    policy_->hidden(chunk_, hidden_);
+  }
+  kept_max_ = std::max(kept_max_, tables_.longest());
+  seen_least_ = tables_.shortest();
+  return {};
+}
+
+// Changes of frames that depend on the chunk alone.
+void Sequence::prepare_tables(const PolicyChunk& chunk) {
+  if (!policy_->traits().compacts) return;
+  const bool leaves_context = chunk.end() > model_->config.context;
+  for (int t = 0; t < tables_.tables(); ++t) {
+    PageTable& table = tables_.table(t);
+    if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
+    // Every row rotates its query for every frame.
+    constexpr std::size_t kManyFrames = 4;
+    if (chunk.rows > 8 && table.runs() == 1 && table.frames().size() > kManyFrames) table.compact();
+  }
+}
+
+void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch,
+                        std::size_t* tables_in_use) {
+  BatchSequence sequence;
+  sequence.first_row = batch->rows();
+  sequence.rows = plan.rows;
+  sequence.first_table = *tables_in_use;
+  sequence.tables = tables_.tables();
+  sequence.logits = plan.logits;
+  sequence.listener = listener_->begin_pass(plan.rows) ? listener_.get() : nullptr;
+  batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
+  *tables_in_use += static_cast<std::size_t>(sequence.tables);
+  if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
+  const auto hidden =
+      std::span(hidden_).subspan(static_cast<std::size_t>(plan.first), static_cast<std::size_t>(plan.rows));
+  for (int t = 0; t < sequence.tables; ++t)
+    describe_table(tables_.table(t), hidden, model_->config.sliding_window,
+                   &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
+  batch->sequences.push_back(sequence);
+}
+
+void Sequence::finish_pass(const PassPlan& plan, const Input& input) {
+  if (log_ != nullptr) {
+    log_->add(input.source, prompt_chunk(*policy_, input.chunk), input.rest.first(static_cast<std::size_t>(plan.rows)));
+    log_->prompt_ended = plan.chunk.ends_prompt() && plan.ends_chunk();
+  }
+  done_ += plan.rows;
+  if (done_ < chunk_.rows) return;
+  prune();
+  done_ = 0;
+}
+
+void Sequence::prune() {
+  const auto decide = [&](const auto& ask) {
+    for (int t = 0; t < tables_.tables(); ++t) {
+      plan_.clear();
+      ask(t);
+      if (plan_.empty()) continue;
+      if (!plan_.drop.empty() && plan_.drop.front().begin < first_dropped_.value_or(plan_.drop.front().end))
+        first_dropped_ = plan_.drop.front().begin;
+      // One growing hole always fits a table of ranges.
+      KVASIR_CHECK(tables_.table(t).apply(plan_).ok());
+    }
+  };
+  decide([&](int table) { policy_->end_chunk(chunk_, table, plan_); });
+  decide([&](int table) { policy_->finish_chunk(chunk_, table, plan_); });
+}
+
+Status Sequence::own_pages() {
+  if (!policy_->traits().compacts) return {};
+  for (int t = 0; t < tables_.tables(); ++t)
+    KVASIR_RETURN_IF_ERROR(tables_.table(t).unshare({0, tables_.next_index()}));
+  return {};
+}
+
+Result<std::unique_ptr<Sequence>> Sequence::fork() const {
+  KVASIR_CHECK(!in_chunk());
+  KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
+  return {std::unique_ptr<Sequence>(new Sequence(*this, std::move(tables)))};
+}
+
+void Sequence::set_counters(const Counters& counters) {
+  kept_max_ = counters.kept_max;
+  seen_least_ = counters.seen_least;
+  first_dropped_.reset();
+  if (counters.first_dropped >= 0) first_dropped_ = counters.first_dropped;
+}
+
+}  // namespace kvasir

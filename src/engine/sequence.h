@@ -1,0 +1,159 @@
+// One sequence under one retention policy: its page tables, its policy's state, the chunk that is under way. It says
+// what its next pass is (plan, const), makes room for it, describes it to a batch, hears its attention, and prunes.
+// Whoever runs passes (engine/step.h) does so for one sequence or for many.
+//
+// Thread-safety: one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/attention_listener.h"
+#include "engine/loaded_model.h"
+#include "kv/kv_cache.h"
+#include "retention/policy.h"
+
+namespace kvasir {
+
+inline constexpr int kDefaultChunk = 512;
+
+// Whether tokens are a prompt, read in chunks and ended with the last of them, or were generated, one after the other.
+enum class Source { kPrompt, kGenerated };
+enum class Logits { kNone, kLast, kAll };
+
+// How a sequence under this policy is held.
+SequenceLayout sequence_layout(const RetentionPolicy& policy);
+
+// Tokens of a prompt that share a chunk: `chunk`, or if it is 0 what the policy or else the engine's default says.
+int prompt_chunk(const RetentionPolicy& policy, int chunk);
+
+// Rows of the chunk that starts at token `done`: prompts go in chunks on a grid anchored at token 0, the rest singly.
+int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk);
+
+// Whether a text without end can run under the policy: what a pass sees must fit the trained context where positions
+// are compact (attention-scored policies; those that decide by range may well be given more, and see more). Errors:
+// kInvalidArgument.
+Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context);
+
+// What was fed to a sequence, as far as recomputing it needs: tokens, and which of them were prompts.
+struct TokenLog {
+  struct Segment {
+    Source source = Source::kPrompt;
+    std::int64_t tokens = 0;
+    int chunk = 0;  // of a prompt: the size of its grid
+  };
+  std::vector<TokenId> tokens;
+  std::vector<Segment> segments;
+  bool prompt_ended = false;  // the newest segment is a prompt that was read to its end
+
+  void add(Source source, int chunk, std::span<const TokenId> more);
+  std::uint64_t bytes() const { return tokens.capacity() * sizeof(TokenId) + segments.capacity() * sizeof(Segment); }
+};
+
+class Sequence {
+ public:
+  Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::unique_ptr<RetentionPolicy> policy);
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+  ~Sequence();
+
+  // Tokens that wait to be run behind what the sequence holds.
+  struct Input {
+    std::span<const TokenId> rest;  // what is left of a prompt, or generated tokens; not empty
+    Source source = Source::kPrompt;
+    int chunk = 0;                                    // of prompts; 0: the policy's own
+    int most_rows = std::numeric_limits<int>::max();  // of this pass
+    Logits logits = Logits::kLast;                    // kLast: of the last of `rest`
+  };
+
+  // The next pass: some rows of a chunk.
+  struct PassPlan {
+    PolicyChunk chunk;
+    bool begins_chunk = true;
+    int first = 0;  // row of the chunk
+    int rows = 0;
+    int logits = 0;             // of the last this many rows
+    std::uint64_t bytes = 0;    // that the rows take
+    std::uint64_t reserve = 0;  // bytes that must be available besides, for copies of shared pages at the chunk's end
+    bool ends_chunk() const { return first + rows == chunk.rows; }
+  };
+  // Plans as many of the first tokens of `input.rest` as share a chunk, or are left of the one under way, up to
+  // most_rows. Changes nothing.
+  PassPlan plan_pass(const Input& input) const;
+
+  // Makes room for the rows of a plan. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
+  Status make_room(const PassPlan& plan);
+  // Adds the rows to a batch. REQUIRES: make_room(plan) succeeded; the sequence outlives the batch unchanged.
+  void describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch, std::size_t* tables_in_use);
+  // The rows have run. At the end of a chunk the policy decides, and its plan is executed.
+  void finish_pass(const PassPlan& plan, const Input& input);
+
+  bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others not
+
+  // Optional observer of the attention of every pass; may be null. Must outlive the passes.
+  void set_tap(AttentionObserver* tap);
+  // Starts the token log. REQUIRES: nothing was read.
+  void keep_log();
+  const TokenLog* log() const { return log_.get(); }
+  void set_log(const TokenLog& log) { log_ = std::make_unique<TokenLog>(log); }
+
+  // Copies what is shared and will be written sooner or later. Errors: kResourceExhausted.
+  Status own_pages();
+
+  // A sequence in the same state that shares all pages. REQUIRES: !in_chunk(). Errors: kResourceExhausted.
+  Result<std::unique_ptr<Sequence>> fork() const;
+
+  LoadedModel& model() { return *model_; }
+  const std::shared_ptr<LoadedModel>& shared_model() const { return model_; }
+  const std::shared_ptr<KvCache>& cache() const { return cache_; }
+  const KvSequence& tables() const { return tables_; }
+  KvSequence& mutable_tables() { return tables_; }
+  const RetentionPolicy& policy() const { return *policy_; }
+  RetentionPolicy& mutable_policy() { return *policy_; }
+  std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
+  std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
+  double seconds_observing() const;                        // that the policy took for what it was shown
+
+  // The least index that is no longer retained everywhere; nothing while all are.
+  std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
+
+  // What a snapshot keeps beside tables, policy and log.
+  struct Counters {
+    std::int64_t kept_max = 0;
+    std::int64_t seen_least = 0;
+    std::int64_t first_dropped = -1;
+  };
+  Counters counters() const { return {kept_max_, seen_least_, first_dropped_.value_or(-1)}; }
+  void set_counters(const Counters& counters);
+
+ private:
+  class Listener;
+
+  Sequence(const Sequence& other, KvSequence tables);
+  TableLayout table_layout() const;
+  void prepare_tables(const PolicyChunk& chunk);
+  void prune();
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> cache_;
+  std::unique_ptr<RetentionPolicy> policy_;
+  KvSequence tables_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<TokenLog> log_;
+
+  // The chunk under way.
+  PolicyChunk chunk_;
+  int done_ = 0;                    // rows of it that have run
+  std::vector<IndexRange> hidden_;  // [chunk rows]
+  KeepPlan plan_;
+
+  std::optional<TokenIndex> first_dropped_;
+  std::int64_t kept_max_ = 0;
+  std::int64_t seen_least_ = 0;
+};
+
+}  // namespace kvasir

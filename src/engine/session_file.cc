@@ -1,0 +1,372 @@
+#include "engine/session_file.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/atomic_file.h"
+#include "base/bytes.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "retention/registry.h"
+
+namespace kvasir {
+namespace {
+
+constexpr char kMagic[] = "KVASIRS1";
+constexpr std::size_t kMagicBytes = 8;
+
+constexpr std::uint32_t tag(const char (&name)[5]) {
+  std::uint32_t value = 0;
+  for (int i = 0; i < 4; ++i) value |= static_cast<std::uint32_t>(static_cast<unsigned char>(name[i])) << (8 * i);
+  return value;
+}
+constexpr std::uint32_t kHead = tag("HEAD");
+constexpr std::uint32_t kState = tag("STAT");
+constexpr std::uint32_t kPages = tag("PAGE");
+constexpr std::uint32_t kDone = tag("DONE");
+constexpr std::size_t kBlockHeader = 16;
+constexpr std::size_t kHashBytes = 16;
+constexpr std::uint64_t kMostText = std::uint64_t{1} << 32;
+
+Status damaged(std::string_view what) {
+  return data_loss("the session file is damaged: {}; restore it from a copy, or start anew", what);
+}
+
+// -- Writing. --
+
+class BlockWriter {
+ public:
+  explicit BlockWriter(AtomicFile* file) : file_(*file) {}
+
+  Status magic() { return file_.write(std::as_bytes(std::span(kMagic, kMagicBytes))); }
+  Status block(std::uint32_t tag, std::span<const std::byte> bytes) {
+    std::vector<std::byte> header;
+    ByteWriter out(&header);
+    out.put(tag);
+    out.put(std::uint32_t{0});
+    out.put(static_cast<std::uint64_t>(bytes.size()));
+    Hasher hasher;
+    hasher.add(header);
+    hasher.add(bytes);
+    KVASIR_RETURN_IF_ERROR(file_.write(header));
+    KVASIR_RETURN_IF_ERROR(file_.write(bytes));
+    const Hash128 hash = hasher.digest();
+    const std::uint64_t words[] = {hash.low, hash.high};
+    return file_.write(std::as_bytes(std::span(words)));
+  }
+
+ private:
+  AtomicFile& file_;
+};
+
+void put_head(ByteWriter& out, const SessionHead& head) {
+  out.put(head.fingerprint.low);
+  out.put(head.fingerprint.high);
+  out.put_string(head.arithmetic);
+  out.put_string(head.policy);
+  out.put_string(head.kv_type);
+  out.put(static_cast<std::int32_t>(head.page_slots));
+  out.put(static_cast<std::int32_t>(head.chunk));
+}
+
+void put_sampler(ByteWriter& out, const SamplerState& state) {
+  const SamplingOptions& o = state.options;
+  for (const float value :
+       {o.temperature, o.top_p, o.min_p, o.repetition_penalty, o.frequency_penalty, o.presence_penalty})
+    out.put(value);
+  out.put(static_cast<std::int32_t>(o.top_k));
+  out.put(static_cast<std::int32_t>(o.penalty_window));
+  out.put(o.seed);
+  for (const std::uint64_t word : state.random) out.put(word);
+  out.put_vector(state.recent);
+}
+
+void put_chat(ByteWriter& out, const ChatState& chat) {
+  out.put(static_cast<std::uint64_t>(chat.messages.size()));
+  for (const ChatMessage& message : chat.messages) {
+    out.put_string(message.role);
+    out.put_string(message.content);
+  }
+  out.put(chat.started);
+  out.put(static_cast<std::int32_t>(chat.ending.kind));
+  out.put(chat.ending.token);
+  out.put_string(chat.ending.stop);
+}
+
+void put_log(ByteWriter& out, const TokenLog* log) {
+  out.put(log != nullptr);
+  if (log == nullptr) return;
+  out.put_vector(log->tokens);
+  out.put(static_cast<std::uint64_t>(log->segments.size()));
+  for (const TokenLog::Segment& segment : log->segments) {
+    out.put(segment.source == Source::kPrompt);
+    out.put(segment.tokens);
+    out.put(static_cast<std::int32_t>(segment.chunk));
+  }
+  out.put(log->prompt_ended);
+}
+
+// -- Reading. --
+
+class BlockReader {
+ public:
+  explicit BlockReader(std::span<const std::byte> bytes) : left_(bytes) {}
+
+  // The bytes of the next block, which has to be of this kind. Errors: kDataLoss.
+  Result<std::span<const std::byte>> block(std::uint32_t tag) {
+    if (left_.size() < kBlockHeader + kHashBytes) return damaged("it ends in the middle");
+    ByteReader header(left_);
+    std::uint32_t found = 0, zero = 0;
+    std::uint64_t length = 0;
+    header.get(found);
+    header.get(zero);
+    header.get(length);
+    if (length > left_.size() - kBlockHeader - kHashBytes) return damaged("it ends in the middle");
+    const auto size = static_cast<std::size_t>(length);
+    Hasher hasher;
+    hasher.add(left_.first(kBlockHeader + size));
+    const Hash128 hash = hasher.digest();
+    std::uint64_t words[2];
+    std::memcpy(words, left_.data() + kBlockHeader + size, sizeof words);
+    if (words[0] != hash.low || words[1] != hash.high) return damaged("a checksum is wrong");
+    if (found != tag || zero != 0) return damaged("its parts are not in order");
+    const std::span<const std::byte> bytes = left_.subspan(kBlockHeader, size);
+    left_ = left_.subspan(kBlockHeader + size + kHashBytes);
+    return bytes;
+  }
+  std::size_t left() const { return left_.size(); }
+
+ private:
+  std::span<const std::byte> left_;
+};
+
+bool get_head(ByteReader& in, SessionHead* head) {
+  std::int32_t slots = 0, chunk = 0;
+  in.get(head->fingerprint.low);
+  in.get(head->fingerprint.high);
+  in.get_string(head->arithmetic, 1024);
+  in.get_string(head->policy, 4096);
+  in.get_string(head->kv_type, 64);
+  in.get(slots);
+  in.get(chunk);
+  head->page_slots = slots;
+  head->chunk = chunk;
+  return in.ok() && in.left() == 0;
+}
+
+bool get_sampler(ByteReader& in, SamplerState* state) {
+  SamplingOptions& o = state->options;
+  for (float* value :
+       {&o.temperature, &o.top_p, &o.min_p, &o.repetition_penalty, &o.frequency_penalty, &o.presence_penalty})
+    in.get(*value);
+  std::int32_t top_k = 0, window = 0;
+  in.get(top_k);
+  in.get(window);
+  o.top_k = top_k;
+  o.penalty_window = window;
+  in.get(o.seed);
+  for (std::uint64_t& word : state->random) in.get(word);
+  return in.get_vector(state->recent, kMaxPenaltyWindow);
+}
+
+bool get_chat(ByteReader& in, ChatState* chat) {
+  std::uint64_t messages = 0;
+  if (!in.get_count(messages, kMostText, 16)) return false;
+  for (std::uint64_t i = 0; i < messages; ++i) {
+    ChatMessage message;
+    if (!in.get_string(message.role, 256) || !in.get_string(message.content, kMostText)) return false;
+    chat->messages.push_back(std::move(message));
+  }
+  std::int32_t kind = 0;
+  in.get(chat->started);
+  in.get(kind);
+  in.get(chat->ending.token);
+  in.get_string(chat->ending.stop, 4096);
+  if (kind < 0 || kind > static_cast<std::int32_t>(ChatEnding::Kind::kStop)) return false;
+  chat->ending.kind = static_cast<ChatEnding::Kind>(kind);
+  return in.ok();
+}
+
+bool get_log(ByteReader& in, std::optional<TokenLog>* log) {
+  bool kept = false;
+  if (!in.get(kept)) return false;
+  if (!kept) return true;
+  log->emplace();
+  std::uint64_t segments = 0;
+  if (!in.get_vector((*log)->tokens) || !in.get_count(segments, kMostText, 13)) return false;
+  std::int64_t tokens = 0;
+  for (std::uint64_t i = 0; i < segments; ++i) {
+    TokenLog::Segment segment;
+    bool prompt = false;
+    std::int32_t chunk = 0;
+    in.get(prompt);
+    in.get(segment.tokens);
+    if (!in.get(chunk)) return false;
+    segment.source = prompt ? Source::kPrompt : Source::kGenerated;
+    segment.chunk = chunk;
+    if (segment.tokens < 0 || segment.tokens > static_cast<std::int64_t>((*log)->tokens.size()) - tokens) return false;
+    tokens += segment.tokens;
+    (*log)->segments.push_back(segment);
+  }
+  return in.get((*log)->prompt_ended) && tokens == static_cast<std::int64_t>((*log)->tokens.size());
+}
+
+bool are_token_ids(std::span<const TokenId> tokens, int vocabulary) {
+  return std::ranges::all_of(tokens, [&](TokenId token) { return token >= 0 && token < vocabulary; });
+}
+
+// Whether the policy holds what the tables hold.
+bool agree(const Sequence& sequence) {
+  const KvSequence& tables = sequence.tables();
+  const RetentionPolicy& policy = sequence.policy();
+  if (policy.seen() != tables.next_index()) return false;
+  std::vector<IndexRange> ranges;
+  for (int t = 0; t < tables.tables(); ++t) {
+    const PageTable& table = tables.table(t);
+    if (table.next_index() != tables.next_index()) return false;
+    for (int run = 0; run < table.runs(); ++run) {
+      ranges.clear();
+      policy.retained(t, run, ranges);
+      auto range = ranges.begin();
+      TokenIndex at = range != ranges.end() ? range->begin : 0;
+      for (const PageTable::Frame& frame : table.frames()) {
+        if (frame.run != run) continue;
+        for (const PageEntry& entry : table.entries_of(frame))
+          for (SlotMask left = entry.live; left != 0; left &= left - 1) {
+            if (range == ranges.end() || table.index(entry.column, std::countr_zero(left)) != at) return false;
+            if (++at == range->end && ++range != ranges.end()) at = range->begin;
+          }
+      }
+      if (range != ranges.end()) return false;
+    }
+  }
+  return true;
+}
+
+Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model, LoadedSession* session) {
+  ByteReader in(bytes);
+  Sequence& sequence = *session->sequence;
+  for (int t = 0; t < sequence.tables().tables(); ++t)
+    KVASIR_RETURN_IF_ERROR(sequence.mutable_tables().table(t).restore(in));
+  KVASIR_RETURN_IF_ERROR(sequence.mutable_policy().restore(in));
+  Sequence::Counters counters;
+  in.get(counters.kept_max);
+  in.get(counters.seen_least);
+  in.get(counters.first_dropped);
+  sequence.set_counters(counters);
+  SessionExtras& extras = session->extras;
+  std::optional<TokenLog> log;
+  bool sampler = false;
+  if (!in.get_vector(extras.newest) || !in.get_vector(extras.logits) || !get_chat(in, &extras.chat) ||
+      !get_log(in, &log) || !in.get(sampler))
+    return damaged("its state cannot be read");
+  if (sampler && !get_sampler(in, &extras.sampler.emplace())) return damaged("its sampler cannot be read");
+  if (in.left() != 0 || !in.ok()) return damaged("its state is longer than it should be");
+  const auto vocabulary = static_cast<std::size_t>(model.config.vocabulary);
+  if (!are_token_ids(extras.newest, model.config.vocabulary) ||
+      !(extras.logits.empty() || extras.logits.size() == vocabulary) ||
+      !std::ranges::all_of(extras.logits, [](float logit) { return std::isfinite(logit); }))
+    return damaged("its tokens or logits are not the model's");
+  if (log) {
+    if (!are_token_ids(log->tokens, model.config.vocabulary) ||
+        static_cast<TokenIndex>(log->tokens.size()) != sequence.tables().next_index())
+      return damaged("its log is not of its tokens");
+    sequence.set_log(*log);
+  }
+  if (!agree(sequence)) return damaged("its policy and its page tables contradict each other");
+  return {};
+}
+
+}  // namespace
+
+Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras) {
+  const LoadedModel& model = *sequence.shared_model();
+  const KvPageShape& format = sequence.cache()->pool().shape();
+  KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
+  BlockWriter writer(&file);
+  KVASIR_RETURN_IF_ERROR(writer.magic());
+  std::vector<std::byte> bytes;
+  ByteWriter out(&bytes);
+  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
+                 std::string(kv_type_name(format.type)), format.slots, chunk});
+  KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
+  bytes.clear();
+  for (int t = 0; t < sequence.tables().tables(); ++t) sequence.tables().table(t).save(out);
+  sequence.policy().save(out);
+  const Sequence::Counters counters = sequence.counters();
+  out.put(counters.kept_max);
+  out.put(counters.seen_least);
+  out.put(counters.first_dropped);
+  out.put_vector(extras.newest);
+  out.put_vector(extras.logits);
+  put_chat(out, extras.chat);
+  put_log(out, sequence.log());
+  out.put(extras.sampler.has_value());
+  if (extras.sampler) put_sampler(out, *extras.sampler);
+  KVASIR_RETURN_IF_ERROR(writer.block(kState, bytes));
+  const PageStore& store = *sequence.cache()->pool().store();
+  Status status;
+  for (int t = 0; t < sequence.tables().tables() && status.ok(); ++t)
+    sequence.tables().table(t).for_each_column([&](std::span<const PageId> pages) {
+      if (!status.ok()) return;
+      bytes.resize(pages.size() * format.page_bytes());
+      for (std::size_t p = 0; p < pages.size(); ++p)
+        store.read(pages[p], std::span(bytes).subspan(p * format.page_bytes(), format.page_bytes()));
+      status = writer.block(kPages, bytes);
+    });
+  KVASIR_RETURN_IF_ERROR(status);
+  KVASIR_RETURN_IF_ERROR(writer.block(kDone, {}));
+  return file.commit();
+}
+
+Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
+                                    const SessionCacheMaker& make_cache) {
+  if (bytes.size() < kMagicBytes || std::memcmp(bytes.data(), kMagic, kMagicBytes - 1) != 0)
+    return data_loss("this is not a session file of Kvasir; give one that --save wrote");
+  if (std::memcmp(bytes.data(), kMagic, kMagicBytes) != 0)
+    return unsupported("the session file is of another format; use the version of Kvasir that wrote it");
+  BlockReader reader(bytes.subspan(kMagicBytes));
+  LoadedSession session;
+  KVASIR_ASSIGN_OR_RETURN(const std::span<const std::byte> head, reader.block(kHead));
+  ByteReader in(head);
+  if (!get_head(in, &session.head)) return damaged("its head cannot be read");
+  KVASIR_ASSIGN_OR_RETURN(const std::span<const std::byte> state, reader.block(kState));
+  // All checksums before anything is made of them.
+  std::vector<std::span<const std::byte>> pages;
+  while (reader.left() > kBlockHeader + kHashBytes) {
+    KVASIR_ASSIGN_OR_RETURN(pages.emplace_back(), reader.block(kPages));
+  }
+  KVASIR_RETURN_IF_ERROR(reader.block(kDone).status());
+  if (session.head.fingerprint != model->fingerprint)
+    return invalid_argument("the session file is of another model (fingerprint {}, this model's is {}); open that one",
+                            session.head.fingerprint.hex(), model->fingerprint.hex());
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(session.head.policy));
+  KVASIR_RETURN_IF_ERROR(check_chunk(session.head.chunk));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(session.head, *policy));
+  const KvPageShape& format = cache->pool().shape();
+  session.other_arithmetic = session.head.arithmetic != model->arithmetic_id(format);
+  session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
+  KVASIR_RETURN_IF_ERROR(restore_state(state, *model, &session));
+  std::size_t next = 0;
+  bool fits = true;
+  for (int t = 0; t < session.sequence->tables().tables(); ++t)
+    session.sequence->tables().table(t).for_each_column([&](std::span<const PageId> ids) {
+      fits = fits && next < pages.size() && pages[next].size() == ids.size() * format.page_bytes();
+      if (!fits) return;
+      for (std::size_t p = 0; p < ids.size(); ++p)
+        cache->pool().store()->write(ids[p], pages[next].subspan(p * format.page_bytes(), format.page_bytes()));
+      ++next;
+    });
+  if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
+  return session;
+}
+
+Result<LoadedSession> load_session(const std::string& path, const std::shared_ptr<LoadedModel>& model,
+                                   const SessionCacheMaker& make_cache) {
+  KVASIR_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(path));
+  return parse_session(file.bytes(), model, make_cache);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,123 @@
+#include "engine/step.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+class Stopwatch {
+ public:
+  // Seconds since the last lap.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// Whether no exponent is all ones, as those of infinities and NaNs are.
+bool all_finite(std::span<const float> values) {
+  std::uint32_t largest = 0;
+  for (const float value : values) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
+  return largest < 0x7f800000u;
+}
+
+}  // namespace
+
+Step::Step(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
+    : model_(std::move(model)), cache_(std::move(cache)) {}
+
+Step::Plan Step::plan(std::span<const StepRequest> requests) const {
+  Plan plan;
+  for (const StepRequest& request : requests) {
+    plan.passes.push_back(request.sequence->plan_pass(request.input));
+    plan.bytes += plan.passes.back().bytes + plan.passes.back().reserve;
+    plan.rows += plan.passes.back().rows;
+  }
+  plan.fits = plan.bytes <= cache_->budget().available();
+  return plan;
+}
+
+Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results) {
+  KVASIR_CHECK(plan.passes.size() == requests.size() && results.size() == requests.size());
+  Stopwatch clock;
+  if (!plan.fits) return kv_memory_full(cache_->budget(), plan.bytes);
+  batch_.tokens.clear();
+  batch_.sequences.clear();
+  std::size_t tables = 0;
+  double observing = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    observing -= requests[i].sequence->seconds_observing();
+    // The sum fits, and compaction never takes more than the reserve.
+    KVASIR_CHECK(requests[i].sequence->make_room(plan.passes[i]).ok());
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    requests[i].sequence->describe(plan.passes[i], requests[i].input.rest, &batch_, &tables);
+  times_.cache += clock.lap();
+  if (watch_)
+    for (const StepRequest& request : requests) watch_(*request.sequence);
+  clock.lap();
+
+  const std::span<const float> out =
+      model_->transformer->forward({&batch_, model_->store_of(*cache_), source_, selector_});
+  for (const StepRequest& request : requests) observing += request.sequence->seconds_observing();
+  times_.forward += clock.lap() - observing;
+  times_.cache += observing;
+
+  std::size_t row = 0;
+  const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const Sequence::PassPlan& pass = plan.passes[i];
+    StepResult& result = results[i];
+    result = {};
+    result.tokens = pass.rows;
+    result.rows = pass.logits;
+    result.first = pass.chunk.first + pass.first + pass.rows - pass.logits;
+    result.logits = out.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
+    row += static_cast<std::size_t>(pass.logits);
+    if (!all_finite(result.logits)) {
+      result.status = data_loss("the model's output is not a number; the file is damaged");
+      continue;
+    }
+    requests[i].sequence->finish_pass(pass, requests[i].input);
+  }
+  times_.cache += clock.lap();
+  return {};
+}
+
+Result<std::unique_ptr<Sequence>> rebuild(const std::shared_ptr<LoadedModel>& model,
+                                          const std::shared_ptr<KvCache>& cache,
+                                          std::unique_ptr<RetentionPolicy> policy, const TokenLog& log) {
+  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
+  sequence->keep_log();
+  Step step(model, cache);
+  const bool ranges = !sequence->policy().traits().compacts;
+  std::span<const TokenId> tokens = log.tokens;
+  for (const TokenLog::Segment& segment : log.segments) {
+    std::span<const TokenId> rest = tokens.first(static_cast<std::size_t>(segment.tokens));
+    tokens = tokens.subspan(rest.size());
+    while (!rest.empty()) {
+      StepRequest request{sequence.get(), {rest, segment.source, segment.chunk}};
+      request.input.logits = Logits::kNone;
+      // Chunks change nothing where ranges are dropped; the log still says what was generated.
+      if (ranges && segment.source == Source::kGenerated) request.input.source = Source::kPrompt;
+      StepResult result;
+      KVASIR_RETURN_IF_ERROR(step.run(step.plan({&request, 1}), {&request, 1}, {&result, 1}));
+      KVASIR_RETURN_IF_ERROR(result.status);
+      rest = rest.subspan(static_cast<std::size_t>(result.tokens));
+    }
+  }
+  sequence->set_log(log);
+  return sequence;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,159 @@
+#include "generation/generation.h"
+
+#include <utility>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "text/utf8.h"
+
+namespace kvasir {
+namespace {
+
+// REQUIRES: no string is empty.
+std::vector<std::string> all_stops(const GenerateOptions& options, std::span<const std::string> template_stops) {
+  std::vector<std::string> stops = options.stop;
+  stops.insert(stops.end(), template_stops.begin(), template_stops.end());
+  for (const std::string& stop : stops) KVASIR_CHECK(!stop.empty());
+  return stops;
+}
+
+bool is_token(const Tokenizer& tokenizer, TokenId token) {
+  return token >= 0 && static_cast<std::size_t>(token) < tokenizer.vocabulary().pieces.size();
+}
+
+// Checks what a state says as a whole; sampler, matcher and stream check their own parts.
+Status check(const Tokenizer& tokenizer, const GenerationState& state) {
+  const auto damaged = [](const char* what) { return data_loss("the state of a generation is damaged: {}", what); };
+  const std::int64_t pending = state.pending ? 1 : 0;
+  if (state.max_tokens < -1 || state.tokens < 0 || (state.max_tokens >= 0 && state.tokens > state.max_tokens - pending))
+    return damaged("its number of tokens is outside of its limit");
+  for (const std::string& stop : state.stops)
+    if (stop.empty()) return damaged("a stop string is empty");
+  if (find_invalid_utf8(state.text)) return damaged("its text is not valid UTF-8");
+  for (const std::optional<TokenId>& token : {state.pending, state.end_token})
+    if (token && !is_token(tokenizer, *token)) return damaged("a token is not in the vocabulary");
+  if (state.finish_reason &&
+      (*state.finish_reason < FinishReason::kEnd || *state.finish_reason > FinishReason::kCancelled))
+    return damaged("its finish reason is unknown");
+  if (state.pending && state.finish_reason) return damaged("it has finished, but has a token to run");
+  if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
+    return damaged("its end token and its finish reason disagree");
+  if (state.end_token && !tokenizer.is_end(*state.end_token)) return damaged("its end token ends nothing");
+  // A stop string may also be completed by the flush, when another reason stands already.
+  const bool stopped = state.finish_reason == FinishReason::kStop;
+  if (stopped != state.matcher.stopped && (stopped || !state.finish_reason))
+    return damaged("its stop string and its finish reason disagree");
+  return {};
+}
+
+}  // namespace
+
+std::string_view finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kEnd: return "end";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kContext: return "context";
+    case FinishReason::kKvMemory: return "kv_memory";
+    case FinishReason::kCancelled: return "cancelled";
+  }
+  return "?";
+}
+
+Status validate(const GenerateOptions& options) {
+  KVASIR_RETURN_IF_ERROR(validate(options.sampling));
+  if (options.max_tokens < -1)
+    return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens).about({"max_tokens"});
+  for (const std::string& stop : options.stop)
+    if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it").about({"stop"});
+  return {};
+}
+
+Generation::Generation(const Tokenizer& tokenizer, Parts parts)
+    : tokenizer_(&tokenizer),
+      sampler_(std::move(parts.sampler)),
+      matcher_(std::move(parts.matcher)),
+      stream_(std::move(parts.stream)) {}
+
+Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& options,
+                       std::span<const std::string> template_stops, std::span<const TokenId> newest)
+    : Generation(tokenizer, {Sampler(options.sampling), StopMatcher(all_stops(options, template_stops)),
+                             TokenStream(tokenizer, false)}) {
+  KVASIR_CHECK(validate(options).ok());
+  max_tokens_ = options.max_tokens;
+  ignore_eos_ = options.ignore_eos;
+  for (const TokenId token : newest) sampler_.observe(token);
+}
+
+Result<Generation> Generation::from_state(const Tokenizer& tokenizer, GenerationState state) {
+  KVASIR_RETURN_IF_ERROR(check(tokenizer, state));
+  KVASIR_ASSIGN_OR_RETURN(Sampler sampler, Sampler::from_state(state.sampler));
+  KVASIR_ASSIGN_OR_RETURN(StopMatcher matcher,
+                          StopMatcher::from_state(std::move(state.stops), std::move(state.matcher)));
+  KVASIR_ASSIGN_OR_RETURN(TokenStream stream, TokenStream::from_state(tokenizer, std::move(state.stream)));
+  Generation generation(tokenizer, {std::move(sampler), std::move(matcher), std::move(stream)});
+  generation.max_tokens_ = state.max_tokens;
+  generation.ignore_eos_ = state.ignore_eos;
+  generation.text_ = std::move(state.text);
+  generation.tokens_ = state.tokens;
+  generation.pending_ = state.pending;
+  generation.finish_reason_ = state.finish_reason;
+  generation.end_token_ = state.end_token;
+  return generation;
+}
+
+GenerationState Generation::state() const {
+  return {max_tokens_, ignore_eos_, matcher_.stops(), sampler_.state(), matcher_.state(), stream_.state(),
+          text_,       tokens_,     pending_,         finish_reason_,   end_token_};
+}
+
+Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
+  KVASIR_CHECK(!pending_);
+  if (finished()) return std::optional<TokenId>();
+  if (max_tokens_ >= 0 && tokens_ >= max_tokens_) {
+    settle(FinishReason::kLength);
+    return std::optional<TokenId>();
+  }
+  const TokenId token = sampler_.sample(logits);
+  if (token == kNoToken) return data_loss("the model's output is not a number; the file is damaged");
+  if (!ignore_eos_ && tokenizer_->is_end(token)) {
+    end_token_ = token;
+    settle(FinishReason::kEnd);
+    return std::optional<TokenId>();
+  }
+  pending_ = token;
+  return pending_;
+}
+
+std::string Generation::accept(TokenId token) {
+  KVASIR_CHECK(pending_ && token == *pending_);
+  pending_.reset();
+  sampler_.observe(token);
+  ++tokens_;
+  std::string text = matcher_.push(stream_.push(token));
+  text_ += text;
+  if (matcher_.stopped()) settle(FinishReason::kStop);
+  return text;
+}
+
+void Generation::finish(FinishReason reason) {
+  KVASIR_CHECK(reason != FinishReason::kEnd && reason != FinishReason::kStop);
+  settle(reason);
+}
+
+void Generation::settle(FinishReason reason) {
+  if (finished()) return;
+  finish_reason_ = reason;
+  pending_.reset();
+}
+
+std::string Generation::flush() {
+  KVASIR_CHECK(finished());
+  if (*finish_reason_ == FinishReason::kStop || *finish_reason_ == FinishReason::kCancelled) return {};
+  std::string text = matcher_.push(stream_.flush());
+  if (text.empty()) text = matcher_.flush();
+  text_ += text;
+  return text;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,27 @@
+// Log-probabilities of tokens: the log-softmax of raw logits, without penalties, truncation or temperature.
+//
+// Sums are in double, in order of token id: results depend on the logits alone. NaN logits take no part. If the
+// largest logit is infinite, the tokens that have it share the probability equally, as in sampling.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "text/vocabulary.h"
+
+namespace kvasir {
+
+struct TokenLogProbability {
+  TokenId token = kNoToken;
+  double log_probability = 0;
+};
+
+// Returns the `n` likeliest tokens, likeliest first, the smaller id first on a tie; fewer where fewer logits are
+// numbers. `logits` [vocabulary]. REQUIRES: n >= 0.
+std::vector<TokenLogProbability> top_log_probabilities(std::span<const float> logits, int n);
+
+// Returns the log-probability of one token; -inf for a token whose logit is NaN. REQUIRES: 0 <= token < logits.size().
+double log_probability(std::span<const float> logits, TokenId token);
+
+}  // namespace kvasir

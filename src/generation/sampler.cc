@@ -1,0 +1,223 @@
+#include "generation/sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+// A total order: the tokens kept do not depend on the method of selection.
+constexpr auto likelier = [](const auto& a, const auto& b) {
+  return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
+};
+
+// One step of splitmix64: spreads a seed over the generator's state.
+std::uint64_t splitmix64(std::uint64_t* state) {
+  std::uint64_t z = (*state += 0x9E3779B97F4A7C15U);
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBU;
+  return z ^ (z >> 31);
+}
+
+Status check_range(const char* name, float value, float low, float high, bool low_included) {
+  if (value <= high && (low_included ? value >= low : value > low)) return {};
+  return invalid_argument("{} is {}; it must be {} {} and at most {}", name, value,
+                          low_included ? "at least" : "greater than", low, high);
+}
+
+Status check_not_negative(const char* name, int value) {
+  if (value >= 0) return {};
+  return invalid_argument("{} is {}; it must be at least 0", name, value);
+}
+
+}  // namespace
+
+Status validate(const SamplingOptions& options) {
+  KVASIR_RETURN_IF_ERROR(check_range("temperature", options.temperature, 0.0F, 100.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_not_negative("top_k", options.top_k));
+  KVASIR_RETURN_IF_ERROR(check_range("top_p", options.top_p, 0.0F, 1.0F, false));
+  KVASIR_RETURN_IF_ERROR(check_range("min_p", options.min_p, 0.0F, 1.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("repetition_penalty", options.repetition_penalty, 0.0F, 10.0F, false));
+  KVASIR_RETURN_IF_ERROR(check_range("frequency_penalty", options.frequency_penalty, -10.0F, 10.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
+  if (options.penalty_window >= 0 && options.penalty_window <= kMaxPenaltyWindow) return {};
+  return invalid_argument("penalty_window is {}; it must be at least 0 and at most {}", options.penalty_window,
+                          kMaxPenaltyWindow);
+}
+
+Sampler::Sampler(const SamplingOptions& options) : options_(options) {
+  KVASIR_CHECK(validate(options).ok());
+  reseed(options.seed);
+}
+
+Result<Sampler> Sampler::from_state(const SamplerState& state) {
+  if (const Status status = validate(state.options); !status.ok())
+    return data_loss("the sampler's state is damaged: {}", status.message());
+  Sampler sampler(state.options);
+  const std::size_t most = sampler.penalises() ? static_cast<std::size_t>(state.options.penalty_window) : 0;
+  if (state.recent.size() > most)
+    return data_loss("the sampler's state is damaged: {} tokens count for penalties, {} at most may",
+                     state.recent.size(), most);
+  // The generator would never leave this state.
+  if (state.random == std::array<std::uint64_t, 4>{})
+    return data_loss("the sampler's state is damaged: the generator's words are all zero");
+  sampler.random_ = state.random;
+  for (const TokenId token : state.recent) sampler.observe(token);
+  return sampler;
+}
+
+SamplerState Sampler::state() const {
+  SamplerState state{options_, random_, recent_};
+  std::rotate(state.recent.begin(), state.recent.begin() + static_cast<std::ptrdiff_t>(recent_next_),
+              state.recent.end());
+  return state;
+}
+
+void Sampler::reseed(std::uint64_t seed) {
+  options_.seed = seed;
+  for (std::uint64_t& word : random_) word = splitmix64(&seed);
+}
+
+bool Sampler::penalises() const {
+  return options_.penalty_window > 0 && (options_.repetition_penalty != 1.0F || options_.frequency_penalty != 0.0F ||
+                                         options_.presence_penalty != 0.0F);
+}
+
+void Sampler::observe(TokenId token) {
+  if (!penalises()) return;
+  if (recent_.size() < static_cast<std::size_t>(options_.penalty_window)) {
+    recent_.push_back(token);
+  } else {
+    const auto oldest = counts_.find(recent_[recent_next_]);
+    if (--oldest->second == 0) counts_.erase(oldest);
+    recent_[recent_next_] = token;
+    recent_next_ = (recent_next_ + 1) % recent_.size();
+  }
+  ++counts_[token];
+}
+
+TokenId Sampler::sample(std::span<const float> logits) {
+  KVASIR_CHECK(!logits.empty());
+  gather(logits);
+  if (candidates_.empty()) return kNoToken;
+  if (options_.temperature == 0.0F) {
+    // Candidates are in order of token, so the first of the largest has the smallest id.
+    const auto smaller = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
+    return std::max_element(candidates_.begin(), candidates_.end(), smaller)->token;
+  }
+  keep_top_k();
+  weigh();
+  keep_top_p();
+  keep_min_p();
+  return draw();
+}
+
+// Makes candidates of all tokens whose logit is a number, with penalties applied.
+void Sampler::gather(std::span<const float> logits) {
+  candidates_.clear();
+  sorted_ = false;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    candidates_.push_back({static_cast<TokenId>(i), logits[i], 0.0});
+  }
+  for (const auto& [token, count] : counts_) {
+    if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
+    float& logit = candidates_[static_cast<std::size_t>(token)].logit;
+    logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
+    logit -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
+  }
+  std::erase_if(candidates_, [](const Candidate& candidate) { return std::isnan(candidate.logit); });
+}
+
+void Sampler::keep_top_k() {
+  const auto k = static_cast<std::size_t>(options_.top_k);
+  if (k == 0 || k >= candidates_.size()) return;
+  const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(k);
+  constexpr std::size_t kHeapIsFaster = 256;
+  if (k <= kHeapIsFaster) {
+    std::partial_sort(candidates_.begin(), end, candidates_.end(), likelier);
+  } else {
+    std::nth_element(candidates_.begin(), end, candidates_.end(), likelier);
+    std::sort(candidates_.begin(), end, likelier);
+  }
+  candidates_.erase(end, candidates_.end());
+  sorted_ = true;
+}
+
+void Sampler::weigh() {
+  float largest = -std::numeric_limits<float>::infinity();
+  for (const Candidate& candidate : candidates_) largest = std::max(largest, candidate.logit);
+  for (Candidate& candidate : candidates_) {
+    // The difference of equal infinities would be NaN.
+    candidate.weight = candidate.logit == largest ? 1.0 : std::exp(static_cast<double>(candidate.logit) - largest);
+  }
+}
+
+void Sampler::keep_top_p() {
+  if (options_.top_p >= 1.0F) return;
+  double total = 0;
+  for (const Candidate& candidate : candidates_) total += candidate.weight;
+  const double wanted = total * static_cast<double>(options_.top_p);
+  // A few tokens usually hold the mass: sort the largest 64 first, then twice as many in each further round.
+  double mass = 0;
+  std::size_t kept = 0;
+  std::size_t ordered = sorted_ ? candidates_.size() : 0;
+  while (mass < wanted && kept < candidates_.size()) {
+    if (kept == ordered) {
+      const std::size_t next = std::min(candidates_.size(), std::max<std::size_t>(64, 2 * ordered));
+      const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(ordered);
+      const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(next);
+      if (end != candidates_.end()) std::nth_element(begin, end, candidates_.end(), likelier);
+      std::sort(begin, end, likelier);
+      ordered = next;
+    }
+    mass += candidates_[kept++].weight;
+  }
+  candidates_.resize(kept);
+  sorted_ = true;
+}
+
+void Sampler::keep_min_p() {
+  const auto least = static_cast<double>(options_.min_p);  // the largest weight is 1
+  std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.weight < least; });
+}
+
+TokenId Sampler::draw() {
+  const auto temperature = static_cast<double>(options_.temperature);
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
+  double total = 0;
+  for (Candidate& candidate : candidates_) {
+    if (candidate.logit != largest) candidate.weight = std::exp((candidate.logit - largest) / temperature);
+    total += candidate.weight;
+  }
+  const double uniform = static_cast<double>(next_random() >> 11) * 0x1.0p-53;
+  const double point = uniform * total;
+  double cumulative = 0;
+  const Candidate* chosen = nullptr;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.weight == 0.0) continue;
+    chosen = &candidate;  // the last candidate with weight, if rounding puts the point beyond the sum
+    cumulative += candidate.weight;
+    if (point < cumulative) break;
+  }
+  return chosen->token;
+}
+
+std::uint64_t Sampler::next_random() {
+  const std::uint64_t result = std::rotl(random_[1] * 5, 7) * 9;
+  const std::uint64_t shifted = random_[1] << 17;
+  random_[2] ^= random_[0];
+  random_[3] ^= random_[1];
+  random_[1] ^= random_[2];
+  random_[0] ^= random_[3];
+  random_[2] ^= shifted;
+  random_[3] = std::rotl(random_[3], 45);
+  return result;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,77 @@
+// Chooses the next token from logits: penalties, then top-k, top-p, min-p, temperature, then one draw.
+// Thread-safety: none; a Sampler belongs to one sequence. Deterministic given options, seed and logits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kvasir/options.h"
+#include "kvasir/status.h"
+#include "text/vocabulary.h"
+
+namespace kvasir {
+
+inline constexpr int kMaxPenaltyWindow = 65536;
+
+// Errors: kInvalidArgument naming the option, the value and the accepted range.
+Status validate(const SamplingOptions& options);
+
+// Everything that decides what a Sampler chooses next.
+struct SamplerState {
+  SamplingOptions options;
+  std::array<std::uint64_t, 4> random{};  // the generator's words
+  std::vector<TokenId> recent;            // observed tokens that count for penalties, oldest first; their numbers of
+                                          // occurrences follow from them
+};
+
+// Copies continue independently, from the same draws; see reseed().
+class Sampler {
+ public:
+  // REQUIRES: validate(options).ok().
+  explicit Sampler(const SamplingOptions& options);
+
+  // Continues where state() was taken. Errors: kDataLoss for a state that no sampler can be in.
+  static Result<Sampler> from_state(const SamplerState& state);
+  SamplerState state() const;
+
+  // Starts the draws of another seed; tokens observed so far stay. For copies that shall differ.
+  void reseed(std::uint64_t seed);
+
+  // Adds a token of the context (prompt or generated); the last `penalty_window` count for penalties.
+  void observe(TokenId token);
+
+  // Chooses a token, without observing it. `logits` [vocabulary] is not changed. With temperature 0 the choice is the
+  // largest logit after penalties, the smaller id on a tie. NaN logits are never chosen; if there is nothing else, the
+  // result is kNoToken. If some logits are +inf, only these are chosen, with equal chance.
+  // REQUIRES: logits not empty.
+  TokenId sample(std::span<const float> logits);
+
+ private:
+  struct Candidate {
+    TokenId token;
+    float logit;
+    double weight;  // exp(logit - largest)
+  };
+
+  void gather(std::span<const float> logits);
+  void keep_top_k();
+  void weigh();
+  void keep_top_p();
+  void keep_min_p();
+  TokenId draw();
+  std::uint64_t next_random();
+  bool penalises() const;
+
+  SamplingOptions options_;
+  std::array<std::uint64_t, 4> random_{};    // xoshiro256** (Blackman and Vigna, 2018), seeded by splitmix64
+  std::vector<TokenId> recent_;              // ring of the last penalty_window tokens
+  std::size_t recent_next_ = 0;              // the oldest of a full ring
+  std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
+  std::vector<Candidate> candidates_;        // scratch of sample()
+  bool sorted_ = false;                      // candidates_ are in order of logit, largest first; else in order of token
+};
+
+}  // namespace kvasir

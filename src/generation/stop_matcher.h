@@ -1,0 +1,46 @@
+// Finds stop strings in a stream of text. Text is held back for as long as it may turn out to be part of a stop string.
+// Thread-safety: none.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// What a StopMatcher holds between two calls, apart from its stop strings.
+struct StopMatcherState {
+  std::string held;      // text held back: the start of a stop string, or empty
+  bool stopped = false;  // a stop string was found
+};
+
+class StopMatcher {
+ public:
+  // REQUIRES: no string is empty.
+  explicit StopMatcher(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // Continues where state() was taken. Errors: kDataLoss for a state that no matcher of these strings can be in.
+  // REQUIRES: no string is empty.
+  static Result<StopMatcher> from_state(std::vector<std::string> stops, StopMatcherState state);
+  StopMatcherState state() const { return {held_, stopped_}; }
+
+  // Adds text to the stream and returns the text that may be shown now. After a stop string nothing is returned any
+  // more: neither the string itself nor what follows it.
+  std::string push(std::string_view text);
+
+  // Returns the text held back, for when the stream has ended without a stop string.
+  std::string flush();
+
+  bool stopped() const { return stopped_; }
+  const std::vector<std::string>& stops() const { return stops_; }
+
+ private:
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,46 @@
+// Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, and
+// replaces bytes that can never become valid by U+FFFD.
+// Thread-safety: none. Refers to the tokenizer, which must outlive it.
+#pragma once
+
+#include <string>
+
+#include "kvasir/status.h"
+#include "text/space_prefix.h"
+#include "text/tokenizer.h"
+
+namespace kvasir {
+
+// What a TokenStream holds between two tokens.
+struct TokenStreamState {
+  std::string pending;        // the bytes of an incomplete character, or empty
+  bool strips_space = false;  // a space at the start of the next token is the tokenizer's own and is dropped
+};
+
+class TokenStream {
+ public:
+  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text; false where the stream
+  // continues a text. After a control or user-defined token that space is dropped in any case, as Tokenizer::decode()
+  // does.
+  TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
+
+  // Continues where state() was taken. Errors: kDataLoss for a state that no stream of this tokenizer can be in.
+  static Result<TokenStream> from_state(const Tokenizer& tokenizer, TokenStreamState state);
+  TokenStreamState state() const { return {pending_, prefix_.expected()}; }
+
+  // Adds a token and returns the text that it completes; may be empty.
+  std::string push(TokenId token);
+
+  // Returns U+FFFD in place of an incomplete character, for when no token follows; empty if there is none.
+  std::string flush();
+
+  // True where the tokens so far end inside a character.
+  bool mid_character() const { return !pending_.empty(); }
+
+ private:
+  const Tokenizer* tokenizer_;
+  SpacePrefix prefix_;
+  std::string pending_;
+};
+
+}  // namespace kvasir

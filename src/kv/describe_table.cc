@@ -1,0 +1,178 @@
+#include "kv/describe_table.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+
+namespace kvasir {
+namespace {
+
+struct Interval {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+class Description {
+ public:
+  Description(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out)
+      : table_(table),
+        hidden_(hidden),
+        window_(window),
+        out_(*out),
+        rows_(static_cast<int>(hidden.size())),
+        first_row_(table.next_index() - rows_) {}
+
+  void make() {
+    out_.rows = rows_;
+    out_.lanes = table_.lanes();
+    out_.pages = table_.pages();
+    out_.frames.clear();
+    out_.blocks.clear();
+    out_.masks.clear();
+    out_.retained_masks.clear();
+    for (const PageTable::Frame& frame : table_.frames()) out_.frames.push_back({table_.entries_of(frame), 0});
+    find_slots();
+    find_positions();
+    for (const IndexRange& range : hidden_) {
+      if (range.empty()) continue;
+      hole_.begin = hole_.empty() ? range.begin : std::min(hole_.begin, range.begin);
+      hole_.end = std::max(hole_.end, range.end);
+    }
+    for (std::size_t f = 0; f < out_.frames.size(); ++f) add_blocks(f);
+  }
+
+ private:
+  TokenIndex first_of(const PageEntry& e) const { return table_.index(e.column, std::countr_zero(e.live)); }
+  TokenIndex last_of(const PageEntry& e) const {
+    return table_.index(e.column, static_cast<int>(std::bit_width(e.live)) - 1);
+  }
+  const PageTable::Frame& frame(std::size_t f) const { return table_.frames()[f]; }
+  Position rotation(std::size_t f, const PageEntry& e, int slot) const {
+    return table_.stored_rotation(e.column, slot, frame(f));
+  }
+
+  // The newest tokens fill the last slots of the last columns.
+  void find_slots() {
+    out_.slots.resize(hidden_.size());
+    int left = rows_;
+    const auto entries = table_.entries_of(table_.newest_frame());
+    for (std::size_t e = entries.size(); e > 0 && left > 0; --e) {
+      const std::uint32_t column = entries[e - 1].column;
+      for (int slot = table_.column(column).used - 1; slot >= 0 && left > 0; --slot)
+        out_.slots[static_cast<std::size_t>(--left)] = {column, slot};
+    }
+    KVASIR_CHECK(left == 0);
+  }
+
+  void find_positions() {
+    const std::size_t frames = out_.frames.size();
+    const PageTable::Frame& newest = table_.newest_frame();
+    out_.key_positions.resize(hidden_.size());
+    out_.query_positions.resize(frames * hidden_.size());
+    for (int r = 0; r < rows_; ++r) {
+      const auto row = static_cast<std::size_t>(r);
+      const IndexRange hide = hidden_[row];
+      KVASIR_CHECK(hide.empty() || hide.end <= first_row_ + r);
+      std::int64_t visible = table_.length() - rows_ + r + 1;
+      std::size_t frames_before = 0;  // frames with tokens before the hidden range
+      if (!hide.empty()) {
+        visible -= table_.retained_in(hide);
+        for (std::size_t f = 0; f < frames; ++f)
+          if (const auto& entries = out_.frames[f].entries; !entries.empty() && first_of(entries.front()) < hide.begin)
+            frames_before = f + 1;
+        KVASIR_CHECK(frames_before < frames || frames_before == 0);
+      }
+      const WriteSlot& place = out_.slots[row];
+      const Position own = table_.stored_rotation(place.column, place.slot, newest);
+      if (r == 0) out_.retained_before = visible - 1;
+      out_.key_positions[row] = own;
+      // A frame behind the hidden range moves up together with the query; one before it does not.
+      for (std::size_t f = 0; f < frames; ++f)
+        out_.query_positions[f * hidden_.size() + row] =
+            (f < frames_before ? visible - 1 : own + newest.origin) - frame(f).origin;
+    }
+  }
+
+  // Entries of a frame that hold tokens of `range`.
+  Interval holding(std::size_t f, IndexRange range) const {
+    const auto entries = out_.frames[f].entries;
+    const auto begin = std::ranges::partition_point(entries, [&](const auto& e) { return last_of(e) < range.begin; });
+    const auto end = std::ranges::partition_point(entries, [&](const auto& e) { return first_of(e) < range.end; });
+    return {static_cast<std::uint32_t>(begin - entries.begin()), static_cast<std::uint32_t>(end - entries.begin())};
+  }
+
+  // Entries at the edge of the window: within that of some row, but not wholly within that of every row.
+  Interval window_edge(std::size_t f) {
+    const auto entries = out_.frames[f].entries;
+    const auto first = out_.query_positions.begin() + static_cast<std::ptrdiff_t>(f * hidden_.size());
+    const auto [least, most] = std::minmax_element(first, first + rows_);
+    const auto begin = std::ranges::partition_point(entries, [&, low = *least](const PageEntry& e) {
+      return low - rotation(f, e, static_cast<int>(std::bit_width(e.live)) - 1) >= window_;
+    });
+    const auto end = std::ranges::partition_point(entries, [&, high = *most](const PageEntry& e) {
+      return high - rotation(f, e, std::countr_zero(e.live)) >= window_;
+    });
+    const Interval edge{static_cast<std::uint32_t>(begin - entries.begin()),
+                        static_cast<std::uint32_t>(end - entries.begin())};
+    out_.frames[f].visible_from = edge.begin;
+    return edge;
+  }
+
+  void add_blocks(std::size_t f) {
+    Interval parts[3];
+    if (rows_ > 1 && f + 1 == out_.frames.size()) parts[0] = holding(f, {first_row_ + 1, table_.next_index()});
+    if (!hole_.empty()) parts[1] = holding(f, hole_);
+    if (window_ > 0) parts[2] = window_edge(f);
+    std::ranges::sort(parts, {}, &Interval::begin);
+    Interval block;
+    for (const Interval& part : parts) {
+      if (part.empty()) continue;
+      if (!block.empty() && part.begin > block.end) add_block(f, std::exchange(block, {}));
+      block = block.empty() ? part : Interval{block.begin, std::max(block.end, part.end)};
+    }
+    if (!block.empty()) add_block(f, block);
+  }
+
+  void add_block(std::size_t f, Interval block) {
+    const auto entries = out_.frames[f].entries;
+    out_.blocks.push_back({static_cast<std::uint32_t>(f), block.begin, block.end, out_.masks.size()});
+    // No more than is needed: a batch has many tables.
+    const std::size_t masks = out_.masks.size() + static_cast<std::size_t>(rows_) * (block.end - block.begin);
+    out_.masks.reserve(masks);
+    if (window_ > 0) out_.retained_masks.reserve(masks);
+    for (int r = 0; r < rows_; ++r) {
+      const TokenIndex own = first_row_ + r;
+      const IndexRange hide = hidden_[static_cast<std::size_t>(r)];
+      const Position query = window_ > 0 ? out_.query_position(f, r) : 0;
+      for (std::uint32_t i = block.begin; i < block.end; ++i) {
+        const PageEntry& e = entries[i];
+        SlotMask mask = e.live;
+        if (last_of(e) > own) mask &= table_.slots_of(e.column, 0, own + 1);
+        if (!hide.empty()) mask &= ~table_.slots_of(e.column, hide.begin, hide.end);
+        if (window_ > 0) out_.retained_masks.push_back(mask);
+        if (window_ > 0 && mask != 0 && query - rotation(f, e, std::countr_zero(e.live)) >= window_)
+          for (SlotMask left = mask; left != 0; left &= left - 1)
+            if (query - rotation(f, e, std::countr_zero(left)) >= window_) mask &= ~(left & -left);
+        out_.masks.push_back(mask);
+      }
+    }
+  }
+
+  const PageTable& table_;
+  std::span<const IndexRange> hidden_;
+  Position window_;
+  BatchTable& out_;
+  int rows_;
+  TokenIndex first_row_;
+  IndexRange hole_;
+};
+
+}  // namespace
+
+void describe_table(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out) {
+  Description(table, hidden, window, out).make();
+}
+
+}  // namespace kvasir

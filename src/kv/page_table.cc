@@ -1,0 +1,404 @@
+#include "kv/page_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+
+namespace {
+
+// Capacity of the arrays that have held `columns` columns. Grows by a quarter, so that growing costs O(1) a column.
+std::int64_t array_capacity(std::int64_t columns) {
+  constexpr std::int64_t kStep = 8;
+  if (columns == 0) return 0;
+  std::int64_t capacity = kStep;
+  while (capacity < columns) capacity += std::max(kStep, capacity / 4 / kStep * kStep);
+  return capacity;
+}
+
+// Entries that a run's array holds. Twice the columns, so that closing the gap in front of a frame is rare.
+std::int64_t entry_capacity(std::int64_t columns, std::int64_t run_capacity, int slots) {
+  if (run_capacity > 0) columns = std::min(columns, (run_capacity + slots - 1) / slots + 2);
+  return columns == 0 ? 0 : 2 * columns + PageTable::kMaxFrames;
+}
+
+}  // namespace
+
+std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, std::int64_t columns) {
+  if (columns == 0) return 0;
+  const std::int64_t capacity = array_capacity(columns);
+  const auto per_column =
+      static_cast<std::int64_t>(sizeof(Column) + static_cast<std::size_t>(lanes) * sizeof(PageId) +
+                                (layout.lists ? static_cast<std::size_t>(slots) * sizeof(std::uint32_t) : 0) +
+                                sizeof(std::uint32_t) + (layout.run_capacities.empty() ? 0 : sizeof(std::uint32_t)));
+  std::int64_t entries = entry_capacity(capacity, 0, slots);
+  for (const std::int64_t run : layout.run_capacities) entries += entry_capacity(capacity, run, slots);
+  const std::size_t runs = 1 + layout.run_capacities.size();
+  return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
+         static_cast<std::uint64_t>(capacity * per_column) + static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
+}
+
+PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
+    : lanes_(lanes),
+      slots_(static_cast<std::size_t>(pool->shape().slots)),
+      pool_(pool),
+      lists_(layout.lists),
+      original_(layout.original_positions),
+      layout_(layout),
+      runs_(1 + layout.run_capacities.size()),
+      tail_(runs_.size(), kNone),
+      frames_(1) {
+  KVASIR_CHECK(lists_ || (!original_ && runs_.size() == 1));
+  KVASIR_CHECK(!(original_ && runs_.size() > 1) && runs_.size() < static_cast<std::size_t>(kMaxFrames));
+  frames_.reserve(kMaxFrames);
+  for (std::size_t r = 1; r < runs_.size(); ++r) runs_[r].capacity = layout.run_capacities[r - 1];
+}
+
+PageTable::PageTable(PageTable&& other) noexcept : PageTable(other.lanes_, other.pool_, {}) {
+  *this = std::move(other);
+}
+
+PageTable& PageTable::operator=(PageTable&& other) noexcept {
+  std::swap(lanes_, other.lanes_);
+  std::swap(slots_, other.slots_);
+  std::swap(pool_, other.pool_);
+  std::swap(lists_, other.lists_);
+  std::swap(original_, other.original_);
+  std::swap(layout_, other.layout_);
+  std::swap(runs_, other.runs_);
+  std::swap(tail_, other.tail_);
+  std::swap(frames_, other.frames_);
+  std::swap(column_, other.column_);
+  std::swap(pages_, other.pages_);
+  std::swap(offsets_, other.offsets_);
+  std::swap(free_, other.free_);
+  std::swap(spare_, other.spare_);
+  std::swap(columns_, other.columns_);
+  std::swap(peak_columns_, other.peak_columns_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(may_share_, other.may_share_);
+  std::swap(next_index_, other.next_index_);
+  std::swap(length_, other.length_);
+  std::swap(written_, other.written_);
+  std::swap(slots_moved_, other.slots_moved_);
+  std::swap(pages_copied_, other.pages_copied_);
+  return *this;
+}
+
+PageTable::~PageTable() {
+  std::vector<bool> unused(column_.size(), false);
+  for (const std::uint32_t column : free_) unused[column] = true;
+  for (std::uint32_t column = 0; column < column_.size(); ++column)
+    if (!unused[column])
+      for (const PageId page : pages_of(column)) pool_->release(page);
+  pool_->budget().release(bytes());
+}
+
+SlotMask PageTable::slots_of(std::uint32_t column, TokenIndex begin, TokenIndex end) const {
+  const Column& c = column_[column];
+  const auto slot_of = [&](TokenIndex bound) {
+    if (!lists_) return static_cast<int>(std::clamp<TokenIndex>(bound - c.first, 0, c.used));
+    const std::uint32_t* offsets = offset(column);
+    return static_cast<int>(
+        std::partition_point(offsets, offsets + c.used, [&](std::uint32_t o) { return c.first + o < bound; }) -
+        offsets);
+  };
+  const int low = slot_of(begin);
+  return slot_range(low, std::max(low, slot_of(end)));
+}
+
+bool PageTable::is_shared(std::uint32_t column) const {
+  return std::ranges::any_of(pages_of(column), [&](PageId page) { return pool_->references(page) > 1; });
+}
+
+// Grows the arrays so that `columns` columns fit. REQUIRES: the bytes are available (checked).
+void PageTable::reserve_columns(std::int64_t columns) {
+  if (columns <= peak_columns_) return;
+  const int slots = static_cast<int>(slots_);
+  const auto old_capacity = array_capacity(peak_columns_);
+  peak_columns_ = columns;
+  const std::uint64_t bytes = bytes_at(lanes_, slots, layout_, columns);
+  KVASIR_CHECK(pool_->budget().try_charge(bytes - bytes_));
+  bytes_ = bytes;
+  const std::int64_t capacity = array_capacity(columns);
+  if (capacity == old_capacity) return;
+  const auto count = static_cast<std::size_t>(capacity);
+  column_.reserve(count);
+  pages_.reserve(count * static_cast<std::size_t>(lanes_));
+  if (lists_) offsets_.reserve(count * slots_);
+  free_.reserve(count);
+  if (runs_.size() > 1) spare_.reserve(count);
+  for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
+}
+
+// REQUIRES: room in the arrays; takes over the pages' references.
+std::uint32_t PageTable::take_column(std::span<const PageId> pages) {
+  std::uint32_t column = 0;
+  if (!free_.empty()) {
+    column = free_.back();
+    free_.pop_back();
+    column_[column] = {};
+    std::ranges::copy(pages, mutable_pages(column));
+  } else {
+    column = static_cast<std::uint32_t>(column_.size());
+    KVASIR_CHECK(column_.size() < column_.capacity());
+    column_.emplace_back();
+    pages_.insert(pages_.end(), pages.begin(), pages.end());
+    if (lists_) offsets_.resize(offsets_.size() + slots_);
+  }
+  ++columns_;
+  return column;
+}
+
+// Of a column that no entry refers to, or of a spare one.
+void PageTable::release_column(std::uint32_t column) {
+  for (const PageId page : pages_of(column)) pool_->release(page);
+  column_[column].entries = 0;
+  free_.push_back(column);
+  --columns_;
+}
+
+// Puts a column at the end of a run.
+void PageTable::start_column(std::uint32_t column, int run, TokenIndex first, Position base) {
+  Run& r = runs_[static_cast<std::size_t>(run)];
+  Column& c = column_[column];
+  c.ordinal = r.next_ordinal++;
+  c.first = first;
+  c.base = base;
+  c.used = 0;
+  c.live = 0;
+  ++r.columns;
+  tail_[static_cast<std::size_t>(run)] = column;
+}
+
+// Makes room for one entry more in the array of a run: closes the gaps between frames when it is full.
+void PageTable::make_entry_room(int run) {
+  std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(run)].entries;
+  if (entries.size() < entries.capacity()) return;
+  std::uint32_t to = 0;
+  for (Frame& frame : frames_) {
+    if (frame.run != run) continue;
+    std::move(entries.begin() + frame.begin, entries.begin() + frame.end, entries.begin() + to);
+    const std::uint32_t count = frame.end - frame.begin;
+    frame.begin = to;
+    frame.end = to += count;
+  }
+  entries.resize(to);
+  KVASIR_CHECK(entries.size() < entries.capacity());
+}
+
+// Adds an entry at the end of the newest frame of a run.
+void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
+  std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
+  entries.resize(frame.end);
+  make_entry_room(frame.run);
+  entries.push_back(entry);
+  ++frame.end;
+  KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
+}
+
+// All lanes of a column are shared or none is: fork shares whole columns.
+void PageTable::copy_pages(std::uint32_t column, std::span<const PageId> fresh) {
+  if (pool_->store() != nullptr) pool_->store()->copy(pages_of(column), fresh);
+  for (const PageId page : pages_of(column)) pool_->release(page);
+  std::ranges::copy(fresh, mutable_pages(column));
+  pages_copied_ += fresh.size();
+}
+
+// Before a physical write. REQUIRES: room for the copy was reserved (checked).
+void PageTable::own_column(std::uint32_t column) {
+  if (!is_shared(column)) return;
+  std::vector<PageId> fresh(static_cast<std::size_t>(lanes_));
+  KVASIR_CHECK(pool_->try_allocate(fresh));
+  copy_pages(column, fresh);
+}
+
+// Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
+// ring of its capacity, so it never holds more columns than that fills, and one.
+int PageTable::spares_needed(int tokens) const {
+  const auto slots = static_cast<std::int64_t>(slots_);
+  std::int64_t needed = 0;
+  for (std::size_t r = 1; r < runs_.size(); ++r) {
+    const Run& run = runs_[r];
+    const std::int64_t room = tail_[r] != kNone ? slots - column_[tail_[r]].used : 0;
+    const std::int64_t moves = std::min<std::int64_t>(tokens, run.capacity) - room;
+    const std::int64_t most = (run.capacity + slots - 1) / slots + 1 - run.columns;
+    needed += std::clamp<std::int64_t>((moves + slots - 1) / slots, 0, std::max<std::int64_t>(most, 0));
+  }
+  return static_cast<int>(std::max<std::int64_t>(needed - static_cast<std::int64_t>(spare_.size()), 0));
+}
+
+PageTable::AppendPlan PageTable::plan_append(int tokens) const {
+  AppendPlan plan;
+  if (tokens == 0) return plan;
+  const auto slots = static_cast<int>(slots_);
+  const std::uint32_t tail = tail_.front();
+  const int room = tail != kNone ? slots - column_[tail].used : 0;
+  const auto lanes = static_cast<std::uint64_t>(lanes_);
+  if (room > 0 && is_shared(tail)) plan.pages += lanes;
+  if (tokens > room) plan.columns = (tokens - room + slots - 1) / slots;
+  if (runs_.size() > 1) plan.spares = spares_needed(tokens);
+  plan.columns += plan.spares;
+  plan.pages += static_cast<std::uint64_t>(plan.columns) * lanes;
+  plan.bytes = plan.pages * pool_->page_cost();
+  if (columns_ + plan.columns > peak_columns_)
+    plan.bytes += bytes_at(lanes_, slots, layout_, columns_ + plan.columns) - bytes_;
+  return plan;
+}
+
+Status PageTable::append(int tokens) {
+  KVASIR_CHECK(tokens > 0);
+  const AppendPlan plan = plan_append(tokens);
+  std::vector<PageId> fresh(plan.pages);
+  if (plan.bytes > budget().available() || !pool_->try_allocate(fresh)) return kv_memory_full(budget(), plan.bytes);
+  reserve_columns(columns_ + plan.columns);
+  std::span<const PageId> unused = fresh;
+  const auto take = [&] {
+    const auto pages = unused.first(static_cast<std::size_t>(lanes_));
+    unused = unused.subspan(pages.size());
+    return pages;
+  };
+  const auto slots = static_cast<int>(slots_);
+  int left = tokens;
+  if (tail_.front() != kNone && column_[tail_.front()].used < slots && is_shared(tail_.front()))
+    copy_pages(tail_.front(), take());
+  Frame& frame = frames_.back();
+  while (left > 0) {
+    if (tail_.front() == kNone || column_[tail_.front()].used == slots)
+      start_column(take_column(take()), 0, next_index_, length_ - frame.rotation - frame.origin);
+    const std::uint32_t tail = tail_.front();
+    Column& column = column_[tail];
+    const int count = std::min(left, slots - column.used);
+    std::vector<PageEntry>& entries = runs_.front().entries;
+    if (frame.begin == frame.end || entries[frame.end - 1].column != tail) push_entry(frame, {0, column.ordinal, tail});
+    const SlotMask taken = slot_range(column.used, column.used + count);
+    entries[frame.end - 1].live |= taken;
+    column.live |= taken;
+    if (lists_)
+      std::iota(offset(tail) + column.used, offset(tail) + column.used + count,
+                static_cast<std::uint32_t>(next_index_ - column.first));
+    column.used += count;
+    frame.tokens += count;
+    next_index_ += count;
+    length_ += count;
+    written_ += count;
+    left -= count;
+  }
+  for (int i = 0; i < plan.spares; ++i) spare_.push_back(take_column(take()));
+  return {};
+}
+
+std::int64_t PageTable::retained_in(IndexRange range) const {
+  std::int64_t count = 0;
+  for (const Frame& frame : frames_) {
+    const auto entries = entries_of(frame);
+    auto entry = std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < range.begin; });
+    for (; entry != entries.end() && first_live(*entry) < range.end; ++entry)
+      count += std::popcount(entry->live & slots_of(entry->column, range.begin, range.end));
+  }
+  return count;
+}
+
+// An entry of the column is gone. A column without live slots goes, but for the open one of a table of ranges: the next
+// tokens go there.
+void PageTable::unlink_entry(int run, std::uint32_t column) {
+  Column& c = column_[column];
+  --c.entries;
+  if (c.live != 0) return;
+  KVASIR_CHECK(c.entries == 0);
+  const auto r = static_cast<std::size_t>(run);
+  const bool open = column == tail_[r] && c.used < static_cast<int>(slots_);
+  if (!lists_ && open) return;
+  written_ -= c.used;
+  if (column == tail_[r]) tail_[r] = kNone;  // trim_tail finds the new one
+  --runs_[r].columns;
+  release_column(column);
+}
+
+Status PageTable::apply(const KeepPlan& plan) {
+  if (plan.empty()) return {};
+  if (lists_) {
+    if (runs_.size() == 1) {
+      apply_single(plan.drop);
+    } else {
+      apply_runs(plan);
+    }
+    return {};
+  }
+  KVASIR_CHECK(plan.moves.empty() && plan.drop.size() == 1);
+  IndexRange range = plan.drop.front();
+  range.end = std::min(range.end, next_index_);
+  if (range.empty() || retained_in(range) == 0) return {};
+  KVASIR_RETURN_IF_ERROR(check_hole(range));
+  if (plan.realign == Realign::kRotate) rotate_behind(range);
+  drop_range(range, plan.realign);
+  return {};
+}
+
+std::vector<std::uint32_t> PageTable::shared_columns(IndexRange range) const {
+  std::vector<std::uint32_t> shared;
+  if (!may_share_) return shared;
+  for (const Frame& frame : frames_)
+    for (const PageEntry& entry : entries_of(frame))
+      if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column) &&
+          std::ranges::find(shared, entry.column) == shared.end())
+        shared.push_back(entry.column);
+  return shared;
+}
+
+std::uint64_t PageTable::unshare_bytes(IndexRange range) const {
+  return shared_columns(range).size() * static_cast<std::uint64_t>(lanes_) * pool_->page_cost();
+}
+
+Status PageTable::unshare(IndexRange range) {
+  const std::vector<std::uint32_t> shared = shared_columns(range);
+  std::vector<PageId> fresh(shared.size() * static_cast<std::size_t>(lanes_));
+  if (!pool_->try_allocate(fresh))
+    return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; give it more",
+                     budget().capacity(), fresh.size())
+        .about({"kv_memory"});
+  for (std::size_t i = 0; i < shared.size(); ++i)
+    copy_pages(shared[i],
+               std::span(fresh).subspan(i * static_cast<std::size_t>(lanes_), static_cast<std::size_t>(lanes_)));
+  return {};
+}
+
+Result<PageTable> PageTable::fork() const {
+  if (bytes() > budget().available())
+    return exhausted("the KV memory of {} bytes cannot hold the page tables of a fork ({} bytes); give it more",
+                     budget().capacity(), bytes())
+        .about({"kv_memory"});
+  PageTable copy(lanes_, pool_, layout_);
+  copy.may_share_ = may_share_ = true;
+  copy.original_ = original_;
+  copy.reserve_columns(peak_columns_);
+  copy.tail_ = tail_;
+  copy.frames_.assign(frames_.begin(), frames_.end());
+  copy.column_.assign(column_.begin(), column_.end());
+  copy.pages_.assign(pages_.begin(), pages_.end());
+  copy.offsets_.assign(offsets_.begin(), offsets_.end());
+  copy.free_.assign(free_.begin(), free_.end());
+  copy.free_.insert(copy.free_.end(), spare_.begin(), spare_.end());  // a fork takes its own
+  copy.columns_ = columns_ - static_cast<int>(spare_.size());
+  copy.next_index_ = next_index_;
+  copy.length_ = length_;
+  copy.written_ = written_;
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    copy.runs_[r].entries.assign(runs_[r].entries.begin(), runs_[r].entries.end());
+    copy.runs_[r].next_ordinal = runs_[r].next_ordinal;
+    copy.runs_[r].columns = runs_[r].columns;
+  }
+  std::vector<bool> unused(column_.size(), false);
+  for (const std::uint32_t column : copy.free_) unused[column] = true;
+  for (std::uint32_t column = 0; column < column_.size(); ++column)
+    if (!unused[column])
+      for (const PageId page : pages_of(column)) pool_->retain(page);
+  return copy;
+}
+
+}  // namespace kvasir

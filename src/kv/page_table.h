@@ -1,0 +1,256 @@
+// The page table of the lanes that agree on what they keep: flat arrays of columns, entries with live masks, and frames
+// with origins.
+//
+// A column is one page of each lane. An entry is the slots of a column that are live and belong to one frame; a column
+// may have several, with disjoint masks (sinks and window in page 0, either side of a hole). A frame is a series of
+// tokens at consecutive positions whose keys are rotated relative to one origin. Masks and origins belong to the table,
+// never to the page: pages are shared between tables that were forked, and copied at the first physical write.
+//
+// Compact positions: the retained tokens occupy 0 ... length-1 in order of index. The key in slot s of a column is
+// stored rotated by base + s + rotation of its frame, and its position is that + origin of its frame. Moving a frame to
+// other positions changes its origin alone (Realign::kFrames); rotating its keys instead changes its rotation alone
+// (Realign::kRotate). Original positions: every key is stored rotated by its index, in one frame with origin 0.
+//
+// All changes but append go through apply. What may leave depends on the layout:
+//  - ranges: a few holes that grow. Columns hold consecutive tokens, and nothing is ever compacted.
+//  - lists: any tokens. What they leave behind is masked first, and compacted (moved together in place, and rotated
+//  where
+//    its position asks for it) when more than a quarter of the written slots is dead or the holes make more entries
+//    than two per column. Tokens may move between runs: run 0 is where tokens enter; each other run is a ring of its
+//    own columns, with one frame, whose tokens are older than those of the run before it but for the tokens of run 0
+//    that never leave it (Cascading KV cache, Willette et al., arXiv 2406.17808: one run for each sub-cache).
+//
+// Cost: append and apply touch what they change, find tokens by binary search, and move O(frames) integers. Exceptions:
+// lists with compact positions and one run lay their entries out anew when tokens leave (O(entries)), compaction moves
+// slots, and entries in front of an erased one close up (a memmove, at most once per column).
+//
+// Thread-safety: none; const members may be called from many threads while nothing is changed.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/batch.h"
+#include "base/bytes.h"
+#include "kv/keep_plan.h"
+#include "kv/page_pool.h"
+
+namespace kvasir {
+
+class PageTable {
+ public:
+  static constexpr int kMaxFrames = 32;
+  static constexpr int kMaxColumnEntries = 4;
+
+  struct Layout {
+    bool lists = false;                        // any tokens may leave; otherwise ranges
+    bool original_positions = false;           // REQUIRES: lists, and no other run
+    std::vector<std::int64_t> run_capacities;  // tokens that runs 1, 2, ... hold. REQUIRES: lists if not empty
+  };
+
+  struct Frame {
+    Position origin = 0;
+    Position rotation = 0;
+    std::int64_t tokens = 0;
+    int run = 0;
+    std::uint32_t begin = 0;  // entries [begin, end) of the run
+    std::uint32_t end = 0;
+  };
+  struct Column {
+    SlotMask live = 0;          // slots that hold retained tokens
+    std::uint64_t ordinal = 0;  // of this column in its run, from 0
+    TokenIndex first = 0;       // index of the token in slot 0
+    Position base = 0;          // compact positions: slot s is stored rotated by base + s + its frame's rotation
+    std::int32_t used = 0;      // slots written
+    std::int32_t entries = 0;   // that refer to it
+  };
+
+  // The pool and its budget outlive the table. Nothing is charged before the first token.
+  PageTable(int lanes, PagePool* pool, const Layout& layout);
+  PageTable(PageTable&& other) noexcept;
+  PageTable& operator=(PageTable&& other) noexcept;
+  PageTable(const PageTable&) = delete;
+  PageTable& operator=(const PageTable&) = delete;
+  ~PageTable();
+
+  int lanes() const { return lanes_; }
+  const MemoryBudget& budget() const { return pool_->budget(); }
+  TokenIndex next_index() const { return next_index_; }  // tokens seen so far
+  std::int64_t length() const { return length_; }        // tokens retained
+  int columns() const { return columns_; }               // that hold pages, spare ones included
+  std::int64_t dead_slots() const { return written_ - length_; }
+  bool lists() const { return lists_; }
+  bool original_positions() const { return original_; }
+  int runs() const { return static_cast<int>(runs_.size()); }
+
+  std::span<const Frame> frames() const { return frames_; }
+  const Frame& newest_frame() const { return frames_.back(); }
+  std::span<const PageEntry> entries_of(const Frame& frame) const {
+    return std::span(runs_[static_cast<std::size_t>(frame.run)].entries).subspan(frame.begin, frame.end - frame.begin);
+  }
+  const Column& column(std::uint32_t column) const { return column_[column]; }
+  std::span<const PageId> pages() const { return pages_; }  // [column][lane]
+  std::span<const PageId> pages_of(std::uint32_t column) const {
+    return std::span(pages_).subspan(std::size_t{column} * static_cast<std::size_t>(lanes_),
+                                     static_cast<std::size_t>(lanes_));
+  }
+  TokenIndex index(std::uint32_t column, int slot) const {
+    return column_[column].first + (lists_ ? static_cast<TokenIndex>(offset(column)[slot]) : slot);
+  }
+  // The slots of a column whose tokens have indices in [begin, end); indices ascend with slots.
+  SlotMask slots_of(std::uint32_t column, TokenIndex begin, TokenIndex end) const;
+  // What the key in a slot is stored rotated by. REQUIRES: the slot belongs to `frame`.
+  Position stored_rotation(std::uint32_t column, int slot, const Frame& frame) const {
+    return original_ ? index(column, slot) : column_[column].base + slot + frame.rotation;
+  }
+  // Where the newest token is. REQUIRES: something was appended and the newest token is retained.
+  std::uint32_t newest_column() const { return runs_.front().entries[newest_frame().end - 1].column; }
+
+  // Bytes charged for the arrays of a table that has held at most `columns` columns at once.
+  static std::uint64_t bytes_at(int lanes, int slots, const Layout& layout, std::int64_t columns);
+  std::uint64_t bytes() const { return bytes_; }
+
+  // What append would take. Const: a plan changes nothing.
+  struct AppendPlan {
+    int columns = 0;          // new ones
+    int spares = 0;           // of these, kept ready for tokens that move between runs
+    std::uint64_t pages = 0;  // to allocate, copies of a shared open column included
+    std::uint64_t bytes = 0;  // pages and arrays together
+  };
+  AppendPlan plan_append(int tokens) const;
+
+  // Makes room for `tokens` tokens behind the newest. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
+  Status append(int tokens);
+
+  std::int64_t retained_in(IndexRange range) const;
+
+  // Executes a plan. Columns without live slots return their pages at once. With lists, compaction follows when it is
+  // due. Errors: ranges, leaving no trace: kUnsupported when the holes would split the table into more frames or
+  // entries than it has room for. REQUIRES: with lists, sharing_reserve() bytes are available; with kRotate, the pages
+  // behind the hole are the table's own (unshare); ranges: one hole.
+  Status apply(const KeepPlan& plan);
+
+  // Moves all tokens together, into one frame. REQUIRES: lists, a single run, sharing_reserve() bytes are available.
+  void compact();
+  // From original to compact positions, for good. REQUIRES: as compact.
+  void make_positions_compact();
+  // Bytes for copies of all shared pages of a table of lists: the most that its apply or compact may take. 0 for
+  // ranges.
+  // `append_first`: an append comes before, which copies a shared open page itself.
+  std::uint64_t sharing_reserve(bool append_first = false) const;
+
+  // Gives the table its own copy of every column with live tokens in `range`. Errors: kResourceExhausted.
+  Status unshare(IndexRange range);
+  // Bytes that unshare takes.
+  std::uint64_t unshare_bytes(IndexRange range) const;
+
+  // A table with the same content that shares all pages. Errors: kResourceExhausted (its arrays are charged).
+  Result<PageTable> fork() const;
+
+  // Writes the layout: columns, entries, frames, indices; of pages, how many there are. Columns are written oldest
+  // first, run by run, in the order of for_each_column.
+  void save(ByteWriter& out) const;
+  // Rebuilds a saved layout in an empty table of the same options, with zeroed pages of its own. Errors:
+  // kResourceExhausted; kDataLoss for bytes that no table writes. The table is then empty.
+  Status restore(ByteReader& in);
+  // Calls visit(pages [lanes]) for each column that holds tokens.
+  template <class Visit>
+  void for_each_column(Visit&& visit) const {
+    for (const std::uint32_t column : columns_in_order()) visit(pages_of(column));
+  }
+
+  std::uint64_t slots_moved() const { return slots_moved_; }    // by compaction and between runs, per lane, so far
+  std::uint64_t pages_copied() const { return pages_copied_; }  // because they were shared and written, so far
+
+  // Whether the arrays agree with each other: what apply and append may rely on.
+  bool is_sound() const;
+  // KVASIR_CHECKs is_sound() and adds each page's appearances to `references` ([pool capacity]).
+  void check_invariants(std::span<std::uint32_t> references) const;
+
+ private:
+  struct Run {
+    std::vector<PageEntry> entries;  // those outside all frames are dead
+    std::int64_t capacity = 0;       // tokens, of runs 1, 2, ...
+    std::uint64_t next_ordinal = 0;
+    int columns = 0;
+  };
+  struct Place {
+    std::uint32_t column = 0;
+    int slot = 0;
+  };
+
+  std::uint32_t* offset(std::uint32_t column) { return offsets_.data() + std::size_t{column} * slots_; }
+  const std::uint32_t* offset(std::uint32_t column) const { return offsets_.data() + std::size_t{column} * slots_; }
+  PageId* mutable_pages(std::uint32_t column) {
+    return pages_.data() + std::size_t{column} * static_cast<std::size_t>(lanes_);
+  }
+  TokenIndex first_live(const PageEntry& entry) const { return index(entry.column, std::countr_zero(entry.live)); }
+  TokenIndex last_live(const PageEntry& entry) const {
+    return index(entry.column, static_cast<int>(std::bit_width(entry.live)) - 1);
+  }
+  bool is_shared(std::uint32_t column) const;
+  std::vector<std::uint32_t> columns_in_order() const;
+  bool restore_arrays(ByteReader& in);
+  std::vector<std::uint32_t> shared_columns(IndexRange range) const;
+
+  void reserve_columns(std::int64_t columns);
+  std::uint32_t take_column(std::span<const PageId> pages);
+  void release_column(std::uint32_t column);
+  void start_column(std::uint32_t column, int run, TokenIndex first, Position base);
+  void make_entry_room(int run);
+  void push_entry(Frame& frame, const PageEntry& entry);
+  void unlink_entry(int run, std::uint32_t column);
+  void copy_pages(std::uint32_t column, std::span<const PageId> fresh);
+  void own_column(std::uint32_t column);
+  int spares_needed(int tokens) const;
+  std::int64_t drop_from_frame(std::size_t number, IndexRange range);
+
+  // Ranges.
+  Status check_hole(IndexRange range) const;
+  void drop_range(IndexRange range, Realign realign);
+  void rotate_behind(IndexRange hole);
+
+  // Lists: see page_table_lists.cc.
+  void apply_single(std::span<const IndexRange> drop);
+  void apply_runs(const KeepPlan& plan);
+  void mask_original(std::span<const IndexRange> drop);
+  void mask_columns(std::span<const IndexRange> drop);
+  void receive_moves(int run, std::span<const KeepPlan::Move> moves);
+  Place locate(TokenIndex index, int runs) const;
+  void trim_tail(int run);
+  bool rebuild_frames();
+  void order_frames_of_runs();
+  bool compaction_due() const;
+  void gather_columns();
+  void compact_columns(bool original);
+
+  static constexpr std::uint32_t kNone = 0xffffffff;
+
+  int lanes_;
+  std::size_t slots_;
+  PagePool* pool_;
+  bool lists_;
+  bool original_;
+  Layout layout_;
+  std::vector<Run> runs_;
+  std::vector<std::uint32_t> tail_;     // [runs]: newest column, or kNone
+  std::vector<Frame> frames_;           // in order of token; the last is where tokens enter
+  std::vector<Column> column_;          // by handle; those in free_ hold nothing
+  std::vector<PageId> pages_;           // [column][lane]
+  std::vector<std::uint32_t> offsets_;  // lists: [column][slot], indices relative to the column's first
+  std::vector<std::uint32_t> free_;     // handles without pages
+  std::vector<std::uint32_t> spare_;    // columns without tokens, for moves
+  int columns_ = 0;
+  std::int64_t peak_columns_ = 0;   // most columns there ever were: decides the size of the arrays
+  std::uint64_t bytes_ = 0;         // bytes_at(peak_columns_)
+  mutable bool may_share_ = false;  // some page may be shared with a fork
+  TokenIndex next_index_ = 0;
+  std::int64_t length_ = 0;
+  std::int64_t written_ = 0;  // slots, of columns in runs
+  std::uint64_t slots_moved_ = 0;
+  std::uint64_t pages_copied_ = 0;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,157 @@
+// The layout of a page table as bytes.
+#include <algorithm>
+#include <bit>
+
+#include "base/status.h"
+#include "kv/page_table.h"
+
+namespace kvasir {
+namespace {
+
+// More than any table has: a file that says more is damaged.
+constexpr std::uint64_t kMostColumns = std::uint64_t{1} << 32;
+
+Status damaged() {
+  return data_loss("the saved page table contradicts itself");
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> PageTable::columns_in_order() const {
+  std::vector<std::uint32_t> columns;
+  std::vector<bool> unused(column_.size(), false);
+  for (const std::uint32_t column : free_) unused[column] = true;
+  for (const std::uint32_t column : spare_) unused[column] = true;
+  for (std::uint32_t column = 0; column < column_.size(); ++column)
+    if (!unused[column]) columns.push_back(column);
+  // Handles say nothing about age.
+  std::ranges::sort(columns, {}, [&](std::uint32_t c) { return column_[c].first; });
+  return columns;
+}
+
+void PageTable::save(ByteWriter& out) const {
+  const std::vector<std::uint32_t> columns = columns_in_order();
+  std::vector<std::uint32_t> number(column_.size(), kNone);  // as saved
+  for (std::uint32_t i = 0; i < columns.size(); ++i) number[columns[i]] = i;
+  out.put(next_index_);
+  out.put(length_);
+  out.put(original_);
+  out.put(static_cast<std::uint64_t>(columns.size()));
+  for (const std::uint32_t c : columns) {
+    const Column& column = column_[c];
+    out.put(column.live);
+    out.put(column.ordinal);
+    out.put(column.first);
+    out.put(column.base);
+    out.put(column.used);
+    if (lists_) out.put_values(std::span(offset(c), static_cast<std::size_t>(column.used)));
+  }
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    out.put(runs_[r].next_ordinal);
+    out.put(tail_[r] != kNone ? number[tail_[r]] : kNone);
+  }
+  out.put(static_cast<std::uint32_t>(frames_.size()));
+  for (const Frame& frame : frames_) {
+    out.put(frame.origin);
+    out.put(frame.rotation);
+    out.put(frame.run);
+    out.put(static_cast<std::uint64_t>(frame.end - frame.begin));
+    for (const PageEntry& entry : entries_of(frame)) {
+      out.put(entry.live);
+      out.put(number[entry.column]);
+    }
+  }
+}
+
+Status PageTable::restore(ByteReader& in) {
+  KVASIR_RETURN_IF_ERROR(columns_ == 0 && next_index_ == 0 ? Status() : damaged());
+  ByteReader ahead = in;
+  TokenIndex next = 0;
+  std::int64_t length = 0;
+  bool original = false;
+  std::uint64_t columns = 0;
+  const std::size_t least = 36 + (lists_ ? sizeof(std::uint32_t) : 0);
+  if (!ahead.get(next) || !ahead.get(length) || !ahead.get(original) || !ahead.get_count(columns, kMostColumns, least))
+    return damaged();
+  const std::uint64_t pages = columns * static_cast<std::uint64_t>(lanes_);
+  const std::uint64_t bytes = pages * pool_->page_cost() +
+                              bytes_at(lanes_, static_cast<int>(slots_), layout_, static_cast<std::int64_t>(columns));
+  if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
+  std::vector<PageId> fresh(pages);
+  if (!pool_->try_allocate(fresh)) return kv_memory_full(budget(), bytes);
+  reserve_columns(static_cast<std::int64_t>(columns));
+  for (std::uint64_t c = 0; c < columns; ++c)
+    take_column(std::span(fresh).subspan(c * static_cast<std::uint64_t>(lanes_), static_cast<std::size_t>(lanes_)));
+  if (restore_arrays(in) && is_sound()) return {};
+  PageTable empty(lanes_, pool_, layout_);
+  *this = std::move(empty);
+  return damaged();
+}
+
+// Into columns 0, 1, ... that have their pages.
+bool PageTable::restore_arrays(ByteReader& in) {
+  std::uint64_t columns = 0;
+  in.get(next_index_);
+  in.get(length_);
+  in.get(original_);
+  in.get(columns);
+  if (!in.ok() || next_index_ < 0 || (original_ && !layout_.original_positions)) return false;
+  written_ = 0;
+  for (std::uint32_t c = 0; c < columns; ++c) {
+    Column& column = column_[c];
+    in.get(column.live);
+    in.get(column.ordinal);
+    in.get(column.first);
+    in.get(column.base);
+    in.get(column.used);
+    // Bounds that keep the arithmetic of positions from overflowing.
+    constexpr std::int64_t kMost = std::int64_t{1} << 60;
+    if (!in.ok() || column.used < 1 || column.used > static_cast<std::int32_t>(slots_)) return false;
+    if (column.first < 0 || column.first > kMost || std::abs(column.base) > kMost) return false;
+    if (lists_ && !in.get_values(std::span(offset(c), static_cast<std::size_t>(column.used)))) return false;
+    written_ += column.used;
+  }
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    in.get(runs_[r].next_ordinal);
+    if (!in.get(tail_[r]) || (tail_[r] != kNone && tail_[r] >= columns)) return false;
+  }
+  std::uint32_t frames = 0;
+  if (!in.get(frames) || frames == 0 || frames > static_cast<std::uint32_t>(kMaxFrames)) return false;
+  frames_.clear();
+  std::vector<bool> seen(columns, false);
+  for (std::uint32_t f = 0; f < frames; ++f) {
+    Frame frame;
+    std::uint64_t entries = 0;
+    in.get(frame.origin);
+    in.get(frame.rotation);
+    in.get(frame.run);
+    if (!in.get_count(entries, columns, sizeof(SlotMask) + sizeof(std::uint32_t))) return false;
+    constexpr std::int64_t kMost = std::int64_t{1} << 60;
+    if (frame.run < 0 || frame.run >= runs() || std::abs(frame.origin) > kMost || std::abs(frame.rotation) > kMost)
+      return false;
+    std::vector<PageEntry>& of_run = runs_[static_cast<std::size_t>(frame.run)].entries;
+    frame.begin = frame.end = static_cast<std::uint32_t>(of_run.size());
+    for (std::uint64_t e = 0; e < entries; ++e) {
+      PageEntry entry;
+      if (!in.get(entry.live) || !in.get(entry.column) || entry.column >= columns || entry.live == 0) return false;
+      Column& column = column_[entry.column];
+      if (of_run.size() == of_run.capacity() || ++column.entries > kMaxColumnEntries) return false;
+      if (!seen[entry.column]) ++runs_[static_cast<std::size_t>(frame.run)].columns;
+      seen[entry.column] = true;
+      entry.ordinal = column.ordinal;
+      of_run.push_back(entry);
+      ++frame.end;
+      frame.tokens += std::popcount(entry.live);
+    }
+    frames_.push_back(frame);
+  }
+  // The open column of a table of ranges may hold nothing any more.
+  for (std::uint32_t c = 0; c < columns; ++c)
+    if (!seen[c]) {
+      if (lists_ || c != tail_.front()) return false;
+      ++runs_.front().columns;
+    }
+  return in.ok();
+}
+
+}  // namespace kvasir

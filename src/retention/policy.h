@@ -1,0 +1,207 @@
+// The interface of retention policies: deterministic functions of what they have seen to a plan of what to keep. A
+// policy never touches a page; the same object serves the engine, replay and tests.
+//
+// The unit of decision is a chunk: consecutive tokens of a prompt, cut on a grid anchored at token 0 and where the
+// prompt ends, or one generated token. What a page table holds is fixed for the duration of a chunk. A chunk may be
+// executed in any number of forward passes; a policy is told the chunk, never the passes. In order:
+//
+//   begin(layout)                          once
+//   chunk_rows(want)                       how many of the next tokens form a chunk
+//   hidden(chunk, rows), will_drop(chunk)  before the first pass: what rows do not see, what the chunk's end will drop
+//   observe(chunk, table, row, masses)     after the pass that ran the row: rows of a table in order, those wanted
+//   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
+//   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all of them
+//
+// State changes in begin, observe, end_chunk, finish_chunk and restore alone. A chunk that is given up before its first
+// observe leaves no trace.
+//
+// A policy drops whole ranges of old tokens (full, window, streaming) or any tokens (PolicyTraits::compacts). The first
+// kind hides from each row what would have been dropped before it came, had tokens come one at a time: then the size of
+// a chunk changes nothing. The second kind inserts and prunes a chunk's tokens one at a time at the chunk's end: the
+// size of a chunk is part of the result.
+//
+// Thread-safety: none; one policy object belongs to one sequence. Calls for different tables of one chunk may come from
+// several threads at once; a policy keeps its state by table.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/mass_reduction.h"
+#include "base/bytes.h"
+#include "kv/keep_plan.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// Where retained tokens stand. kCompact: at 0 ... length-1 in order of index. kOriginal: where they stood in the text.
+// kAuto: kOriginal while the text fits the model's trained context, kCompact from the start of the chunk on that
+// contains the first index to reach it.
+enum class PositionMode { kCompact, kOriginal, kAuto };
+
+// What uses up the trained context.
+enum class ContextUse {
+  kNone,  // nothing: the policy keeps what it holds below it
+  kText,  // every token read: they keep their positions, or none is ever dropped
+  kHeld,  // the tokens held: how many there will be depends on the text
+};
+
+// The tables of a sequence: table = layer * per_layer + (KV head, if per_layer is more than 1). A policy of scope
+// kSequence has one table in all.
+struct TableLayout {
+  int layers = 1;
+  int per_layer = 1;  // tables of one layer: 1, or the number of KV heads
+  int heads = 1;      // query heads of one table
+
+  int tables() const { return layers * per_layer; }
+  bool operator==(const TableLayout&) const = default;
+};
+
+// Consecutive tokens that share a decision.
+struct PolicyChunk {
+  TokenIndex first = 0;  // of row 0
+  int rows = 0;
+  bool prompt = false;           // the rows are of a prompt; otherwise they were generated
+  std::int64_t prompt_left = 0;  // tokens of the prompt that come after this chunk; 0: the chunk ends the prompt
+
+  TokenIndex end() const { return first + rows; }
+  bool ends_prompt() const { return prompt && prompt_left == 0; }
+};
+
+// What a policy is, and what it asks of those who run it; the same for its whole life.
+struct PolicyTraits {
+  std::string spec;  // makes an equal policy; options in canonical order
+  PolicyScope scope = PolicyScope::kSequence;
+  PositionMode positions = PositionMode::kCompact;
+  Realign realign = Realign::kFrames;
+  int chunk = 0;  // tokens of a prompt per decision, unless the user sets another number; 0: it changes nothing
+  // What observe is given, in this order. Empty: the policy does not look at attention. REQUIRES: empty, or a scope of
+  // kLayer or kHead.
+  std::vector<MassReduction> reductions;
+  // Tokens that runs 1, 2, … can hold (run 0 is where tokens enter; it holds the rest). Empty: there is only run 0.
+  std::vector<std::int64_t> run_capacities;
+  // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
+  // most.
+  bool compacts = false;
+};
+
+// The two places in a composition (retention/composed.h).
+enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
+
+class RetentionPolicy {
+ public:
+  virtual ~RetentionPolicy() = default;
+
+  const PolicyTraits& traits() const { return traits_; }
+
+  // The most tokens that a forward pass of one token sees, in any table; nullopt: without bound.
+  virtual std::optional<std::int64_t> bound() const = 0;
+  ContextUse context_use() const;
+
+  // An equal policy in an equal state, of the same class.
+  virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
+
+  // Called once, before the first chunk; before restore too.
+  virtual void begin(const TableLayout& layout) { static_cast<void>(layout); }
+
+  // -- What it holds, between chunks. --
+
+  // Tokens taken in so far: the first of the next chunk.
+  virtual TokenIndex seen() const = 0;
+
+  // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
+  virtual void retained(int table, int run, std::vector<IndexRange>& ranges) const = 0;
+
+  // -- Before a chunk. --
+
+  // How many of the next `want` tokens may form one chunk, from 1 to `want`: fewer where the table's frames change in
+  // between.
+  virtual int chunk_rows(int want) const { return want; }
+
+  // rows[r]: of the tokens retained before the chunk and the chunk's own, those that row r does not see. Each range is
+  // empty, or begins at the oldest token that is not a sink. REQUIRES: rows.size() == chunk.rows.
+  virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const;
+
+  // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.
+  virtual IndexRange will_drop(const PolicyChunk& chunk) const {
+    static_cast<void>(chunk);
+    return {};
+  }
+
+  // Of a cold run over a prompt of n tokens, the largest m <= n such that nothing is hidden from a row before m,
+  // nothing is dropped once m tokens were read, and no row before m is wanted: a cache of m tokens that is complete and
+  // exact is as good as having read them (end_chunk of the chunks up to m then brings the policy there). Holds for
+  // every chunk size; depends on options only.
+  virtual std::int64_t exact_prefix(std::int64_t n) const = 0;
+
+  // -- During a chunk. --
+
+  // Whether a row's mass of traits().reductions[reduction] matters. Where it is false, masses[reduction] may be empty.
+  virtual bool wants(const PolicyChunk& chunk, int row, int reduction) const {
+    static_cast<void>(chunk), static_cast<void>(row), static_cast<void>(reduction);
+    return true;
+  }
+  // Whether any does. Where it is false, observe need not be called for the row.
+  bool wants_row(const PolicyChunk& chunk, int row) const;
+
+  // The masses of one row, one for each of traits().reductions, on every token that the row sees in order of index:
+  // those the table held before the chunk, then the chunk's own up to the row itself. Rows come in order.
+  virtual void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) {
+    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(row), static_cast<void>(masses);
+  }
+
+  // -- After a chunk. `plan` is clear; what a call adds is applied to the table before the next. --
+
+  virtual void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) = 0;
+
+  // Adds what only all tables together can tell.
+  virtual void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
+    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(plan);
+  }
+
+  // -- State. --
+
+  // Writes all that later decisions depend on. REQUIRES: no chunk is under way.
+  void save(ByteWriter& out) const;
+
+  // Continues where an equal policy was saved. REQUIRES: begin was called, with the layout that the other had. Errors:
+  // kDataLoss for bytes that no such policy writes; the object is then good for nothing but to be destroyed. A state
+  // that was accepted is sound in itself; that it agrees with a page table is for the caller to see (seen, retained).
+  Status restore(ByteReader& in);
+
+  // Bytes allocated for the state now.
+  virtual std::uint64_t state_bytes() const = 0;
+
+  // Never exceeded by state_bytes() in a sequence of up to `tokens` tokens, in chunks of up to `chunk` rows.
+  virtual std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const = 0;
+
+  // -- As part of a composition. --
+
+  // A fresh policy that decides by any tokens, keeps what this one keeps, and prunes at the ends of prompts or while
+  // tokens are generated only. Errors: kInvalidArgument if it cannot; the message says why.
+  virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const;
+
+  // The other part dropped these tokens: they are gone for this one too. Called after its own end_chunk or
+  // finish_chunk.
+  virtual void forget(int table, std::span<const IndexRange> dropped) {
+    static_cast<void>(table), static_cast<void>(dropped);
+  }
+
+ protected:
+  explicit RetentionPolicy(PolicyTraits traits);
+  RetentionPolicy(const RetentionPolicy&) = default;
+  RetentionPolicy& operator=(const RetentionPolicy&) = default;
+
+  // Of save and restore; the spec was dealt with. restore_state returns false for bytes that save_state does not write.
+  virtual void save_state(ByteWriter& out) const = 0;
+  virtual bool restore_state(ByteReader& in) = 0;
+
+ private:
+  PolicyTraits traits_;
+};
+
+}  // namespace kvasir

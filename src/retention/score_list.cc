@@ -1,0 +1,197 @@
+#include "retention/score_list.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace kvasir {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+template <class T>
+void erase_range(std::vector<T>& values, std::size_t first, std::size_t last) {
+  values.erase(values.begin() + static_cast<std::ptrdiff_t>(first), values.begin() + static_cast<std::ptrdiff_t>(last));
+}
+
+// Gives the memory back, which clear does not.
+template <class T>
+void release(std::vector<T>& values) {
+  std::vector<T>().swap(values);
+}
+
+}  // namespace
+
+std::int64_t place_of_lowest(std::span<const double> scores) {
+  // Independent lanes, so that the compiler may use vectors; a comparison with NaN is false.
+  std::array<double, 8> lanes;
+  lanes.fill(kInfinity);
+  const std::size_t whole = scores.size() / lanes.size() * lanes.size();
+  for (std::size_t i = 0; i < whole; i += lanes.size())
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane)
+      lanes[lane] = scores[i + lane] < lanes[lane] ? scores[i + lane] : lanes[lane];
+  double lowest = *std::min_element(lanes.begin(), lanes.end());
+  for (std::size_t i = whole; i < scores.size(); ++i) lowest = scores[i] < lowest ? scores[i] : lowest;
+  const auto found = std::find(scores.begin(), scores.end(), lowest);
+  return found != scores.end() ? found - scores.begin() : 0;
+}
+
+ScoreList::Lowest::Lowest(std::span<const double> scores, std::int64_t count) {
+  KVASIR_CHECK(count >= 0 && static_cast<std::size_t>(count) <= scores.size());
+  threshold_ = -kInfinity;
+  if (count == 0) return;
+  std::vector<double> keys(scores.size());
+  std::transform(scores.begin(), scores.end(), keys.begin(), key_of);
+  const auto last = keys.begin() + (count - 1);
+  std::nth_element(keys.begin(), last, keys.end());
+  threshold_ = *last;
+  // What stands before the threshold is not above it.
+  ties_ = 1 + std::count(keys.begin(), last, threshold_);
+}
+
+double ScoreList::Lowest::key_of(double score) {
+  return score == score ? score : kInfinity;
+}
+
+void ScoreList::enter(const PolicyChunk& chunk, bool track_places, std::size_t limit) {
+  if (next_ == chunk.end()) return;
+  KVASIR_CHECK(next_ == chunk.first && size_ == all_ && all_ == std::ssize(tokens_));
+  const auto size = static_cast<std::size_t>(all_ + chunk.rows);
+  grow_to(tokens_, size, limit);
+  for (TokenIndex token = chunk.first; token < chunk.end(); ++token) tokens_.push_back(token);
+  for (std::vector<double>& column : columns_) {
+    grow_to(column, size, limit);
+    column.resize(size);
+  }
+  if (chunk.rows > 1) held_.reserve(static_cast<std::size_t>(chunk.rows));
+  if (track_places && chunk.rows > 1) {
+    places_.reserve(size);
+    places_.resize(size);
+    std::iota(places_.begin(), places_.end(), 0);
+  }
+  all_ += chunk.rows;
+  next_ = chunk.end();
+}
+
+void ScoreList::move(std::size_t from, std::size_t to) {
+  tokens_[to] = tokens_[from];
+  for (std::vector<double>& column : columns_) column[to] = column[from];
+  if (!places_.empty()) places_[to] = places_[from];
+}
+
+// The tokens at [to, size()) are taken out, and `dropped` are as many.
+void ScoreList::close_gap(std::size_t to, std::span<const TokenIndex> dropped) {
+  const std::size_t from = to + dropped.size();
+  KVASIR_CHECK(static_cast<std::int64_t>(from) == size_);
+  if (dropped.empty()) return;
+  const auto tail = std::copy(tokens_.begin() + static_cast<std::ptrdiff_t>(from), tokens_.end(),
+                              tokens_.begin() + static_cast<std::ptrdiff_t>(to));
+  std::ranges::copy(dropped, tail);
+  for (std::vector<double>& column : columns_) erase_range(column, to, from);
+  if (!places_.empty()) erase_range(places_, to, from);
+  size_ -= std::ssize(dropped);
+  all_ -= std::ssize(dropped);
+}
+
+void ScoreList::drop_range(std::int64_t first, std::int64_t last) {
+  KVASIR_CHECK(first >= 0 && first <= last && last <= size_);
+  std::rotate(tokens_.begin() + first, tokens_.begin() + last, tokens_.end());
+  const auto to = static_cast<std::size_t>(first), from = static_cast<std::size_t>(last);
+  for (std::vector<double>& column : columns_) erase_range(column, to, from);
+  if (!places_.empty()) erase_range(places_, to, from);
+  size_ -= last - first;
+  all_ -= last - first;
+}
+
+void ScoreList::drop_lowest(std::int64_t count, std::int64_t first, std::int64_t last, std::span<const double> scores) {
+  count = std::min(count, last - first);
+  if (count <= 0) return;
+  KVASIR_CHECK(first >= 0 && last <= size_ && static_cast<std::size_t>(last) <= scores.size());
+  const auto among = scores.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+  if (count == 1) return drop(first + place_of_lowest(among));
+  // The scores may be a column of this list: each is read before a token moves to its place.
+  Lowest lowest(among, count);
+  drop_if([&](std::int64_t i) { return i >= first && i < last && lowest(scores[static_cast<std::size_t>(i)]); });
+}
+
+void ScoreList::forget(std::span<const IndexRange> ranges) {
+  const std::size_t listed = tokens_.size() - static_cast<std::size_t>(all_);
+  auto next = ranges.begin();
+  drop_if([&](std::int64_t i) {
+    const TokenIndex token = tokens_[static_cast<std::size_t>(i)];
+    while (next != ranges.end() && next->end <= token) ++next;
+    return next != ranges.end() && next->begin <= token;
+  });
+  tokens_.resize(static_cast<std::size_t>(all_) + listed);
+}
+
+void ScoreList::hand_over(KeepPlan& plan) {
+  const auto dropped = tokens_.begin() + all_;
+  std::sort(dropped, tokens_.end());
+  for (auto token = dropped; token != tokens_.end(); ++token) plan.add_drop({*token, *token + 1});
+  tokens_.erase(dropped, tokens_.end());
+  plan.held.insert(plan.held.end(), held_.begin(), held_.end());
+  release(held_);
+  if (size_ == all_) release(places_);
+}
+
+void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges) {
+  for (const TokenIndex token : tokens) {
+    if (!ranges.empty() && ranges.back().end == token) {
+      ++ranges.back().end;
+    } else {
+      ranges.push_back({token, token + 1});
+    }
+  }
+}
+
+void ScoreList::save(ByteWriter& out) const {
+  KVASIR_CHECK(size_ == all_ && all_ == std::ssize(tokens_) && held_.empty());
+  out.put_span(tokens());
+  for (const std::vector<double>& column : columns_) out.put_values(std::span<const double>(column));
+}
+
+bool ScoreList::restore(ByteReader& in, TokenIndex next, std::size_t limit) {
+  std::uint64_t count = 0;
+  if (!in.get_count(count, limit, sizeof(TokenIndex) + columns_.size() * sizeof(double))) return false;
+  const auto size = static_cast<std::size_t>(count);
+  grow_to(tokens_, size, limit);
+  tokens_.resize(size);
+  if (!in.get_values(std::span<TokenIndex>(tokens_))) return false;
+  for (std::vector<double>& column : columns_) {
+    grow_to(column, size, limit);
+    column.resize(size);
+    if (!in.get_values(std::span<double>(column))) return false;
+  }
+  TokenIndex least = 0;
+  for (const TokenIndex token : tokens_) {
+    if (token < least || token >= next) return false;
+    least = token + 1;
+  }
+  release(places_);
+  release(held_);
+  size_ = all_ = static_cast<std::int64_t>(size);
+  next_ = next;
+  return true;
+}
+
+std::uint64_t ScoreList::bytes() const {
+  std::uint64_t bytes = tokens_.capacity() * sizeof(TokenIndex) + columns_.capacity() * sizeof(std::vector<double>) +
+                        places_.capacity() * sizeof(std::int32_t) + held_.capacity() * sizeof(std::int64_t);
+  for (const std::vector<double>& column : columns_) bytes += column.capacity() * sizeof(double);
+  return bytes;
+}
+
+std::uint64_t ScoreList::most_bytes(int columns, std::size_t tokens, std::size_t limit, int rows, bool tracks_places) {
+  const auto count = static_cast<std::uint64_t>(columns);
+  const std::uint64_t most = most_capacity(tokens, limit);
+  std::uint64_t bytes = most * (sizeof(TokenIndex) + count * sizeof(double)) + count * sizeof(std::vector<double>);
+  if (rows > 1) bytes += static_cast<std::uint64_t>(rows) * sizeof(std::int64_t);
+  if (rows > 1 && tracks_places) bytes += tokens * sizeof(std::int32_t);
+  return bytes;
+}
+
+}  // namespace kvasir

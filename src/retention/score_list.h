@@ -1,0 +1,129 @@
+// What one table holds, as attention-scored policies keep it: the retained tokens, ascending, and columns of numbers
+// beside them (scores, mostly), in contiguous arrays. Nothing is allocated once the list has reached its size.
+//
+// The tokens of a chunk enter together and are inserted one at a time: places [0, size()) are retained tokens,
+// [size(), all()) have entered, but wait for their turn. A place is where a token stands in these arrays; it changes
+// when a token before it is dropped.
+//
+// Ties: of equal scores the larger index stays. A NaN score counts as the largest.
+//
+// Thread-safety: none; one object per table.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "retention/growth.h"
+#include "retention/policy.h"
+
+namespace kvasir {
+
+class ScoreList {
+ public:
+  explicit ScoreList(int columns = 1) : columns_(static_cast<std::size_t>(columns)) {}
+
+  std::int64_t size() const { return size_; }      // tokens retained
+  std::int64_t all() const { return all_; }        // and those that wait
+  TokenIndex next_token() const { return next_; }  // behind the last that entered
+  std::span<const TokenIndex> tokens() const { return {tokens_.data(), static_cast<std::size_t>(all_)}; }
+  int columns() const { return static_cast<int>(columns_.size()); }
+  std::span<double> values(int column = 0) { return columns_[static_cast<std::size_t>(column)]; }
+  std::span<const double> values(int column = 0) const { return columns_[static_cast<std::size_t>(column)]; }
+
+  // The tokens of the chunk enter, with zeros in all columns; nothing if they have. `track_places`: place_in_chunk will
+  // be asked for. `limit`: the most tokens that the list will ever hold, as far as is known.
+  void enter(const PolicyChunk& chunk, bool track_places, std::size_t limit = kNoLimit);
+  void insert_next() { ++size_; }
+
+  // Where the token at `place` stood when its chunk began: the place of its mass in what observe is given.
+  std::int64_t place_in_chunk(std::int64_t place) const {
+    return places_.empty() ? place : places_[static_cast<std::size_t>(place)];
+  }
+
+  // Drops one retained token.
+  void drop(std::int64_t place) { drop_range(place, place + 1); }
+  // Drops the retained tokens at [first, last).
+  void drop_range(std::int64_t first, std::int64_t last);
+
+  // Drops each retained token for which gone(place) is true. It is asked once for each, in ascending order, before any
+  // place changes.
+  template <class Gone>
+  void drop_if(Gone&& gone) {
+    std::vector<TokenIndex> dropped;
+    std::size_t to = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
+      if (gone(static_cast<std::int64_t>(i))) {
+        dropped.push_back(tokens_[i]);
+      } else {
+        if (to != i) move(i, to);
+        ++to;
+      }
+    }
+    close_gap(to, dropped);
+  }
+
+  // Drops the `count` lowest of `scores` (which has one number for each place) among the places [first, last).
+  // REQUIRES: 0 <= first; last <= size() and last <= scores.size().
+  void drop_lowest(std::int64_t count, std::int64_t first, std::int64_t last, std::span<const double> scores);
+
+  // Takes retained tokens out without listing them as dropped; those the list does not hold are passed over. Ranges
+  // ascend.
+  void forget(std::span<const IndexRange> ranges);
+
+  // Adds what was dropped since the last call to plan.drop, and the counts noted since to plan.held.
+  void hand_over(KeepPlan& plan);
+
+  // Notes how many tokens are retained now, for KeepPlan::held.
+  void note_held() { held_.push_back(size_); }
+
+  // REQUIRES: no chunk is under way.
+  void save(ByteWriter& out) const;
+  // False for bytes that save does not write, or if other than `next` tokens were seen. Any number is a score.
+  bool restore(ByteReader& in, TokenIndex next, std::size_t limit = kNoLimit);
+
+  // Bytes allocated, and the most that there can be for up to `tokens` entered tokens in chunks of up to `rows`.
+  std::uint64_t bytes() const;
+  static std::uint64_t most_bytes(int columns, std::size_t tokens, std::size_t limit, int rows, bool tracks_places);
+
+  // For the `count` lowest of a list of scores: asked in ascending order of place, says whether a score is one of them.
+  // Of equal scores the first ones are.
+  class Lowest {
+   public:
+    Lowest(std::span<const double> scores, std::int64_t count);
+    bool operator()(double score) {
+      const double key = key_of(score);
+      if (key < threshold_) return true;
+      if (key > threshold_ || ties_ == 0) return false;
+      --ties_;
+      return true;
+    }
+
+   private:
+    static double key_of(double score);
+    double threshold_;
+    std::int64_t ties_ = 0;  // scores equal to the threshold that are still to be counted in
+  };
+
+ private:
+  void move(std::size_t from, std::size_t to);
+  void close_gap(std::size_t to, std::span<const TokenIndex> dropped);
+
+  // Places [0, all_), then what was dropped since the last hand_over: a token never needs room twice.
+  std::vector<TokenIndex> tokens_;
+  std::vector<std::vector<double>> columns_;
+  std::vector<std::int32_t> places_;  // of a chunk; empty: every token stands where it stood
+  std::vector<std::int64_t> held_;    // of a chunk
+  std::int64_t size_ = 0;
+  std::int64_t all_ = 0;
+  TokenIndex next_ = 0;
+};
+
+// Appends ascending tokens as ranges that do not touch.
+void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges);
+
+// The place of the smallest of the scores; of equal ones the first. NaNs are passed over; 0 if there is nothing else.
+// REQUIRES: scores is not empty.
+std::int64_t place_of_lowest(std::span<const double> scores);
+
+}  // namespace kvasir

@@ -1,0 +1,108 @@
+// A second backend, written for clarity from the contracts in src/backend alone: double precision, one thread, one row
+// after the other, and pages of another layout than the CPU's. What runs above it knows no layout.
+// Thread-safety: as Backend and PageStore.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "backend/attention_listener.h"
+#include "backend/backend.h"
+
+namespace kvasir::test {
+
+// The tokens of one lane, [slot][head_dim]. Every value is one that the format's element type can hold.
+struct NaivePage {
+  std::vector<std::vector<double>> keys, values;
+};
+
+class NaivePageStore final : public PageStore {
+ public:
+  NaivePageStore(const KvPageShape& format, std::vector<double> inverse_frequencies);
+
+  const KvPageShape& format() const { return format_; }
+  const NaivePage& page(PageId id) const;
+  // Rounds both to the format's element type.
+  void set(PageId id, int slot, std::span<const double> key, std::span<const double> value);
+
+  Status reserve(std::uint64_t count) override;
+  void clear(std::span<const PageId> pages) override;
+  void copy(std::span<const PageId> from, std::span<const PageId> to) override;
+  void move(int lanes, std::span<const SlotMove> moves) override;
+  void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  // Bytes of a page: elements [slot][key, then value].
+  void read(PageId page, std::span<std::byte> out) const override;
+  void write(PageId page, std::span<const std::byte> in) override;
+
+ private:
+  NaivePage& writable(PageId id);
+  double rounded(double value) const;
+  std::vector<double> rotated(std::span<const double> key, std::int64_t shift) const;
+
+  KvPageShape format_;
+  std::vector<double> inverse_frequencies_;
+  NaivePage zeros_;
+  std::vector<std::unique_ptr<NaivePage>> pages_;  // null: all zeros
+};
+
+class NaiveBackend final : public Backend {
+ public:
+  explicit NaiveBackend(BackendShape shape) : shape_(std::move(shape)) {}
+
+  std::string_view name() const override { return "naive"; }
+  std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
+  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override;
+  std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) override;
+  void begin(const Pass& pass) override;
+  void embed(WeightId embedding) override;
+  void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
+  void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
+  void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
+  void multiply(Activation from, std::span<const Product> products) override;
+  void swiglu(Activation gate, Activation up) override;
+  void gelu(Activation x) override;
+  void add(Activation to, Activation x) override;
+  void store(int layer) override;
+  void attend(int layer) override;
+  std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
+  std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
+
+ private:
+  using Row = std::vector<double>;
+  using Rows = std::vector<Row>;  // [rows of the batch][width]
+  struct Weight {
+    Rows rows;                                             // [outputs][inputs]
+    double at(std::size_t i) const { return rows[i][0]; }  // of a vector
+  };
+  // A lane of one sequence in one layer.
+  struct Lane {
+    const BatchTable* table = nullptr;
+    int number = 0;                // of the table's lanes
+    std::unique_ptr<bool[]> read;  // [entries of all frames]; null: all are read
+  };
+  // Places of one row's retained tokens in one lane, in order of token.
+  struct Place {
+    std::size_t frame = 0;
+    PageId page{};
+    int slot = 0;
+    bool visible = false;
+  };
+
+  Rows& rows(Activation activation) { return activations_[static_cast<std::size_t>(activation)]; }
+  const Weight* weight(WeightId id) const;
+  Row normalized(const Row& x, WeightId weight, WeightId bias, float eps) const;
+  Row rotated(std::span<const double> head, Position position) const;
+  Lane lane_of(const BatchSequence& sequence, int layer, int head) const;
+  std::vector<Place> places(const Lane& lane, int row) const;
+  std::vector<std::vector<float>> attend_row(const BatchSequence& sequence, int row, std::span<const Lane> lanes);
+  void tell(const BatchSequence& sequence, int layer, int row, const std::vector<std::vector<float>>& weights) const;
+
+  BackendShape shape_;
+  std::vector<Weight> weights_;
+  Pass pass_;
+  NaivePageStore* store_ = nullptr;
+  Rows activations_[kActivations];
+  std::vector<float> logits_;
+};
+
+}  // namespace kvasir::test

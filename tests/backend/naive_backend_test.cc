@@ -1,0 +1,308 @@
+// The CPU backend beside a second one that shares no arithmetic and no layout with it: whatever runs above backends
+// runs on both, with the same logits to rounding, the same attention and the same tokens kept.
+#include "backend/naive_backend.h"
+
+#include <cmath>
+
+#include "backend/jury.h"
+#include "backend/naive_model.h"
+#include "backend/page_doubles.h"
+#include "engine/crowd.h"
+#include "engine/session_file.h"
+#include "support/families.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr double kLogitTolerance = 1e-4;
+constexpr double kMassTolerance = 2e-6;
+constexpr double kJuryDistance = 1e-5;
+
+const EngineOptions kOptions{.threads = 2, .kv_type = "f32", .page_slots = 16};
+
+double largest_difference(std::span<const float> a, std::span<const float> b) {
+  EXPECT_EQ(a.size(), b.size());
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    if (!(difference <= largest)) largest = difference;
+  }
+  return largest;
+}
+
+double largest_difference(std::span<const double> a, std::span<const double> b) {
+  EXPECT_EQ(a.size(), b.size());
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!(std::abs(a[i] - b[i]) <= largest)) largest = std::abs(a[i] - b[i]);
+  return largest;
+}
+
+// All raw weights that a sequence's passes had, and how many each query head had.
+class RecordedWeights final : public kvasir::AttentionObserver {
+ public:
+  void observe(const ObservedAttention& attention) override {
+    for (int row = 0; row < attention.rows; ++row)
+      for (int head = 0; head < attention.heads; ++head) {
+        const std::span<const float> of_head = attention.of(row, head);
+        double sum = 0;
+        for (const float weight : of_head) sum += static_cast<double>(weight);
+        if (!(std::abs(sum - 1) < 1e-5)) ++not_one;
+        counts.push_back(of_head.size());
+        all.insert(all.end(), of_head.begin(), of_head.end());
+        zeros += std::ranges::count(of_head, 0.0F);
+      }
+  }
+  std::vector<float> all;
+  std::vector<std::size_t> counts;
+  std::ptrdiff_t zeros = 0;
+  int not_one = 0;  // heads whose weights do not sum to 1
+};
+
+struct Seen {
+  std::vector<float> logits;
+  std::vector<std::vector<TokenIndex>> kept;
+  Verdicts verdicts;
+  RecordedWeights weights;
+};
+
+// Reads a text under a policy with a jury.
+void run_on(const std::shared_ptr<LoadedModel>& model, const std::string& policy, const Text& text, Seen* seen,
+            EntrySelector* selector = nullptr, bool tap = false) {
+  SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
+                        std::make_unique<Jury>(std::move(*make_policy(policy)), kJuryDistance, &seen->verdicts));
+  runner.step().set_pages(nullptr, selector);
+  if (tap) runner.set_tap(&seen->weights);
+  seen->logits = run_text(runner, text, 40);
+  seen->kept = kept_by(runner.sequence());
+}
+
+// A text without near ties: six copies of the policy, each told all masses 1e-5 higher or lower at random, decide the
+// same throughout on the naive backend. Where a decision is closer than that, rounding may change what is kept.
+Text text_without_ties(const std::shared_ptr<LoadedModel>& naive, const std::string& policy, int prompt, int generated,
+                       SomeEntries::Choice choice = SomeEntries::Choice::kAll) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const Text text(prompt, generated, seed);
+    Seen seen;
+    SomeEntries entries(choice);
+    run_on(naive, policy, text, &seen, &entries);
+    if (seen.verdicts.disagreements == 0) return text;
+  }
+  ADD_FAILURE() << "every text has near ties";
+  return {prompt, generated, 1};
+}
+
+const std::vector<std::string>& compared_policies() {
+  static const std::vector<std::string> policies = {
+      "full",
+      "window:size=40",
+      "streaming:sinks=4,window=60",
+      "streaming:sinks=20,window=40,every=5,slack=3,max_drop=4",
+      "streaming:sinks=4,window=60,every=16,realign=rotate",
+      "h2o:budget=48,recent=16,every=8",
+      "h2o:budget=40,recent=10,pos=original,heads=independent",
+      "tova:budget=40,every=16",
+      "tova:budget=90,every=30,pos=compact,heads=independent",
+      "cascade:size=32,n=4,sinks=4",
+      "cascade:size=48,n=2,sinks=20,heads=independent",
+      "snapkv:budget=40,window=8",
+      "snapkv:budget=40,window=8+streaming:sinks=2,window=20",
+      "lethe:tau=2,start=24,sinks=2",
+      "lethe:tau=1.2,start=16,sinks=2,recent=0.1,heads=independent",
+  };
+  return policies;
+}
+
+class NaiveBackendFamilies : public ::testing::TestWithParam<FamilyCase> {};
+
+// Kept tokens are compared where no decision is a near tie, and masses differ by less than a fifth of that distance.
+TEST_P(NaiveBackendFamilies, LogitsMassesAndKeptTokensAreTheCpus) {
+  const TemporaryFile file(make_random_model(GetParam().spec));
+  const auto naive = load_naive(file.path(), kOptions);
+  const auto cpu = load(file.path(), kOptions);
+  double logits = 0, masses = 0;
+  for (const std::string& policy : compared_policies()) {
+    SCOPED_TRACE(policy);
+    const Text text = text_without_ties(naive, policy, 130, 40);
+    Seen on_naive, on_cpu;
+    run_on(naive, policy, text, &on_naive);
+    run_on(cpu, policy, text, &on_cpu);
+    EXPECT_EQ(on_cpu.kept, on_naive.kept);
+    EXPECT_EQ(on_cpu.verdicts.decisions, on_naive.verdicts.decisions);
+    EXPECT_EQ(on_naive.verdicts.decisions > 0, policy != "full");
+    EXPECT_EQ(on_naive.verdicts.masses.front().empty(), (*make_policy(policy))->traits().reductions.empty());
+    logits = std::max(logits, largest_difference(on_cpu.logits, on_naive.logits));
+    ASSERT_EQ(on_cpu.verdicts.masses.size(), on_naive.verdicts.masses.size());
+    for (std::size_t t = 0; t < on_cpu.verdicts.masses.size(); ++t)
+      masses = std::max(masses, largest_difference(on_cpu.verdicts.masses[t], on_naive.verdicts.masses[t]));
+  }
+  EXPECT_LT(logits, kLogitTolerance);
+  EXPECT_LT(masses, kMassTolerance);
+}
+
+// 512 tokens, so that attention is summed over several partials of a lane.
+TEST(NaiveBackend, LongTextsAreTheCpus) {
+  RandomModelSpec spec = small_spec();
+  spec.context = 512;
+  const TemporaryFile file(make_random_model(spec));
+  const auto naive = load_naive(file.path(), kOptions);
+  const auto cpu = load(file.path(), kOptions);
+  const Text text(480, 32, 3);
+  for (const std::string policy : {"full", "window:size=300", "streaming:sinks=4,window=300",
+                                   "streaming:sinks=4,window=300,every=32,realign=rotate"}) {
+    SCOPED_TRACE(policy);
+    Seen on_naive, on_cpu;
+    run_on(naive, policy, text, &on_naive);
+    run_on(cpu, policy, text, &on_cpu);
+    EXPECT_LT(largest_difference(on_cpu.logits, on_naive.logits), kLogitTolerance);
+    EXPECT_EQ(on_cpu.kept, on_naive.kept);
+  }
+}
+
+// The raw weights too: as many as tokens are retained, zero on those that a sliding window hides.
+TEST_P(NaiveBackendFamilies, RawWeightsAreTheCpus) {
+  const TemporaryFile file(make_random_model(GetParam().spec));
+  const auto naive = load_naive(file.path(), kOptions);
+  const auto cpu = load(file.path(), kOptions);
+  for (const std::string policy : {"full", "streaming:sinks=4,window=60", "snapkv:budget=40,window=8"}) {
+    SCOPED_TRACE(policy);
+    Seen on_naive, on_cpu;
+    const Text text = text_without_ties(naive, policy, 90, 20);
+    run_on(naive, policy, text, &on_naive, nullptr, true);
+    run_on(cpu, policy, text, &on_cpu, nullptr, true);
+    ASSERT_EQ(on_cpu.weights.counts, on_naive.weights.counts);
+    ASSERT_EQ(on_naive.weights.counts.size(), static_cast<std::size_t>(110 * 4 * 2));
+    EXPECT_LT(largest_difference(on_cpu.weights.all, on_naive.weights.all), kMassTolerance);
+    EXPECT_EQ(on_naive.weights.not_one, 0);
+    EXPECT_EQ(on_cpu.weights.not_one, 0);
+    if (naive->config.sliding_window > 0) {
+      EXPECT_GT(on_naive.weights.zeros, 100);
+      EXPECT_EQ(on_cpu.weights.zeros, on_naive.weights.zeros);
+    }
+  }
+}
+
+// Entries that a selector leaves unread have no live slots, but their tokens are observed, with weight zero.
+TEST_P(NaiveBackendFamilies, UnreadEntriesAreTheCpus) {
+  const TemporaryFile file(make_random_model(GetParam().spec));
+  const auto naive = load_naive(file.path(), kOptions);
+  const auto cpu = load(file.path(), kOptions);
+  using Choice = SomeEntries::Choice;
+  for (const std::string policy :
+       {"full", "streaming:sinks=4,window=60", "streaming:sinks=20,window=40,every=5,slack=3,max_drop=4",
+        "snapkv:budget=60,window=8"})
+    for (const Choice choice : {Choice::kSome, Choice::kNone}) {
+      SCOPED_TRACE(policy);
+      Seen on_naive, on_cpu, whole;
+      const Text text = text_without_ties(naive, policy, 110, 20, choice);
+      SomeEntries for_naive(choice), for_cpu(choice);
+      run_on(naive, policy, text, &on_naive, &for_naive, true);
+      run_on(cpu, policy, text, &on_cpu, &for_cpu, true);
+      run_on(cpu, policy, text, &whole);
+      EXPECT_GT(largest_difference(on_cpu.logits, whole.logits), 0.01);
+      EXPECT_GT(for_cpu.unread, 20);
+      EXPECT_EQ(for_cpu.unread, for_naive.unread);
+      EXPECT_EQ(for_cpu.read, for_naive.read);
+      EXPECT_LT(largest_difference(on_cpu.logits, on_naive.logits), kLogitTolerance);
+      ASSERT_EQ(on_cpu.weights.counts, on_naive.weights.counts);
+      EXPECT_LT(largest_difference(on_cpu.weights.all, on_naive.weights.all), kMassTolerance);
+      if (choice == Choice::kSome) {
+        EXPECT_GT(for_cpu.read, for_cpu.unread);
+        EXPECT_GT(on_cpu.weights.zeros, 1000);
+      } else {
+        EXPECT_EQ(on_cpu.weights.zeros, static_cast<std::ptrdiff_t>(on_cpu.weights.all.size()));
+      }
+    }
+}
+
+// Attention that is not so sharp that most masses are next to nothing, and so near ties.
+RandomModelSpec even_spec() {
+  RandomModelSpec spec = small_spec();
+  spec.weight_std = 0.15F;
+  return spec;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NaiveBackendFamilies, ::testing::ValuesIn(family_cases(even_spec())),
+                         [](const auto& family) { return family.param.name; });
+
+// The naive backend itself against the oracle, in every type of weights: also where the CPU's products are coarser
+// because it quantises activations.
+TEST(NaiveBackend, IsTheReferenceModel) {
+  for (const std::string type : {"f32", "f16", "bf16", "q4_0", "q8_0", "q5_1", "iq4_nl"})
+    for (const std::string architecture : {"llama", "qwen2", "gptneox"}) {
+      SCOPED_TRACE(type + " " + architecture);
+      RandomModelSpec spec;
+      spec.architecture = architecture;
+      spec.dtype = type;
+      if (architecture == "gptneox") spec.kv_heads = spec.heads, spec.rotary = spec.head_dim / 4;
+      const TemporaryFile file(make_random_model(spec));
+      const auto model = load_naive(file.path(), kOptions);
+      const auto tokens = random_tokens(60, spec.vocab, 3);
+      const auto runner = new_runner(model, "full");
+      const auto opened = gguf::File::open(file.path());
+      ASSERT_TRUE(opened.ok());
+      const std::vector<int> ids(tokens.begin(), tokens.end());
+      const std::vector<double> want = flatten(ReferenceModel(*opened).logits(ids));
+      EXPECT_LT(rms_error_ratio(all_logits(*runner, tokens, 16), want), 2e-7);  // floats of pages and logits
+    }
+}
+
+// Crowds of sequences under all policies: several in a pass, chunks in several passes, forks, sequences given up.
+TEST(NaiveBackend, ACrowdHasTheBitsOfEachAlone) {
+  for (const std::string type : {"f32", "f16"}) {
+    const TemporaryFile file(make_random_model(crowd_spec()));
+    const auto model = load_naive(file.path(), {.kv_type = type, .page_slots = 16});
+    Crowd world(model, all_policies_in_use(), 11);
+    world.run(5, 120);
+    if (HasFatalFailure()) return;
+    EXPECT_GT(world.events.crowded, 50);
+    EXPECT_GT(world.events.mixed, 20);
+    EXPECT_GT(world.events.split, 10);
+    EXPECT_GT(world.events.forks, 0);
+    EXPECT_GT(world.events.cancelled, 0);
+  }
+}
+
+// Chunks in passes of a few rows, under every policy.
+TEST(NaiveBackend, SplitChunksChangeNoBits) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load_naive(file.path(), kOptions);
+  const Text text(120, 30, 5);
+  for (const std::string& policy : all_policies_in_use()) {
+    SCOPED_TRACE(policy);
+    const auto whole = new_runner(model, policy);
+    const auto split = new_runner(model, policy);
+    split->set_most_rows(7);
+    EXPECT_TRUE(same_bits(run_text(*split, text, 40), run_text(*whole, text, 40)));
+    EXPECT_EQ(kept_by(split->sequence()), kept_by(whole->sequence()));
+  }
+}
+
+// A session's file holds pages in the store's own layout.
+TEST(NaiveBackend, ASessionGoesOnFromItsFile) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  for (const std::string type : {"f32", "f16", "bf16"}) {
+    const auto model = load_naive(file.path(), {.kv_type = type, .page_slots = 16});
+    for (const std::string policy : {"full", "streaming:sinks=4,window=44,every=16,realign=rotate",
+                                     "cascade:size=32,n=4,sinks=4", "h2o:budget=24,recent=8"}) {
+      SCOPED_TRACE(policy);
+      const auto runner = new_runner(model, policy);
+      const Text text(90, 10, 4);
+      run_text(*runner, text, 20);
+      const TemporaryFile session(std::vector<std::byte>{});
+      ASSERT_TRUE(save_session(session.path(), runner->whole(), 0, {}).ok());
+      auto loaded = load_session(session.path(), model, [&](const SessionHead&, const RetentionPolicy&) {
+        return new_cache(model, std::uint64_t{1} << 26);
+      });
+      ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+      EXPECT_FALSE(loaded->other_arithmetic);
+      SequenceRunner again(std::move(loaded->sequence));
+      EXPECT_TRUE(same_bits(run_text(again, text, 20), run_text(*runner, text, 20)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,61 @@
+// What the tests of wrong command lines share: files that are wrong, and messages that many of them meet.
+// Thread-safety: none; one test at a time.
+#pragma once
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "cli/program.h"
+#include "kernels/kernels.h"
+#include "retention/registry.h"
+
+namespace kvasir::test {
+
+class Errors : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(::testing::TempDir()) / ("kvasir-errors-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
+    std::ofstream(file("empty"));
+    std::ofstream(file("text")) << some_text(50);
+    std::ofstream(file("binary")) << std::string("\xff\xfe\x00\x01", 4);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string folder() const { return folder_.string(); }
+  std::string file(const std::string& name) const { return (folder_ / name).string(); }
+
+  std::filesystem::path folder_;
+};
+
+// Where the parser of command lines sends people.
+inline std::string see(const std::string& command) {
+  return " (see 'kvasir" + (command.empty() ? "" : " " + command) + " --help')";
+}
+
+inline std::string unknown_policy(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (const PolicyInfo* info : all_policies()) names.push_back(info->name);
+  return fmt::format("unknown retention policy '{}'; the policies are: {}", name, fmt::join(names, ", "));
+}
+
+// Those of this machine.
+inline std::string kernels() {
+  return fmt::format("there are: auto, {}", fmt::join(kernel_names(), ", "));
+}
+
+inline const std::string kEvaluationOnly =
+    "policy 'recompute' is a baseline for evaluation only; use it with 'kvasir eval ppl'";
+inline const std::string kStreamingOptions =
+    "the options of 'streaming' are: sinks, window, cap, every, slack, overlap, refresh, max_drop, realign";
+inline const std::string kChunk = "chunk=-1 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]";
+inline const std::string kNoPage =
+    " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
+inline const std::string kSize = "; give bytes, or a unit with them, such as 512MiB or 2GB";
+inline const std::string kIconv = "; convert it with iconv, for example `iconv -f WINDOWS-1252 -t UTF-8`";
+inline const std::string kNoGguf =
+    ": this is not a GGUF file: it begins with 'Once' instead of 'GGUF'; convert the model to GGUF first";
+
+}  // namespace kvasir::test

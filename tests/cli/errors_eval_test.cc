@@ -1,0 +1,174 @@
+// kvasir eval: each wrong command line and input, its exit code and what is said.
+#include "cli/errors.h"
+
+namespace kvasir::test {
+namespace {
+
+TEST_F(Errors, Eval) {
+  expect_all_refused({
+      {{"eval"}, 2, "a command is missing" + see("eval")},
+      {{"eval", "frobnicate"}, 2, "there is no command 'frobnicate'" + see("eval")},
+  });
+}
+
+TEST_F(Errors, EvalPpl) {
+  const std::string model = model_path();
+  const std::string text = file("text");
+  expect_all_refused({
+      {{"eval", "ppl", "-m", model}, 2, "--file is required" + see("eval ppl")},
+      {{"eval", "ppl", "-m", model, "-f", file("missing")},
+       2,
+       "cannot open '" + file("missing") + "': No such file or directory"},
+      {{"eval", "ppl", "-m", model, "-f", folder()},
+       2,
+       "the folder '" + folder() + "' holds no text: no file's name ends in .txt"},
+      {{"eval", "ppl", "-m", model, "-f", "-", "-f", "-"},
+       2,
+       "-f -: standard input can be read only once; give it once"},
+      {{"eval", "ppl", "-m", model, "-f", file("empty"), "--json"},
+       2,
+       "the text has 1 tokens, at least 2 are needed; give a longer text"},
+      {{"eval", "ppl", "-m", model, "-f", file("binary"), "--json"},
+       2,
+       "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
+  });
+  expect_all_refused(
+      {
+          {{"--tokens", "-1"}, 2, "--tokens, --windows and --skip count something; they cannot be negative"},
+          {{"--tokens", "999999"},
+           2,
+           "the text has 53 tokens, not the 999999 asked for; give a longer text or a smaller --tokens"},
+          {{"--windows", "3"}, 2, "--windows needs --window, their length in tokens"},
+          {{"--windows", "9223372036854775807", "--window", "9"},
+           2,
+           "the text has 53 tokens, not 9223372036854775807 windows of 9; give a longer text"},
+          {{"--skip", "-5"}, 2, "--tokens, --windows and --skip count something; they cannot be negative"},
+          {{"--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--json", "--chunk", "-1"}, 2, kChunk},
+          {{"--json", "--window", "-3"}, 2, "window=-3 is outside 4 to 2^24 tokens (0: one stream) [--window]"},
+          {{"--json", "--skip", "9999"},
+           2,
+           "the first 9999 tokens unscored leave nothing to score of 53; leave fewer out [--skip]"},
+          {{"--json", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--json", "--kv", "recompute:size=0"}, 2, "policy 'recompute': size=0 must be a whole number, 1 to 2^24"},
+          {{"--skip", "5", "--window", "20"},
+           2,
+           "only one stream can be read unscored at first; leave that away, or the windows [--skip, --window]"},
+          {{"--score", "all"}, 2, "--score says what of each window counts; give --window too"},
+          {{"--score", "half", "--window", "20"}, 2, "--score: half not in {all,second-half}" + see("eval ppl")},
+          {{"--bins", "-1"},
+           2,
+           "bins=-1 is outside 0 to 52: no more than the positions that are scored, or than 10000 [--bins]"},
+          {{"--bins", "few"}, 2, "--bins: 'few' is not a whole number in range" + see("eval ppl")},
+          {{"--bins", "10", "--window", "20"},
+           2,
+           "bins=10 is outside 0 to 9: no more than the positions that are scored, or than 10000 [--bins]"},
+          {{"--compare-full", "--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--compare-full", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--report"}, 2, "--report needs a value" + see("eval ppl")},
+          {{"--report", ""}, 2, "--report: a report needs a file to be written to" + see("eval ppl")},
+          {{"--report", folder()}, 2, "cannot open '" + folder() + "': Is a directory"},
+          {{"-f", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
+          {{text}, 2, "the argument '" + text + "' is not expected" + see("eval ppl")},
+      },
+      {"eval", "ppl", "-m", model, "-f", text});
+}
+
+TEST_F(Errors, EvalNeedle) {
+  const std::string model = model_path();
+  const std::string text = file("text");
+  expect_all_refused({
+      {{"eval", "needle", "-m", model}, 2, "--file is required" + see("eval needle")},
+      {{"eval", "needle", "-m", model, "-f", file("missing")},
+       2,
+       "cannot open '" + file("missing") + "': No such file or directory"},
+      {{"eval", "needle", "-m", model, "-f", text},
+       2,
+       "the text has 52 tokens, but a prompt of 512 needs 484 of filler; give a longer text or smaller lengths "
+       "[--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", text, "--json"},
+       2,
+       "the text has 52 tokens, but a prompt of 512 needs 484 of filler; give a longer text or smaller lengths "
+       "[--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", file("empty"), "--lengths", "60"},
+       2,
+       "the text has 0 tokens, but a prompt of 60 needs 30 of filler; give a longer text or smaller lengths "
+       "[--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", file("binary"), "--lengths", "60"},
+       2,
+       "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
+      {{"eval", "needle", "-m", model, "-f", text, "--lengths", "20"},
+       2,
+       "a prompt of 20 tokens has no room for the fact and the question, 32 tokens; make it longer [--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", text, "--lengths", ""},
+       2,
+       "--lengths: '' is not a whole number in range" + see("eval needle")},
+      {{"eval", "needle", "-m", model, "-f", text, "--lengths", "60,x"},
+       2,
+       "--lengths: 'x' is not a whole number in range" + see("eval needle")},
+      {{"eval", "needle", "-m", model, "-f", text, "--lengths", "-60"},
+       2,
+       "a length of -60 is outside 1 to 8388608 tokens [--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", text, "--lengths", "99999999999999999999"},
+       2,
+       "--lengths: '99999999999999999999' is not a whole number in range" + see("eval needle")},
+  });
+  expect_all_refused(
+      {
+          {{"--depths", "2"}, 2, "a depth of 2 is outside 0 to 1 [--depths]"},
+          {{"--depths", "nan"}, 2, "a depth of nan is outside 0 to 1 [--depths]"},
+          {{"--depths", "0.5,deep"}, 2, "--depths: '0.5,deep' is not a number in range" + see("eval needle")},
+          {{"--trials", "0"}, 2, "trials=0 is outside 1 to 100000 [--trials]"},
+          {{"--seed", "-1"}, 2, "--seed: '-1' is not a whole number in range, 0 or more" + see("eval needle")},
+          {{"--fact", "nothing"}, 2, "the fact 'nothing' must hold {value} once [--fact]"},
+          {{"--ask", "{value}?"}, 2, "the question '{value}?' must hold {value} at its end only [--ask]"},
+          {{"--chunk", "-1"}, 2, kChunk},
+          {{"--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--kv", "recompute"}, 2, kEvaluationOnly},
+          {{"--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+      },
+      {"eval", "needle", "-m", model, "-f", text, "--lengths", "60"});
+}
+
+TEST_F(Errors, EvalRestream) {
+  const std::string model = model_path();
+  const std::string text = file("text");
+  expect_all_refused({
+      {{"eval", "restream", "-m", model}, 2, "--file is required" + see("eval restream")},
+      {{"eval", "restream", "-m", model, "-f", file("missing")},
+       2,
+       "cannot open '" + file("missing") + "': No such file or directory"},
+      {{"eval", "restream", "-m", model, "-f", file("empty")},
+       2,
+       "a distance of 64 tokens goes back before the beginning of the 1 that are read; read a longer text, or give a "
+       "shorter distance [--distances, --fill]"},
+  });
+  expect_all_refused(
+      {
+          {{},
+           2,
+           "a distance of 64 tokens goes back before the beginning of the 53 that are read; read a longer text, or "
+           "give a shorter distance [--distances, --fill]"},
+          {{"--fill", "-1", "--distances", "5"}, 2, "--fill counts tokens; it cannot be negative"},
+          {{"--fill", "9999", "--distances", "5"},
+           2,
+           "the text has 53 tokens, not the 9999 asked for; give a longer text or a smaller --fill"},
+          {{"--distances", ""}, 2, "--distances: '' is not a whole number in range" + see("eval restream")},
+          {{"--distances", "1"}, 2, "a distance of 1 tokens leaves nothing to score; give 2 or more [--distances]"},
+          {{"--distances", "-8"}, 2, "a distance of -8 tokens leaves nothing to score; give 2 or more [--distances]"},
+          {{"--distances", "8,x"}, 2, "--distances: 'x' is not a whole number in range" + see("eval restream")},
+          {{"--fill", "20", "--distances", "20"},
+           2,
+           "a distance of 20 tokens goes back before the beginning of the 20 that are read; read a longer text, or "
+           "give a shorter distance [--distances, --fill]"},
+          {{"--distances", "8", "--chunk", "5000"},
+           2,
+           "chunk=5000 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]"},
+          {{"--distances", "8", "--kv", "recompute"}, 2, kEvaluationOnly},
+          {{"--distances", "8", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+      },
+      {"eval", "restream", "-m", model, "-f", text});
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,152 @@
+// kvasir run: each wrong command line and input, its exit code and what is said.
+#include "cli/errors.h"
+
+namespace kvasir::test {
+namespace {
+
+TEST_F(Errors, RunWithoutAModel) {
+  const std::string model = model_path();
+  const std::string text = file("text");
+  expect_all_refused({
+      {{}, 2, "a command is missing" + see("")},
+      {{"frobnicate"}, 2, "there is no command 'frobnicate'" + see("")},
+      {{"run"}, 2, "--model is required" + see("run")},
+      {{"run", "-m"}, 2, "--model needs a value" + see("run")},
+      {{"run", "-m", file("missing"), "-p", "x"},
+       2,
+       "cannot open '" + file("missing") + "': No such file or directory"},
+      {{"run", "-m", folder(), "-p", "x"}, 2, "'" + folder() + "' is not a regular file"},
+      {{"run", "-m", file("empty"), "-p", "x"}, 2, "'" + file("empty") + "': the file is empty; download it again"},
+      {{"run", "-m", file("text"), "-p", "x"}, 2, "'" + text + "'" + kNoGguf},
+      {{"run", "-m", file("binary"), "-p", "x"},
+       2,
+       "'" + file("binary") +
+           "': this is not a GGUF file: it begins with '\\xff\\xfe\\x00\\x01' instead of 'GGUF'; convert the model to "
+           "GGUF first"},
+      {{"run", "-m", "/dev/null", "-p", "x"}, 2, "'/dev/null' is not a regular file"},
+      {{"run", "-m", "/dev/zero", "-p", "x"}, 2, "'/dev/zero' is not a regular file"},
+      {{"run", "-m", model, "-m", model, "-p", "x"}, 2, "--model is given more than once" + see("run")},
+  });
+}
+
+TEST_F(Errors, RunOptions) {
+  expect_all_refused(
+      {
+          {{"--frobnicate"}, 2, "the argument '--frobnicate' is not expected" + see("run")},
+          {{"extra"}, 2, "the argument 'extra' is not expected" + see("run")},
+          {{"-p"}, 2, "--prompt needs a value" + see("run")},
+          {{"-p", "y"}, 2, "--prompt is given more than once" + see("run")},
+          {{"-f", file("text")}, 2, "--prompt excludes --file" + see("run")},
+          {{"-n", "-5"}, 2, "max_tokens=-5 is below -1 (no limit) [--tokens]"},
+          {{"-n", "abc"}, 2, "--tokens: 'abc' is not a whole number in range" + see("run")},
+          {{"-n", "1e3"}, 2, "--tokens: '1e3' is not a whole number in range" + see("run")},
+          {{"-n", "010"}, 2, "--tokens: '010' is not a whole number in range" + see("run")},
+          {{"-n", "99999999999999999999"},
+           2,
+           "--tokens: '99999999999999999999' is not a whole number in range" + see("run")},
+          {{"-n", ""}, 2, "--tokens: '' is not a whole number in range" + see("run")},
+          {{"--chunk", "-1"}, 2, kChunk},
+          {{"--chunk", "4097"}, 2, "chunk=4097 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]"},
+          {{"--chunk", "99999999999"}, 2, "--chunk: '99999999999' is not a number in range" + see("run")},
+          {{"--page", "33"}, 2, "a page of 33 tokens is not possible; choose 16, 32 or 64 [--page]"},
+          {{"--page", "0"}, 2, "a page of 0 tokens is not possible; choose 16, 32 or 64 [--page]"},
+          {{"--page", "-32"}, 2, "a page of -32 tokens is not possible; choose 16, 32 or 64 [--page]"},
+          {{"--temp", "-1"}, 2, "temperature is -1; it must be at least 0 and at most 100"},
+          {{"--temp", "nan"}, 2, "temperature is nan; it must be at least 0 and at most 100"},
+          {{"--temp", "inf"}, 2, "temperature is inf; it must be at least 0 and at most 100"},
+          {{"--temp", "1e400"}, 2, "temperature is inf; it must be at least 0 and at most 100"},
+          {{"--temp", "hot"}, 2, "--temp: 'hot' is not a number in range" + see("run")},
+          {{"--top-p", "2"}, 2, "top_p is 2; it must be greater than 0 and at most 1"},
+          {{"--top-p", "0"}, 2, "top_p is 0; it must be greater than 0 and at most 1"},
+          {{"--top-p", "nan"}, 2, "top_p is nan; it must be greater than 0 and at most 1"},
+          {{"--min-p", "-0.1"}, 2, "min_p is -0.1; it must be at least 0 and at most 1"},
+          {{"--min-p", "1.5"}, 2, "min_p is 1.5; it must be at least 0 and at most 1"},
+          {{"--top-k", "-1"}, 2, "top_k is -1; it must be at least 0"},
+          {{"--repeat-penalty", "0"}, 2, "repetition_penalty is 0; it must be greater than 0 and at most 10"},
+          {{"--repeat-penalty", "nan"}, 2, "repetition_penalty is nan; it must be greater than 0 and at most 10"},
+          {{"--frequency-penalty", "99"}, 2, "frequency_penalty is 99; it must be at least -10 and at most 10"},
+          {{"--presence-penalty", "-99"}, 2, "presence_penalty is -99; it must be at least -10 and at most 10"},
+          {{"--penalty-window", "-1"}, 2, "penalty_window is -1; it must be at least 0 and at most 65536"},
+          {{"--seed", "-1"}, 2, "--seed: '-1' is not a whole number in range, 0 or more" + see("run")},
+          {{"--seed", "18446744073709551616"},
+           2,
+           "--seed: '18446744073709551616' is not a whole number in range, 0 or more" + see("run")},
+          {{"--kv", ""}, 2, "--kv: a policy needs a name; 'kvasir policies' lists them" + see("run")},
+          {{"--kv", "nope"}, 2, unknown_policy("nope")},
+          {{"--kv", "recompute"}, 2, kEvaluationOnly},
+          {{"--kv", "streaming:"},
+           2,
+           "policy spec 'streaming:': '' is not of the form key=value; " + kStreamingOptions},
+          {{"--kv", "streaming:sinks"},
+           2,
+           "policy spec 'streaming:sinks': 'sinks' is not of the form key=value; " + kStreamingOptions},
+          {{"--kv", "streaming:sinks="},
+           2,
+           "policy spec 'streaming:sinks=': 'sinks=' is not of the form key=value; " + kStreamingOptions},
+          {{"--kv", "streaming:sinks=1,sinks=2"},
+           2,
+           "policy spec 'streaming:sinks=1,sinks=2': option 'sinks' is given twice"},
+          {{"--kv", "streaming:foo=1"},
+           2,
+           "policy 'streaming' has no option 'foo'; its options are: sinks, window, cap, every, slack, overlap, "
+           "refresh, max_drop, realign"},
+          {{"--kv", "streaming:window=0"}, 2, "policy 'streaming': window=0 must be a whole number, 1 to 2^40"},
+          {{"--kv", "streaming:window=-1"}, 2, "policy 'streaming': window=-1 must be a whole number, 1 to 2^40"},
+          {{"--kv", "streaming:window=99999999999999999999"},
+           2,
+           "policy 'streaming': window=99999999999999999999 must be a whole number, 1 to 2^40"},
+          {{"--kv", "streaming:window=1000000000000"},
+           1,
+           "policy 'streaming:sinks=4,window=1000000000000' needs <number> bytes of KV memory, more than this machine "
+           "can give (<number>); choose a smaller size [--kv]"},
+          {{"--kv", "window:size=1000000000000"},
+           1,
+           "policy 'window:size=1000000000000' needs <number> bytes of KV memory, more than this machine can give "
+           "(<number>); choose a smaller size [--kv]"},
+          {{"--kv", "streaming:sinks=1000000000000,every=1000000000000"},
+           1,
+           "policy 'streaming:sinks=1000000000000,window=2044,every=1000000000000' needs <number> bytes of KV memory, "
+           "more than this machine can give (<number>); choose a smaller size [--kv]"},
+          {{"--kv", "streaming:cap=3"},
+           2,
+           "policy 'streaming': cap=3 leaves no window behind sinks=4, slack=0, overlap=0 and refresh=0; raise cap"},
+          {{"--kv", "streaming:cap=100,window=50"}, 2, "policy 'streaming': give either cap or window, not both"},
+          {{"--kv", "streaming:realign=sideways"},
+           2,
+           "policy 'streaming': realign=sideways must be one of: frames, rotate"},
+          {{"--kv", "full:size=3"}, 2, "policy 'full' has no option 'size'; its options are: none"},
+          {{"--kv-type", "q4"}, 2, "unknown KV type 'q4'; the types are: f32, f16, bf16 [--kv-type]"},
+          {{"--kv-memory", "abc"}, 2, "--kv-memory: 'abc' is no size" + kSize + see("run")},
+          {{"--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--kv-memory", "-1"}, 2, "--kv-memory: '-1' is no size" + kSize + see("run")},
+          {{"--kv-memory", "-1MiB"}, 2, "--kv-memory: '-1MiB' is no size" + kSize + see("run")},
+          {{"--kv-memory", "5 parsecs"}, 2, "--kv-memory: '5 parsecs' is no size" + kSize + see("run")},
+          {{"--kv-memory", "99999999TiB"}, 2, "--kv-memory: '99999999TiB' is no size" + kSize + see("run")},
+          {{"--isa", "sse9"}, 2, "no kernels 'sse9' on this machine; " + kernels() + " [--isa]"},
+          {{"--isa", ""}, 2, "no kernels '' on this machine; " + kernels() + " [--isa]"},
+          {{"--stop", ""}, 2, "an empty stop string would end every text; remove it [--stop]"},
+          {{"-t", "99999"}, 2, "threads=99999 is outside 0 (one per core) to 1024 [--threads]"},
+          {{"-t", "-1"}, 2, "threads=-1 is outside 0 (one per core) to 1024 [--threads]"},
+          {{"-t", "99999999999"}, 2, "--threads: '99999999999' is not a number in range" + see("run")},
+      },
+      {"run", "-m", model_path(), "-p", "x"});
+}
+
+TEST_F(Errors, Prompt) {
+  expect_all_refused(
+      {
+          {{"-p", "\xff\xfe"}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
+          {{"-p", "caf\xe9"}, 2, "the text is not valid UTF-8 at byte 3 (0xE9)" + kIconv},
+          {{"-p", ""}, 2, "the prompt is empty; give some text to continue"},
+          {{}, 2, "the prompt is empty; give some text to continue"},
+          {{"-f", "-"}, 2, "the prompt is empty; give some text to continue"},
+          {{"-f", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
+          {{"-f", file("empty")}, 2, "the prompt is empty; give some text to continue"},
+          {{"-f", file("binary")}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
+          {{"-f", folder()}, 2, "cannot read '" + folder() + "': Is a directory"},
+      },
+      run_arguments({}));
+}
+
+}  // namespace
+}  // namespace kvasir::test

@@ -1,0 +1,293 @@
+// Cases of page tables by hand; random ones are in tests/property.
+#include "kv/page_table.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "kv/kv_cache.h"
+#include "kv/table.h"
+
+namespace kvasir {
+namespace {
+
+class PageTableTest : public ::testing::Test {
+ protected:
+  PageTableTest() {
+    const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
+    cache_ = std::move(*KvCache::create(shape, KvCache::cost(shape, {}, 200)));
+    sequence_.emplace(cache_->new_sequence());
+  }
+  PageTable& table() { return sequence_->only_table(); }
+  void check() {
+    const KvSequence* all[] = {&*sequence_};
+    cache_->check_invariants(all);
+  }
+  Status drop(TokenIndex begin, TokenIndex end, Realign realign = Realign::kFrames) {
+    KeepPlan plan;
+    plan.drop.push_back({begin, end});
+    plan.realign = realign;
+    const Status status = table().apply(plan);
+    check();
+    return status;
+  }
+
+  const PageEntry& entry(std::size_t frame, std::size_t number) {
+    return table().entries_of(table().frames()[frame])[number];
+  }
+  const PageTable::Column& oldest() { return table().column(test::columns_of(table()).front()); }
+
+  std::unique_ptr<KvCache> cache_;
+  std::optional<KvSequence> sequence_;
+};
+
+TEST_F(PageTableTest, DroppingBehindSinksMakesTwoFrames) {
+  ASSERT_TRUE(table().append(40).ok());
+  EXPECT_EQ(table().frames().size(), 1u);
+  ASSERT_TRUE(drop(4, 10).ok());
+  ASSERT_EQ(table().frames().size(), 2u);
+  EXPECT_EQ(table().frames()[0].origin, 0);
+  EXPECT_EQ(table().frames()[1].origin, -6);
+  EXPECT_EQ(table().newest_frame().rotation, 0);
+  ASSERT_EQ(oldest().entries, 2);  // sinks and window in page 0
+  EXPECT_EQ(entry(0, 0).live, slot_range(0, 4));
+  EXPECT_EQ(entry(1, 0).live, slot_range(10, 16));
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(table().append(1).ok());
+    ASSERT_TRUE(drop(4, 11 + i).ok());
+    ASSERT_EQ(table().frames().size(), 2u);
+    ASSERT_EQ(table().length(), 34);
+    ASSERT_LE(table().columns(), 4);
+  }
+}
+
+TEST_F(PageTableTest, WithoutSinksOneFrameIsEnough) {
+  for (TokenIndex id = 0; id < 200; ++id) {
+    ASSERT_TRUE(table().append(1).ok());
+    ASSERT_TRUE(drop(0, id - 9).ok());
+    ASSERT_EQ(table().frames().size(), 1u);
+  }
+  EXPECT_EQ(test::retained_ids(table()).front(), 190);
+  EXPECT_EQ(table().length(), 10);
+}
+
+TEST_F(PageTableTest, RotatingMovesTheRotationAlone) {
+  ASSERT_TRUE(table().append(40).ok());
+  ASSERT_TRUE(drop(4, 10, Realign::kRotate).ok());
+  EXPECT_EQ(table().frames()[0].rotation, 0);
+  EXPECT_EQ(table().newest_frame().rotation, -6);
+  EXPECT_EQ(table().newest_frame().origin, 0);
+}
+
+TEST_F(PageTableTest, ADropOfNothingChangesNothing) {
+  ASSERT_TRUE(table().append(20).ok());
+  ASSERT_TRUE(drop(3, 5).ok());
+  const std::string before = test::dump(table());
+  ASSERT_TRUE(drop(3, 5).ok());
+  ASSERT_TRUE(drop(7, 7).ok());
+  ASSERT_TRUE(drop(9, 2).ok());
+  ASSERT_TRUE(drop(20, 100).ok());
+  EXPECT_EQ(test::dump(table()), before);
+}
+
+TEST_F(PageTableTest, DroppingEverythingKeepsTheOpenColumnOnly) {
+  ASSERT_TRUE(table().append(20).ok());
+  ASSERT_TRUE(drop(0, 20).ok());
+  EXPECT_EQ(table().length(), 0);
+  EXPECT_EQ(table().columns(), 1);
+  ASSERT_TRUE(table().append(5).ok());
+  check();
+  EXPECT_EQ(test::live_tokens(table()).front().id, 20);
+  EXPECT_EQ(test::live_tokens(table()).front().position, 0);
+  ASSERT_TRUE(table().append(7).ok());
+  ASSERT_TRUE(drop(0, 32).ok());
+  EXPECT_EQ(table().columns(), 0);
+  // The arrays stay, as large as the two columns there once were asked for.
+  EXPECT_EQ(cache_->pool().in_use(), 0u);
+  EXPECT_EQ(cache_->budget().used(), PageTable::bytes_at(2, 16, {}, 2));
+  ASSERT_TRUE(table().append(1).ok());
+  EXPECT_EQ(oldest().first, 32);
+  check();
+}
+
+// The open column keeps room for the tokens to come, also when a hole at its end gives them a frame of their own.
+TEST_F(PageTableTest, HolesAtTheEndOfTheOpenColumnLeaveRoomForMoreTokens) {
+  ASSERT_TRUE(table().append(14).ok());
+  ASSERT_TRUE(drop(2, 3).ok());
+  ASSERT_TRUE(drop(5, 6).ok());
+  ASSERT_TRUE(drop(8, 9).ok());
+  const std::string before = test::dump(table());
+  const Status status = drop(12, 14);
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(test::dump(table()), before);
+  ASSERT_TRUE(table().append(1).ok());
+  check();
+}
+
+TEST_F(PageTableTest, AHoleBeforeAnOpenEndLeavesRoomForMoreTokens) {
+  ASSERT_TRUE(table().append(14).ok());
+  ASSERT_TRUE(drop(12, 14).ok());  // tokens to come have an empty frame
+  ASSERT_TRUE(drop(2, 3).ok());
+  ASSERT_TRUE(drop(5, 6).ok());
+  EXPECT_EQ(drop(8, 9).code(), StatusCode::kUnsupported);
+  ASSERT_TRUE(table().append(1).ok());
+  check();
+  EXPECT_EQ(oldest().entries, PageTable::kMaxColumnEntries);
+}
+
+TEST_F(PageTableTest, AFullColumnTakesAsManyEntriesAsItHasRoomFor) {
+  ASSERT_TRUE(table().append(16).ok());
+  ASSERT_TRUE(drop(2, 3).ok());
+  ASSERT_TRUE(drop(5, 6).ok());
+  ASSERT_TRUE(drop(8, 9).ok());
+  ASSERT_TRUE(drop(12, 16).ok());
+  EXPECT_EQ(oldest().entries, PageTable::kMaxColumnEntries);
+  EXPECT_EQ(table().frames().size(), 5u);
+  ASSERT_TRUE(table().append(1).ok());
+  check();
+}
+
+TEST_F(PageTableTest, FramesEndAtTheLimitAndNotBefore) {
+  ASSERT_TRUE(table().append(40 * 16).ok());
+  for (int hole = 0; hole < PageTable::kMaxFrames - 1; ++hole)
+    ASSERT_TRUE(drop(hole * 16 + 4, hole * 16 + 5).ok()) << hole;
+  EXPECT_EQ(table().frames().size(), static_cast<std::size_t>(PageTable::kMaxFrames));
+  const std::string before = test::dump(table());
+  EXPECT_EQ(drop(36 * 16 + 4, 36 * 16 + 5).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(drop(39 * 16 + 4, 40 * 16).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(test::dump(table()), before);
+  ASSERT_TRUE(drop(0, 5).ok());  // a frame goes, so another may come
+  ASSERT_TRUE(drop(36 * 16 + 4, 36 * 16 + 5).ok());
+}
+
+TEST_F(PageTableTest, PlanOfAnAppendIsWhatItTakes) {
+  for (const int tokens : {1, 14, 1, 1, 15, 16, 17, 100}) {
+    const std::uint64_t used = cache_->budget().used();
+    const std::uint64_t pages = cache_->pool().in_use();
+    const int columns = table().columns();
+    const auto plan = table().plan_append(tokens);
+    ASSERT_TRUE(table().append(tokens).ok());
+    EXPECT_EQ(cache_->budget().used() - used, plan.bytes);
+    EXPECT_EQ(cache_->pool().in_use() - pages, plan.pages);
+    EXPECT_EQ(table().columns() - columns, plan.columns);
+  }
+  EXPECT_EQ(table().plan_append(0).bytes, 0u);
+}
+
+TEST_F(PageTableTest, UnshareOfAForkThatIsAloneCopiesNothing) {
+  ASSERT_TRUE(table().append(40).ok());
+  const std::uint64_t used = cache_->budget().used();
+  {
+    auto twin = cache_->fork(*sequence_);
+    ASSERT_TRUE(twin.ok());
+    ASSERT_TRUE(table().unshare({20, 40}).ok());
+    EXPECT_EQ(cache_->pool().in_use(), 2u * 5u);  // columns 1 and 2 twice
+  }
+  EXPECT_EQ(cache_->budget().used(), used);
+  ASSERT_TRUE(table().unshare({0, 40}).ok());
+  EXPECT_EQ(cache_->budget().used(), used);
+  EXPECT_EQ(cache_->pool().in_use(), 2u * 3u);
+}
+
+TEST_F(PageTableTest, ChargesNothingBeforeTheFirstTokenAndNeverLess) {
+  EXPECT_EQ(cache_->budget().used(), 0u);
+  EXPECT_EQ(table().bytes(), 0u);
+  std::uint64_t most = 0;
+  for (int round = 1; round <= 12; ++round) {
+    ASSERT_TRUE(table().append(16 * round).ok());
+    EXPECT_EQ(table().bytes(), PageTable::bytes_at(2, 16, {}, table().columns()));
+    EXPECT_GE(table().bytes(), most);
+    most = table().bytes();
+    ASSERT_TRUE(drop(0, table().next_index()).ok());
+    EXPECT_EQ(table().columns(), 0);
+    EXPECT_EQ(table().bytes(), most);
+  }
+  sequence_.reset();
+  EXPECT_EQ(cache_->budget().used(), 0u);
+}
+
+// Entries in front of a frame that moved on are closed up when their array is full; a hole may need that too.
+TEST_F(PageTableTest, HolesFindRoomBehindDroppedEntries) {
+  for (int offset = 0; offset < 80; ++offset) {
+    sequence_.emplace(cache_->new_sequence());
+    ASSERT_TRUE(table().append(64).ok());
+    for (int i = 0; i < offset; ++i) {
+      ASSERT_TRUE(table().append(16).ok());
+      ASSERT_TRUE(drop(0, (i + 1) * 16).ok());
+    }
+    const TokenIndex begin = table().next_index() - 24;
+    const std::int64_t length = table().length();
+    ASSERT_TRUE(drop(begin, begin + 2).ok()) << offset;
+    EXPECT_EQ(table().length(), length - 2);
+    EXPECT_EQ(table().frames().size(), 2u);
+    ASSERT_TRUE(drop(begin - 16, begin - 12).ok()) << offset;
+    EXPECT_EQ(table().frames().size(), 3u);
+    ASSERT_TRUE(table().append(40).ok());
+    check();
+  }
+}
+
+TEST_F(PageTableTest, MaskingInAForkCopiesNothing) {
+  ASSERT_TRUE(table().append(40).ok());
+  auto twin = cache_->fork(*sequence_);
+  ASSERT_TRUE(twin.ok());
+  const std::string trunk = test::dump(table());
+  KeepPlan plan;
+  plan.drop.push_back({4, 20});
+  ASSERT_TRUE(twin->only_table().apply(plan).ok());
+  EXPECT_EQ(test::dump(table()), trunk);
+  EXPECT_EQ(cache_->pool().in_use(), 2u * 3u);
+  EXPECT_EQ(twin->pages_copied(), 0u);
+  ASSERT_TRUE(twin->only_table().append(1).ok());  // writes to the open column, which is shared
+  EXPECT_EQ(twin->pages_copied(), 2u);
+  EXPECT_EQ(cache_->pool().in_use(), 2u * 4u);
+  EXPECT_EQ(test::dump(table()), trunk);
+}
+
+// A table of lists writes what it compacts, and nothing in front of it.
+TEST(PageTableLists, CompactingAForkCopiesThePagesItWrites) {
+  const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
+  SequenceLayout layout;
+  layout.table.lists = true;
+  const auto cache = std::move(*KvCache::create(shape, KvCache::cost(shape, layout, 200)));
+  KvSequence trunk = cache->new_sequence(layout);
+  ASSERT_TRUE(trunk.append(5 * 16).ok());
+  EXPECT_EQ(trunk.only_table().sharing_reserve(), 0u);
+  auto fork = cache->fork(trunk);
+  ASSERT_TRUE(fork.ok());
+  PageTable& table = fork->only_table();
+  const std::uint64_t column = 2 * cache->pool().page_cost();
+  EXPECT_EQ(table.sharing_reserve(), 5 * column);
+  EXPECT_EQ(trunk.only_table().sharing_reserve(), 5 * column);
+  const std::string before = test::dump(trunk.only_table());
+
+  // One token in 20 leaves: masked.
+  KeepPlan plan;
+  plan.drop = {{40, 41}, {60, 61}};
+  ASSERT_TRUE(table.apply(plan).ok());
+  EXPECT_EQ(table.dead_slots(), 2);
+  EXPECT_EQ(fork->pages_copied(), 0u);
+  EXPECT_EQ(cache->pool().in_use(), 2u * 5u);
+
+  // Columns 0 and 1 stay as they are, and shared; what is left of column 4 joins what is left of column 2.
+  plan.drop = {{34, 40}, {41, 60}, {61, 67}};
+  ASSERT_TRUE(table.apply(plan).ok());
+  EXPECT_EQ(table.length(), 47);
+  EXPECT_EQ(table.dead_slots(), 0);
+  EXPECT_EQ(table.columns(), 3);
+  EXPECT_EQ(fork->pages_copied(), 2u);
+  EXPECT_EQ(cache->pool().in_use(), 2u * 6u);
+  EXPECT_EQ(table.sharing_reserve(), 2 * column);
+  EXPECT_EQ(test::dump(trunk.only_table()), before);
+  const KvSequence* all[] = {&trunk, &*fork};
+  cache->check_invariants(all);
+
+  ASSERT_TRUE(trunk.append(1).ok());
+  EXPECT_EQ(trunk.only_table().sharing_reserve(), 2 * column);
+  trunk = cache->new_sequence(layout);
+  EXPECT_EQ(table.sharing_reserve(), 0u);
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,39 @@
+// A cache whose pages are in memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/cpu_page_store.h"
+#include "kernels/kernels.h"
+#include "kv/kv_cache.h"
+
+namespace kvasir::test {
+
+class PagedCache {
+ public:
+  // Keys are rotated by these frequencies, in their first dimensions.
+  PagedCache(const KvCacheShape& shape, std::uint64_t budget, std::vector<double> inverse_frequencies = {1.0})
+      : store_(shape.page, &generic_kernels(), &threads_, std::move(inverse_frequencies)) {
+    auto cache = KvCache::create(shape, budget, &store_);
+    EXPECT_TRUE(cache.ok()) << cache.status().message();
+    if (cache.ok()) cache_ = std::move(*cache);
+  }
+
+  KvCache& operator*() const { return *cache_; }
+  KvCache* operator->() const { return cache_.get(); }
+  std::byte* data(PageId page) const { return store_.data(page); }
+  void write(PageId page, int slot, const float* key, const float* value) {
+    generic_kernels().store_kv(store_.format(), store_.data(page), slot, key, value);
+  }
+
+ private:
+  ThreadPool threads_{1};
+  CpuPageStore store_;
+  std::unique_ptr<KvCache> cache_;
+};
+
+}  // namespace kvasir::test
