@@ -62,9 +62,8 @@ Status plan(const PlanOptions& options) {
   work.slots = options.page_slots;
   work.masses = !policy->traits().reductions.empty();
   const std::uint64_t workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
-  const std::uint64_t beside = kv.policy_bytes + kv.batch_bytes;
-  const std::uint64_t total = weight_bytes + kv.bytes + beside + workspace;
-  const std::uint64_t one_sequence = (kv.bytes + beside) / static_cast<std::uint64_t>(options.batch);
+  const std::uint64_t total = weight_bytes + kv.bytes + kv.batch_bytes + workspace;
+  const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
   // Left to itself, `run` takes a smaller cap where its memory does not hold this one.
@@ -80,11 +79,11 @@ Status plan(const PlanOptions& options) {
              {"kv_pages", kv.pages},
              {"kv_page_bytes", kv.page_bytes},
              {"kv_table_bytes", kv.table_bytes},
+             {"policy_bytes", kv.policy_bytes},
              {"kv_bytes", kv.bytes},
              {"kv_exact", kv.exact},
              {"kv_bytes_per_token", 2 * shape.page.element_bytes() * static_cast<std::uint64_t>(shape.page.head_dim) *
                                         static_cast<std::uint64_t>(shape.lanes())},
-             {"policy_bytes", kv.policy_bytes},
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
@@ -104,10 +103,10 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
+  if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
                      kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
-  out += fmt::format("  policy       {:>10}\n  batch        {:>10}   (beside KV, at most)\n",
-                     human_bytes(kv.policy_bytes), human_bytes(kv.batch_bytes));
+  out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
   if (options.memory > 0)

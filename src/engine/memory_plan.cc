@@ -25,6 +25,11 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
 
 namespace {
 
+std::uint64_t saturating_sum(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::uint64_t>::max() : sum;
+}
+
 std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) {
   std::uint64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::uint64_t>::max() : product;
@@ -150,6 +155,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
                            .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};
   memory.policy_bytes = saturating_product(
       policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
+  memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
   memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request), sequences);
   return memory;
 }

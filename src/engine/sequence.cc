@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kv/describe_table.h"
+#include "retention/growth.h"
 
 namespace kvasir {
 
@@ -41,7 +42,17 @@ Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t co
       .about({"policy", "chunk"});
 }
 
+std::uint64_t TokenLog::most_bytes(std::int64_t more) const {
+  const auto grown = [](std::size_t size, std::size_t capacity) {
+    return std::max(capacity, size > capacity ? most_capacity(size, kNoLimit) : 0);
+  };
+  return grown(tokens.size() + static_cast<std::size_t>(more), tokens.capacity()) * sizeof(TokenId) +
+         grown(segments.size() + 1, segments.capacity()) * sizeof(Segment);
+}
+
 void TokenLog::add(Source source, int chunk, std::span<const TokenId> more) {
+  grow_to(tokens, tokens.size() + more.size(), kNoLimit);
+  grow_to(segments, segments.size() + 1, kNoLimit);
   tokens.insert(tokens.end(), more.begin(), more.end());
   if (source == Source::kGenerated) chunk = 0;
   if (segments.empty() || segments.back().source != source || segments.back().chunk != chunk || prompt_ended)
@@ -94,7 +105,8 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       cache_(std::move(cache)),
       policy_(std::move(policy)),
       tables_(cache_->new_sequence(sequence_layout(*policy_))),
-      listener_(std::make_unique<Listener>(this)) {
+      listener_(std::make_unique<Listener>(this)),
+      state_(&cache_->budget()) {
   policy_->begin(table_layout());
 }
 
@@ -105,6 +117,8 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       tables_(std::move(tables)),
       listener_(std::make_unique<Listener>(this)),
       log_(other.log_ != nullptr ? std::make_unique<TokenLog>(*other.log_) : nullptr),
+      state_(&cache_->budget()),
+      most_rows_(other.most_rows_),
       first_dropped_(other.first_dropped_),
       kept_max_(other.kept_max_),
       seen_least_(other.seen_least_) {}
@@ -134,6 +148,28 @@ double Sequence::seconds_observing() const {
   return listener_->seconds;
 }
 
+std::uint64_t Sequence::allocated_state() const {
+  return policy_->state_bytes() + (log_ != nullptr ? log_->bytes() : 0);
+}
+
+// What policy state and log come to at most until the chunk has ended.
+std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
+  const int rows = std::max(most_rows_, chunk.rows);
+  return std::max(policy_->state_bytes(), policy_->most_state_bytes(table_layout(), chunk.end(), rows)) +
+         (log_ != nullptr ? log_->most_bytes(chunk.rows) : 0);
+}
+
+Status Sequence::charge_state() {
+  const std::uint64_t bytes = allocated_state();
+  if (!state_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - state_.bytes());
+  return {};
+}
+
+Status Sequence::restore_log(std::optional<TokenLog> log) {
+  log_ = log ? std::make_unique<TokenLog>(std::move(*log)) : nullptr;
+  return charge_state();
+}
+
 Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   PassPlan plan;
   const auto rest = static_cast<std::int64_t>(input.rest.size());
@@ -155,7 +191,8 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   if (input.logits == Logits::kAll) plan.logits = plan.rows;
   if (input.logits == Logits::kLast && last) plan.logits = 1;
   const KvSequence::Room room = tables_.plan_append(plan.rows);
-  plan.bytes = room.append;
+  plan.state = plan.begins_chunk ? most_state(plan.chunk) : state_.bytes();
+  plan.bytes = room.append + (plan.state > state_.bytes() ? plan.state - state_.bytes() : 0);
   plan.reserve = room.reserve;
   // Keys that the chunk's end will rotate must be the sequence's own.
   if (plan.begins_chunk && policy_->traits().realign == Realign::kRotate)
@@ -172,8 +209,14 @@ Status Sequence::make_room(const PassPlan& plan) {
       if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
         KVASIR_RETURN_IF_ERROR(tables_.only_table().unshare({dropped.end, plan.chunk.end()}));
     prepare_tables(plan.chunk);
+    most_rows_ = std::max(most_rows_, plan.chunk.rows);
   }
-  KVASIR_RETURN_IF_ERROR(tables_.append(plan.rows));
+  const std::uint64_t state = state_.bytes();
+  if (!state_.try_resize(plan.state)) return kv_memory_full(cache_->budget(), plan.state - state);
+  if (const Status status = tables_.append(plan.rows); !status.ok()) {
+    KVASIR_CHECK(state_.try_resize(state));
+    return status;
+  }
   if (plan.begins_chunk) {
     chunk_ = plan.chunk;
     hidden_.assign(static_cast<std::size_t>(chunk_.rows), {});
@@ -226,6 +269,8 @@ void Sequence::finish_pass(const PassPlan& plan, const Input& input) {
   if (done_ < chunk_.rows) return;
   prune();
   done_ = 0;
+  const std::uint64_t state = allocated_state();
+  KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
 }
 
 void Sequence::prune() {
@@ -254,7 +299,9 @@ Status Sequence::own_pages() {
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_CHECK(!in_chunk());
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
-  return {std::unique_ptr<Sequence>(new Sequence(*this, std::move(tables)))};
+  std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));
+  KVASIR_RETURN_IF_ERROR(copy->charge_state());
+  return copy;
 }
 
 void Sequence::set_counters(const Counters& counters) {

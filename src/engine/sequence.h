@@ -52,6 +52,8 @@ struct TokenLog {
 
   void add(Source source, int chunk, std::span<const TokenId> more);
   std::uint64_t bytes() const { return tokens.capacity() * sizeof(TokenId) + segments.capacity() * sizeof(Segment); }
+  // Never exceeded by bytes() after `more` tokens are added.
+  std::uint64_t most_bytes(std::int64_t more) const;
 };
 
 class Sequence {
@@ -77,7 +79,8 @@ class Sequence {
     int first = 0;  // row of the chunk
     int rows = 0;
     int logits = 0;             // of the last this many rows
-    std::uint64_t bytes = 0;    // that the rows take
+    std::uint64_t bytes = 0;    // that the rows take: pages, tables, and the growth of `state`
+    std::uint64_t state = 0;    // bytes of policy state and token log, at most, until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must be available besides, for copies of shared pages at the chunk's end
     bool ends_chunk() const { return first + rows == chunk.rows; }
   };
@@ -99,7 +102,9 @@ class Sequence {
   // Starts the token log. REQUIRES: nothing was read.
   void keep_log();
   const TokenLog* log() const { return log_.get(); }
-  void set_log(const TokenLog& log) { log_ = std::make_unique<TokenLog>(log); }
+  // Takes over what a snapshot holds beside tables and policy. The policy was restored before. Errors:
+  // kResourceExhausted, when policy state and log do not fit the budget.
+  Status restore_log(std::optional<TokenLog> log);
 
   // Copies what is shared and will be written sooner or later. Errors: kResourceExhausted.
   Status own_pages();
@@ -117,6 +122,8 @@ class Sequence {
   std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
   std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
   double seconds_observing() const;                        // that the policy took for what it was shown
+  // Bytes charged for the policy's state and the token log.
+  std::uint64_t state_bytes() const { return state_.bytes(); }
 
   // The least index that is no longer retained everywhere; nothing while all are.
   std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
@@ -134,6 +141,9 @@ class Sequence {
   class Listener;
 
   Sequence(const Sequence& other, KvSequence tables);
+  std::uint64_t allocated_state() const;
+  std::uint64_t most_state(const PolicyChunk& chunk) const;
+  Status charge_state();
   TableLayout table_layout() const;
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
@@ -144,6 +154,8 @@ class Sequence {
   KvSequence tables_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<TokenLog> log_;
+  MemoryCharge state_;  // of the policy's state and the log
+  int most_rows_ = 1;   // of any chunk so far
 
   // The chunk under way.
   PolicyChunk chunk_;

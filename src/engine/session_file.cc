@@ -273,10 +273,9 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
     if (!are_token_ids(log->tokens, model.config.vocabulary) ||
         static_cast<TokenIndex>(log->tokens.size()) != sequence.tables().next_index())
       return damaged("its log is not of its tokens");
-    sequence.set_log(*log);
   }
   if (!agree(sequence)) return damaged("its policy and its page tables contradict each other");
-  return {};
+  return sequence.restore_log(std::move(log));
 }
 
 }  // namespace

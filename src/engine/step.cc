@@ -116,7 +116,7 @@ Result<std::unique_ptr<Sequence>> rebuild(const std::shared_ptr<LoadedModel>& mo
       rest = rest.subspan(static_cast<std::size_t>(result.tokens));
     }
   }
-  sequence->set_log(log);
+  KVASIR_RETURN_IF_ERROR(sequence->restore_log(log));
   return sequence;
 }
 

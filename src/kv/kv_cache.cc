@@ -109,7 +109,7 @@ std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& lay
           PageTable::bytes_at(lanes, shape.page.slots, layout.table, columns));
 }
 
-void KvCache::check_invariants(std::span<const KvSequence* const> sequences) const {
+void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others) const {
   pool_->check_invariants();
   std::vector<std::uint32_t> references(pool_->capacity(), 0);
   std::uint64_t tables = 0;
@@ -125,7 +125,7 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences) con
     if (references[page] > 0) KVASIR_CHECK(references[page] == pool_->references(static_cast<PageId>(page)));
   }
   KVASIR_CHECK(in_use == pool_->in_use());
-  KVASIR_CHECK(budget_.used() == in_use * pool_->page_cost() + tables);
+  KVASIR_CHECK(budget_.used() == in_use * pool_->page_cost() + tables + others);
 }
 
 }  // namespace kvasir

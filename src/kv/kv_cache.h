@@ -87,12 +87,13 @@ class KvCache {
 
   const KvCacheShape& shape() const { return shape_; }
   const MemoryBudget& budget() const { return budget_; }
+  MemoryBudget& budget() { return budget_; }
   PagePool& pool() { return *pool_; }
   const PagePool& pool() const { return *pool_; }
 
   // KVASIR_CHECKs pool and tables: references = appearances in the sequences given (which must be all that live), bytes
-  // charged = pages in use + tables.
-  void check_invariants(std::span<const KvSequence* const> sequences) const;
+  // charged = pages in use + tables + `others`.
+  void check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others = 0) const;
 
  private:
   KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}

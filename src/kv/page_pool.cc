@@ -31,6 +31,13 @@ void MemoryBudget::release(std::uint64_t bytes) {
   used_ -= bytes;
 }
 
+bool MemoryCharge::try_resize(std::uint64_t bytes) {
+  if (bytes > bytes_ && !budget_->try_charge(bytes - bytes_)) return false;
+  if (bytes < bytes_) budget_->release(bytes_ - bytes);
+  bytes_ = bytes;
+  return true;
+}
+
 Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
   return exhausted(
              "the KV memory of {} bytes is full: {} bytes in use, {} more needed; give it more, or choose a "

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/batch.h"
@@ -16,7 +17,8 @@
 
 namespace kvasir {
 
-// Bytes promised and bytes charged. Every byte of KV, pages and tables alike, is charged here before it is taken.
+// A bound on bytes, and the bytes charged to it: pages, page tables, policies' states and token logs, each charged
+// before it is allocated.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}
@@ -33,6 +35,27 @@ class MemoryBudget {
   std::uint64_t capacity_;
   std::uint64_t used_ = 0;
   std::uint64_t peak_ = 0;
+};
+
+// Bytes of one owner, charged to a budget until it is destroyed. Move-only. The budget outlives it.
+class MemoryCharge {
+ public:
+  explicit MemoryCharge(MemoryBudget* budget) : budget_(budget) {}
+  MemoryCharge(MemoryCharge&& other) noexcept : budget_(other.budget_), bytes_(std::exchange(other.bytes_, 0)) {}
+  MemoryCharge& operator=(MemoryCharge&& other) noexcept {
+    std::swap(budget_, other.budget_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MemoryCharge() { budget_->release(bytes_); }
+
+  std::uint64_t bytes() const { return bytes_; }
+  // Charges `bytes` in place of what was charged before. False, and nothing changed, if that does not fit.
+  bool try_resize(std::uint64_t bytes);
+
+ private:
+  MemoryBudget* budget_;
+  std::uint64_t bytes_ = 0;
 };
 
 // kResourceExhausted: `needed` bytes more than the budget has.

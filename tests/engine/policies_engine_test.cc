@@ -130,7 +130,14 @@ class Household {
       sequences.push_back(&runner->sequence());
       check_tables(runner->sequence(), model_->kv_shape.page.slots);
     }
-    cache_->check_invariants(sequences);
+    std::uint64_t states = 0;
+    for (const auto& runner : alive_) {
+      if (!runner->whole().in_chunk()) {
+        EXPECT_EQ(runner->whole().state_bytes(), runner->policy().state_bytes());
+      }
+      states += runner->whole().state_bytes();
+    }
+    cache_->check_invariants(sequences, states);
     ASSERT_LE(cache_->budget().used(), promised_[alive_.size() - 1]) << "more than was promised";
   }
 
