@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
-#include "kernels/kernels.h"
 
 namespace kvasir::bench {
 namespace {
@@ -120,7 +120,7 @@ class Bench {
   // Seconds of one product.
   double time(const Product& product, int rows) {
     const Shape shape = product.shape;
-    const std::size_t bytes = packed_bytes(product.type, shape.outputs, shape.inputs);
+    const std::size_t bytes = kPanelPacking.bytes(product.type, shape.outputs, shape.inputs);
     if (at_ + bytes > std::max(kPoolBytes, bytes)) at_ = 0;
     const PackedMatrix weights{product.type, shape.outputs, shape.inputs, weights_.get() + at_};
     at_ += (bytes + 63) / 64 * 64;

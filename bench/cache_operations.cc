@@ -21,9 +21,9 @@
 
 #include "backend/attention_mass.h"
 #include "backend/cpu/cpu_page_store.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "copying_cache.h"
 #include "engine/sequence.h"
-#include "kernels/kernels.h"
 #include "kv/describe_table.h"
 #include "retention/registry.h"
 

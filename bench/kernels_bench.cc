@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "base/aligned_buffer.h"
-#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {
@@ -29,7 +29,7 @@ void set_counters(benchmark::State& state, double macs, double bytes) {
 void bench_matmul(benchmark::State& state, const KernelTable& table, DType type, int inputs, int outputs, int rows) {
   // Bits of weights that are small numbers in every type, so that no sum overflows.
   AlignedBuffer<std::uint16_t> packed;
-  const std::size_t bytes = packed_bytes(type, outputs, inputs);
+  const std::size_t bytes = kPanelPacking.bytes(type, outputs, inputs);
   std::uint16_t* words = packed.ensure(bytes / 2);
   for (std::size_t i = 0; i < bytes / 2; ++i) words[i] = static_cast<std::uint16_t>(0x2c00 + i * 2654435761u % 256);
   const PackedMatrix weights{type, outputs, inputs, reinterpret_cast<const std::byte*>(words)};
@@ -66,13 +66,13 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
   constexpr int kEntries = 512;
   constexpr int kGroup = 4;
   constexpr int kHeadDim = 64;
-  const KvPageShape shape{kHeadDim, 32, type};
+  const PageFormat shape{kHeadDim, 32, type};
   AlignedBuffer<std::byte> memory;
-  memory.ensure(shape.page_bytes() * kEntries);
+  memory.ensure(shape.bytes() * kEntries);
   const std::vector<float> noise = random_floats(kHeadDim + 977);
   std::vector<const std::byte*> pages;
   for (int e = 0; e < kEntries; ++e) {
-    std::byte* page = memory.data() + shape.page_bytes() * static_cast<std::size_t>(e);
+    std::byte* page = memory.data() + shape.bytes() * static_cast<std::size_t>(e);
     for (int s = 0; s < shape.slots; ++s) {
       const float* token = noise.data() + (e * 32 + s) * 31 % 977;
       table.store_kv(shape, page, s, token, token);
@@ -103,7 +103,7 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
   }
   const double tokens = 1.0 * kEntries * shape.slots;
   set_counters(state, tokens * 2 * kHeadDim * static_cast<double>(queries),
-               tokens * 2 * kHeadDim * static_cast<double>(shape.element_bytes()));
+               tokens * static_cast<double>(shape.slot_bytes()));
 }
 
 std::string joined(const std::vector<std::string_view>& parts) {

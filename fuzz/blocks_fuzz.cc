@@ -5,9 +5,9 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
-#include "kernels/kernels.h"
 #include "tensor/dequantize.h"
 
 namespace {
@@ -57,12 +57,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   PackedMatrix matrix{type, static_cast<int>(outputs), static_cast<int>(inputs), nullptr};
   AlignedBuffer<std::byte> packed;
-  matrix.data = packed.ensure(packed_bytes(type, matrix.outputs, matrix.inputs));
-  pack_panels(matrix, rows.data(), {}, 0, matrix.panels(), packed.data());
+  matrix.data = packed.ensure(kPanelPacking.bytes(type, matrix.outputs, matrix.inputs));
+  kPanelPacking.pack(matrix, rows.data(), {}, 0, matrix.panels(), packed.data());
   std::vector<float> row(inputs);
   std::vector<float> block(traits.block_elements);
   for (std::size_t o = 0; o < outputs; ++o) {
-    unpack_row(matrix, static_cast<int>(o), row.data());
+    kPanelPacking.unpack_row(matrix, static_cast<int>(o), row.data());
     for (std::size_t b = 0; b < blocks; ++b) {
       dequantize_block(type, rows.data() + (o * blocks + b) * traits.block_bytes, block.data());
       for (std::size_t i = 0; i < block.size(); ++i) KVASIR_CHECK(same(row[b * block.size() + i], block[i]));

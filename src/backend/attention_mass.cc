@@ -4,8 +4,8 @@
 #include <array>
 #include <limits>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "base/check.h"
-#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {

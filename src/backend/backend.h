@@ -19,8 +19,9 @@
 #include "backend/batch.h"
 #include "backend/page_access.h"
 #include "backend/page_store.h"
-#include "kernels/kernels.h"
+#include "backend/row_order.h"
 #include "kvasir/status.h"
+#include "tensor/dtype.h"
 
 namespace kvasir {
 
@@ -88,7 +89,7 @@ class Backend {
   // -- Pages --
 
   // A store for pages of one format, for the caches of this model. The backend outlives it.
-  virtual std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) = 0;
+  virtual std::unique_ptr<PageStore> new_page_store(const PageFormat& format) = 0;
 
   // -- A pass --
 

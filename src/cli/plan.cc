@@ -70,7 +70,7 @@ Status plan(const PlanOptions& options) {
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},
-             {"codec", kv_type_name(shape.page.type)},
+             {"codec", codec_name(shape.page)},
              {"tokens", context},
              {"trained_context", config.context},
              {"prompt", prompt},
@@ -82,8 +82,7 @@ Status plan(const PlanOptions& options) {
              {"policy_bytes", kv.policy_bytes},
              {"kv_bytes", kv.bytes},
              {"kv_exact", kv.exact},
-             {"kv_bytes_per_token", 2 * shape.page.element_bytes() * static_cast<std::uint64_t>(shape.page.head_dim) *
-                                        static_cast<std::uint64_t>(shape.lanes())},
+             {"kv_bytes_per_token", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())},
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
@@ -98,7 +97,7 @@ Status plan(const PlanOptions& options) {
   }
   std::string out = fmt::format(
       "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
-      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->traits().spec, kv_type_name(shape.page.type),
+      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->traits().spec, codec_name(shape.page),
       shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));

@@ -109,7 +109,7 @@ class EngineImpl final : public Engine {
     // would hold, down to a step of one token in 4,096.
     const auto columns =
         static_cast<std::int64_t>(ceiling / (static_cast<std::uint64_t>(model_->kv_shape.lanes()) *
-                                             (model_->kv_shape.page.page_bytes() + PagePool::kPageOverhead)));
+                                             (model_->kv_shape.page.bytes() + PagePool::kPageOverhead)));
     const int slots = model_->kv_shape.page.slots;
     high = std::min(high, (columns + 1) * slots);
     bool close = true;
@@ -133,12 +133,12 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     if (cache_ != nullptr) {
-      const KvPageShape& page = cache_->shape().page;
-      if (page.type == shape.page.type && page.slots == shape.page.slots) return cache_;
+      const PageFormat& page = cache_->shape().page;
+      if (page == shape.page) return cache_;
       return invalid_argument(
           "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
           "an engine of its own",
-          head.kv_type, head.page_slots, kv_type_name(page.type), page.slots);
+          head.kv_type, head.page_slots, codec_name(page), page.slots);
     }
     const std::uint64_t ceiling = memory_ceiling();
     const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;

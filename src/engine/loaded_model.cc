@@ -25,13 +25,13 @@ Hash128 fingerprint_of(const gguf::File& file) {
 }
 
 // Of a model whose heads are not known yet.
-Result<KvPageShape> page_shape(std::string_view kv_type, int page_slots) {
+Result<PageFormat> page_shape(std::string_view kv_type, int page_slots) {
   const auto type = kv_type_from_name(kv_type);
   if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type).about({"kv_type"});
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
     return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots)
         .about({"page_slots"});
-  return KvPageShape{0, page_slots, *type};
+  return PageFormat{0, page_slots, *type};
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ Status check_chunk(int chunk) {
 }
 
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
-  KVASIR_ASSIGN_OR_RETURN(KvPageShape page, page_shape(kv_type, page_slots));
+  KVASIR_ASSIGN_OR_RETURN(PageFormat page, page_shape(kv_type, page_slots));
   page.head_dim = config.head_dim;
   return KvCacheShape{config.layers, config.kv_heads, page};
 }
@@ -107,7 +107,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   return model;
 }
 
-std::string LoadedModel::arithmetic_id(const KvPageShape& format) const {
+std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives.
   constexpr int kVersion = 1;
   return fmt::format("{}/{}/{}/{}", backend->name(), kVersion, format.slots, kPartialEntries);

@@ -6,11 +6,11 @@
 #include <memory>
 
 #include "backend/backend.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "chat/chat_template.h"
 #include "gguf/reader.h"
-#include "kernels/kernels.h"
 #include "kv/kv_cache.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
@@ -39,7 +39,7 @@ struct LoadedModel {
 
   // Names what decides the bits of a pass: the backend (of the CPU, its kernel table), its version, page slots, entries
   // per partial. Sequences of equal ids may be continued by each other.
-  std::string arithmetic_id(const KvPageShape& format) const;
+  std::string arithmetic_id(const PageFormat& format) const;
 
   // The store behind a cache of new_cache.
   PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }

@@ -19,7 +19,7 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
   const auto columns = static_cast<std::uint64_t>(tokens / shape.page.slots);
   const std::uint64_t pages =
-      static_cast<std::uint64_t>(shape.lanes()) * (shape.page.page_bytes() + PagePool::kPageOverhead);
+      static_cast<std::uint64_t>(shape.lanes()) * (shape.page.bytes() + PagePool::kPageOverhead);
   return columns > kMost / pages ? kMost : columns * pages;
 }
 
@@ -141,7 +141,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
   memory.exact = !policy.traits().compacts;
-  memory.page_bytes = shape.page.page_bytes();
+  memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
   constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
   const bool huge = least_kv_bytes(shape, static_cast<std::int64_t>(peak.columns) * shape.page.slots) == kMost;

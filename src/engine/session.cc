@@ -88,7 +88,7 @@ class SessionImpl final : public Session {
   KvReport kv() const override {
     KvReport report;
     report.policy = runner_->policy().traits().spec;
-    report.codec = kv_type_name(cache_->shape().page.type);
+    report.codec = codec_name(cache_->shape().page);
     report.seen = runner_->sequence().next_index();
     report.kept = std::llround(runner_->sequence().mean_length());
     report.kept_least = std::numeric_limits<std::int64_t>::max();

@@ -282,14 +282,14 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
 
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras) {
   const LoadedModel& model = *sequence.shared_model();
-  const KvPageShape& format = sequence.cache()->pool().shape();
+  const PageFormat& format = sequence.cache()->pool().shape();
   KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
   BlockWriter writer(&file);
   KVASIR_RETURN_IF_ERROR(writer.magic());
   std::vector<std::byte> bytes;
   ByteWriter out(&bytes);
-  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
-                 std::string(kv_type_name(format.type)), format.slots, chunk});
+  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec, codec_name(format),
+                 format.slots, chunk});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
   for (int t = 0; t < sequence.tables().tables(); ++t) sequence.tables().table(t).save(out);
@@ -310,9 +310,9 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   for (int t = 0; t < sequence.tables().tables() && status.ok(); ++t)
     sequence.tables().table(t).for_each_column([&](std::span<const PageId> pages) {
       if (!status.ok()) return;
-      bytes.resize(pages.size() * format.page_bytes());
+      bytes.resize(pages.size() * format.bytes());
       for (std::size_t p = 0; p < pages.size(); ++p)
-        store.read(pages[p], std::span(bytes).subspan(p * format.page_bytes(), format.page_bytes()));
+        store.read(pages[p], std::span(bytes).subspan(p * format.bytes(), format.bytes()));
       status = writer.block(kPages, bytes);
     });
   KVASIR_RETURN_IF_ERROR(status);
@@ -344,7 +344,7 @@ Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std:
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(session.head.policy));
   KVASIR_RETURN_IF_ERROR(check_chunk(session.head.chunk));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(session.head, *policy));
-  const KvPageShape& format = cache->pool().shape();
+  const PageFormat& format = cache->pool().shape();
   session.other_arithmetic = session.head.arithmetic != model->arithmetic_id(format);
   session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
   KVASIR_RETURN_IF_ERROR(restore_state(state, *model, &session));
@@ -352,10 +352,10 @@ Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std:
   bool fits = true;
   for (int t = 0; t < session.sequence->tables().tables(); ++t)
     session.sequence->tables().table(t).for_each_column([&](std::span<const PageId> ids) {
-      fits = fits && next < pages.size() && pages[next].size() == ids.size() * format.page_bytes();
+      fits = fits && next < pages.size() && pages[next].size() == ids.size() * format.bytes();
       if (!fits) return;
       for (std::size_t p = 0; p < ids.size(); ++p)
-        cache->pool().store()->write(ids[p], pages[next].subspan(p * format.page_bytes(), format.page_bytes()));
+        cache->pool().store()->write(ids[p], pages[next].subspan(p * format.bytes(), format.bytes()));
       ++next;
     });
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");

@@ -148,18 +148,20 @@ class SideBySide {
   };
 
   Status make_tracks(std::span<const std::string> policies) {
-    const KvType type = model_->kv_shape.page.type;
+    PageFormat page = model_->kv_shape.page;
     const std::uint64_t budget = model_->options.kv_memory;
     tracks_.resize(policies.size() + 1);
     for (std::size_t i = 0; i < policies.size(); ++i) {
-      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], type, budget));
-      if (options_.compare_full && full_ == nullptr && type == KvType::kF16 && tracks_[i].result.policy == "full")
+      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], page, budget));
+      if (options_.compare_full && full_ == nullptr && page.key == KvType::kF16 && page.value == KvType::kF16 &&
+          tracks_[i].result.policy == "full")
         full_ = &tracks_[i];  // it is its own measure, and needs no second reading
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
       full_->reported = false;
-      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", KvType::kF16, 0));
+      page.key = page.value = KvType::kF16;
+      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", page, 0));
     } else {
       tracks_.pop_back();
     }
@@ -174,7 +176,7 @@ class SideBySide {
     return {};
   }
 
-  Status make_track(Track& track, const std::string& policy, KvType type, std::uint64_t budget) {
+  Status make_track(Track& track, const std::string& policy, const PageFormat& page, std::uint64_t budget) {
     std::int64_t tokens = options_.window > 0 ? options_.window : static_cast<std::int64_t>(tokens_.size());
     if (is_evaluation_only(policy)) {
       KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(policy, options_));
@@ -187,10 +189,10 @@ class SideBySide {
       KVASIR_RETURN_IF_ERROR(check_passes(*model_, *track.policy, tokens, options_.chunk));
       track.result.policy = track.policy->traits().spec;
     }
-    track.result.codec = kv_type_name(type);
+    track.result.codec = codec_name(page);
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     KvCacheShape shape = model_->kv_shape;
-    shape.page.type = type;
+    shape.page = page;
     const MemoryRequest request{tokens, tokens, options_.chunk, 1};
     KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
     return {};

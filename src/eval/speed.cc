@@ -176,9 +176,8 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
       if (m.figure.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.bases.back(), m.figure.depth, Source::kPrompt));
     }
     m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
-                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_length()) * 2 *
-                        model->kv_shape.page.element_bytes() *
-                        static_cast<std::uint64_t>(model->kv_shape.page.head_dim * model->kv_shape.lanes());
+                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_length()) *
+                        model->kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model->kv_shape.lanes());
   }
   for (int repetition = 0; repetition <= options.repeat; ++repetition) {
     for (Measurement& m : measurements) {

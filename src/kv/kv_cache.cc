@@ -103,7 +103,7 @@ Status KvSequence::append(int tokens) {
 
 std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
   const int lanes = shape.lanes_per_table(layout.scope);
-  const std::uint64_t pages = static_cast<std::uint64_t>(lanes) * (shape.page.page_bytes() + PagePool::kPageOverhead);
+  const std::uint64_t pages = static_cast<std::uint64_t>(lanes) * (shape.page.bytes() + PagePool::kPageOverhead);
   return static_cast<std::uint64_t>(shape.tables(layout.scope)) *
          (static_cast<std::uint64_t>(columns) * pages +
           PageTable::bytes_at(lanes, shape.page.slots, layout.table, columns));

@@ -18,7 +18,7 @@ namespace kvasir {
 struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
-  KvPageShape page;
+  PageFormat page;
 
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {

@@ -46,12 +46,12 @@ Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
       .about({"kv_memory", "policy"});
 }
 
-Result<std::unique_ptr<PagePool>> PagePool::create(const KvPageShape& shape, MemoryBudget* budget, PageStore* store) {
+Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, MemoryBudget* budget, PageStore* store) {
   std::unique_ptr<PagePool> pool(new PagePool);
   pool->shape_ = shape;
   pool->store_ = store;
   pool->budget_ = budget;
-  pool->page_bytes_ = shape.page_bytes();
+  pool->page_bytes_ = shape.bytes();
   pool->capacity_ = std::min<std::uint64_t>(budget->capacity() / pool->page_cost(), UINT32_MAX);
   if (pool->capacity_ == 0)
     return exhausted("a KV budget of {} bytes holds no page of {} bytes; give it more", budget->capacity(),

@@ -78,7 +78,7 @@ class PagePool {
 
   // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
   // be read or written, as a plan wants it. Errors: kResourceExhausted.
-  static Result<std::unique_ptr<PagePool>> create(const KvPageShape& shape, MemoryBudget* budget, PageStore* store);
+  static Result<std::unique_ptr<PagePool>> create(const PageFormat& shape, MemoryBudget* budget, PageStore* store);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
   ~PagePool();
@@ -93,7 +93,7 @@ class PagePool {
   const MemoryBudget& budget() const { return *budget_; }
   MemoryBudget& budget() { return *budget_; }
   TableScratch& scratch() { return scratch_; }
-  const KvPageShape& shape() const { return shape_; }
+  const PageFormat& shape() const { return shape_; }
   std::uint64_t page_cost() const { return page_bytes_ + kPageOverhead; }  // bytes charged per page in use
   std::uint64_t capacity() const { return capacity_; }
   std::uint64_t in_use() const { return in_use_; }
@@ -106,7 +106,7 @@ class PagePool {
   PagePool() = default;
   static std::size_t index(PageId page) { return static_cast<std::size_t>(page); }
 
-  KvPageShape shape_;
+  PageFormat shape_;
   PageStore* store_ = nullptr;
   MemoryBudget* budget_ = nullptr;
   std::size_t page_bytes_ = 0;

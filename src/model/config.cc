@@ -2,8 +2,8 @@
 
 #include <string_view>
 
+#include "backend/backend.h"
 #include "base/status.h"
-#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {

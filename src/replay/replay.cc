@@ -5,9 +5,9 @@
 #include <span>
 
 #include "backend/attention_mass.h"
+#include "backend/backend.h"
 #include "base/check.h"
 #include "base/status.h"
-#include "kernels/kernels.h"
 
 namespace kvasir {
 namespace {

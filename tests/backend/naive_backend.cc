@@ -42,7 +42,7 @@ std::vector<double> row_values(DType type, const std::byte* bytes, int count) {
 
 // -- Pages --
 
-NaivePageStore::NaivePageStore(const KvPageShape& format, std::vector<double> inverse_frequencies)
+NaivePageStore::NaivePageStore(const PageFormat& format, std::vector<double> inverse_frequencies)
     : format_(format), inverse_frequencies_(std::move(inverse_frequencies)) {
   const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
   zeros_.keys.assign(static_cast<std::size_t>(format.slots), zero);
@@ -58,10 +58,10 @@ NaivePage& NaivePageStore::writable(PageId id) {
   return *pages_[at(id)];
 }
 
-double NaivePageStore::rounded(double value) const {
+double NaivePageStore::rounded(KvType type, double value) const {
   const auto narrow = static_cast<float>(value);
-  if (format_.type == KvType::kF16) return static_cast<double>(f16_to_f32(f32_to_f16(narrow)));
-  if (format_.type == KvType::kBF16) return static_cast<double>(bf16_to_f32(f32_to_bf16(narrow)));
+  if (type == KvType::kF16) return static_cast<double>(f16_to_f32(f32_to_f16(narrow)));
+  if (type == KvType::kBF16) return static_cast<double>(bf16_to_f32(f32_to_bf16(narrow)));
   return static_cast<double>(narrow);
 }
 
@@ -77,8 +77,8 @@ void NaivePageStore::set(PageId id, int slot, std::span<const double> key, std::
   NaivePage& page = writable(id);
   const auto s = static_cast<std::size_t>(slot);
   for (std::size_t d = 0; d < key.size(); ++d) {
-    page.keys[s][d] = rounded(key[d]);
-    page.values[s][d] = rounded(value[d]);
+    page.keys[s][d] = rounded(format_.key, key[d]);
+    page.values[s][d] = rounded(format_.value, value[d]);
   }
 }
 
@@ -120,40 +120,38 @@ void NaivePageStore::rotate(int lanes, std::span<const SlotRotation> rotations, 
 }
 
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
-  KVASIR_CHECK(out.size() == format_.page_bytes());
+  KVASIR_CHECK(out.size() == format_.bytes());
   std::byte* to = out.data();
-  const auto put = [&](double value) {
+  const auto put = [&](KvType type, double value) {
     const auto narrow = static_cast<float>(value);
-    const std::uint16_t half = format_.type == KvType::kF16 ? f32_to_f16(narrow) : f32_to_bf16(narrow);
-    if (format_.type == KvType::kF32) {
+    const std::uint16_t half = type == KvType::kF16 ? f32_to_f16(narrow) : f32_to_bf16(narrow);
+    if (type == KvType::kF32) {
       std::memcpy(to, &narrow, sizeof narrow);
     } else {
       std::memcpy(to, &half, sizeof half);
     }
-    to += format_.element_bytes();
+    to += kv_type_bytes(type);
   };
   for (std::size_t slot = 0; slot < static_cast<std::size_t>(format_.slots); ++slot) {
-    for (const double key : page(id).keys[slot]) put(key);
-    for (const double value : page(id).values[slot]) put(value);
+    for (const double key : page(id).keys[slot]) put(format_.key, key);
+    for (const double value : page(id).values[slot]) put(format_.value, value);
   }
 }
 
 void NaivePageStore::write(PageId id, std::span<const std::byte> in) {
-  KVASIR_CHECK(in.size() == format_.page_bytes());
-  const DType type = format_.type == KvType::kF32   ? DType::kF32
-                     : format_.type == KvType::kF16 ? DType::kF16
-                                                    : DType::kBF16;
+  KVASIR_CHECK(in.size() == format_.bytes());
   const std::byte* from = in.data();
-  const auto take = [&](std::vector<double>& values) {
+  const auto take = [&](KvType codec, std::vector<double>& values) {
+    const DType type = codec == KvType::kF32 ? DType::kF32 : codec == KvType::kF16 ? DType::kF16 : DType::kBF16;
     for (double& value : values) {
       value = static_cast<double>(read_element(type, from));
-      from += format_.element_bytes();
+      from += kv_type_bytes(codec);
     }
   };
   NaivePage& page = writable(id);
   for (std::size_t slot = 0; slot < static_cast<std::size_t>(format_.slots); ++slot) {
-    take(page.keys[slot]);
-    take(page.values[slot]);
+    take(format_.key, page.keys[slot]);
+    take(format_.value, page.values[slot]);
   }
 }
 
@@ -180,7 +178,7 @@ Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadProgress&
   return {};
 }
 
-std::unique_ptr<PageStore> NaiveBackend::new_page_store(const KvPageShape& format) {
+std::unique_ptr<PageStore> NaiveBackend::new_page_store(const PageFormat& format) {
   return std::make_unique<NaivePageStore>(format, shape_.inverse_frequencies);
 }
 

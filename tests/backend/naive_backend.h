@@ -18,9 +18,9 @@ struct NaivePage {
 
 class NaivePageStore final : public PageStore {
  public:
-  NaivePageStore(const KvPageShape& format, std::vector<double> inverse_frequencies);
+  NaivePageStore(const PageFormat& format, std::vector<double> inverse_frequencies);
 
-  const KvPageShape& format() const { return format_; }
+  const PageFormat& format() const { return format_; }
   const NaivePage& page(PageId id) const;
   // Rounds both to the format's element type.
   void set(PageId id, int slot, std::span<const double> key, std::span<const double> value);
@@ -36,10 +36,10 @@ class NaivePageStore final : public PageStore {
 
  private:
   NaivePage& writable(PageId id);
-  double rounded(double value) const;
+  double rounded(KvType type, double value) const;
   std::vector<double> rotated(std::span<const double> key, std::int64_t shift) const;
 
-  KvPageShape format_;
+  PageFormat format_;
   std::vector<double> inverse_frequencies_;
   NaivePage zeros_;
   std::vector<std::unique_ptr<NaivePage>> pages_;  // null: all zeros
@@ -52,7 +52,7 @@ class NaiveBackend final : public Backend {
   std::string_view name() const override { return "naive"; }
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
   Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override;
-  std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) override;
+  std::unique_ptr<PageStore> new_page_store(const PageFormat& format) override;
   void begin(const Pass& pass) override;
   void embed(WeightId embedding) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;

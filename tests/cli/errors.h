@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "cli/program.h"
-#include "kernels/kernels.h"
 #include "retention/registry.h"
 
 namespace kvasir::test {

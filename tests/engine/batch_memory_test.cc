@@ -11,7 +11,7 @@ namespace {
 
 // SnapKV over a prompt of 32,768 tokens of an 8B shape (32 layers of 8 KV heads): 256 page tables, 256 rows a pass.
 TEST(BatchMemory, OfSnapKvOverALongPromptIsSmallAndPlanned) {
-  const KvCacheShape shape{.layers = 32, .kv_heads = 8, .page = {.head_dim = 128, .slots = 32, .type = KvType::kF16}};
+  const KvCacheShape shape{.layers = 32, .kv_heads = 8, .page = {.head_dim = 128, .slots = 32, .key = KvType::kF16}};
   const auto policy = std::move(*make_policy("snapkv"));
   const SequenceLayout layout = sequence_layout(*policy);
   const auto cache = std::move(*KvCache::create(shape, std::uint64_t{1} << 36));

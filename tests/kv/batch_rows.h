@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "kv/describe_table.h"
 
 namespace kvasir::test {

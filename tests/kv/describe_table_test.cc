@@ -202,7 +202,7 @@ TEST(DescribeTable, RandomListsWithAndWithoutWindow) {
     layout.table.original_positions = kind == 0;
     if (kind == 1) layout.table.run_capacities = {40, 40};
     const int slots = 16 << draw(0, 2);
-    const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = slots, .type = KvType::kF16}};
+    const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = slots, .key = KvType::kF16}};
     const auto cache = std::move(*KvCache::create(shape, KvCache::cost(shape, layout, 100)));
     KvSequence sequence = cache->new_sequence(layout);
     PageTable& table = sequence.only_table();

@@ -7,14 +7,15 @@
 #include <vector>
 
 #include "backend/cpu/cpu_page_store.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/page_layout.h"
 #include "kv/kv_cache.h"
 #include "kv/table.h"
 
 namespace kvasir {
 namespace {
 
-constexpr KvPageShape kShape{.head_dim = 4, .slots = 16, .type = KvType::kF16};
+constexpr PageFormat kShape{.head_dim = 4, .slots = 16, .key = KvType::kF16};
 constexpr std::uint64_t kCost = 2 * 4 * 16 * 2 + 8;  // keys and values, reference count and place in the free list
 
 std::unique_ptr<PagePool> make_pool(MemoryBudget* budget, PageStore* store = nullptr) {
@@ -29,7 +30,7 @@ class PagesTest : public ::testing::Test {
 
   bool is_zero(PageId page) const {
     const std::byte* data = store_.data(page);
-    return std::all_of(data, data + kShape.page_bytes(), [](std::byte b) { return b == std::byte{0}; });
+    return std::all_of(data, data + kShape.bytes(), [](std::byte b) { return b == std::byte{0}; });
   }
 
   ThreadPool threads_{1};
@@ -38,13 +39,13 @@ class PagesTest : public ::testing::Test {
   std::unique_ptr<PagePool> pool_;
 };
 
-TEST(KvPageShape, BytesFollowTheFormula) {
+TEST(PageFormat, BytesFollowTheFormula) {
   for (const int slots : {16, 32, 64})
     for (const int head_dim : {2, 64, 80, 128})
       for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16}) {
-        const KvPageShape shape{.head_dim = head_dim, .slots = slots, .type = type};
-        EXPECT_EQ(shape.page_bytes(), 2u * head_dim * slots * (type == KvType::kF32 ? 4 : 2));
-        EXPECT_EQ(shape.values_offset() * 2, shape.page_bytes());
+        const PageFormat shape{.head_dim = head_dim, .slots = slots, .key = type};
+        EXPECT_EQ(shape.bytes(), 2u * head_dim * slots * (type == KvType::kF32 ? 4 : 2));
+        EXPECT_EQ(values_offset(shape) * 2, shape.bytes());
       }
 }
 
@@ -164,7 +165,7 @@ TEST_F(PagesTest, FreshAndRecycledOnesAreZero) {
     ASSERT_TRUE(pool_->try_allocate(pages));
     for (const PageId page : pages) {
       EXPECT_TRUE(is_zero(page));
-      std::memset(store_.data(page), 0xff, kShape.page_bytes());
+      std::memset(store_.data(page), 0xff, kShape.bytes());
     }
     for (const PageId page : pages) pool_->release(page);
   }
@@ -174,16 +175,15 @@ TEST_F(PagesTest, DoNotOverlap) {
   std::vector<PageId> pages(8);
   ASSERT_TRUE(pool_->try_allocate(pages));
   for (std::size_t i = 0; i < pages.size(); ++i)
-    std::memset(store_.data(pages[i]), static_cast<int>(i + 1), kShape.page_bytes());
+    std::memset(store_.data(pages[i]), static_cast<int>(i + 1), kShape.bytes());
   for (std::size_t i = 0; i < pages.size(); ++i)
-    for (std::size_t b = 0; b < kShape.page_bytes(); ++b)
-      ASSERT_EQ(store_.data(pages[i])[b], static_cast<std::byte>(i + 1));
+    for (std::size_t b = 0; b < kShape.bytes(); ++b) ASSERT_EQ(store_.data(pages[i])[b], static_cast<std::byte>(i + 1));
 }
 
 TEST_F(PagesTest, AreReadAndWrittenWhole) {
   std::vector<PageId> pages(2);
   ASSERT_TRUE(pool_->try_allocate(pages));
-  std::vector<std::byte> in(kShape.page_bytes()), out(kShape.page_bytes());
+  std::vector<std::byte> in(kShape.bytes()), out(kShape.bytes());
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<std::byte>(i * 7 + 1);
   store_.write(pages[1], in);
   store_.read(pages[1], out);
@@ -209,7 +209,7 @@ TEST(PagePool, WithoutAStoreCountsTheSame) {
 
 // A cache whose budget is short by one byte of what a sequence needs refuses exactly the token that needs it.
 TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
-  const KvCacheShape shape{.layers = 3, .kv_heads = 2, .page = {.head_dim = 4, .slots = 16, .type = KvType::kF16}};
+  const KvCacheShape shape{.layers = 3, .kv_heads = 2, .page = {.head_dim = 4, .slots = 16, .key = KvType::kF16}};
   const auto cost = [&](std::uint64_t columns) { return KvCache::cost(shape, {}, static_cast<std::int64_t>(columns)); };
   for (const std::int64_t columns : {1, 2, 20})
     EXPECT_EQ(cost(static_cast<std::uint64_t>(columns)),
@@ -248,7 +248,7 @@ TEST(KvCache, OneByteShortFailsAtThatColumnAndLeavesNoTrace) {
 }
 
 TEST(KvCache, EverythingReturnsWithTheLastSequence) {
-  const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
+  const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF32}};
   auto cache = KvCache::create(shape, 2 * KvCache::cost(shape, {}, 10));
   ASSERT_TRUE(cache.ok());
   {

@@ -15,7 +15,7 @@ namespace {
 class PageTableTest : public ::testing::Test {
  protected:
   PageTableTest() {
-    const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
+    const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF32}};
     cache_ = std::move(*KvCache::create(shape, KvCache::cost(shape, {}, 200)));
     sequence_.emplace(cache_->new_sequence());
   }
@@ -247,7 +247,7 @@ TEST_F(PageTableTest, MaskingInAForkCopiesNothing) {
 
 // A table of lists writes what it compacts, and nothing in front of it.
 TEST(PageTableLists, CompactingAForkCopiesThePagesItWrites) {
-  const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF32}};
+  const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF32}};
   SequenceLayout layout;
   layout.table.lists = true;
   const auto cache = std::move(*KvCache::create(shape, KvCache::cost(shape, layout, 200)));

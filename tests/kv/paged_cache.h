@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_page_store.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "kv/kv_cache.h"
 
 namespace kvasir::test {

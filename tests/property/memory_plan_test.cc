@@ -7,7 +7,7 @@
 #include <random>
 
 #include "backend/cpu/cpu_page_store.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "retention/naive.h"
 
 namespace kvasir {
@@ -67,7 +67,7 @@ void expect_exact(const KvCacheShape& shape, const std::string& spec, const Memo
   SCOPED_TRACE(fmt::format("{} slots {} tokens {} prompt {} chunk {} sequences {}", spec, shape.page.slots,
                            request.tokens, request.prompt, request.chunk, request.sequences));
   const KvMemory plan = plan_kv_memory(shape, *test::policy_of(spec), request);
-  EXPECT_EQ(plan.page_bytes, shape.page.page_bytes());
+  EXPECT_EQ(plan.page_bytes, shape.page.bytes());
   EXPECT_EQ(plan.bytes, plan.pages * plan.page_bytes + plan.table_bytes);
   const Outcome roomy = run(shape, spec, request, 2 * plan.bytes + 1000000, stored);
   ASSERT_TRUE(roomy.fits);
@@ -81,7 +81,7 @@ void expect_exact(const KvCacheShape& shape, const std::string& spec, const Memo
 }
 
 KvCacheShape shape_of(int slots, KvType type = KvType::kF16) {
-  return {.layers = 3, .kv_heads = 2, .page = {.head_dim = 8, .slots = slots, .type = type}};
+  return {.layers = 3, .kv_heads = 2, .page = {.head_dim = 8, .slots = slots, .key = type}};
 }
 
 const char* const kSpecs[] = {
@@ -193,8 +193,8 @@ TEST(MemoryPlan, FullFollowsTheClosedFormula) {
 TEST(MemoryPlan, ASeventyBillionModelTakesWhatTheFormulaSays) {
   for (const int slots : {16, 32, 64}) {
     const KvCacheShape shape{
-        .layers = 80, .kv_heads = 8, .page = {.head_dim = 128, .slots = slots, .type = KvType::kF16}};
-    EXPECT_EQ(static_cast<std::uint64_t>(shape.lanes()) * shape.page.page_bytes() / static_cast<unsigned>(slots),
+        .layers = 80, .kv_heads = 8, .page = {.head_dim = 128, .slots = slots, .key = KvType::kF16}};
+    EXPECT_EQ(static_cast<std::uint64_t>(shape.lanes()) * shape.page.bytes() / static_cast<unsigned>(slots),
               320u * 1024u);
     const auto full = test::policy_of("full");
     const KvMemory plan = plan_kv_memory(shape, *full, {.tokens = 4096, .prompt = 4096, .chunk = 512, .sequences = 32});
@@ -204,8 +204,8 @@ TEST(MemoryPlan, ASeventyBillionModelTakesWhatTheFormulaSays) {
     EXPECT_EQ(one.pages * one.page_bytes, 320u * 1024u * static_cast<unsigned>(slots));
   }
   // A 1B model: 16 layers, 8 KV heads of 64.
-  const KvCacheShape small{.layers = 16, .kv_heads = 8, .page = {.head_dim = 64, .slots = 32, .type = KvType::kF16}};
-  EXPECT_EQ(static_cast<std::uint64_t>(small.lanes()) * small.page.page_bytes() / 32, 32u * 1024u);
+  const KvCacheShape small{.layers = 16, .kv_heads = 8, .page = {.head_dim = 64, .slots = 32, .key = KvType::kF16}};
+  EXPECT_EQ(static_cast<std::uint64_t>(small.lanes()) * small.page.bytes() / 32, 32u * 1024u);
 }
 
 // Whatever part of the tokens is a prompt, a plan that reads all of them as one needs no less.

@@ -13,7 +13,7 @@
 #include <set>
 
 #include "backend/cpu/cpu_page_store.h"
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "kv/kv_cache.h"
 #include "kv/paged_cache.h"
 #include "kv/table.h"
@@ -55,7 +55,7 @@ struct Twin {
 // Checks what a table asks of the store before it is done: nothing is written to a page that others hold.
 class WatchedStore final : public PageStore {
  public:
-  WatchedStore(const KvPageShape& format, std::map<std::string, int>* counts)
+  WatchedStore(const PageFormat& format, std::map<std::string, int>* counts)
       : format_(format),
         pages_(format, &generic_kernels(), &threads_, {Content::kFrequencies.begin(), Content::kFrequencies.end()}),
         counts_(*counts) {}
@@ -96,7 +96,7 @@ class WatchedStore final : public PageStore {
   void write(PageId page, std::span<const std::byte> in) override { pages_.write(page, in); }
 
  private:
-  KvPageShape format_;
+  PageFormat format_;
   ThreadPool threads_{1};
   CpuPageStore pages_;
   const PagePool* pool_ = nullptr;
@@ -159,7 +159,7 @@ class World {
   static KvCacheShape shape_of(const Config& config) {
     return {.layers = config.lanes,
             .kv_heads = 1,
-            .page = {.head_dim = kHeadDim, .slots = config.slots, .type = KvType::kF32}};
+            .page = {.head_dim = kHeadDim, .slots = config.slots, .key = KvType::kF32}};
   }
   std::uint64_t column_cost() const { return static_cast<std::uint64_t>(config_.lanes) * page_cost_; }
   std::uint64_t table_bytes(int most_columns) const {
@@ -676,7 +676,7 @@ INSTANTIATE_TEST_SUITE_P(Tables, PageTableLists, ::testing::ValuesIn(kConfigs),
 TEST(PageTableListsUnbacked, TablesAreTheSameWithoutAStore) {
   for (const bool original : {false, true}) {
     test::RandomPlans random(original ? 1 : 2);
-    const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .type = KvType::kF16}};
+    const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF16}};
     SequenceLayout layout;
     layout.table.lists = true;
     layout.table.original_positions = original;

@@ -93,7 +93,7 @@ class World {
         lanes_(lanes),
         punctures_(punctures),
         random_(seed),
-        cache_({.layers = lanes, .kv_heads = 1, .page = {.head_dim = kHeadDim, .slots = slots, .type = KvType::kF32}},
+        cache_({.layers = lanes, .kv_heads = 1, .page = {.head_dim = kHeadDim, .slots = slots, .key = KvType::kF32}},
                budget(slots, lanes, budget_columns), {kFrequency}) {
     add(Twin{cache_->new_sequence(), {}});
   }

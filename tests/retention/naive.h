@@ -58,7 +58,7 @@ inline std::unique_ptr<RetentionPolicy> policy_of(const std::string& spec) {
 
 inline std::unique_ptr<KvCache> table_only(int slots, std::int64_t columns, int lanes = 1) {
   const KvCacheShape shape{
-      .layers = lanes, .kv_heads = 1, .page = {.head_dim = 2, .slots = slots, .type = KvType::kF16}};
+      .layers = lanes, .kv_heads = 1, .page = {.head_dim = 2, .slots = slots, .key = KvType::kF16}};
   auto cache = KvCache::create(shape, KvCache::cost(shape, {}, columns));
   EXPECT_TRUE(cache.ok());
   return std::move(*cache);

@@ -4,7 +4,7 @@
 include_direction.py SOURCE_DIR
 
 A file of src/MODULE may include its own module and those in the closure of the DEPENDS of its kvasir_module(...) line;
-cli, which declares none, may include all. Public headers include the standard library and each other.
+cli, which declares none, may include all. What lies in backend/cpu is for those who choose a backend. Public headers include the standard library and each other.
 """
 import pathlib
 import re
@@ -16,15 +16,18 @@ WORDS = {'SOURCES', 'DEPENDS'}
 
 # Closures that would allow these are wrong themselves, whatever is declared.
 NEVER = {
-    'kernels': {'kv', 'model'},
+    'backend': {'kv', 'model', 'retention', 'gguf', 'engine'},
     'kv': {'retention', 'model', 'text', 'chat', 'generation', 'engine', 'gguf'},
-    'retention': {'model', 'kernels', 'text', 'chat', 'generation', 'gguf'},
+    'retention': {'model', 'text', 'chat', 'generation', 'gguf'},
     'model': {'retention', 'generation', 'engine'},
-    'text': {'chat', 'generation', 'gguf', 'model', 'kernels', 'kv', 'engine'},
-    'chat': {'generation', 'gguf', 'model', 'kernels', 'kv', 'retention', 'engine'},
-    'generation': {'chat', 'gguf', 'model', 'kernels', 'kv', 'retention', 'engine'},
-    'base': {'tensor', 'gguf', 'text', 'kernels', 'kv'},
+    'text': {'chat', 'generation', 'gguf', 'model', 'backend', 'kv', 'engine'},
+    'chat': {'generation', 'gguf', 'model', 'backend', 'kv', 'retention', 'engine'},
+    'generation': {'chat', 'gguf', 'model', 'backend', 'kv', 'retention', 'engine'},
+    'base': {'tensor', 'gguf', 'text', 'backend', 'kv'},
 }
+
+# Only those who choose a backend know one: what lies below backend/cpu is its own.
+MAY_NAME_A_BACKEND = {'backend', 'engine', 'cli'}
 
 
 def declared(src):
@@ -84,6 +87,8 @@ def main():
                         wrong.append(f'{where}: a header of the project, in angle brackets')
                 elif '/' not in header or '..' in header or not ((src / header).is_file() or first == 'kvasir'):
                     wrong.append(f'{where}: name it "folder/file.h", from src/')
+                elif header.startswith('backend/cpu/') and module not in MAY_NAME_A_BACKEND:
+                    wrong.append(f'{where}: the operations are in "backend/backend.h"')
                 elif first != 'kvasir' and first not in allowed:
                     wrong.append(f'{where}: {module} may include {", ".join(sorted(allowed))}')
     for path in sources(root / 'include'):

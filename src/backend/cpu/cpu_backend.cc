@@ -34,7 +34,7 @@ void CpuBackend::embed(WeightId embedding) {
   float* x = ensure(Activation::kResidual, width);
   const PackedMatrix& matrix = weights_.matrix(embedding);
   threads_.parallel_for(rows_, [&](int row) {
-    unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], x + product(row, width));
+    kernels_.packing->unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], x + product(row, width));
   });
 }
 
@@ -183,8 +183,8 @@ std::uint64_t CpuBackend::workspace_bytes(const WorkspaceRequest& request) const
   return cpu_workspace_bytes(shape_, request, threads_.threads());
 }
 
-std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts) {
-  return CpuWeights::bytes_of(parts);
+std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts, const KernelTable& kernels) {
+  return CpuWeights::bytes_of(*kernels.packing, parts);
 }
 
 std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::WorkspaceRequest& request, int threads) {

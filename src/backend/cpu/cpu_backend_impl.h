@@ -139,11 +139,13 @@ class CpuBackend final : public Backend {
   CpuBackend& operator=(const CpuBackend&) = delete;
 
   std::string_view name() const override { return kernels_.name; }
-  std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override { return CpuWeights::bytes_of(parts); }
-  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override {
-    return weights_.load(parts, threads_, progress);
+  std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override {
+    return CpuWeights::bytes_of(*kernels_.packing, parts);
   }
-  std::unique_ptr<PageStore> new_page_store(const KvPageShape& format) override {
+  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override {
+    return weights_.load(*kernels_.packing, parts, threads_, progress);
+  }
+  std::unique_ptr<PageStore> new_page_store(const PageFormat& format) override {
     return std::make_unique<CpuPageStore>(format, &kernels_, &threads_, shape_.inverse_frequencies);
   }
   void begin(const Pass& pass) override;

@@ -35,13 +35,13 @@ const float* RotationTable::of(std::int64_t position) {
   return rotation;
 }
 
-CpuPageStore::CpuPageStore(const KvPageShape& format, const KernelTable* kernels, ThreadPool* threads,
+CpuPageStore::CpuPageStore(const PageFormat& format, const KernelTable* kernels, ThreadPool* threads,
                            std::vector<double> inverse_frequencies)
     : format_(format),
       kernels_(*kernels),
       threads_(*threads),
       rotations_(std::move(inverse_frequencies)),
-      page_bytes_(format.page_bytes()) {}
+      page_bytes_(format.bytes()) {}
 
 CpuPageStore::~CpuPageStore() {
   if (data_ != nullptr) ::munmap(data_, count_ * page_bytes_);

@@ -1,13 +1,13 @@
-// Pages in memory, in the layout of the kernel tables (kernels/kv_page.h).
+// Pages in memory, in the layout of the kernel tables (kernels/page_layout.h).
 // Thread-safety: as PageStore; data() may be used from many threads while no page is cleared, copied or moved.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "backend/cpu/kernels/kernels.h"
 #include "backend/page_store.h"
 #include "base/thread_pool.h"
-#include "kernels/kernels.h"
 
 namespace kvasir {
 
@@ -35,13 +35,13 @@ class RotationTable {
 class CpuPageStore final : public PageStore {
  public:
   // `kernels` and `threads` outlive the store.
-  CpuPageStore(const KvPageShape& format, const KernelTable* kernels, ThreadPool* threads,
+  CpuPageStore(const PageFormat& format, const KernelTable* kernels, ThreadPool* threads,
                std::vector<double> inverse_frequencies);
   CpuPageStore(const CpuPageStore&) = delete;
   CpuPageStore& operator=(const CpuPageStore&) = delete;
   ~CpuPageStore() override;
 
-  const KvPageShape& format() const { return format_; }
+  const PageFormat& format() const { return format_; }
   std::byte* data(PageId page) const { return data_ + static_cast<std::size_t>(page) * page_bytes_; }
 
   Status reserve(std::uint64_t count) override;
@@ -53,7 +53,7 @@ class CpuPageStore final : public PageStore {
   void write(PageId page, std::span<const std::byte> in) override;
 
  private:
-  KvPageShape format_;
+  PageFormat format_;
   const KernelTable& kernels_;
   ThreadPool& threads_;
   RotationTable rotations_;

@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::uint64_t kAlign = 64;
 
-std::uint64_t part_bytes(const WeightPart& part) {
+std::uint64_t part_bytes(const WeightPacking& packing, const WeightPart& part) {
   return part.is_vector ? static_cast<std::uint64_t>(part.outputs) * sizeof(float)
-                        : packed_bytes(part.type, part.outputs, part.inputs);
+                        : packing.bytes(part.type, part.outputs, part.inputs);
 }
 
 std::uint64_t aligned(std::uint64_t bytes) {
@@ -38,18 +38,19 @@ CpuWeights::~CpuWeights() {
   if (data_ != nullptr) ::munmap(data_, bytes_);
 }
 
-std::uint64_t CpuWeights::bytes_of(std::span<const WeightPart> parts) {
+std::uint64_t CpuWeights::bytes_of(const WeightPacking& packing, std::span<const WeightPart> parts) {
   std::uint64_t bytes = 0;
-  for (const WeightPart& part : parts) bytes += aligned(part_bytes(part));
+  for (const WeightPart& part : parts) bytes += aligned(part_bytes(packing, part));
   return bytes;
 }
 
 // Matrices go in slices, so that what was read can be given back to the system soon.
-Status CpuWeights::load(std::span<const WeightPart> parts, ThreadPool& threads, const Backend::LoadProgress& progress) {
+Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
+                        const Backend::LoadProgress& progress) {
   constexpr int kPanelsPerTask = 16;
   constexpr std::uint64_t kSliceBytes = std::uint64_t{32} << 20;
   KVASIR_CHECK(data_ == nullptr);
-  bytes_ = bytes_of(parts);
+  bytes_ = bytes_of(packing, parts);
   void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED)
     return exhausted("the system has no {} bytes for the model's weights; close other programs or use a smaller model",
@@ -64,11 +65,11 @@ Status CpuWeights::load(std::span<const WeightPart> parts, ThreadPool& threads, 
   for (std::size_t p = 0; p < parts.size(); ++p) {
     const WeightPart& part = parts[p];
     std::byte* to = data_ + offset;
-    offset += aligned(part_bytes(part));
+    offset += aligned(part_bytes(packing, part));
     if (part.is_vector) {
       copy_vector(part, to);
       weights_[p].vector = reinterpret_cast<const float*>(to);
-      loaded(part_bytes(part));
+      loaded(part_bytes(packing, part));
       continue;
     }
     PackedMatrix& matrix = weights_[p].matrix;
@@ -79,7 +80,7 @@ Status CpuWeights::load(std::span<const WeightPart> parts, ThreadPool& threads, 
       const int end = std::min(matrix.panels(), begin + slice);
       threads.parallel_for((end - begin + kPanelsPerTask - 1) / kPanelsPerTask, [&](int task) {
         const int first = begin + task * kPanelsPerTask;
-        pack_panels(matrix, part.bytes.data(), part.order, first, std::min(end, first + kPanelsPerTask), to);
+        packing.pack(matrix, part.bytes.data(), part.order, first, std::min(end, first + kPanelsPerTask), to);
       });
       // Rows have the same size packed and in the file. What a row order reaches beyond the slice is read again.
       const std::uint64_t row_bytes = panel_bytes / kPanel;

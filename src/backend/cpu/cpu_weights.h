@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cpu/kernels/kernels.h"
 #include "base/thread_pool.h"
 
 namespace kvasir {
@@ -16,8 +17,9 @@ class CpuWeights {
   CpuWeights& operator=(const CpuWeights&) = delete;
   ~CpuWeights();
 
-  static std::uint64_t bytes_of(std::span<const WeightPart> parts);
-  Status load(std::span<const WeightPart> parts, ThreadPool& threads, const Backend::LoadProgress& progress);
+  static std::uint64_t bytes_of(const WeightPacking& packing, std::span<const WeightPart> parts);
+  Status load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
+              const Backend::LoadProgress& progress);
 
   const PackedMatrix& matrix(WeightId id) const { return weights_[static_cast<std::size_t>(id)].matrix; }
   // Null for kNoWeight.

@@ -1,7 +1,7 @@
 #include <cmath>
 
-#include "kernels/generic.h"
-#include "kernels/quantized.h"
+#include "backend/cpu/kernels/generic.h"
+#include "backend/cpu/kernels/quantized.h"
 
 namespace kvasir {
 namespace {

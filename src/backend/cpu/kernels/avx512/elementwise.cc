@@ -1,4 +1,5 @@
-#include "kernels/avx512/simd.h"
+#include "backend/cpu/kernels/avx512/simd.h"
+#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::avx512 {
 namespace {
@@ -8,9 +9,9 @@ namespace {
 }
 
 template <KvType kType>
-void store_kv_as(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
+void store_kv_as(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
-  std::byte* values = page + shape.values_offset() + static_cast<std::size_t>(slot * shape.head_dim) * kSize;
+  std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
   for (int d = 0; d < shape.head_dim; d += 16) {
     const __mmask16 mask = tail(shape.head_dim - d);
     store16<kType>(values + static_cast<std::size_t>(d) * kSize, mask, _mm512_maskz_loadu_ps(mask, value + d));
@@ -24,7 +25,7 @@ void store_kv_as(const KvPageShape& shape, std::byte* page, int slot, const floa
 }
 
 template <KvType kType>
-void rotate_keys_as(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+void rotate_keys_as(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                     const float* sine) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
   const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
@@ -48,7 +49,7 @@ void rotate_keys_as(const KvPageShape& shape, std::byte* page, SlotMask slots, i
 
 // The sixteen slots from `slot` on are read whole before their live ones are written at or before where they were.
 template <KvType kType>
-void move_slots_as(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+void move_slots_as(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                    int rotary, const float* cosine, const float* sine) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
   const std::size_t row_bytes = static_cast<std::size_t>(shape.slots) * kSize;
@@ -177,36 +178,36 @@ void add(float* x, const float* y, int n) {
   }
 }
 
-void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
-  switch (shape.type) {
+void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
+  if (shape.key != shape.value) return generic_kernels().store_kv(shape, page, slot, key, value);
+  switch (shape.key) {
     case KvType::kF32: return store_kv_as<KvType::kF32>(shape, page, slot, key, value);
     case KvType::kF16: return store_kv_as<KvType::kF16>(shape, page, slot, key, value);
     case KvType::kBF16: return store_kv_as<KvType::kBF16>(shape, page, slot, key, value);
   }
 }
 
-void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine) {
-  switch (shape.type) {
+  switch (shape.key) {
     case KvType::kF32: return rotate_keys_as<KvType::kF32>(shape, page, slots, rotary, cosine, sine);
     case KvType::kF16: return rotate_keys_as<KvType::kF16>(shape, page, slots, rotary, cosine, sine);
     case KvType::kBF16: return rotate_keys_as<KvType::kBF16>(shape, page, slots, rotary, cosine, sine);
   }
 }
 
-void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                 int rotary, const float* cosine, const float* sine) {
-  switch (shape.type) {
+  switch (shape.key) {
     case KvType::kF32: move_slots_as<KvType::kF32>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
     case KvType::kF16: move_slots_as<KvType::kF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
     case KvType::kBF16: move_slots_as<KvType::kBF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
   }
-  const std::size_t value_bytes = static_cast<std::size_t>(shape.head_dim) * shape.element_bytes();
-  std::byte* target = to + shape.values_offset() + static_cast<std::size_t>(to_slot) * value_bytes;
-  for (SlotMask left = from_slots; left != 0; left &= left - 1, target += value_bytes)
-    __builtin_memmove(target,
-                      from + shape.values_offset() + static_cast<std::size_t>(__builtin_ctzll(left)) * value_bytes,
-                      value_bytes);
+  const std::size_t bytes = value_bytes(shape);
+  std::byte* target = to + values_offset(shape) + static_cast<std::size_t>(to_slot) * bytes;
+  for (SlotMask left = from_slots; left != 0; left &= left - 1, target += bytes)
+    __builtin_memmove(target, from + values_offset(shape) + static_cast<std::size_t>(__builtin_ctzll(left)) * bytes,
+                      bytes);
 }
 
 double sum_weights(const float* weights, int n) {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/fenced.h"
-#include "kernels/kernel_test.h"
+#include "backend/cpu/kernels/fenced.h"
+#include "backend/cpu/kernels/kernel_test.h"
 #include "support/random_blocks.h"
 #include "tensor/dequantize.h"
 
@@ -54,16 +54,16 @@ TEST(Pack, UnpackedRowsAreTheFilesRows) {
       for (const int outputs : {1, 15, 16, 17, 50}) {
         const std::vector<std::byte> bytes = random_rows(type, outputs, inputs, random);
         const Fenced<std::byte> rows(bytes);
-        Fenced<std::byte> packed(packed_bytes(type, outputs, inputs), std::size_t{64});
+        Fenced<std::byte> packed(kPanelPacking.bytes(type, outputs, inputs), std::size_t{64});
         const PackedMatrix matrix{type, outputs, inputs, packed.data()};
         // In two parts and out of order: panels are independent.
         const int middle = matrix.panels() / 2;
-        pack_panels(matrix, rows.data(), {}, middle, matrix.panels(), packed.data());
-        pack_panels(matrix, rows.data(), {}, 0, middle, packed.data());
+        kPanelPacking.pack(matrix, rows.data(), {}, middle, matrix.panels(), packed.data());
+        kPanelPacking.pack(matrix, rows.data(), {}, 0, middle, packed.data());
         ASSERT_TRUE(packed.intact());
         for (int o = 0; o < outputs; ++o) {
           Fenced<float> out(static_cast<std::size_t>(inputs));
-          unpack_row(matrix, o, out.data());
+          kPanelPacking.unpack_row(matrix, o, out.data());
           ASSERT_TRUE(out.intact());
           ASSERT_EQ(out.copy(), file_row(type, bytes, inputs, o)) << dtype_traits(type).name << " " << o;
         }
@@ -78,13 +78,13 @@ TEST(Pack, RowOrderMakesPairsAdjacent) {
   for (const DType type : all_dtypes()) {
     const int inputs = static_cast<int>(dtype_traits(type).block_elements);
     const std::vector<std::byte> bytes = random_rows(type, 3 + 2 * 10, inputs, random);
-    Fenced<std::byte> packed(packed_bytes(type, 20, inputs), std::size_t{64});
+    Fenced<std::byte> packed(kPanelPacking.bytes(type, 20, inputs), std::size_t{64});
     const PackedMatrix matrix{type, 20, inputs, packed.data()};
-    pack_panels(matrix, bytes.data(), {3, 10, 6}, 0, matrix.panels(), packed.data());
+    kPanelPacking.pack(matrix, bytes.data(), {3, 10, 6}, 0, matrix.panels(), packed.data());
     const int order[10] = {0, 3, 1, 4, 2, 5, 6, 7, 8, 9};
     for (int o = 0; o < 20; ++o) {
       std::vector<float> out(static_cast<std::size_t>(inputs));
-      unpack_row(matrix, o, out.data());
+      kPanelPacking.unpack_row(matrix, o, out.data());
       ASSERT_EQ(out, file_row(type, bytes, inputs, 3 + o / 10 * 10 + order[o % 10])) << dtype_traits(type).name;
     }
   }
@@ -95,12 +95,12 @@ TEST(Pack, OddInputsOfFloatTypes) {
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const int inputs : {1, 63, 65, 131}) {
       const std::vector<std::byte> rows = random_rows(type, 18, inputs, random);
-      Fenced<std::byte> packed(packed_bytes(type, 18, inputs), std::size_t{64});
+      Fenced<std::byte> packed(kPanelPacking.bytes(type, 18, inputs), std::size_t{64});
       const PackedMatrix matrix{type, 18, inputs, packed.data()};
-      pack_panels(matrix, rows.data(), {}, 0, 2, packed.data());
+      kPanelPacking.pack(matrix, rows.data(), {}, 0, 2, packed.data());
       ASSERT_TRUE(packed.intact());
       std::vector<float> out(static_cast<std::size_t>(inputs));
-      unpack_row(matrix, 17, out.data());
+      kPanelPacking.unpack_row(matrix, 17, out.data());
       ASSERT_EQ(out, file_row(type, rows, inputs, 17));
     }
   }
@@ -110,31 +110,32 @@ TEST(Pack, PaddingIsZero) {
   Random random(3);
   for (const DType type : all_dtypes()) {
     const std::vector<std::byte> rows = random_rows(type, 3, 256, random);
-    Fenced<std::byte> packed(packed_bytes(type, 3, 256), std::size_t{64});
-    pack_panels({type, 3, 256, nullptr}, rows.data(), {}, 0, 1, packed.data());
+    Fenced<std::byte> packed(kPanelPacking.bytes(type, 3, 256), std::size_t{64});
+    kPanelPacking.pack({type, 3, 256, nullptr}, rows.data(), {}, 0, 1, packed.data());
     const PackedMatrix padded{type, kPanel, 256, packed.data()};
     for (int o = 3; o < kPanel; ++o) {
       std::vector<float> out(256, 1.0F);
-      unpack_row(padded, o, out.data());
+      kPanelPacking.unpack_row(padded, o, out.data());
       for (const float x : out) ASSERT_EQ(x, 0.0F) << dtype_traits(type).name;
     }
   }
 }
 
 TEST(Pack, TakesTheFilesBytesAndPaddingOnly) {
-  EXPECT_EQ(packed_bytes(DType::kF32, 32, 10), 32u * 10 * 4);
-  EXPECT_EQ(packed_bytes(DType::kF16, 33, 10), 48u * 10 * 2);
-  EXPECT_EQ(packed_bytes(DType::kBF16, 16, 3), 16u * 3 * 2);
-  EXPECT_EQ(packed_bytes(DType::kQ8_0, 17, 64), 32u * 2 * 34);
+  EXPECT_EQ(kPanelPacking.bytes(DType::kF32, 32, 10), 32u * 10 * 4);
+  EXPECT_EQ(kPanelPacking.bytes(DType::kF16, 33, 10), 48u * 10 * 2);
+  EXPECT_EQ(kPanelPacking.bytes(DType::kBF16, 16, 3), 16u * 3 * 2);
+  EXPECT_EQ(kPanelPacking.bytes(DType::kQ8_0, 17, 64), 32u * 2 * 34);
   for (const DType type : all_dtypes())
-    EXPECT_EQ(packed_bytes(type, 16, 512),
+    EXPECT_EQ(kPanelPacking.bytes(type, 16, 512),
               16u * 512 / dtype_traits(type).block_elements * dtype_traits(type).block_bytes);
 }
 
 TEST(PackDeathTest, Q8NeedsWholeBlocks) {
   std::vector<std::byte> rows(1000);
   std::vector<std::byte> out(10000);
-  EXPECT_DEATH(pack_panels({DType::kQ8_0, 16, 33, nullptr}, rows.data(), {}, 0, 1, out.data()), "internal error");
+  EXPECT_DEATH(kPanelPacking.pack({DType::kQ8_0, 16, 33, nullptr}, rows.data(), {}, 0, 1, out.data()),
+               "internal error");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-#include "kernels/avx512/simd.h"
+#include "backend/cpu/kernels/avx512/simd.h"
+#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::avx512 {
 namespace {
@@ -116,7 +117,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
       state.maximum[first + i] = maximum;
       state.sum[first + i] = __builtin_fmaf(state.sum[first + i], keep[i], sum16(total));
     }
-    const std::byte* values = page + partial.shape.values_offset();
+    const std::byte* values = page + values_offset(partial.shape);
     const std::size_t value_bytes = static_cast<std::size_t>(dim) * kSize;
     int offset = 0;
     if constexpr (kQueries <= 4)
@@ -152,8 +153,9 @@ void attend_type(const AttentionPartial& partial, const AttentionState& state) {
 }  // namespace
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
-  if (partial.shape.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
-  switch (partial.shape.type) {
+  if (partial.shape.head_dim % 16 != 0 || partial.shape.key != partial.shape.value)
+    return generic_kernels().attend(partial, state);
+  switch (partial.shape.key) {
     case KvType::kF32: return attend_type<KvType::kF32>(partial, state);
     case KvType::kF16: return attend_type<KvType::kF16>(partial, state);
     case KvType::kBF16: return attend_type<KvType::kBF16>(partial, state);

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/fenced.h"
-#include "kernels/kernel_test.h"
+#include "backend/cpu/kernels/fenced.h"
+#include "backend/cpu/kernels/kernel_test.h"
 
 namespace kvasir::test {
 
@@ -74,7 +74,7 @@ struct Exponentials {
 
 // Pages full of random keys and values, queries, and masks.
 struct Scene {
-  KvPageShape shape;
+  PageFormat shape;
   int rows;
   int group;
   int entries;
@@ -84,12 +84,12 @@ struct Scene {
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
   std::vector<SlotMask> masks;  // [rows][entries]
 
-  Scene(const KernelTable& table, KvPageShape page_shape, int row_count, int group_size, int entry_count, float q_range,
+  Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
       : shape(page_shape), rows(row_count), group(group_size), entries(entry_count) {
     q = random.floats(static_cast<std::size_t>(rows * group * shape.head_dim), q_range);
     for (int e = 0; e < entries; ++e) {
-      pages.push_back(std::make_unique<Fenced<std::byte>>(shape.page_bytes(), std::size_t{64}));
+      pages.push_back(std::make_unique<Fenced<std::byte>>(shape.bytes(), std::size_t{64}));
       keys.emplace_back(static_cast<std::size_t>(shape.slots * shape.head_dim));
       values.emplace_back(keys.back().size());
       for (int s = 0; s < shape.slots; ++s)
@@ -113,8 +113,8 @@ struct Scene {
     table.store_kv(shape, pages[static_cast<std::size_t>(entry)]->data(), slot, key.data(), value.data());
     for (int d = 0; d < shape.head_dim; ++d) {
       const auto at = static_cast<std::size_t>(slot * shape.head_dim + d);
-      keys[static_cast<std::size_t>(entry)][at] = round_to(shape.type, key[static_cast<std::size_t>(d)]);
-      values[static_cast<std::size_t>(entry)][at] = round_to(shape.type, value[static_cast<std::size_t>(d)]);
+      keys[static_cast<std::size_t>(entry)][at] = round_to(shape.key, key[static_cast<std::size_t>(d)]);
+      values[static_cast<std::size_t>(entry)][at] = round_to(shape.value, value[static_cast<std::size_t>(d)]);
     }
   }
   SlotMask& mask(int row, int entry) { return masks[static_cast<std::size_t>(row * entries + entry)]; }
@@ -224,8 +224,8 @@ struct Scene {
   }
 
   std::string describe() const {
-    return std::string(kv_type_name(shape.type)) + " dim " + std::to_string(shape.head_dim) + " slots " +
-           std::to_string(shape.slots) + " group " + std::to_string(group) + " rows " + std::to_string(rows);
+    return codec_name(shape) + " dim " + std::to_string(shape.head_dim) + " slots " + std::to_string(shape.slots) +
+           " group " + std::to_string(group) + " rows " + std::to_string(rows);
   }
 };
 

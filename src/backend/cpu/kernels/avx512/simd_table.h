@@ -1,7 +1,7 @@
 // Declarations of the AVX-512 kernels; see kernels/kernels.h for what each does.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 namespace kvasir {
 
@@ -17,10 +17,10 @@ void layer_norm(const float* x, const float* weight, const float* bias, int n, f
 void swiglu(const float* gate, const float* up, int n, float* out);
 void gelu(float* x, int n);
 void add(float* x, const float* y, int n);
-void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
-void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value);
+void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine);
-void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                 int rotary, const float* cosine, const float* sine);
 void attend(const AttentionPartial& partial, const AttentionState& state);
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);

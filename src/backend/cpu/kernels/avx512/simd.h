@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/avx512/simd_table.h"
+#include "backend/cpu/kernels/avx512/simd_table.h"
 
 namespace kvasir {
 namespace {

@@ -1,5 +1,5 @@
 // Compiled without AVX-512 flags: it runs on any machine, to say whether the table does.
-#include "kernels/avx512/simd_table.h"
+#include "backend/cpu/kernels/avx512/simd_table.h"
 
 namespace kvasir {
 

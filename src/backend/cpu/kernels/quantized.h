@@ -14,8 +14,8 @@
 
 #include <cstring>
 
-#include "kernels/kernels.h"
-#include "kernels/quantized_layout.h"
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/quantized_layout.h"
 #include "tensor/dequantize.h"
 
 namespace kvasir {

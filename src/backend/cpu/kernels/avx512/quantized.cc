@@ -1,6 +1,6 @@
-#include "kernels/quantized.h"
+#include "backend/cpu/kernels/quantized.h"
 
-#include "kernels/avx512/simd.h"
+#include "backend/cpu/kernels/avx512/simd.h"
 
 namespace kvasir {
 namespace {

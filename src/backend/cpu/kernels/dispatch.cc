@@ -1,21 +1,6 @@
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 namespace kvasir {
-
-std::string_view kv_type_name(KvType type) {
-  switch (type) {
-    case KvType::kF32: return "f32";
-    case KvType::kF16: return "f16";
-    case KvType::kBF16: return "bf16";
-  }
-  return "?";
-}
-
-std::optional<KvType> kv_type_from_name(std::string_view name) {
-  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16})
-    if (name == kv_type_name(type)) return type;
-  return std::nullopt;
-}
 
 #ifndef KVASIR_HAVE_AVX512
 const KernelTable* avx512_kernels() {

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <numeric>
 
-#include "kernels/fenced.h"
-#include "kernels/kernel_test.h"
+#include "backend/cpu/kernels/fenced.h"
+#include "backend/cpu/kernels/kernel_test.h"
 #include "support/random_blocks.h"
 #include "tensor/dequantize.h"
 
@@ -64,8 +64,8 @@ Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
     }
   }
   Matrix matrix{type, outputs, inputs, std::move(values),
-                Fenced<std::byte>(packed_bytes(type, outputs, inputs), std::size_t{64})};
-  pack_panels(matrix.view(), rows.data(), {}, 0, matrix.view().panels(), matrix.packed.data());
+                Fenced<std::byte>(kPanelPacking.bytes(type, outputs, inputs), std::size_t{64})};
+  kPanelPacking.pack(matrix.view(), rows.data(), {}, 0, matrix.view().panels(), matrix.packed.data());
   EXPECT_TRUE(matrix.packed.intact());
   return matrix;
 }
@@ -324,8 +324,8 @@ TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
       std::memcpy(row.data(), &one, 2);
       std::memset(row.data() + 2, weight, 32);
       Matrix matrix{DType::kQ8_0, 1, 32, std::vector<double>(32, weight),
-                    Fenced<std::byte>(packed_bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
-      pack_panels(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
+                    Fenced<std::byte>(kPanelPacking.bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
+      kPanelPacking.pack(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
       const Rows x(table(), DType::kQ8_0, std::vector<float>(32, sign * 127.0F), 32, 0, 1);
       EXPECT_EQ(multiply(table(), matrix, x)[0], static_cast<float>(32 * weight * 127) * sign);
     }

@@ -2,7 +2,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/attention_scene.h"
+#include "backend/cpu/kernels/attention_scene.h"
 
 namespace kvasir::test {
 namespace {

@@ -1,7 +1,7 @@
-// Declarations of the generic kernels that have a file of their own. Internal to src/kernels.
+// Declarations of the generic kernels that have a file of their own. Internal to this folder.
 #pragma once
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 namespace kvasir::generic {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 namespace kvasir::test {
 

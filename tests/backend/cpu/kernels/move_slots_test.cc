@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/attention_scene.h"
+#include "backend/cpu/kernels/attention_scene.h"
 
 namespace kvasir::test {
 namespace {
@@ -31,7 +31,7 @@ std::uint32_t bits_for(KvType type, float value) {
 }
 
 struct Case {
-  KvPageShape shape;
+  PageFormat shape;
   int rotary = -1;  // -1: not rotated
   SlotMask slots = 0;
   int to_slot = 0;
@@ -43,8 +43,8 @@ class Pages {
   Pages(const KernelTable& table, const Case& wanted, Random& random)
       : table_(table),
         case_(wanted),
-        from_(wanted.shape.page_bytes(), std::size_t{64}),
-        to_(wanted.shape.page_bytes(), std::size_t{64}),
+        from_(wanted.shape.bytes(), std::size_t{64}),
+        to_(wanted.shape.bytes(), std::size_t{64}),
         cosine_(static_cast<std::size_t>(std::max(wanted.rotary, 0) / 2)),
         sine_(cosine_.size()) {
     fill(from_, random);
@@ -91,7 +91,7 @@ class Pages {
 
   // The page element by element: what was moved is the source's, rotated in float, and all else is as before.
   void verify(const std::vector<std::byte>& from, const std::vector<std::byte>& before) {
-    const KvType type = case_.shape.type;
+    const KvType type = case_.shape.key;
     const auto dim = static_cast<std::size_t>(case_.shape.head_dim);
     const auto width = static_cast<std::size_t>(case_.shape.slots);
     const auto rotary = static_cast<std::size_t>(std::max(case_.rotary, 0));
@@ -188,8 +188,8 @@ TEST_P(MoveSlotsTest, NoSlotsAndWholePages) {
 // A move by one angle and a move back leave the key where it was, but for rounding.
 TEST_P(MoveSlotsTest, RotatingThereAndBackIsTheSameKey) {
   Random random(3);
-  const KvPageShape shape{64, 32, KvType::kF32};
-  std::vector<std::byte> page(shape.page_bytes());
+  const PageFormat shape{64, 32, KvType::kF32};
+  std::vector<std::byte> page(shape.bytes());
   for (int s = 0; s < 32; ++s)
     table().store_kv(shape, page.data(), s, random.floats(64).data(), random.floats(64).data());
   const std::vector<std::byte> before = page;
@@ -202,7 +202,7 @@ TEST_P(MoveSlotsTest, RotatingThereAndBackIsTheSameKey) {
   }
   const SlotMask slots = 0xfffffffe;
   table().move_slots(shape, page.data(), slots, page.data(), 0, 64, cosine.data(), sine.data());
-  std::vector<std::byte> other(shape.page_bytes());
+  std::vector<std::byte> other(shape.bytes());
   table().move_slots(shape, page.data(), slots >> 1, other.data(), 1, 64, cosine.data(), back.data());
   for (std::size_t d = 0; d < 64; ++d)
     for (std::size_t s = 1; s < 32; ++s)

@@ -3,7 +3,7 @@
 // Contract of every kernel:
 //  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
 //  - it never allocates, locks or logs; it reads and writes only what its views name;
-//  - the generic table is the specification; any other agrees with it to rounding (tests/kernels).
+//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels).
 // Thread-safety: all functions are pure over their arguments.
 // Shapes are written [slowest, ..., fastest].
 #pragma once
@@ -13,7 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/kv_page.h"
+#include "backend/page_format.h"
+#include "backend/row_order.h"
 #include "tensor/dtype.h"
 
 namespace kvasir {
@@ -21,7 +22,7 @@ namespace kvasir {
 // Weights are packed once, at load, into panels of 16 outputs, so that one row of activations is multiplied with 16
 // outputs per instruction and each output's sum runs over the inputs in order, in one accumulator.
 //   F32, F16, BF16: [panel][input][16 outputs]
-//   quantised:      [panel][block], the blocks of 16 outputs interleaved (kernels/quantized_layout.h)
+//   quantised:      [panel][block], the blocks of 16 outputs interleaved (quantized_layout.h)
 // Outputs beyond `outputs` in the last panel are zero. The size in bytes equals the file's, but for that padding.
 inline constexpr int kPanel = 16;
 inline constexpr int kQ8Block = 32;
@@ -70,7 +71,7 @@ struct Activations {
 
 // Queries of one lane over a run of entries of one frame: a partial of attention.
 struct AttentionPartial {
-  KvPageShape shape;
+  PageFormat shape;
   int rows = 0;                  // query rows
   int group = 1;                 // query heads per row that share the lane
   const float* q = nullptr;      // [rows][group][head_dim], rotated to the frame and scaled; row stride below
@@ -108,11 +109,28 @@ struct AttentionState {
 };
 
 inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the order of sums, so it is part of the result
-inline constexpr int kMaxHeadDim = 512;
-inline constexpr int kMaxHeads = 1024;
+
+// How a table's matmul wants weights. Rows have as many bytes packed as in the file.
+struct WeightPacking {
+  // Bytes of the packed form.
+  std::size_t (*bytes)(DType type, int outputs, int inputs);
+
+  // Packs panels [panel_begin, panel_end) of the matrix whose outputs are the rows that `order` says into `out` (the
+  // start of the whole packed matrix). `rows` is [rows, inputs] as in the file. REQUIRES: inputs a multiple of the
+  // type's block.
+  void (*pack)(const PackedMatrix& shape, const std::byte* rows, const RowOrder& order, int panel_begin, int panel_end,
+               std::byte* out);
+
+  // Reads one output's row (for embeddings) back as floats.
+  void (*unpack_row)(const PackedMatrix& matrix, int output, float* out);
+};
+
+// In panels of 16 outputs: see kPanel.
+extern const WeightPacking kPanelPacking;
 
 struct KernelTable {
   std::string_view name;
+  const WeightPacking* packing;
 
   // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].
   // `out` is [rows, out_stride].
@@ -145,16 +163,16 @@ struct KernelTable {
                float* out);
 
   // Writes one token's key and value (head_dim floats each) into a slot of a page.
-  void (*store_kv)(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value);
+  void (*store_kv)(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value);
 
   // Rotates the keys of the slots in `slots` in place by the angle given as for rope.
-  void (*rotate_keys)(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+  void (*rotate_keys)(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                       const float* sine);
 
   // Copies the slots in `from_slots` of one page to the consecutive slots of another from to_slot on, their keys
   // rotated by the angle given as for rope (cosine nullptr: not at all). `from` and `to` may be the same page if
   // to_slot is at or before the first slot copied.
-  void (*move_slots)(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+  void (*move_slots)(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                      int rotary, const float* cosine, const float* sine);
 
   // Adds the entries of a partial to a state, entry by entry.
@@ -184,30 +202,5 @@ const KernelTable* avx512_kernels();
 // "auto" gives the fastest table this machine runs; nullptr if the name is unknown or cannot run here.
 const KernelTable* find_kernels(std::string_view name);
 std::vector<std::string_view> kernel_names();  // those that run here
-
-// Which row of a file's matrix is which output: rows from `first` on; if `rotary` is set, heads of head_dim rows whose
-// rotated pairs are i and i + rotary / 2 (GPT-NeoX) become the pairs 2i and 2i + 1 that the kernels rotate. Queries and
-// keys reordered alike have the same products.
-struct RowOrder {
-  int first = 0;
-  int head_dim = 0;
-  int rotary = 0;
-
-  int row(int output) const {
-    if (rotary == 0) return first + output;
-    const int d = output % head_dim;
-    if (d >= rotary) return first + output;
-    return first + output - d + d / 2 + d % 2 * (rotary / 2);
-  }
-};
-
-// Bytes of the packed form, and the packing itself. `rows` is [rows, inputs] as in the file.
-std::size_t packed_bytes(DType type, int outputs, int inputs);
-// Packs panels [panel_begin, panel_end) of the matrix whose outputs are the rows that `order` says into `out` (the
-// start of the whole packed matrix). REQUIRES: inputs a multiple of the type's block.
-void pack_panels(const PackedMatrix& shape, const std::byte* rows, const RowOrder& order, int panel_begin,
-                 int panel_end, std::byte* out);
-// Reads one output's row (for embeddings) back as floats.
-void unpack_row(const PackedMatrix& matrix, int output, float* out);
 
 }  // namespace kvasir

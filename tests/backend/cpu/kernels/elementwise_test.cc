@@ -4,8 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/fenced.h"
-#include "kernels/kernel_test.h"
+#include "backend/cpu/kernels/fenced.h"
+#include "backend/cpu/kernels/kernel_test.h"
+#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::test {
 namespace {
@@ -341,10 +342,11 @@ TEST_P(ElementwiseTest, Rope) {
 
 TEST_P(ElementwiseTest, StoreKvRoundsToNearestAndWritesOneSlot) {
   Random random(7);
-  for (const KvType type : kKvTypes) {
+  for (int types = 0; types < 9; ++types) {
+    const KvType key_type = kKvTypes[types / 3], value_type = kKvTypes[types % 3];
     for (const int slots : {16, 32, 64}) {
       for (const int head_dim : {2, 16, 20, 64, 80, 128}) {
-        const KvPageShape shape{head_dim, slots, type};
+        const PageFormat shape{head_dim, slots, key_type, value_type};
         const auto dim = static_cast<std::size_t>(head_dim);
         const int slot = random.below(slots);
         std::vector<float> keys = random.floats(dim, 4.0F);
@@ -357,22 +359,22 @@ TEST_P(ElementwiseTest, StoreKvRoundsToNearestAndWritesOneSlot) {
         }
         const Fenced<float> key(keys);
         const Fenced<float> value(random.floats(dim, 1e-5F));  // f16: subnormal
-        Fenced<std::byte> page(shape.page_bytes(), std::size_t{64});
+        Fenced<std::byte> page(shape.bytes(), std::size_t{64});
         table().store_kv(shape, page.data(), slot, key.data(), value.data());
         ASSERT_TRUE(page.intact());
         for (std::size_t d = 0; d < dim; ++d) {
           for (int s = 0; s < slots; ++s) {
             const std::size_t k = d * static_cast<std::size_t>(slots) + static_cast<std::size_t>(s);
             const std::size_t v = static_cast<std::size_t>(s) * dim + d;
-            const std::byte* values = page.data() + shape.values_offset();
+            const std::byte* values = page.data() + values_offset(shape);
             if (s == slot) {
-              ASSERT_EQ(read_element(type, page.data(), k), round_to(type, key[d])) << kv_type_name(type);
-              ASSERT_EQ(read_element(type, values, v), round_to(type, value[d])) << kv_type_name(type);
+              ASSERT_EQ(read_element(key_type, page.data(), k), round_to(key_type, key[d])) << codec_name(shape);
+              ASSERT_EQ(read_element(value_type, values, v), round_to(value_type, value[d])) << codec_name(shape);
             } else {
-              for (std::size_t i = 0; i < shape.element_bytes(); ++i) {
-                ASSERT_TRUE(page.untouched(k * shape.element_bytes() + i));
-                ASSERT_TRUE(page.untouched(shape.values_offset() + v * shape.element_bytes() + i));
-              }
+              for (std::size_t i = 0; i < kv_type_bytes(key_type); ++i)
+                ASSERT_TRUE(page.untouched(k * kv_type_bytes(key_type) + i));
+              for (std::size_t i = 0; i < kv_type_bytes(value_type); ++i)
+                ASSERT_TRUE(page.untouched(values_offset(shape) + v * kv_type_bytes(value_type) + i));
             }
           }
         }
@@ -383,15 +385,15 @@ TEST_P(ElementwiseTest, StoreKvRoundsToNearestAndWritesOneSlot) {
 
 TEST_P(ElementwiseTest, StoreKvKeepsInfinityAndNaN) {
   for (const KvType type : kKvTypes) {
-    const KvPageShape shape{16, 16, type};
-    Fenced<std::byte> page(shape.page_bytes(), std::size_t{64});
+    const PageFormat shape{16, 16, type};
+    Fenced<std::byte> page(shape.bytes(), std::size_t{64});
     std::vector<float> key(16, INFINITY);
     std::vector<float> value(16, std::nanf(""));
     key[1] = -INFINITY;
     table().store_kv(shape, page.data(), 5, key.data(), value.data());
     EXPECT_EQ(read_element(type, page.data(), 5), INFINITY);
     EXPECT_EQ(read_element(type, page.data(), 16 + 5), -INFINITY);
-    EXPECT_TRUE(std::isnan(read_element(type, page.data() + shape.values_offset(), 5 * 16 + 3)));
+    EXPECT_TRUE(std::isnan(read_element(type, page.data() + values_offset(shape), 5 * 16 + 3)));
   }
 }
 
@@ -402,9 +404,9 @@ TEST_P(ElementwiseTest, RotateKeys) {
     for (const int slots : {16, 32, 64}) {
       for (const int head_dim : {2, 16, 20, 64}) {
         for (const int rotary : {0, 2, head_dim / 4 * 2, head_dim}) {
-          const KvPageShape shape{head_dim, slots, type};
+          const PageFormat shape{head_dim, slots, type};
           const auto width = static_cast<std::size_t>(slots);
-          Fenced<std::byte> page(shape.page_bytes(), std::size_t{64});
+          Fenced<std::byte> page(shape.bytes(), std::size_t{64});
           for (int s = 0; s < slots; ++s)
             table().store_kv(shape, page.data(), s, random.floats(static_cast<std::size_t>(head_dim)).data(),
                              random.floats(static_cast<std::size_t>(head_dim)).data());
@@ -421,8 +423,8 @@ TEST_P(ElementwiseTest, RotateKeys) {
           const SlotMask rotated = random.bits() & random.bits() & slot_range(0, slots);
           table().rotate_keys(shape, page.data(), rotated, rotary, cosine.data(), sine.data());
           ASSERT_TRUE(page.intact());
-          ASSERT_EQ(std::memcmp(page.data() + shape.values_offset(), before.data() + shape.values_offset(),
-                                shape.values_offset()),
+          ASSERT_EQ(std::memcmp(page.data() + values_offset(shape), before.data() + values_offset(shape),
+                                values_offset(shape)),
                     0);
           for (std::size_t d = 0; d < static_cast<std::size_t>(head_dim); ++d) {
             for (std::size_t s = 0; s < width; ++s) {
@@ -454,10 +456,10 @@ TEST_P(ElementwiseTest, PagesNormsAndRotationsAreTheSameBitsOnEveryTable) {
   const KernelTable& generic = generic_kernels();
   for (const KvType type : kKvTypes) {
     for (const int head_dim : {20, 64}) {
-      const KvPageShape shape{head_dim, 32, type};
+      const PageFormat shape{head_dim, 32, type};
       const auto dim = static_cast<std::size_t>(head_dim);
-      std::vector<std::byte> here(shape.page_bytes());
-      std::vector<std::byte> there(shape.page_bytes());
+      std::vector<std::byte> here(shape.bytes());
+      std::vector<std::byte> there(shape.bytes());
       for (int s = 0; s < 32; ++s) {
         const std::vector<float> key = random.floats(dim, std::ldexp(1.0F, random.below(40) - 25));
         const std::vector<float> value = random.floats(dim, 2.0F);

@@ -1,12 +1,14 @@
 // The specification of every kernel, in plain C++. Written in loops over 16 outputs or slots, which compilers turn into
 // whatever vectors the base instruction set has.
-#include "kernels/generic.h"
+#include "backend/cpu/kernels/generic.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+
+#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir {
 namespace {
@@ -158,60 +160,61 @@ void rope(const float* x, int heads, int head_dim, int rotary, const float* cosi
   }
 }
 
-void store_kv(const KvPageShape& shape, std::byte* page, int slot, const float* key, const float* value) {
-  const std::size_t size = shape.element_bytes();
-  std::byte* values = page + shape.values_offset() + static_cast<std::size_t>(slot * shape.head_dim) * size;
+void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value) {
+  const std::size_t key_size = kv_type_bytes(shape.key);
+  const std::size_t value_size = kv_type_bytes(shape.value);
+  std::byte* values = page + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape);
   for (int d = 0; d < shape.head_dim; ++d) {
-    store_element(shape.type, page + static_cast<std::size_t>(d * shape.slots + slot) * size, key[d]);
-    store_element(shape.type, values + static_cast<std::size_t>(d) * size, value[d]);
+    store_element(shape.key, page + static_cast<std::size_t>(d * shape.slots + slot) * key_size, key[d]);
+    store_element(shape.value, values + static_cast<std::size_t>(d) * value_size, value[d]);
   }
 }
 
-void rotate_keys(const KvPageShape& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
+void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,
                  const float* sine) {
-  const std::size_t size = shape.element_bytes();
+  const std::size_t size = kv_type_bytes(shape.key);
   for (int i = 0; i < rotary / 2; ++i) {
     std::byte* row_a = page + static_cast<std::size_t>(2 * i * shape.slots) * size;
     std::byte* row_b = row_a + static_cast<std::size_t>(shape.slots) * size;
     for (int s = 0; s < shape.slots; ++s) {
       if ((slots >> s & 1) == 0) continue;
-      const float a = load_element(shape.type, row_a + static_cast<std::size_t>(s) * size);
-      const float b = load_element(shape.type, row_b + static_cast<std::size_t>(s) * size);
-      store_element(shape.type, row_a + static_cast<std::size_t>(s) * size, a * cosine[i] - b * sine[i]);
-      store_element(shape.type, row_b + static_cast<std::size_t>(s) * size, a * sine[i] + b * cosine[i]);
+      const float a = load_element(shape.key, row_a + static_cast<std::size_t>(s) * size);
+      const float b = load_element(shape.key, row_b + static_cast<std::size_t>(s) * size);
+      store_element(shape.key, row_a + static_cast<std::size_t>(s) * size, a * cosine[i] - b * sine[i]);
+      store_element(shape.key, row_b + static_cast<std::size_t>(s) * size, a * sine[i] + b * cosine[i]);
     }
   }
 }
 
-void move_slots(const KvPageShape& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
+void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                 int rotary, const float* cosine, const float* sine) {
-  const std::size_t size = shape.element_bytes();
+  const std::size_t size = kv_type_bytes(shape.key);
   const auto key = [&](auto* page, int d, int slot) {
     return page + static_cast<std::size_t>(d * shape.slots + slot) * size;
   };
-  const std::size_t value_bytes = static_cast<std::size_t>(shape.head_dim) * size;
   for (SlotMask left = from_slots; left != 0; left &= left - 1, ++to_slot) {
     const int slot = std::countr_zero(left);
     const int rotated = cosine != nullptr ? rotary : 0;
     for (int d = 0; d < rotated; d += 2) {
-      const float a = load_element(shape.type, key(from, d, slot));
-      const float b = load_element(shape.type, key(from, d + 1, slot));
-      store_element(shape.type, key(to, d, to_slot), a * cosine[d / 2] - b * sine[d / 2]);
-      store_element(shape.type, key(to, d + 1, to_slot), a * sine[d / 2] + b * cosine[d / 2]);
+      const float a = load_element(shape.key, key(from, d, slot));
+      const float b = load_element(shape.key, key(from, d + 1, slot));
+      store_element(shape.key, key(to, d, to_slot), a * cosine[d / 2] - b * sine[d / 2]);
+      store_element(shape.key, key(to, d + 1, to_slot), a * sine[d / 2] + b * cosine[d / 2]);
     }
     for (int d = rotated; d < shape.head_dim; ++d) std::memmove(key(to, d, to_slot), key(from, d, slot), size);
-    std::memmove(to + shape.values_offset() + static_cast<std::size_t>(to_slot) * value_bytes,
-                 from + shape.values_offset() + static_cast<std::size_t>(slot) * value_bytes, value_bytes);
+    std::memmove(to + values_offset(shape) + static_cast<std::size_t>(to_slot) * value_bytes(shape),
+                 from + values_offset(shape) + static_cast<std::size_t>(slot) * value_bytes(shape), value_bytes(shape));
   }
 }
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
-  const KvPageShape& shape = partial.shape;
-  const std::size_t size = shape.element_bytes();
+  const PageFormat& shape = partial.shape;
+  const std::size_t key_size = kv_type_bytes(shape.key);
+  const std::size_t value_size = kv_type_bytes(shape.value);
   const int dim = shape.head_dim;
   for (int e = 0; e < partial.entries; ++e) {
     const std::byte* keys = partial.pages[e];
-    const std::byte* values = keys + shape.values_offset();
+    const std::byte* values = keys + values_offset(shape);
     for (int query = 0; query < partial.rows * partial.group; ++query) {
       const int row = query / partial.group;
       const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];
@@ -221,7 +224,7 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       float score[64] = {};
       for (int d = 0; d < dim; ++d)
         for (int s = 0; s < shape.slots; ++s)
-          score[s] += q[d] * load_element(shape.type, keys + static_cast<std::size_t>(d * shape.slots + s) * size);
+          score[s] += q[d] * load_element(shape.key, keys + static_cast<std::size_t>(d * shape.slots + s) * key_size);
       float highest = state.maximum[query];
       for (int s = 0; s < shape.slots; ++s)
         if (live >> s & 1) highest = std::max(highest, score[s]);
@@ -241,7 +244,8 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
         if (weights != nullptr) weights[e * shape.slots + s] = weight;
         total += weight;
         for (int d = 0; d < dim; ++d)
-          weighted[d] += weight * load_element(shape.type, values + static_cast<std::size_t>(s * dim + d) * size);
+          weighted[d] +=
+              weight * load_element(shape.value, values + static_cast<std::size_t>(s * dim + d) * value_size);
       }
       state.sum[query] = state.sum[query] * keep + total;
       state.maximum[query] = highest;
@@ -297,9 +301,10 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", matmul, quantize_q8, rms_norm,        layer_norm,  swiglu,
-                                     gelu,      add,    rope,        store_kv,        rotate_keys, move_slots,
-                                     attend,    merge,  finish,      observe_weights, sum_weights, add_weights};
+  static constexpr KernelTable table{"generic",  &kPanelPacking,  matmul,      quantize_q8, rms_norm,
+                                     layer_norm, swiglu,          gelu,        add,         rope,
+                                     store_kv,   rotate_keys,     move_slots,  attend,      merge,
+                                     finish,     observe_weights, sum_weights, add_weights};
   return table;
 }
 

@@ -3,13 +3,13 @@
 //   word fields  [words][16 outputs][4 bytes], in the order of the file's block
 //   half fields  [16 outputs][2 bytes] each, behind the words
 // Two formats change bits on the way: Q8_0 flips signs (its bytes become w + 128), Q5_0 and Q5_1 regroup their high
-// bits so that bit g of byte k belongs to input 4g + k. Internal to src/kernels.
+// bits so that bit g of byte k belongs to input 4g + k. Internal to this folder.
 #pragma once
 
 #include <array>
 #include <cstddef>
 
-#include "kernels/kernels.h"
+#include "backend/cpu/kernels/kernels.h"
 
 namespace kvasir {
 

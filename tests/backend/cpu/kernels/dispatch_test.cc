@@ -1,6 +1,7 @@
 #include <algorithm>
 
-#include "kernels/kernel_test.h"
+#include "backend/cpu/kernels/kernel_test.h"
+#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::test {
 namespace {
@@ -42,10 +43,16 @@ TEST(KvPage, TypeNamesRoundTrip) {
 }
 
 TEST(KvPage, Sizes) {
-  const KvPageShape shape{80, 32, KvType::kBF16};
-  EXPECT_EQ(shape.values_offset(), 80u * 32 * 2);
-  EXPECT_EQ(shape.page_bytes(), 80u * 32 * 2 * 2);
-  EXPECT_EQ((KvPageShape{20, 16, KvType::kF32}.page_bytes()), 20u * 16 * 4 * 2);
+  const PageFormat shape{80, 32, KvType::kBF16};
+  EXPECT_EQ(values_offset(shape), 80u * 32 * 2);
+  EXPECT_EQ(shape.bytes(), 80u * 32 * 2 * 2);
+  EXPECT_EQ((PageFormat{20, 16, KvType::kF32}.bytes()), 20u * 16 * 4 * 2);
+  const PageFormat mixed{80, 32, KvType::kF32, KvType::kBF16};
+  EXPECT_EQ(values_offset(mixed), 80u * 32 * 4);
+  EXPECT_EQ(value_bytes(mixed), 80u * 2);
+  EXPECT_EQ(mixed.bytes(), 80u * 32 * (4 + 2));
+  EXPECT_EQ(codec_name(mixed), "k=f32,v=bf16");
+  EXPECT_EQ(codec_name(shape), "bf16");
 }
 
 TEST(KvPage, SlotRanges) {

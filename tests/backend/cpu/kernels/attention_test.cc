@@ -1,4 +1,6 @@
-#include "kernels/attention_scene.h"
+#include <bit>
+
+#include "backend/cpu/kernels/attention_scene.h"
 
 namespace kvasir::test {
 namespace {
@@ -23,6 +25,38 @@ TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
           scene.expect_softmax(table(), state, 0, scene.entries);
           if (HasFatalFailure()) return;
         }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, KeysAndValuesOfDifferentTypes) {
+  Random random(12);
+  for (const KvType key : kKvTypes) {
+    for (const KvType value : kKvTypes) {
+      for (const int head_dim : {20, 64}) {
+        Scene scene(table(), {head_dim, 32, key, value}, 3, 2, 4, 2.0F, random);
+        SCOPED_TRACE(scene.describe());
+        State state = scene.attend_all(table(), 0, scene.rows);
+        scene.expect_softmax(table(), state, 0, scene.entries);
+
+        // The same after its tokens went to the front of another page, unrotated.
+        Fenced<std::byte> packed(scene.shape.bytes(), std::size_t{64});
+        std::fill_n(packed.data(), packed.size(), std::byte{0});
+        const SlotMask some = scene.mask(0, 0) = 0x8f00ff31;
+        const State before = [&] {
+          State one(scene.group, head_dim);
+          scene.attend(table(), 0, 1, 0, 1, one);
+          return one;
+        }();
+        table().move_slots(scene.shape, scene.pages[0]->data(), some, packed.data(), 0, 0, nullptr, nullptr);
+        ASSERT_TRUE(packed.intact());
+        std::copy_n(packed.data(), packed.size(), scene.pages[0]->data());
+        scene.mask(0, 0) = slot_range(0, std::popcount(some));
+        State after(scene.group, head_dim);
+        scene.attend(table(), 0, 1, 0, 1, after);
+        for (std::size_t i = 0; i < after.weighted.size(); ++i)
+          ASSERT_NEAR(after.weighted[i], before.weighted[i], 1e-4) << i;
       }
     }
   }

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/avx512/simd.h"
+#include "backend/cpu/kernels/avx512/simd.h"
 
 namespace kvasir::avx512 {
 namespace {

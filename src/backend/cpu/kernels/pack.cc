@@ -1,8 +1,8 @@
 #include <cstring>
 
+#include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/quantized_layout.h"
 #include "base/check.h"
-#include "kernels/kernels.h"
-#include "kernels/quantized_layout.h"
 #include "tensor/dequantize.h"
 
 namespace kvasir {
@@ -123,14 +123,6 @@ void pack_word_panel(const PackedMatrix& shape, const std::byte* rows, const Row
   }
 }
 
-}  // namespace
-
-std::size_t PackedMatrix::panel_bytes() const {
-  if (const QuantizedLayout* layout = quantized_layout(type))
-    return static_cast<std::size_t>(inputs / layout->inputs) * layout->panel_block_bytes();
-  return static_cast<std::size_t>(inputs) * kPanel * dtype_traits(type).block_bytes;
-}
-
 std::size_t packed_bytes(DType type, int outputs, int inputs) {
   const PackedMatrix shape{type, outputs, inputs, nullptr};
   return shape.panel_bytes() * static_cast<std::size_t>(shape.panels());
@@ -168,5 +160,15 @@ void unpack_row(const PackedMatrix& matrix, int output, float* out) {
     dequantize_block(matrix.type, block, out + i);
   }
 }
+
+}  // namespace
+
+std::size_t PackedMatrix::panel_bytes() const {
+  if (const QuantizedLayout* layout = quantized_layout(type))
+    return static_cast<std::size_t>(inputs / layout->inputs) * layout->panel_block_bytes();
+  return static_cast<std::size_t>(inputs) * kPanel * dtype_traits(type).block_bytes;
+}
+
+const WeightPacking kPanelPacking{packed_bytes, pack_panels, unpack_row};
 
 }  // namespace kvasir
