@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -55,7 +56,9 @@ Result<ChatTranscript::Rendered> ChatTranscript::render(std::string_view role, s
   all.insert(all.end(), rendered.messages.begin(), rendered.messages.end());
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(all, &fills));
   rendered.waits = prompt.segments.empty();
-  if (!rendered.waits) {
+  if (rendered.waits) {
+    KVASIR_RETURN_IF_ERROR(check_utf8(content));  // encoding it with the next message would blame that one
+  } else {
     KVASIR_ASSIGN_OR_RETURN(rendered.tokens, encode(std::move(prompt), fills, context));
   }
   return rendered;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -241,7 +242,7 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
     all += (length + answer) * static_cast<std::int64_t>(options.depths.size()) * options.trials;
   }
   for (const MemoryRequest& request : requests)
-    KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, request.tokens, chunk));
+    KVASIR_RETURN_IF_ERROR(check_positions(*policy, chunk, model->config.context, request.tokens));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, requests));
 
   NeedleResult result;

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "eval/text_reader.h"
 #include "retention/registry.h"
 
@@ -30,7 +31,7 @@ Result<RecomputeSpec> recompute_spec(const std::string& policy, const Perplexity
   KVASIR_ASSIGN_OR_RETURN(made.size, spec.get_int("size", 1, kMost));
   KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
   if (options.window > 0)
-    return invalid_argument("policy 'recompute' works on one stream; leave windows away").about({"window"});
+    return invalid_argument("policy 'recompute' reads one stream; omit the windows").about({"window"});
   made.first_row = options.first_scored;
   return made;
 }
@@ -184,7 +185,7 @@ class SideBySide {
       if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
     } else {
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
-      KVASIR_RETURN_IF_ERROR(check_passes(*model_, *track.policy, tokens, options_.chunk));
+      KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
       track.result.policy = track.policy->traits().spec;
     }
     track.result.codec = kv_type_name(type);
@@ -281,7 +282,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.window == 0 && options.whole_windows)
     return invalid_argument("one stream has no windows to score in whole; give their length").about({"window"});
   if (options.window > 0 && options.first_scored > 0)
-    return invalid_argument("only one stream can be read unscored at first; leave that away, or the windows")
+    return invalid_argument("only a single stream can start with unscored tokens; omit them, or the windows")
         .about({"first_scored", "window"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
     return invalid_argument("the first {} tokens unscored leave nothing to score of {}; leave fewer out",

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -50,7 +51,7 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
   const std::int64_t most = fill + std::ranges::max(options.distances);
   // The copy shares pages with what it was copied from; at most, it comes to hold none of them.
   const MemoryRequest request{most, most, options.chunk, 2};
-  KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, most, options.chunk));
+  KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, model->config.context, most));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));
 
   RestreamResult result;

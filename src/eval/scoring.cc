@@ -70,31 +70,6 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
   return new_cache(model, shape, budget);
 }
 
-Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
-  const std::int64_t context = model.config.context;
-  if (!policy.bound() && !policy.traits().compacts && tokens > context)
-    return invalid_argument(
-               "policy '{}' keeps all of the {} tokens, and the model's context has room for {}; "
-               "read fewer of them, or choose a policy with a bound",
-               policy.traits().spec, tokens, context)
-        .about({"tokens", "policy"});
-  return check_positions(policy, chunk, context);
-}
-
-Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
-  return tokens > model.config.context ? check_positions(policy, chunk, model.config.context) : Status();
-}
-
-Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
-  const RetentionPolicy& policy = runner.policy();
-  if (policy.bound() || runner.kept_max() <= model.config.context) return {};
-  return invalid_argument(
-             "policy '{}' kept {} tokens, and the model's context has room for {}; "
-             "read fewer of them, or give the policy a bound",
-             policy.traits().spec, runner.kept_max(), model.config.context)
-      .about({"tokens", "policy"});
-}
-
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,
                                            const std::function<bool(std::int64_t)>& on_read) {
   std::vector<TokenScore> scores;

@@ -47,16 +47,6 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
                                                        const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
-// Whether a text may be read under a policy, with so many tokens of a prompt per pass: a policy that keeps everything
-// cannot read beyond the trained context. Errors: kInvalidArgument; those of check_positions.
-Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk);
-
-// The same once a pass has run, for policies whose size is not known before. Errors: kInvalidArgument.
-Status check_context(const LoadedModel& model, const SequenceRunner& runner);
-
-// As check_context, but a policy that keeps everything may read on: how a model does beyond its trained context is
-// worth measuring.
-Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk);
 
 // One token per pass is how generated tokens come; more are a prompt.
 inline SequenceRunner::Source source_of(int chunk) {

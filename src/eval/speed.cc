@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"
 #include "retention/registry.h"
@@ -124,6 +125,8 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
   std::uint64_t budget = 0;
   std::int64_t work = 0;
   for (const Measurement& m : measurements) {
+    KVASIR_RETURN_IF_ERROR(
+        check_positions(*m.policy, model->options.chunk, model->config.context, m.figure.depth + m.figure.tokens + 1));
     KVASIR_ASSIGN_OR_RETURN(const std::uint64_t bytes, bytes_needed(*model, m));
     budget += bytes;
     work +=
