@@ -58,7 +58,7 @@ Utf8Unit first_utf8_unit(std::string_view bytes) {
   if (lead < 0x80) return {Kind::kComplete, 1};
   if (lead < 0xC2 || lead > 0xF4) return {Kind::kInvalid, 1};
   const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  // The second byte's range excludes overlong forms, surrogates and code points above U+10FFFF.
   unsigned char low = 0x80;
   unsigned char high = 0xBF;
   if (lead == 0xE0) low = 0xA0;
