@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// A total order: the tokens kept do not depend on the method of selection.
+// A total order, so that the tokens kept do not depend on the selection algorithm.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 };
@@ -119,7 +119,7 @@ TokenId Sampler::sample(std::span<const float> logits) {
   return draw();
 }
 
-// Makes candidates of all tokens whose logit is a number, with penalties applied.
+// Collects all tokens whose logit is not NaN, with penalties applied.
 void Sampler::gather(std::span<const float> logits) {
   candidates_.clear();
   sorted_ = false;
