@@ -85,11 +85,12 @@ class ByteReader {
     return copy(values.data(), values.size_bytes());
   }
 
-  // Reads a count of elements of `element_bytes` (at least 1) each. Returns false if it is above `most`, or if the bytes
-  // left cannot hold that many elements.
+  // Reads a count of elements of `element_bytes` (at least 1) each. Returns false if it is above `most`, or if the
+  // bytes left cannot hold that many elements.
   bool get_count(std::uint64_t& count, std::uint64_t most, std::size_t element_bytes);
 
-  // Reads what put_span or put_vector wrote, at most `most` elements. Never allocates more than the bytes left can fill.
+  // Reads what put_span or put_vector wrote, at most `most` elements. Never allocates more than the bytes left can
+  // fill.
   template <PlainValue T>
   bool get_vector(std::vector<T>& values, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
     std::uint64_t count = 0;

@@ -1,8 +1,8 @@
 // Writes conversations as a model's chat template does.
 //
 // The text comes in segments. Control tokens written out in the template's own segments become these tokens; in a
-// message's content they stay plain text. A model file holds its template as Jinja source, which is never run: templates
-// of known families are recognised as a whole and written natively (docs/operations/text.md lists them).
+// message's content they stay plain text. A model file holds its template as Jinja source, which is never run:
+// templates of known families are recognised as a whole and written natively (docs/operations/text.md lists them).
 // Thread-safety: a ChatTemplate is immutable.
 #pragma once
 

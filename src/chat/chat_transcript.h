@@ -66,8 +66,8 @@ class ChatTranscript {
     std::size_t position = 0;           // number of messages before it
   };
 
-  // Writes a message behind the context. Errors: kInvalidArgument for a role or an order of roles that the template does
-  // not support, and for invalid UTF-8, also in a message that waits.
+  // Writes a message behind the context. Errors: kInvalidArgument for a role or an order of roles that the template
+  // does not support, and for invalid UTF-8, also in a message that waits.
   Result<Rendered> render(std::string_view role, std::string_view content, const ContextEnd& context) const;
 
   // Records a rendered message of which `read` tokens entered the context. Zero means that the message was refused; it

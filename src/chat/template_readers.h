@@ -1,6 +1,6 @@
-// Read the canonical text of a template (template_survey.h) into a ChatFormat. Each reader gives up (nullopt) at any part
-// that it does not know. Neither sets bos_text, eos_text and end; the general reader leaves the name to its caller, too.
-// Thread-safety: pure functions.
+// Read the canonical text of a template (template_survey.h) into a ChatFormat. Each reader gives up (nullopt) at any
+// part that it does not know. Neither sets bos_text, eos_text and end; the general reader leaves the name to its
+// caller, too. Thread-safety: pure functions.
 #pragma once
 
 #include <optional>

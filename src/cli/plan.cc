@@ -1,4 +1,4 @@
-// kvasir plan: memory, from a model's header alone.
+// kvasir plan: plans memory from a model's header alone.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ Status plan(const PlanOptions& options) {
   const std::uint64_t one_sequence = (kv.bytes + beside) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
-  // Left to itself, `run` takes a smaller cap where its memory does not hold this one.
+  // Without --kv, `run` takes a smaller cap if its memory does not hold this one.
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},

@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-// From the engine's blocks of rows to rows.
+// Splits the engine's blocks of rows into rows, and checks their weights.
 class RowSplitter final : public AttentionObserver {
  public:
   RowSplitter(SeenTokens* seen, RowObserver* observer, int heads) : seen_(*seen), observer_(*observer), heads_(heads) {}
@@ -43,14 +43,14 @@ class RowSplitter final : public AttentionObserver {
   Status status_;
 };
 
-// Tokens of the next pass: a chunk of the prompt, or one generated token.
+// Returns the size of the next pass in tokens: a chunk of the prompt, or one generated token.
 int next_pass(const RetentionPolicy& policy, const ObservedTextOptions& options, std::int64_t done,
               std::int64_t tokens) {
   return next_chunk_rows(done, options.prefill, tokens, prompt_chunk(policy, options.chunk));
 }
 
-// Rule 3 of engine/context_rules.h. Here the caller chose the length of the text, so a text too long is an argument
-// that is wrong.
+// Applies check_room (engine/context_rules.h). Evaluations choose the length of their text, so an overlong text is an
+// invalid argument here.
 Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
                        std::int64_t context) {
   const Status room = check_room(policy, place, rest, next, context);

@@ -13,7 +13,7 @@
 namespace kvasir {
 namespace {
 
-// The first row scored of a stream or window.
+// Returns the first scored row of a stream or window.
 std::int64_t first_row(const PerplexityOptions& options) {
   if (options.window == 0) return options.first_scored;
   return options.whole_windows ? 0 : options.window / 2;
@@ -47,7 +47,7 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(at)];
 }
 
-// Fills in all that the sums tell.
+// Computes the figures of a result from its sums.
 void finish(PerplexityResult& result) {
   const PerplexitySums& sums = result.sums;
   const auto n = static_cast<double>(sums.tokens);
@@ -78,7 +78,7 @@ void finish(PerplexityResult& result) {
   }
 }
 
-// The full cache's logits of the rows that somebody may still be compared with.
+// The full cache's logits of the rows that a policy has yet to be compared with.
 class KeptRows {
  public:
   explicit KeptRows(int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {}
@@ -105,7 +105,7 @@ class KeptRows {
   std::vector<float> logits_;
 };
 
-// Policies that read the same text, pass by pass, whoever is least advanced next.
+// Policies that read the same text side by side: the least advanced runs its next pass.
 class SideBySide {
  public:
   SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
@@ -155,7 +155,7 @@ class SideBySide {
     for (std::size_t i = 0; i < policies.size(); ++i) {
       KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], type, budget));
       if (options_.compare_full && full_ == nullptr && type == KvType::kF16 && tracks_[i].result.policy == "full")
-        full_ = &tracks_[i];  // it is its own measure, and needs no second reading
+        full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
@@ -197,7 +197,7 @@ class SideBySide {
     return {};
   }
 
-  // One stream or window.
+  // Reads and scores one stream or window.
   Status read(std::span<const TokenId> part) {
     full_rows_.clear();
     for (Track& track : tracks_)
@@ -223,7 +223,7 @@ class SideBySide {
     return {};
   }
 
-  // Of those whose results are wanted; nullptr: all are done.
+  // Returns the least advanced track whose result was requested; nullptr if all are done.
   Track* least_advanced() {
     Track* least = nullptr;
     for (Track& track : tracks_)
@@ -262,9 +262,9 @@ class SideBySide {
   const PerplexityOptions& options_;
   Progress progress_;
   std::vector<Track> tracks_;
-  Track* full_ = nullptr;  // what all are compared with
+  Track* full_ = nullptr;  // the reference of the comparison
   KeptRows full_rows_;
-  std::int64_t before_ = 0;  // tokens of the windows that are done
+  std::int64_t before_ = 0;  // tokens of the finished windows
   std::int64_t total_ = 0;
 };
 

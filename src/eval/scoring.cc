@@ -33,7 +33,7 @@ LogitDivergence compare_logits(std::span<const float> right, std::span<const flo
     difference += weight * (p - q);
   }
   const double kld = difference / p_sum - std::log(p_sum) + std::log(q_sum);
-  // It is never negative; rounding may make it so.
+  // The divergence is never negative; only rounding can make it so.
   return {kld < 0 ? 0 : kld, p_largest - right.begin() == q_largest - other.begin()};
 }
 

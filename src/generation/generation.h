@@ -57,8 +57,8 @@ class Generation {
   static Result<Generation> from_state(const Tokenizer& tokenizer, GenerationState state);
   GenerationState state() const;
 
-  // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation has
-  // finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
+  // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
+  // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
   // token, which is not run). Errors: kDataLoss if all logits are NaN; the request cannot continue then. REQUIRES: the
   // token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
@@ -71,8 +71,8 @@ class Generation {
   // first reason; a pending token is dropped. REQUIRES: reason is neither kEnd nor kStop.
   void finish(FinishReason reason);
 
-  // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "": the
-  // text belongs to the stop string, or the caller has gone. REQUIRES: finished.
+  // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "":
+  // the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
   std::string flush();
 
   // Restarts the random draws with another seed, so that copies differ.

@@ -41,8 +41,8 @@ class Writer {
   void add_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims,
                   std::span<const std::byte> data);
 
-  // Declares a tensor without data. The caller writes the data after the bytes of finish(), or leaves a hole in a sparse
-  // file. REQUIRES: as add_tensor; no tensor with data is added after it.
+  // Declares a tensor without data. The caller writes the data after the bytes of finish(), or leaves a hole in a
+  // sparse file. REQUIRES: as add_tensor; no tensor with data is added after it.
   void declare_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims);
 
   // Returns the whole file, tensors aligned to 32 bytes; if tensors were declared, up to the first one's data.

@@ -27,7 +27,7 @@ struct ReplayOptions {
 struct ReplayFigures {
   double kept_mean = 0;  // tokens held after each step: mean over steps
   std::int64_t kept_max = 0;
-  double recall = 0;        // share of the recorded weight on tokens the pass saw, its own included: mean over steps, heads
+  double recall = 0;  // share of the recorded weight on tokens the pass saw, its own included: mean over steps, heads
   std::int64_t prunes = 0;  // steps at which a token was dropped
 };
 
@@ -37,7 +37,7 @@ struct ReplayedTable {
 };
 
 struct ReplayedLayer {
-  ReplayFigures figures;              // mean over its tables; kept_max: largest; prunes: steps at which any table dropped
+  ReplayFigures figures;  // mean over its tables; kept_max: largest; prunes: steps at which any table dropped
   std::vector<ReplayedTable> tables;  // one, or one for each KV head
 };
 

@@ -35,8 +35,8 @@ class AttentionTrace {
   // Receives units of work done and in total; return false to stop.
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
-  // Checks every weight. Errors: kDataLoss for a weight that is negative or not finite, for a non-zero weight beyond the
-  // diagonal, and for a row whose sum is more than 0.01 away from 1; kCancelled.
+  // Checks every weight. Errors: kDataLoss for a weight that is negative or not finite, for a non-zero weight beyond
+  // the diagonal, and for a row whose sum is more than 0.01 away from 1; kCancelled.
   Status check(const Progress& progress) const;
 
   // Copies the weights of query `row` on tokens 0 to weights.size() - 1. REQUIRES: weights.size() <= T.
@@ -57,8 +57,8 @@ class AttentionTrace {
 
 class AttentionTraceWriter {
  public:
-  // Creates a sparse file of the full size beside `path` under a temporary name. Errors: kInvalidArgument for sizes that
-  // a trace cannot have and for a path that is not a regular file; system errors.
+  // Creates a sparse file of the full size beside `path` under a temporary name. Errors: kInvalidArgument for sizes
+  // that a trace cannot have and for a path that is not a regular file; system errors.
   static Result<AttentionTraceWriter> open(const std::string& path, std::int64_t layers, std::int64_t heads,
                                            std::int64_t tokens);
 

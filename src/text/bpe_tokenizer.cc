@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kLongestRemembered = 64;
 constexpr std::size_t kMostRemembered = std::size_t{1} << 18;
 
-using Symbol = std::int32_t;  // a token; values from the vocabulary's size on exist only between merges
+using Symbol = std::int32_t;                  // a token; values from the vocabulary's size on exist only between merges
 using BpeMerger = PairMerger<std::uint32_t>;  // of symbols; a merge's cost is its place in the file
 
 class BpeTokenizer final : public Tokenizer {

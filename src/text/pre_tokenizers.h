@@ -1,6 +1,5 @@
-// Lists the pre-tokenizers by their names in GGUF's tokenizer.ggml.pre: how byte-level BPE cuts a text into words, within
-// which it then merges.
-// Thread-safety: constant data.
+// Lists the pre-tokenizers by their names in GGUF's tokenizer.ggml.pre: how byte-level BPE cuts a text into words,
+// within which it then merges. Thread-safety: constant data.
 #pragma once
 
 #include <string_view>

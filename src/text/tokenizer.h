@@ -60,7 +60,8 @@ class Tokenizer {
 };
 
 // Makes the SentencePiece BPE tokenizer of Llama 2 (GGUF's tokenizer.ggml.model = "llama").
-//   - Starts from single characters and merges the adjacent pair whose union scores best, leftmost first, until no union
+//   - Starts from single characters and merges the adjacent pair whose union scores best, leftmost first, until no
+//   union
 //     is in the vocabulary.
 //   - A character not in the vocabulary falls back to its bytes, or to the unknown token if a byte token is missing.
 //   - Merges never produce control, unknown or byte tokens.
