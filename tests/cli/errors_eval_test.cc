@@ -1,4 +1,4 @@
-// kvasir eval: each wrong command line and input, its exit code and what is said.
+// kvasir eval: each wrong command line and input, its exit code and message.
 #include "cli/errors.h"
 
 namespace kvasir::test {

@@ -1,4 +1,4 @@
-// kvasir run: each wrong command line and input, its exit code and what is said.
+// kvasir run: each wrong command line and input, its exit code and message.
 #include "cli/errors.h"
 #include "support/shared_data.h"
 

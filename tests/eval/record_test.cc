@@ -1,5 +1,5 @@
-// Recordings against the reference model's attention, and against replay: the same policy on what was recorded keeps
-// what the engine held.
+// Recordings are compared with the reference model's attention, and with replay: the same policy on the recording keeps
+// the tokens that the engine held.
 #include "eval/record.h"
 
 #include <fmt/core.h>
@@ -186,7 +186,7 @@ TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
       }
 }
 
-// What a row sees is what was held at the end of the text before it, and itself: told by another recording.
+// A row sees the tokens held at the end of the text before it (known from a shorter recording), and itself.
 TEST_F(Record, RowsSeeWhatWasHeld) {
   std::vector<float> row(kTokens);
   for (const auto& [name, specs] : kSmall) {
