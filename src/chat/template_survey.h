@@ -5,9 +5,9 @@
 //
 //   - White space around tags is trimmed (trim_blocks and lstrip_blocks, as usual for chat templates); comments are
 //     dropped.
-//   - Text between tags becomes an output of a literal; adjacent outputs are joined. Literals are in single quotes;
-//   only
-//     quotes and backslashes are escaped.
+//   - Text between tags becomes an output of a literal; adjacent outputs are joined.
+//   - Literals are in single quotes.
+//   - Only quotes and backslashes are escaped.
 //   - Branches that only tools, documents or unset options reach are dropped, and so are conditions that always hold.
 // Thread-safety: pure functions.
 #pragma once

@@ -82,10 +82,10 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 
 // Returns one result per policy, in order. `tokens`: the text, with BOS in front if the model wants one.
 //   - Without compare_full, the policies run one after the other.
-//   - With compare_full, all policies and one full cache read the text side by side, pass by pass, so that only the
-//   full
-//     cache's logits of a pass or two are stored. All caches are in memory at once; the model's kv_memory bounds the
-//     cache of each policy, but not the full cache.
+//   - With compare_full, all policies and one full cache read the text side by side, pass by pass.
+//     Only the full cache's logits of a pass or two are stored.
+//   - All caches are then in memory at once. The model's kv_memory bounds the cache of each policy, but not the full
+//     cache.
 // `progress` receives tokens done and in total. Errors: those of check_perplexity, kResourceExhausted, kCancelled.
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
                                                           std::span<const TokenId> tokens,

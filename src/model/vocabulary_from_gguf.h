@@ -9,9 +9,9 @@
 namespace kvasir {
 
 // Reads the vocabulary. Absent keys take the defaults of the format:
-//   - SPM: tokens 1, 2 and 0 are BOS, EOS and unknown if they are of that kind; BOS is added, EOS is not; a space is
-//   put
-//     in front.
+//   - SPM: tokens 1, 2 and 0 are BOS, EOS and unknown if they are of that kind.
+//     BOS is added, EOS is not.
+//     A space is put in front.
 //   - Byte-level BPE: token 11 is BOS and EOS if it is a control token. The pre-tokenizer determines whether BOS is
 //     added; it is GPT-2's if the file names none. Without token types, all tokens are normal except those that the
 //     file names as BOS, EOS or another end.
