@@ -1,6 +1,6 @@
-// Whoever wants to know the attention of a sequence: retention policies get masses, reduced over heads; recordings and
-// inspections get the raw weights.
-// Thread-safety: told by one thread, between the parallel regions of a pass.
+// Interfaces to observe the attention of a sequence: retention policies receive masses, reduced over heads; recordings
+// and inspections receive the raw weights.
+// Thread-safety: called by one thread, between the parallel regions of a pass.
 #pragma once
 
 #include <span>
@@ -22,7 +22,7 @@ struct ObservedAttention {
   }
 };
 
-// Told of the raw attention of a sequence: per pass all layers in order, per layer all rows in order, some at a time.
+// Receives the raw attention of a sequence: per pass all layers in order, per layer all rows in order, in blocks.
 class AttentionObserver {
  public:
   virtual ~AttentionObserver() = default;

@@ -1,7 +1,7 @@
 // One forward pass of several sequences as plain data: token ids, rows, write slots, entries of page tables, positions
-// and masks. Whoever makes it fills it from page tables; a backend executes it and knows no page table.
+// and masks. The caller fills it from page tables; a backend executes it without knowing page tables.
 //
-// Size: O(entries of no table, rows). Entries are referred to where the page tables keep them. Explicit masks exist
+// Size: O(rows x frames + entries with masks). Entries are spans into the page tables. Explicit masks exist
 // only for entries whose visible slots differ between rows: the newest pages, the edges of hidden ranges and of
 // windows. Ownership: spans point into the page tables of the sequences; the batch is valid until one of them changes.
 // Thread-safety: plain values; const use from any thread.

@@ -1,5 +1,5 @@
-// Where attention gets its pages from. Pages in memory are always there; pages that live elsewhere are fetched while
-// others are computed, and a selector may leave pages unread. A backend without either reads all pages at once.
+// Interfaces through which attention gets its pages. A source fetches pages that are not in memory while others are
+// computed; a selector may skip pages. A backend without either reads all pages directly.
 // Thread-safety: called by one thread, between the parallel regions of a pass.
 #pragma once
 

@@ -1,5 +1,5 @@
-// The bytes of pages, as page tables ask for them. Page tables know numbers of pages and slots; where the bytes lie and
-// how a page is laid out is the store's affair.
+// The bytes of pages. Page tables refer to pages and slots by number; only the store knows where the bytes are and how
+// a page is laid out.
 //
 // Thread-safety: one caller at a time. Every call is finished when it returns.
 #pragma once

@@ -20,10 +20,10 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
     return invalid_argument("cannot write {}: {}; choose another place", partial, std::strerror(errno));
   AtomicFile file(path, descriptor);
   if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-    ::close(std::exchange(file.descriptor_, -1));  // it is the other's
+    ::close(std::exchange(file.descriptor_, -1));  // another process holds it
     return exhausted("cannot write {}: another process is writing it; wait for it, or choose another name", partial);
   }
-  // What a process that was killed left behind.
+  // Discards what a killed process left behind.
   if (::ftruncate(descriptor, 0) != 0) return file.failed("write");
   return file;
 }
@@ -55,7 +55,7 @@ Status AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) return failed("write");
   if (::rename(partial().c_str(), path_.c_str()) != 0) return failed("rename");
   ::close(std::exchange(descriptor_, -1));
-  // The name is durable once its folder is.
+  // The rename is durable once the folder is synced.
   const std::size_t slash = path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
   if (const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); directory >= 0) {

@@ -12,17 +12,17 @@ namespace kvasir {
 
 class AtomicFile {
  public:
-  // Starts to write PATH.partial. Errors: kNotFound, kResourceExhausted and their like with the system's reason;
-  // kResourceExhausted too while another process writes it.
+  // Creates PATH.partial. Errors: kNotFound, kResourceExhausted and similar, with the system's reason;
+  // kResourceExhausted also while another process writes the same file.
   static Result<AtomicFile> create(const std::string& path);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
-  // Removes what was written, unless it was committed.
+  // Removes the partial file, unless it was committed.
   ~AtomicFile();
 
   // Errors: kResourceExhausted with the system's reason (a full disk).
   Status write(std::span<const std::byte> bytes);
-  // Puts the file in its place. What stood there before is replaced at once, or stays as it was. Errors: as write.
+  // Renames the partial file to PATH. Replaces an existing file atomically, or leaves it as it was. Errors: as write.
   Status commit();
 
  private:

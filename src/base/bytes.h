@@ -1,9 +1,9 @@
-// Writing values into a buffer of bytes and reading them back: the state of policies, snapshots and session files. All
-// values are little-endian and packed; counts are 64-bit.
+// Writes values into a byte buffer and reads them back: the state of policies, snapshots and session files. Values are
+// little-endian and packed; counts are 64-bit.
 //
-// A reader's bytes may come from anywhere: no read goes past the end, and no count is believed before the bytes behind
-// it were seen to be there. Failure is sticky: after a read that failed, every other fails and left() is 0, so that a
-// caller may check once at the end of a series.
+// The reader trusts none of its input: no read goes past the end, and a count is accepted only if enough bytes follow
+// it. Failure is sticky: after a failed read every other read fails and left() is 0, so a caller may check once at the
+// end of a series.
 //
 // Thread-safety: none; one object, one thread.
 #pragma once
@@ -23,8 +23,8 @@ namespace kvasir {
 
 static_assert(std::endian::native == std::endian::little, "values are copied as they are");
 
-// Types whose bytes are their value: integers, floats, enums, and structs of integers without padding. Not bool, of
-// which most bytes are no value: it has overloads of its own.
+// Types that may be copied byte by byte: integers, floats, enums, and structs of integers without padding. bool is
+// excluded, because only two of its 256 byte values are valid; it has its own overloads.
 template <class T>
 concept PlainValue = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::is_same_v<T, bool> &&
                      (std::is_floating_point_v<T> || std::has_unique_object_representations_v<T>);
@@ -40,12 +40,12 @@ class ByteWriter {
   }
   void put(bool value) { put(static_cast<std::uint8_t>(value)); }
 
-  // The values alone: what reads them knows how many there are.
+  // Writes the values without a count: the reader must know how many there are.
   template <PlainValue T>
   void put_values(std::span<const T> values) {
     append(values.data(), values.size_bytes());
   }
-  // A count, then the values.
+  // Writes a count, then the values.
   template <PlainValue T>
   void put_span(std::span<const T> values) {
     put(static_cast<std::uint64_t>(values.size()));
@@ -70,14 +70,14 @@ class ByteReader {
 
   bool ok() const { return ok_; }
   std::size_t left() const { return left_.size(); }  // bytes not yet read; 0 after a failure
-  void fail();                                       // what was read is not what it should be
+  void fail();                                       // marks the input as invalid: the caller rejected a value
 
-  // Each returns false and leaves its argument as it was if too few bytes are left.
+  // Each returns false and leaves its argument unchanged if too few bytes are left.
   template <PlainValue T>
   bool get(T& value) {
     return copy(&value, sizeof value);
   }
-  // False for bytes other than 0 and 1 too.
+  // Also returns false for bytes other than 0 and 1.
   bool get(bool& value);
 
   template <PlainValue T>
@@ -85,11 +85,12 @@ class ByteReader {
     return copy(values.data(), values.size_bytes());
   }
 
-  // A count of elements of `element_bytes` (at least 1) each. False if it is above `most`, or if the bytes left do not
-  // hold as many.
+  // Reads a count of elements of `element_bytes` (at least 1) each. Returns false if it is above `most`, or if the
+  // bytes left cannot hold that many elements.
   bool get_count(std::uint64_t& count, std::uint64_t most, std::size_t element_bytes);
 
-  // What put_span and put_vector wrote, of at most `most` elements. Allocates what the bytes left can hold at most.
+  // Reads what put_span or put_vector wrote, at most `most` elements. Never allocates more than the bytes left can
+  // fill.
   template <PlainValue T>
   bool get_vector(std::vector<T>& values, std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
     std::uint64_t count = 0;
@@ -99,7 +100,7 @@ class ByteReader {
   }
   bool get_string(std::string& text, std::uint64_t most = std::numeric_limits<std::uint64_t>::max());
 
-  // The next `count` bytes, in place.
+  // Returns a view of the next `count` bytes.
   bool get_bytes(std::span<const std::byte>& bytes, std::uint64_t count);
 
  private:

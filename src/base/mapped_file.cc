@@ -109,7 +109,7 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
 
 namespace {
 
-// Writes all of `content`, and closes.
+// Writes all of `content` and closes the descriptor.
 Status write_all(FileDescriptor& fd, const std::string& path, std::span<const std::byte> content) {
   for (std::size_t done = 0; done < content.size();) {
     const ssize_t n = ::write(fd.get(), content.data() + done, content.size() - done);
@@ -132,7 +132,7 @@ std::string temporary_name(const std::string& target) {
 
 namespace {
 
-// Where write_file goes: straight into what is no regular file, else into a temporary file that takes its place.
+// The target of write_file: written directly if it is not a regular file, replaced by a temporary file otherwise.
 struct Destination {
   bool in_place = false;
   bool exists = false;
@@ -175,7 +175,7 @@ Status check_writable(const std::string& path) {
   const Destination to = find_destination(path);
   const std::string& file = to.in_place ? path : to.temporary;
   const bool there = ::access(file.c_str(), F_OK) == 0;
-  // A pipe that nobody reads yet cannot be opened without waiting.
+  // Opening a pipe without a reader would block.
   FileDescriptor fd(::open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK | (to.in_place ? 0 : O_CREAT), 0600));
   if (fd.get() < 0 && !(to.in_place && errno == ENXIO)) return errno_status(to.in_place ? "open" : "create", file);
   if (!there) ::unlink(file.c_str());

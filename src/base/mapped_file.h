@@ -14,7 +14,7 @@ namespace kvasir {
 
 class MappedFile {
  public:
-  // Errors: kNotFound, kInvalidArgument (no regular file, or one that may not be read), kIo.
+  // Errors: kNotFound, kInvalidArgument (not a regular file, or not readable), kIo.
   static Result<MappedFile> open(const std::string& path);
 
   MappedFile(MappedFile&& other) noexcept;
@@ -26,7 +26,7 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
 
-  // Tells the system that [offset, offset + size) was read for the last time, so it need not stay resident.
+  // Advises the system that [offset, offset + size) is not needed again and need not stay resident.
   void release(std::size_t offset, std::size_t size) const;
 
  private:
@@ -36,20 +36,20 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-// Reads a whole file, or standard input when `path` is "-". Errors: as for a
-// mapped file, kResourceExhausted over `max_bytes`.
+// Reads a whole file, or standard input when `path` is "-". Errors: as for a mapped file; kResourceExhausted if there
+// are more than `max_bytes`.
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes);
 
-// Writes `content` to `path`: to a temporary file beside it first, then renamed, so that a full disk loses no old file.
-// A link is followed to the file it names; what is no regular file (a device, a pipe) is written to, never replaced.
+// Writes `content` to a temporary file beside `path`, then renames it, so that a full disk does not destroy an existing
+// file. Follows symbolic links. A path that is not a regular file (a device, a pipe) is written to, never replaced.
 Status write_file(const std::string& path, std::span<const std::byte> content);
 
-// A name beside `target` that no file has, for what is renamed to `target` once it is complete: `target`.partial, or
-// with a number behind it.
+// Returns an unused file name beside `target` for a file that will be renamed to `target` once complete:
+// `target`.partial, with a number appended if needed.
 std::string temporary_name(const std::string& target);
 
-// Whether write_file could write there as things stand, for whoever has long to work before. Leaves everything as it
-// is. Errors: as write_file.
+// Checks whether write_file could write to a path now, so that long work can fail early. Changes nothing. Errors: as
+// write_file.
 Status check_writable(const std::string& path);
 
 }  // namespace kvasir

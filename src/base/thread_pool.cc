@@ -7,8 +7,7 @@
 namespace kvasir {
 namespace {
 
-// Parallel regions follow each other within microseconds while a model runs: a worker looks for the next one this many
-// times before it sleeps.
+// Spins before a worker sleeps: parallel regions follow each other within microseconds while a model runs.
 constexpr int kSpins = 4000;
 
 void pause() {
@@ -24,7 +23,7 @@ ThreadPool::ThreadPool(int threads) {
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { worker(); });
   } catch (...) {
-    // No destructor runs: those that did start are ended here.
+    // The destructor does not run after a throw, so the threads that did start are joined here.
     stop_.store(true);
     generation_.fetch_add(1);
     generation_.notify_all();

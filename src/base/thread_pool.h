@@ -1,5 +1,5 @@
-// A fixed set of threads that share the indices of a loop. Which thread takes an index never matters to a result: every
-// kernel's output for an index is independent of the others.
+// A fixed set of threads that share the indices of a loop. Results do not depend on which thread takes an index, since
+// every kernel's output for an index is independent of the others.
 // Thread-safety: one caller at a time; tasks must not call back into the pool.
 #pragma once
 
@@ -39,8 +39,8 @@ class ThreadPool {
   Call call_ = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
-  // Whether a region is open, and how many workers are in it. A region ends when all its indices are taken and those
-  // inside have left; a worker that wakes up late finds the gate closed, and nobody waits for it.
+  // Holds whether a region is open, and how many workers are inside. A region ends when all its indices are taken and
+  // all workers inside have left. A worker that wakes up late finds the gate closed; the caller does not wait for it.
   static constexpr unsigned kOpen = 1u << 31;
   alignas(64) std::atomic<unsigned> gate_{0};
   alignas(64) std::atomic<unsigned> generation_{0};
@@ -48,7 +48,7 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
 };
 
-// Cores this process may run on.
+// Returns the number of cores this process may run on.
 int usable_cores();
 
 }  // namespace kvasir

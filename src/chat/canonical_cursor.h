@@ -23,8 +23,8 @@ class CanonicalCursor {
 
   bool at_end() const { return rest_.empty(); }
 
-  // Moves behind `pattern` and returns true if the text continues with it. '*' in the pattern matches any literal,
-  // whose text the next of `holes` receives.
+  // If the text continues with `pattern`, moves past it and returns true. Each '*' in the pattern matches any literal
+  // and stores its text in the next of `holes`.
   bool take(std::string_view pattern, std::initializer_list<std::string*> holes = {});
 
   // Takes one or more literals and names joined by plus signs; nullopt, without moving, if there are none.

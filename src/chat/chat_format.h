@@ -1,4 +1,4 @@
-// The form that a model's chat template gives to a conversation, as data. ChatTemplate writes conversations by it.
+// A model's chat template as data. ChatTemplate writes conversations by it.
 // Thread-safety: plain values.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace kvasir {
 
-// The texts around a message of some role.
+// The texts around a message of one role.
 struct ChatForm {
   std::string before;
   std::string after;
   bool strip = false;  // the content is written without white space at its ends
 };
 
-// Where a system message is written that starts the conversation.
+// Where a system message at the start of a conversation is written.
 enum class SystemPlace {
   kOwnMessage,  // as a message of its own
   kFirstUser,   // inside the user message that follows
@@ -35,11 +35,10 @@ enum class Thoughts {
   kKept,
   kDropped,            // everything before the last </think> is dropped
   kDroppedUnlessLast,  // as kDropped, except in the newest message
-  kOfThisTurn,         // kept behind the user's last query, where a message without thoughts gets empty ones
+  kOfThisTurn,         // kept after the user's last query; there, a message without thoughts gets empty ones
 };
 
-// A system message that switches thinking on and off by "/think" or "/no_think" in it; the switch itself is not
-// written.
+// A system message in which "/think" or "/no_think" switches thinking on or off. The switch itself is not written.
 struct ThinkSwitch {
   std::string before;         // before the name of the mode
   std::string between;        // between the name and the instructions
@@ -66,7 +65,7 @@ struct ChatFormat {
   LateSystem late = LateSystem::kOwnMessage;
   bool skip_empty_system = false;
   std::optional<std::string> default_system;  // content of a system message if the conversation starts without one
-  std::string fold_before;                    // before a system message inside a user message
+  std::string fold_before;                    // before a system message written inside a user message
   std::string fold_after;                     // after it
   bool alternate = false;                     // user and assistant must take turns, user first
   Thoughts thoughts = Thoughts::kKept;

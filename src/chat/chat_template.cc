@@ -29,7 +29,7 @@ std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token)
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
 }
 
-// As strftime's "%d %b %Y" in English.
+// Formats a date like strftime's "%d %b %Y", in English.
 std::string date_text(std::time_t now) {
   static constexpr std::array<const char*, 12> kMonths = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                                           "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
@@ -38,7 +38,7 @@ std::string date_text(std::time_t now) {
   return fmt::format("{:02} {} {}", date.tm_mday, kMonths[static_cast<std::size_t>(date.tm_mon)], date.tm_year + 1900);
 }
 
-// Without a marker for it, a system message is written as one of the user's.
+// Makes the `markers` format. Without a <|system|> marker, a system message is written as a user's.
 std::optional<ChatFormat> marker_format(const Vocabulary& vocabulary) {
   ChatFormat format;
   for (const char* marker : {"<|user|>", "<|assistant|>", "<|end|>"}) {
@@ -79,7 +79,7 @@ ChatFormat plain_format() {
   format.assistant = {"Assistant: ", "\n"};
   format.system = {"System: ", "\n"};
   format.late_system = format.system;
-  format.open = "Assistant:";  // the model's first word brings its own space
+  format.open = "Assistant:";  // the model's first word starts with a space
   format.stops = {"\nUser:", "\nSystem:"};
   return format;
 }
@@ -113,8 +113,8 @@ ChatTemplate::ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool
   if (format_.control && format_.reserved.empty()) reserve(vocabulary);
 }
 
-// Contents never produce control tokens. Of the user-defined tokens, those are reserved that look like marks: others,
-// such as runs of spaces, may stand in any text.
+// Contents never produce control tokens. User-defined tokens are reserved only if they look like markers; others, such
+// as runs of spaces, may occur in any text.
 void ChatTemplate::reserve(const Vocabulary& vocabulary) {
   const std::string marks = marks_of(format_);
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {

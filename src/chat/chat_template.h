@@ -1,8 +1,8 @@
 // Writes conversations as a model's chat template does.
 //
-// The text comes in segments: control tokens written out in the template's own segments become these tokens, those in a
-// message's content never do. A model file holds its template as Jinja source, which is not run: the templates of known
-// families are recognised as a whole and written natively (docs/operations/text.md lists them).
+// The text comes in segments. Control tokens written out in the template's own segments become these tokens; in a
+// message's content they stay plain text. A model file holds its template as Jinja source, which is never run:
+// templates of known families are recognised as a whole and written natively (docs/operations/text.md lists them).
 // Thread-safety: a ChatTemplate is immutable.
 #pragma once
 
@@ -36,7 +36,7 @@ struct ChatPrompt {
 
 class ChatTemplate {
  public:
-  // `stands_in`: this template takes the place of one that was not recognised.
+  // `stands_in`: this template replaces one that was not recognised.
   ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool stands_in);
 
   std::string_view name() const { return format_.name; }
@@ -48,21 +48,21 @@ class ChatTemplate {
   // roles out of order, or a role that it has no form for.
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const;
 
-  // Writes messages[first, ...) behind a context that holds messages[0, first) already, each as it was written when it
-  // was the newest. Hence:
-  //   - the start of every conversation (BOS, a default system message) comes with the first message only;
-  //   - a message that is part of the next one gives no text yet: the system message of Llama 2 and Mistral is written
-  //     inside the user message that follows it;
-  //   - text in the context does not change, although render() may write it differently later: Qwen3 and DeepSeek drop
+  // Writes messages[first, ...) behind a context that already holds messages[0, first), each written when it was the
+  // newest. Hence:
+  //   - The start of a conversation (BOS, a default system message) comes with the first message only.
+  //   - A message that the template writes as part of the next one gives no text yet: Llama 2 and Mistral write the
+  //     system message inside the user message that follows it.
+  //   - Text in the context never changes, although render() might write it differently later: Qwen3 and DeepSeek drop
   //     the thoughts of earlier answers, Mistral Nemo moves the system message to the newest user message, DeepSeek
-  //     moves a later one to the top;
-  //   - the end of a conversation, as opposed to that of a message (Phi-3's EOS), is not written.
-  // A message that render() would drop or put before text in the context is an error. Errors: as render().
+  //     moves a later one to the top.
+  //   - The end of a conversation (such as Phi-3's EOS) is not written, only the ends of messages.
+  // A message that render() would drop, or place before text in the context, is an error. Errors: as render().
   // REQUIRES: first <= messages.size().
   Result<ChatPrompt> render_next(std::span<const ChatMessage> messages, std::size_t first, bool open_answer) const;
 
-  // What the template writes after an answer. The model writes `end` itself, as its last token. If the answer broke
-  // off, `end` is missing, and so is `before`, which few templates have.
+  // The text that the template writes after an answer: before, end, after. The model writes `end` itself, as its last
+  // token. If the answer broke off, `end` is missing, and so is `before`, which few templates have.
   struct Closing {
     std::string before;
     std::string end;       // may be empty
@@ -71,11 +71,11 @@ class ChatTemplate {
   };
   const Closing& closing() const { return closing_; }
 
-  // The token of `end`, if the vocabulary has it. It ends the model's text, whether or not the file says so.
+  // The token of `end`, if the vocabulary has it. It ends generation whether or not the file says so.
   std::optional<TokenId> end_token() const { return end_token_; }
 
-  // Strings that end an answer, beside end tokens. Each is the start of what follows an answer: closing(), then a
-  // message.
+  // Strings that end an answer, in addition to end tokens. Each is the start of the text that follows an answer:
+  // closing(), then a message.
   const std::vector<std::string>& stop() const { return format_.stops; }
 
  private:
@@ -88,7 +88,7 @@ class ChatTemplate {
 };
 
 // Makes the template of a model. `source`: the file's tokenizer.chat_template, or empty. If it is empty or not
-// recognised, the first of these takes its place for which the vocabulary has the tokens:
+// recognised, it is replaced by the first of these whose tokens are in the vocabulary:
 //   markers  <|user|>...<|end|><|assistant|>       with all three; <|system|> too if it is there
 //   chatml   <|im_start|>user\n...<|im_end|>\n     with both
 //   plain    User: ...\nAssistant:

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -55,7 +56,9 @@ Result<ChatTranscript::Rendered> ChatTranscript::render(std::string_view role, s
   all.insert(all.end(), rendered.messages.begin(), rendered.messages.end());
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(all, &fills));
   rendered.waits = prompt.segments.empty();
-  if (!rendered.waits) {
+  if (rendered.waits) {
+    KVASIR_RETURN_IF_ERROR(check_utf8(content));  // encoding it with the next message would blame that one
+  } else {
     KVASIR_ASSIGN_OR_RETURN(rendered.tokens, encode(std::move(prompt), fills, context));
   }
   return rendered;
@@ -115,7 +118,7 @@ Result<ChatPrompt> ChatTranscript::render_newest(std::span<const ChatMessage> me
   return prompt;
 }
 
-// Returns a message's tokens, behind those that close the message before it.
+// Returns the tokens that close the previous message, followed by the message's own.
 Result<std::vector<TokenId>> ChatTranscript::encode(ChatPrompt message, bool fills, const ContextEnd& context) const {
   const bool in_text = ends_in_text(context.newest);
   if (fills) return encode_chat(*tokenizer_, message, false, in_text);
@@ -130,7 +133,7 @@ Result<std::vector<TokenId>> ChatTranscript::encode(ChatPrompt message, bool fil
   if (ending_.kind != Kind::kClosed) {
     const std::string opened = closing.before + closing.end + closing.after + segments.front().text;
     if (ending_.kind == Kind::kStop && opened.starts_with(ending_.stop)) {
-      // The model went on to write this message's own start: only the rest is missing.
+      // The model already wrote the start of this message: only the rest is missing.
       segments.front().text = opened.substr(ending_.stop.size());
     } else {
       KVASIR_ASSIGN_OR_RETURN(std::string missing, missing_closing(context.newest));
@@ -140,7 +143,7 @@ Result<std::vector<TokenId>> ChatTranscript::encode(ChatPrompt message, bool fil
   return encode_chat(*tokenizer_, message, context.tokens == 0, in_text);
 }
 
-// Returns the part of the template's closing text that the context does not end with yet.
+// Returns the part of the template's closing text that the end of the context lacks.
 Result<std::string> ChatTranscript::missing_closing(std::span<const TokenId> newest) const {
   const ChatTemplate::Closing& closing = chat_->closing();
   KVASIR_ASSIGN_OR_RETURN(const bool closed, ends_with_closing(closing.end + closing.after, newest));
@@ -150,8 +153,8 @@ Result<std::string> ChatTranscript::missing_closing(std::span<const TokenId> new
   return ended ? closing.after : closing.before + closing.end + closing.after;
 }
 
-// Whether the context ends with part of the closing text: as the template's own tokens where it closes with a control
-// token, by its bytes otherwise.
+// Returns whether the context ends with `text`, a part of the closing text. Compares tokens if the template closes with
+// a control token, bytes otherwise.
 Result<bool> ChatTranscript::ends_with_closing(std::string_view text, std::span<const TokenId> newest) const {
   if (!chat_->closing().control || !chat_->end_token()) return ends_with(text, newest);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
@@ -165,7 +168,7 @@ ChatEnding ChatTranscript::ending_of(const Answer& answer, std::span<const Token
     return {Kind::kEndToken, *answer.end_token, {}};
   }
   if (!started_) return {};
-  // The stop string may have been the caller's own.
+  // The stop string may be one of the caller's, not of the template.
   if (answer.finish_reason == FinishReason::kStop && !answer.mid_character)
     for (const std::string& stop : chat_->stop())
       if (ends_with(stop, newest)) return {Kind::kStop, kNoToken, stop};
@@ -179,7 +182,7 @@ bool ChatTranscript::ends_with(std::string_view text, std::span<const TokenId> n
   return end.ends_with(text);
 }
 
-// Whether the context ends inside a text. A control or user-defined token ends a text: the next one starts anew.
+// Returns whether the context ends inside a text: a control or user-defined token ends a text.
 bool ChatTranscript::ends_in_text(std::span<const TokenId> newest) const {
   if (newest.empty()) return false;
   const TokenKind kind = tokenizer_->vocabulary().kinds[static_cast<std::size_t>(newest.back())];

@@ -1,9 +1,10 @@
-// The messages of one conversation, and how the context they stand in ends: what a new message needs in front of it.
+// Records the messages of one conversation and how its context ends, which determines the text a new message needs in
+// front of it.
 //
-// The transcript does not run tokens. A message goes through two calls: render() gives its token ids and changes
-// nothing, add() records it once the caller knows how many of them entered the context. A message that was refused is
-// never added, so there is nothing to roll back. Between messages the caller reports what else enters the context:
-// plain text, and generations.
+// The transcript does not run tokens. A message takes two calls: render() returns its token ids and changes nothing;
+// add() records it once the caller knows how many of them entered the context. A refused message is never added, so
+// nothing has to be rolled back. Between messages the caller reports what else enters the context: plain text and
+// generations.
 // Thread-safety: none; copies (forks) are independent. Refers to tokenizer and template, which must outlive it.
 #pragma once
 
@@ -21,14 +22,14 @@
 
 namespace kvasir {
 
-// How the context ends, and so what a new message needs in front of it.
+// How the context ends, which determines the text a new message needs in front of it.
 struct ChatEnding {
   enum class Kind {
     kClosed,    // no message is open: nothing is needed
-    kAwaited,   // the context ends with the opening of an answer: a message of the assistant fills it
+    kAwaited,   // the context ends with the opening of an answer, which a message of the assistant fills
     kOpen,      // a message is unfinished: the template's closing text is needed
-    kEndToken,  // the model ended its text with `token`, which is not in the context yet and is needed
-    kStop,      // the context ends with `stop`, a stop string of the template: the first part of what follows an answer
+    kEndToken,  // the model ended its text with `token`, which is not in the context yet: it is needed
+    kStop,      // the context ends with `stop`, a stop string of the template: the start of what follows an answer
   };
   Kind kind = Kind::kClosed;
   TokenId token = kNoToken;  // of kEndToken
@@ -38,14 +39,14 @@ struct ChatEnding {
 // A ChatTranscript as plain data.
 struct ChatState {
   std::vector<ChatMessage> messages;
-  bool started = false;  // some message has entered the context
+  bool started = false;  // a message has entered the context
   ChatEnding ending;
 };
 
-// The context that messages are written behind.
+// The end of the context that a message is written behind.
 struct ContextEnd {
-  std::int64_t tokens = 0;          // in the context
-  std::span<const TokenId> newest;  // the newest of them, oldest first: more than the template's closing text takes
+  std::int64_t tokens = 0;          // in the whole context
+  std::span<const TokenId> newest;  // the last of them, oldest first; more tokens than the template's closing text has
 };
 
 class ChatTranscript {
@@ -58,23 +59,23 @@ class ChatTranscript {
 
   // A message that is ready to enter the context.
   struct Rendered {
-    std::vector<ChatMessage> messages;  // the message; before it an empty answer, if the last question has no answer
-    std::vector<TokenId> tokens;        // to run: what closes the message before, then this one
-    bool waits = false;                 // the template writes it as part of the next message: there is nothing to run
+    std::vector<ChatMessage> messages;  // the message, preceded by an empty answer if the last question has none
+    std::vector<TokenId> tokens;        // to run: the closing of the previous message, then this one
+    bool waits = false;                 // the template writes it as part of the next message: nothing to run yet
     bool opens_answer = false;          // the tokens end with the opening of an answer
     std::size_t position = 0;           // number of messages before it
   };
 
-  // Writes a message behind the context. Errors: kInvalidArgument (a role or an order of roles that the template has no
-  // form for, invalid UTF-8).
+  // Writes a message behind the context. Errors: kInvalidArgument for a role or an order of roles that the template
+  // does not support, and for invalid UTF-8, also in a message that waits.
   Result<Rendered> render(std::string_view role, std::string_view content, const ContextEnd& context) const;
 
-  // Records a rendered message of which `read` tokens entered the context. With 0, unless it waits, the message was
-  // refused and is not recorded; one that entered in part stays open. REQUIRES: 0 <= read <= tokens.size(), and the
-  // transcript is as it was when the message was rendered.
+  // Records a rendered message of which `read` tokens entered the context. Zero means that the message was refused; it
+  // is then not recorded, unless it waits. A message that entered in part stays open. REQUIRES: 0 <= read <=
+  // tokens.size(); the transcript has not changed since render().
   void add(Rendered message, std::int64_t read);
 
-  // Records that plain text entered the context. It continues an open message.
+  // Records that plain text entered the context; it continues an open message.
   void add_text();
 
   // Marks the newest message as open: a generation starts to continue the context.
@@ -85,14 +86,14 @@ class ChatTranscript {
     std::string_view text;
     FinishReason finish_reason = FinishReason::kLength;
     std::optional<TokenId> end_token;  // of kEnd
-    bool mid_character = false;        // its tokens end inside a UTF-8 character
+    bool mid_character = false;        // the answer's tokens end inside a UTF-8 character
   };
 
-  // Records the end of a generation: its text continues the assistant's message, or is a new one. `newest`: of the
-  // context, see ContextEnd. REQUIRES: begin_answer() was called before the generation; end_token with kEnd.
+  // Records the end of a generation. Its text continues the assistant's message, or starts a new one. `newest`: as in
+  // ContextEnd. REQUIRES: begin_answer() was called before the generation; with kEnd, end_token is set.
   void end_answer(const Answer& answer, std::span<const TokenId> newest);
 
-  // The template's strings that end an answer. None as long as no message has entered the context.
+  // Returns the template's stop strings; none until a message has entered the context.
   std::span<const std::string> stops() const;
 
   const std::vector<ChatMessage>& messages() const { return messages_; }
@@ -109,7 +110,7 @@ class ChatTranscript {
   const Tokenizer* tokenizer_;
   const ChatTemplate* chat_;
   std::vector<ChatMessage> messages_;  // of all roles, the model's answers included
-  bool started_ = false;               // some message has entered the context
+  bool started_ = false;               // a message has entered the context
   ChatEnding ending_;
 };
 

@@ -70,7 +70,7 @@ class Writer {
   bool folds() const {
     return format_.system_place == SystemPlace::kFirstUser || format_.system_place == SystemPlace::kLastUser;
   }
-  // True if the messages before `first` have given no text yet.
+  // Returns true if the messages before `first` have produced no text yet.
   bool is_untouched() const {
     if (part_.first == 0) return true;
     const bool bare = format_.skip_empty_system || format_.system_place == SystemPlace::kTop;
@@ -101,7 +101,7 @@ class Writer {
                             index == 0 ? "; say it as the user" : " here");
   }
 
-  // Writes what comes before the messages, the first system message included.
+  // Writes the start of a conversation: everything before the messages, and the first system message.
   Status write_start() {
     if (format_.think_switch) {
       write_switch();
@@ -198,7 +198,7 @@ class Writer {
     }
     mark(form.before + format_.fold_before);
     content(messages_[0].content);
-    // System message and user text are stripped as one text: if the user's is empty, that text ends with fold_after.
+    // System message and user text are stripped as one text; if the user's is empty, the result ends with fold_after.
     const std::string_view said = form.strip ? strip_right(text) : text;
     mark(form.strip && said.empty() ? strip_right(format_.fold_after) : format_.fold_after);
     content(said);

@@ -1,4 +1,4 @@
-// Writes conversations by a format.
+// Writes conversations by a ChatFormat.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace kvasir {
 
 // The part of a conversation to write.
 struct ChatPart {
-  std::size_t first = 0;     // messages before this one are in the context already
-  bool whole = true;         // written as by render(); otherwise as by render_next()
+  std::size_t first = 0;     // messages before this one are already in the context
+  bool whole = true;         // true: write as render() does; false: as render_next() does
   bool open_answer = false;  // end with the opening of an answer
 };
 

@@ -1,4 +1,4 @@
-// str.strip(), lstrip() and rstrip() as chat templates call them: white space is what Python defines it to be.
+// Python's str.strip(), lstrip() and rstrip() for chat templates, with Python's definition of white space.
 // Thread-safety: pure functions.
 #pragma once
 

@@ -18,8 +18,8 @@ std::string_view name_of(const ChatFormat& format) {
   return "by role";
 }
 
-// Returns what the model itself writes to end an answer: EOS if the form has it, otherwise the closing text without
-// white space around it.
+// Returns the text with which the model itself ends an answer: EOS if the format has it, otherwise the closing text
+// without surrounding white space.
 std::string end_of(const ChatFormat& format) {
   const std::string& after = format.assistant.after;
   if (!format.eos_text.empty() && after.find(format.eos_text) != std::string::npos) return format.eos_text;

@@ -1,4 +1,4 @@
-// Finds the form that a template gives to a conversation from its Jinja source.
+// Derives the ChatFormat of a template from its Jinja source.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -13,10 +13,10 @@ namespace kvasir {
 struct TemplateNames {
   std::string bos;    // the piece of BOS, or empty
   std::string eos;    // of EOS
-  std::string today;  // "26 Jul 2024": what strftime_now("%d %b %Y") gives
+  std::string today;  // result of strftime_now("%d %b %Y"), such as "26 Jul 2024"
 };
 
-// Returns nullopt if any part of the template has an effect that is not known: no form is better than a wrong one.
+// Returns nullopt if any part of the template is not understood: no format is better than a wrong one.
 std::optional<ChatFormat> recognise_template(std::string_view source, const TemplateNames& names);
 
 }  // namespace kvasir

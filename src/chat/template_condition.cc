@@ -132,7 +132,7 @@ class ConditionReader {
       TemplateCondition group = read_either();
       --depth_;
       if (take(")") && at_end_of_term()) return group;
-      at_ = begin;  // a bracket inside a comparison: read it again as part of the term
+      at_ = begin;  // the bracket is part of a comparison: read it again as part of the term
     }
     int open = 0;
     for (; at_ < tokens_.size() && (open > 0 || !at_end_of_term()); ++at_)

@@ -1,4 +1,4 @@
-// The conditions of a template's branches, simplified by what holds for every conversation of system, user and
+// Simplifies the conditions of a template's branches by facts that hold for every conversation of system, user and
 // assistant messages: there are no tools and no documents, and no option is set.
 // Thread-safety: pure functions.
 #pragma once

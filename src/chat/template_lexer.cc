@@ -76,7 +76,7 @@ class Lexer {
     if (!rest_.empty() && (rest_[0] == '-' || rest_[0] == '+')) rest_.remove_prefix(1);
     TemplateItem item{kind == '%', {}};
     const std::string_view end = kind == '%' ? "%}" : "}}";
-    int depth = 0;  // of braces, so that those of a mapping end no tag
+    int depth = 0;  // of braces: those of a mapping do not end the tag
     for (;;) {
       rest_.remove_prefix(std::min(rest_.find_first_not_of(kWhiteSpace), rest_.size()));
       if (rest_.empty()) return false;
@@ -202,7 +202,7 @@ std::string quoted(std::string_view literal) {
   return text + "'";
 }
 
-// Makes line ends those that Jinja sees, without the one at the end of the source.
+// Normalises line ends as Jinja does, and removes the one at the end of the source.
 std::string unix_lines(std::string_view source) {
   std::string text;
   for (std::size_t i = 0; i < source.size(); ++i) {

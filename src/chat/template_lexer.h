@@ -1,5 +1,5 @@
-// The tags and texts of a Jinja template as lists of tokens. White space around tags is trimmed as chat templates are
-// read (trim_blocks, lstrip_blocks), and comments are dropped.
+// Splits a Jinja template into tags and texts, as lists of tokens. Trims white space around tags (trim_blocks and
+// lstrip_blocks, as usual for chat templates) and drops comments.
 // Thread-safety: pure functions.
 #pragma once
 

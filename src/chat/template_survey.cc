@@ -33,7 +33,7 @@ TemplateTokens join_literals(TemplateTokens tokens) {
   return joined;
 }
 
-// Keeps the items that some conversation reaches, and simplifies their conditions.
+// Keeps the items that a conversation can reach, and simplifies their conditions.
 class Pruner {
  public:
   // Returns false if the heads and ends of branches do not match.

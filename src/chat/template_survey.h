@@ -1,12 +1,14 @@
-// Brings a Jinja chat template to a canonical text: what it says about a conversation of system, user and assistant
-// messages, in a spelling that differently written templates share. No template is run.
+// Reduces a Jinja chat template to a canonical text: its effect on a conversation of system, user and assistant
+// messages, in one spelling for equivalent templates. No template is run.
 //
 //   {% for m in messages %}  {{- "a" + 'b' }}{{ m['role'] }}   becomes   {%for m in messages%}{{'ab'+m.role}}
 //
-// White space around tags is trimmed as chat templates are read (trim_blocks, lstrip_blocks), and comments are dropped.
-// Text between tags becomes an output of a literal, and adjacent outputs become one. Literals are in single quotes,
-// with a backslash before a quote or a backslash and no other escapes. Branches that only tools, documents or unset
-// options reach are dropped, and so are terms of a condition that always hold.
+//   - White space around tags is trimmed (trim_blocks and lstrip_blocks, as usual for chat templates); comments are
+//     dropped.
+//   - Text between tags becomes an output of a literal; adjacent outputs are joined.
+//   - Literals are in single quotes.
+//   - Only quotes and backslashes are escaped.
+//   - Branches that only tools, documents or unset options reach are dropped, and so are conditions that always hold.
 // Thread-safety: pure functions.
 #pragma once
 

@@ -1,4 +1,4 @@
-// kvasir bench: speed of a model on this machine.
+// kvasir bench: measures the speed of a model on this machine.
 #include <fmt/core.h>
 
 #include "base/status.h"

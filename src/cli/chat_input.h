@@ -1,4 +1,4 @@
-// What commands read of chats: templates and conversations.
+// Reads the chat templates and conversations given to commands.
 #pragma once
 
 #include <string>
@@ -10,16 +10,16 @@
 
 namespace kvasir::cli {
 
-// --chat-template FILE, which leaves the file's content.
+// Adds --chat-template FILE; stores the file's name.
 CLI::Option* add_chat_template_option(CLI::App& command, std::string& file);
 
-// The file's content; "" for no file. Errors: those of reading; kInvalidArgument if it is empty.
+// Returns the file's content; "" if `file` is empty. Errors: those of reading; kInvalidArgument for an empty template.
 Result<std::string> read_chat_template(const std::string& file);
 
-// On standard error, for a template that is not recognised: the form that takes its place.
+// Reports on standard error that the model's template is not recognised, and which one replaces it.
 void note_stand_in(std::string_view name);
 
-// [{"role": "user", "content": "Hello"}, ...]. Errors: kInvalidArgument.
+// Parses [{"role": "user", "content": "Hello"}, ...]. Errors: kInvalidArgument.
 Result<std::vector<ChatMessage>> parse_messages(std::string_view json);
 
 }  // namespace kvasir::cli

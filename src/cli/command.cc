@@ -23,7 +23,7 @@ namespace kvasir::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
-int g_wake[2] = {-1, -1};  // a pipe: an interrupt just before a wait ends that wait too
+int g_wake[2] = {-1, -1};  // a pipe, so that an interrupt just before a wait also ends that wait
 
 void on_interrupt(int signal) {
   if (g_interrupted.exchange(true)) ::_exit(128 + signal);
@@ -36,7 +36,7 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The program and the commands within it that the command line names.
+// Returns the program and the (sub)commands that the command line names.
 std::vector<const CLI::App*> commands(const CLI::App& program) {
   std::vector<const CLI::App*> path = {&program};
   while (!path.back()->get_subcommands().empty()) path.push_back(path.back()->get_subcommands().front());
@@ -61,7 +61,7 @@ int exit_code(const Status& status) {
 
 std::string error_text(const Status& status, const CLI::App& program) {
   const CLI::App& command = *commands(program).back();
-  // Settings whose options are not called as they are.
+  // Settings whose options have other names.
   static constexpr std::pair<std::string_view, const char*> kOptions[] = {
       {"policy", "--kv"},         {"policies", "--kv"},      {"page_slots", "--page"},
       {"max_tokens", "--tokens"}, {"depths", "--depth"},     {"first_scored", "--skip"},
@@ -72,7 +72,7 @@ std::string error_text(const Status& status, const CLI::App& program) {
     std::ranges::replace(name, '_', '-');
     for (const auto& [other, option] : kOptions)
       if (command.get_option_no_throw(name) == nullptr && other == setting) name = option;
-    // What another command would take is no help.
+    // Options of other commands are omitted.
     if (command.get_option_no_throw(name) != nullptr) options += (options.empty() ? " [" : ", ") + name;
   }
   return printable(status.message(), 2000) + options + (options.empty() ? "" : "]");
@@ -110,9 +110,9 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
   const auto to_bytes = [size = CLI::AsSizeValue(true)](std::string& text) -> std::string {
     const std::string given = text;
     try {
-      // CLI11 would wrap a negative size round to a huge one.
+      // CLI11 would wrap a negative size to a huge one.
       if (given.find('-') == std::string::npos && size(text).empty()) return "";
-    } catch (const CLI::ValidationError&) {  // thrown for some of what is no size
+    } catch (const CLI::ValidationError&) {  // thrown for some malformed sizes
     }
     return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB", printable(given, 40));
   };
@@ -148,7 +148,7 @@ void add_policy_option(CLI::App& command, std::string& policy, const std::string
 void check_numbers(CLI::App& program) {
   const auto fits = [](const std::string& text, auto number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool octal = text.size() > 1 && text.front() == '0';  // to CLI11
+    const bool octal = text.size() > 1 && text.front() == '0';  // as CLI11 would read it
     return error == std::errc() && end == text.data() + text.size() && !octal;
   };
   const auto add = [](CLI::Option* option, auto check, const char* complaint) {
@@ -159,7 +159,7 @@ void check_numbers(CLI::App& program) {
   for (CLI::Option* option : program.get_options({})) {
     if (option->get_type_name() == "FLOAT")
       add(
-          option, [](const std::string& text) { return !text.empty(); }, "is not a number");  // to CLI11 it is 0
+          option, [](const std::string& text) { return !text.empty(); }, "is not a number");  // CLI11 reads it as 0
     if (option->get_type_name() == "INT")
       add(
           option, [=](const std::string& text) { return fits(text, std::int64_t{}); },
@@ -210,7 +210,7 @@ std::string printable(std::string_view text, std::size_t limit) {
 
 Status check_output(const std::string& path, std::span<const std::string> inputs) {
   for (const std::string& input : inputs) {
-    std::error_code error;  // one of them is not there: then they are not the same
+    std::error_code error;  // set if one of them does not exist: then they differ
     if (std::filesystem::equivalent(path, input, error))
       return invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path);
   }

@@ -1,4 +1,4 @@
-// What all commands share: registration, exit codes, common options, output.
+// Shared by all commands: registration, exit codes, common options, output.
 #pragma once
 
 #include <fmt/core.h>
@@ -25,13 +25,13 @@ using Json = nlohmann::ordered_json;
 // Exit codes: 0 done; 1 a run failed; 2 the command line or an input was wrong.
 int exit_code(const Status& status);
 
-// One line for a person. `program` is what parsed the command line. For a Status: what went wrong, and behind it those
-// options of the command that mend it: "... [--kv-memory, --chunk]". Else: what is wrong with the command line, and
-// where help is.
+// Return an error as one line for people. `program`: the parser of the command line. For a Status: its message,
+// followed by the command's options that would mend it: "... [--kv-memory, --chunk]". For a parse error: what is wrong
+// with the command line, and where help is.
 std::string error_text(const Status& status, const CLI::App& program);
 std::string error_text(const CLI::ParseError& error, const CLI::App& program);
 
-// The command that ran leaves its status here.
+// Receives the status of the command that ran.
 struct Outcome {
   Status status;
 };
@@ -52,56 +52,56 @@ void add_model_option(CLI::App& command, std::string& path);           // -m
 void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
-// --kv, one policy. An empty one is refused: it would read like the default.
+// Adds --kv, one policy. Refuses an empty name, which would be taken for the default.
 void add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
-// A byte count such as 512MiB or 2GiB.
+// Adds an option for a byte count such as 512MiB or 2GiB.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 
-// Holds the values of all options that take numbers to what their types hold, where CLI11 would wrap or clamp them or
-// read nothing as 0. Call it once all commands are added.
+// Makes every numeric option reject values out of its type's range, and empty ones. CLI11 itself would wrap or clamp
+// them, or read them as 0. Call it after all commands are added.
 void check_numbers(CLI::App& program);
 
-// Standard error. What cannot be written there is lost: a full disk behind a log ends no run.
+// Writes to standard error. Ignores failures: a full disk under a log file does not end a run.
 template <class... Args>
 void note(fmt::format_string<Args...> format, Args&&... args) {
   const std::string text = fmt::format(format, std::forward<Args>(args)...);
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// Standard output. Errors: kIo or kResourceExhausted if it cannot be written (a full disk); a closed pipe is an error
-// too.
+// Writes to standard output and flushes it. Errors: kResourceExhausted for a full disk, otherwise kIo, also for a
+// closed pipe.
 Status print(std::string_view text);
 Status print_json(const Json& json);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 
-// Errors: kInvalidArgument if the file to write is one of those to read.
+// Checks that an output file is not one of the inputs. Errors: kInvalidArgument.
 Status check_output(const std::string& path, std::span<const std::string> inputs);
 
-// The file, or, of a folder, its files whose names end in `extension`, by name; `what` they hold. Errors: kIo;
-// kInvalidArgument for a folder without such a file.
+// Returns `path` if it is a file; for a folder, its files whose names end in `extension`, sorted by name. `what`: the
+// files' content, for messages. Errors: kIo; kInvalidArgument for a folder without such a file.
 Result<std::vector<std::string>> files_at(const std::string& path, std::string_view extension, std::string_view what);
 
-// "0-3 7 40-47" of ascending ids, cut at a space before `limit` bytes.
+// Formats ascending numbers as ranges, such as "0-3 7 40-47"; cut at a space before `limit` bytes.
 std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);
 
 // Makes text safe to show on one line of a terminal: control characters escaped, cut at `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
-// A closed pipe and a file that may grow no more become errors of writing instead of signals.
+// Turns the signals for a closed pipe and for a file at its size limit into write errors.
 void ignore_write_signals();
 
-// From catch_interrupts() on, the first Ctrl-C (SIGINT) or SIGTERM makes interrupted() true until it is cleared, and
-// the second ends the process; before, any of them does. So call it where polling begins, and only there.
+// After catch_interrupts(), the first SIGINT (Ctrl-C), SIGTERM or SIGHUP makes interrupted() true until it is cleared;
+// a second one ends the process. Before the call, the first one does. So call it only where polling starts.
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();
 
-// Waits until standard input can be read or has ended; false if it was an interrupt that came.
+// Waits until standard input can be read or has ended. Returns false on an interrupt.
 bool wait_for_input();
 
-// A bar on standard error while something long runs; nothing where that is no terminal.
+// A progress bar on standard error; shows nothing if that is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);

@@ -1,4 +1,4 @@
-// kvasir eval: quality of policies and codecs; here, what its subcommands share.
+// kvasir eval: quality of policies and codecs. This file has what its subcommands share.
 #include "cli/eval.h"
 
 #include "base/mapped_file.h"

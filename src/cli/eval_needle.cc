@@ -33,7 +33,7 @@ Json to_json(const NeedleResult& r) {
           {"cells", std::move(cells)}};
 }
 
-// A row per length, a column per depth.
+// Formats a table with a row per length and a column per depth.
 std::string table(const NeedleResult& r, const NeedleOptions& options) {
   std::string out = fmt::format("{} ({}; KV peak {}, kept max {}): exact match, mean log-probability in nats\n{:>9}",
                                 r.policy, r.codec, human_bytes(r.kv_bytes_peak), r.kept_max, "length");

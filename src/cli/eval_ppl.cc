@@ -1,4 +1,4 @@
-// kvasir eval ppl: perplexity of texts under policies, and how far these are from the full cache.
+// kvasir eval ppl: perplexity of texts under policies, and the distance from the full cache.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ constexpr const char* kAllTexts = "all";
 
 // -- Texts --
 
-// The files named, and of folders those whose names end in .txt, by name.
+// Returns the files named, and for folders their .txt files, sorted by name.
 Result<std::vector<std::string>> text_paths(const std::vector<std::string>& given) {
   if (std::ranges::count(given, "-") > 1)
     return invalid_argument("-f -: standard input can be read only once; give it once");
@@ -47,13 +47,13 @@ Result<std::vector<std::string>> text_paths(const std::vector<std::string>& give
   return paths;
 }
 
-// With more than one text, a message must say which.
+// Adds the text's name to a message if there is more than one text.
 Status name_text(const std::string& file, bool several, const Status& status) {
   if (status.ok() || !several) return status;
   return status.with_message(fmt::format("{}: {}", printable(file, 200), status.message()));
 }
 
-// What of the text is used.
+// Cuts a text to the part that is used.
 Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   const std::int64_t window = options.perplexity.window;
@@ -68,7 +68,7 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   return {};
 }
 
-// All texts, each of which can be scored.
+// Reads all texts, and checks that each can be scored.
 Result<std::vector<Text>> prepare(const std::vector<std::string>& paths, const std::vector<std::string>& contents,
                                   const Tokenizer& tokenizer, PerplexityCommand& options) {
   const bool several = paths.size() > 1;
@@ -140,7 +140,7 @@ class PerplexityTable {
  public:
   PerplexityTable(const std::vector<std::string>& policies, bool compared, bool headings)
       : compared_(compared), headings_(headings) {
-    const std::size_t most = compared ? 33 : 50;  // longer ones stand on lines of their own
+    const std::size_t most = compared ? 33 : 50;  // longer names get a line of their own
     for (const std::string& policy : policies) {
       const auto made = make_policy(policy);
       const std::size_t size = made.ok() ? (*made)->traits().spec.size() : policy.size();
@@ -148,7 +148,7 @@ class PerplexityTable {
     }
   }
 
-  // With several texts, a line above the rows of each says which it is.
+  // With several texts, prints a line with the text's name above its rows.
   Status begin_text(const std::string& heading) {
     return headings_ ? print(fmt::format("{}{}\n", header(), printable(heading, 110))) : Status();
   }
@@ -197,7 +197,7 @@ Status check_options(PerplexityCommand& options) {
   return check_report(options.report, inputs);
 }
 
-// One text under all policies. Each row is printed as soon as it is known.
+// Scores one text under all policies. Prints each row as soon as it is known.
 Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel>& model, const Text& text,
                                                const PerplexityCommand& options, PerplexityTable& table) {
   if (!options.json) KVASIR_RETURN_IF_ERROR(table.begin_text(text.file));
@@ -225,7 +225,7 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
   return results;
 }
 
-// What of the policies is said once, whatever the number of texts.
+// Prints the notes about policies, once for all texts.
 void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
                    std::int64_t context) {
   for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {

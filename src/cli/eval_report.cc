@@ -33,14 +33,14 @@ std::string under_policies(const std::string& what, const std::string& first, st
   return count == 1 ? fmt::format("{} under {}", what, first) : fmt::format("{} under {} policies", what, count);
 }
 
-// The first column is text, the others are numbers.
+// Makes a table whose first column is text and whose others are numbers.
 std::vector<Align> names_and_numbers(std::size_t columns) {
   std::vector<Align> align(columns, Align::kRight);
   align.front() = Align::kLeft;
   return align;
 }
 
-// A logarithmic axis where the values span more than a decade.
+// Chooses a logarithmic axis if the values span more than a decade.
 bool spans_decade(const std::vector<double>& values) {
   double low = std::numeric_limits<double>::infinity();
   double high = 0;
@@ -52,7 +52,7 @@ bool spans_decade(const std::vector<double>& values) {
   return high > 10 * low;
 }
 
-// The names without their options: "snapkv+tova".
+// Returns the policy's name without options, such as "snapkv+tova".
 std::string family(const std::string& spec) {
   const auto name = [](std::string_view one) { return std::string(one.substr(0, one.find(':'))); };
   const auto two = split_composed(spec);
@@ -113,7 +113,7 @@ BarChart bars(std::span<const PerplexityResult> runs, const std::string& title, 
   return chart;
 }
 
-// A line for each kind of policy, through its sizes.
+// Draws one line for each kind of policy, over its sizes.
 template <class X, class Y>
 LineChart trade_off(std::span<const PerplexityResult> runs, LineChart chart, const X& x, const Y& y) {
   struct Point {

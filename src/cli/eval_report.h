@@ -1,4 +1,4 @@
-// The reports of `kvasir eval`: what was measured, as figures. Thread-safety: pure functions.
+// Builds the reports of `kvasir eval`. Thread-safety: pure functions.
 #pragma once
 
 #include <span>
@@ -12,10 +12,10 @@
 
 namespace kvasir::cli {
 
-// Of a path its last part.
+// Returns the last part of a path.
 std::string text_name(const std::string& path);
 
-// How it was measured, in a line: model, kernels, threads.
+// Returns one line about the measurement: model, kernels, threads.
 std::string machine_line(const LoadedModel& model);
 
 struct TextRuns {
@@ -23,7 +23,7 @@ struct TextRuns {
   std::vector<PerplexityResult> runs;  // one per policy; the same policies, in the same order, for every text
 };
 
-// `texts` has at least one, `pooled` is empty where there is only one.
+// REQUIRES: at least one text; `pooled` is empty if there is only one.
 report::Report perplexity_report(const LoadedModel& model, const PerplexityOptions& options,
                                  std::span<const TextRuns> texts, std::span<const PerplexityResult> pooled);
 report::Report needle_report(const LoadedModel& model, const NeedleOptions& options,

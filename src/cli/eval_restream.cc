@@ -1,4 +1,4 @@
-// kvasir eval restream: perplexity of a text's last tokens, read again.
+// kvasir eval restream: perplexity of a text's last tokens when read a second time.
 #include <fmt/core.h>
 
 #include <utility>

@@ -1,4 +1,4 @@
-// kvasir info: what a file holds.
+// kvasir info: describes a model file.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ Json element_json(const gguf::Array& array, std::size_t index) {
   return nullptr;
 }
 
-// A scalar as it is; of an array its type, its count, and its first elements unless they are arrays.
+// Formats a scalar, or an array's type, count and first elements (unless they are arrays).
 Json value_json(const gguf::Value& value) {
   if (value.type == gguf::ValueType::kBool) return std::get<std::uint64_t>(value.data) != 0;
   return std::visit(
@@ -88,7 +88,7 @@ std::string type_name(std::uint32_t type) {
   return traits ? std::string(traits->name) : fmt::format("type {}", type);
 }
 
-// What running it takes, for one sequence as long as the trained context.
+// Computes the memory for one sequence as long as the trained context.
 struct Needs {
   std::uint64_t weights = 0;
   std::uint64_t kv = 0;
@@ -117,7 +117,7 @@ std::string_view memory_verdict(const Needs& needs) {
   return needs.weights < needs.available ? "fits with a policy that keeps less (kvasir plan)" : "too large";
 }
 
-// nullptr where the vocabulary is not known.
+// Returns nullptr if the vocabulary is not known.
 std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Result<Vocabulary>& vocabulary) {
   if (!vocabulary.ok()) return nullptr;
   auto chat = chat_template_from_gguf(file, *vocabulary);
@@ -145,7 +145,7 @@ Status info(const std::string& path, bool tensors, bool json) {
   const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
   const std::unique_ptr<ChatTemplate> chat = chat_template_of(file, vocabulary);
   if (json) {
-    // Keys are unique, so none is looked up (which would take time quadratic in their number) nor changed.
+    // Keys are unique, so append without look-up, which would take time quadratic in their number.
     Json::object_t metadata;
     for (const gguf::Entry& entry : file.metadata())
       metadata.emplace_back(std::string(entry.key), value_json(entry.value));

@@ -1,4 +1,4 @@
-// kvasir inspect: what attention does on a text, and what a policy keeps of it.
+// kvasir inspect: measures attention on a text, and what a policy keeps of it.
 #include "eval/inspect.h"
 
 #include <fmt/core.h>
@@ -32,7 +32,7 @@ struct InspectCommand {
   bool json = false;
 };
 
-// Of a text that is longer than wanted, its front.
+// Cuts a text that is longer than requested to its front.
 Result<std::vector<TokenId>> read_text(const InspectCommand& command, const LoadedModel& model) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
@@ -45,7 +45,7 @@ Result<std::vector<TokenId>> read_text(const InspectCommand& command, const Load
   return tokens;
 }
 
-// Those asked for, or up to kMostMatrices evenly spread.
+// Returns the layers asked for, or up to kMostMatrices evenly spread ones.
 Result<std::vector<int>> matrix_layers(std::vector<int> layers, int count) {
   for (const int layer : layers)
     if (layer < 0 || layer >= count)
@@ -53,7 +53,7 @@ Result<std::vector<int>> matrix_layers(std::vector<int> layers, int count) {
   return layers.empty() ? spread_layers(kMostMatrices, count) : layers;
 }
 
-// JSON has no NaN; null says that there is no value.
+// JSON has no NaN: null stands for a missing value.
 Json curve(const std::vector<double>& values) {
   Json result = Json::array();
   for (const double value : values) result.push_back(std::isnan(value) ? Json() : Json(value));

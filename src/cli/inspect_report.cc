@@ -23,14 +23,14 @@ using report::Series;
 using report::Table;
 using report::TokenText;
 
-constexpr std::size_t kMostLines = 12;  // more layers than these are told apart by a heat map, not by lines
+constexpr std::size_t kMostLines = 12;  // with more layers, a heat map replaces the lines
 constexpr float kNothing = std::numeric_limits<float>::quiet_NaN();
 
 std::string layer_name(std::size_t layer) {
   return fmt::format("layer {}", layer);
 }
 
-// The mean over a part of a curve, of the values that there are.
+// Returns the mean over a part of a curve, ignoring missing values.
 double part_mean(const std::vector<double>& curve, std::size_t begin, std::size_t end) {
   double sum = 0;
   int count = 0;
@@ -42,7 +42,7 @@ double part_mean(const std::vector<double>& curve, std::size_t begin, std::size_
   return count > 0 ? sum / count : std::numeric_limits<double>::quiet_NaN();
 }
 
-// The mean of a square matrix's elements off the diagonal.
+// Returns the mean of a square matrix's off-diagonal elements.
 double mean_of_pairs(const std::vector<double>& matrix) {
   const auto side = static_cast<std::size_t>(std::lround(std::sqrt(static_cast<double>(matrix.size()))));
   double sum = 0;
@@ -59,14 +59,14 @@ std::string number(double value) {
   return std::isnan(value) ? "-" : fmt::format("{:.3f}", value);
 }
 
-// How many tokens a head of the layer holds at the end, on average.
+// Returns the mean number of tokens that a head of the layer holds at the end.
 double kept_at_end(const std::vector<std::vector<TokenIndex>>& tables) {
   double sum = 0;
   for (const std::vector<TokenIndex>& ids : tables) sum += static_cast<double>(ids.size());
   return sum / static_cast<double>(tables.size());
 }
 
-// A curve of every layer: lines while these can be told apart, else one map.
+// Draws a curve of every layer: as lines if there are few, otherwise as one heat map.
 void add_curves(Section& section, const InspectResult& result, LineChart chart, const std::string& value,
                 const std::vector<double> InspectedLayer::*curve) {
   chart.x_label = "Position, tokens";
@@ -154,7 +154,7 @@ HeatMap head_map(const InspectResult& result, std::string title, std::string not
                  const std::vector<double> InspectedLayer::*similarity) {
   const auto heads = static_cast<std::int64_t>(
       std::lround(std::sqrt(static_cast<double>((result.layers.front().*similarity).size()))));
-  // Of a model with more layers than a map has room for, as many as it has, evenly spread.
+  // With more layers than the map has rows, shows evenly spread ones.
   const std::vector<int> layers =
       spread_layers(static_cast<int>(std::max<std::int64_t>(report::kMostHeatMapCells / heads, 1)),
                     static_cast<int>(result.layers.size()));
@@ -223,7 +223,7 @@ std::vector<report::Token> tokens_of(const LoadedModel& model, const std::vector
   return tokens;
 }
 
-// Which tokens a layer holds, or each of its KV heads.
+// Shows the tokens that a layer, or each of its KV heads, holds.
 Section kept(const LoadedModel& model, const std::vector<TokenId>& text, const InspectResult& result) {
   Section section{.title = "What is kept"};
   add_curves(section, result,

@@ -8,8 +8,8 @@
 
 namespace {
 
-// A standard stream that is closed is no free descriptor: a file opened next would take its place, and be read or
-// written for it. What stands there instead refuses to be used.
+// Replaces closed standard streams by a descriptor that refuses reads or writes. Otherwise the next file opened would
+// take the stream's number, and be read or written in its place.
 void occupy_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);

@@ -1,4 +1,4 @@
-// kvasir plan: memory, from a model's header alone.
+// kvasir plan: plans memory from a model's header alone.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "engine/context_rules.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"
@@ -66,7 +67,7 @@ Status plan(const PlanOptions& options) {
   const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
-  // Left to itself, `run` takes a smaller cap where its memory does not hold this one.
+  // Without --kv, `run` takes a smaller cap if its memory does not hold this one.
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},

@@ -1,4 +1,4 @@
-// kvasir policies: what there is to choose from.
+// kvasir policies: lists the policies and their options.
 #include <fmt/core.h>
 
 #include "cli/command.h"

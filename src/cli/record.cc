@@ -1,4 +1,4 @@
-// kvasir record: the attention of a model on a text, for kvasir replay.
+// kvasir record: records the attention of a model on a text, for kvasir replay.
 #include "eval/record.h"
 
 #include <fmt/core.h>

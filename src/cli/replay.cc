@@ -1,4 +1,4 @@
-// kvasir replay: what policies keep of recorded attention, without a model.
+// kvasir replay: runs policies on recorded attention, without a model.
 #include "replay/replay.h"
 
 #include <fmt/core.h>
@@ -112,7 +112,7 @@ std::string figures_text(const ReplayFigures& f) {
 
 constexpr const char* kFiguresHeader = " kept mean  kept max   recall  prunes";
 
-// Means over layers, the largest, and the prunes of a layer on average.
+// Pools layers: means, the largest kept_max, and the mean number of prunes.
 std::string summary_text(const ReplayResult& result) {
   ReplayFigures all;
   double prunes = 0;
@@ -141,7 +141,7 @@ std::string layers_table(const AttentionTrace& trace, const Run& run) {
   return out;
 }
 
-// One line per trace and policy, printed as each is done.
+// Replays every trace under every policy; prints a line as each is done.
 class RunsTable {
  public:
   RunsTable(const std::vector<AttentionTrace>& traces, const std::vector<std::string>& policies) {

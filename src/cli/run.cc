@@ -1,4 +1,4 @@
-// kvasir run: continue a text, or talk.
+// kvasir run: continues a text, or chats.
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -31,8 +31,8 @@ struct RunOptions {
   int samples = 1;
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
-  bool sampling_given = false;  // some option of sampling was
-  bool engine_given = false;    // some option that a session file decides was
+  bool sampling_given = false;  // at least one sampling option was given
+  bool engine_given = false;    // at least one option was given that a session file decides
   bool chat = false;
   bool json = false;
 };
@@ -65,7 +65,7 @@ void print_summary(const GenerateResult& result, std::string_view scope = "") {
       kv.policy, kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
-// Says once, on standard error, that the policy begins to forget.
+// Reports once, on standard error, that the policy starts to drop tokens.
 class ForgetNotice {
  public:
   void check(const Session& session) {
@@ -118,7 +118,7 @@ class Runner {
   ForgetNotice notice_;
 };
 
-// Blocks of text, one after the other: they are written side by side.
+// Prints each sample as a block once all are finished: they are generated side by side.
 Status print_samples(const RunOptions& options, Session& session) {
   Status written;
   KVASIR_ASSIGN_OR_RETURN(
@@ -186,13 +186,13 @@ Status print_beams(const RunOptions& options, Session& session) {
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
   } else {
-    note("kvasir: {} beams; KV {} {}: peak {} of {} allowed\n", results.size(), kv.policy, kv.codec,
-         human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+    note("kvasir: {} {}; KV {} {}: peak {} of {} allowed\n", results.size(), results.size() == 1 ? "beam" : "beams",
+         kv.policy, kv.codec, human_bytes(kv.bytes_peak), human_bytes(kv.budget));
   }
   return cancelled ? Status(StatusCode::kCancelled, "") : Status();
 }
 
-// `prompt`: nothing to continue a loaded session as it stands.
+// Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
 Status run_once(const RunOptions& options, Session& session, const std::optional<std::string>& prompt) {
   Runner runner(options, session);
   Status read;
@@ -221,7 +221,7 @@ Status run_once(const RunOptions& options, Session& session, const std::optional
     KVASIR_RETURN_IF_ERROR(print("\n"));
     print_summary(result);
   }
-  // Less was written than was asked for, as the summary said.
+  // Exit code 1 without a message: the summary has said it.
   if (result.finish_reason == FinishReason::kCancelled) return Status(StatusCode::kCancelled, "");
   return {};
 }
@@ -260,7 +260,7 @@ Status converse(const RunOptions& options, Session& session) {
   return {};
 }
 
-// Options that exclude each other.
+// Refuses options that exclude each other.
 Status check_options(const RunOptions& options) {
   const bool several = options.samples > 1 || options.beams > 0;
   if (options.samples < 1 || options.samples > 64)
@@ -268,19 +268,18 @@ Status check_options(const RunOptions& options) {
   if (options.beams < 0 || options.beams > 64)
     return invalid_argument("--beams {} is outside 1 to 64 (0: none)", options.beams);
   if (options.samples > 1 && options.beams > 0)
-    return invalid_argument("--samples and --beams exclude each other; leave one away");
+    return invalid_argument("--samples and --beams exclude each other; omit one of them");
   if (options.beams > 0 && options.generate.max_tokens < 1)
     return invalid_argument("--beams needs a number of tokens; give -n, 1 or more");
   if (options.beams > 0 && options.sampling_given)
-    return invalid_argument("--beams draws nothing; leave the options of sampling away, --temp and its kin");
+    return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
-    return invalid_argument("--beams knows no stop strings; leave --stop away");
+    return invalid_argument("--beams does not support stop strings; omit --stop");
   if (several && !options.save.empty())
-    return invalid_argument("--save keeps one continuation; leave --samples and --beams away");
+    return invalid_argument("--save keeps one continuation; omit --samples and --beams");
   if (!options.load.empty() && options.engine_given)
     return invalid_argument(
-        "--load takes policy, page type and page size from the file; leave --kv, --kv-type, --page "
-        "and --chunk away");
+        "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and --chunk");
   return {};
 }
 

@@ -1,4 +1,4 @@
-// kvasir tokenize: the token ids of a text.
+// kvasir tokenize: prints the token ids of a text.
 #include <fmt/ranges.h>
 
 #include <optional>
@@ -28,7 +28,7 @@ struct TokenizeOptions {
   bool json = false;
 };
 
-// What was encoded, and what is reported of a conversation besides.
+// The encoded text; for a conversation, also what is reported about it.
 struct Encoded {
   std::vector<TokenId> tokens;
   Json more = Json::object();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/parallel_samples.h"
+#include "engine/context_rules.h"
 #include "generation/log_probabilities.h"
 
 namespace kvasir {
@@ -36,6 +36,7 @@ class Search {
 
   Result<std::vector<Beam>> run(std::unique_ptr<Sequence> root, std::span<const float> logits,
                                 const std::function<bool(std::int64_t)>& progress) {
+    capacity_ = root->cache()->budget().capacity();
     live_.push_back({std::move(root), {}, 0, {logits.begin(), logits.end()}});
     for (std::int64_t done = 0; !live_.empty(); ++done) {
       if (done == options_.max_tokens) {
@@ -136,8 +137,14 @@ class Search {
     return {};
   }
 
-  // The beams as they were before the token that found no room.
+  // Ends the beams as they were before the token that found no room. A search without a first token has no result.
   Status out_of_memory() {
+    if (live_.front().tokens.empty())
+      return exhausted(
+                 "the KV memory of {} bytes has no room for a first token of {} {}; give it more, or search with fewer "
+                 "beams",
+                 capacity_, options_.width, options_.width == 1 ? "beam" : "beams")
+          .about({"kv_memory", "beams"});
     end_all(FinishReason::kKvMemory);
     return {};
   }
@@ -145,6 +152,7 @@ class Search {
   Step& step_;
   const Tokenizer& tokenizer_;
   const BeamSearchOptions& options_;
+  std::uint64_t capacity_ = 0;  // bytes of the cache
   std::vector<LiveBeam> live_;
   std::vector<Beam> finished_;
 };

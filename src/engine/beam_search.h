@@ -33,9 +33,10 @@ struct Beam {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-// Returns up to `width` beams, best first. `logits`: of the newest token of `root`. `progress` (may be empty) hears the
-// tokens done; return false to stop (kCancelled). Where memory does not hold another token of all beams, the live ones
-// end as they are (kKvMemory). Errors: kInvalidArgument, kDataLoss.
+// Returns up to `width` beams, best first. `logits`: of the newest token of `root`. `progress` (may be empty) is called
+// with the number of tokens done; return false to stop (kCancelled). Where memory does not hold another token of all
+// beams, the live ones end as they are (kKvMemory). Errors: kInvalidArgument; kResourceExhausted where memory does not
+// hold even the first token of all beams; kDataLoss.
 Result<std::vector<Beam>> beam_search(Step& step, std::unique_ptr<Sequence> root, std::span<const float> logits,
                                       const Tokenizer& tokenizer, const BeamSearchOptions& options,
                                       const std::function<bool(std::int64_t)>& progress);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "engine/guarded.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"

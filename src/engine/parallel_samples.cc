@@ -1,18 +1,9 @@
 #include "engine/parallel_samples.h"
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 
 namespace kvasir {
-
-std::int64_t context_left(const Sequence& sequence) {
-  const std::int64_t context = sequence.shared_model()->config.context;
-  switch (sequence.policy().context_use()) {
-    case ContextUse::kNone: break;
-    case ContextUse::kText: return context - sequence.tables().next_index();
-    case ContextUse::kHeld: return context - sequence.tables().longest();
-  }
-  return std::int64_t{1} << 62;
-}
 
 Status run_samples(Step& step, std::span<Sample> samples, const OnSampleText& on_text) {
   const auto show = [&](std::size_t sample, std::string_view text) {

@@ -14,9 +14,6 @@
 
 namespace kvasir {
 
-// How many tokens a sequence may still take under its policy before the model's trained context is full.
-std::int64_t context_left(const Sequence& sequence);
-
 struct Sample {
   std::unique_ptr<Sequence> sequence;
   Generation generation;

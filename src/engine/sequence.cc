@@ -31,17 +31,6 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk) {
   return policy.traits().chunk > 0 ? policy.traits().chunk : kDefaultChunk;
 }
 
-Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context) {
-  if (!policy.traits().compacts || !policy.bound() || policy.traits().positions == PositionMode::kOriginal) return {};
-  const std::int64_t most = *policy.bound() - 1 + prompt_chunk(policy, chunk);
-  if (most <= context) return {};
-  return invalid_argument(
-             "policy '{}' shows a pass up to {} tokens (what it keeps and a chunk of {}), more than the trained "
-             "context of {}; give it a smaller size (budget, size, max) or a smaller chunk",
-             policy.traits().spec, most, prompt_chunk(policy, chunk), context)
-      .about({"policy", "chunk"});
-}
-
 std::uint64_t TokenLog::most_bytes(std::int64_t more) const {
   const auto grown = [](std::size_t size, std::size_t capacity) {
     return std::max(capacity, size > capacity ? most_capacity(size, kNoLimit) : 0);

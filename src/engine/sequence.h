@@ -34,11 +34,6 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk);
 // Rows of the chunk that starts at token `done`: prompts go in chunks on a grid anchored at token 0, the rest singly.
 int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk);
 
-// Whether a text without end can run under the policy: what a pass sees must fit the trained context where positions
-// are compact (attention-scored policies; those that decide by range may well be given more, and see more). Errors:
-// kInvalidArgument.
-Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context);
-
 // What was fed to a sequence, as far as recomputing it needs: tokens, and which of them were prompts.
 struct TokenLog {
   struct Segment {

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "chat/chat_transcript.h"
 #include "engine/beam_search.h"
+#include "engine/context_rules.h"
 #include "engine/guarded.h"
 #include "engine/parallel_samples.h"
 #include "engine/sequence_runner.h"
@@ -136,7 +137,6 @@ class SessionImpl final : public Session {
   }
 
   std::int64_t context_left() const { return kvasir::context_left(runner_->whole()); }
-  ContextUse context_use() const { return runner_->policy().context_use(); }
 
   static constexpr std::size_t kHistory = kMaxPenaltyWindow;
 
@@ -155,44 +155,30 @@ class SessionImpl final : public Session {
 Status SessionImpl::read_tokens(std::span<const TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
   const auto total = static_cast<std::int64_t>(tokens.size());
-  if (context_use() == ContextUse::kText && total > context_left())
-    return exhausted(
-               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has "
-               "room for {}; use a policy that forgets, such as streaming, or a shorter text",
-               total, runner_->policy().traits().spec,
-               runner_->policy().traits().positions == PositionMode::kOriginal ? "their positions" : "all of them",
-               model_->config.context, std::max<std::int64_t>(0, context_left()))
-        .about({"policy"});
+  std::size_t noted = 0;
+  Status full;
+  const auto has_room = [&] {
+    const std::int64_t rest = total - static_cast<std::int64_t>(noted);
+    full = check_room(runner_->policy(), context_place(runner_->sequence()), rest,
+                      std::min<std::int64_t>(rest, prompt_chunk(runner_->policy(), chunk_)), model_->config.context);
+    return full.ok();
+  };
+  if (!has_room()) return full;
   const double start = now_seconds();
   const std::int64_t before = runner_->sequence().next_index();
   logits_.clear();  // they belong to a token that is no longer the newest
-  std::size_t noted = 0;
   const auto note = [&] {
     const auto done = static_cast<std::size_t>(runner_->sequence().next_index() - before);
     history_.insert(history_.end(), tokens.begin() + static_cast<std::ptrdiff_t>(noted),
                     tokens.begin() + static_cast<std::ptrdiff_t>(done));
     noted = done;
   };
-  const std::int64_t chunk = prompt_chunk(runner_->policy(), chunk_);
-  Status full;
-  const auto check_room = [&] {
-    const std::int64_t next = std::min(chunk, total - static_cast<std::int64_t>(noted));
-    if (context_use() == ContextUse::kHeld && next > context_left())
-      full = exhausted(
-                 "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next "
-                 "{}; use a policy with a bound or a shorter text",
-                 runner_->policy().traits().spec, runner_->sequence().longest(), runner_->sequence().next_index(),
-                 model_->config.context, next)
-                 .about({"policy"});
-    return full.ok();
-  };
-  if (!check_room()) return full;
-  Status status = runner_->feed(
-      tokens, chunk_, SequenceRunner::Logits::kLast, [&](std::int64_t, int, std::span<const float> logits) {
-        note();
-        if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
-        return check_room() && (!progress || progress(static_cast<std::int64_t>(noted), total));
-      });
+  Status status = runner_->feed(tokens, chunk_, SequenceRunner::Logits::kLast,
+                                [&](std::int64_t, int, std::span<const float> logits) {
+                                  note();
+                                  if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
+                                  return has_room() && (!progress || progress(static_cast<std::int64_t>(noted), total));
+                                });
   if (!full.ok()) status = full;
   unreported_ += static_cast<std::int64_t>(noted);
   prompt_seconds_ += now_seconds() - start;

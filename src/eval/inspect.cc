@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 constexpr int kLags[] = {1, 2, 4, 8, 16, 32, 64};
-constexpr std::size_t kRing = 65;  // queries remembered: the longest lag, and the current one
+constexpr std::size_t kRing = 65;  // queries remembered: the longest lag plus the current one
 
 class Mean {
  public:
@@ -34,7 +34,7 @@ std::vector<double> values(const std::vector<Mean>& means) {
   return result;
 }
 
-// The ids of a head's most important tokens, ascending; empty where it saw too few.
+// The indices of a head's most important tokens, ascending; empty if it saw too few.
 struct TopSet {
   std::vector<TokenIndex> ids;
   std::size_t seen = 0;
@@ -66,7 +66,7 @@ struct Shape {
   }
 };
 
-// What one layer has shown so far.
+// Accumulates the figures of one layer.
 class LayerStudy {
  public:
   explicit LayerStudy(const Shape* shape)
@@ -104,7 +104,7 @@ class LayerStudy {
  private:
   static std::size_t square(int side) { return static_cast<std::size_t>(side) * static_cast<std::size_t>(side); }
 
-  // The mass of each token that any head sees, summed over heads.
+  // Sums the mass of each token over the heads that see it.
   void gather(const ObservedRow& row) {
     by_id_.assign(static_cast<std::size_t>(row.query()) + 1, kNothing);
     for (int head = 0; head < shape_.heads; ++head) {
@@ -176,7 +176,7 @@ class LayerStudy {
         if (!sets[a].ids.empty() && !sets[b].ids.empty()) means[a * sets.size() + b].add(overlap(sets[a], sets[b]));
   }
 
-  // Adds up the queries of one row of cells, then writes it: queries come in order.
+  // Sums the queries of one row of cells and writes the row when it is complete; queries come in order.
   void add_to_matrix(TokenIndex query) {
     for (std::size_t id = 0; id < by_id_.size(); ++id) {
       if (std::isnan(by_id_[id])) continue;

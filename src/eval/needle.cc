@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -14,7 +15,7 @@ namespace {
 constexpr std::string_view kKey = "{key}";
 constexpr std::string_view kValue = "{value}";
 
-// The words of the facts that the bundled model was trained with.
+// The words used in the facts that the bundled model was trained on.
 constexpr std::string_view kAdjectives[] = {
     "amber",   "silver",  "crooked", "hidden",  "golden",    "ancient",  "silent",   "scarlet", "broken",
     "frozen",  "hollow",  "wooden",  "velvet",  "iron",      "marble",   "copper",   "ivory",   "dusty",
@@ -26,7 +27,7 @@ constexpr std::string_view kNouns[] = {"lantern", "key",      "tower",   "garden
                                        "library", "fountain", "anchor",  "lighthouse", "bell",   "crown",  "map",
                                        "door",    "statue",   "well",    "mill"};
 
-// Random numbers that are the same everywhere: the library's distributions are not.
+// Random numbers that are the same on every platform, unlike those of the standard library's distributions.
 class Draw {
  public:
   Draw(std::uint64_t seed, std::int64_t length, int trial) {
@@ -90,7 +91,7 @@ bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\r' || c == '\t';
 }
 
-// Where a sentence ended and the next token opens a word or a line.
+// Returns the offsets at which a sentence has ended and the next token starts a word or a line.
 std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<const TokenId> tokens) {
   std::vector<std::size_t> begins;
   bool ended = false;
@@ -108,7 +109,8 @@ std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<c
   return begins;
 }
 
-// A line in the middle of a text. Errors: kInvalidArgument if it is no UTF-8 or the vocabulary lacks some of it.
+// Encodes a line in the middle of a text. Errors: kInvalidArgument if it is not UTF-8 or the vocabulary cannot express
+// it.
 Result<std::vector<TokenId>> encode_line(const Tokenizer& tokenizer, const std::string& line) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                           tokenizer.encode(line, {.add_special = false, .continues = true}));
@@ -154,7 +156,7 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
   KVASIR_ASSIGN_OR_RETURN(trial.fact, encode_line(tokenizer, "\n" + fill_in(options_.fact) + "\n"));
   const std::string ask = "\n" + fill_in(options_.ask);
   KVASIR_ASSIGN_OR_RETURN(trial.ask, encode_line(tokenizer, ask));
-  // The answer begins with the first token that holds a byte of the value.
+  // The answer starts with the first token that contains a byte of the value.
   std::size_t bytes = 0;
   std::size_t asked = 0;
   for (; asked < trial.ask.size(); ++asked) {
@@ -182,7 +184,7 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
   return trial;
 }
 
-// Filler tokens in front of the fact.
+// Returns the number of filler tokens in front of the fact.
 std::size_t NeedlePrompts::nearest_sentence(const Trial& trial, double depth) const {
   const double wanted = depth * static_cast<double>(trial.filler_size);
   auto best = static_cast<std::size_t>(std::lround(wanted));
@@ -241,7 +243,7 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
     all += (length + answer) * static_cast<std::int64_t>(options.depths.size()) * options.trials;
   }
   for (const MemoryRequest& request : requests)
-    KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, request.tokens, chunk));
+    KVASIR_RETURN_IF_ERROR(check_positions(*policy, chunk, model->config.context, request.tokens));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, requests));
 
   NeedleResult result;

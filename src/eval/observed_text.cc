@@ -5,13 +5,14 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "engine/sequence_runner.h"
 #include "retention/registry.h"
 
 namespace kvasir {
 namespace {
 
-// From the engine's blocks of rows to rows.
+// Splits the engine's blocks of rows into rows, and checks their weights.
 class RowSplitter final : public AttentionObserver {
  public:
   RowSplitter(SeenTokens* seen, RowObserver* observer, int heads) : seen_(*seen), observer_(*observer), heads_(heads) {}
@@ -42,6 +43,21 @@ class RowSplitter final : public AttentionObserver {
   Status status_;
 };
 
+// Returns the size of the next pass in tokens: a chunk of the prompt, or one generated token.
+int next_pass(const RetentionPolicy& policy, const ObservedTextOptions& options, std::int64_t done,
+              std::int64_t tokens) {
+  return next_chunk_rows(done, options.prefill, tokens, prompt_chunk(policy, options.chunk));
+}
+
+// Applies check_room (engine/context_rules.h). Evaluations choose the length of their text, so an overlong text is an
+// invalid argument here.
+Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
+                       std::int64_t context) {
+  const Status room = check_room(policy, place, rest, next, context);
+  if (room.ok()) return {};
+  return Status(StatusCode::kInvalidArgument, room.message()).about({"tokens", "policy"});
+}
+
 }  // namespace
 
 Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
@@ -49,7 +65,10 @@ Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const 
   if (options.prefill < 0 || options.prefill > tokens)
     return invalid_argument("prefill={} must be from 0 to the {} tokens", options.prefill, tokens).about({"prefill"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
-  return check_context(model, *policy, tokens, options.prefill > 0 ? options.chunk : 1);
+  const std::int64_t context = model.config.context;
+  if (tokens > 0)
+    KVASIR_RETURN_IF_ERROR(check_text_room(*policy, {}, tokens, next_pass(*policy, options, 0, tokens), context));
+  return check_positions(*policy, options.prefill > 0 ? options.chunk : 1, context, tokens);
 }
 
 Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
@@ -73,7 +92,10 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   const auto on_pass = [&](std::int64_t, int, std::span<const float>) {
     seen.next_pass();
     status = rows.status();
-    if (status.ok()) status = check_context(*model, runner);
+    const std::int64_t rest = tokens - seen.first();
+    if (status.ok() && rest > 0)
+      status = check_text_room(runner.policy(), context_place(runner.sequence()), rest,
+                               next_pass(runner.policy(), options, seen.first(), tokens), model->config.context);
     if (status.ok() && progress && !progress(seen.first(), tokens)) status = Status(StatusCode::kCancelled, "stopped");
     return status.ok();
   };

@@ -1,4 +1,4 @@
-// Reads a text under a policy and hands over the attention of every row: what recording and inspection share.
+// Reads a text under a policy and passes the attention of every row to an observer. Recording and inspection share it.
 // Thread-safety: one reading at a time per model.
 #pragma once
 
@@ -19,21 +19,21 @@ namespace kvasir {
 struct ObservedTextOptions {
   std::string policy = "full";
   std::int64_t prefill = 0;  // the first tokens are a prompt; the others are generated, one at a time
-  int chunk = 0;             // tokens of the prompt per pass; 0: what the policy, or else the engine, says
+  int chunk = 0;             // prompt tokens per pass; 0: the policy's default, otherwise the engine's
 };
 
-// How it was read, and what is left of it.
+// How the text was read, and what the policy holds of it at the end.
 struct ObservedText {
   std::string policy;
   std::string codec;
-  int chunk = 0;                                            // as it was; 0 without a prompt
+  int chunk = 0;                                            // as used; 0 without a prompt
   std::int64_t kept_max = 0;                                // most tokens a forward pass saw
-  std::int64_t seen_least = 0;                              // tokens the last pass saw, where fewest were held
+  std::int64_t seen_least = 0;                              // tokens the last pass saw, in the table holding fewest
   bool by_head = false;                                     // the policy decides for each KV head
-  std::vector<std::vector<std::vector<TokenIndex>>> final;  // [layer][one, or KV heads]: held at the end, ascending
+  std::vector<std::vector<std::vector<TokenIndex>>> final;  // [layer][1 or KV heads]: held at the end, ascending
 };
 
-// One row of one layer: the softmax weights of a token's query heads, all of them numbers.
+// One row of one layer: the softmax weights of a token's query heads. No weight is NaN or infinite.
 class ObservedRow {
  public:
   ObservedRow(SeenTokens* seen, const ObservedAttention* attention, int row)
@@ -42,8 +42,8 @@ class ObservedRow {
   int layer() const { return attention_.layer; }
   TokenIndex query() const { return seen_.first() + attention_.first_row + row_; }
   std::span<const float> weights(int head) const { return attention_.of(row_, head); }
-  // The tokens that the weights are of, ascending, the query last; the same for the heads of one KV head. Valid until
-  // the next call.
+  // Returns the tokens that the weights belong to, ascending, the query last. Query heads of one KV head share them.
+  // Valid until the next call.
   std::span<const TokenIndex> ids(int head) const { return seen_.of(layer(), head, attention_.first_row + row_); }
 
  private:
@@ -55,14 +55,14 @@ class ObservedRow {
 class RowObserver {
  public:
   virtual ~RowObserver() = default;
-  // Rows of one layer come in order of their queries; those of several layers alternate. An error ends the reading.
+  // Called for the rows of a layer in order of their queries; layers alternate. An error ends the reading.
   virtual Status observe(const ObservedRow& row) = 0;
 };
 
-// Whether a text of so many tokens can be read so. Errors: kInvalidArgument.
+// Checks whether a text of `tokens` tokens can be read with these options. Errors: kInvalidArgument.
 Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options);
 
-// Errors: those of check_observed_text and of the observer; kDataLoss where the model's attention is not a number;
+// Errors: those of check_observed_text and of the observer; kDataLoss if an attention weight is NaN or infinite;
 // kResourceExhausted, kCancelled.
 Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                    const ObservedTextOptions& options, RowObserver& observer, const Progress& progress);

@@ -6,13 +6,14 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "eval/text_reader.h"
 #include "retention/registry.h"
 
 namespace kvasir {
 namespace {
 
-// The first row scored of a stream or window.
+// Returns the first scored row of a stream or window.
 std::int64_t first_row(const PerplexityOptions& options) {
   if (options.window == 0) return options.first_scored;
   return options.whole_windows ? 0 : options.window / 2;
@@ -30,7 +31,7 @@ Result<RecomputeSpec> recompute_spec(const std::string& policy, const Perplexity
   KVASIR_ASSIGN_OR_RETURN(made.size, spec.get_int("size", 1, kMost));
   KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
   if (options.window > 0)
-    return invalid_argument("policy 'recompute' works on one stream; leave windows away").about({"window"});
+    return invalid_argument("policy 'recompute' reads one stream; omit the windows").about({"window"});
   made.first_row = options.first_scored;
   return made;
 }
@@ -46,7 +47,7 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(at)];
 }
 
-// Fills in all that the sums tell.
+// Computes the figures of a result from its sums.
 void finish(PerplexityResult& result) {
   const PerplexitySums& sums = result.sums;
   const auto n = static_cast<double>(sums.tokens);
@@ -77,7 +78,7 @@ void finish(PerplexityResult& result) {
   }
 }
 
-// The full cache's logits of the rows that somebody may still be compared with.
+// The full cache's logits of the rows that a policy has yet to be compared with.
 class KeptRows {
  public:
   explicit KeptRows(int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {}
@@ -104,7 +105,7 @@ class KeptRows {
   std::vector<float> logits_;
 };
 
-// Policies that read the same text, pass by pass, whoever is least advanced next.
+// Policies that read the same text side by side: the least advanced runs its next pass.
 class SideBySide {
  public:
   SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
@@ -155,7 +156,7 @@ class SideBySide {
       KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], page, budget));
       if (options_.compare_full && full_ == nullptr && page.key == KvType::kF16 && page.value == KvType::kF16 &&
           tracks_[i].result.policy == "full")
-        full_ = &tracks_[i];  // it is its own measure, and needs no second reading
+        full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
@@ -186,7 +187,7 @@ class SideBySide {
       if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
     } else {
       KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
-      KVASIR_RETURN_IF_ERROR(check_passes(*model_, *track.policy, tokens, options_.chunk));
+      KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
       track.result.policy = track.policy->traits().spec;
     }
     track.result.codec = codec_name(page);
@@ -198,7 +199,7 @@ class SideBySide {
     return {};
   }
 
-  // One stream or window.
+  // Reads and scores one stream or window.
   Status read(std::span<const TokenId> part) {
     full_rows_.clear();
     for (Track& track : tracks_)
@@ -224,7 +225,7 @@ class SideBySide {
     return {};
   }
 
-  // Of those whose results are wanted; nullptr: all are done.
+  // Returns the least advanced track whose result was requested; nullptr if all are done.
   Track* least_advanced() {
     Track* least = nullptr;
     for (Track& track : tracks_)
@@ -263,9 +264,9 @@ class SideBySide {
   const PerplexityOptions& options_;
   Progress progress_;
   std::vector<Track> tracks_;
-  Track* full_ = nullptr;  // what all are compared with
+  Track* full_ = nullptr;  // the reference of the comparison
   KeptRows full_rows_;
-  std::int64_t before_ = 0;  // tokens of the windows that are done
+  std::int64_t before_ = 0;  // tokens of the finished windows
   std::int64_t total_ = 0;
 };
 
@@ -283,7 +284,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.window == 0 && options.whole_windows)
     return invalid_argument("one stream has no windows to score in whole; give their length").about({"window"});
   if (options.window > 0 && options.first_scored > 0)
-    return invalid_argument("only one stream can be read unscored at first; leave that away, or the windows")
+    return invalid_argument("only a single stream can start with unscored tokens; omit them, or the windows")
         .about({"first_scored", "window"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
     return invalid_argument("the first {} tokens unscored leave nothing to score of {}; leave fewer out",

@@ -1,4 +1,5 @@
-// What tokens scored and passes timed add up to. Thread-safety: plain values.
+// Sums over scored tokens and timed passes, from which the figures of an evaluation follow. Thread-safety: plain
+// values.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,13 @@ namespace kvasir {
 struct ScoredToken {
   std::int64_t position = 0;  // in its stream or window
   double nll = 0;
-  double kept = 0;        // tokens that the pass which foretold it saw
+  double kept = 0;        // tokens seen by the pass that predicted it
   double dead_share = 0;  // of that pass
   std::optional<double> kld;
   bool top1_agree = false;
 };
 
-// Equal parts of the positions [begin, end).
+// Divides the positions [begin, end) into `count` equal bins.
 struct PositionBins {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -45,7 +46,7 @@ struct PerplexitySums {
   double kept = 0;
   double dead_share = 0;
   std::int64_t agreed = 0;
-  std::vector<double> klds;  // [tokens], or empty where nothing was compared
+  std::vector<double> klds;  // [tokens], or empty without a comparison
   PositionBins positions;
   std::vector<Bin> bins;  // [positions.count]
 

@@ -1,6 +1,6 @@
-// Recording attention: the softmax weights that the engine used on a text under a policy, as a trace for replay
-// (replay/trace.h). Weights of tokens that a row did not see are zero. Replaying the same policy on it, with the same
-// prompt and chunk and as many KV heads, keeps the same tokens.
+// Records attention: writes the softmax weights that the engine used on a text under a policy to a trace for replay
+// (replay/trace.h). Weights of tokens that a row did not see are zero. Replaying the same policy on the trace, with the
+// same prompt, chunk and number of KV heads, keeps the same tokens.
 // Thread-safety: one recording at a time per model.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace kvasir {
 
-// Whether `tokens` tokens can be recorded so. Errors: kInvalidArgument.
+// Checks whether `tokens` tokens can be recorded with these options. Errors: kInvalidArgument.
 Status check_record_options(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options);
 
-// Bytes of the weights of a trace.
+// Returns the size of a trace's weights in bytes.
 std::uint64_t trace_bytes(const LoadedModel& model, std::int64_t tokens);
 
-// Writes every row of `writer`, which is of the model's layers and query heads and of text.size() tokens; the caller
-// finishes it. Errors: those of check_record_options, read_observed and the writer.
+// Writes every row to `writer`, but does not finish it. REQUIRES: `writer` was opened for the model's layers and query
+// heads and text.size() tokens. Errors: those of check_record_options, read_observed and the writer.
 Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress);

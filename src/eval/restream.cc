@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -32,7 +33,7 @@ Status check(std::span<const TokenId> text, const RestreamOptions& options) {
   return {};
 }
 
-// Of the last `count` scores.
+// Returns the mean negative log-likelihood of the last `count` scores.
 double mean_nll(std::span<const TokenScore> scores, std::size_t count) {
   double sum = 0;
   for (const TokenScore& score : scores.last(count)) sum -= score.logprob;
@@ -48,9 +49,9 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
   const auto fill = static_cast<std::int64_t>(text.size());
   const std::int64_t all = std::accumulate(options.distances.begin(), options.distances.end(), fill);
   const std::int64_t most = fill + std::ranges::max(options.distances);
-  // The copy shares pages with what it was copied from; at most, it comes to hold none of them.
+  // A fork shares pages with the original; in the worst case it replaces all of them.
   const MemoryRequest request{most, most, options.chunk, 2};
-  KVASIR_RETURN_IF_ERROR(check_passes(*model, *policy, most, options.chunk));
+  KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, model->config.context, most));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));
 
   RestreamResult result;

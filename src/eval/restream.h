@@ -1,6 +1,6 @@
-// How long a policy's memory is: a text is read again from D tokens back, for several D, and a model that can copy
-// reads it with ease as far as the tokens it saw are still in the cache (after Willette et al., arXiv 2406.17808, fig.
-// 3). Thread-safety: one evaluation at a time per model.
+// Measures how far back a policy remembers: the last D tokens of a text are read a second time, for several D. A model
+// that can copy predicts them well as long as their first occurrence is still in the cache (after Willette et al.,
+// arXiv 2406.17808, fig. 3). Thread-safety: one evaluation at a time per model.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RestreamOptions {
 
 struct RestreamPoint {
   std::int64_t distance = 0;
-  std::int64_t tokens = 0;  // scored: all of the D but the first, which the end of the text does not foretell
+  std::int64_t tokens = 0;  // scored: D - 1, since nothing predicts the first
   double first_nll = 0;     // of these tokens in the first pass: mean negative log-likelihood, nats
   double first_ppl = 0;     // exp(first_nll)
   double nll = 0;           // of the same tokens in the second pass
@@ -38,8 +38,8 @@ struct RestreamResult {
   std::uint64_t kv_bytes_peak = 0;    // of the first pass
 };
 
-// Reads `text` (BOS in front where the model wants one) into a sequence; then, for each D, a copy of that sequence
-// reads the last D tokens of the text again, as if the text went on with them. Errors: kInvalidArgument for options,
+// Reads `text` (with BOS in front if the model wants one) into a sequence. Then, for each D, a fork of that sequence
+// reads the last D tokens of the text again, as if the text continued with them. Errors: kInvalidArgument for options,
 // kResourceExhausted, kCancelled.
 Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                          const RestreamOptions& options, const Progress& progress);

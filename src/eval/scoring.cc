@@ -33,7 +33,7 @@ LogitDivergence compare_logits(std::span<const float> right, std::span<const flo
     difference += weight * (p - q);
   }
   const double kld = difference / p_sum - std::log(p_sum) + std::log(q_sum);
-  // It is never negative; rounding may make it so.
+  // The divergence is never negative; only rounding can make it so.
   return {kld < 0 ? 0 : kld, p_largest - right.begin() == q_largest - other.begin()};
 }
 
@@ -68,31 +68,6 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
                policy.traits().spec, longest, budget, available_memory())
         .about({"policy", "kv_memory"});
   return new_cache(model, shape, budget);
-}
-
-Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
-  const std::int64_t context = model.config.context;
-  if (!policy.bound() && !policy.traits().compacts && tokens > context)
-    return invalid_argument(
-               "policy '{}' keeps all of the {} tokens, and the model's context has room for {}; "
-               "read fewer of them, or choose a policy with a bound",
-               policy.traits().spec, tokens, context)
-        .about({"tokens", "policy"});
-  return check_positions(policy, chunk, context);
-}
-
-Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk) {
-  return tokens > model.config.context ? check_positions(policy, chunk, model.config.context) : Status();
-}
-
-Status check_context(const LoadedModel& model, const SequenceRunner& runner) {
-  const RetentionPolicy& policy = runner.policy();
-  if (policy.bound() || runner.kept_max() <= model.config.context) return {};
-  return invalid_argument(
-             "policy '{}' kept {} tokens, and the model's context has room for {}; "
-             "read fewer of them, or give the policy a bound",
-             policy.traits().spec, runner.kept_max(), model.config.context)
-      .about({"tokens", "policy"});
 }
 
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,

@@ -1,4 +1,4 @@
-// What evaluations share: a cache for a policy, and how far a sequence expected the tokens that it was given.
+// Shared by evaluations: makes a cache for a policy, and scores a sequence's predictions.
 // Thread-safety: one evaluation at a time per model.
 #pragma once
 
@@ -16,62 +16,52 @@
 
 namespace kvasir {
 
-// Hears how much is done of how much in all; returns false to stop.
+// Receives the amount of work done and in total; return false to stop.
 using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
 struct TokenScore {
   double logprob = 0;      // log softmax(logits)[token], nats
-  bool likeliest = false;  // greedy sampling would have chosen it (of equal logits, the smallest id)
+  bool likeliest = false;  // greedy decoding would have chosen it (the smallest id on a tie)
 };
 
-// In double. REQUIRES: 0 <= token < logits.size().
+// Computed in double. REQUIRES: 0 <= token < logits.size().
 TokenScore score_token(std::span<const float> logits, TokenId token);
 
-// How far a sequence's prediction is from that of another, which is taken to be right.
+// The distance of a prediction from a reference prediction.
 struct LogitDivergence {
   double kld = 0;           // KL(right || other) = sum over the vocabulary of p (ln p - ln q), nats
-  bool top1_agree = false;  // the likeliest token of both is the same (of equal logits, the smallest id)
+  bool top1_agree = false;  // both have the same likeliest token (the smallest id on a tie)
 };
 
-// In double, over the whole vocabulary. REQUIRES: two rows of one size, not empty.
+// Computed in double, over the whole vocabulary. REQUIRES: two rows of one size, not empty.
 LogitDivergence compare_logits(std::span<const float> right, std::span<const float> other);
 
-// A cache for the sequences requested, one after the other, under a policy as it stands at its start: of the model's
-// kv_memory, or of what they need where that is 0. Errors: kResourceExhausted.
+// Makes a cache large enough for each of the requested sequences, run one after the other under a policy in its initial
+// state. Its size is the model's kv_memory, or what the sequences need if that is 0. Errors: kResourceExhausted.
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 
-// The same of another shape than the model's. `budget` in bytes; 0: what the sequences need.
+// The same for a given shape and budget. `budget` in bytes; 0: what the sequences need.
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
-// Whether a text may be read under a policy, with so many tokens of a prompt per pass: a policy that keeps everything
-// cannot read beyond the trained context. Errors: kInvalidArgument; those of check_positions.
-Status check_context(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk);
 
-// The same once a pass has run, for policies whose size is not known before. Errors: kInvalidArgument.
-Status check_context(const LoadedModel& model, const SequenceRunner& runner);
-
-// As check_context, but a policy that keeps everything may read on: how a model does beyond its trained context is
-// worth measuring.
-Status check_passes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens, int chunk);
-
-// One token per pass is how generated tokens come; more are a prompt.
+// Returns how tokens read in chunks count: a chunk of 1 reads them as generated tokens, a larger one as a prompt.
 inline SequenceRunner::Source source_of(int chunk) {
   return chunk == 1 ? SequenceRunner::Source::kGenerated : SequenceRunner::Source::kPrompt;
 }
 
-// Reads a text behind what the sequence holds, in passes of up to `chunk`, and scores each of its tokens but the first:
-// result[i] is of text[i + 1]. `on_read` (may be empty) hears after each pass how many tokens of the text are read, and
-// returns false to stop. Errors: those of SequenceRunner::feed.
+// Appends a text to the sequence, in passes of up to `chunk` tokens, and scores each of its tokens but the first:
+// result[i] belongs to text[i + 1]. `on_read` (may be empty) receives after each pass the number of tokens read; return
+// false to stop. Errors: those of SequenceRunner::feed.
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,
                                            const std::function<bool(std::int64_t)>& on_read);
 
-// On a new sequence: reads a prompt in passes of up to `chunk`, then the answer token by token as if it were generated,
-// and scores each token of the answer. `on_read` as above, of prompt and answer together. The last token of the answer
-// is not read.
+// Reads a prompt into a new sequence in passes of up to `chunk` tokens, then the answer token by token as if it were
+// generated, and scores each token of the answer. The last token of the answer is scored but not read. `on_read`: as
+// above, counting prompt and answer together.
 Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenId> prompt,
                                              std::span<const TokenId> answer, int chunk,
                                              const std::function<bool(std::int64_t)>& on_read);

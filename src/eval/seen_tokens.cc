@@ -56,7 +56,7 @@ int SeenTokens::table(int layer, int query_head) const {
   return per_layer_ == 0 ? 0 : layer * per_layer_ + query_head / heads_;
 }
 
-// What was retained before the pass and came with it up to the row, less what is hidden from it.
+// Sets the tokens a row sees: those retained before the pass and the pass's up to the row, minus hidden ones.
 void SeenTokens::set_row(int row) {
   if (row == row_) return;
   row_ = row;

@@ -1,4 +1,4 @@
-// Which tokens the rows of a pass see: the ids behind the weights that an AttentionObserver is handed.
+// Determines which tokens each row of a pass sees: the token indices of the weights that an AttentionObserver receives.
 // Thread-safety: none.
 #pragma once
 
@@ -12,23 +12,24 @@
 
 namespace kvasir {
 
-// The ids that a table holds, ascending.
+// Appends the token indices that a table holds, ascending.
 void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids);
 
-// The same of all tables of a sequence, as lists by layer and then KV head: one list for a layer whose heads agree.
+// Returns the same for all tables of a sequence, as [layer][KV head]; a layer whose heads agree has one list.
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers);
 
 class SeenTokens {
  public:
-  // REQUIRES: the runner outlives the object, and stands where it does now when next_pass is called for the first time.
+  // Starts at the runner's current state. REQUIRES: the runner outlives the object.
   SeenTokens(const SequenceRunner* runner, const LoadedModel& model);
 
-  // A pass has run and pruned, and another may follow.
+  // Moves on to the next pass. Must be called after each pass has run and pruned.
   void next_pass();
 
-  TokenIndex first() const { return first_; }  // id of row 0 of the pass
+  TokenIndex first() const { return first_; }  // token index of row 0 of the pass
 
-  // What a row of the pass sees in a layer and query head, ascending, its own token last. Valid until the next call.
+  // Returns the tokens that a row of the pass sees in a layer and query head, ascending, its own token last. Valid
+  // until the next call.
   std::span<const TokenIndex> of(int layer, int query_head, int row);
 
  private:
@@ -39,10 +40,10 @@ class SeenTokens {
   int per_layer_ = 1;  // tables of a layer; 0: one for all layers
   int heads_ = 1;      // query heads of a table
   TokenIndex first_ = 0;
-  // By table: what each held before the pass, then ids that follow.
+  // By table: the indices that each held before the pass, then those of the pass.
   std::vector<std::vector<TokenIndex>> ids_;
   std::vector<std::size_t> held_;
-  // Of a policy that drops ranges: the policy once more, one pass behind; what the row asked for last sees.
+  // For a policy that drops ranges: a copy of it one pass behind, to compute what each row sees.
   std::unique_ptr<RetentionPolicy> shadow_;
   KeepPlan plan_;
   std::vector<IndexRange> before_;  // retained before the pass

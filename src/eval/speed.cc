@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/context_rules.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"
 #include "retention/registry.h"
@@ -12,7 +13,7 @@
 namespace kvasir {
 namespace {
 
-// Some ordinary token values; which ones does not matter to speed, that they differ does.
+// Returns arbitrary token ids. Their values do not affect speed, as long as they differ.
 std::vector<TokenId> some_tokens(std::int64_t count, int vocabulary) {
   std::vector<TokenId> tokens(static_cast<std::size_t>(count));
   std::uint32_t state = 12345;
@@ -29,7 +30,8 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Bytes of weights that decoding a token reads: all of them, but of an embedding that is not the output too only a row.
+// Returns the bytes of weights that decoding one token reads: all of them, except an embedding that is not also the
+// output matrix, of which one row is read.
 std::uint64_t weight_bytes_read(const LoadedModel& model) {
   if (model.weights.output == model.weights.embedding) return model.weight_bytes;
   return model.weight_bytes - model.embedding_bytes;
@@ -69,7 +71,7 @@ Status check_options(const SpeedOptions& options) {
   return {};
 }
 
-// What is measured, policy by policy, each of which has the same tests in the same order.
+// Lists the measurements, policy by policy; every policy has the same tests in the same order.
 Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) {
   std::vector<Measurement> measurements;
   const std::size_t tests =
@@ -95,7 +97,7 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
   return measurements;
 }
 
-// Bytes that a measurement's sequences need side by side.
+// Returns the bytes that a measurement's sequences need together.
 Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& m) {
   const KvCacheShape& shape = model.kv_shape;
   const std::int64_t depth = m.figure.depth;
@@ -108,9 +110,9 @@ Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& 
   if (m.figure.name == "prefill") return plan(m.figure.tokens, m.figure.tokens);
   const std::uint64_t state = plan(depth + m.figure.tokens + 1, depth);
   const auto batch = static_cast<std::uint64_t>(m.figure.batch);
-  // A fork that is going to compact owns all its pages.
+  // A fork under a compacting policy comes to own all its pages.
   if (m.policy->traits().compacts) return batch * 2 * state;
-  // Another has its own tables, its own copy of the open page, and what it adds.
+  // Any other fork owns its tables, its copy of the open page, and the pages it adds.
   return batch * (state + KvCache::cost(shape, {}, (depth + 2 * m.figure.tokens) / shape.page.slots + 4));
 }
 
@@ -120,10 +122,12 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
                                                const std::function<bool(std::int64_t, std::int64_t)>& progress) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
   KVASIR_ASSIGN_OR_RETURN(std::vector<Measurement> measurements, make_measurements(options));
-  // One cache for all states: each is a sequence of its own, each repetition a fork of it.
+  // One cache holds all base sequences; each repetition runs on forks of them.
   std::uint64_t budget = 0;
   std::int64_t work = 0;
   for (const Measurement& m : measurements) {
+    KVASIR_RETURN_IF_ERROR(
+        check_positions(*m.policy, model->options.chunk, model->config.context, m.figure.depth + m.figure.tokens + 1));
     KVASIR_ASSIGN_OR_RETURN(const std::uint64_t bytes, bytes_needed(*model, m));
     budget += bytes;
     work +=
@@ -150,7 +154,7 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
         source);
   };
 
-  // All sequences side by side, a token of each in every pass.
+  // Decodes all sequences together, one token of each per pass.
   const auto decode = [&](std::span<const std::unique_ptr<SequenceRunner>> runners, std::int64_t count) -> Status {
     const std::vector<TokenId> tokens =
         some_tokens(count + static_cast<std::int64_t>(runners.size()), model->config.vocabulary);

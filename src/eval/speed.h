@@ -1,7 +1,7 @@
-// Speed of one model on this machine: prefill, and decoding with a cache that is already deep.
-// Every figure is a median over repetitions with its extremes; the repetitions of all figures, of all policies, take
-// turns, so that a machine that slows down for a while slows all of them.
-// Thread-safety: one measurement at a time per model.
+// Measures the speed of one model on this machine: prefill, and decoding at given cache depths.
+// Every figure is a median over repetitions, with the extremes. Repetitions of all figures and policies are
+// interleaved, so that a temporary slowdown of the machine affects all of them. Thread-safety: one measurement at a
+// time per model.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct SpeedOptions {
   std::int64_t prefill = 512;              // tokens of a prompt; 0: not measured
   std::int64_t decode = 32;                // tokens generated per repetition; 0: not measured
   std::vector<std::int64_t> depths = {0};  // tokens in the cache when decoding starts
-  std::vector<int> batches = {1};          // sequences that decode side by side in one pass, each of this depth
+  std::vector<int> batches = {1};          // sequences that decode together in one pass, each at the same depth
   int repeat = 5;
   std::vector<std::string> policies = {"full"};
 };
@@ -28,13 +28,13 @@ struct SpeedFigure {
   std::string policy;  // as given
   std::string name;    // "prefill", "decode"
   std::int64_t depth = 0;
-  int batch = 1;            // sequences side by side
+  int batch = 1;            // sequences decoded together
   std::int64_t tokens = 0;  // per repetition and sequence
   double median = 0;        // tokens per second, of all sequences together
   double lowest = 0;
   double highest = 0;
-  double slowdown = 0;         // time per token, of that of the first policy in the same test: median over repetitions
-  double gigabytes_per_s = 0;  // decode: weights and live keys and values that tokens read, at the median
+  double slowdown = 0;         // time per token relative to the first policy in the same test: median over repetitions
+  double gigabytes_per_s = 0;  // decode: bytes of weights and live keys and values read, at the median
   std::uint64_t kv_bytes = 0;  // live keys and values at the start
 };
 

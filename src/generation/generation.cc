@@ -39,7 +39,7 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
     return damaged("its end token and its finish reason disagree");
   if (state.end_token && !tokenizer.is_end(*state.end_token)) return damaged("its end token ends nothing");
-  // A stop string may also be completed by the flush, when another reason stands already.
+  // The flush may complete a stop string too, after the generation has finished for another reason.
   const bool stopped = state.finish_reason == FinishReason::kStop;
   if (stopped != state.matcher.stopped && (stopped || !state.finish_reason))
     return damaged("its stop string and its finish reason disagree");

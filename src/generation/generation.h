@@ -1,14 +1,14 @@
-// The continuation of one request, without a model: logits go in, the next token and text come out.
+// Continues one request without knowing the model: takes logits, returns the next token and text.
 //
 //   Generation generation(tokenizer, options, stops, newest);
 //   while (const std::optional<TokenId> token = *generation.push(logits)) {
-//     ... run the token, which gives the next logits; or generation.finish(kContext or kKvMemory) if it cannot run
+//     ... run the token to get the next logits, or call generation.finish(kContext or kKvMemory) if it cannot run
 //     show(generation.accept(*token));  // or generation.finish(kCancelled) if the caller has gone
 //   }
 //   for (std::string text = generation.flush(); !text.empty(); text = generation.flush()) show(text);
 //
-// A generation may be suspended at any point, a token that was chosen and has not run yet included: state() and
-// from_state() continue it with the same tokens and text. Copies continue independently (parallel samples).
+// A generation may be suspended at any point, even between choosing a token and running it: state() and from_state()
+// continue it with the same tokens and text. Copies continue independently (parallel samples).
 // Thread-safety: none. Refers to the tokenizer, which must outlive it.
 #pragma once
 
@@ -41,7 +41,7 @@ struct GenerationState {
   TokenStreamState stream;
   std::string text;
   std::int64_t tokens = 0;
-  std::optional<TokenId> pending;  // chosen, and not accepted yet
+  std::optional<TokenId> pending;  // chosen but not accepted yet
   std::optional<FinishReason> finish_reason;
   std::optional<TokenId> end_token;
 };
@@ -49,7 +49,7 @@ struct GenerationState {
 class Generation {
  public:
   // `template_stops`: further stop strings. `newest`: the newest tokens of the context, oldest first, for penalties.
-  // The seed is used as it stands, 0 too. REQUIRES: validate(options).ok(), no string of `template_stops` is empty.
+  // The seed is used as given, including 0. REQUIRES: validate(options).ok(); no string of `template_stops` is empty.
   Generation(const Tokenizer& tokenizer, const GenerateOptions& options, std::span<const std::string> template_stops,
              std::span<const TokenId> newest);
 
@@ -57,35 +57,35 @@ class Generation {
   static Result<Generation> from_state(const Tokenizer& tokenizer, GenerationState state);
   GenerationState state() const;
 
-  // Takes the logits [vocabulary] behind the newest token. Returns the token to run next, or nothing once the
-  // generation has finished. Checked in this order: an earlier finish, max_tokens (kLength), then the chosen token
-  // (kEnd for an end token, which is not to be run). Errors: kDataLoss if no logit is a number; the request cannot go
-  // on then. REQUIRES: the token of the last push was accepted.
+  // Takes the logits [vocabulary] of the newest token. Returns the token to run next, or nullopt once the generation
+  // has finished. Checks in this order: an earlier finish, max_tokens (kLength), then the chosen token (kEnd for an end
+  // token, which is not run). Errors: kDataLoss if all logits are NaN; the request cannot continue then. REQUIRES: the
+  // token of the last push was accepted.
   Result<std::optional<TokenId>> push(std::span<const float> logits);
 
-  // Takes the token of the last push as run: it counts, and enters the penalties. Returns the text that became
-  // complete; may be empty. Finishes with kStop if a stop string is complete. REQUIRES: token == *pending().
+  // Reports that the token of the last push was run: counts it, and adds it to the penalties. Returns the text that
+  // became complete; may be empty. Finishes with kStop if a stop string is complete. REQUIRES: token == *pending().
   std::string accept(TokenId token);
 
   // Finishes from outside, for example with kContext, kKvMemory or kCancelled. A generation that has finished keeps its
   // first reason; a pending token is dropped. REQUIRES: reason is neither kEnd nor kStop.
   void finish(FinishReason reason);
 
-  // Returns the next piece of text that was held back, or "" when there is none left. After kStop and kCancelled
-  // nothing is returned: the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
+  // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "":
+  // the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
   std::string flush();
 
-  // Starts the draws of another seed, for copies that shall differ.
+  // Restarts the random draws with another seed, so that copies differ.
   void reseed(std::uint64_t seed) { sampler_.reseed(seed); }
 
   bool finished() const { return finish_reason_.has_value(); }
   std::optional<FinishReason> finish_reason() const { return finish_reason_; }
-  std::optional<TokenId> end_token() const { return end_token_; }  // that the model chose; after kEnd only
+  std::optional<TokenId> end_token() const { return end_token_; }  // chosen by the model; after kEnd only
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
   const std::string& text() const { return text_; }                // all that accept() and flush() returned
 
-  // True if the accepted tokens end inside a UTF-8 character, until that is flushed.
+  // Returns true while the accepted tokens end inside a UTF-8 character that has not been flushed.
   bool mid_character() const { return stream_.mid_character(); }
 
  private:

@@ -1,6 +1,6 @@
 // Log-probabilities of tokens: the log-softmax of raw logits, without penalties, truncation or temperature.
 //
-// Sums are in double, in order of token id: results depend on the logits alone. NaN logits take no part. If the
+// Sums are in double, in order of token id, so results depend on the logits alone. NaN logits are ignored. If the
 // largest logit is infinite, the tokens that have it share the probability equally, as in sampling.
 // Thread-safety: pure functions.
 #pragma once
@@ -17,8 +17,8 @@ struct TokenLogProbability {
   double log_probability = 0;
 };
 
-// Returns the `n` likeliest tokens, likeliest first, the smaller id first on a tie; fewer where fewer logits are
-// numbers. `logits` [vocabulary]. REQUIRES: n >= 0.
+// Returns the `n` likeliest tokens, likeliest first, the smaller id first on a tie; fewer if fewer logits are not NaN.
+// `logits` [vocabulary]. REQUIRES: n >= 0.
 std::vector<TokenLogProbability> top_log_probabilities(std::span<const float> logits, int n);
 
 // Returns the log-probability of one token; -inf for a token whose logit is NaN. REQUIRES: 0 <= token < logits.size().

@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// A total order: the tokens kept do not depend on the method of selection.
+// A total order, so that the tokens kept do not depend on the selection algorithm.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 };
@@ -27,12 +27,13 @@ std::uint64_t splitmix64(std::uint64_t* state) {
 Status check_range(const char* name, float value, float low, float high, bool low_included) {
   if (value <= high && (low_included ? value >= low : value > low)) return {};
   return invalid_argument("{} is {}; it must be {} {} and at most {}", name, value,
-                          low_included ? "at least" : "greater than", low, high);
+                          low_included ? "at least" : "greater than", low, high)
+      .about({name});
 }
 
 Status check_not_negative(const char* name, int value) {
   if (value >= 0) return {};
-  return invalid_argument("{} is {}; it must be at least 0", name, value);
+  return invalid_argument("{} is {}; it must be at least 0", name, value).about({name});
 }
 
 }  // namespace
@@ -47,7 +48,8 @@ Status validate(const SamplingOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
   if (options.penalty_window >= 0 && options.penalty_window <= kMaxPenaltyWindow) return {};
   return invalid_argument("penalty_window is {}; it must be at least 0 and at most {}", options.penalty_window,
-                          kMaxPenaltyWindow);
+                          kMaxPenaltyWindow)
+      .about({"penalty_window"});
 }
 
 Sampler::Sampler(const SamplingOptions& options) : options_(options) {
@@ -117,7 +119,7 @@ TokenId Sampler::sample(std::span<const float> logits) {
   return draw();
 }
 
-// Makes candidates of all tokens whose logit is a number, with penalties applied.
+// Collects all tokens whose logit is not NaN, with penalties applied.
 void Sampler::gather(std::span<const float> logits) {
   candidates_.clear();
   sorted_ = false;

@@ -19,15 +19,14 @@ inline constexpr int kMaxPenaltyWindow = 65536;
 // Errors: kInvalidArgument naming the option, the value and the accepted range.
 Status validate(const SamplingOptions& options);
 
-// Everything that decides what a Sampler chooses next.
+// A Sampler as plain data: everything that determines its next choice.
 struct SamplerState {
   SamplingOptions options;
   std::array<std::uint64_t, 4> random{};  // the generator's words
-  std::vector<TokenId> recent;            // observed tokens that count for penalties, oldest first; their numbers of
-                                          // occurrences follow from them
+  std::vector<TokenId> recent;            // observed tokens that count for penalties, oldest first
 };
 
-// Copies continue independently, from the same draws; see reseed().
+// Copies continue independently with the same random draws; see reseed().
 class Sampler {
  public:
   // REQUIRES: validate(options).ok().
@@ -37,15 +36,16 @@ class Sampler {
   static Result<Sampler> from_state(const SamplerState& state);
   SamplerState state() const;
 
-  // Starts the draws of another seed; tokens observed so far stay. For copies that shall differ.
+  // Restarts the random draws with another seed, so that copies differ. Keeps the tokens observed so far.
   void reseed(std::uint64_t seed);
 
   // Adds a token of the context (prompt or generated); the last `penalty_window` count for penalties.
   void observe(TokenId token);
 
-  // Chooses a token, without observing it. `logits` [vocabulary] is not changed. With temperature 0 the choice is the
-  // largest logit after penalties, the smaller id on a tie. NaN logits are never chosen; if there is nothing else, the
-  // result is kNoToken. If some logits are +inf, only these are chosen, with equal chance.
+  // Chooses a token, without observing it. `logits` [vocabulary] is not changed.
+  //   - Temperature 0: the largest logit after penalties, the smaller id on a tie.
+  //   - NaN logits are never chosen; if all are NaN, the result is kNoToken.
+  //   - If some logits are +inf, one of these is chosen, with equal probability.
   // REQUIRES: logits not empty.
   TokenId sample(std::span<const float> logits);
 
@@ -71,7 +71,7 @@ class Sampler {
   std::size_t recent_next_ = 0;              // the oldest of a full ring
   std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
   std::vector<Candidate> candidates_;        // scratch of sample()
-  bool sorted_ = false;                      // candidates_ are in order of logit, largest first; else in order of token
+  bool sorted_ = false;                      // candidates_ are ordered by logit, largest first; otherwise by token
 };
 
 }  // namespace kvasir

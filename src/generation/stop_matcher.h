@@ -1,4 +1,4 @@
-// Finds stop strings in a stream of text. Text is held back for as long as it may turn out to be part of a stop string.
+// Finds stop strings in a stream of text. Holds text back while it may be part of a stop string.
 // Thread-safety: none.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace kvasir {
 
-// What a StopMatcher holds between two calls, apart from its stop strings.
+// A StopMatcher as plain data, without its stop strings.
 struct StopMatcherState {
   std::string held;      // text held back: the start of a stop string, or empty
   bool stopped = false;  // a stop string was found
@@ -27,11 +27,10 @@ class StopMatcher {
   static Result<StopMatcher> from_state(std::vector<std::string> stops, StopMatcherState state);
   StopMatcherState state() const { return {held_, stopped_}; }
 
-  // Adds text to the stream and returns the text that may be shown now. After a stop string nothing is returned any
-  // more: neither the string itself nor what follows it.
+  // Adds text to the stream and returns the text that may be shown now. Never returns a stop string or what follows it.
   std::string push(std::string_view text);
 
-  // Returns the text held back, for when the stream has ended without a stop string.
+  // Returns the text held back. Call it when the stream has ended without a stop string.
   std::string flush();
 
   bool stopped() const { return stopped_; }

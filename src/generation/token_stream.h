@@ -1,5 +1,5 @@
-// Turns a stream of tokens into printable text: holds back an incomplete UTF-8 sequence until it is complete, and
-// replaces bytes that can never become valid by U+FFFD.
+// Turns a stream of tokens into printable text: holds an incomplete UTF-8 sequence back until it is complete, and
+// replaces invalid bytes by U+FFFD.
 // Thread-safety: none. Refers to the tokenizer, which must outlive it.
 #pragma once
 
@@ -11,17 +11,16 @@
 
 namespace kvasir {
 
-// What a TokenStream holds between two tokens.
+// A TokenStream as plain data.
 struct TokenStreamState {
   std::string pending;        // the bytes of an incomplete character, or empty
-  bool strips_space = false;  // a space at the start of the next token is the tokenizer's own and is dropped
+  bool strips_space = false;  // a space at the start of the next token was added by the tokenizer and is dropped
 };
 
 class TokenStream {
  public:
-  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text; false where the stream
-  // continues a text. After a control or user-defined token that space is dropped in any case, as Tokenizer::decode()
-  // does.
+  // `strip_leading_space`: drop the one space that SPM puts before the first word of a text; false if the stream
+  // continues a text. After a control or user-defined token that space is always dropped, as in Tokenizer::decode().
   TokenStream(const Tokenizer& tokenizer, bool strip_leading_space);
 
   // Continues where state() was taken. Errors: kDataLoss for a state that no stream of this tokenizer can be in.
@@ -31,10 +30,10 @@ class TokenStream {
   // Adds a token and returns the text that it completes; may be empty.
   std::string push(TokenId token);
 
-  // Returns U+FFFD in place of an incomplete character, for when no token follows; empty if there is none.
+  // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();
 
-  // True where the tokens so far end inside a character.
+  // Returns true if the tokens so far end inside a character.
   bool mid_character() const { return !pending_.empty(); }
 
  private:

@@ -1,4 +1,4 @@
-// Internal to gguf: reading positions in untrusted bytes, and untrusted names in messages.
+// Internal to gguf: bounds-checked reading of untrusted bytes, and quoting of untrusted names in messages.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,9 +14,9 @@
 
 namespace kvasir::gguf {
 
-static_assert(std::endian::native == std::endian::little, "scalars are copied from little-endian files as they are");
+static_assert(std::endian::native == std::endian::little, "scalars are copied from little-endian files unchanged");
 
-// A little-endian scalar at `p`, which need not be aligned.
+// Reads a little-endian scalar at `p`, which need not be aligned.
 template <class T>
 T load(const std::byte* p) {
   T value;
@@ -52,7 +52,7 @@ class Cursor {
   std::size_t position_ = 0;
 };
 
-// A key or name in quotes, fit for one line of a terminal: printable ASCII as it is, other bytes as \xNN, cut at 64.
+// Quotes a key or name for one line of a terminal: printable ASCII unchanged, other bytes as \xNN, cut at 64 bytes.
 inline std::string quoted(std::string_view text) {
   constexpr std::size_t kLongest = 64;
   std::string out = "'";

@@ -1,4 +1,4 @@
-// The parser. Its work and memory are linear in the size of the bytes, but for two sorts by name and one by offset.
+// The parser. Time and memory are linear in the size of the bytes, except for two sorts by name and one by offset.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -21,8 +21,8 @@ constexpr int kDeepestArray = 4;
 constexpr std::uint32_t kDefaultAlignment = 32;
 constexpr std::uint32_t kLeastAlignment = 8;
 constexpr std::uint32_t kMostDims = 4;
-// A count fits the bytes that are left before anything is reserved for it; still, elements are larger in memory than
-// in a file, so vectors grow beyond this only as elements turn up.
+// Cap on memory reserved ahead. A count has been checked against the bytes left, but elements are larger in memory than
+// in a file, so larger vectors grow only as elements are read.
 constexpr std::uint64_t kMostReserved = 1 << 16;
 
 std::size_t reserved(std::uint64_t count) {
@@ -56,7 +56,7 @@ std::optional<std::uint64_t> scalar_bytes(std::uint32_t type) {
   return std::nullopt;
 }
 
-// Where the parser is. Made into text only for a message.
+// The parser's place in the file; formatted only when a message needs it.
 struct Place {
   enum Kind { kHeader, kKey, kMetadata, kTensorName, kTensor } kind;
   std::uint64_t index = 0;
@@ -181,8 +181,7 @@ Status Parser::read_header() {
   return check_count(metadata_count_, kLeastEntryBytes, "metadata entries", place);
 }
 
-// Fills `order` with the indices of `items` sorted by name; returns the index of a name that came before, or
-// items.size().
+// Fills `order` with the indices of `items` sorted by name. Returns the index of a duplicate name, or items.size().
 template <class T, class NameOf>
 std::size_t sort_by_name(const std::vector<T>& items, std::vector<std::size_t>* order, NameOf name_of) {
   order->resize(items.size());
@@ -350,7 +349,7 @@ Status Parser::place_tensors() {
   return check_overlaps();
 }
 
-// The bytes of the data. REQUIRES: the row length is a multiple of the block.
+// Returns the data's size in bytes. REQUIRES: the row length is a multiple of the block.
 bool size_overflows(const Tensor& tensor, const DTypeTraits& traits, std::uint64_t* size) {
   return mul_overflows(tensor.elements / traits.block_elements, traits.block_bytes, size);
 }

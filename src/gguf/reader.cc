@@ -23,7 +23,7 @@ Result<Contents> parse_or_exhausted(std::span<const std::byte> bytes, const Open
   }
 }
 
-// The index in `items` of the one that `name_of` calls `name`, or items.size().
+// Returns the index in `items` of the one named `name` (by `name_of`), or items.size().
 template <class T, class NameOf>
 std::size_t find_sorted(const std::vector<T>& items, const std::vector<std::size_t>& order, std::string_view name,
                         NameOf name_of) {
@@ -42,7 +42,7 @@ Status wrong_type(std::string_view key, const Value& value, std::string_view wan
   return data_loss("metadata {} is of type {}, not {}", quoted(key), value_type_name(value.type), wanted);
 }
 
-// The array at `value` if its elements are of one of `types`.
+// Returns the array in `value` if its element type is one of `types`.
 template <class... Types>
 const Array* array_of(const Value& value, Types... types) {
   const auto* array = std::get_if<Array>(&value.data);

@@ -1,9 +1,11 @@
 // Reads GGUF files, versions 2 and 3 (little-endian). No knowledge of models.
 //
-// Nothing in a file is trusted: every length is checked against what is left of it before memory is taken, every
-// tensor lies inside the data section and overlaps no other, and each way to be wrong has its own message (kDataLoss,
-// or kUnsupported for version 1, unknown versions, big-endian files, unknown tensor types and arrays nested too deep).
-// Strings may hold any bytes: they need not be UTF-8, and the names in messages are escaped.
+// Files are untrusted:
+//   - every length is checked against the bytes that remain before memory is allocated for it;
+//   - every tensor lies inside the data section and overlaps no other;
+//   - each defect has its own message: kUnsupported for version 1, unknown versions, big-endian files, unknown tensor
+//     types and arrays nested too deep, kDataLoss for all others;
+//   - strings may hold any bytes, not only UTF-8; names in messages are escaped.
 // Ownership: a File owns its mapping; string views and tensor bytes point into it and must not outlive it.
 // Thread-safety: immutable after open; const members may be called from any thread.
 #pragma once
@@ -42,7 +44,7 @@ std::string_view value_type_name(ValueType type);  // "u8", "string", "array", .
 
 struct Value;
 
-// An array: elements of one type, kept as the variant alternative that fits; nested arrays go in `arrays`.
+// An array of elements of one type: scalars are in `raw`, strings in `strings`, nested arrays in `arrays`.
 struct Array {
   ValueType type = ValueType::kUint8;  // of the elements
   std::size_t count = 0;
@@ -79,7 +81,7 @@ struct OpenOptions {
 class File {
  public:
   static Result<File> open(const std::string& path, const OpenOptions& options = {});
-  // Parses bytes that stay owned by the caller and outlive the File.
+  // Parses bytes that the caller owns. They must outlive the File.
   static Result<File> parse(std::span<const std::byte> bytes, const OpenOptions& options = {});
 
   File(File&&) noexcept;
@@ -105,10 +107,10 @@ class File {
   Result<std::vector<std::int64_t>> get_ints(std::string_view key) const;  // array of any integers or bools
   Result<std::vector<float>> get_floats(std::string_view key) const;       // array of f32 or f64; finite
 
-  // All that stands before the first tensor's data: metadata, with the vocabulary, and the table of tensors.
+  // Returns the bytes before the first tensor's data: metadata (vocabulary included) and the tensor table.
   std::span<const std::byte> header_bytes() const;
 
-  // Hints that `size` of a tensor's bytes from `begin` on will not be read again (they need not stay resident).
+  // Hints that `size` of a tensor's bytes from `begin` on will not be read again, so they need not stay resident.
   void release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const;
 
  private:

@@ -1,4 +1,4 @@
-// Writes GGUF version 3 files. Tests and small tools need it; it keeps the whole file in memory.
+// Writes GGUF version 3 files, for tests and small tools. Keeps the whole file in memory.
 // Thread-safety: none.
 #pragma once
 
@@ -41,13 +41,13 @@ class Writer {
   void add_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims,
                   std::span<const std::byte> data);
 
-  // A tensor whose data the caller writes behind what finish() gives, or leaves a hole in a sparse file. REQUIRES: as
-  // add_tensor; no tensor with data is added behind it.
+  // Declares a tensor without data. The caller writes the data after the bytes of finish(), or leaves a hole in a
+  // sparse file. REQUIRES: as add_tensor; no tensor with data is added after it.
   void declare_tensor(std::string_view name, std::uint32_t type, std::vector<std::uint64_t> dims);
 
-  // The whole file, tensors aligned to 32 bytes; up to the first declared tensor's data, if there is one.
+  // Returns the whole file, tensors aligned to 32 bytes; if tensors were declared, up to the first one's data.
   std::vector<std::byte> finish() const;
-  // The bytes of the whole file, the data of declared tensors included.
+  // Returns the size in bytes of the whole file, the data of declared tensors included.
   std::uint64_t file_bytes() const;
   Status write(const std::string& path) const;
 

@@ -1,5 +1,5 @@
-// The model families, as data: what distinguishes one GGUF architecture from another. Adding one that is made of the
-// same parts is a row of a table.
+// The model families as data: what distinguishes one GGUF architecture from another. A family made of the same parts is
+// added as one row of a table.
 // Thread-safety: constants.
 #pragma once
 
@@ -21,7 +21,7 @@ enum class FeedForward {
 
 // Which dimensions of a head are rotated together.
 enum class RotaryPairs {
-  kAdjacent,  // 2i and 2i + 1: files of llama models are converted to it
+  kAdjacent,  // 2i and 2i + 1 (the layout of GGUF files of llama models)
   kHalves,    // i and i + rotary / 2 (GPT-NeoX)
 };
 
@@ -38,7 +38,7 @@ struct Architecture {
   Presence other_biases = Presence::kNever;  // of attention output and feed-forward
   Presence qk_norm = Presence::kNever;       // RMSNorm of each head of queries and keys, before the rotation
   bool parallel_residual = false;            // has the key use_parallel_residual (absent: true)
-  // Heeds attention.sliding_window, for all layers. Qwen's published configurations carry the key and switch it off.
+  // Applies attention.sliding_window to all layers. Qwen's published configurations carry the key but switch it off.
   bool sliding_window = false;
 };
 

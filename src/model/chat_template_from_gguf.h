@@ -1,4 +1,4 @@
-// The chat template of a model file.
+// Makes the chat template of a model file.
 // Thread-safety: pure function.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace kvasir {
 
-// `instead`: Jinja source to use in place of the file's own; empty: the file's. Errors: kDataLoss if the file's
+// `instead`: Jinja source that replaces the file's template; empty uses the file's. Errors: kDataLoss if the file's
 // template is not a string.
 Result<std::unique_ptr<ChatTemplate>> chat_template_from_gguf(const gguf::File& file, const Vocabulary& vocabulary,
                                                               std::string_view instead = {});

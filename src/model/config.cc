@@ -67,7 +67,7 @@ Status read_norm(const Keys& keys, ModelConfig* config) {
   return {};
 }
 
-// What would change the results, and is not run: better no answer than a wrong one.
+// Refuses features that would change the results but are not implemented: no answer is better than a wrong one.
 Status refuse_other_features(const Keys& keys) {
   struct Feature {
     std::string_view key;

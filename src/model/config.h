@@ -22,7 +22,7 @@ struct ModelConfig {
   int ffn = 0;
   int vocabulary = 0;
   std::int64_t context = 0;         // trained context, tokens
-  std::int64_t sliding_window = 0;  // a token sees those less than this many positions before it; 0: all
+  std::int64_t sliding_window = 0;  // a token sees tokens less than this many positions before it; 0: all
   bool parallel_residual = false;   // x + attention(norm(x)) + ffn(norm'(x)) instead of one after the other
   float norm_eps = 0;
   RotaryEmbedding rope;
@@ -30,8 +30,8 @@ struct ModelConfig {
   int group() const { return heads / kv_heads; }
 };
 
-// Errors: kUnsupported for other architectures (naming those that are) and for features that are not run (named),
-// kDataLoss for values that contradict each other or the tensors.
+// Errors: kUnsupported for unknown architectures (lists the known ones) and for unsupported features (named); kDataLoss
+// for values that contradict each other or the tensors.
 Result<ModelConfig> read_model_config(const gguf::File& file);
 
 }  // namespace kvasir

@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-// Reads `key`'s number, within [least, most]; `otherwise` where it is absent.
+// Reads the number at `key`, within [least, most]. Returns `otherwise` if the key is absent.
 Result<double> number_or(const gguf::File& file, const std::string& key, double least, double most, double otherwise) {
   if (file.find(key) == nullptr) return otherwise;
   KVASIR_ASSIGN_OR_RETURN(const double value, file.get_float(key));
@@ -22,13 +22,14 @@ Result<double> number_or(const gguf::File& file, const std::string& key, double 
 
 struct Yarn {
   double factor = 1;
-  double extrapolation = 1;  // share of the original frequencies among short wavelengths
+  double extrapolation = 1;  // weight of the original frequencies for short wavelengths
   double original_context = 0;
   double beta_fast = 32;  // rotations over the original context at which a wavelength counts as short
   double beta_slow = 1;   // and as long
 };
 
-// The pair, as a fraction, that turns `rotations` times over the original context: r = L / wavelength solved for it.
+// Returns the (fractional) index of the pair that makes `rotations` turns over the original context: solves
+// rotations = L / wavelength for the pair.
 double pair_of_rotations(const Yarn& yarn, const RotaryEmbedding& rope, double rotations) {
   return rope.dims * std::log(yarn.original_context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.base));
 }
@@ -66,7 +67,7 @@ Status read_yarn(const gguf::File& file, const std::string& scaling, std::int64_
 Status read_scaling(const gguf::File& file, const std::string& rope_prefix, std::int64_t context,
                     RotaryEmbedding* rope) {
   const std::string scaling = rope_prefix + "scaling.";
-  std::string_view type = "linear";  // of old files, which name a factor alone
+  std::string_view type = "linear";  // old files name only a factor
   if (file.find(scaling + "type") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(type, file.get_string(scaling + "type"));
   }

@@ -1,5 +1,5 @@
-// Rotary position embeddings as a file describes them: the angle of each rotated pair per position, and what
-// long-context extensions do to it. Thread-safety: pure functions.
+// Reads a file's rotary position embedding: the angle of each rotated pair per position, scaled by the file's
+// long-context rule. Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,20 @@
 namespace kvasir {
 
 struct RotaryEmbedding {
-  int dims = 0;  // of a head that are rotated; even
+  int dims = 0;  // rotated dimensions of a head; even
   double base = 10000;
   // Angles per position, [dims / 2]: base^(-2i / dims), scaled by the file's rule:
   //   linear     divided by rope.scaling.factor (Chen et al. 2023)
-  //   yarn       divided where the wavelength is long against the original context, left where it is short, mixed
+  //   yarn       divided for wavelengths long against the original context, unchanged for short ones, interpolated in
   //              between (Peng et al. 2023, YaRN, "NTK-by-parts")
   //   factors    divided by rope_freqs.weight (Llama 3)
   std::vector<double> inverse_frequencies;
-  // What the rotated dimensions of queries and of keys are multiplied with: YaRN's sqrt(1 / t) = 0.1 ln(factor) + 1,
-  // else 1.
+  // Factor on the rotated dimensions of queries and keys: YaRN's sqrt(1 / t) = 0.1 ln(factor) + 1, otherwise 1.
   double magnitude = 1;
 };
 
-// `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, which stands in for YaRN's
-// original context where the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values that
-// make no sense.
+// `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, used as YaRN's original
+// context if the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values out of range.
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
                                               std::int64_t context);
 

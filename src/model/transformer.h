@@ -12,7 +12,7 @@
 
 namespace kvasir {
 
-// What operations of a backend depend on in a model.
+// Returns the properties of a model that backend operations depend on.
 BackendShape backend_shape(const ModelConfig& config);
 
 class Transformer {
@@ -21,8 +21,9 @@ class Transformer {
   Transformer(const ModelConfig* config, const Weights* weights, Backend* backend)
       : config_(*config), weights_(*weights), backend_(*backend) {}
 
-  // Writes the batch's keys and values into their pages and computes the logits that are wanted. REQUIRES: token ids
-  // within the vocabulary. Returns [rows wanted][vocabulary], sequence by sequence; valid until the next call.
+  // Writes the batch's keys and values into their pages and computes the requested logits. Returns
+  // [rows requested][vocabulary], sequence by sequence; valid until the next call. REQUIRES: token ids within the
+  // vocabulary.
   std::span<const float> forward(const Backend::Pass& pass) const;
 
  private:

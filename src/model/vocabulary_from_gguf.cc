@@ -22,7 +22,7 @@ constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
 constexpr std::string_view kScores = "tokenizer.ggml.scores";
 constexpr std::string_view kTypes = "tokenizer.ggml.token_type";
 
-// Absent keys are malformed files here, so that no kNotFound of a key reads like a missing file.
+// Reports an absent key as kDataLoss: a kNotFound would read like a missing file.
 template <class T>
 Result<T> required(Result<T> value, std::string_view key) {
   if (!value.ok() && value.status().code() == StatusCode::kNotFound) {
@@ -78,7 +78,7 @@ Status read_pieces(const gguf::File& file, Vocabulary* vocabulary) {
   return {};
 }
 
-// Byte-level BPE does without.
+// Byte-level BPE has no scores.
 Status read_scores(const gguf::File& file, Vocabulary* vocabulary) {
   if (vocabulary->tokenizer == TokenizerKind::kBpe) {
     vocabulary->scores.resize(vocabulary->pieces.size());
@@ -88,7 +88,7 @@ Status read_scores(const gguf::File& file, Vocabulary* vocabulary) {
   return check_count(kScores, vocabulary->scores.size(), vocabulary->pieces.size());
 }
 
-// Old files with byte-level BPE have no types: all tokens are normal then but those that the file names as special.
+// Old files with byte-level BPE have no types: all tokens are normal except those that the file names as special.
 Status read_types(const gguf::File& file, Vocabulary* vocabulary) {
   vocabulary->kinds.assign(vocabulary->pieces.size(), TokenKind::kNormal);
   if (vocabulary->tokenizer == TokenizerKind::kBpe && file.find(kTypes) == nullptr) return {};
@@ -124,7 +124,7 @@ Status read_ids(const gguf::File& file, Vocabulary* vocabulary) {
   return {};
 }
 
-// Files from before the key was introduced. Architecture and vocabulary tell of most which tokenizer it is.
+// Guesses the pre-tokenizer of files older than the key; architecture and vocabulary identify most of them.
 void assume_pre_tokenizer(const gguf::File& file, Vocabulary* vocabulary) {
   const auto architecture = file.get_string("general.architecture");
   const auto has = [&](std::string_view piece) {
@@ -142,7 +142,7 @@ void assume_pre_tokenizer(const gguf::File& file, Vocabulary* vocabulary) {
   }
 }
 
-// What only byte-level BPE has. Gives whether it adds BOS by default.
+// Reads the keys of byte-level BPE alone. Returns whether BOS is added by default.
 Result<bool> read_bpe(const gguf::File& file, Vocabulary* vocabulary) {
   constexpr std::string_view kMerges = "tokenizer.ggml.merges";
   constexpr std::string_view kPre = "tokenizer.ggml.pre";
@@ -166,7 +166,7 @@ Result<std::string> lower_case(const gguf::File& file, std::string_view key) {
   return text;
 }
 
-// The tokens of Phi-3 swallow the white space behind them. Files do not say so; their names tell.
+// Phi-3's tokens strip the white space after them. Files do not say so; the tokens' names identify them.
 Status read_strip_after(const gguf::File& file, Vocabulary* vocabulary) {
   KVASIR_ASSIGN_OR_RETURN(const std::string name, lower_case(file, "general.name"));
   KVASIR_ASSIGN_OR_RETURN(const std::string architecture, lower_case(file, "general.architecture"));

@@ -49,7 +49,7 @@ class Layout {
   WeightMap& map() { return map_; }
 
  private:
-  // Which rows of a tensor of `rows` rows (0: as many as outputs) are wanted.
+  // The rows to take from a tensor of `rows` rows (0: as many as outputs).
   struct Shape {
     int outputs;
     int inputs;

@@ -1,4 +1,4 @@
-// Where a model's weights are in its file, and which weight of the backend each becomes.
+// Maps the tensors of a model file to the weights of the backend.
 // Thread-safety: immutable after load.
 #pragma once
 
@@ -24,7 +24,7 @@ struct Norm {
   WeightId bias = kNoWeight;    // [width]; of LayerNorm only
 };
 
-// Rows of queries and keys, their biases and norms are in the order in which pairs to rotate are adjacent, whatever
+// Rows of queries and keys, with their biases and norms, are reordered so that rotated pairs are adjacent, whatever
 // their order in the file.
 struct LayerWeights {
   Norm attention_norm;
@@ -47,19 +47,19 @@ struct Weights {
   std::vector<LayerWeights> layers;
 };
 
-// The weights of a file, found and checked but not read.
+// The weights of a file, located and checked but not read.
 struct WeightMap {
   Weights weights;
   std::vector<WeightPart> parts;             // by WeightId
   std::vector<const gguf::Tensor*> tensors;  // of the parts
 };
 
-// Errors: kDataLoss for missing or misshapen tensors, kUnsupported for types and tensors that are not run (named).
+// Errors: kDataLoss for missing or misshapen tensors; kUnsupported for unsupported types and tensors (named).
 Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config);
 
-// Has the backend load the weights straight from the mapped file, whose pages are given back to the system as they are
-// read, so that no second copy of the weights stays resident. `progress` (may be empty) hears bytes done and bytes in
-// all. Errors: kResourceExhausted.
+// Loads the weights into the backend straight from the mapped file. Releases the file's pages as they are read, so that
+// no second copy of the weights stays resident. `progress` (may be empty) receives bytes done and bytes in total.
+// Errors: kResourceExhausted.
 Status load_weights(const gguf::File& file, const WeightMap& map, Backend& backend,
                     const std::function<void(std::uint64_t, std::uint64_t)>& progress);
 

@@ -15,7 +15,7 @@ namespace kvasir {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kMostHeader = 65535;  // what version 1 can say; longer ones describe records, not floats
+constexpr std::size_t kMostHeader = 65535;  // version 1's limit; longer headers describe records, not floats
 
 bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
@@ -31,8 +31,8 @@ std::string shown(std::string_view text) {
   return std::string(text.substr(0, 60)) + (text.size() > 60 ? "..." : "");
 }
 
-// Takes the text up to the first `stop` outside brackets and quotes from the front of `rest`, the stop too; all of it
-// if there is none.
+// Removes and returns the text before the first `stop` outside brackets and quotes, and removes the stop; takes all of
+// `rest` if there is none.
 std::string_view take_until(std::string_view& rest, char stop) {
   int depth = 0;
   char quote = 0;
@@ -53,7 +53,7 @@ std::string_view take_until(std::string_view& rest, char stop) {
   return trimmed(taken);
 }
 
-// The text between the brackets or quotes that enclose `text`; nullopt if it has others.
+// Returns the text between the given brackets or quotes; nullopt if `text` is not enclosed by them.
 std::optional<std::string_view> inside(std::string_view text, char open, char close) {
   if (text.size() < 2 || text.front() != open || text.back() != close) return std::nullopt;
   return text.substr(1, text.size() - 2);
@@ -74,7 +74,7 @@ struct Entries {
   }
 };
 
-// The three entries of the dictionary, as they are written; nullopt if it is anything else.
+// Returns the three entries of the dictionary as source text; nullopt if it has other entries.
 std::optional<Entries> parse_dictionary(std::string_view text) {
   const auto body = inside(trimmed(text), '{', '}');
   if (!body) return std::nullopt;
@@ -90,7 +90,7 @@ std::optional<Entries> parse_dictionary(std::string_view text) {
   return entries;
 }
 
-// The numbers of a tuple; nullopt if it is none, or one does not fit.
+// Returns the numbers of a tuple; nullopt if it is not a tuple, or a number does not fit.
 std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   const auto body = inside(text, '(', ')');
   if (!body) return std::nullopt;
@@ -108,7 +108,7 @@ std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   return shape;
 }
 
-// The dictionary's text. The bytes before it: magic, two of the version, two or four of the length.
+// Returns the dictionary's text. It is preceded by the magic, two version bytes, and a length of two or four bytes.
 Result<std::string_view> find_dictionary(std::span<const std::byte> file, const std::string& name) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   if (text.empty() || text.substr(0, kMagic.size()) != kMagic.substr(0, text.size()))

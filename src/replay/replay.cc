@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-// The sums behind the figures of one table or layer.
+// Accumulates the figures of one table or layer.
 class Tally {
  public:
   void saw(double weight) { weight_ += weight; }
@@ -64,7 +64,7 @@ class Replay {
 
  private:
   struct Table {
-    std::vector<TokenIndex> tokens;  // what it holds; during a chunk, the chunk's tokens too
+    std::vector<TokenIndex> tokens;  // tokens held; during a chunk, the chunk's tokens too
     KeepPlan plan;
     std::vector<std::int64_t> held;  // before the chunk, then after each of its rows
   };
@@ -117,7 +117,7 @@ PolicyChunk Replay::chunk_from(TokenIndex first) const {
   return chunk;
 }
 
-// What the table held before the chunk and the chunk's tokens up to the row, less what is hidden from it.
+// Returns the tokens that a row sees: those held before the chunk and the chunk's up to the row, minus hidden ones.
 std::span<const TokenIndex> Replay::seen_by(const PolicyChunk& chunk, const Table& table, int row) {
   const std::size_t behind = table.tokens.size() - static_cast<std::size_t>(chunk.rows - 1 - row);
   const IndexRange hidden = hidden_[static_cast<std::size_t>(row)];
@@ -141,7 +141,7 @@ void Replay::read_row(std::int64_t layer, int head_group, TokenIndex query, std:
   }
 }
 
-// Hands the weights that were read over to the policy.
+// Passes the weights read for a row to the policy.
 void Replay::show_row(const PolicyChunk& chunk, int index, int row, int seen) {
   if (!policy_.wants_row(chunk, row)) return;
   std::vector<const float*> heads;
@@ -184,7 +184,7 @@ void Replay::apply(const KeepPlan& plan, std::vector<TokenIndex>& tokens) {
     while (next != plan.drop.end() && next->end <= token) ++next;
     return next != plan.drop.end() && next->begin <= token;
   });
-  // Runs are a matter of pages; here they only must name tokens that are held.
+  // Runs only matter for pages; here they are only checked to name tokens that are held.
   for (const KeepPlan::Move& move : plan.moves) KVASIR_CHECK(std::ranges::binary_search(tokens, move.index));
 }
 

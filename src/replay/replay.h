@@ -1,12 +1,12 @@
-// Drives a retention policy from recorded attention, without a model: the same object and the same protocol as in the
+// Drives a retention policy from recorded attention, without a model: the same policy object and protocol as in the
 // engine (retention/policy.h), with lists of tokens in place of pages.
 //
-// A step is one token: it enters, the forward pass sees what the policy holds and the token, then the policy prunes. In
-// a chunk of a prompt the policy's tables stand still while all rows are observed; its tokens are then inserted and
-// pruned one at a time, and each is a step. A row is cut down to the tokens that it sees, and normalised anew before
-// the policy is shown it (backend/attention_mass.h).
+// A step is one token: it enters, the forward pass sees the token and what the policy holds, then the policy prunes. In
+// a prompt chunk, the policy's tables do not change while all rows are observed; the chunk's tokens are then inserted
+// and pruned one at a time, each as a step. Each recorded row is restricted to the tokens it would see and renormalised
+// before the policy observes it (backend/attention_mass.h).
 //
-// Thread-safety: none; different calls share nothing but the trace.
+// Thread-safety: none; different calls share only the trace.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ namespace kvasir {
 struct ReplayOptions {
   std::int64_t prefill = 0;   // the first tokens are a prompt; the others are generated, one at a time
   std::int64_t chunk = 0;     // tokens of the prompt per chunk; 0: all of them
-  std::int64_t kv_heads = 0;  // how query heads are grouped, consecutive ones together; 0: each by itself
+  std::int64_t kv_heads = 0;  // groups of consecutive query heads; 0: one group per query head
 };
 
 struct ReplayFigures {
   double kept_mean = 0;  // tokens held after each step: mean over steps
   std::int64_t kept_max = 0;
-  double recall = 0;        // weight, of 1, on what the forward pass saw (its own token too): mean over steps and heads
+  double recall = 0;  // share of the recorded weight on tokens the pass saw, its own included: mean over steps, heads
   std::int64_t prunes = 0;  // steps at which a token was dropped
 };
 
@@ -37,7 +37,7 @@ struct ReplayedTable {
 };
 
 struct ReplayedLayer {
-  ReplayFigures figures;              // over its tables: means, the largest; prunes: steps at which any of them dropped
+  ReplayFigures figures;  // mean over its tables; kept_max: largest; prunes: steps at which any table dropped
   std::vector<ReplayedTable> tables;  // one, or one for each KV head
 };
 
@@ -49,9 +49,9 @@ struct ReplayResult {
 // Errors: kInvalidArgument for options that do not fit the trace.
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options);
 
-// `policy` is fresh: it has taken in nothing. The trace is sound (AttentionTrace::check); what is not gives figures
-// that mean nothing. Errors: those of check_replay_options; kUnsupported for more query heads than a policy can reduce;
-// kCancelled when `progress` said so.
+// REQUIRES: `policy` has taken in nothing yet, and the trace passed AttentionTrace::check (otherwise the figures are
+// meaningless). Errors: those of check_replay_options; kUnsupported for more query heads than a policy can reduce;
+// kCancelled when `progress` returns false.
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress);
 

@@ -77,7 +77,7 @@ Status AttentionTrace::set_shape(const NpyHeader& header) {
 void AttentionTrace::read(std::int64_t layer, std::int64_t head, std::int64_t row, std::span<float> weights) const {
   KVASIR_CHECK(layer >= 0 && layer < layers_ && head >= 0 && head < heads_ && row >= 0 && row < tokens_ &&
                weights.size() <= static_cast<std::size_t>(tokens_));
-  // The header may leave the weights at an odd address; a copy does not mind.
+  // The header may leave the weights misaligned, so copy bytes.
   const auto first = static_cast<std::size_t>(((layer * heads_ + head) * tokens_ + row) * tokens_);
   if (!weights.empty()) std::memcpy(weights.data(), data_.data() + first * sizeof(float), weights.size_bytes());
 }
@@ -197,7 +197,7 @@ Status AttentionTraceWriter::write_row(std::int64_t layer, std::int64_t head, st
 
 Status AttentionTraceWriter::finish() {
   KVASIR_CHECK(fd_ >= 0);
-  // A disk that filled up may say so only here.
+  // A full disk may be reported only here.
   Status status;
   if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
     status = system_error("write", path_);

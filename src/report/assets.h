@@ -1,4 +1,4 @@
-// The files of web/report as texts in the binary; their source is generated when Kvasir is built.
+// The files of web/report, embedded in the binary by a generated source file.
 // Thread-safety: constants.
 #pragma once
 

@@ -31,7 +31,7 @@ Json encode_numbers(const std::vector<double>& values) {
   return out;
 }
 
-// The upper 24 bits of a float, rounded to nearest even.
+// Returns the upper 24 bits of a float, rounded to nearest even.
 std::uint32_t upper_bits(float value) {
   constexpr std::uint32_t kNaN = 0x7fc000;
   constexpr std::uint32_t kLargest = 0x7f7fff;
@@ -123,7 +123,8 @@ Result<Json> encode_block(const HeatMap& block) {
               {"low", end(block.low)}, {"high", end(block.high)},  {"values", encode_floats(block.values)}};
 }
 
-// A number as tables have them: digits, with a sign, separators, an exponent or a unit of one character around them.
+// Returns true for a number as written in tables: digits, with an optional sign, separators, exponent and unit of one
+// character.
 bool looks_like_number(std::string_view cell) {
   if (cell.empty() || cell == "-") return true;
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
@@ -193,7 +194,7 @@ std::string title_of(const Block& block) {
 }  // namespace
 
 Json encode_number(double value) {
-  constexpr double kExact = 9007199254740992;  // 2^53: beyond, a double is no longer every integer
+  constexpr double kExact = 9007199254740992;  // 2^53: doubles represent every integer up to here
   if (!std::isfinite(value)) return nullptr;
   if (std::trunc(value) == value && std::abs(value) <= kExact) return static_cast<std::int64_t>(value);
   return std::abs(value) > kExact ? value : nearest_decimal(value);

@@ -25,8 +25,8 @@ bool has_chart(const Report& report) {
   });
 }
 
-// JSON that may stand inside a <script>: without '<' no end tag, comment or other script can begin in it. Bytes that
-// are not UTF-8 become U+FFFD.
+// Returns JSON that is safe inside a <script>: without '<', no end tag, comment or other script can begin in it. Bytes
+// that are not UTF-8 become U+FFFD.
 std::string script_json(const nlohmann::ordered_json& json) {
   const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   std::string out;
@@ -52,15 +52,15 @@ std::string html_text(std::string_view text) {
   return out;
 }
 
-// Scripts run only with the page's nonce, so markup that slipped in as HTML could not. It is FNV-1a of the data: equal
-// data gives equal bytes, and a string cannot foretell the nonce of the page it will stand in.
+// Returns the page's nonce. Scripts without it do not run, so injected markup could not execute. It is FNV-1a of the
+// data: equal data gives equal bytes, and a string cannot predict the nonce of the page that contains it.
 std::string nonce_of(std::string_view data) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : data) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return fmt::format("{:016x}", hash);
 }
 
-// Replaces each {{name}} of the template by what `value` says; texts put in are not looked at again.
+// Replaces each {{name}} of the template by value(name). Inserted text is not expanded again.
 template <class Value>
 std::string fill_in(std::string_view page, const Value& value) {
   std::string out;

@@ -1,15 +1,16 @@
 // Reports: one self-contained HTML file of text, tables, charts and coloured text, which any browser opens without a
 // network.
 //
-// A caller fills a Report and writes it. The file carries its data as JSON, the page's own script and style
-// (web/report) and, where there is a chart, the plotting library. All strings are plain text, wherever they come from:
-// none is ever read as HTML, and bytes that are not UTF-8 show as U+FFFD. A value that is not finite is a gap.
-//
-// Figures and sections keep the order they are given in. A title names a figure (and the CSV file the reader can save
-// of it); a note is a sentence or two beneath the title: what is shown, and how to read it. Both may be empty. Numbers
-// are stored with five significant digits or four decimals, whichever keeps more; integers are exact. Heat maps and
-// coloured text store 24 bits per value: a relative error of at most 2^-16. Thread-safety: plain values; the functions
-// may be called from any thread.
+// A caller fills a Report and writes it. The file contains the data as JSON, the page's script and style (web/report)
+// and, if there is a chart, the plotting library.
+//   - All strings are plain text and are never interpreted as HTML; bytes that are not UTF-8 show as U+FFFD.
+//   - A value that is not finite is a gap.
+//   - Figures and sections keep their order.
+//   - A title names a figure, and the CSV file that a reader can save of it. A note below the title says in a sentence
+//     or two what is shown and how to read it. Both may be empty.
+//   - Numbers are stored with five significant digits or four decimals, whichever keeps more; integers are exact. Heat
+//     maps and coloured text store 24 bits per value: a relative error of at most 2^-16.
+// Thread-safety: plain values; the functions may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,7 @@ struct BarSeries {
   std::vector<double> values;
 };
 
-// Bars side by side for each category. They lie where the names of the categories do not fit below upright ones.
+// Bars side by side for each category; horizontal if the category names do not fit below vertical bars.
 struct BarChart {
   std::string title;
   std::string note;
@@ -68,8 +69,8 @@ enum class ColourScale {
   kDiverging,  // symmetric around zero
 };
 
-// Positions of a matrix along one axis: names, or numbers when `names` is empty. Cell i then stands for the positions
-// [first + i * step, first + (i + 1) * step): a matrix of 8,192 tokens made smaller by 4 has step 4.
+// Labels of a matrix along one axis: names, or numbers when `names` is empty. Cell i then covers the positions
+// [first + i * step, first + (i + 1) * step): a matrix of 8,192 tokens reduced by 4 has step 4.
 struct HeatMapAxis {
   std::string label;
   std::vector<std::string> names = {};  // empty, or one per row (column)
@@ -77,11 +78,11 @@ struct HeatMapAxis {
   std::int64_t step = 1;  // REQUIRES: at least 1
 };
 
-// Cells of a heat map along a side, at most.
+// Most cells of a heat map along one side.
 inline constexpr std::int64_t kMostHeatMapCells = 2048;
 
-// Row 0 is on top, column 0 left. At most 2048 x 2048 cells: what is larger the caller makes smaller, since only the
-// caller knows whether a mean or a maximum is meant.
+// Row 0 is at the top, column 0 at the left. At most 2048 x 2048 cells: the caller reduces larger matrices, since only
+// the caller knows whether a mean or a maximum is meant.
 struct HeatMap {
   std::string title;
   std::string note;
@@ -92,9 +93,10 @@ struct HeatMap {
   std::int64_t columns = 0;
   std::vector<float> values;  // [rows, columns], row-major; NaN: an empty cell
   ColourScale scale = ColourScale::kLinear;
-  std::optional<double> low;  // ends of the colour scale; values beyond them take the end's colour.
-  std::optional<double>
-      high;  // Without: the lowest and highest value. REQUIRES: low < high; with kLog, both above zero
+  // Ends of the colour scale; values beyond them take the end's colour. Default: the lowest and highest value.
+  // REQUIRES: low < high; with kLog, both above zero.
+  std::optional<double> low;
+  std::optional<double> high;
 };
 
 enum class Align { kLeft, kRight };
@@ -104,7 +106,7 @@ struct Table {
   std::string note;
   std::vector<std::string> header;
   std::vector<std::vector<std::string>> rows;  // REQUIRES: each as long as the header
-  std::vector<Align> align = {};               // per column; where it is too short: right where all cells are numbers
+  std::vector<Align> align = {};               // per column; columns beyond its end: right if all cells are numbers
 };
 
 struct Token {
@@ -118,16 +120,16 @@ struct TokenLayer {
   std::vector<float> values;
 };
 
-// A text whose tokens are coloured by a value. With more than one layer, the reader chooses which layer's values colour
-// it; the first is shown at first.
+// A text whose tokens are coloured by a value. With more than one layer, the reader chooses which layer's values are
+// shown, initially the first's.
 struct TokenText {
   std::string title;
   std::string note;
   std::string value_label;      // what the colour means: "age", "share of layers that keep it"
-  std::string low_label = "0";  // what 0 and 1 mean: "oldest", "newest"
+  std::string low_label = "0";  // meaning of 0 and 1: "oldest", "newest"
   std::string high_label = "1";
   std::string missing_label = "not kept";  // what NaN means
-  std::string layer_label = "Layer";       // what the reader chooses among
+  std::string layer_label = "Layer";       // label of the layer menu
   std::vector<Token> tokens;
   std::vector<TokenLayer> layers;  // REQUIRES: at least one
 };
@@ -146,11 +148,11 @@ struct Report {
   std::vector<Section> sections;
 };
 
-// The page. Errors: kInvalidArgument where a REQUIRES above does not hold, naming the section and the figure.
+// Returns the page. Errors: kInvalidArgument where a REQUIRES above does not hold, naming the section and the figure.
 Result<std::string> render_report(const Report& report);
 
-// Renders and writes `path`: whole, or not at all (an old file then stays as it was; see write_file of base).
-// Errors: those of render_report, and what keeps a file from being written, in one line.
+// Renders the report and writes it to `path`, whole or not at all (see write_file of base). Errors: those of
+// render_report and write_file.
 Status write_report(const Report& report, const std::string& path);
 
 }  // namespace kvasir::report

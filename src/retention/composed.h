@@ -13,12 +13,12 @@
 
 namespace kvasir {
 
-// Where a spec string is two: behind each + that a name follows (a number may have a + of its own).
+// The parts of a spec string "a+b", split at the + that precedes a name (numbers may contain a + too).
 struct ComposedSpec {
   std::string_view first;
   std::string_view second;
 };
-// nullopt: it is one spec. Errors: kInvalidArgument for more than two.
+// Returns nullopt for a single spec. Errors: kInvalidArgument for more than two.
 Result<std::optional<ComposedSpec>> split_composed(std::string_view text);
 
 // The scope is the finer of both. full, window and streaming keep the

@@ -1,6 +1,6 @@
-// How the arrays of a policy's state grow: by an eighth, but not beyond what they will ever hold. Capacities are a
-// function of the sizes asked for, so that a bound on them can be stated before anything runs
-// (RetentionPolicy::most_state_bytes). Thread-safety: pure functions of their arguments.
+// Grows the arrays of a policy's state: by an eighth, but not beyond the most they will ever hold. Capacities depend on
+// the requested sizes alone, so RetentionPolicy::most_state_bytes can bound them before anything runs.
+// Thread-safety: pure functions.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace kvasir {
 
 inline constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-// Elements by which an array of this capacity grows at least, where it may.
+// Returns the least number of elements by which an array of this capacity grows, unless its limit is lower.
 constexpr std::size_t growth_step(std::size_t capacity) {
   return std::max<std::size_t>(capacity / 8, 16);
 }
@@ -27,8 +27,8 @@ void grow_to(std::vector<T>& values, std::size_t size, std::size_t limit) {
   values.reserve(std::max(size, capacity + std::min(growth_step(capacity), room)));
 }
 
-// The most capacity that grow_to gives an array of up to `size` elements, whatever the sizes on the way and whatever
-// limits up to `limit` were given.
+// Returns an upper bound of the capacity that grow_to gives an array of up to `size` elements, for any sequence of
+// sizes and any limits up to `limit`.
 constexpr std::size_t most_capacity(std::size_t size, std::size_t limit) {
   return std::max(size, std::min(size + growth_step(size), limit));
 }

@@ -7,8 +7,8 @@
 
 namespace kvasir {
 
-// (sqrt(n) - |x|_1 / |x|_2) / (sqrt(n) - 1), between 0 (all equal) and 1 (one element holds all). 0 for fewer than two
-// elements and where all are 0. The scale of the mass does not matter.
+// Returns (sqrt(n) - |x|_1 / |x|_2) / (sqrt(n) - 1), between 0 (all equal) and 1 (one element holds all). Returns 0 for
+// fewer than two elements and if all are 0. Independent of the scale of the mass.
 inline double hoyer_sparsity(std::span<const double> mass) {
   double absolute = 0, squares = 0;
   for (const double value : mass) {

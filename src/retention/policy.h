@@ -1,5 +1,5 @@
-// The interface of retention policies: deterministic functions of what they have seen to a plan of what to keep. A
-// policy never touches a page; the same object serves the engine, replay and tests.
+// The interface of retention policies. A policy observes attention and plans which tokens to keep; it is deterministic
+// and never touches a page. The same object serves the engine, replay and tests.
 //
 // The unit of decision is a chunk: consecutive tokens of a prompt, cut on a grid anchored at token 0 and where the
 // prompt ends, or one generated token. What a page table holds is fixed for the duration of a chunk. A chunk may be
@@ -16,9 +16,9 @@
 // observe leaves no trace.
 //
 // A policy drops whole ranges of old tokens (full, window, streaming) or any tokens (PolicyTraits::compacts). The first
-// kind hides from each row what would have been dropped before it came, had tokens come one at a time: then the size of
-// a chunk changes nothing. The second kind inserts and prunes a chunk's tokens one at a time at the chunk's end: the
-// size of a chunk is part of the result.
+// kind hides from each row the tokens that would have been dropped before it if tokens had come one at a time, so the
+// chunk size does not affect results. The second kind inserts and prunes a chunk's tokens one at a time at the chunk's
+// end, so the chunk size affects results.
 //
 // Thread-safety: none; one policy object belongs to one sequence. Calls for different tables of one chunk may come from
 // several threads at once; a policy keeps its state by table.
@@ -38,12 +38,12 @@
 
 namespace kvasir {
 
-// Where retained tokens stand. kCompact: at 0 ... length-1 in order of index. kOriginal: where they stood in the text.
-// kAuto: kOriginal while the text fits the model's trained context, kCompact from the start of the chunk on that
-// contains the first index to reach it.
+// Rotary positions of retained tokens. kCompact: 0 to length - 1, in order of index. kOriginal: their places in the
+// text. kAuto: kOriginal while the text fits the model's trained context; kCompact from the start of the chunk that
+// exceeds it.
 enum class PositionMode { kCompact, kOriginal, kAuto };
 
-// What uses up the trained context.
+// What counts against the trained context.
 enum class ContextUse {
   kNone,  // nothing: the policy keeps what it holds below it
   kText,  // every token read: they keep their positions, or none is ever dropped
@@ -72,7 +72,7 @@ struct PolicyChunk {
   bool ends_prompt() const { return prompt && prompt_left == 0; }
 };
 
-// What a policy is, and what it asks of those who run it; the same for its whole life.
+// Constant properties of a policy, and what it requires of its caller.
 struct PolicyTraits {
   std::string spec;  // makes an equal policy; options in canonical order
   PolicyScope scope = PolicyScope::kSequence;
@@ -105,7 +105,7 @@ class RetentionPolicy {
   // An equal policy in an equal state, of the same class.
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
 
-  // Called once, before the first chunk; before restore too.
+  // Called once, before the first chunk and before restore.
   virtual void begin(const TableLayout& layout) { static_cast<void>(layout); }
 
   // -- What it holds, between chunks. --
@@ -132,10 +132,10 @@ class RetentionPolicy {
     return {};
   }
 
-  // Of a cold run over a prompt of n tokens, the largest m <= n such that nothing is hidden from a row before m,
-  // nothing is dropped once m tokens were read, and no row before m is wanted: a cache of m tokens that is complete and
-  // exact is as good as having read them (end_chunk of the chunks up to m then brings the policy there). Holds for
-  // every chunk size; depends on options only.
+  // Returns the longest prefix of an n-token prompt that a complete, exact cache can stand in for: the largest m <= n
+  // such that, in a cold run, nothing is hidden from a row before m, nothing has been dropped after m tokens, and no
+  // row before m is wanted. Calling end_chunk for the chunks up to m then brings the policy there. Holds for every
+  // chunk size; depends on options only.
   virtual std::int64_t exact_prefix(std::int64_t n) const = 0;
 
   // -- During a chunk. --
@@ -158,7 +158,7 @@ class RetentionPolicy {
 
   virtual void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) = 0;
 
-  // Adds what only all tables together can tell.
+  // Adds decisions that depend on all tables together.
   virtual void finish_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {
     static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(plan);
   }
@@ -169,8 +169,8 @@ class RetentionPolicy {
   void save(ByteWriter& out) const;
 
   // Continues where an equal policy was saved. REQUIRES: begin was called, with the layout that the other had. Errors:
-  // kDataLoss for bytes that no such policy writes; the object is then good for nothing but to be destroyed. A state
-  // that was accepted is sound in itself; that it agrees with a page table is for the caller to see (seen, retained).
+  // kDataLoss for bytes that no such policy writes; the object may then only be destroyed. An accepted state is
+  // consistent in itself; the caller must check that it agrees with the page tables (seen, retained).
   Status restore(ByteReader& in);
 
   // Bytes allocated for the state now.
@@ -185,7 +185,7 @@ class RetentionPolicy {
   // tokens are generated only. Errors: kInvalidArgument if it cannot; the message says why.
   virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const;
 
-  // The other part dropped these tokens: they are gone for this one too. Called after its own end_chunk or
+  // Reports tokens that the other part dropped; this part must forget them too. Called after its own end_chunk or
   // finish_chunk.
   virtual void forget(int table, std::span<const IndexRange> dropped) {
     static_cast<void>(table), static_cast<void>(dropped);
@@ -196,7 +196,8 @@ class RetentionPolicy {
   RetentionPolicy(const RetentionPolicy&) = default;
   RetentionPolicy& operator=(const RetentionPolicy&) = default;
 
-  // Of save and restore; the spec was dealt with. restore_state returns false for bytes that save_state does not write.
+  // Implement save and restore, which handle the spec. restore_state returns false for bytes that save_state does not
+  // write.
   virtual void save_state(ByteWriter& out) const = 0;
   virtual bool restore_state(ByteReader& in) = 0;
 

@@ -29,7 +29,7 @@ struct PromptWindowOptions {
 
 class PromptWindowPolicy : public ScoredPolicy {
  public:
-  // As much as the prompt has.
+  // Unbounded: tokens generated after the prompt are all kept.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   void begin(const TableLayout& layout) override;
   bool wants(const PolicyChunk& chunk, int row, int) const override {

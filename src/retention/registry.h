@@ -34,11 +34,11 @@ class PolicySpec {
   const std::string& name() const { return name_; }
   bool has(std::string_view key) const { return values_.find(key) != values_.end(); }
 
-  // The value, or the option's default. Errors: kInvalidArgument if it is no whole number in [low, high].
+  // Returns the value, or the option's default. Errors: kInvalidArgument if it is not a whole number in [low, high].
   Result<std::int64_t> get_int(std::string_view key, std::int64_t low, std::int64_t high) const;
-  // The value, or the option's default. Errors: kInvalidArgument if it is none of `choices`.
+  // Returns the value, or the option's default. Errors: kInvalidArgument if it is not one of `choices`.
   Result<std::string> get_choice(std::string_view key, std::span<const std::string_view> choices) const;
-  // The value, or the option's default. Errors: kInvalidArgument if it is no finite number in [low, high].
+  // Returns the value, or the option's default. Errors: kInvalidArgument if it is not a finite number in [low, high].
   Result<double> get_double(std::string_view key, double low, double high) const;
   // The value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at most four
   // decimals. Errors: kInvalidArgument.
@@ -68,8 +68,8 @@ struct PolicyInfo {
   std::string_view formula;
   std::string_view reference;
   std::span<const PolicyOption> options;
-  std::string_view acts = "after every token, for the whole sequence";  // when it decides, and what for
-  bool evaluation_only = false;  // a baseline that keeps no cache: `eval` runs it, nothing else does
+  std::string_view acts = "after every token, for the whole sequence";  // when it decides, and for which scope
+  bool evaluation_only = false;  // a baseline that keeps no cache; only `eval` can run it
   Result<std::unique_ptr<RetentionPolicy>> (*make)(const PolicySpec& spec) = nullptr;
 };
 

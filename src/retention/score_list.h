@@ -1,9 +1,9 @@
-// What one table holds, as attention-scored policies keep it: the retained tokens, ascending, and columns of numbers
-// beside them (scores, mostly), in contiguous arrays. Nothing is allocated once the list has reached its size.
+// The tokens that one table retains, for attention-scored policies: token indices, ascending, with columns of numbers
+// (mostly scores), in contiguous arrays. Nothing is allocated once the list has reached its largest size.
 //
 // The tokens of a chunk enter together and are inserted one at a time: places [0, size()) are retained tokens,
-// [size(), all()) have entered, but wait for their turn. A place is where a token stands in these arrays; it changes
-// when a token before it is dropped.
+// [size(), all()) have entered but are not inserted yet. A place is an index into these arrays; it changes when a token
+// before it is dropped.
 //
 // Ties: of equal scores the larger index stays. A NaN score counts as the largest.
 //
@@ -36,7 +36,7 @@ class ScoreList {
   void enter(const PolicyChunk& chunk, bool track_places, std::size_t limit = kNoLimit);
   void insert_next() { ++size_; }
 
-  // Where the token at `place` stood when its chunk began: the place of its mass in what observe is given.
+  // Returns the place that the token at `place` had when its chunk began, which is the place of its mass in observe.
   std::int64_t place_in_chunk(std::int64_t place) const {
     return places_.empty() ? place : places_[static_cast<std::size_t>(place)];
   }
@@ -67,7 +67,7 @@ class ScoreList {
   // REQUIRES: 0 <= first; last <= size() and last <= scores.size().
   void drop_lowest(std::int64_t count, std::int64_t first, std::int64_t last, std::span<const double> scores);
 
-  // Takes retained tokens out without listing them as dropped; those the list does not hold are passed over. Ranges
+  // Removes retained tokens without listing them as dropped. Tokens that the list does not hold are ignored. Ranges
   // ascend.
   void forget(std::span<const IndexRange> ranges);
 

@@ -23,7 +23,7 @@
 
 namespace kvasir {
 
-// How many tokens stay, how many must gather above that before a prune, and which are never dropped.
+// The size of a table, how far it may grow beyond that before a prune, and which tokens are never dropped.
 struct KeepRule {
   Budget budget;
   std::int64_t sinks = 0;
@@ -54,13 +54,13 @@ struct KeepRule {
   // of range, and if sinks and recent together are above the budget.
   static Result<KeepRule> read(const PolicySpec& spec);
 
-  // Drops the lowest of `scores` that are not protected, if it is time to.
+  // Drops the tokens of lowest score that are not protected, if a prune is due.
   void drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const;
 };
 
 class ScoredPolicy : public RetentionPolicy {
  public:
-  // When prune is asked.
+  // When prune is called.
   enum class Acts { kAlways, kAtPromptEnd, kWhileGenerating };
 
   struct Traits {
@@ -104,11 +104,11 @@ class ScoredPolicy : public RetentionPolicy {
  protected:
   explicit ScoredPolicy(const Traits& traits);
 
-  // A row's mass on all tokens that it sees; mass[i] belongs to place i. As it stands, column 0 adds it up. Where the
-  // policy decides by row it is not called, and column 0 holds the current row's mass when prune is.
+  // Receives a row's mass on all tokens that it sees; mass[i] belongs to place i. The default adds it to column 0. Not
+  // called for policies with by_row: there column 0 holds the current row's mass when prune is called.
   virtual void score(ScoreList& list, const Step& step, std::span<const double> mass);
 
-  // The step's token was inserted: drops what is to go.
+  // Called after the step's token was inserted: drops tokens.
   virtual void prune(ScoreList& list, const Step& step) = 0;
 
   // State by table beside the list of scores: its size, where all tables have the same; and how it is saved and

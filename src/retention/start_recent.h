@@ -53,7 +53,7 @@ class StartRecentPolicy final : public RetentionPolicy {
   };
   // One step: a token enters, its forward pass runs, then pruning.
   State step(State state) const;
-  // What goes between the two states.
+  // Returns the tokens dropped between two states.
   IndexRange dropped_between(const State& before, const State& after) const;
   void save_state(ByteWriter& out) const override;
   bool restore_state(ByteReader& in) override;

@@ -54,8 +54,8 @@ void q8_0(const std::byte* block, float* out) {
   for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<std::int8_t>(block[2 + i]));
 }
 
-// Q2_K: 16 parts of 16 values, each with a 4-bit scale and a 4-bit minimum. Two bits a value: 128 values share 32
-// bytes, 32 values a bit pair.
+// Q2_K: 16 parts of 16 values, each with a 4-bit scale and a 4-bit minimum. Two bits per value: 32 bytes hold 128
+// values, each bit pair position 32 of them.
 void q2_k(const std::byte* block, float* out) {
   const std::byte* quants = block + 16;
   const float d = half_at(block, 80);
@@ -85,8 +85,9 @@ void q3_k(const std::byte* block, float* out) {
   }
 }
 
-// Q4_K and Q5_K: 8 parts of 32 values with 6-bit scales and minima in 12 bytes. Of parts 0 to 3 they are the low six
-// bits of bytes 0 to 3 and 4 to 7; of parts 4 to 7 the nibbles of bytes 8 to 11, and the high bits of the others.
+// Q4_K and Q5_K: 8 parts of 32 values with 6-bit scales and minima in 12 bytes. Parts 0 to 3: the low six bits of bytes
+// 0 to 3 (scales) and 4 to 7 (minima). Parts 4 to 7: low four bits in the nibbles of bytes 8 to 11, high two in the
+// high bits of bytes 0 to 7.
 struct ScaleAndMinimum {
   float scale;
   float minimum;

@@ -34,7 +34,7 @@ struct DTypeTraits {
   std::uint32_t block_bytes;
 };
 
-// Blocks of several elements with a scale of their own.
+// True for types stored in blocks of several elements with a common scale.
 constexpr bool is_quantized(DType type) {
   return type != DType::kF32 && type != DType::kF16 && type != DType::kBF16;
 }
@@ -42,17 +42,17 @@ constexpr bool is_quantized(DType type) {
 // REQUIRES: a declared enumerator.
 const DTypeTraits& dtype_traits(DType type);
 
-// Every enumerator, in order of its number.
+// Returns every enumerator, ordered by number.
 std::span<const DType> all_dtypes();
 
-// nullopt: a type Kvasir cannot compute with (see foreign_dtype for its size and name).
+// Returns nullopt for types Kvasir cannot compute with (see foreign_dtype for their size and name).
 std::optional<DType> dtype_from_gguf(std::uint32_t number);
 
-// Every type GGUF defines, also those Kvasir cannot compute with, so that files are described and bounds-checked.
-// nullopt: an unknown or withdrawn number.
+// Describes every type GGUF defines, including those Kvasir cannot compute with, so that any file can be described and
+// bounds-checked. Returns nullopt for unknown and withdrawn numbers.
 std::optional<DTypeTraits> foreign_dtype(std::uint32_t number);
 
-// One element of a type that is not quantised, at any address. REQUIRES: F32, F16 or BF16.
+// Reads one element; `p` need not be aligned. REQUIRES: F32, F16 or BF16.
 float read_element(DType type, const std::byte* p);
 
 // IEEE 754 binary16 and bfloat16 as bits; round to nearest even. NaN stays NaN, overflow of f16 becomes infinity.

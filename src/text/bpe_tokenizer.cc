@@ -19,12 +19,12 @@
 namespace kvasir {
 namespace {
 
-// Words come again; longer ones hardly, and of the others so many are enough.
+// Limits of the word cache: long words rarely repeat, and this many of the others suffice.
 constexpr std::size_t kLongestRemembered = 64;
 constexpr std::size_t kMostRemembered = std::size_t{1} << 18;
 
-using Symbol = std::int32_t;  // a token, or from the vocabulary's size on what only exists between merges
-using BpeMerger = PairMerger<std::uint32_t>;  // of symbols; costs are the merges' places in the file
+using Symbol = std::int32_t;                  // a token; values from the vocabulary's size on exist only between merges
+using BpeMerger = PairMerger<std::uint32_t>;  // of symbols; a merge's cost is its place in the file
 
 class BpeTokenizer final : public Tokenizer {
  public:
@@ -39,11 +39,11 @@ class BpeTokenizer final : public Tokenizer {
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
-  struct Place {  // of a word's tokens among those of the whole text
+  struct Place {  // where a word's tokens are among those of the whole text
     std::size_t begin;
     std::size_t count;
   };
-  struct Encoding {  // what one call of encode_segments works on
+  struct Encoding {  // state of one call of encode_segments
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
     BpeMerger merger;
@@ -74,7 +74,7 @@ std::uint64_t pair_key(Symbol left, Symbol right) {
   return std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
 }
 
-// The texts of all tokens, and which of them encoding may make of bytes.
+// Collects the texts of all tokens, and the tokens that merging may produce.
 void BpeTokenizer::read_pieces() {
   texts_ = vocabulary_.pieces;
   for (std::size_t i = 0; i < texts_.size(); ++i) {
@@ -82,7 +82,7 @@ void BpeTokenizer::read_pieces() {
     if (kind == TokenKind::kControl || kind == TokenKind::kUnknown) continue;
     const std::optional<std::string> bytes = piece_to_bytes(texts_[i]);
     if (!bytes || bytes->empty()) continue;
-    // User-defined pieces are written as they are. One that would be another text in the byte alphabet stays out.
+    // User-defined pieces are stored as plain text. One that means another text in the byte alphabet is left out.
     if (kind == TokenKind::kUserDefined && *bytes != texts_[i]) continue;
     texts_[i] = *bytes;
     symbols_[texts_[i]] = static_cast<Symbol>(i);  // the last of equal pieces counts
@@ -109,7 +109,7 @@ Status BpeTokenizer::read_merge(std::size_t index) {
   const std::optional<std::string> left = piece_to_bytes(merge.substr(0, space));
   const std::optional<std::string> right = piece_to_bytes(merge.substr(space + 1));
   if (!left || !right) return data_loss("merge {} (\"{}\") is not written in byte-level BPE's alphabet", index, merge);
-  // A result without a token is no end of the word's merging: published tokenizers have none, trimmed ones may.
+  // A merge whose result has no token still counts: trimmed vocabularies have such merges, published ones do not.
   const BpeMerger::Union merged{static_cast<std::uint32_t>(index), intern(*left + *right)};
   merges_.emplace(pair_key(intern(*left), intern(*right)), merged);  // the first of equal merges counts
   return {};
@@ -190,8 +190,8 @@ void BpeTokenizer::merge_word(std::string_view word, Encoding* encoding) const {
       [&](const MergeSymbol& symbol) { emit(symbol.value, word.substr(symbol.begin, symbol.size), encoding); });
 }
 
-// The symbol's token, or else those of its bytes, or else the unknown token. A file may name a control token as its
-// unknown one; text does not become that.
+// Appends the symbol's token, or the tokens of its bytes, or the unknown token. A file may name a control token as its
+// unknown token; that one is never used for text.
 void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encoding) const {
   if (is_token(symbol)) {
     encoding->tokens.push_back(symbol);

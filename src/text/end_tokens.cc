@@ -32,7 +32,7 @@ bool has_piece(const Table& table, std::string_view piece) {
 }  // namespace
 
 void find_end_tokens(Vocabulary* vocabulary) {
-  // Where answers have parts, of which the last ends with <|return|>, <|end|> ends one of the others.
+  // Where <|return|> ends an answer, <|end|> ends only a part of it.
   const bool has_parts = has_piece(vocabulary->pieces, "<|return|>");
   for (std::size_t i = 0; i < vocabulary->pieces.size(); ++i) {
     const std::string_view piece = vocabulary->pieces[i];

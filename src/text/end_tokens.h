@@ -1,4 +1,4 @@
-// Which tokens end what a model writes, told by how they are written: files name one or two, models use more.
+// Finds a model's end tokens by their spelling: files name one or two of them, models use more.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace kvasir {
 
-// Makes control tokens of all that are written like a well-known end, whatever kind they are called, and adds them to
-// `ends`. The first that ends a turn becomes `eot` unless there is one.
+// Marks every token that is spelt like a well-known end token as a control token, whatever kind the file gives it, and
+// adds it to `ends`. The first end-of-turn token becomes `eot`, unless one is set already.
 void find_end_tokens(Vocabulary* vocabulary);
 
 }  // namespace kvasir

@@ -13,7 +13,7 @@ namespace kvasir {
 struct MergeSymbol {
   std::uint32_t begin;  // bytes of the run that it covers
   std::uint32_t size;
-  std::int32_t value;  // the caller's name for it
+  std::int32_t value;  // chosen by the caller
 };
 
 // Cost: an arithmetic type; the lowest is merged first.
@@ -38,7 +38,7 @@ class PairMerger {
     symbols_.push_back({{begin, size, value}, index - 1, kEnd});
   }
 
-  // `find(left, right)`: what two adjacent symbols become, nullopt if they do not merge.
+  // `find(left, right)` returns the merge of two adjacent symbols; nullopt if they do not merge.
   template <class Find>
   void merge(const Find& find) {
     for (std::size_t i = 0; i + 1 < symbols_.size(); ++i) propose(static_cast<std::int32_t>(i), find);
@@ -60,7 +60,7 @@ class PairMerger {
     }
   }
 
-  // Calls visit(symbol) for those that are left, from left to right.
+  // Calls visit(symbol) for the remaining symbols, from left to right.
   template <class Visit>
   void for_each(const Visit& visit) const {
     for (std::int32_t i = symbols_.empty() ? kEnd : 0; i != kEnd; i = symbols_[static_cast<std::size_t>(i)].next) {
@@ -80,7 +80,7 @@ class PairMerger {
     Cost cost;
     std::int32_t left;
     std::int32_t right;
-    std::uint32_t size;  // of both together when found; another size since then makes the entry stale
+    std::uint32_t size;  // of both together when queued; if it has changed since, the entry is stale
     std::int32_t value;
   };
 

@@ -9,9 +9,9 @@
 namespace kvasir {
 namespace {
 
-// The expressions that the models publish. Where one is written another way, it matches the same: nested character
-// classes and alternatives of single characters are one class, and what looks for spaces at the end of a text from each
-// of a run of them does so from the first alone.
+// The expressions that the models publish. Some are rewritten to equivalent ones: nested character classes and
+// alternatives of single characters become one class, and a search for spaces at the end of a text starts only at the
+// first space of a run.
 
 constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
@@ -82,7 +82,7 @@ constexpr std::string_view kSpark =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|)"
     R"([\r\n]|\s+(?!\S)|\s+)";
 
-// Not ( nor ), nor white space, nor one of |.,!? and their like in other scripts.
+// Anything but parentheses, white space, |.,!? and their counterparts in other scripts.
 constexpr std::string_view kBloom = R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+)";
 
 constexpr std::string_view kSeedCoder =

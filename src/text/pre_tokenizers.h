@@ -1,5 +1,5 @@
-// How byte-level BPE cuts a text into words before it merges within them, by the names of GGUF's tokenizer.ggml.pre.
-// Thread-safety: constant data.
+// Lists the pre-tokenizers by their names in GGUF's tokenizer.ggml.pre: how byte-level BPE cuts a text into words,
+// within which it then merges. Thread-safety: constant data.
 #pragma once
 
 #include <string_view>
@@ -10,16 +10,16 @@
 namespace kvasir {
 
 struct PreTokenizer {
-  std::vector<std::string_view> names;        // all mean the same
+  std::vector<std::string_view> names;        // synonyms
   std::vector<std::string_view> expressions;  // for RegexSplitter: applied one after another
-  bool ignore_merges = false;                 // a word that is a piece is that token, whatever the merges make of it
-  bool add_bos = false;                       // unless the file says otherwise
+  bool ignore_merges = false;                 // a word that is a piece becomes that token without merging
+  bool add_bos = false;                       // default where the file does not say
 };
 
-// All there are. Each splits any text in linear time.
+// Returns all known pre-tokenizers. Each splits any text in linear time.
 const std::vector<PreTokenizer>& pre_tokenizers();
 
-// What a file that names none is taken for: that of GPT-2, after which its kind of tokenizer is called.
+// Returns the default for files that name no pre-tokenizer: GPT-2's.
 inline constexpr std::string_view kDefaultPreTokenizer = "gpt-2";
 
 // Errors: kUnsupported for an unknown name, with the known ones.

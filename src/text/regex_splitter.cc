@@ -54,7 +54,7 @@ Result<Code> compile_one(std::string_view published) {
     return unsupported("this machine's PCRE2 does not compile the pre-tokenizer's expression '{}': {}", published,
                        error_text(error));
   }
-  // Without it, where a machine forbids memory that is written and run, matching is slower but the same.
+  // Fails where the machine forbids writable executable memory; matching is then slower, with the same results.
   (void)pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
   return code;
 }
@@ -67,7 +67,7 @@ struct RegexSplitter::Impl {
 
 namespace {
 
-// What one call of split() works with.
+// State of one call of split().
 class Splitting {
  public:
   Splitting(const std::vector<Code>& codes, const RegexSplitter::Visit& visit) : codes_(codes), visit_(visit) {}
@@ -75,7 +75,7 @@ class Splitting {
   Status run(std::string_view text) {
     context_.reset(pcre2_match_context_create(nullptr));
     if (context_ == nullptr) return no_memory(PCRE2_ERROR_NOMEMORY);
-    // Every search ends, and how long it takes is the table's promise: a long text is no reason to give up.
+    // No limits: every search ends, and the expressions of the table take linear time.
     pcre2_set_match_limit(context_.get(), UINT32_MAX);
     pcre2_set_depth_limit(context_.get(), UINT32_MAX);
     pcre2_set_heap_limit(context_.get(), UINT32_MAX);
@@ -96,7 +96,7 @@ class Splitting {
     std::size_t end;
   };
 
-  // The first match in `text` from `at` on; nothing at its end if there is none.
+  // Finds the first match in `text` from `at` on; an empty match at its end if there is none.
   Result<Match> find(std::size_t stage, std::string_view text, std::size_t at) {
     constexpr std::uint32_t kOptions = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
     const auto match = [&](std::uint32_t options) {
@@ -112,7 +112,7 @@ class Splitting {
     return Match{bounds[0], bounds[1]};
   }
 
-  // REQUIRES: text not empty. As deep as there are stages.
+  // REQUIRES: text not empty. Recursion depth: the number of expressions.
   Status split(std::size_t stage, std::string_view text) {
     if (stage == codes_.size()) {
       visit_(text);

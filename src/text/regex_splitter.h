@@ -1,8 +1,8 @@
-// Cuts text into pieces by regular expressions, one after another: each cuts every piece that those before it left into
-// its matches and the gaps between them. The expressions are PCRE2's, with Unicode properties; \s and \S are Unicode's
-// White_Space, as in the tokenizers that publish such expressions (PCRE2's own has U+180E too).
+// Cuts text into pieces by a list of regular expressions. Each expression cuts every piece left by its predecessors
+// into its matches and the gaps between them. The syntax is PCRE2's, with Unicode properties; \s and \S follow
+// Unicode's White_Space, as in the tokenizers that publish such expressions (PCRE2's own \s also has U+180E).
 //
-// Memory does not grow with the text; an expression that looks far ahead of every match takes quadratic time, and none
+// Memory does not grow with the text. An expression that looks far ahead at every match would take quadratic time; none
 // of text/pre_tokenizers.h does.
 // Thread-safety: immutable after construction.
 #pragma once
@@ -26,8 +26,8 @@ class RegexSplitter {
   ~RegexSplitter();
 
   using Visit = std::function<void(std::string_view piece)>;
-  // Calls `visit` for each piece, from left to right; together they are the text, none is empty. REQUIRES: valid UTF-8.
-  // Errors: kResourceExhausted if there is no memory for a match.
+  // Calls `visit` for each piece, from left to right. The pieces concatenate to the text; none is empty. REQUIRES:
+  // valid UTF-8. Errors: kResourceExhausted if there is no memory for a match.
   Status split(std::string_view text, const Visit& visit) const;
 
  private:

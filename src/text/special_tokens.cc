@@ -29,8 +29,8 @@ SpecialTokens::SpecialTokens(const Vocabulary& vocabulary) : vocabulary_(&vocabu
   }
 }
 
-// The longest piece that `text` starts with, 0 if none; adds the lengths of all that it starts with. REQUIRES: text not
-// empty.
+// Returns the length of the longest piece that `text` starts with, 0 if none, and adds the lengths of all such pieces.
+// REQUIRES: text not empty.
 std::size_t SpecialTokens::match(std::string_view text, std::vector<std::size_t>* lengths) const {
   auto [begin, end] = by_first_[static_cast<unsigned char>(text[0])];
   std::size_t longest = 0;
@@ -53,7 +53,7 @@ std::size_t SpecialTokens::match(std::string_view text, std::vector<std::size_t>
   return longest;
 }
 
-// The first token written `piece` that counts in the part.
+// Returns the first token spelt `piece` that may match in the part.
 TokenId SpecialTokens::token_of(std::string_view piece, const Query& query) const {
   const auto [begin, end] = by_first_[static_cast<unsigned char>(piece[0])];
   const auto last = pieces_.begin() + static_cast<std::ptrdiff_t>(end);
@@ -68,14 +68,14 @@ TokenId SpecialTokens::token_of(std::string_view piece, const Query& query) cons
   return kNoToken;
 }
 
-// Decides between the candidates of a stretch of text. `lengths`: those that occur in it, longest first.
+// Resolves the overlapping candidates of a stretch of text. `lengths`: the lengths that occur in it, longest first.
 void SpecialTokens::settle(const Query& query, std::size_t begin, std::size_t end,
                            const std::vector<std::size_t>& lengths, std::vector<Place>* places) const {
   const auto first_place = static_cast<std::ptrdiff_t>(places->size());
   std::vector<bool> taken(end - begin);
   std::vector<Place> candidates;
   for (const std::size_t length : lengths) {
-    // What was taken before is at least as long, so that it shows at one end of what it touches.
+    // An earlier match is at least as long, so an overlap covers one end of this candidate.
     const auto is_free = [&](std::size_t at) { return !taken[at - begin] && !taken[at + length - 1 - begin]; };
     candidates.clear();
     for (std::size_t at = begin; at + length <= end; ++at) {
@@ -109,7 +109,7 @@ std::vector<SpecialTokens::Place> SpecialTokens::find(std::string_view text, boo
     const std::size_t begin = at;
     std::size_t end = at + match(text.substr(at), &lengths);
     if (end == begin) continue;
-    // A stretch ends where no candidate reaches over.
+    // A stretch ends where no candidate spans the boundary.
     for (++at; at < end; ++at) {
       end = std::max(end, at + match(text.substr(at), &lengths));
       if (lengths.size() > 4096) unique_lengths();

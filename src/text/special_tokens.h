@@ -1,7 +1,7 @@
 // Finds the tokens that are recognised whole in a text: control, unknown and user-defined ones.
 //
-// The longest tokens have the first choice over the whole text, then the lowest ids; each takes its places from left to
-// right. A place lies within one part of the text and touches no place taken before.
+// Overlaps are resolved by priority: longer tokens first, over the whole text, then lower ids; each from left to right.
+// A match lies within one part of the text and does not overlap an earlier match.
 // Thread-safety: immutable after construction. Refers to the vocabulary, which must outlive it.
 #pragma once
 
@@ -24,9 +24,9 @@ class SpecialTokens {
     std::size_t begin = 0;
     TokenId token = 0;
   };
-  // The places in one part of a text, from left to right. Control and unknown tokens count only with `parse_special`,
-  // as do the user-defined ones of `reserved`. Time: one pass over the text, and one over each stretch of overlapping
-  // candidates per length that occurs there.
+  // Returns the matches in one part of a text, from left to right. Control and unknown tokens match only with
+  // `parse_special`, as do the user-defined ones of `reserved`. Time: one pass over the text, plus, for each stretch of
+  // overlapping candidates, one pass per distinct token length in it.
   std::vector<Place> find(std::string_view text, bool parse_special, std::span<const TokenId> reserved) const;
 
  private:

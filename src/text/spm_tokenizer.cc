@@ -52,8 +52,8 @@ void replace_all(std::string_view text, std::string_view from, std::string_view 
   }
 }
 
-// Which two characters stand side by side in some piece. No merge can join two that never do, so that text falls
-// apart there into runs that are merged on their own, words mostly, in small memory.
+// The pairs of characters that are adjacent in some piece. No merge can join any other pair, so the text splits there
+// into runs (mostly words) that are merged separately, in little memory.
 class Adjacency {
  public:
   void add_piece(std::string_view piece) {
@@ -109,7 +109,7 @@ class SpmTokenizer final : public Tokenizer {
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
-  struct Encoding {  // what one call of encode_segments works on
+  struct Encoding {  // state of one call of encode_segments
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
     SpmMerger merger;
@@ -142,7 +142,7 @@ Status SpmTokenizer::initialize() {
       continue;
     }
     if (piece.empty()) continue;
-    // A piece that is not valid UTF-8 cannot be made of characters.
+    // A piece that is not valid UTF-8 cannot result from merging characters.
     if (kind == TokenKind::kControl || kind == TokenKind::kUnknown || find_invalid_utf8(piece)) continue;
     pieces_[piece] = token;  // the last of equal pieces counts
     adjacency_.add_piece(piece);
@@ -171,7 +171,7 @@ Result<std::vector<TokenId>> SpmTokenizer::encode_segments(std::span<const TextS
       encoding.tokens.push_back(fragment.token);
       continue;
     }
-    // It starts the whole or follows a recognised token: both take the space, unless the whole continues another text.
+    // A fragment at the start or after a recognised token takes the space, unless the text continues another one.
     escaped.assign(vocabulary_.add_space_prefix && !(continues && fragment.begin == 0) ? kSpace : "");
     replace_all(fragmented.text_of(fragment), " ", kSpace, &escaped);
     encode_text(escaped, &encoding);

@@ -14,12 +14,7 @@ Status check_text(std::span<const TextSegment> segments) {
     if (segment.text.size() > kMaxTextBytes - total) {
       return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
     }
-    if (const auto offset = find_invalid_utf8(segment.text)) {
-      return invalid_argument(
-          "the text is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
-          "`iconv -f WINDOWS-1252 -t UTF-8`",
-          total + *offset, static_cast<unsigned char>(segment.text[*offset]));
-    }
+    KVASIR_RETURN_IF_ERROR(check_utf8(segment.text, total));
     total += segment.text.size();
   }
   return {};

@@ -1,5 +1,4 @@
-// Takes a text apart into the tokens that are recognised whole in it and the stretches between them: what every
-// tokenizer does before its own work.
+// Splits a text into tokens recognised whole and the plain text between them: the first stage of every tokenizer.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -24,7 +23,8 @@ struct Fragment {
 
 struct FragmentedText {
   std::string text;  // of all segments
-  // From left to right; plain ones never touch. White space that a token of `strip_after` swallowed is in none.
+  // From left to right; two plain fragments are never adjacent. White space stripped after a token of `strip_after` is
+  // in no fragment.
   std::vector<Fragment> fragments;
 
   std::string_view text_of(const Fragment& fragment) const {
@@ -32,7 +32,7 @@ struct FragmentedText {
   }
 };
 
-// `reserved`, and the text's errors: as Tokenizer::encode_segments(). `special`: of the same vocabulary.
+// `reserved` and errors: as Tokenizer::encode_segments(). REQUIRES: `special` belongs to the same vocabulary.
 Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
                                      const SpecialTokens& special, std::span<const TokenId> reserved);
 

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/check.h"
+#include "base/status.h"
 
 namespace kvasir {
 
@@ -24,6 +25,15 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
     offset += static_cast<std::size_t>(length);
   }
   return std::nullopt;
+}
+
+Status check_utf8(std::string_view text, std::size_t before) {
+  const std::optional<std::size_t> offset = find_invalid_utf8(text);
+  if (!offset) return {};
+  return invalid_argument(
+      "the text is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
+      "`iconv -f WINDOWS-1252 -t UTF-8`",
+      before + *offset, static_cast<unsigned char>(text[*offset]));
 }
 
 std::size_t white_space_prefix(std::string_view text) {
@@ -48,7 +58,7 @@ Utf8Unit first_utf8_unit(std::string_view bytes) {
   if (lead < 0x80) return {Kind::kComplete, 1};
   if (lead < 0xC2 || lead > 0xF4) return {Kind::kInvalid, 1};
   const std::size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  // The second byte's range excludes overlong forms, surrogates and what lies beyond U+10FFFF.
+  // The second byte's range excludes overlong forms, surrogates and code points above U+10FFFF.
   unsigned char low = 0x80;
   unsigned char high = 0xBF;
   if (lead == 0xE0) low = 0xA0;

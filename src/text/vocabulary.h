@@ -31,7 +31,7 @@ enum class TokenizerKind : std::uint8_t {
 
 struct Vocabulary {
   TokenizerKind tokenizer = TokenizerKind::kSpm;
-  std::vector<std::string> pieces;     // as in the file: SPM writes a space as U+2581, BPE as text/byte_alphabet.h says
+  std::vector<std::string> pieces;     // as in the file: a space is U+2581 in SPM, and mapped by byte_alphabet.h in BPE
   std::vector<float> scores;           // same length; SPM merges the best score first
   std::vector<TokenKind> kinds;        // same length
   std::vector<std::string> merges;     // BPE: two pieces with a space between; the first is merged first
@@ -42,13 +42,13 @@ struct Vocabulary {
   std::optional<TokenId> eot;  // end of turn, where a model has one beside eos
   std::optional<TokenId> unknown;
   std::vector<TokenId> ends;         // what ends generation beside eos and eot
-  std::vector<TokenId> strip_after;  // tokens that swallow the white space behind them
+  std::vector<TokenId> strip_after;  // tokens after which white space is stripped
   bool add_bos = true;
   bool add_eos = false;
   bool add_space_prefix = true;  // SPM only
 };
 
-// Errors: kDataLoss if the lists disagree in length, an id is out of range, or BOS or EOS is to be added but not named.
+// Errors: kDataLoss if the lists differ in length, an id is out of range, or BOS or EOS is to be added but not named.
 Status check_vocabulary(const Vocabulary& vocabulary);
 
 }  // namespace kvasir

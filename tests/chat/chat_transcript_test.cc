@@ -238,6 +238,20 @@ TEST(ChatTranscript, QuestionsWithoutAnswersTakeTurns) {
   EXPECT_EQ(talk.transcript.messages().size(), 7U);
 }
 
+// A message that waits for the next one is checked when it comes, not when it is written.
+TEST(ChatTranscript, WaitingMessagesAreCheckedAtOnce) {
+  for (const char* file : {"llama-2", "mistral-first", "mistral-v3"}) {
+    SCOPED_TRACE(file);
+    const Model model(file);
+    Talk talk(model);
+    const Status refused = talk.transcript.render("system", "caf\xe9", talk.end()).status();
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.message().find("not valid UTF-8 at byte 3 (0xE9)"), std::string::npos) << refused.message();
+    EXPECT_TRUE(talk.say("system", "Be kind").empty()) << "it waits";
+    EXPECT_FALSE(talk.say("user", "Hi").empty());
+  }
+}
+
 TEST(ChatTranscript, MessagesThatDidNotEnterLeaveNoTrace) {
   const Model model;
   Talk talk(model);

@@ -1,5 +1,5 @@
-// The model that comes with the project: it is what its card says, writes prose, beyond its context too, finds a fact
-// in its context, and no longer does once the policy has dropped it.
+// The bundled model: it matches its card, writes prose (also beyond its context), and finds a fact in its context until
+// the policy has dropped it.
 #include <algorithm>
 #include <array>
 #include <filesystem>
@@ -24,7 +24,7 @@ std::ptrdiff_t longest_run(const std::string& text) {
   return longest;
 }
 
-// How the sentences begin or end that recall was trained with (models/train/sequences.py).
+// Beginnings and ends of the sentences that recall was trained with (models/train/sequences.py).
 bool tells_a_number(const std::string& text) {
   return std::ranges::any_of(
       std::array{"number of the", "secret code of the", "price of the", "bears the number", "has the number"},

@@ -1,4 +1,4 @@
-// What the tests of wrong command lines share: files that are wrong, and messages that many of them meet.
+// Shared by the tests of wrong command lines: malformed files, and messages that many of them expect.
 // Thread-safety: none; one test at a time.
 #pragma once
 
@@ -30,7 +30,7 @@ class Errors : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-// Where the parser of command lines sends people.
+// Returns the hint at the end of a parse error.
 inline std::string see(const std::string& command) {
   return " (see 'kvasir" + (command.empty() ? "" : " " + command) + " --help')";
 }
@@ -41,7 +41,7 @@ inline std::string unknown_policy(const std::string& name) {
   return fmt::format("unknown retention policy '{}'; the policies are: {}", name, fmt::join(names, ", "));
 }
 
-// Those of this machine.
+// Returns the list of kernels on this machine, as messages give it.
 inline std::string kernels() {
   return fmt::format("there are: auto, {}", fmt::join(kernel_names(), ", "));
 }

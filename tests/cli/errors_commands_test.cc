@@ -1,4 +1,4 @@
-// kvasir info, tokenize, plan, policies and bench: each wrong command line and input, its exit code and what is said.
+// kvasir info, tokenize, plan, policies and bench: each wrong command line and input, its exit code and message.
 #include "cli/errors.h"
 
 namespace kvasir::test {

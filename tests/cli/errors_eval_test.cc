@@ -1,4 +1,4 @@
-// kvasir eval: each wrong command line and input, its exit code and what is said.
+// kvasir eval: each wrong command line and input, its exit code and message.
 #include "cli/errors.h"
 
 namespace kvasir::test {
@@ -53,7 +53,7 @@ TEST_F(Errors, EvalPpl) {
           {{"--json", "--kv", "recompute:size=0"}, 2, "policy 'recompute': size=0 must be a whole number, 1 to 2^24"},
           {{"--skip", "5", "--window", "20"},
            2,
-           "only one stream can be read unscored at first; leave that away, or the windows [--skip, --window]"},
+           "only a single stream can start with unscored tokens; omit them, or the windows [--skip, --window]"},
           {{"--score", "all"}, 2, "--score says what of each window counts; give --window too"},
           {{"--score", "half", "--window", "20"}, 2, "--score: half not in {all,second-half}" + see("eval ppl")},
           {{"--bins", "-1"},

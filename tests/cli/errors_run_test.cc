@@ -1,5 +1,6 @@
-// kvasir run: each wrong command line and input, its exit code and what is said.
+// kvasir run: each wrong command line and input, its exit code and message.
 #include "cli/errors.h"
+#include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
@@ -51,22 +52,32 @@ TEST_F(Errors, RunOptions) {
           {{"--page", "33"}, 2, "a page of 33 tokens is not possible; choose 16, 32 or 64 [--page]"},
           {{"--page", "0"}, 2, "a page of 0 tokens is not possible; choose 16, 32 or 64 [--page]"},
           {{"--page", "-32"}, 2, "a page of -32 tokens is not possible; choose 16, 32 or 64 [--page]"},
-          {{"--temp", "-1"}, 2, "temperature is -1; it must be at least 0 and at most 100"},
-          {{"--temp", "nan"}, 2, "temperature is nan; it must be at least 0 and at most 100"},
-          {{"--temp", "inf"}, 2, "temperature is inf; it must be at least 0 and at most 100"},
-          {{"--temp", "1e400"}, 2, "temperature is inf; it must be at least 0 and at most 100"},
+          {{"--temp", "-1"}, 2, "temperature is -1; it must be at least 0 and at most 100 [--temp]"},
+          {{"--temp", "nan"}, 2, "temperature is nan; it must be at least 0 and at most 100 [--temp]"},
+          {{"--temp", "inf"}, 2, "temperature is inf; it must be at least 0 and at most 100 [--temp]"},
+          {{"--temp", "1e400"}, 2, "temperature is inf; it must be at least 0 and at most 100 [--temp]"},
           {{"--temp", "hot"}, 2, "--temp: 'hot' is not a number in range" + see("run")},
-          {{"--top-p", "2"}, 2, "top_p is 2; it must be greater than 0 and at most 1"},
-          {{"--top-p", "0"}, 2, "top_p is 0; it must be greater than 0 and at most 1"},
-          {{"--top-p", "nan"}, 2, "top_p is nan; it must be greater than 0 and at most 1"},
-          {{"--min-p", "-0.1"}, 2, "min_p is -0.1; it must be at least 0 and at most 1"},
-          {{"--min-p", "1.5"}, 2, "min_p is 1.5; it must be at least 0 and at most 1"},
-          {{"--top-k", "-1"}, 2, "top_k is -1; it must be at least 0"},
-          {{"--repeat-penalty", "0"}, 2, "repetition_penalty is 0; it must be greater than 0 and at most 10"},
-          {{"--repeat-penalty", "nan"}, 2, "repetition_penalty is nan; it must be greater than 0 and at most 10"},
-          {{"--frequency-penalty", "99"}, 2, "frequency_penalty is 99; it must be at least -10 and at most 10"},
-          {{"--presence-penalty", "-99"}, 2, "presence_penalty is -99; it must be at least -10 and at most 10"},
-          {{"--penalty-window", "-1"}, 2, "penalty_window is -1; it must be at least 0 and at most 65536"},
+          {{"--top-p", "2"}, 2, "top_p is 2; it must be greater than 0 and at most 1 [--top-p]"},
+          {{"--top-p", "0"}, 2, "top_p is 0; it must be greater than 0 and at most 1 [--top-p]"},
+          {{"--top-p", "nan"}, 2, "top_p is nan; it must be greater than 0 and at most 1 [--top-p]"},
+          {{"--min-p", "-0.1"}, 2, "min_p is -0.1; it must be at least 0 and at most 1 [--min-p]"},
+          {{"--min-p", "1.5"}, 2, "min_p is 1.5; it must be at least 0 and at most 1 [--min-p]"},
+          {{"--top-k", "-1"}, 2, "top_k is -1; it must be at least 0 [--top-k]"},
+          {{"--repeat-penalty", "0"},
+           2,
+           "repetition_penalty is 0; it must be greater than 0 and at most 10 [--repeat-penalty]"},
+          {{"--repeat-penalty", "nan"},
+           2,
+           "repetition_penalty is nan; it must be greater than 0 and at most 10 [--repeat-penalty]"},
+          {{"--frequency-penalty", "99"},
+           2,
+           "frequency_penalty is 99; it must be at least -10 and at most 10 [--frequency-penalty]"},
+          {{"--presence-penalty", "-99"},
+           2,
+           "presence_penalty is -99; it must be at least -10 and at most 10 [--presence-penalty]"},
+          {{"--penalty-window", "-1"},
+           2,
+           "penalty_window is -1; it must be at least 0 and at most 65536 [--penalty-window]"},
           {{"--seed", "-1"}, 2, "--seed: '-1' is not a whole number in range, 0 or more" + see("run")},
           {{"--seed", "18446744073709551616"},
            2,
@@ -130,6 +141,46 @@ TEST_F(Errors, RunOptions) {
           {{"-t", "99999999999"}, 2, "--threads: '99999999999' is not a number in range" + see("run")},
       },
       {"run", "-m", model_path(), "-p", "x"});
+}
+
+TEST_F(Errors, RunOptionsThatExcludeEachOther) {
+  const std::string session = file("session");
+  expect_all_refused(
+      {
+          {{"--samples", "0"}, 2, "--samples 0 is outside 1 to 64"},
+          {{"--samples", "65"}, 2, "--samples 65 is outside 1 to 64"},
+          {{"--beams", "-1"}, 2, "--beams -1 is outside 1 to 64 (0: none)"},
+          {{"--samples", "2", "--beams", "2"}, 2, "--samples and --beams exclude each other; omit one of them"},
+          {{"--beams", "2"}, 2, "--beams needs a number of tokens; give -n, 1 or more"},
+          {{"--beams", "2", "-n", "5", "--temp", "1"},
+           2,
+           "--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)"},
+          {{"--beams", "2", "-n", "5", "--stop", "x"}, 2, "--beams does not support stop strings; omit --stop"},
+          {{"--beams", "2", "-n", "5", "--length-penalty", "11"},
+           2,
+           "length_penalty=11 is outside -10 to 10 [--length-penalty]"},
+          {{"--beams", "2", "-n", "5", "--save", session},
+           2,
+           "--save keeps one continuation; omit --samples and --beams"},
+          {{"--samples", "2", "--save", session}, 2, "--save keeps one continuation; omit --samples and --beams"},
+          {{"--load", session, "--kv", "full"},
+           2,
+           "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and "
+           "--chunk"},
+          {{"--system", "x"}, 2, "--system is for a chat; add --chat"},
+          {{"--chat", "--system", "caf\xe9", "--chat-template", source_dir() + "/tests/chat/templates/llama-2.jinja"},
+           2,
+           "the text is not valid UTF-8 at byte 3 (0xE9)" + kIconv},
+      },
+      {"run", "-m", model_path(), "-p", "x"});
+}
+
+// A search that cannot run one token says so, instead of giving an empty beam.
+TEST_F(Errors, BeamsWithoutMemoryForATokenOfEach) {
+  expect_refused(run_model({"-p", some_text(20), "-n", "8", "--kv", "full", "--kv-memory", "600KiB", "--beams", "64"}),
+                 1,
+                 "the KV memory of <number> bytes has no room for a first token of 64 beams; give it more, or search "
+                 "with fewer beams [--kv-memory, --beams]");
 }
 
 TEST_F(Errors, Prompt) {

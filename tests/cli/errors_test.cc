@@ -1,4 +1,5 @@
-// What no command line says: a full disk, a closed pipe, signals; and files that are no model, for every command.
+// Failures that do not depend on the command line: a full disk, a closed pipe, signals; and files that are not models,
+// for every command.
 #include "cli/errors.h"
 
 namespace kvasir::test {
@@ -15,10 +16,10 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
     SCOPED_TRACE(::testing::PrintToString(arguments));
     const Finished done = run_program(arguments, {.output_file = "/dev/full"});
     expect_refused(done, 1, "cannot write to standard output: No space left on device");
-    // What cannot be said on standard error is lost, and nothing else.
+    // A failure to write to standard error is ignored.
     EXPECT_EQ(run_program(arguments, {.error_file = "/dev/full"}).exit_code, 0);
   }
-  // Nothing can be said of what is wrong; the exit code says it.
+  // The message is lost; the exit code remains.
   EXPECT_EQ(run_model({"-p", "Once", "--isa", "none"}, {.error_file = "/dev/full"}).exit_code, 2);
   const Finished cut = run_model({"-p", "Once", "--ignore-eos"}, {.most_output = 10});
   EXPECT_EQ(cut.exit_code, 1) << "signal " << cut.signal;
@@ -26,7 +27,7 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
   EXPECT_EQ(cut.err, "kvasir: cannot write to standard output: Broken pipe\n");
 }
 
-// What is wrong with the path is an input that is wrong; what is wrong with the file is told from its header on.
+// A wrong path is a wrong input (exit code 2), for every command; a damaged file is described by its first defect.
 TEST_F(Errors, NoModelFile) {
   for (const auto& [path, message] : std::vector<std::pair<std::string, std::string>>{
            {folder(), "'" + folder() + "' is not a regular file"},

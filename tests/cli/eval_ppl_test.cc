@@ -144,7 +144,7 @@ TEST_F(EvalPpl, WindowsAndWhatOfThemIsScored) {
   EXPECT_EQ(whole["runs"][2]["curve"][0]["position"], 6.0);  // of 1 to 11
   EXPECT_EQ(whole["runs"][2]["curve"][0]["tokens"], 2 * 2 * 11);
   EXPECT_FALSE(whole["runs"][2]["curve"][0].contains("kld"));
-  // Token by token, what is read is not a prompt: a policy that waits for its end waits for ever.
+  // Text read token by token is not a prompt: a policy that waits for the end of a prompt never acts.
   const Json generated = with({"--chunk", "1", "--kv", "snapkv:budget=40"});
   const Json prompt = with({"--kv", "snapkv:budget=40"});
   EXPECT_EQ(generated["runs"][1]["kept_mean"], 75.0);  // rows 50 to 98 see 51 to 99 tokens
@@ -323,7 +323,7 @@ TEST_F(EvalPpl, ReportsOfNeedleAndRestream) {
   }
 }
 
-// A long run must not end in a report that cannot be written: that is said before a model is even looked for.
+// A report that cannot be written is refused before the model is opened, not after a long run.
 TEST_F(EvalPpl, AReportThatCannotBeWrittenFailsFirst) {
   write("long", some_text(100000));
   for (const std::string& model : {model_path(), path("gone")})

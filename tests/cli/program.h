@@ -27,7 +27,7 @@ struct Finished {
   int error_lines() const;  // -1 if the last line is not complete
 };
 
-// Since when the time counts after which a program is interrupted.
+// The event from which `interrupt_after` is counted.
 enum class Interrupt {
   kNever,
   kStart,        // the process was made
@@ -48,7 +48,7 @@ struct Surroundings {
   double timeout = 900;             // seconds; only a program that hangs takes so long, however slow the machine
 };
 
-// A run that would go on for minutes ends within these seconds of a signal, on a slow and busy machine too.
+// Seconds within which a long run must end after a signal, even on a slow and busy machine.
 inline constexpr double kSoon = 30;
 
 std::string binary_path();
@@ -64,13 +64,13 @@ bool matches(std::string_view text, std::string_view expected);
 void expect_refused(const Finished& done, int code, const std::string& message);
 void expect_refused(const Arguments& arguments, int code, const std::string& message);
 
-// A command line that is refused, with what is said.
+// A command line that must be refused, with its exit code and message.
 struct Refused {
   Arguments arguments;
   int code;
   std::string message;
 };
-// Each of them behind the arguments of `front`.
+// Checks each of them, appended to the arguments of `front`.
 void expect_all_refused(const std::vector<Refused>& cases, const Arguments& front = {});
 
 // {"run", "-m", the small model, "-t", "1"} and more.
@@ -83,7 +83,7 @@ Json json_of(const Arguments& arguments, const Surroundings& surroundings = {});
 // The file's contents; one that cannot be read fails the test.
 std::string bytes_of(const std::string& path);
 
-// Ordinary words, always the same ones: about as many tokens.
+// Returns a fixed text of ordinary words, about one token each.
 std::string some_text(int words);
 
 }  // namespace kvasir::test

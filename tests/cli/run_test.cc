@@ -1,4 +1,4 @@
-// kvasir run: what it prints, and that what must not matter does not.
+// kvasir run: what it prints, and that settings which must not change the output do not.
 #include <unistd.h>
 
 #include <filesystem>
@@ -142,7 +142,7 @@ TEST(Run, SaysWhenItBeginsToForget) {
   EXPECT_NE(done.err.find("kept 64 of " + std::to_string(json["kv"]["seen"].get<int>()) + " tokens seen"),
             std::string::npos)
       << done.err;
-  // Nothing is said where nothing is forgotten.
+  // No notice without a dropped token.
   EXPECT_EQ(run_model({"-p", prompt, "-n", "10", "--kv", "streaming:sinks=4,window=600"}).error_lines(), 1);
 }
 

@@ -22,7 +22,7 @@ std::vector<double> probabilities(std::span<const float> logits) {
   return p;
 }
 
-// What a sequence says behind each token when it reads alone.
+// The logits after each token of a sequence that is read alone.
 class Alone {
  public:
   Alone(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::span<const TokenId> tokens,

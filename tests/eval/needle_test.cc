@@ -1,4 +1,4 @@
-// Needle: what is asked, and what a model of known recall answers.
+// Needle: the prompts, and the answers of a model of known recall.
 #include "eval/needle.h"
 
 #include <gtest/gtest.h>

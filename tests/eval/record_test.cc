@@ -1,5 +1,5 @@
-// Recordings against the reference model's attention, and against replay: the same policy on what was recorded keeps
-// what the engine held.
+// Recordings are compared with the reference model's attention, and with replay: the same policy on the recording keeps
+// the tokens that the engine held.
 #include "eval/record.h"
 
 #include <fmt/core.h>
@@ -186,7 +186,7 @@ TEST_F(Record, ReplayKeepsWhatPoliciesOfPromptsHeld) {
       }
 }
 
-// What a row sees is what was held at the end of the text before it, and itself: told by another recording.
+// A row sees the tokens held at the end of the text before it (known from a shorter recording), and itself.
 TEST_F(Record, RowsSeeWhatWasHeld) {
   std::vector<float> row(kTokens);
   for (const auto& [name, specs] : kSmall) {
@@ -216,15 +216,15 @@ TEST_F(Record, Refuses) {
   const auto text = random_tokens(100, kRecordedModel.vocab, 1);
   auto out = writer(100);
   ASSERT_TRUE(out.ok());
-  for (const auto& [options, part] :
-       std::vector<std::pair<ObservedTextOptions, std::string>>{{{"full"}, "room for 64"},
-                                                                {{"nope"}, "unknown retention policy"},
-                                                                {{"recompute"}, "evaluation only"},
-                                                                {{"tova:budget=20", -1}, "from 0 to the 100"},
-                                                                {{"tova:budget=20", 101}, "from 0 to the 100"},
-                                                                {{"tova:budget=20", 50, -1}, "chunk"},
-                                                                {{"tova:budget=20", 50, 50}, "trained context of 64"},
-                                                                {{"tova:budget=80%", 0}, "kept 65 tokens"}}) {
+  for (const auto& [options, part] : std::vector<std::pair<ObservedTextOptions, std::string>>{
+           {{"full"}, "room for 64"},
+           {{"nope"}, "unknown retention policy"},
+           {{"recompute"}, "evaluation only"},
+           {{"tova:budget=20", -1}, "from 0 to the 100"},
+           {{"tova:budget=20", 101}, "from 0 to the 100"},
+           {{"tova:budget=20", 50, -1}, "chunk"},
+           {{"tova:budget=20", 50, 50}, "trained context of 64"},
+           {{"tova:budget=80%", 0}, "has no room for the next 1;"}}) {
     const auto result = record_attention(model_, text, options, *out, {});
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << part;
     EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();

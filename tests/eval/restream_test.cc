@@ -1,4 +1,5 @@
-// Restream: what a model of known recall reads with ease again, and the numbers against logits computed apart.
+// Restream on a model of known recall: how far back it predicts well, and the figures against separately computed
+// logits.
 #include "eval/restream.h"
 
 #include <gtest/gtest.h>
