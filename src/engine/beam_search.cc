@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/parallel_samples.h"
+#include "engine/context_rules.h"
 #include "generation/log_probabilities.h"
 
 namespace kvasir {

@@ -30,17 +30,6 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk) {
   return policy.traits().chunk > 0 ? policy.traits().chunk : kDefaultChunk;
 }
 
-Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context) {
-  if (!policy.traits().compacts || !policy.bound() || policy.traits().positions == PositionMode::kOriginal) return {};
-  const std::int64_t most = *policy.bound() - 1 + prompt_chunk(policy, chunk);
-  if (most <= context) return {};
-  return invalid_argument(
-             "policy '{}' shows a pass up to {} tokens (what it keeps and a chunk of {}), more than the trained "
-             "context of {}; give it a smaller size (budget, size, max) or a smaller chunk",
-             policy.traits().spec, most, prompt_chunk(policy, chunk), context)
-      .about({"policy", "chunk"});
-}
-
 void TokenLog::add(Source source, int chunk, std::span<const TokenId> more) {
   tokens.insert(tokens.end(), more.begin(), more.end());
   if (source == Source::kGenerated) chunk = 0;
@@ -181,7 +170,16 @@ Status Sequence::make_room(const PassPlan& plan) {
   }
   kept_max_ = std::max(kept_max_, tables_.longest());
   seen_least_ = tables_.shortest();
+  bytes_peak_ = bytes_peak();
   return {};
+}
+
+std::uint64_t Sequence::bytes() const {
+  std::uint64_t pages = 0;
+  for (int t = 0; t < tables_.tables(); ++t)
+    pages +=
+        static_cast<std::uint64_t>(tables_.table(t).columns()) * static_cast<std::uint64_t>(tables_.table(t).lanes());
+  return pages * cache_->pool().page_cost() + tables_.table_bytes();
 }
 
 // Changes of frames that depend on the chunk alone.

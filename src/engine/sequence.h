@@ -5,6 +5,7 @@
 // Thread-safety: one caller at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -33,11 +34,6 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk);
 
 // Rows of the chunk that starts at token `done`: prompts go in chunks on a grid anchored at token 0, the rest singly.
 int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk);
-
-// Whether a text without end can run under the policy: what a pass sees must fit the trained context where positions
-// are compact (attention-scored policies; those that decide by range may well be given more, and see more). Errors:
-// kInvalidArgument.
-Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t context);
 
 // What was fed to a sequence, as far as recomputing it needs: tokens, and which of them were prompts.
 struct TokenLog {
@@ -116,7 +112,10 @@ class Sequence {
   RetentionPolicy& mutable_policy() { return *policy_; }
   std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
   std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
-  double seconds_observing() const;                        // that the policy took for what it was shown
+  // Bytes of its tables and of the pages they refer to, shared ones included: now, and at most since it was made.
+  std::uint64_t bytes() const;
+  std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
+  double seconds_observing() const;  // that the policy took for what it was shown
 
   // The least index that is no longer retained everywhere; nothing while all are.
   std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
@@ -154,6 +153,7 @@ class Sequence {
   std::optional<TokenIndex> first_dropped_;
   std::int64_t kept_max_ = 0;
   std::int64_t seen_least_ = 0;
+  std::uint64_t bytes_peak_ = 0;
 };
 
 }  // namespace kvasir
