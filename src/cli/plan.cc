@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "engine/context_rules.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"

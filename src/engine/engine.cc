@@ -114,7 +114,9 @@ class EngineImpl final : public Engine {
 
   Result<RequestId> take_request(const RequestOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
-    KVASIR_ASSIGN_OR_RETURN(Place place, find_place(options.policy, options.samples));
+    Result<Place> found = find_place(options.policy, options.samples);
+    if (!found.ok()) return about_unless_said(found.status(), "policy");
+    Place place = std::move(*found);
     KVASIR_RETURN_IF_ERROR(check_prompt(*place.policy, static_cast<std::int64_t>(text.tokens.size()), place.budget));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.budget));
     if (requests_ == nullptr) requests_ = std::make_unique<RequestQueue>(driver_);

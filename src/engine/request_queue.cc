@@ -105,11 +105,10 @@ std::vector<RequestQueue::Member*> RequestQueue::members() const {
   return all;
 }
 
-// Bytes that all tokens of the member take, and some more, so that it does not have to stop again at once.
+// Bytes that all tokens of the member take, and some more: see ScheduleLimits::ahead.
 std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
-  constexpr std::int64_t kAhead = 64;
   MemoryRequest request;
-  request.tokens = std::min(member.task->known_tokens() + kAhead, kMostPlannedTokens);
+  request.tokens = std::min(member.task->known_tokens() + limits_.ahead, kMostPlannedTokens);
   request.prompt = std::min(member.task->prompt_tokens(), kMostPlannedTokens);
   request.chunk = member.text.chunk;
   return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
@@ -166,9 +165,9 @@ bool RequestQueue::run_pass() {
     turns.pop_back();
     running.pop_back();
   }
-  if (!turns.empty()) run(std::move(turns), std::move(running));
+  if (!turns.empty()) run(turns, running);
   remove_ended();
-  return !running.empty();
+  return !turns.empty();
 }
 
 std::vector<Decision> RequestQueue::decide(std::span<Member* const> all, std::span<const int> rows) const {
@@ -190,7 +189,7 @@ std::vector<Decision> RequestQueue::decide(std::span<Member* const> all, std::sp
   return schedule(tasks, available, limits_.running);
 }
 
-void RequestQueue::run(std::vector<Turn> turns, std::vector<Member*> running) {
+void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> running) {
   int prompt_rows = 0;
   bool generates = false;
   for (std::size_t i = 0; i < turns.size(); ++i) {

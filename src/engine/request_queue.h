@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/driver.h"
@@ -27,6 +28,9 @@ struct RequestText {
 
 // Checks all of a request but its policy, and encodes its prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
+
+// The Status, said to be about the field of RequestOptions that it came from unless it names others.
+Status about_unless_said(Status status, std::string_view field);
 
 class RequestQueue {
  public:
@@ -64,7 +68,7 @@ class RequestQueue {
   std::vector<Decision> decide(std::span<Member* const> members, std::span<const int> rows) const;
   std::uint64_t bytes_to_start(const Member& member) const;
   void start(Member& member) const;
-  void run(std::vector<Turn> turns, std::vector<Member*> running);
+  void run(std::span<const Turn> turns, std::span<Member* const> running);
   void collect(Member& member);
   void fork_samples(Request& request);
   void settle(Member& member);

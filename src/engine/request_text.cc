@@ -29,7 +29,24 @@ Status check_tokens(const LoadedModel& model, std::span<const TokenId> tokens) {
   return {};
 }
 
+Result<RequestText> encode_text(const LoadedModel& model, std::string_view prompt) {
+  RequestText text;
+  KVASIR_ASSIGN_OR_RETURN(text.tokens, model.tokenizer->encode(prompt, {.add_special = true}));
+  return text;
+}
+
+Result<RequestText> encode(const LoadedModel& model, const RequestOptions& options) {
+  if (!options.messages.empty()) return encode_messages(model, options.messages);
+  if (!options.prompt.empty()) return encode_text(model, options.prompt);
+  KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
+  return RequestText{options.tokens, {}};
+}
+
 }  // namespace
+
+Status about_unless_said(Status status, std::string_view field) {
+  return status.settings().empty() ? std::move(status).about({field}) : status;
+}
 
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(validate(options.generate));
@@ -41,19 +58,10 @@ Result<RequestText> encode_request(const LoadedModel& model, const RequestOption
     return invalid_argument("a request needs a text, messages or token ids to continue; it has {}",
                             prompts == 0 ? "none of them" : "more than one of them")
         .about({"prompt", "messages", "tokens"});
-  RequestText text;
-  if (!options.messages.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(text, encode_messages(model, options.messages));
-  } else if (!options.tokens.empty()) {
-    KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
-    text.tokens = options.tokens;
-  } else {
-    KVASIR_ASSIGN_OR_RETURN(
-        text.tokens,
-        model.tokenizer->encode(options.prompt, {.add_special = true, .parse_special = false, .continues = false}));
-  }
-  if (text.tokens.empty())
-    return invalid_argument("the prompt holds no token; give some text").about({"prompt", "messages"});
+  const std::string_view field = !options.messages.empty() ? "messages" : !options.prompt.empty() ? "prompt" : "tokens";
+  Result<RequestText> text = encode(model, options);
+  if (!text.ok()) return about_unless_said(text.status(), field);
+  if (text->tokens.empty()) return invalid_argument("the prompt holds no token; give some text").about({field});
   return text;
 }
 

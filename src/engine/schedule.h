@@ -11,6 +11,8 @@ namespace kvasir {
 struct ScheduleLimits {
   int prompt_rows = 256;  // of all prompts together in one pass
   int running = 64;       // tasks that hold pages, unless a prompt's samples are more
+  int ahead = 64;         // tokens beyond its own that a task must find room for before it starts, so that it does not
+                          // have to give up its pages again at once
 };
 
 // The rows that a task could use in the next pass.
