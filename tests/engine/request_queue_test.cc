@@ -246,7 +246,7 @@ TEST(Requests, ACrowdInLittleMemoryLosesNothing) {
     EXPECT_GT(cancelled.size(), 0u);
     preempted += desk.queue().counters().preempted;
   }
-  EXPECT_GT(preempted, 20);
+  EXPECT_GT(preempted, 5);
 }
 
 TEST(Requests, ACancelledOneGivesBackItsPagesAndLeavesOthersAlone) {
