@@ -125,19 +125,23 @@ void RequestQueue::advance() {
   }
 }
 
-bool RequestQueue::run_pass() {
-  for (Member* member : members()) settle(*member);
-  remove_ended();
-  const std::vector<Member*> all = members();
-  if (all.empty()) return false;
-  if (all.front()->text.sequence == nullptr) start(*all.front());
+std::vector<int> RequestQueue::rows_of(std::span<Member* const> all) const {
   std::vector<RowDemand> demands;
   for (const Member* member : all) {
     const bool reads = member->task->reads();
     const std::int64_t chunk = prompt_chunk(*member->request->policy, member->text.chunk);
     demands.push_back({reads, reads ? static_cast<int>(std::min(member->task->left(), chunk)) : 1});
   }
-  const std::vector<int> rows = share_rows(demands, limits_.prompt_rows);
+  return share_rows(demands, limits_.prompt_rows);
+}
+
+bool RequestQueue::run_pass() {
+  for (Member* member : members()) settle(*member);
+  remove_ended();
+  const std::vector<Member*> all = members();
+  if (all.empty()) return false;
+  if (all.front()->text.sequence == nullptr) start(*all.front());
+  const std::vector<int> rows = rows_of(all);
   const std::vector<Decision> decisions = decide(all, rows);
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (decisions[i] != Decision::kPreempt) continue;
@@ -147,6 +151,7 @@ bool RequestQueue::run_pass() {
   }
   std::vector<Turn> turns;
   std::vector<Member*> running;
+  bool estimated = false;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (decisions[i] == Decision::kReject) {
       ++counters_.rejected;
@@ -154,13 +159,16 @@ bool RequestQueue::run_pass() {
       all[i]->task->finish(FinishReason::kKvMemory);
       end(*all[i], kv_memory_full(driver_->cache()->budget(), plan.bytes));
     } else if (decisions[i] == Decision::kRun) {
-      if (all[i]->text.sequence == nullptr) start(*all[i]);
+      if (all[i]->text.sequence == nullptr) {
+        start(*all[i]);
+        estimated = true;
+      }
       turns.push_back({&*all[i]->task, rows[i]});
       running.push_back(all[i]);
     }
   }
-  // What starts was estimated.
-  while (turns.size() > 1 && !driver_->plan(turns).fits) {
+  // The bytes of a task that starts were an estimate.
+  while (estimated && turns.size() > 1 && !driver_->plan(turns).fits) {
     if (turns.back().task->at_start()) turns.back().task->release();
     turns.pop_back();
     running.pop_back();

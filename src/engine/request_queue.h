@@ -65,6 +65,7 @@ class RequestQueue {
   void advance();
   bool run_pass();
   std::vector<Member*> members() const;
+  std::vector<int> rows_of(std::span<Member* const> members) const;
   std::vector<Decision> decide(std::span<Member* const> members, std::span<const int> rows) const;
   std::uint64_t bytes_to_start(const Member& member) const;
   void start(Member& member) const;
