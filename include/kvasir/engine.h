@@ -1,12 +1,27 @@
-// The library's front door: open a model, start a session, read text into it, generate.
+// The library's front door: open a model, then either hold a session, or submit requests.
+//
+// A session is one text that the caller reads and continues, call by call:
 //
 //   auto engine = kvasir::Engine::open({.model = "model.gguf"});
 //   auto session = (*engine)->new_session({});
 //   (*session)->read("Once upon a time");
 //   auto result = (*session)->generate({.max_tokens = 100}, [](std::string_view text) { return true; });
 //
-// Thread-safety: an Engine and its sessions belong to one thread at a time (they share one set of kernel threads).
-// Ownership: sessions keep their engine's parts alive through a shared pointer; either may go first.
+// Requests are many texts that the engine moves on together, one forward pass for all of them at a time:
+//
+//   (*engine)->submit({.prompt = "Once upon a time", .generate = {.max_tokens = 100}});
+//   (*engine)->submit({.messages = {{"user", "Who are you?"}}, .policy = "streaming:window=508"});
+//   while ((*engine)->unfinished() > 0)
+//     if (auto events = (*engine)->poll(); events.ok())
+//       for (const kvasir::Event& event : *events) { ... }  // kvasir/request.h
+//
+// Both share one KV cache. A call of a session runs its own passes and no others; requests move in poll() alone.
+// Neither takes pages from the other: a session that finds no room gets kResourceExhausted or ends with kKvMemory while
+// waiting requests hold pages, and requests wait or end while sessions do.
+//
+// Thread-safety: an Engine, its sessions and its requests belong to one thread at a time (they share one set of kernel
+// threads). Ownership: sessions keep their engine's parts alive through a shared pointer; either may go first. Requests
+// end with their engine.
 #pragma once
 
 #include <cstdint>
@@ -18,35 +33,11 @@
 
 #include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
+#include "kvasir/request.h"
+#include "kvasir/result.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
-
-// What the cache of a session holds, and what it cost.
-struct KvReport {
-  std::string policy;            // canonical spec
-  std::string codec;             // "f16"
-  std::int64_t seen = 0;         // tokens that entered
-  std::int64_t kept = 0;         // tokens retained now; where layers or heads keep different ones, their mean
-  std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
-  std::int64_t kept_most = 0;    // and the most
-  std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
-  double dead_share = 0;         // of the written slots, those whose token was dropped and that are not reused yet
-  std::uint64_t bytes = 0;       // pages in use and tables now
-  std::uint64_t bytes_peak = 0;  // most there ever were
-  std::uint64_t budget = 0;      // bytes there may be
-};
-
-struct GenerateResult {
-  std::string text;
-  std::int64_t prompt_tokens = 0;  // read into the session since the last generate()
-  std::int64_t tokens = 0;         // generated
-  double prompt_seconds = 0;
-  double seconds = 0;  // of generation
-  FinishReason finish_reason = FinishReason::kEnd;
-  std::uint64_t seed = 0;  // that the sampler used
-  KvReport kv;
-};
 
 // One result of a beam search.
 struct BeamResult {
@@ -145,6 +136,35 @@ class Engine {
   // `sequences`: as in SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model),
   // kUnsupported (another format), kResourceExhausted.
   virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
+
+  // Takes a request, which runs in the calls of poll() that follow. Everything is checked before anything is kept:
+  // after an error the engine is as it was. Without EngineOptions::kv_memory a first request sizes the cache for
+  // itself, as a first session does; later ones then wait for each other. Errors: kInvalidArgument (no prompt or
+  // several, invalid UTF-8, an unknown token id, a message that the template has no place for, the policy, options of
+  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context or the whole
+  // cache can never hold; the message has the figures).
+  virtual Result<RequestId> submit(const RequestOptions& options) = 0;
+
+  // Runs one forward pass for the requests that have work, and returns what happened since the last call, in order;
+  // within a pass the oldest request first. Prompts share a bounded number of rows in a pass, the oldest first, so that
+  // requests which are generating go on in every pass. Returns no event when there is no request.
+  //
+  // Where the KV memory does not hold the next tokens of all, the requests that arrived last wait. One that held pages
+  // gives them up and reads its tokens again when there is room: that costs time and changes no bit. The oldest request
+  // always goes on; if it cannot although no other request holds pages, it ends with kKvMemory. Errors:
+  // kResourceExhausted when the system refuses memory: events that were not returned come with the next call.
+  virtual Result<std::vector<Event>> poll() = 0;
+
+  // Ends a request between two passes: its pages are free on return, and the next poll() returns kFinished with
+  // FinishReason::kCancelled and the text so far for each of its samples that had not ended. Errors: kNotFound for an
+  // id that is unknown, or whose samples have all ended.
+  virtual Status cancel(RequestId request) = 0;
+
+  // Requests whose last event poll() has not returned yet.
+  virtual std::int64_t unfinished() const = 0;
+
+  // The cache of all sessions and requests.
+  virtual CacheReport cache() const = 0;
 };
 
 }  // namespace kvasir

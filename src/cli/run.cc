@@ -118,8 +118,15 @@ class Runner {
   ForgetNotice notice_;
 };
 
+// The session's report, with the peak of the whole cache: that of all its samples or beams together.
+KvReport kv_of_all(const Engine& engine, const Session& session) {
+  KvReport kv = session.kv();
+  kv.bytes_peak = engine.cache().bytes_peak;
+  return kv;
+}
+
 // Prints each sample as a block once all are finished: they are generated side by side.
-Status print_samples(const RunOptions& options, Session& session) {
+Status print_samples(const RunOptions& options, const Engine& engine, Session& session) {
   Status written;
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<GenerateResult> results,
@@ -141,7 +148,7 @@ Status print_samples(const RunOptions& options, Session& session) {
           print(fmt::format("--- sample {} of {}, seed {}, {} tokens, ended by {}\n{}\n", s + 1, results.size(),
                             result.seed, result.tokens, finish_reason_name(result.finish_reason), result.text)));
   }
-  const KvReport kv = session.kv();
+  const KvReport kv = kv_of_all(engine, session);
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"samples", list},
                                        {"prompt_tokens", results.front().prompt_tokens},
@@ -156,7 +163,7 @@ Status print_samples(const RunOptions& options, Session& session) {
   return cancelled ? Status(StatusCode::kCancelled, "") : Status();
 }
 
-Status print_beams(const RunOptions& options, Session& session) {
+Status print_beams(const RunOptions& options, const Engine& engine, Session& session) {
   const BeamOptions beams{options.beams, options.length_penalty, options.generate.max_tokens,
                           options.generate.ignore_eos};
   std::vector<BeamResult> results;
@@ -182,7 +189,7 @@ Status print_beams(const RunOptions& options, Session& session) {
           print(fmt::format("--- beam {} of {}, score {:.4f}, {} tokens, ended by {}\n{}\n", b + 1, results.size(),
                             beam.score, beam.tokens, finish_reason_name(beam.finish_reason), beam.text)));
   }
-  const KvReport kv = session.kv();
+  const KvReport kv = kv_of_all(engine, session);
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
   } else {
@@ -193,7 +200,8 @@ Status print_beams(const RunOptions& options, Session& session) {
 }
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
-Status run_once(const RunOptions& options, Session& session, const std::optional<std::string>& prompt) {
+Status run_once(const RunOptions& options, const Engine& engine, Session& session,
+                const std::optional<std::string>& prompt) {
   Runner runner(options, session);
   Status read;
   if (!options.system.empty()) read = runner.say(options.system, "system");
@@ -204,8 +212,8 @@ Status run_once(const RunOptions& options, Session& session, const std::optional
                        human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
-  if (options.samples > 1) return print_samples(options, session);
-  if (options.beams > 0) return print_beams(options, session);
+  if (options.samples > 1) return print_samples(options, engine, session);
+  if (options.beams > 0) return print_beams(options, engine, session);
   KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
@@ -329,7 +337,7 @@ Status run(RunOptions options) {
         "wrongly\n");
   if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
-  return chat ? converse(options, *session) : run_once(options, *session, prompt);
+  return chat ? converse(options, *session) : run_once(options, *engine, *session, prompt);
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {

@@ -5,10 +5,11 @@
 
 #include "base/status.h"
 #include "engine/context_rules.h"
+#include "engine/driver.h"
 #include "engine/guarded.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
-#include "engine/sequence_runner.h"
+#include "engine/request_queue.h"
 #include "engine/session.h"
 #include "retention/registry.h"
 
@@ -35,7 +36,7 @@ class EngineImpl final : public Engine {
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, kvasir::load_session(path, model_, make_cache));
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
-      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(std::move(loaded)));
+      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(driver_, std::move(loaded)));
       return result;
     });
   }
@@ -44,29 +45,101 @@ class EngineImpl final : public Engine {
     return guarded([&] { return start_session(options); });
   }
 
+  Result<RequestId> submit(const RequestOptions& options) override {
+    return guarded([&] { return take_request(options); });
+  }
+  Result<std::vector<Event>> poll() override {
+    if (requests_ == nullptr) return std::vector<Event>();
+    return requests_->poll();
+  }
+  Status cancel(RequestId request) override {
+    if (requests_ == nullptr)
+      return make_status(StatusCode::kNotFound, "no request {} is waiting or running",
+                         static_cast<std::uint64_t>(request));
+    return requests_->cancel(request);
+  }
+  std::int64_t unfinished() const override { return requests_ != nullptr ? requests_->unfinished() : 0; }
+
+  CacheReport cache() const override {
+    if (driver_ == nullptr) return {};
+    const MemoryBudget& budget = driver_->cache()->budget();
+    return {budget.used(), budget.peak(), budget.capacity()};
+  }
+
  private:
-  Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
+  // A policy, and the bytes of the cache that it runs in: those that there are, or that it asks for as the first.
+  struct Place {
     std::unique_ptr<RetentionPolicy> policy;
+    std::uint64_t budget = 0;
+  };
+
+  // Creates nothing but the policy. `spec`: empty for the default.
+  Result<Place> find_place(const std::string& spec, int sequences) const {
+    Place place;
     // Read once: the available memory changes from one reading to the next.
-    const std::uint64_t ceiling = cache_ != nullptr ? cache_->budget().capacity() : memory_ceiling();
-    if (options.policy.empty()) {
-      KVASIR_ASSIGN_OR_RETURN(policy, default_policy(ceiling));
+    const std::uint64_t ceiling = driver_ != nullptr ? cache().budget : memory_ceiling();
+    if (spec.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(place.policy, default_policy(ceiling));
     } else {
-      KVASIR_ASSIGN_OR_RETURN(policy, make_policy(options.policy));
+      KVASIR_ASSIGN_OR_RETURN(place.policy, make_policy(spec));
     }
-    KVASIR_RETURN_IF_ERROR(check_positions(*policy, model_->options.chunk, model_->config.context));
-    if (cache_ == nullptr) {
-      KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, budget_for(*policy, ceiling, options.sequences));
-      KVASIR_ASSIGN_OR_RETURN(cache_, new_cache(model_, budget));
-    } else if (policy->bound()) {
-      if (const std::uint64_t needed = need(*policy, ceiling); needed > ceiling)
+    const RetentionPolicy& policy = *place.policy;
+    KVASIR_RETURN_IF_ERROR(check_positions(policy, model_->options.chunk, model_->config.context));
+    place.budget = ceiling;
+    if (driver_ == nullptr) {
+      KVASIR_ASSIGN_OR_RETURN(place.budget, budget_for(policy, ceiling, sequences));
+    } else if (policy.bound()) {
+      if (const std::uint64_t needed = need(policy, ceiling); needed > ceiling)
         return exhausted(
                    "policy '{}' needs {} bytes of KV memory, but the engine's cache has {}, as its first session "
                    "asked; set its kv_memory to what all sessions need together",
-                   policy->traits().spec, needed, ceiling)
+                   policy.traits().spec, needed, ceiling)
             .about({"kv_memory"});
     }
-    return make_session(model_, cache_, std::move(policy));
+    return place;
+  }
+
+  Status ensure_cache(std::uint64_t budget) {
+    if (driver_ != nullptr) return {};
+    KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, budget));
+    driver_ = std::make_shared<Driver>(model_, std::move(cache));
+    return {};
+  }
+
+  Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
+    KVASIR_ASSIGN_OR_RETURN(Place place, find_place(options.policy, options.sequences));
+    KVASIR_RETURN_IF_ERROR(ensure_cache(place.budget));
+    return make_session(driver_, std::move(place.policy));
+  }
+
+  Result<RequestId> take_request(const RequestOptions& options) {
+    KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
+    Result<Place> found = find_place(options.policy, options.samples);
+    if (!found.ok()) return about_unless_said(found.status(), "policy");
+    Place place = std::move(*found);
+    KVASIR_RETURN_IF_ERROR(check_prompt(*place.policy, static_cast<std::int64_t>(text.tokens.size()), place.budget));
+    KVASIR_RETURN_IF_ERROR(ensure_cache(place.budget));
+    if (requests_ == nullptr) requests_ = std::make_unique<RequestQueue>(driver_);
+    return requests_->add(options, std::move(text), std::move(place.policy));
+  }
+
+  // Whether a prompt could ever be read, with all of the cache for itself.
+  Status check_prompt(const RetentionPolicy& policy, std::int64_t tokens, std::uint64_t budget) const {
+    const std::int64_t first = std::min<std::int64_t>(tokens, prompt_chunk(policy, model_->options.chunk));
+    KVASIR_RETURN_IF_ERROR(check_room(policy, {}, tokens, first, model_->config.context));
+    if (policy.bound()) return {};
+    // A policy that drops what it likes may need no more than its first chunk.
+    const KvCacheShape& shape = driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape;
+    const std::int64_t slots = shape.page.slots;
+    const std::int64_t held = policy.traits().compacts ? first : tokens;
+    const std::uint64_t needed = KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots);
+    if (needed <= budget) return {};
+    return exhausted(
+               "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but the engine's cache "
+               "has "
+               "{}; give it more, or choose a policy that forgets, such as streaming",
+               tokens, policy.traits().spec, needed, budget)
+        .about({"kv_memory", "policy"});
   }
 
   // Tokens of a text without end: the plan of a bounded policy is periodic, and costs no more than for a short text.
@@ -133,9 +206,9 @@ class EngineImpl final : public Engine {
   Result<std::shared_ptr<KvCache>> cache_for(const SessionHead& head, const RetentionPolicy& policy, int sequences) {
     KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
-    if (cache_ != nullptr) {
-      const PageFormat& page = cache_->shape().page;
-      if (page == shape.page) return cache_;
+    if (driver_ != nullptr) {
+      const PageFormat& page = driver_->cache()->shape().page;
+      if (page == shape.page) return driver_->cache();
       return invalid_argument(
           "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
           "an engine of its own",
@@ -150,8 +223,9 @@ class EngineImpl final : public Engine {
           .about({"kv_memory"});
     const std::uint64_t budget =
         model_->options.kv_memory > 0 ? model_->options.kv_memory : for_several(needed, ceiling, sequences);
-    KVASIR_ASSIGN_OR_RETURN(cache_, new_cache(model_, shape, budget));
-    return cache_;
+    KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget));
+    driver_ = std::make_shared<Driver>(model_, cache);
+    return cache;
   }
 
   static Status check_sequences(int sequences) {
@@ -187,7 +261,8 @@ class EngineImpl final : public Engine {
   }
 
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<KvCache> cache_;
+  std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
+  std::unique_ptr<RequestQueue> requests_;  // null until the first request
   ModelSummary summary_;
 };
 

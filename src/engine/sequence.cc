@@ -213,7 +213,16 @@ Status Sequence::make_room(const PassPlan& plan) {
   }
   kept_max_ = std::max(kept_max_, tables_.longest());
   seen_least_ = tables_.shortest();
+  bytes_peak_ = bytes_peak();
   return {};
+}
+
+std::uint64_t Sequence::bytes() const {
+  std::uint64_t pages = 0;
+  for (int t = 0; t < tables_.tables(); ++t)
+    pages +=
+        static_cast<std::uint64_t>(tables_.table(t).columns()) * static_cast<std::uint64_t>(tables_.table(t).lanes());
+  return pages * cache_->pool().page_cost() + tables_.table_bytes() + state_.bytes();
 }
 
 // Changes of frames that depend on the chunk alone.

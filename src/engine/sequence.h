@@ -5,6 +5,7 @@
 // Thread-safety: one caller at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -116,7 +117,11 @@ class Sequence {
   RetentionPolicy& mutable_policy() { return *policy_; }
   std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
   std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
-  double seconds_observing() const;                        // that the policy took for what it was shown
+  // Bytes of its tables, of the pages they refer to (shared ones included), and of its state: now, and at most since it
+  // was made.
+  std::uint64_t bytes() const;
+  std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
+  double seconds_observing() const;  // that the policy took for what it was shown
   // Bytes charged for the policy's state and the token log.
   std::uint64_t state_bytes() const { return state_.bytes(); }
 
@@ -161,6 +166,7 @@ class Sequence {
   std::optional<TokenIndex> first_dropped_;
   std::int64_t kept_max_ = 0;
   std::int64_t seen_least_ = 0;
+  std::uint64_t bytes_peak_ = 0;
 };
 
 }  // namespace kvasir

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <optional>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -14,8 +12,8 @@
 #include "engine/beam_search.h"
 #include "engine/context_rules.h"
 #include "engine/guarded.h"
-#include "engine/parallel_samples.h"
-#include "engine/sequence_runner.h"
+#include "engine/kv_report.h"
+#include "engine/task.h"
 #include "generation/generation.h"
 
 namespace kvasir {
@@ -25,26 +23,22 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Joins what a session consists of: a SequenceRunner that runs tokens, a ChatTranscript that writes messages behind the
-// context, and a Generation for each answer.
+// Joins what a session consists of: a text with its sequence, a ChatTranscript that writes messages behind the context,
+// and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
 class SessionImpl final : public Session {
  public:
-  SessionImpl(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
-              std::unique_ptr<RetentionPolicy> policy)
-      : model_(std::move(model)),
-        cache_(std::move(cache)),
-        runner_(std::make_unique<SequenceRunner>(model_, cache_, std::move(policy))),
-        transcript_(*model_->tokenizer, *model_->chat),
-        chunk_(model_->options.chunk) {}
-  SessionImpl(LoadedSession loaded, ChatTranscript transcript)
-      : model_(loaded.sequence->shared_model()),
-        cache_(loaded.sequence->cache()),
-        runner_(std::make_unique<SequenceRunner>(std::move(loaded.sequence))),
-        history_(std::move(loaded.extras.newest)),
-        logits_(std::move(loaded.extras.logits)),
+  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy)
+      : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
+    text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy));
+    text_.chunk = model_->options.chunk;
+  }
+  SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript)
+      : model_(driver->model()),
+        driver_(std::move(driver)),
+        text_{std::move(loaded.sequence), std::move(loaded.extras.newest), std::move(loaded.extras.logits),
+              loaded.head.chunk},
         transcript_(std::move(transcript)),
-        sampler_(std::move(loaded.extras.sampler)),
-        chunk_(loaded.head.chunk) {}
+        sampler_(std::move(loaded.extras.sampler)) {}
 
   Status read(std::string_view text, const Progress& progress) override {
     return guarded([&] { return read_text(text, progress); });
@@ -68,60 +62,39 @@ class SessionImpl final : public Session {
   }
   Status save(const std::string& path) const override {
     return guarded([&] {
-      return save_session(path, runner_->whole(), chunk_, {history_, logits_, transcript_.state(), sampler_});
+      return save_session(path, *text_.sequence, text_.chunk,
+                          {text_.newest, text_.logits, transcript_.state(), sampler_});
     });
   }
 
   Result<std::unique_ptr<Session>> fork() const override {
     return guarded([&]() -> Result<std::unique_ptr<Session>> {
-      KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SequenceRunner> runner, runner_->fork());
-      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(runner)))};
+      KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> sequence, text_.sequence->fork());
+      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(sequence)))};
     });
   }
 
   Forgotten forgotten() const override {
-    const std::optional<TokenIndex> first = runner_->first_dropped();
+    const std::optional<TokenIndex> first = text_.sequence->first_dropped();
     if (!first) return {};
-    const KvReport report = kv();
-    return {*first, report.seen - static_cast<std::int64_t>(runner_->sequence().mean_length())};
+    return {*first, seen() - static_cast<std::int64_t>(text_.sequence->tables().mean_length())};
   }
 
-  KvReport kv() const override {
-    KvReport report;
-    report.policy = runner_->policy().traits().spec;
-    report.codec = codec_name(cache_->shape().page);
-    report.seen = runner_->sequence().next_index();
-    report.kept = std::llround(runner_->sequence().mean_length());
-    report.kept_least = std::numeric_limits<std::int64_t>::max();
-    for (int t = 0; t < runner_->sequence().tables(); ++t) {
-      const PageTable& table = runner_->sequence().table(t);
-      report.kept_least = std::min(report.kept_least, table.length());
-      report.kept_most = std::max(report.kept_most, table.length());
-    }
-    report.dead_share = runner_->sequence().dead_share();
-    report.kept_max = runner_->kept_max();
-    report.bytes = cache_->budget().used();
-    report.bytes_peak = cache_->budget().peak();
-    report.budget = cache_->budget().capacity();
-    return report;
-  }
+  KvReport kv() const override { return kv_report(*text_.sequence); }
 
  private:
-  SessionImpl(const SessionImpl& other, std::unique_ptr<SequenceRunner> runner)
+  SessionImpl(const SessionImpl& other, std::unique_ptr<Sequence> sequence)
       : model_(other.model_),
-        cache_(other.cache_),
-        runner_(std::move(runner)),
-        history_(other.history_),
-        logits_(other.logits_),
+        driver_(other.driver_),
+        text_{std::move(sequence), other.text_.newest, other.text_.logits, other.text_.chunk},
         unreported_(other.unreported_),
         prompt_seconds_(other.prompt_seconds_),
         transcript_(other.transcript_),
-        sampler_(other.sampler_),
-        chunk_(other.chunk_) {}
+        sampler_(other.sampler_) {}
 
   Status read_text(std::string_view text, const Progress& progress);
   Status say_message(std::string_view role, std::string_view content, const Progress& progress);
-  Status read_tokens(std::span<const TokenId> tokens, const Progress& progress);
+  Status read_tokens(std::vector<TokenId> tokens, const Progress& progress);
   Result<GenerateResult> generate_text(const GenerateOptions& options,
                                        const std::function<bool(std::string_view)>& on_text);
   Result<std::vector<GenerateResult>> sample_texts(const GenerateOptions& options, int count,
@@ -129,102 +102,61 @@ class SessionImpl final : public Session {
   Result<std::vector<BeamResult>> search_beams(const BeamOptions& options,
                                                const std::function<bool(std::int64_t)>& progress);
   Result<Generation> new_generation(const GenerateOptions& options) const;
-  Status run_generated(TokenId token);
+  Status run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
+                     const std::function<bool(std::size_t, std::string_view)>& on_text);
 
-  void trim_history() {
-    if (history_.size() >= 2 * kHistory)
-      history_.erase(history_.begin(), history_.end() - static_cast<std::ptrdiff_t>(kHistory));
-  }
-
-  std::int64_t context_left() const { return kvasir::context_left(runner_->whole()); }
-
-  static constexpr std::size_t kHistory = kMaxPenaltyWindow;
+  TokenIndex seen() const { return text_.sequence->tables().next_index(); }
 
   std::shared_ptr<LoadedModel> model_;
-  std::shared_ptr<KvCache> cache_;
-  std::unique_ptr<SequenceRunner> runner_;
-  std::vector<TokenId> history_;  // the newest tokens of the context: at least kHistory, or all if there are fewer
-  std::vector<float> logits_;     // of the newest token; empty if the last text was not read to its end
-  std::int64_t unreported_ = 0;   // tokens read since the last generate()
-  double prompt_seconds_ = 0;     // and the time it took
+  std::shared_ptr<Driver> driver_;
+  TextState text_;
+  std::int64_t unreported_ = 0;  // tokens read since the last generate()
+  double prompt_seconds_ = 0;    // and the time it took
   ChatTranscript transcript_;
   std::optional<SamplerState> sampler_;  // of the last generation
-  int chunk_;                            // of prompts; 0: the policy's own
 };
 
-Status SessionImpl::read_tokens(std::span<const TokenId> tokens, const Progress& progress) {
+Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
-  const auto total = static_cast<std::int64_t>(tokens.size());
-  std::size_t noted = 0;
-  Status full;
-  const auto has_room = [&] {
-    const std::int64_t rest = total - static_cast<std::int64_t>(noted);
-    full = check_room(runner_->policy(), context_place(runner_->sequence()), rest,
-                      std::min<std::int64_t>(rest, prompt_chunk(runner_->policy(), chunk_)), model_->config.context);
-    return full.ok();
-  };
-  if (!has_room()) return full;
+  Task task(&text_, std::move(tokens));
+  if (!task.prepare()) return task.status();
   const double start = now_seconds();
-  const std::int64_t before = runner_->sequence().next_index();
-  logits_.clear();  // they belong to a token that is no longer the newest
-  const auto note = [&] {
-    const auto done = static_cast<std::size_t>(runner_->sequence().next_index() - before);
-    history_.insert(history_.end(), tokens.begin() + static_cast<std::ptrdiff_t>(noted),
-                    tokens.begin() + static_cast<std::ptrdiff_t>(done));
-    noted = done;
-  };
-  Status status = runner_->feed(tokens, chunk_, SequenceRunner::Logits::kLast,
-                                [&](std::int64_t, int, std::span<const float> logits) {
-                                  note();
-                                  if (!logits.empty()) logits_.assign(logits.begin(), logits.end());
-                                  return has_room() && (!progress || progress(static_cast<std::int64_t>(noted), total));
-                                });
-  if (!full.ok()) status = full;
-  unreported_ += static_cast<std::int64_t>(noted);
+  text_.logits.clear();  // they belong to a token that is no longer the newest
+  Status status;
+  while (status.ok() && task.prepare()) {
+    status = driver_->pass(task);
+    if (status.ok() && progress && !progress(task.prompt_done(), task.prompt_tokens()) && task.left() > 0)
+      status = Status(StatusCode::kCancelled, "stopped");
+  }
+  unreported_ += task.prompt_done();
   prompt_seconds_ += now_seconds() - start;
-  trim_history();
-  if (status.ok() && noted < tokens.size()) return Status(StatusCode::kCancelled, "stopped");
-  return status;
+  return status.ok() ? task.status() : status;
 }
 
 Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
-  const std::int64_t before = runner_->sequence().next_index();
+  const std::int64_t before = seen();
   const bool start = before == 0;
   KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<TokenId> tokens,
+      std::vector<TokenId> tokens,
       model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
-  const Status status = read_tokens(tokens, progress);
-  if (runner_->sequence().next_index() > before) transcript_.add_text();
+  const Status status = read_tokens(std::move(tokens), progress);
+  if (seen() > before) transcript_.add_text();
   return status;
 }
 
 Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
-  const std::int64_t before = runner_->sequence().next_index();
-  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, history_}));
+  const std::int64_t before = seen();
+  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, text_.newest}));
   Status status;
   if (!message.waits) status = read_tokens(message.tokens, progress);
-  transcript_.add(std::move(message), runner_->sequence().next_index() - before);
+  transcript_.add(std::move(message), seen() - before);
   return status;
-}
-
-// Runs a generated token; its logits are then those of the newest token.
-Status SessionImpl::run_generated(TokenId token) {
-  KVASIR_RETURN_IF_ERROR(runner_->feed(
-      {&token, 1}, 1, SequenceRunner::Logits::kLast,
-      [&](std::int64_t, int, std::span<const float> logits) {
-        logits_.assign(logits.begin(), logits.end());
-        return true;
-      },
-      SequenceRunner::Source::kGenerated));
-  history_.push_back(token);
-  trim_history();
-  return {};
 }
 
 Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
                                                   const std::function<bool(std::string_view)>& on_text) {
   KVASIR_RETURN_IF_ERROR(validate(options));
-  if (logits_.empty()) return invalid_argument("there is nothing to continue; read some text first");
+  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
 
   GenerateResult result;
   result.prompt_tokens = std::exchange(unreported_, 0);
@@ -235,38 +167,32 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
 
   const double start = now_seconds();
   transcript_.begin_answer();
-  for (;;) {
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<TokenId> token, generation.push(logits_));
-    if (!token) break;
-    if (context_left() < 1) {
-      generation.finish(FinishReason::kContext);
-      break;
+  Task task(&text_, {}, std::move(generation));
+  while (task.prepare()) {
+    if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
+      task.finish(FinishReason::kKvMemory);
+    } else if (!status.ok()) {
+      return status;
+    } else if (!wanted(task.take_text())) {
+      task.finish(FinishReason::kCancelled);
     }
-    const Status status = run_generated(*token);
-    if (status.code() == StatusCode::kResourceExhausted) {
-      generation.finish(FinishReason::kKvMemory);
-      break;
-    }
-    KVASIR_RETURN_IF_ERROR(status);
-    if (!wanted(generation.accept(*token))) generation.finish(FinishReason::kCancelled);
   }
-  const bool mid_character = generation.mid_character();
-  for (std::string text = generation.flush(); !text.empty() && wanted(text);) text = generation.flush();
-  transcript_.end_answer({generation.text(), *generation.finish_reason(), generation.end_token(), mid_character},
-                         history_);
-  sampler_ = generation.state().sampler;
-  result.text = generation.text();
-  result.tokens = generation.tokens();
-  result.finish_reason = *generation.finish_reason();
+  KVASIR_RETURN_IF_ERROR(task.status());
+  const bool mid_character = task.generation().mid_character();
+  for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
+  const Generation& done = task.generation();
+  transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
+  sampler_ = done.state().sampler;
+  result.text = done.text();
+  result.tokens = done.tokens();
+  result.finish_reason = *done.finish_reason();
   result.seconds = now_seconds() - start;
   result.kv = kv();
   return result;
 }
 
 Result<Generation> SessionImpl::new_generation(const GenerateOptions& options) const {
-  GenerateOptions chosen = options;
-  if (chosen.sampling.seed == 0) chosen.sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
-  Generation generation(*model_->tokenizer, chosen, transcript_.stops(), history_);
+  Generation generation(*model_->tokenizer, with_seed(options), transcript_.stops(), text_.newest);
   if (!options.resume || !sampler_) return generation;
   GenerationState state = generation.state();
   state.sampler = *sampler_;
@@ -286,21 +212,24 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
   KVASIR_RETURN_IF_ERROR(validate(options));
   KVASIR_RETURN_IF_ERROR(check_width("samples", count));
-  if (logits_.empty()) return invalid_argument("there is nothing to continue; read some text first");
-  std::vector<Sample> samples;
+  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
   KVASIR_ASSIGN_OR_RETURN(const Generation first, new_generation(options));
   const std::uint64_t seed = first.state().sampler.options.seed;
-  for (int i = 0; i < count; ++i) {
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> copy, runner_->whole().fork());
-    samples.push_back({std::move(copy), first, logits_});
-    if (i > 0) samples.back().generation.reseed(seed + static_cast<std::uint64_t>(i));
+  std::vector<TextState> texts(static_cast<std::size_t>(count));
+  std::vector<Task> tasks;
+  for (std::size_t s = 0; s < texts.size(); ++s) {
+    KVASIR_ASSIGN_OR_RETURN(texts[s].sequence, text_.sequence->fork());
+    texts[s].logits = text_.logits;
+    Generation generation = first;
+    if (s > 0) generation.reseed(seed + s);
+    tasks.emplace_back(&texts[s], std::vector<TokenId>(), std::move(generation));
   }
   const double start = now_seconds();
-  KVASIR_RETURN_IF_ERROR(run_samples(runner_->step(), samples, on_text));
-  std::vector<GenerateResult> results;
-  for (std::size_t s = 0; s < samples.size(); ++s) {
-    const Generation& generation = samples[s].generation;
-    GenerateResult result;
+  std::vector<GenerateResult> results(texts.size());
+  KVASIR_RETURN_IF_ERROR(run_samples(tasks, texts, results, on_text));
+  for (std::size_t s = 0; s < tasks.size(); ++s) {
+    const Generation& generation = tasks[s].generation();
+    GenerateResult& result = results[s];
     result.text = generation.text();
     result.prompt_tokens = unreported_;
     result.prompt_seconds = prompt_seconds_;
@@ -308,20 +237,54 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     result.finish_reason = *generation.finish_reason();
     result.seconds = now_seconds() - start;
     result.seed = seed + s;
-    result.kv = kv();
-    results.push_back(std::move(result));
+    if (texts[s].sequence != nullptr) result.kv = kv_report(*texts[s].sequence);
   }
   return results;
+}
+
+// Runs all samples to their ends. Where memory does not hold the next token of all, the newest end first.
+Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
+                                const std::function<bool(std::size_t, std::string_view)>& on_text) {
+  std::vector<Turn> turns;
+  std::vector<std::size_t> running;
+  for (;;) {
+    turns.clear();
+    running.clear();
+    for (std::size_t s = 0; s < tasks.size(); ++s) {
+      if (tasks[s].prepare()) {
+        turns.push_back({&tasks[s]});
+        running.push_back(s);
+      }
+      KVASIR_RETURN_IF_ERROR(tasks[s].status());
+    }
+    while (!turns.empty() && !driver_->plan(turns).fits) {
+      const std::size_t newest = running.back();
+      tasks[newest].finish(FinishReason::kKvMemory);
+      results[newest].kv = kv_report(*texts[newest].sequence);
+      texts[newest].sequence.reset();  // its pages go to the others
+      turns.pop_back();
+      running.pop_back();
+    }
+    if (turns.empty()) break;
+    KVASIR_RETURN_IF_ERROR(driver_->pass(turns));
+    for (const std::size_t s : running)
+      if (const std::string text = tasks[s].take_text(); !text.empty() && on_text && !on_text(s, text))
+        tasks[s].finish(FinishReason::kCancelled);
+  }
+  for (std::size_t s = 0; s < tasks.size(); ++s)
+    for (std::string text = tasks[s].flush(); !text.empty() && (!on_text || on_text(s, text));) text = tasks[s].flush();
+  return {};
 }
 
 Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& options,
                                                           const std::function<bool(std::int64_t)>& progress) {
   const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
   KVASIR_RETURN_IF_ERROR(validate(search));
-  if (logits_.empty()) return invalid_argument("there is nothing to continue; read some text first");
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, runner_->whole().fork());
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<Beam> beams, kvasir::beam_search(runner_->step(), std::move(root), logits_,
-                                                                             *model_->tokenizer, search, progress));
+  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<Beam> beams,
+      kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
   std::vector<BeamResult> results;
   for (const Beam& beam : beams) {
     TokenStream stream(*model_->tokenizer, false);
@@ -339,17 +302,16 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> make_session(LoadedSession loaded) {
-  const LoadedModel& model = loaded.sequence->model();
+std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy) {
+  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy));
+}
+
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded) {
+  const LoadedModel& model = *driver->model();
   KVASIR_ASSIGN_OR_RETURN(ChatTranscript transcript,
                           ChatTranscript::from_state(*model.tokenizer, *model.chat, std::move(loaded.extras.chat)));
   if (loaded.extras.sampler) KVASIR_RETURN_IF_ERROR(Sampler::from_state(*loaded.extras.sampler).status());
-  return {std::unique_ptr<Session>(new SessionImpl(std::move(loaded), std::move(transcript)))};
-}
-
-std::unique_ptr<Session> make_session(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
-                                      std::unique_ptr<RetentionPolicy> policy) {
-  return std::make_unique<SessionImpl>(std::move(model), std::move(cache), std::move(policy));
+  return {std::unique_ptr<Session>(new SessionImpl(std::move(driver), std::move(loaded), std::move(transcript)))};
 }
 
 }  // namespace kvasir

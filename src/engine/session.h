@@ -4,19 +4,17 @@
 
 #include <memory>
 
-#include "engine/loaded_model.h"
+#include "engine/driver.h"
 #include "engine/session_file.h"
-#include "kv/kv_cache.h"
 #include "kvasir/engine.h"
 #include "retention/policy.h"
 
 namespace kvasir {
 
-// Makes an empty session that holds its tokens in `cache` under `policy`. It shares ownership of model and cache.
-std::unique_ptr<Session> make_session(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
-                                      std::unique_ptr<RetentionPolicy> policy);
+// Makes an empty session that holds its tokens in the driver's cache under `policy`. It shares ownership of the driver.
+std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy);
 
-// The same of a session that was loaded.
-Result<std::unique_ptr<Session>> make_session(LoadedSession loaded);
+// The same of a session that was loaded into the driver's cache. Errors: kDataLoss.
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded);
 
 }  // namespace kvasir

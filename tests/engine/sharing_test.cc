@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "engine/beam_search.h"
-#include "engine/parallel_samples.h"
+#include "engine/driver.h"
 #include "engine/policy_cases.h"
 #include "generation/log_probabilities.h"
 #include "support/engine_fixture.h"
@@ -101,6 +101,32 @@ Loaded read_prompt(const std::string& path, const std::string& policy) {
   return loaded;
 }
 
+// A continuation of a fork of `base`.
+struct Sample {
+  Sample(const Loaded& base, const GenerateOptions& options)
+      : text{std::move(*base.runner->whole().fork()), {}, base.logits, 0},
+        task(&text, {}, Generation(*base.model->tokenizer, options, {}, {})) {}
+
+  TextState text;
+  Task task;
+};
+
+void run_samples(const Loaded& base, std::span<const std::unique_ptr<Sample>> samples) {
+  Driver driver(base.model, base.cache);
+  for (;;) {
+    std::vector<kvasir::Turn> turns;
+    for (const auto& sample : samples)
+      if (sample->task.prepare()) turns.push_back({&sample->task});
+    if (turns.empty()) break;
+    ASSERT_TRUE(driver.pass(turns).ok());
+  }
+  for (const auto& sample : samples) {
+    ASSERT_TRUE(sample->task.status().ok());
+    while (!sample->task.flush().empty()) {
+    }
+  }
+}
+
 // Each sample is what it would have been alone.
 TEST(ParallelSamples, AreThoseOfEachSeedAlone) {
   const TemporaryFile file(make_random_model(sharing_spec()));
@@ -108,7 +134,6 @@ TEST(ParallelSamples, AreThoseOfEachSeedAlone) {
        {"full", "streaming:sinks=4,window=60", "h2o:budget=40,recent=10", "tova:budget=33"}) {
     SCOPED_TRACE(policy);
     Loaded base = read_prompt(file.path(), policy);
-    const Tokenizer& tokenizer = *base.model->tokenizer;
     const auto options = [](std::uint64_t seed) {
       GenerateOptions chosen;
       chosen.max_tokens = 25;
@@ -116,21 +141,18 @@ TEST(ParallelSamples, AreThoseOfEachSeedAlone) {
       chosen.sampling.seed = seed;
       return chosen;
     };
-    std::vector<Sample> samples;
-    for (std::uint64_t s = 0; s < 5; ++s)
-      samples.push_back(
-          {std::move(*base.runner->whole().fork()), Generation(tokenizer, options(7 + s), {}, {}), base.logits});
-    ASSERT_TRUE(run_samples(base.runner->step(), samples, {}).ok());
+    std::vector<std::unique_ptr<Sample>> samples;
+    for (std::uint64_t s = 0; s < 5; ++s) samples.push_back(std::make_unique<Sample>(base, options(7 + s)));
+    ASSERT_NO_FATAL_FAILURE(run_samples(base, samples));
     for (std::uint64_t s = 0; s < 5; ++s) {
-      std::vector<Sample> alone;
-      alone.push_back(
-          {std::move(*base.runner->whole().fork()), Generation(tokenizer, options(7 + s), {}, {}), base.logits});
-      ASSERT_TRUE(run_samples(base.runner->step(), alone, {}).ok());
-      EXPECT_EQ(samples[s].generation.tokens(), 25);
-      EXPECT_EQ(samples[s].generation.text(), alone[0].generation.text());
-      EXPECT_TRUE(same_bits(samples[s].logits, alone[0].logits));
+      std::vector<std::unique_ptr<Sample>> alone;
+      alone.push_back(std::make_unique<Sample>(base, options(7 + s)));
+      ASSERT_NO_FATAL_FAILURE(run_samples(base, alone));
+      EXPECT_EQ(samples[s]->task.generation().tokens(), 25);
+      EXPECT_EQ(samples[s]->task.generation().text(), alone[0]->task.generation().text());
+      EXPECT_TRUE(same_bits(samples[s]->text.logits, alone[0]->text.logits));
     }
-    EXPECT_NE(samples[0].generation.text(), samples[1].generation.text());
+    EXPECT_NE(samples[0]->task.generation().text(), samples[1]->task.generation().text());
   }
 }
 
@@ -186,10 +208,9 @@ TEST(BeamSearch, AWidthOfOneIsGreedy) {
     greedy.max_tokens = 30;
     greedy.ignore_eos = true;
     greedy.sampling.temperature = 0;
-    std::vector<Sample> samples;
-    samples.push_back(
-        {std::move(*base.runner->whole().fork()), Generation(*base.model->tokenizer, greedy, {}, {}), base.logits});
-    ASSERT_TRUE(run_samples(base.runner->step(), samples, {}).ok());
+    std::vector<std::unique_ptr<Sample>> samples;
+    samples.push_back(std::make_unique<Sample>(base, greedy));
+    ASSERT_NO_FATAL_FAILURE(run_samples(base, samples));
     BeamSearchOptions options;
     options.width = 1;
     options.max_tokens = 30;
@@ -201,7 +222,7 @@ TEST(BeamSearch, AWidthOfOneIsGreedy) {
     TokenStream stream(*base.model->tokenizer, false);
     std::string text;
     for (const TokenId token : (*beams)[0].tokens) text += stream.push(token);
-    EXPECT_EQ(text + stream.flush(), samples[0].generation.text());
+    EXPECT_EQ(text + stream.flush(), samples[0]->task.generation().text());
   }
 }
 

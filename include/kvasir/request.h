@@ -1,0 +1,68 @@
+// Requests: texts that an engine reads and continues side by side, pass after pass.
+//
+//   auto id = engine->submit({.prompt = "Once upon a time", .generate = {.max_tokens = 100}});
+//   while (engine->unfinished() > 0) {
+//     auto events = engine->poll();  // one forward pass for all requests that have work
+//     if (!events.ok()) break;
+//     for (const kvasir::Event& event : *events)
+//       if (event.kind == kvasir::Event::Kind::kText) std::cout << event.text;
+//   }
+//
+// A request has the tokens and the text that a Session of the same policy and options would have, whatever runs beside
+// it.
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kvasir/options.h"
+#include "kvasir/result.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+// One message of a conversation.
+struct Message {
+  std::string role;  // "system", "user" or "assistant"
+  std::string content;
+};
+
+struct RequestOptions {
+  // What is read: exactly one of these three is not empty.
+  std::string prompt;                // text, read as Session::read does
+  std::vector<Message> messages;     // read as Session::say does, one after the other
+  std::vector<std::int32_t> tokens;  // token ids, read as they stand: the engine adds no BOS
+
+  std::string policy;        // as SessionOptions::policy
+  GenerateOptions generate;  // `resume` has no effect
+  // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i. They share the prompt's pages.
+  int samples = 1;
+};
+
+// Names a request of one engine; never used twice.
+enum class RequestId : std::uint64_t {};
+
+// What happened to one sample of a request in a pass.
+struct Event {
+  enum class Kind {
+    kPrompt,  // prompt tokens were read: `done` of `total`. Told of sample 0 alone, which reads for all
+    kText,    // `text` became complete: UTF-8 that no stop string can begin in. The texts of a sample concatenated are
+              // its result's text
+    kFinished,  // the sample has ended: `result`. Its last event
+    kFailed,    // the sample cannot go on: `status`. Its last event
+  };
+  RequestId request{};
+  int sample = 0;
+  Kind kind = Kind::kText;
+  std::int64_t done = 0;
+  std::int64_t total = 0;
+  std::string text;
+  GenerateResult result;
+  // kFailed: kDataLoss (the model's output is NaN), kResourceExhausted (the system's memory, or a prompt that outgrew
+  // the trained context under its policy). kFinished with kKvMemory: how many bytes were missing. Otherwise ok.
+  Status status;
+};
+
+}  // namespace kvasir

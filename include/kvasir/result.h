@@ -1,0 +1,49 @@
+// What a continuation gave, and what the KV cache holds of a text.
+// Thread-safety: plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kvasir/finish_reason.h"
+
+namespace kvasir {
+
+// The KV of one text: of a session, or of one sample of a request.
+//
+// Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, and of
+// the tables themselves. So the bytes of two forks add up to more than the cache holds: CacheReport counts a shared
+// page once.
+struct KvReport {
+  std::string policy;            // canonical spec
+  std::string codec;             // "f16"
+  std::int64_t seen = 0;         // tokens that entered
+  std::int64_t kept = 0;         // tokens retained now; where layers or heads keep different ones, their mean
+  std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
+  std::int64_t kept_most = 0;    // and the most
+  std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
+  double dead_share = 0;         // of the written slots, those whose token was dropped and that are not reused yet
+  std::uint64_t bytes = 0;       // now
+  std::uint64_t bytes_peak = 0;  // most there ever were; of a fork, since it was made
+  std::uint64_t budget = 0;      // of the cache that it shares with all sessions and requests: bytes there may be
+};
+
+// The cache of an engine: all sessions and requests together. Zeros until the first of them makes it.
+struct CacheReport {
+  std::uint64_t bytes = 0;       // pages in use, each counted once, and tables now
+  std::uint64_t bytes_peak = 0;  // most there ever were
+  std::uint64_t budget = 0;      // bytes there may be
+};
+
+struct GenerateResult {
+  std::string text;
+  std::int64_t prompt_tokens = 0;  // of a session: read since the last generate(); of a request: of its prompt
+  std::int64_t tokens = 0;         // generated
+  double prompt_seconds = 0;       // of a request: from submit() until its prompt was read, waiting included
+  double seconds = 0;              // of generation; of a request: from there to its end, waiting included
+  FinishReason finish_reason = FinishReason::kEnd;
+  std::uint64_t seed = 0;  // that the sampler used
+  KvReport kv;
+};
+
+}  // namespace kvasir

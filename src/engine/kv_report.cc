@@ -1,0 +1,42 @@
+#include "engine/kv_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace kvasir {
+
+KvReport kv_report(const Sequence& sequence) {
+  const KvSequence& tables = sequence.tables();
+  const KvCache& cache = *sequence.cache();
+  KvReport report;
+  report.policy = sequence.policy().traits().spec;
+  report.codec = codec_name(cache.shape().page);
+  report.seen = tables.next_index();
+  report.kept = std::llround(tables.mean_length());
+  report.kept_least = std::numeric_limits<std::int64_t>::max();
+  for (int t = 0; t < tables.tables(); ++t) {
+    report.kept_least = std::min(report.kept_least, tables.table(t).length());
+    report.kept_most = std::max(report.kept_most, tables.table(t).length());
+  }
+  report.kept_max = sequence.kept_max();
+  report.dead_share = tables.dead_share();
+  report.bytes = sequence.bytes();
+  report.bytes_peak = sequence.bytes_peak();
+  report.budget = cache.budget().capacity();
+  return report;
+}
+
+std::uint64_t bytes_freed_without(const Sequence& sequence) {
+  const PagePool& pool = sequence.cache()->pool();
+  const KvSequence& tables = sequence.tables();
+  std::uint64_t pages = 0;
+  for (int t = 0; t < tables.tables(); ++t)
+    tables.table(t).for_each_column([&](std::span<const PageId> column) {
+      pages += static_cast<std::uint64_t>(
+          std::ranges::count_if(column, [&](PageId page) { return pool.references(page) == 1; }));
+    });
+  return pages * pool.page_cost() + tables.table_bytes();
+}
+
+}  // namespace kvasir

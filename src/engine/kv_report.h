@@ -1,0 +1,17 @@
+// What the KV of one sequence holds and costs.
+// Thread-safety: as Sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/sequence.h"
+#include "kvasir/result.h"
+
+namespace kvasir {
+
+KvReport kv_report(const Sequence& sequence);
+
+// Bytes that are free once the sequence is gone: its tables, and the pages that nothing else refers to.
+std::uint64_t bytes_freed_without(const Sequence& sequence);
+
+}  // namespace kvasir

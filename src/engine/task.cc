@@ -1,0 +1,109 @@
+#include "engine/task.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/context_rules.h"
+
+namespace kvasir {
+
+GenerateOptions with_seed(GenerateOptions options) {
+  if (options.sampling.seed == 0) options.sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
+  return options;
+}
+
+Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation)
+    : text_(text), tokens_(std::move(prompt)), prompt_(tokens_.size()), generation_(std::move(generation)) {}
+
+bool Task::prepare() {
+  if (!status_.ok() || (generation_ && generation_->finished())) return false;
+  if (run_ < tokens_.size()) {
+    if (text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
+    const Sequence& sequence = *text_->sequence;
+    const auto rest = static_cast<std::int64_t>(prompt_ - run_);
+    status_ = check_room(sequence.policy(), context_place(sequence.tables()), rest,
+                         std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)),
+                         sequence.shared_model()->config.context);
+    return status_.ok();
+  }
+  if (!generation_) return false;
+  if (!generation_->pending()) {
+    Result<std::optional<TokenId>> token = generation_->push(text_->logits);
+    if (!token.ok()) status_ = token.status();
+    if (!token.ok() || !*token) return false;
+    next_ = **token;
+  }
+  if (context_left(*text_->sequence) < 1) {
+    generation_->finish(FinishReason::kContext);
+    return false;
+  }
+  return true;
+}
+
+bool Task::reads() const {
+  // In replay, chunks change nothing where ranges are dropped.
+  return run_ < prompt_ ||
+         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().compacts);
+}
+
+Sequence::Input Task::input(int most_rows) const {
+  Sequence::Input input;
+  input.chunk = text_->chunk;
+  input.most_rows = most_rows;
+  input.source = reads() ? Source::kPrompt : Source::kGenerated;
+  if (run_ == tokens_.size()) {
+    input.rest = {&next_, 1};
+    return input;
+  }
+  const std::size_t end = run_ < prompt_ ? prompt_ : tokens_.size();
+  input.rest = std::span(tokens_).subspan(run_, end - run_);
+  // In replay the next token is known already.
+  const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
+  if (replays) input.logits = Logits::kNone;
+  return input;
+}
+
+void Task::take(const StepResult& result) {
+  if (!result.status.ok()) {
+    status_ = result.status;
+    return;
+  }
+  const bool generated = run_ == tokens_.size();
+  if (generated) tokens_.push_back(next_);
+  run_ += static_cast<std::size_t>(result.tokens);
+  note_newest();
+  if (!result.logits.empty()) text_->logits.assign(result.logits.begin(), result.logits.end());
+  if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+}
+
+void Task::note_newest() {
+  std::vector<TokenId>& newest = text_->newest;
+  constexpr std::size_t kHistory = kMaxPenaltyWindow;
+  if (run_ > noted_) {
+    newest.insert(newest.end(), tokens_.begin() + static_cast<std::ptrdiff_t>(noted_),
+                  tokens_.begin() + static_cast<std::ptrdiff_t>(run_));
+    noted_ = run_;
+  }
+  if (newest.size() >= 2 * kHistory) newest.erase(newest.begin(), newest.end() - static_cast<std::ptrdiff_t>(kHistory));
+}
+
+std::string Task::take_text() {
+  return std::exchange(fresh_, {});
+}
+
+void Task::release() {
+  text_->sequence.reset();
+  run_ = 0;
+}
+
+Task Task::fork(TextState* text, std::uint64_t seed) const {
+  Task copy = *this;
+  copy.text_ = text;
+  copy.generation_->reseed(seed);
+  if (text->sequence == nullptr) copy.run_ = 0;
+  return copy;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,166 @@
+// Who runs in a pass, decided from plain numbers.
+#include "engine/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace kvasir::test {
+namespace {
+
+TEST(Schedule, PromptsShareTheRowsAndGeneratingTasksAlwaysGetTheirs) {
+  const RowDemand tasks[] = {{true, 100}, {false, 1}, {true, 200}, {true, 50}, {false, 1}};
+  EXPECT_EQ(share_rows(tasks, 256), (std::vector<int>{100, 1, 156, 0, 1}));
+  EXPECT_EQ(share_rows(tasks, 1), (std::vector<int>{1, 1, 0, 0, 1}));
+  EXPECT_TRUE(share_rows({}, 256).empty());
+}
+
+using D = Decision;
+
+std::vector<Decision> decide(const std::vector<ScheduleTask>& tasks, std::uint64_t available, int running) {
+  return schedule(tasks, available, running);
+}
+
+TEST(Schedule, TheYoungestGiveWay) {
+  // All fit.
+  EXPECT_EQ(decide({{true, 1, 10, 50}, {true, 1, 10, 50}}, 20, 64), (std::vector{D::kRun, D::kRun}));
+  // The youngest whose pages are enough, and no more of them.
+  EXPECT_EQ(decide({{true, 1, 10, 50}, {true, 1, 10, 50}, {true, 1, 10, 50}}, 15, 64),
+            (std::vector{D::kRun, D::kRun, D::kPreempt}));
+  // Nobody is preempted for a task that would not fit even then; younger ones that hold pages go on.
+  EXPECT_EQ(decide({{true, 1, 5, 50}, {true, 1, 90, 50}, {true, 1, 5, 20}}, 15, 64),
+            (std::vector{D::kRun, D::kWait, D::kRun}));
+  // But the oldest takes all that there is, and is asked again.
+  EXPECT_EQ(decide({{true, 1, 90, 50}, {true, 1, 5, 20}, {true, 1, 5, 20}}, 15, 64),
+            (std::vector{D::kWait, D::kPreempt, D::kPreempt}));
+  EXPECT_EQ(decide({{true, 1, 90, 50}, {false, 1, 25, 0}, {false, 1, 25, 0}}, 50, 64),
+            (std::vector{D::kReject, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({{true, 1, 90, 50}, {false, 1, 25, 0}}, 90, 64), (std::vector{D::kRun, D::kWait}));
+}
+
+TEST(Schedule, TasksStartInOrder) {
+  // No younger one starts before one that waits for memory, for a place, or for rows.
+  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 8, 60, 0}, {false, 8, 5, 0}}, 40, 64),
+            (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 8, 5, 0}, {false, 8, 5, 0}}, 40, 2),
+            (std::vector{D::kRun, D::kRun, D::kWait}));
+  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 0, 5, 0}, {false, 8, 5, 0}, {true, 1, 5, 9}}, 40, 64),
+            (std::vector{D::kRun, D::kWait, D::kWait, D::kRun}));
+  EXPECT_TRUE(decide({}, 40, 64).empty());
+}
+
+// Tasks that read, generate, and hold a unit of memory for each token, over a memory that some of them outgrow.
+class World {
+ public:
+  explicit World(std::uint64_t seed) : random_(seed) {}
+
+  struct Imagined {
+    std::uint64_t prompt = 0, total = 0;
+    std::uint64_t done = 0, known = 0;  // tokens in memory; tokens read or generated
+    bool holds = false;
+    bool reads() const { return done < known || known < prompt; }
+  };
+
+  void run(int tasks, std::uint64_t memory) {
+    memory_ = memory;
+    int left = tasks;
+    for (int round = 0; left > 0 || !tasks_.empty(); ++round) {
+      ASSERT_LT(round, 200 * tasks) << "no progress";
+      for (; left > 0 && draw(0, 2) == 0; --left) {
+        const std::uint64_t prompt = draw(1, 60);
+        tasks_.push_back({prompt, prompt + draw(0, 50), 0, prompt, false});
+      }
+      if (!tasks_.empty()) {
+        ASSERT_NO_FATAL_FAILURE(step());
+      }
+    }
+    EXPECT_EQ(used_, 0u);
+    EXPECT_EQ(finished_ + rejected_, tasks);
+  }
+
+  int finished_ = 0, rejected_ = 0, preempted_ = 0;
+
+ private:
+  std::uint64_t draw(std::uint64_t low, std::uint64_t high) {
+    return std::uniform_int_distribution<std::uint64_t>(low, high)(random_);
+  }
+
+  void step() {
+    tasks_.front().holds = true;
+    std::vector<RowDemand> demands;
+    for (const Imagined& task : tasks_)
+      demands.push_back({task.reads(), task.reads() ? static_cast<int>(task.known - task.done) : 1});
+    const std::vector<int> rows = share_rows(demands, 32);
+    std::vector<ScheduleTask> asked;
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      const Imagined& task = tasks_[i];
+      // What comes back is only known to be at least so much.
+      asked.push_back({task.holds, rows[i], task.holds ? static_cast<std::uint64_t>(rows[i]) : task.known + 4,
+                       draw(0, 3) == 0 ? 0 : task.done});
+    }
+    const std::vector<Decision> decisions = schedule(asked, memory_ - used_, 8);
+    bool changed = false;
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      changed = changed || decisions[i] != Decision::kWait;
+      if (decisions[i] != Decision::kPreempt) continue;
+      ASSERT_GT(i, 0u) << "the oldest";
+      ASSERT_TRUE(tasks_[i].holds);
+      used_ -= tasks_[i].done;
+      tasks_[i].done = 0;
+      tasks_[i].holds = false;
+      ++preempted_;
+    }
+    ASSERT_TRUE(changed);
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      Imagined& task = tasks_[i];
+      if (decisions[i] == Decision::kReject) {
+        ASSERT_EQ(i, 0u);
+        ASSERT_EQ(used_, task.done) << "others hold memory";
+        ASSERT_GT(task.total, memory_);
+        ++rejected_;
+        task.total = 0;
+      } else if (decisions[i] == Decision::kRun) {
+        ASSERT_GT(rows[i], 0);
+        task.holds = true;
+        used_ += static_cast<std::uint64_t>(rows[i]);
+        ASSERT_LE(used_, memory_);
+        task.done += static_cast<std::uint64_t>(rows[i]);
+        task.known = std::max(task.known, task.done);
+      }
+      if (task.done >= task.total) {
+        finished_ += task.total > 0 ? 1 : 0;
+        used_ -= task.done;
+        task.total = 0;
+        task.prompt = 0;
+      }
+    }
+    std::erase_if(tasks_, [](const Imagined& task) { return task.total == 0; });
+  }
+
+  std::mt19937_64 random_;
+  std::uint64_t memory_ = 0;
+  std::uint64_t used_ = 0;
+  std::vector<Imagined> tasks_;
+};
+
+TEST(Schedule, EveryTaskComesToItsEnd) {
+  int preempted = 0;
+  int rejected = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    World world(seed);
+    world.run(200, seed % 2 == 0 ? 120 : 90);
+    if (HasFatalFailure()) return;
+    preempted += world.preempted_;
+    rejected += world.rejected_;
+    if (seed % 2 == 0) {
+      EXPECT_EQ(world.rejected_, 0) << "the largest takes 110";
+    }
+  }
+  EXPECT_GT(preempted, 500);
+  EXPECT_GT(rejected, 20);
+}
+
+}  // namespace
+}  // namespace kvasir::test
