@@ -345,9 +345,10 @@ std::vector<std::uint32_t> PageTable::shared_columns(IndexRange range) const {
   if (!may_share_) return shared;
   for (const Frame& frame : frames_)
     for (const PageEntry& entry : entries_of(frame))
-      if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column) &&
-          std::ranges::find(shared, entry.column) == shared.end())
+      if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column))
         shared.push_back(entry.column);
+  std::ranges::sort(shared);
+  shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
   return shared;
 }
 

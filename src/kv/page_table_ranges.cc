@@ -178,8 +178,10 @@ void PageTable::rotate_behind(IndexRange hole) {
   std::vector<SlotRotation> rotations;
   for (const Frame& frame : frames_)
     for (const PageEntry& entry : entries_of(frame))
-      if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0)
+      if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0) {
+        KVASIR_CHECK(!is_shared(entry.column));
         rotations.push_back({pages_of(entry.column).data(), slots});
+      }
   pool_->store()->rotate(lanes_, rotations, -retained_in(hole));
 }
 
