@@ -40,7 +40,8 @@ std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, st
   for (const std::int64_t run : layout.run_capacities) entries += entry_capacity(capacity, run, slots);
   const std::size_t runs = 1 + layout.run_capacities.size();
   return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
-         static_cast<std::uint64_t>(capacity * per_column) + static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
+         layout.run_capacities.size() * sizeof(std::int64_t) + static_cast<std::uint64_t>(capacity * per_column) +
+         static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
 }
 
 PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
@@ -113,7 +114,8 @@ SlotMask PageTable::slots_of(std::uint32_t column, TokenIndex begin, TokenIndex 
 }
 
 bool PageTable::is_shared(std::uint32_t column) const {
-  return std::ranges::any_of(pages_of(column), [&](PageId page) { return pool_->references(page) > 1; });
+  // All lanes of a column are shared or none is: forks share whole columns (check_invariants).
+  return pool_->references(pages_of(column).front()) > 1;
 }
 
 // Grows the arrays so that `columns` columns fit. REQUIRES: the bytes are available (checked).
@@ -202,7 +204,6 @@ void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
   KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
 }
 
-// All lanes of a column are shared or none is: fork shares whole columns.
 void PageTable::copy_pages(std::uint32_t column, std::span<const PageId> fresh) {
   if (pool_->store() != nullptr) pool_->store()->copy(pages_of(column), fresh);
   for (const PageId page : pages_of(column)) pool_->release(page);
@@ -293,13 +294,48 @@ Status PageTable::append(int tokens) {
   return {};
 }
 
+// Compares with many entries at a time: their columns are read at once, not one after the other as in binary search,
+// and after a forward pass none of them is in a cache.
+std::size_t PageTable::columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const {
+  constexpr std::size_t kWays = 16;
+  const auto up_to = [&](const PageEntry& entry) -> std::size_t { return column_[entry.column].first <= token; };
+  std::size_t begin = 0;
+  std::size_t count = entries.size();
+  while (count > kWays) {
+    const std::size_t step = count / kWays;
+    std::size_t before = 0;
+    for (std::size_t way = 1; way < kWays; ++way) before += up_to(entries[begin + way * step]);
+    begin += before * step;
+    count = before == kWays - 1 ? count - before * step : step;
+  }
+  std::size_t before = 0;
+  for (const PageEntry& entry : entries.subspan(begin, count)) before += up_to(entry);
+  return begin + before;
+}
+
+std::uint32_t PageTable::find_entry(const Frame& frame, TokenIndex token) const {
+  const auto entries = entries_of(frame);
+  // Most tokens that leave are the oldest of their frame, or the newest.
+  if (entries.empty() || token <= first_live(entries.front())) return frame.begin;
+  if (token > last_live(entries.back())) return frame.end;
+  std::size_t found = 0;
+  if (lists_) {
+    found = columns_up_to(entries, token);
+    while (found > 0 && last_live(entries[found - 1]) >= token) --found;
+  } else {
+    // A frame holds consecutive tokens, and each column but the last is full.
+    found = static_cast<std::size_t>((token - first_live(entries.front())) + std::countr_zero(entries.front().live)) /
+            slots_;
+  }
+  return frame.begin + static_cast<std::uint32_t>(found);
+}
+
 std::int64_t PageTable::retained_in(IndexRange range) const {
   std::int64_t count = 0;
   for (const Frame& frame : frames_) {
-    const auto entries = entries_of(frame);
-    auto entry = std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < range.begin; });
-    for (; entry != entries.end() && first_live(*entry) < range.end; ++entry)
-      count += std::popcount(entry->live & slots_of(entry->column, range.begin, range.end));
+    const std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
+    for (std::uint32_t e = find_entry(frame, range.begin); e < frame.end && first_live(entries[e]) < range.end; ++e)
+      count += std::popcount(entries[e].live & slots_of(entries[e].column, range.begin, range.end));
   }
   return count;
 }

@@ -20,7 +20,8 @@
 //    own columns, with one frame, whose tokens are older than those of the run before it but for the tokens of run 0
 //    that never leave it (Cascading KV cache, Willette et al., arXiv 2406.17808: one run for each sub-cache).
 //
-// Cost: append and apply touch what they change, find tokens by binary search, and move O(frames) integers. Exceptions:
+// Cost: append and apply touch what they change, find tokens in a few steps whatever the length (find_entry), and move
+// O(frames) integers. Exceptions:
 // lists with compact positions and one run lay their entries out anew when tokens leave (O(entries)), compaction moves
 // slots, and entries in front of an erased one close up (a memmove, at most once per column).
 //
@@ -129,7 +130,8 @@ class PageTable {
   // Executes a plan. Columns without live slots return their pages at once. With lists, compaction follows when it is
   // due. Errors: ranges, leaving no trace: kUnsupported when the holes would split the table into more frames or
   // entries than it has room for. REQUIRES: with lists, sharing_reserve() bytes are available; with kRotate, the pages
-  // behind the hole are the table's own (unshare); ranges: one hole.
+  // behind the hole are the table's own (unshare); ranges: one hole; several runs: no more than kMaxFrames frames come
+  // of it (checked; rings have one each, and run 0 one for the sinks and one for its window).
   Status apply(const KeepPlan& plan);
 
   // Moves all tokens together, into one frame. REQUIRES: lists, a single run, sharing_reserve() bytes are available.
@@ -164,9 +166,13 @@ class PageTable {
   std::uint64_t slots_moved() const { return slots_moved_; }    // by compaction and between runs, per lane, so far
   std::uint64_t pages_copied() const { return pages_copied_; }  // because they were shared and written, so far
 
+  // Bytes that the table and its arrays have allocated, read off the arrays. Equals bytes() once there was a token.
+  std::uint64_t allocated_bytes() const;
+
   // Whether the arrays agree with each other: what apply and append may rely on.
   bool is_sound() const;
-  // KVASIR_CHECKs is_sound() and adds each page's appearances to `references` ([pool capacity]).
+  // KVASIR_CHECKs is_sound(), that bytes() is what the arrays have allocated, and that the lanes of a column are shared
+  // by equally many; adds each page's appearances to `references` ([pool capacity]).
   void check_invariants(std::span<std::uint32_t> references) const;
 
  private:
@@ -190,6 +196,10 @@ class PageTable {
   TokenIndex last_live(const PageEntry& entry) const {
     return index(entry.column, static_cast<int>(std::bit_width(entry.live)) - 1);
   }
+  // The first entry of `frame` whose last token is at or behind `token`; frame.end if there is none.
+  std::uint32_t find_entry(const Frame& frame, TokenIndex token) const;
+  // The number of `entries` whose column begins at or before `token`. REQUIRES: columns ascend.
+  std::size_t columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const;
   bool is_shared(std::uint32_t column) const;
   std::vector<std::uint32_t> columns_in_order() const;
   bool restore_arrays(ByteReader& in);

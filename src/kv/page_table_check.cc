@@ -78,13 +78,26 @@ bool PageTable::is_sound() const {
   return true;
 }
 
+std::uint64_t PageTable::allocated_bytes() const {
+  const auto bytes_of = [](const auto& values) { return values.capacity() * sizeof(values[0]); };
+  std::uint64_t bytes = sizeof(PageTable) + bytes_of(layout_.run_capacities) + bytes_of(runs_) + bytes_of(tail_) +
+                        bytes_of(frames_) + bytes_of(column_) + bytes_of(pages_) + bytes_of(offsets_) +
+                        bytes_of(free_) + bytes_of(spare_);
+  for (const Run& run : runs_) bytes += bytes_of(run.entries);
+  return bytes;
+}
+
 void PageTable::check_invariants(std::span<std::uint32_t> references) const {
   KVASIR_CHECK(is_sound());
+  KVASIR_CHECK(bytes_ == (peak_columns_ > 0 ? allocated_bytes() : 0));
   std::vector<bool> unused(column_.size(), false);
   for (const std::uint32_t column : free_) unused[column] = true;
   for (std::uint32_t c = 0; c < column_.size(); ++c)
     if (!unused[c])
-      for (const PageId page : pages_of(c)) ++references[static_cast<std::size_t>(page)];
+      for (const PageId page : pages_of(c)) {
+        ++references[static_cast<std::size_t>(page)];
+        KVASIR_CHECK(pool_->references(page) == pool_->references(pages_of(c).front()));
+      }
 }
 
 }  // namespace kvasir

@@ -19,9 +19,7 @@ std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range) {
   make_entry_room(frame.run);  // a hole within a column makes two entries of one
   std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
   const auto at = [&](std::uint32_t i) -> PageEntry& { return entries[i]; };
-  const auto begin = entries.begin() + frame.begin, end = entries.begin() + frame.end;
-  const auto found = std::partition_point(begin, end, [&](const PageEntry& e) { return last_live(e) < range.begin; });
-  const auto first = static_cast<std::uint32_t>(found - entries.begin());
+  const std::uint32_t first = find_entry(frame, range.begin);
   if (first == frame.end || first_live(at(first)) >= range.end) return 0;
   const SlotMask low = at(first).live & slots_of(at(first).column, 0, range.begin);
   std::uint32_t last = first;  // entry behind the last one concerned
@@ -62,8 +60,15 @@ std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range) {
     KVASIR_CHECK(frames_.size() < static_cast<std::size_t>(kMaxFrames));
     Frame behind = frame;
     behind.begin = right_begin;
-    behind.tokens = 0;
-    for (std::uint32_t e = behind.begin; e < behind.end; ++e) behind.tokens += std::popcount(at(e).live);
+    // Counts the shorter part: sinks, or what came after the hole.
+    const auto count_tokens = [&](std::uint32_t from, std::uint32_t to) {
+      std::int64_t tokens = 0;
+      for (std::uint32_t e = from; e < to; ++e) tokens += std::popcount(at(e).live);
+      return tokens;
+    };
+    behind.tokens = left_end - frame.begin < behind.end - right_begin
+                        ? frame.tokens - count_tokens(frame.begin, left_end)
+                        : count_tokens(right_begin, behind.end);
     frame.tokens -= behind.tokens;
     frame.end = left_end;
     frames_.insert(frames_.begin() + static_cast<std::ptrdiff_t>(number) + 1, behind);
@@ -97,8 +102,7 @@ Status PageTable::check_hole(IndexRange range) const {
     const auto entries = entries_of(frames_[f]);
     bool before = false, behind = false;
     bool behind_in_tail = false, before_in_tail = false;
-    const auto inside =
-        std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < range.begin; });
+    const auto inside = entries.begin() + (find_entry(frames_[f], range.begin) - frames_[f].begin);
     before = inside != entries.begin();
     before_in_tail = before && std::prev(inside)->column == tail;
     auto entry = inside;
