@@ -27,7 +27,9 @@ struct KvReport {
   std::string policy;            // canonical spec
   std::string codec;             // "f16"
   std::int64_t seen = 0;         // tokens that entered
-  std::int64_t kept = 0;         // tokens retained now; where layers or heads keep different ones, their mean
+  // Tokens retained now that are not beyond the model's sliding window; where layers or heads keep different ones,
+  // their mean.
+  std::int64_t kept = 0;
   std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
   std::int64_t kept_most = 0;    // and the most
   std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer

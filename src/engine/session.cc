@@ -90,12 +90,12 @@ class SessionImpl final : public Session {
     report.policy = runner_->policy().traits().spec;
     report.codec = kv_type_name(cache_->shape().page.type);
     report.seen = runner_->sequence().next_index();
-    report.kept = std::llround(runner_->sequence().mean_length());
+    report.kept = std::llround(runner_->sequence().mean_stored());
     report.kept_least = std::numeric_limits<std::int64_t>::max();
     for (int t = 0; t < runner_->sequence().tables(); ++t) {
       const PageTable& table = runner_->sequence().table(t);
-      report.kept_least = std::min(report.kept_least, table.length());
-      report.kept_most = std::max(report.kept_most, table.length());
+      report.kept_least = std::min(report.kept_least, table.stored());
+      report.kept_most = std::max(report.kept_most, table.stored());
     }
     report.dead_share = runner_->sequence().dead_share();
     report.kept_max = runner_->kept_max();

@@ -176,7 +176,7 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
       if (m.figure.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.bases.back(), m.figure.depth, Source::kPrompt));
     }
     m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
-                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_length()) * 2 *
+                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_stored()) * 2 *
                         model->kv_shape.page.element_bytes() *
                         static_cast<std::uint64_t>(model->kv_shape.page.head_dim * model->kv_shape.lanes());
   }

@@ -85,6 +85,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(may_share_, other.may_share_);
   std::swap(next_index_, other.next_index_);
   std::swap(length_, other.length_);
+  std::swap(given_back_, other.given_back_);
   std::swap(written_, other.written_);
   std::swap(slots_moved_, other.slots_moved_);
   std::swap(pages_copied_, other.pages_copied_);
@@ -323,16 +324,43 @@ std::uint32_t PageTable::find_entry(const Frame& frame, TokenIndex token) const 
     found = columns_up_to(entries, token);
     while (found > 0 && last_live(entries[found - 1]) >= token) --found;
   } else {
-    // A frame holds consecutive tokens, and each column but the last is full.
-    found = static_cast<std::size_t>((token - first_live(entries.front())) + std::countr_zero(entries.front().live)) /
-            slots_;
+    // Columns are numbered by their tokens, and only those that were given back are missing.
+    const auto slots = static_cast<TokenIndex>(slots_);
+    const std::int64_t behind = given_back_.end / slots;
+    std::int64_t column = token / slots;
+    if (column >= given_back_.begin / slots) column = std::max(column, behind);
+    found = static_cast<std::size_t>(column >= behind ? std::ssize(entries) - 1 -
+                                                            (static_cast<std::int64_t>(entries.back().ordinal) - column)
+                                                      : column - static_cast<std::int64_t>(entries.front().ordinal));
   }
   return frame.begin + static_cast<std::uint32_t>(found);
 }
 
+IndexRange PageTable::tokens_of(const Frame& frame, std::int64_t before) const {
+  if (!lists_) {
+    const TokenIndex first = before - frame.rotation - frame.origin;
+    return {first, first + frame.tokens};
+  }
+  const auto entries = entries_of(frame);
+  return entries.empty() ? IndexRange{} : IndexRange{first_live(entries.front()), last_live(entries.back()) + 1};
+}
+
+TokenIndex PageTable::first_token(std::size_t frame) const {
+  std::int64_t before = 0;
+  for (std::size_t f = 0; f < frame; ++f) before += frames_[f].tokens;
+  return tokens_of(frames_[frame], before).begin;
+}
+
 std::int64_t PageTable::retained_in(IndexRange range) const {
-  std::int64_t count = 0;
+  std::int64_t count = 0, before = 0;
+  if (range.empty()) return 0;
   for (const Frame& frame : frames_) {
+    if (!lists_) {
+      const IndexRange held = tokens_of(frame, before);
+      count += IndexRange{std::max(held.begin, range.begin), std::min(held.end, range.end)}.size();
+      before += frame.tokens;
+      continue;
+    }
     const std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
     for (std::uint32_t e = find_entry(frame, range.begin); e < frame.end && first_live(entries[e]) < range.end; ++e)
       count += std::popcount(entries[e].live & slots_of(entries[e].column, range.begin, range.end));
@@ -424,6 +452,7 @@ Result<PageTable> PageTable::fork() const {
   copy.columns_ = columns_ - static_cast<int>(spare_.size());
   copy.next_index_ = next_index_;
   copy.length_ = length_;
+  copy.given_back_ = given_back_;
   copy.written_ = written_;
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     copy.runs_[r].entries.assign(runs_[r].entries.begin(), runs_[r].entries.end());

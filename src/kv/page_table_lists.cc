@@ -285,7 +285,7 @@ void PageTable::apply_runs(const KeepPlan& plan) {
       if (frames_[f].run != r) continue;
       for (const IndexRange& range : leaving) {
         const std::size_t before = frames_.size();
-        drop_from_frame(f, range);
+        drop_from_frame(f, range, tokens_of(frames_[f], 0));
         // Later ranges lie behind the hole.
         f += frames_.size() - before;
       }
