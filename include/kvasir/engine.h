@@ -24,9 +24,9 @@ namespace kvasir {
 
 // What the cache of a session holds, and what it cost.
 struct KvReport {
-  std::string policy;            // canonical spec
-  std::string codec;             // "f16"
-  std::int64_t seen = 0;         // tokens that entered
+  std::string policy;     // canonical spec
+  std::string codec;      // "f16"
+  std::int64_t seen = 0;  // tokens that entered
   // Tokens retained now that are not beyond the model's sliding window; where layers or heads keep different ones,
   // their mean.
   std::int64_t kept = 0;
