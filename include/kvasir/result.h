@@ -11,14 +11,16 @@ namespace kvasir {
 
 // The KV of one text: of a session, or of one sample of a request.
 //
-// Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, and of
-// the tables themselves. So the bytes of two forks add up to more than the cache holds: CacheReport counts a shared
-// page once.
+// Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, of the
+// tables themselves and of the policy's state. So the bytes of two forks add up to more than the cache holds:
+// CacheReport counts a shared page once.
 struct KvReport {
-  std::string policy;            // canonical spec
-  std::string codec;             // "f16"
-  std::int64_t seen = 0;         // tokens that entered
-  std::int64_t kept = 0;         // tokens retained now; where layers or heads keep different ones, their mean
+  std::string policy;     // canonical spec
+  std::string codec;      // "f16"
+  std::int64_t seen = 0;  // tokens that entered
+  // Tokens retained now that are not beyond the model's sliding window; where layers or heads keep different ones,
+  // their mean.
+  std::int64_t kept = 0;
   std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
   std::int64_t kept_most = 0;    // and the most
   std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
@@ -30,7 +32,7 @@ struct KvReport {
 
 // The cache of an engine: all sessions and requests together. Zeros until the first of them makes it.
 struct CacheReport {
-  std::uint64_t bytes = 0;       // pages in use, each counted once, and tables now
+  std::uint64_t bytes = 0;       // pages in use, each counted once, tables and policies' states now
   std::uint64_t bytes_peak = 0;  // most there ever were
   std::uint64_t budget = 0;      // bytes there may be
 };

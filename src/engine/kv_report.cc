@@ -13,11 +13,11 @@ KvReport kv_report(const Sequence& sequence) {
   report.policy = sequence.policy().traits().spec;
   report.codec = codec_name(cache.shape().page);
   report.seen = tables.next_index();
-  report.kept = std::llround(tables.mean_length());
+  report.kept = std::llround(tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
   for (int t = 0; t < tables.tables(); ++t) {
-    report.kept_least = std::min(report.kept_least, tables.table(t).length());
-    report.kept_most = std::max(report.kept_most, tables.table(t).length());
+    report.kept_least = std::min(report.kept_least, tables.table(t).stored());
+    report.kept_most = std::max(report.kept_most, tables.table(t).stored());
   }
   report.kept_max = sequence.kept_max();
   report.dead_share = tables.dead_share();
@@ -36,7 +36,7 @@ std::uint64_t bytes_freed_without(const Sequence& sequence) {
       pages += static_cast<std::uint64_t>(
           std::ranges::count_if(column, [&](PageId page) { return pool.references(page) == 1; }));
     });
-  return pages * pool.page_cost() + tables.table_bytes();
+  return pages * pool.page_cost() + tables.table_bytes() + sequence.state_bytes();
 }
 
 }  // namespace kvasir

@@ -44,7 +44,7 @@ Status check_chunk(int chunk) {
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
   KVASIR_ASSIGN_OR_RETURN(PageFormat page, page_shape(kv_type, page_slots));
   page.head_dim = config.head_dim;
-  return KvCacheShape{config.layers, config.kv_heads, page};
+  return KvCacheShape{config.layers, config.kv_heads, page, config.sliding_window};
 }
 
 Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template) {

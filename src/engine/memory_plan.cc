@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,12 +16,21 @@
 
 namespace kvasir {
 
-std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
-  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
-  const auto columns = static_cast<std::uint64_t>(tokens / shape.page.slots);
+namespace {
+
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::uint64_t>::max();
+
+std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::uint64_t columns) {
   const std::uint64_t pages =
       static_cast<std::uint64_t>(shape.lanes()) * (shape.page.bytes() + PagePool::kPageOverhead);
-  return columns > kMost / pages ? kMost : columns * pages;
+  return columns > kMostBytes / pages ? kMostBytes : columns * pages;
+}
+
+}  // namespace
+
+std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
+  if (shape.window > 0) tokens = std::min(tokens, shape.window);
+  return bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
 }
 
 namespace {
@@ -65,6 +75,33 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
   return {static_cast<std::uint64_t>(most + others), seen};
 }
 
+// The most columns of a table that drops nothing, but gives back what is beyond a sliding window: at the end of each
+// chunk, as PageTable::give_back does.
+std::uint64_t most_windowed_columns(const KvCacheShape& shape, const RetentionPolicy& policy,
+                                    const MemoryRequest& request) {
+  const std::int64_t slots = shape.page.slots;
+  const std::int64_t sinks = (policy.traits().sinks + slots - 1) / slots;  // columns
+  const auto gone = [&](std::int64_t done) {
+    return std::max<std::int64_t>(std::max<std::int64_t>(done - shape.window + 1, 0) / slots - sinks, 0);
+  };
+  std::int64_t most = 0;
+  const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t prompt) {
+    // Once columns are given back, chunks repeat themselves with the grids of chunks and pages.
+    const std::int64_t period = prompt > 0 ? std::lcm<std::int64_t>(request.chunk, slots) : slots;
+    const std::int64_t steady = shape.window + (sinks + 2) * slots + request.chunk;
+    to = std::min(to, std::max(from, steady) + 2 * period);
+    for (std::int64_t done = from; done < to;) {
+      const int rows = next_chunk_rows(done, prompt, std::max(prompt, to), request.chunk);
+      most = std::max(most, (done + rows + slots - 1) / slots - gone(done));
+      done += rows;
+    }
+  };
+  const std::int64_t prompt = std::min(request.prompt, request.tokens);
+  read(0, prompt, prompt);
+  read(prompt, request.tokens, 0);
+  return static_cast<std::uint64_t>(most);
+}
+
 // Runs the table of a single lane: all lanes of a sequence agree.
 Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const int slots = shape.page.slots;
@@ -72,14 +109,15 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   std::int64_t prompt = std::min(request.prompt, tokens);
   Peak peak;
   if (policy.traits().compacts) return find_table_peak(shape, policy, request);
+  if (!policy.bound() && shape.window > 0) return {most_windowed_columns(shape, policy, request), tokens};
   if (!policy.bound()) return {static_cast<std::uint64_t>((tokens + slots - 1) / slots), tokens};
 
-  const KvCacheShape lane{1, 1, shape.page};
+  const KvCacheShape lane{1, 1, shape.page, shape.window};
   const std::int64_t most = std::min(tokens, *policy.bound() + request.chunk);
   const std::int64_t columns = most / slots + 3;
   auto cache = KvCache::create(lane, KvCache::cost(lane, {}, columns));
   KVASIR_CHECK(cache.ok());
-  KvSequence sequence = (*cache)->new_sequence();
+  KvSequence sequence = (*cache)->new_sequence(sequence_layout(policy));
   PageTable& table = sequence.only_table();
   const std::unique_ptr<RetentionPolicy> state = policy.clone();
   state->begin({});
@@ -97,10 +135,13 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
     peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(table.columns()));
     plan.clear();
     state->end_chunk(chunk, 0, plan);
-    if (plan.empty()) continue;
     KVASIR_CHECK(table.apply(plan).ok());
+    table.give_back();
+    if (plan.empty()) continue;
     if (hole < 0) hole = plan.drop.front().begin;
     if (plan.drop.back().end < (hole + slots - 1) / slots * slots) continue;
+    // So does what a sliding window gives back, once it has begun to.
+    if (shape.window > 0 && shape.window < *policy.bound() + request.chunk && table.given_back().empty()) continue;
     const bool reading = done < prompt;
     const auto [before, fresh] =
         prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, table.length()}, done);
@@ -143,10 +184,9 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.exact = !policy.traits().compacts;
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
-  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
-  const bool huge = least_kv_bytes(shape, static_cast<std::int64_t>(peak.columns) * shape.page.slots) == kMost;
+  const bool huge = bytes_of_columns(shape, peak.columns) == kMostBytes;
   memory.bytes =
-      huge ? kMost
+      huge ? kMostBytes
            : saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)), sequences);
   memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
   memory.tokens_seen_max = peak.seen;

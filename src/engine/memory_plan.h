@@ -29,7 +29,8 @@ struct KvMemory {
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
 };
 
-// What any cache of `tokens` retained tokens takes at the very least; costs nothing to compute.
+// What any cache of `tokens` retained tokens takes at the very least, where a sliding window may hide all but its own;
+// costs nothing to compute.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 
 // More tokens than this in one sequence are not planned: their bookkeeping alone would take minutes.

@@ -23,6 +23,7 @@ SequenceLayout sequence_layout(const RetentionPolicy& policy) {
   layout.table.lists = traits.compacts;
   layout.table.original_positions = traits.compacts && traits.positions != PositionMode::kCompact;
   layout.table.run_capacities = traits.run_capacities;
+  layout.table.sinks = traits.sinks;
   return layout;
 }
 
@@ -285,6 +286,7 @@ void Sequence::prune() {
   };
   decide([&](int table) { policy_->end_chunk(chunk_, table, plan_); });
   decide([&](int table) { policy_->finish_chunk(chunk_, table, plan_); });
+  tables_.give_back();
 }
 
 Status Sequence::own_pages() {

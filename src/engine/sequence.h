@@ -93,7 +93,8 @@ class Sequence {
 
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others not
 
-  // Optional observer of the attention of every pass; may be null. Must outlive the passes.
+  // Optional observer of the attention of every pass; may be null. Must outlive the passes. It is shown the weights of
+  // tokens that have pages: of all retained ones if the cache's shape has no window.
   void set_tap(AttentionObserver* tap);
   // Starts the token log. REQUIRES: nothing was read.
   void keep_log();
@@ -127,6 +128,10 @@ class Sequence {
 
   // The least index that is no longer retained everywhere; nothing while all are.
   std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
+
+  // The least number of tokens to which the sequence could still be cut: all of them once a policy dropped any;
+  // otherwise as many as let a native sliding window find its pages. 0: to any number.
+  TokenIndex truncatable_from() const { return first_dropped_ ? tables_.next_index() : tables_.truncatable_from(); }
 
   // What a snapshot keeps beside tables, policy and log.
   struct Counters {

@@ -217,7 +217,18 @@ bool are_token_ids(std::span<const TokenId> tokens, int vocabulary) {
   return std::ranges::all_of(tokens, [&](TokenId token) { return token >= 0 && token < vocabulary; });
 }
 
-// Whether the policy holds what the tables hold.
+// Takes the tokens of `hole` out of ascending ranges.
+void cut(std::vector<IndexRange>& ranges, IndexRange hole) {
+  if (hole.empty()) return;
+  std::vector<IndexRange> left;
+  for (const IndexRange& range : ranges)
+    for (const IndexRange part : {IndexRange{range.begin, std::min(range.end, hole.begin)},
+                                  IndexRange{std::max(range.begin, hole.end), range.end}})
+      if (!part.empty()) left.push_back(part);
+  ranges = std::move(left);
+}
+
+// Whether the policy holds what the tables hold, or have given back.
 bool agree(const Sequence& sequence) {
   const KvSequence& tables = sequence.tables();
   const RetentionPolicy& policy = sequence.policy();
@@ -229,6 +240,10 @@ bool agree(const Sequence& sequence) {
     for (int run = 0; run < table.runs(); ++run) {
       ranges.clear();
       policy.retained(t, run, ranges);
+      std::int64_t retained = 0;
+      for (const IndexRange& range : ranges) retained += range.size();
+      if (table.runs() == 1 && retained != table.length()) return false;
+      cut(ranges, table.given_back());
       auto range = ranges.begin();
       TokenIndex at = range != ranges.end() ? range->begin : 0;
       for (const PageTable::Frame& frame : table.frames()) {

@@ -78,7 +78,11 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   KVASIR_RETURN_IF_ERROR(check_observed_text(*model, tokens, options));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
   const MemoryRequest request{tokens, options.prefill, options.chunk, 1};
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));
+  // The weights of all retained tokens are wanted, beyond a sliding window too: zeros.
+  KvCacheShape shape = model->kv_shape;
+  shape.window = 0;
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache,
+                          make_evaluation_cache(model, shape, model->options.kv_memory, *policy, {&request, 1}));
 
   ObservedText result;
   result.policy = policy->traits().spec;

@@ -180,7 +180,7 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
       if (m.figure.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.bases.back(), m.figure.depth, Source::kPrompt));
     }
     m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
-                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_length()) *
+                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_stored()) *
                         model->kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model->kv_shape.lanes());
   }
   for (int repetition = 0; repetition <= options.repeat; ++repetition) {

@@ -19,7 +19,7 @@ class CachedReader final : public TextReader {
                const RetentionPolicy& policy, std::span<const TokenId> tokens, int chunk)
       : runner_(model, cache, policy.clone()), tokens_(tokens), chunk_(chunk) {
     runner_.set_watch([this](const KvSequence& sequence) {
-      kept_ = sequence.mean_length();
+      kept_ = sequence.mean_stored();
       dead_share_ = sequence.dead_share();
     });
   }

@@ -80,8 +80,7 @@ class Description {
       if (!hide.empty()) {
         visible -= table_.retained_in(hide);
         for (std::size_t f = 0; f < frames; ++f)
-          if (const auto& entries = out_.frames[f].entries; !entries.empty() && first_of(entries.front()) < hide.begin)
-            frames_before = f + 1;
+          if (table_.frames()[f].tokens > 0 && table_.first_token(f) < hide.begin) frames_before = f + 1;
         KVASIR_CHECK(frames_before < frames || frames_before == 0);
       }
       const WriteSlot& place = out_.slots[row];

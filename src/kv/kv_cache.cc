@@ -24,8 +24,10 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std:
 
 KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   std::vector<PageTable> tables;
+  PageTable::Layout of_table = layout.table;
+  if (!of_table.lists) of_table.window = shape_.window;
   for (int table = 0; table < shape_.tables(layout.scope); ++table)
-    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), layout.table);
+    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
   return KvSequence(layout.scope, std::move(tables));
 }
 
@@ -56,12 +58,28 @@ double KvSequence::mean_length() const {
   return sum / static_cast<double>(tables_.size());
 }
 
+double KvSequence::mean_stored() const {
+  double sum = 0;
+  for (const PageTable& table : tables_) sum += static_cast<double>(table.stored());
+  return sum / static_cast<double>(tables_.size());
+}
+
+void KvSequence::give_back() {
+  for (PageTable& table : tables_) table.give_back();
+}
+
+TokenIndex KvSequence::truncatable_from() const {
+  TokenIndex most = 0;
+  for (const PageTable& table : tables_) most = std::max(most, table.truncatable_from());
+  return most;
+}
+
 double KvSequence::dead_share() const {
   std::int64_t dead = 0, written = 0;
   for (const PageTable& table : tables_) {
     const std::int64_t of_table = table.dead_slots();
     dead += of_table;
-    written += of_table + table.length();
+    written += of_table + table.stored();
   }
   return written > 0 ? static_cast<double>(dead) / static_cast<double>(written) : 0;
 }

@@ -19,6 +19,9 @@ struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
   PageFormat page;
+  // Rows attend to keys less than this many positions before them, in every layer; 0: to all. Tables of ranges give
+  // back the pages behind it.
+  Position window = 0;
 
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
@@ -40,9 +43,15 @@ class KvSequence {
   const PageTable& only_table() const { return tables_.front(); }
 
   TokenIndex next_index() const { return tables_.front().next_index(); }  // tokens seen so far
+  // Returns the pages that no token to come can see (PageTable::give_back).
+  void give_back();
+  // The least number of tokens that a text that lost none could be cut to (PageTable::truncatable_from).
+  TokenIndex truncatable_from() const;
+
   std::int64_t longest() const;   // tokens retained by the table that retains most
   std::int64_t shortest() const;  // by the one that retains least
   double mean_length() const;     // over lanes
+  double mean_stored() const;     // of tokens that have pages, over lanes
   double dead_share() const;      // of the slots written, those whose token was dropped and that are not reused yet
 
   // Bytes that append takes, and that copies of shared pages may take afterwards (PageTable::sharing_reserve).

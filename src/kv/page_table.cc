@@ -40,7 +40,8 @@ std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, st
   for (const std::int64_t run : layout.run_capacities) entries += entry_capacity(capacity, run, slots);
   const std::size_t runs = 1 + layout.run_capacities.size();
   return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
-         static_cast<std::uint64_t>(capacity * per_column) + static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
+         layout.run_capacities.size() * sizeof(std::int64_t) + static_cast<std::uint64_t>(capacity * per_column) +
+         static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
 }
 
 PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
@@ -84,6 +85,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(may_share_, other.may_share_);
   std::swap(next_index_, other.next_index_);
   std::swap(length_, other.length_);
+  std::swap(given_back_, other.given_back_);
   std::swap(written_, other.written_);
   std::swap(slots_moved_, other.slots_moved_);
   std::swap(pages_copied_, other.pages_copied_);
@@ -113,7 +115,8 @@ SlotMask PageTable::slots_of(std::uint32_t column, TokenIndex begin, TokenIndex 
 }
 
 bool PageTable::is_shared(std::uint32_t column) const {
-  return std::ranges::any_of(pages_of(column), [&](PageId page) { return pool_->references(page) > 1; });
+  // All lanes of a column are shared or none is: forks share whole columns (check_invariants).
+  return pool_->references(pages_of(column).front()) > 1;
 }
 
 // Grows the arrays so that `columns` columns fit. REQUIRES: the bytes are available (checked).
@@ -202,7 +205,6 @@ void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
   KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
 }
 
-// All lanes of a column are shared or none is: fork shares whole columns.
 void PageTable::copy_pages(std::uint32_t column, std::span<const PageId> fresh) {
   if (pool_->store() != nullptr) pool_->store()->copy(pages_of(column), fresh);
   for (const PageId page : pages_of(column)) pool_->release(page);
@@ -293,13 +295,75 @@ Status PageTable::append(int tokens) {
   return {};
 }
 
+// Compares with many entries at a time: their columns are read at once, not one after the other as in binary search,
+// and after a forward pass none of them is in a cache.
+std::size_t PageTable::columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const {
+  constexpr std::size_t kWays = 16;
+  const auto up_to = [&](const PageEntry& entry) -> std::size_t { return column_[entry.column].first <= token; };
+  std::size_t begin = 0;
+  std::size_t count = entries.size();
+  while (count > kWays) {
+    const std::size_t step = count / kWays;
+    std::size_t before = 0;
+    for (std::size_t way = 1; way < kWays; ++way) before += up_to(entries[begin + way * step]);
+    begin += before * step;
+    count = before == kWays - 1 ? count - before * step : step;
+  }
+  std::size_t before = 0;
+  for (const PageEntry& entry : entries.subspan(begin, count)) before += up_to(entry);
+  return begin + before;
+}
+
+std::uint32_t PageTable::find_entry(const Frame& frame, TokenIndex token) const {
+  const auto entries = entries_of(frame);
+  // Most tokens that leave are the oldest of their frame, or the newest.
+  if (entries.empty() || token <= first_live(entries.front())) return frame.begin;
+  if (token > last_live(entries.back())) return frame.end;
+  std::size_t found = 0;
+  if (lists_) {
+    found = columns_up_to(entries, token);
+    while (found > 0 && last_live(entries[found - 1]) >= token) --found;
+  } else {
+    // Columns are numbered by their tokens, and only those that were given back are missing.
+    const auto slots = static_cast<TokenIndex>(slots_);
+    const std::int64_t behind = given_back_.end / slots;
+    std::int64_t column = token / slots;
+    if (column >= given_back_.begin / slots) column = std::max(column, behind);
+    found = static_cast<std::size_t>(column >= behind ? std::ssize(entries) - 1 -
+                                                            (static_cast<std::int64_t>(entries.back().ordinal) - column)
+                                                      : column - static_cast<std::int64_t>(entries.front().ordinal));
+  }
+  return frame.begin + static_cast<std::uint32_t>(found);
+}
+
+IndexRange PageTable::tokens_of(const Frame& frame, std::int64_t before) const {
+  if (!lists_) {
+    const TokenIndex first = before - frame.rotation - frame.origin;
+    return {first, first + frame.tokens};
+  }
+  const auto entries = entries_of(frame);
+  return entries.empty() ? IndexRange{} : IndexRange{first_live(entries.front()), last_live(entries.back()) + 1};
+}
+
+TokenIndex PageTable::first_token(std::size_t frame) const {
+  std::int64_t before = 0;
+  for (std::size_t f = 0; f < frame; ++f) before += frames_[f].tokens;
+  return tokens_of(frames_[frame], before).begin;
+}
+
 std::int64_t PageTable::retained_in(IndexRange range) const {
-  std::int64_t count = 0;
+  std::int64_t count = 0, before = 0;
+  if (range.empty()) return 0;
   for (const Frame& frame : frames_) {
-    const auto entries = entries_of(frame);
-    auto entry = std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < range.begin; });
-    for (; entry != entries.end() && first_live(*entry) < range.end; ++entry)
-      count += std::popcount(entry->live & slots_of(entry->column, range.begin, range.end));
+    if (!lists_) {
+      const IndexRange held = tokens_of(frame, before);
+      count += IndexRange{std::max(held.begin, range.begin), std::min(held.end, range.end)}.size();
+      before += frame.tokens;
+      continue;
+    }
+    const std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
+    for (std::uint32_t e = find_entry(frame, range.begin); e < frame.end && first_live(entries[e]) < range.end; ++e)
+      count += std::popcount(entries[e].live & slots_of(entries[e].column, range.begin, range.end));
   }
   return count;
 }
@@ -345,9 +409,10 @@ std::vector<std::uint32_t> PageTable::shared_columns(IndexRange range) const {
   if (!may_share_) return shared;
   for (const Frame& frame : frames_)
     for (const PageEntry& entry : entries_of(frame))
-      if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column) &&
-          std::ranges::find(shared, entry.column) == shared.end())
+      if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column))
         shared.push_back(entry.column);
+  std::ranges::sort(shared);
+  shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
   return shared;
 }
 
@@ -387,6 +452,7 @@ Result<PageTable> PageTable::fork() const {
   copy.columns_ = columns_ - static_cast<int>(spare_.size());
   copy.next_index_ = next_index_;
   copy.length_ = length_;
+  copy.given_back_ = given_back_;
   copy.written_ = written_;
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     copy.runs_[r].entries.assign(runs_[r].entries.begin(), runs_[r].entries.end());

@@ -20,7 +20,12 @@
 //    own columns, with one frame, whose tokens are older than those of the run before it but for the tokens of run 0
 //    that never leave it (Cascading KV cache, Willette et al., arXiv 2406.17808: one run for each sub-cache).
 //
-// Cost: append and apply touch what they change, find tokens by binary search, and move O(frames) integers. Exceptions:
+// A model whose rows see no further back than a window (Layout::window) needs no pages of what lies behind it. A table
+// of ranges gives them back (give_back): the tokens stay retained, keep their positions and count as dropped only once
+// a plan drops them, but no entry refers to them.
+//
+// Cost: append and apply touch what they change, find tokens in a few steps whatever the length (find_entry), and move
+// O(frames) integers. Exceptions:
 // lists with compact positions and one run lay their entries out anew when tokens leave (O(entries)), compaction moves
 // slots, and entries in front of an erased one close up (a memmove, at most once per column).
 //
@@ -48,12 +53,17 @@ class PageTable {
     bool lists = false;                        // any tokens may leave; otherwise ranges
     bool original_positions = false;           // REQUIRES: lists, and no other run
     std::vector<std::int64_t> run_capacities;  // tokens that runs 1, 2, ... hold. REQUIRES: lists if not empty
+    // Ranges: rows attend to keys less than this many positions before them, in every layer; 0: to all.
+    Position window = 0;
+    // Ranges: first tokens of the text that come nearer to later tokens as what lies behind them is dropped. Their
+    // pages are never given back.
+    TokenIndex sinks = 0;
   };
 
   struct Frame {
     Position origin = 0;
     Position rotation = 0;
-    std::int64_t tokens = 0;
+    std::int64_t tokens = 0;  // those whose pages were given back included
     int run = 0;
     std::uint32_t begin = 0;  // entries [begin, end) of the run
     std::uint32_t end = 0;
@@ -77,16 +87,24 @@ class PageTable {
 
   int lanes() const { return lanes_; }
   const MemoryBudget& budget() const { return pool_->budget(); }
-  TokenIndex next_index() const { return next_index_; }  // tokens seen so far
-  std::int64_t length() const { return length_; }        // tokens retained
-  int columns() const { return columns_; }               // that hold pages, spare ones included
-  std::int64_t dead_slots() const { return written_ - length_; }
+  TokenIndex next_index() const { return next_index_; }                       // tokens seen so far
+  std::int64_t length() const { return length_; }                             // tokens retained
+  std::int64_t stored() const { return length_ - retained_in(given_back_); }  // of these, those that have pages
+  // Retained tokens in this range have no pages; whole columns.
+  IndexRange given_back() const { return given_back_; }
+  // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
+  // token attends to has pages; 0 while nothing was given back.
+  TokenIndex truncatable_from() const { return given_back_.empty() ? 0 : given_back_.end - 1 + layout_.window; }
+  int columns() const { return columns_; }  // that hold pages, spare ones included
+  std::int64_t dead_slots() const { return written_ - stored(); }
   bool lists() const { return lists_; }
   bool original_positions() const { return original_; }
   int runs() const { return static_cast<int>(runs_.size()); }
 
   std::span<const Frame> frames() const { return frames_; }
   const Frame& newest_frame() const { return frames_.back(); }
+  // Index of the first token of a frame. REQUIRES: the frame holds tokens.
+  TokenIndex first_token(std::size_t frame) const;
   std::span<const PageEntry> entries_of(const Frame& frame) const {
     return std::span(runs_[static_cast<std::size_t>(frame.run)].entries).subspan(frame.begin, frame.end - frame.begin);
   }
@@ -129,8 +147,13 @@ class PageTable {
   // Executes a plan. Columns without live slots return their pages at once. With lists, compaction follows when it is
   // due. Errors: ranges, leaving no trace: kUnsupported when the holes would split the table into more frames or
   // entries than it has room for. REQUIRES: with lists, sharing_reserve() bytes are available; with kRotate, the pages
-  // behind the hole are the table's own (unshare); ranges: one hole.
+  // behind the hole are the table's own (unshare); ranges: one hole; several runs: no more than kMaxFrames frames come
+  // of it (checked; rings have one each, and run 0 one for the sinks and one for its window).
   Status apply(const KeepPlan& plan);
+
+  // Returns the pages of columns behind the sinks whose tokens are all beyond the window of every token to come.
+  // Positions and bits of later rows stay as they are. Nothing without a window, or with lists.
+  void give_back();
 
   // Moves all tokens together, into one frame. REQUIRES: lists, a single run, sharing_reserve() bytes are available.
   void compact();
@@ -164,9 +187,13 @@ class PageTable {
   std::uint64_t slots_moved() const { return slots_moved_; }    // by compaction and between runs, per lane, so far
   std::uint64_t pages_copied() const { return pages_copied_; }  // because they were shared and written, so far
 
+  // Bytes that the table and its arrays have allocated, read off the arrays. Equals bytes() once there was a token.
+  std::uint64_t allocated_bytes() const;
+
   // Whether the arrays agree with each other: what apply and append may rely on.
   bool is_sound() const;
-  // KVASIR_CHECKs is_sound() and adds each page's appearances to `references` ([pool capacity]).
+  // KVASIR_CHECKs is_sound(), that bytes() is what the arrays have allocated, and that the lanes of a column are shared
+  // by equally many; adds each page's appearances to `references` ([pool capacity]).
   void check_invariants(std::span<std::uint32_t> references) const;
 
  private:
@@ -190,6 +217,10 @@ class PageTable {
   TokenIndex last_live(const PageEntry& entry) const {
     return index(entry.column, static_cast<int>(std::bit_width(entry.live)) - 1);
   }
+  // The first entry of `frame` whose last token is at or behind `token`; frame.end if there is none.
+  std::uint32_t find_entry(const Frame& frame, TokenIndex token) const;
+  // The number of `entries` whose column begins at or before `token`. REQUIRES: columns ascend.
+  std::size_t columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const;
   bool is_shared(std::uint32_t column) const;
   std::vector<std::uint32_t> columns_in_order() const;
   bool restore_arrays(ByteReader& in);
@@ -205,7 +236,10 @@ class PageTable {
   void copy_pages(std::uint32_t column, std::span<const PageId> fresh);
   void own_column(std::uint32_t column);
   int spares_needed(int tokens) const;
-  std::int64_t drop_from_frame(std::size_t number, IndexRange range);
+  std::int64_t drop_from_frame(std::size_t number, IndexRange range, IndexRange held);
+  // The retained tokens of a frame lie in this range; with ranges, they are all of it. `before`: tokens of the frames
+  // before.
+  IndexRange tokens_of(const Frame& frame, std::int64_t before) const;
 
   // Ranges.
   Status check_hole(IndexRange range) const;
@@ -248,6 +282,7 @@ class PageTable {
   mutable bool may_share_ = false;  // some page may be shared with a fork
   TokenIndex next_index_ = 0;
   std::int64_t length_ = 0;
+  IndexRange given_back_;     // multiples of slots
   std::int64_t written_ = 0;  // slots, of columns in runs
   std::uint64_t slots_moved_ = 0;
   std::uint64_t pages_copied_ = 0;

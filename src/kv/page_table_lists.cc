@@ -70,11 +70,9 @@ void PageTable::mask_original(std::span<const IndexRange> drop) {
   const auto end = entries.begin() + frame.end;
   auto first_empty = end;
   for (const IndexRange& range : drop) {
-    // Entries that this plan has emptied are behind `entry`, or it.
-    entry = std::partition_point(entry, end, [&](const PageEntry& e) {
-      const Column& c = column_[e.column];
-      return index(e.column, c.used - 1) < range.begin;
-    });
+    // The last entry that begins at or before the range may hold tokens of it.
+    const std::size_t before = columns_up_to(std::span(entry, end), range.begin);
+    entry += before > 0 ? static_cast<std::ptrdiff_t>(before) - 1 : 0;
     for (auto at = entry; at != end && column_[at->column].first < range.end; ++at) {
       const SlotMask leaves = at->live & slots_of(at->column, range.begin, range.end);
       const std::int64_t count = std::popcount(leaves);
@@ -287,7 +285,7 @@ void PageTable::apply_runs(const KeepPlan& plan) {
       if (frames_[f].run != r) continue;
       for (const IndexRange& range : leaving) {
         const std::size_t before = frames_.size();
-        drop_from_frame(f, range);
+        drop_from_frame(f, range, tokens_of(frames_[f], 0));
         // Later ranges lie behind the hole.
         f += frames_.size() - before;
       }
@@ -306,11 +304,11 @@ void PageTable::apply_runs(const KeepPlan& plan) {
 PageTable::Place PageTable::locate(TokenIndex token, int runs) const {
   for (const Frame& frame : frames_) {
     if (frame.run >= runs) continue;
-    const auto entries = entries_of(frame);
-    const auto entry = std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < token; });
-    if (entry == entries.end()) continue;
-    if (const SlotMask slot = entry->live & slots_of(entry->column, token, token + 1); slot != 0)
-      return {entry->column, std::countr_zero(slot)};
+    const std::uint32_t found = find_entry(frame, token);
+    if (found == frame.end) continue;
+    const PageEntry& entry = runs_[static_cast<std::size_t>(frame.run)].entries[found];
+    if (const SlotMask slot = entry.live & slots_of(entry.column, token, token + 1); slot != 0)
+      return {entry.column, std::countr_zero(slot)};
   }
   KVASIR_CHECK(false);
   return {};
@@ -384,6 +382,7 @@ void PageTable::order_frames_of_runs() {
     return;
   }
   // Tokens to come need a frame of run 0.
+  KVASIR_CHECK(frames_.size() < static_cast<std::size_t>(kMaxFrames));
   const std::uint32_t tail = tail_.front();
   const auto end = static_cast<std::uint32_t>(runs_.front().entries.size());
   const Position origin = tail != kNone ? length_ - (column_[tail].base + column_[tail].used) : 0;

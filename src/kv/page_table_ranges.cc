@@ -10,32 +10,31 @@
 
 namespace kvasir {
 
-// Masks the tokens of `range` out of a frame. If tokens on both sides remain, the frame ends before the hole and a new
-// one begins behind it, with the same origin and rotation. The frame may come to be empty. Returns how many were
-// masked.
-std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range) {
+// Masks the tokens of `range` out of a frame whose tokens lie in `held` (tokens_of). If tokens on both sides remain,
+// the frame ends before the hole and a new one begins behind it, with the same origin and rotation. The frame may come
+// to be empty. Returns how many were dropped, those without pages included.
+std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range, IndexRange held) {
   Frame& frame = frames_[number];
-  if (frame.begin == frame.end) return 0;
+  if (held.begin >= range.end || held.end <= range.begin || frame.tokens == 0) return 0;
   make_entry_room(frame.run);  // a hole within a column makes two entries of one
   std::vector<PageEntry>& entries = runs_[static_cast<std::size_t>(frame.run)].entries;
   const auto at = [&](std::uint32_t i) -> PageEntry& { return entries[i]; };
-  const auto begin = entries.begin() + frame.begin, end = entries.begin() + frame.end;
-  const auto found = std::partition_point(begin, end, [&](const PageEntry& e) { return last_live(e) < range.begin; });
-  const auto first = static_cast<std::uint32_t>(found - entries.begin());
-  if (first == frame.end || first_live(at(first)) >= range.end) return 0;
-  const SlotMask low = at(first).live & slots_of(at(first).column, 0, range.begin);
+  const std::uint32_t first = find_entry(frame, range.begin);
   std::uint32_t last = first;  // entry behind the last one concerned
   std::int64_t count = 0;
-  SlotMask high = 0;
+  SlotMask low = 0, high = 0;
   for (; last < frame.end && first_live(at(last)) < range.end; ++last) {
     const std::uint32_t column = at(last).column;
     const SlotMask leaves = at(last).live & slots_of(column, range.begin, range.end);
+    if (last == first) low = at(last).live & slots_of(column, 0, range.begin);
     high = at(last).live & slots_of(column, range.end, next_index_);
     count += std::popcount(leaves);
     column_[column].live &= ~leaves;
   }
-  const bool left = first > frame.begin || low != 0;
-  const bool right = last < frame.end || high != 0;
+  if (!lists_) count = IndexRange{std::max(held.begin, range.begin), std::min(held.end, range.end)}.size();
+  if (count == 0) return 0;
+  const bool left = held.begin < range.begin;
+  const bool right = held.end > range.end;
   // What stays of the entries concerned: at most the first one, and the last one.
   for (std::uint32_t e = first; e < last; ++e) {
     const bool stays = (e == first && low != 0) || (e == last - 1 && high != 0);
@@ -63,7 +62,11 @@ std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range) {
     Frame behind = frame;
     behind.begin = right_begin;
     behind.tokens = 0;
-    for (std::uint32_t e = behind.begin; e < behind.end; ++e) behind.tokens += std::popcount(at(e).live);
+    if (!lists_) {
+      behind.tokens = held.end - range.end;
+    } else {
+      for (std::uint32_t e = behind.begin; e < behind.end; ++e) behind.tokens += std::popcount(at(e).live);
+    }
     frame.tokens -= behind.tokens;
     frame.end = left_end;
     frames_.insert(frames_.begin() + static_cast<std::ptrdiff_t>(number) + 1, behind);
@@ -77,13 +80,30 @@ std::int64_t PageTable::drop_from_frame(std::size_t number, IndexRange range) {
   return count;
 }
 
-Status PageTable::check_hole(IndexRange range) const {
-  // The frame that holds tokens before the hole keeps them; tokens behind it need a frame of their own.
-  std::size_t split = frames_.size();
-  for (std::size_t f = 0; f < frames_.size(); ++f) {
-    const auto entries = entries_of(frames_[f]);
-    if (!entries.empty() && first_live(entries.front()) < range.begin) split = f;
+void PageTable::give_back() {
+  if (lists_ || layout_.window <= 0) return;
+  const auto slots = static_cast<TokenIndex>(slots_);
+  const TokenIndex begin = (layout_.sinks + slots - 1) / slots * slots;
+  // The next token's distance from token t is next_index_ - t, and that of later ones is more.
+  const TokenIndex end = std::max<TokenIndex>(next_index_ - layout_.window + 1, 0) / slots * slots;
+  if (end <= std::max(begin, given_back_.end)) return;
+  const TokenIndex from = std::max(begin, given_back_.end);
+  std::vector<PageEntry>& entries = runs_.front().entries;
+  for (Frame& frame : frames_) {
+    const std::uint32_t first = find_entry(frame, from);
+    std::uint32_t last = first;
+    for (; last < frame.end && column_[entries[last].column].first < end; ++last) {
+      column_[entries[last].column].live &= ~entries[last].live;
+      unlink_entry(0, entries[last].column);
+    }
+    // Few entries stand before those that go: the sinks'.
+    std::move_backward(entries.begin() + frame.begin, entries.begin() + first, entries.begin() + last);
+    frame.begin += last - first;
   }
+  given_back_ = {begin, end};
+}
+
+Status PageTable::check_hole(IndexRange range) const {
   const std::uint32_t tail = tail_.front();
   const bool has_room = tail != kNone && column_[tail].used < static_cast<int>(slots_);
   std::size_t frames = frames_.size();
@@ -92,21 +112,26 @@ Status PageTable::check_hole(IndexRange range) const {
   // Frames and entries of boundary columns as they will be.
   bool newest_in_tail = false;
   std::int32_t tail_entries = has_room ? column_[tail].entries : 0;
+  std::int64_t tokens_before = 0;
+  bool splits = false;
+  // The last frame with tokens before the hole keeps them; tokens behind it need a frame of their own.
+  const auto begins_before = [&](std::size_t f) {
+    return f < frames_.size() && frames_[f].tokens > 0 && first_token(f) < range.begin;
+  };
   for (std::size_t f = 0; f < frames_.size(); ++f) {
     const bool newest = f + 1 == frames_.size();
+    const IndexRange held = tokens_of(frames_[f], tokens_before);
+    tokens_before += frames_[f].tokens;
+    const bool before = !held.empty() && held.begin < range.begin;
+    const bool behind = !held.empty() && held.end > range.end;
     const auto entries = entries_of(frames_[f]);
-    bool before = false, behind = false;
-    bool behind_in_tail = false, before_in_tail = false;
-    const auto inside =
-        std::ranges::partition_point(entries, [&](const PageEntry& e) { return last_live(e) < range.begin; });
-    before = inside != entries.begin();
-    before_in_tail = before && std::prev(inside)->column == tail;
+    const auto inside = entries.begin() + (find_entry(frames_[f], range.begin) - frames_[f].begin);
+    bool behind_in_tail = false;
+    bool before_in_tail = inside != entries.begin() && std::prev(inside)->column == tail;
     auto entry = inside;
     for (; entry != entries.end() && first_live(*entry) < range.end; ++entry) {
       const SlotMask low = entry->live & slots_of(entry->column, 0, range.begin);
       const SlotMask high = entry->live & slots_of(entry->column, range.end, next_index_);
-      before = before || low != 0;
-      behind = behind || high != 0;
       const int change = (low != 0) + (high != 0) - 1;
       if (change > 0) too_many(column_[entry->column].entries + change);
       if (entry->column == tail) {
@@ -115,50 +140,47 @@ Status PageTable::check_hole(IndexRange range) const {
         behind_in_tail = behind_in_tail || high != 0;
       }
     }
-    if (entry != entries.end()) {
-      behind = true;
-      behind_in_tail = behind_in_tail || entries.back().column == tail;
-    }
-    const bool splits = f == split && (behind || newest);
-    if (splits) ++frames;
+    if (entry != entries.end()) behind_in_tail = behind_in_tail || entries.back().column == tail;
+    const bool is_split = before && !begins_before(f + 1);
+    const bool splits_off = is_split && (behind || newest);
+    if (splits_off) ++frames;
+    splits = splits || (is_split && (newest || held.end > range.end));
     if (!before && !behind && !newest) --frames;
-    if (newest) newest_in_tail = splits ? behind_in_tail : (before_in_tail || behind_in_tail);
+    if (newest) newest_in_tail = splits_off ? behind_in_tail : (before_in_tail || behind_in_tail);
   }
   // The open column keeps a place for the tokens to come.
   if (has_room) too_many(tail_entries + (newest_in_tail ? 0 : 1));
   // Frames are counted before empty ones are removed: a split needs its place first.
-  if (split < frames_.size()) {
-    const auto entries = entries_of(frames_[split]);
-    const bool splits = split + 1 == frames_.size() || last_live(entries.back()) >= range.end;
-    fits = fits && !(splits && frames_.size() == static_cast<std::size_t>(kMaxFrames));
-  }
+  fits = fits && !(splits && frames_.size() == static_cast<std::size_t>(kMaxFrames));
   if (!fits) return unsupported("too many holes in one run of tokens: the cache is due for compaction");
   return {};
 }
 
 void PageTable::drop_range(IndexRange range, Realign realign) {
   std::int64_t dropped = 0;
+  std::int64_t tokens_before = 0;  // of the frames so far, as they were
   const auto shift = [&](Frame& frame, std::int64_t by) {
     (realign == Realign::kFrames ? frame.origin : frame.rotation) -= by;
   };
   for (std::size_t f = 0; f < frames_.size(); ++f) {
+    const IndexRange held = tokens_of(frames_[f], tokens_before);
+    tokens_before += frames_[f].tokens;
     shift(frames_[f], dropped);
     const std::size_t before = frames_.size();
-    const std::int64_t count = drop_from_frame(f, range);
+    const std::int64_t count = drop_from_frame(f, range, held);
     dropped += count;
     if (frames_.size() > before) {
       shift(frames_[++f], count);  // made with the frame's own
       continue;
     }
-    const auto entries = entries_of(frames_[f]);
     const bool newest = f + 1 == frames_.size();
-    if (entries.empty()) {
+    if (frames_[f].tokens == 0) {
       if (newest) {
         shift(frames_[f], count);
       } else if (count > 0) {
         frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(f--));
       }
-    } else if (count > 0 && first_live(entries.front()) >= range.end) {
+    } else if (count > 0 && held.begin >= range.begin) {
       shift(frames_[f], count);
     } else if (newest && count > 0) {
       // The newest tokens left: those to come need a frame of their own.
@@ -178,8 +200,10 @@ void PageTable::rotate_behind(IndexRange hole) {
   std::vector<SlotRotation> rotations;
   for (const Frame& frame : frames_)
     for (const PageEntry& entry : entries_of(frame))
-      if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0)
+      if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0) {
+        KVASIR_CHECK(!is_shared(entry.column));
         rotations.push_back({pages_of(entry.column).data(), slots});
+      }
   pool_->store()->rotate(lanes_, rotations, -retained_in(hole));
 }
 

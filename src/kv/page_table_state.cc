@@ -36,6 +36,8 @@ void PageTable::save(ByteWriter& out) const {
   out.put(next_index_);
   out.put(length_);
   out.put(original_);
+  out.put(given_back_.begin);
+  out.put(given_back_.end);
   out.put(static_cast<std::uint64_t>(columns.size()));
   for (const std::uint32_t c : columns) {
     const Column& column = column_[c];
@@ -55,6 +57,7 @@ void PageTable::save(ByteWriter& out) const {
     out.put(frame.origin);
     out.put(frame.rotation);
     out.put(frame.run);
+    out.put(frame.tokens);
     out.put(static_cast<std::uint64_t>(frame.end - frame.begin));
     for (const PageEntry& entry : entries_of(frame)) {
       out.put(entry.live);
@@ -69,9 +72,11 @@ Status PageTable::restore(ByteReader& in) {
   TokenIndex next = 0;
   std::int64_t length = 0;
   bool original = false;
+  IndexRange given_back;
   std::uint64_t columns = 0;
   const std::size_t least = 36 + (lists_ ? sizeof(std::uint32_t) : 0);
-  if (!ahead.get(next) || !ahead.get(length) || !ahead.get(original) || !ahead.get_count(columns, kMostColumns, least))
+  if (!ahead.get(next) || !ahead.get(length) || !ahead.get(original) || !ahead.get(given_back.begin) ||
+      !ahead.get(given_back.end) || !ahead.get_count(columns, kMostColumns, least))
     return damaged();
   const std::uint64_t pages = columns * static_cast<std::uint64_t>(lanes_);
   const std::uint64_t bytes = pages * pool_->page_cost() +
@@ -94,8 +99,14 @@ bool PageTable::restore_arrays(ByteReader& in) {
   in.get(next_index_);
   in.get(length_);
   in.get(original_);
+  in.get(given_back_.begin);
+  in.get(given_back_.end);
   in.get(columns);
-  if (!in.ok() || next_index_ < 0 || (original_ && !layout_.original_positions)) return false;
+  // Bounds that keep the arithmetic of indices and positions from overflowing.
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  if (!in.ok() || next_index_ < 0 || next_index_ > kMost || (given_back_.end != 0 && layout_.window <= 0) ||
+      (original_ && !layout_.original_positions))
+    return false;
   written_ = 0;
   for (std::uint32_t c = 0; c < columns; ++c) {
     Column& column = column_[c];
@@ -104,8 +115,6 @@ bool PageTable::restore_arrays(ByteReader& in) {
     in.get(column.first);
     in.get(column.base);
     in.get(column.used);
-    // Bounds that keep the arithmetic of positions from overflowing.
-    constexpr std::int64_t kMost = std::int64_t{1} << 60;
     if (!in.ok() || column.used < 1 || column.used > static_cast<std::int32_t>(slots_)) return false;
     if (column.first < 0 || column.first > kMost || std::abs(column.base) > kMost) return false;
     if (lists_ && !in.get_values(std::span(offset(c), static_cast<std::size_t>(column.used)))) return false;
@@ -125,8 +134,8 @@ bool PageTable::restore_arrays(ByteReader& in) {
     in.get(frame.origin);
     in.get(frame.rotation);
     in.get(frame.run);
+    if (!in.get(frame.tokens) || frame.tokens < 0 || frame.tokens > next_index_) return false;
     if (!in.get_count(entries, columns, sizeof(SlotMask) + sizeof(std::uint32_t))) return false;
-    constexpr std::int64_t kMost = std::int64_t{1} << 60;
     if (frame.run < 0 || frame.run >= runs() || std::abs(frame.origin) > kMost || std::abs(frame.rotation) > kMost)
       return false;
     std::vector<PageEntry>& of_run = runs_[static_cast<std::size_t>(frame.run)].entries;
@@ -141,7 +150,6 @@ bool PageTable::restore_arrays(ByteReader& in) {
       entry.ordinal = column.ordinal;
       of_run.push_back(entry);
       ++frame.end;
-      frame.tokens += std::popcount(entry.live);
     }
     frames_.push_back(frame);
   }

@@ -26,16 +26,27 @@ void release(std::vector<T>& values) {
 }  // namespace
 
 std::int64_t place_of_lowest(std::span<const double> scores) {
-  // Independent lanes, so that the compiler may use vectors; a comparison with NaN is false.
+  // Block by block, so that the place is looked for in one of them only. Independent lanes, so that the compiler may
+  // use vectors; a comparison with NaN is false.
+  constexpr std::size_t kBlock = 512;
   std::array<double, 8> lanes;
-  lanes.fill(kInfinity);
-  const std::size_t whole = scores.size() / lanes.size() * lanes.size();
-  for (std::size_t i = 0; i < whole; i += lanes.size())
-    for (std::size_t lane = 0; lane < lanes.size(); ++lane)
-      lanes[lane] = scores[i + lane] < lanes[lane] ? scores[i + lane] : lanes[lane];
-  double lowest = *std::min_element(lanes.begin(), lanes.end());
-  for (std::size_t i = whole; i < scores.size(); ++i) lowest = scores[i] < lowest ? scores[i] : lowest;
-  const auto found = std::find(scores.begin(), scores.end(), lowest);
+  double lowest = kInfinity;
+  std::size_t block = 0;
+  std::size_t begin = 0;
+  for (; begin + kBlock <= scores.size(); begin += kBlock) {
+    lanes.fill(kInfinity);
+    for (std::size_t i = begin; i < begin + kBlock; i += lanes.size())
+      for (std::size_t lane = 0; lane < lanes.size(); ++lane)
+        lanes[lane] = scores[i + lane] < lanes[lane] ? scores[i + lane] : lanes[lane];
+    const double of_block = *std::min_element(lanes.begin(), lanes.end());
+    if (of_block < lowest) block = begin;
+    lowest = std::min(lowest, of_block);
+  }
+  for (; begin < scores.size(); ++begin) {
+    if (scores[begin] < lowest) block = begin;
+    lowest = scores[begin] < lowest ? scores[begin] : lowest;
+  }
+  const auto found = std::find(scores.begin() + static_cast<std::ptrdiff_t>(block), scores.end(), lowest);
   return found != scores.end() ? found - scores.begin() : 0;
 }
 

@@ -30,6 +30,7 @@ PolicyTraits traits_of(std::string spec, const StartRecentOptions& options) {
   PolicyTraits traits;
   traits.spec = std::move(spec);
   traits.realign = options.realign;
+  if (options.every > 0) traits.sinks = options.sinks;
   return traits;
 }
 

@@ -2,10 +2,26 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "kv/table.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::test {
+
+namespace {
+
+std::vector<TokenIndex> retained_by_policy(const RetentionPolicy& policy, int table, int runs) {
+  std::vector<IndexRange> ranges;
+  for (int run = 0; run < runs; ++run) policy.retained(table, run, ranges);
+  std::vector<TokenIndex> ids;
+  for (const IndexRange& range : ranges)
+    for (TokenIndex id = range.begin; id < range.end; ++id) ids.push_back(id);
+  std::ranges::sort(ids);
+  return ids;
+}
+
+}  // namespace
 
 GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
                         std::span<const TokenId> tokens, std::size_t prompt, int chunk) {
@@ -29,7 +45,14 @@ GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::st
   result.logits = XXH3_64bits_digest(state);
   XXH3_64bits_reset(state);
   for (int t = 0; t < runner->sequence().tables(); ++t) {
-    const std::vector<TokenIndex> ids = retained_ids(runner->sequence().table(t));
+    const PageTable& table = runner->sequence().table(t);
+    const std::vector<TokenIndex> ids = retained_by_policy(runner->policy(), t, table.runs());
+    // The table has pages of all of them, but those behind a sliding window.
+    std::vector<TokenIndex> stored = ids;
+    std::erase_if(stored, [given_back = table.given_back()](TokenIndex id) {
+      return id >= given_back.begin && id < given_back.end;
+    });
+    EXPECT_EQ(retained_ids(table), stored) << policy;
     const auto count = static_cast<std::int64_t>(ids.size());
     XXH3_64bits_update(state, &count, sizeof count);
     XXH3_64bits_update(state, ids.data(), ids.size() * sizeof ids[0]);

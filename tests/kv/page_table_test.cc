@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "kv/kv_cache.h"
+#include "kv/paged_cache.h"
 #include "kv/table.h"
 
 namespace kvasir {
@@ -243,6 +244,21 @@ TEST_F(PageTableTest, MaskingInAForkCopiesNothing) {
   EXPECT_EQ(twin->pages_copied(), 2u);
   EXPECT_EQ(cache_->pool().in_use(), 2u * 4u);
   EXPECT_EQ(test::dump(table()), trunk);
+}
+
+TEST(PageTableDeathTest, KeysOfSharedPagesAreNotRotated) {
+  const KvCacheShape shape{.layers = 2, .kv_heads = 1, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF32}};
+  const test::PagedCache cache(shape, KvCache::cost(shape, {}, 20));
+  KvSequence trunk = cache->new_sequence();
+  ASSERT_TRUE(trunk.append(20).ok());
+  auto twin = cache->fork(trunk);
+  ASSERT_TRUE(twin.ok());
+  KeepPlan plan;
+  plan.drop.push_back({4, 10});
+  plan.realign = Realign::kRotate;
+  EXPECT_DEATH((void)twin->only_table().apply(plan), "internal error");
+  ASSERT_TRUE(twin->only_table().unshare({10, 20}).ok());
+  EXPECT_TRUE(twin->only_table().apply(plan).ok());
 }
 
 // A table of lists writes what it compacts, and nothing in front of it.

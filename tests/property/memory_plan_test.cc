@@ -55,6 +55,7 @@ Outcome run(const KvCacheShape& shape, const std::string& spec, const MemoryRequ
     for (std::size_t s = 0; s < sequences.size(); ++s) {
       const KeepPlan plan = test::end_chunk(*policies[s], rows);
       EXPECT_TRUE(sequences[s].only_table().apply(plan).ok());
+      sequences[s].give_back();
     }
   }
   outcome.fits = true;
@@ -127,6 +128,26 @@ TEST(MemoryPlan, RandomRequests) {
                                          draw(0, 1) * draw(0, 50), draw(0, 2) == 0 ? ",realign=rotate" : "");
     expect_exact(shape_of(16 << draw(0, 2)), spec, request, Bytes::kNone);
   }
+}
+
+// Pages behind a native sliding window are given back at the ends of chunks.
+TEST(MemoryPlan, SlidingWindows) {
+  for (const char* spec : kSpecs)
+    for (const std::int64_t window : {1, 23, 64, 100, 700})
+      for (const int chunk : {1, 7, 64, 512}) {
+        KvCacheShape shape = shape_of(32);
+        shape.window = window;
+        SCOPED_TRACE(window);
+        for (const std::int64_t prompt : {0, 300, 1000})
+          expect_exact(shape, spec, {.tokens = 1000, .prompt = prompt, .chunk = chunk, .sequences = 1}, Bytes::kNone);
+      }
+  for (const char* spec : {"full", "streaming:window=1000,every=64", "window:size=777"})
+    for (const int chunk : {100, 512}) {
+      KvCacheShape shape = shape_of(16);
+      shape.window = 300;
+      expect_exact(shape, spec, {.tokens = 60000, .prompt = 60000, .chunk = chunk, .sequences = 1}, Bytes::kNone);
+      expect_exact(shape, spec, {.tokens = 60000, .prompt = 1000, .chunk = chunk, .sequences = 2}, Bytes::kNone);
+    }
 }
 
 // Streams far longer than the bound, where a plan may stop looking early.

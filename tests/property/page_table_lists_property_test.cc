@@ -7,42 +7,29 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <set>
 
-#include "backend/cpu/cpu_page_store.h"
 #include "backend/cpu/kernels/kernels.h"
 #include "kv/kv_cache.h"
-#include "kv/paged_cache.h"
 #include "kv/table.h"
+#include "property/list_configs.h"
 #include "property/plan_model.h"
+#include "property/watched_store.h"
 
 namespace kvasir {
 namespace {
 
 constexpr double kTolerance = 1e-5;  // keys are rotated again and again in float
 
+using Config = test::ListConfig;
 using test::Content;
 using test::kHeadDim;
 using test::MaskedColumns;
 using test::Token;
-
-struct Config {
-  std::string name;
-  int slots = 16;
-  int lanes = 1;
-  int budget_columns = 40;
-  bool original = false;                 // to begin with
-  int usual = 0;                         // tokens that most plans keep
-  std::vector<std::int64_t> capacities;  // of all runs, if there are several
-  std::int64_t sinks = 0;                // that run 0 holds besides
-};
-
-void PrintTo(const Config& config, std::ostream* out) {
-  *out << config.name;
-}
+using test::WatchedChange;
+using test::WatchedStore;
 
 struct Twin {
   KvSequence real;
@@ -50,58 +37,6 @@ struct Twin {
 
   PageTable& table() { return real.only_table(); }
   const PageTable& table() const { return real.only_table(); }
-};
-
-// Checks what a table asks of the store before it is done: nothing is written to a page that others hold.
-class WatchedStore final : public PageStore {
- public:
-  WatchedStore(const PageFormat& format, std::map<std::string, int>* counts)
-      : format_(format),
-        pages_(format, &generic_kernels(), &threads_, {Content::kFrequencies.begin(), Content::kFrequencies.end()}),
-        counts_(*counts) {}
-
-  void watch(const PagePool* pool) { pool_ = pool; }
-  std::byte* data(PageId page) const { return pages_.data(page); }
-  std::uint64_t slots_moved() const { return slots_moved_; }
-
-  Status reserve(std::uint64_t count) override { return pages_.reserve(count); }
-  void clear(std::span<const PageId> pages) override { pages_.clear(pages); }
-  void copy(std::span<const PageId> from, std::span<const PageId> to) override {
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      EXPECT_GT(pool_->references(from[i]), 1u) << "a copy of a page that nobody shares";
-      EXPECT_EQ(pool_->references(to[i]), 1u);
-    }
-    pages_.copy(from, to);
-  }
-  void move(int lanes, std::span<const SlotMove> moves) override {
-    for (const SlotMove& move : moves) {
-      const int count = std::popcount(move.slots);
-      EXPECT_GT(count, 0);
-      EXPECT_LE(move.to_slot + count, format_.slots);
-      EXPECT_EQ(move.slots & ~slot_range(0, format_.slots), 0u);
-      for (int lane = 0; lane < lanes; ++lane)
-        EXPECT_EQ(pool_->references(move.to[lane]), 1u) << "writes to a shared page";
-      if (move.from[0] == move.to[0]) {
-        EXPECT_LE(move.to_slot, std::countr_zero(move.slots));
-        ++counts_["copies within a page"];
-      } else {
-        ++counts_["copies between pages"];
-      }
-      slots_moved_ += static_cast<std::uint64_t>(count);
-    }
-    pages_.move(lanes, moves);
-  }
-  void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
-  void read(PageId page, std::span<std::byte> out) const override { pages_.read(page, out); }
-  void write(PageId page, std::span<const std::byte> in) override { pages_.write(page, in); }
-
- private:
-  PageFormat format_;
-  ThreadPool threads_{1};
-  CpuPageStore pages_;
-  const PagePool* pool_ = nullptr;
-  std::map<std::string, int>& counts_;
-  std::uint64_t slots_moved_ = 0;
 };
 
 class World {
@@ -172,50 +107,8 @@ class World {
     return text;
   }
 
-  // Columns of live tokens that another table holds too.
   std::set<std::uint32_t> shared_columns(const Twin& twin) const {
-    std::set<std::uint32_t> shared;
-    for (const test::LiveToken& token : test::live_tokens(twin.table()))
-      if (cache_->pool().references(twin.table().pages_of(token.column)[0]) > 1) shared.insert(token.column);
-    return shared;
-  }
-
-  // What a change of a table may write to, and what it holds before.
-  struct Before {
-    std::set<std::uint32_t> copied;                        // columns that are expected to be
-    std::map<std::uint32_t, std::vector<PageId>> staying;  // pages of columns of which some tokens stay where they are
-    std::uint64_t pages_copied = 0;
-    std::uint64_t slots_moved = 0;
-    std::uint64_t slots_moved_in_store = 0;
-  };
-  // `written`: columns that are expected to be written to; `staying`: those of which something is left.
-  Before before_change(const Twin& twin, const std::set<std::uint32_t>& written,
-                       const std::set<std::uint32_t>& staying) const {
-    Before before;
-    const auto shared = shared_columns(twin);
-    std::ranges::set_intersection(written, shared, std::inserter(before.copied, before.copied.end()));
-    for (const std::uint32_t column : staying) {
-      const auto pages = twin.table().pages_of(column);
-      before.staying[column].assign(pages.begin(), pages.end());
-    }
-    before.pages_copied = twin.table().pages_copied();
-    before.slots_moved = twin.table().slots_moved();
-    before.slots_moved_in_store = store_.slots_moved();
-    return before;
-  }
-  // Copied was what was written to while shared, and nothing else.
-  void verify_change(const Twin& twin, const Before& before) {
-    const PageTable& table = twin.table();
-    ASSERT_EQ(table.pages_copied() - before.pages_copied,
-              before.copied.size() * static_cast<std::uint64_t>(config_.lanes));
-    ASSERT_EQ(table.slots_moved() - before.slots_moved, store_.slots_moved() - before.slots_moved_in_store);
-    counts["columns copied on write"] += static_cast<int>(before.copied.size());
-    std::set<std::uint32_t> now;
-    for (const test::LiveToken& token : test::live_tokens(table)) now.insert(token.column);
-    for (const auto& [column, pages] : before.staying) {
-      if (!now.contains(column)) continue;  // emptied by compaction
-      ASSERT_EQ(std::ranges::equal(table.pages_of(column), pages), !before.copied.contains(column));
-    }
+    return test::shared_columns(twin.table(), cache_->pool());
   }
   // Whether what a change may copy is available. Exactly the shared columns are reserved for.
   void check_reserve(const Twin& twin) {
@@ -365,40 +258,25 @@ class World {
         ++counts["masked while shared"];
       }
     }
-    if (!single()) written = open_columns(twin, plan, stay);
+    if (!single()) written = test::open_columns(twin.table(), plan, stay, config_.slots);
     std::set<std::uint32_t> staying;
     for (const test::LiveToken& token : test::live_tokens(twin.table()))
       if (stay.contains(token.id)) staying.insert(token.column);
-    const Before change = before_change(twin, written, staying);
+    const WatchedChange change(twin.table(), cache_->pool(), store_, written, staying);
     ASSERT_TRUE(twin.table().apply(plan).ok());
-    ASSERT_NO_FATAL_FAILURE(verify_change(twin, change));
+    ASSERT_NO_FATAL_FAILURE(change.verify());
+    counts["columns copied on write"] += change.columns_copied();
     twin.model.tokens = std::move(kept);
     if (plan.empty()) {
       ASSERT_EQ(dump_all(), before);
       return;
     }
     if (single()) {
-      ASSERT_TRUE(!due.empty() || store_.slots_moved() == change.slots_moved_in_store) << "moved without need\n"
-                                                                                       << before;
+      ASSERT_TRUE(!due.empty() || change.slots_moved() == 0) << "moved without need\n" << before;
       ASSERT_TRUE(due.empty() || twin.table().dead_slots() == 0) << due;
-      ASSERT_NO_FATAL_FAILURE(verify_tidy(twin));
+      ASSERT_NO_FATAL_FAILURE(test::verify_tidy(twin.table(), config_.slots));
     }
     ASSERT_NO_FATAL_FAILURE(verify(twin));
-  }
-
-  // Of each run that takes tokens: the column where the first of them goes, if it holds others already.
-  std::set<std::uint32_t> open_columns(const Twin& twin, const KeepPlan& plan, const std::set<TokenIndex>& stay) const {
-    std::set<std::uint32_t> open;
-    for (int run = 1; run < twin.table().runs(); ++run) {
-      if (std::ranges::find(plan.moves, run, &KeepPlan::Move::run) == plan.moves.end()) continue;
-      const test::LiveToken* newest = nullptr;
-      const auto live = test::live_tokens(twin.table());
-      for (const test::LiveToken& token : live)
-        if (twin.table().frames()[static_cast<std::size_t>(token.frame)].run == run && stay.contains(token.id))
-          newest = &token;
-      if (newest != nullptr && newest->slot + 1 < config_.slots) open.insert(newest->column);
-    }
-    return open;
   }
 
   // All tokens together, with or without a change of what their keys are rotated by.
@@ -406,17 +284,18 @@ class World {
     const MaskedColumns columns(twin.table(), {});
     std::set<std::uint32_t> staying;
     for (const MaskedColumns::Part& part : columns.parts) staying.insert(part.column);
-    const Before change =
-        before_change(twin, columns.written_by_compaction(twin.table(), config_.slots, original), staying);
+    const WatchedChange change(twin.table(), cache_->pool(), store_,
+                               columns.written_by_compaction(twin.table(), config_.slots, original), staying);
     if (original == twin.model.original) {
       twin.table().compact();
     } else {
       twin.table().make_positions_compact();
     }
-    ASSERT_NO_FATAL_FAILURE(verify_change(twin, change));
+    ASSERT_NO_FATAL_FAILURE(change.verify());
+    counts["columns copied on write"] += change.columns_copied();
     ASSERT_EQ(twin.table().dead_slots(), 0);
     ASSERT_EQ(twin.table().frames().size(), 1u);
-    ASSERT_NO_FATAL_FAILURE(verify_tidy(twin));
+    ASSERT_NO_FATAL_FAILURE(test::verify_tidy(twin.table(), config_.slots));
   }
 
   void compact(Twin& twin) {
@@ -498,12 +377,6 @@ class World {
     if (twins_.empty()) add();
   }
 
-  static std::uint64_t linked_columns(const PageTable& table) {
-    std::uint64_t count = 0;
-    for (int run = 0; run < table.runs(); ++run) count += test::columns_of(table, run).size();
-    return count;
-  }
-
   void verify_accounts() {
     std::set<PageId> pages;
     std::uint64_t spares = 0, tables = 0;
@@ -514,23 +387,12 @@ class World {
           pages.insert(table.pages_of(column).begin(), table.pages_of(column).end());
       ASSERT_EQ(table.bytes(), table_bytes(twin->model.most_columns));
       tables += table_bytes(twin->model.most_columns);
-      spares += static_cast<std::uint64_t>(table.columns()) - linked_columns(table);
+      spares += static_cast<std::uint64_t>(table.columns()) - test::linked_columns(table);
     }
     ASSERT_TRUE(!single() || spares == 0);
     const std::uint64_t in_use = pages.size() + spares * static_cast<std::uint64_t>(config_.lanes);
     ASSERT_EQ(cache_->pool().in_use(), in_use);
     ASSERT_EQ(cache_->budget().used(), in_use * page_cost_ + tables);
-  }
-
-  // What holds once a plan was applied to a single run.
-  void verify_tidy(const Twin& twin) {
-    const MaskedColumns columns(twin.table(), {});
-    ASSERT_EQ(columns.parts.size(), linked_columns(twin.table())) << "a column without live slots";
-    ASSERT_EQ(twin.table().dead_slots(), columns.dead()) << "the newest column has a dead end";
-    ASSERT_LE(twin.table().dead_slots() * 4, columns.written());
-    ASSERT_EQ(columns.due(twin.model.original), "");
-    // All but the newest column are full, so that these dead slots are all that is lost.
-    for (std::size_t i = 0; i + 1 < columns.parts.size(); ++i) ASSERT_EQ(columns.parts[i].used, config_.slots);
   }
 
   void verify(const Twin& twin) {
@@ -550,7 +412,7 @@ class World {
       ASSERT_NO_FATAL_FAILURE(verify_content(table.pages_of(place.column), place, model.tokens[i],
                                              table.stored_rotation(place.column, place.slot, frame)));
     }
-    ASSERT_NO_FATAL_FAILURE(verify_runs(table));
+    ASSERT_NO_FATAL_FAILURE(test::verify_rings(table, config_.capacities, config_.slots));
   }
 
   void verify_content(std::span<const PageId> pages, const test::LiveToken& place, const Token& token,
@@ -567,25 +429,6 @@ class World {
         ASSERT_NEAR(key, wanted[static_cast<std::size_t>(d)], kTolerance) << "key of " << token.id;
         worst_key_ = std::max(worst_key_, std::fabs(double{key} - wanted[static_cast<std::size_t>(d)]));
       }
-    }
-  }
-
-  // Other runs are rings: no holes, no more columns than their capacity fills, and one frame each.
-  void verify_runs(const PageTable& table) {
-    std::vector<int> frames(static_cast<std::size_t>(table.runs()));
-    for (const PageTable::Frame& frame : table.frames()) ++frames[static_cast<std::size_t>(frame.run)];
-    for (int run = 1; run < table.runs(); ++run) {
-      const std::int64_t capacity = config_.capacities[static_cast<std::size_t>(run)];
-      const std::vector<std::uint32_t> columns = test::columns_of(table, run);
-      for (std::size_t i = 0; i < columns.size(); ++i) {
-        const PageTable::Column& column = table.column(columns[i]);
-        ASSERT_NE(column.live, 0u);
-        const int first = i == 0 ? std::countr_zero(column.live) : 0;
-        ASSERT_EQ(column.live, slot_range(first, column.used)) << "a hole in run " << run;
-        ASSERT_TRUE(i + 1 == columns.size() || column.used == config_.slots);
-      }
-      ASSERT_LE(static_cast<std::int64_t>(columns.size()), (capacity + config_.slots - 1) / config_.slots + 1);
-      ASSERT_LE(frames[static_cast<std::size_t>(run)], 1);
     }
   }
 
@@ -648,60 +491,8 @@ TEST_P(PageTableLists, RandomPlansAgreeWithTheModel) {
   if (config.name == "Compact16Usual") expect_more("due for frames", 20);
 }
 
-const Config kConfigs[] = {
-    {.name = "Compact16", .slots = 16, .lanes = 1, .budget_columns = 24},
-    {.name = "Compact16Usual", .slots = 16, .lanes = 1, .budget_columns = 120, .usual = 700},
-    {.name = "Compact32", .slots = 32, .lanes = 3, .budget_columns = 16},
-    {.name = "Compact64", .slots = 64, .lanes = 2, .budget_columns = 11},
-    {.name = "Compact64Usual", .slots = 64, .lanes = 1, .budget_columns = 14, .usual = 250},
-    {.name = "Original16", .slots = 16, .lanes = 2, .budget_columns = 22, .original = true},
-    {.name = "Original32", .slots = 32, .lanes = 1, .budget_columns = 14, .original = true, .usual = 100},
-    {.name = "Original64", .slots = 64, .lanes = 3, .budget_columns = 11, .original = true},
-    {.name = "Cascade16", .slots = 16, .lanes = 1, .budget_columns = 30, .capacities = {20, 20, 20, 20}, .sinks = 4},
-    {.name = "Cascade32", .slots = 32, .lanes = 3, .budget_columns = 30, .capacities = {70, 70}, .sinks = 40},
-    {.name = "Cascade64", .slots = 64, .lanes = 2, .budget_columns = 25, .capacities = {64, 64, 64, 64}},
-    {.name = "CascadeOfOnes",
-     .slots = 16,
-     .lanes = 1,
-     .budget_columns = 50,
-     .capacities = std::vector<std::int64_t>(16, 1),
-     .sinks = 3},
-    {.name = "CascadeUneven", .slots = 16, .lanes = 2, .budget_columns = 40, .capacities = {9, 16, 3, 50}, .sinks = 17},
-};
-
-INSTANTIATE_TEST_SUITE_P(Tables, PageTableLists, ::testing::ValuesIn(kConfigs),
+INSTANTIATE_TEST_SUITE_P(Tables, PageTableLists, ::testing::ValuesIn(test::list_configs()),
                          [](const auto& config) { return config.param.name; });
-
-// A plan of memory runs the same tables on a pool without a store, where nothing is moved.
-TEST(PageTableListsUnbacked, TablesAreTheSameWithoutAStore) {
-  for (const bool original : {false, true}) {
-    test::RandomPlans random(original ? 1 : 2);
-    const KvCacheShape shape{.layers = 1, .kv_heads = 2, .page = {.head_dim = 2, .slots = 16, .key = KvType::kF16}};
-    SequenceLayout layout;
-    layout.table.lists = true;
-    layout.table.original_positions = original;
-    const std::uint64_t budget = KvCache::cost(shape, layout, 100);
-    const test::PagedCache real(shape, budget);
-    const auto counted = std::move(*KvCache::create(shape, budget));
-    KvSequence with = real->new_sequence(layout), without = counted->new_sequence(layout);
-    test::PlanModel model;
-    for (int step = 0; step < 500; ++step) {
-      const int tokens = random.draw(1, 20);
-      ASSERT_TRUE(with.append(tokens).ok() && without.append(tokens).ok());
-      for (int i = 0; i < tokens; ++i) model.tokens.push_back({model.next++, 0, 0});
-      std::vector<Token> kept = random.subset(model, 16, 100);
-      KeepPlan plan;
-      for (const Token& token : model.tokens)
-        if (std::ranges::find(kept, token.id, &Token::id) == kept.end()) plan.add_drop({token.id, token.id + 1});
-      model.tokens = std::move(kept);
-      ASSERT_TRUE(with.only_table().apply(plan).ok() && without.only_table().apply(plan).ok());
-      ASSERT_EQ(test::dump(with.only_table()), test::dump(without.only_table()));
-      ASSERT_EQ(with.slots_moved(), without.slots_moved());
-      ASSERT_EQ(real->budget().used(), counted->budget().used());
-    }
-    EXPECT_GT(with.slots_moved(), 500u);
-  }
-}
 
 }  // namespace
 }  // namespace kvasir
