@@ -286,7 +286,8 @@ void Sequence::prune() {
   };
   decide([&](int table) { policy_->end_chunk(chunk_, table, plan_); });
   decide([&](int table) { policy_->finish_chunk(chunk_, table, plan_); });
-  tables_.give_back();
+  // An observer is shown the weights of all retained tokens, zeros too.
+  if (listener_->tap == nullptr) tables_.give_back();
 }
 
 Status Sequence::own_pages() {

@@ -93,8 +93,8 @@ class Sequence {
 
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others not
 
-  // Optional observer of the attention of every pass; may be null. Must outlive the passes. It is shown the weights of
-  // tokens that have pages: of all retained ones if the cache's shape has no window.
+  // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, pages
+  // behind a sliding window are not given back; a memory plan that is to hold then takes a shape without a window.
   void set_tap(AttentionObserver* tap);
   // Starts the token log. REQUIRES: nothing was read.
   void keep_log();
