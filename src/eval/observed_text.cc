@@ -49,10 +49,12 @@ int next_pass(const RetentionPolicy& policy, const ObservedTextOptions& options,
   return next_chunk_rows(done, options.prefill, tokens, prompt_chunk(policy, options.chunk));
 }
 
-// Applies check_room (engine/context_rules.h). Evaluations choose the length of their text, so an overlong text is an
-// invalid argument here.
+// Applies check_room (engine/context_rules.h), with two differences. Observation may go beyond the trained context
+// under a bounded policy that keeps original positions. And an overlong text is an invalid argument, since the caller
+// chose its length.
 Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
                        std::int64_t context) {
+  if (policy.bound()) return {};
   const Status room = check_room(policy, place, rest, next, context);
   if (room.ok()) return {};
   return Status(StatusCode::kInvalidArgument, room.message()).about({"tokens", "policy"});
