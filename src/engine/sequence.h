@@ -123,7 +123,7 @@ class Sequence {
   std::uint64_t bytes() const;
   std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
   double seconds_observing() const;  // that the policy took for what it was shown
-  // Bytes charged for the policy's state and the token log.
+  // Bytes charged for the policy's state and the token log: what is allocated for them, from the first pass on.
   std::uint64_t state_bytes() const { return state_.bytes(); }
 
   // The least index that is no longer retained everywhere; nothing while all are.

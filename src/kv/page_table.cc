@@ -53,7 +53,8 @@ PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
       layout_(layout),
       runs_(1 + layout.run_capacities.size()),
       tail_(runs_.size(), kNone),
-      frames_(1) {
+      frames_(1),
+      pages_(pool) {
   KVASIR_CHECK(lists_ || (!original_ && runs_.size() == 1));
   KVASIR_CHECK(!(original_ && runs_.size() > 1) && runs_.size() < static_cast<std::size_t>(kMaxFrames));
   frames_.reserve(kMaxFrames);
@@ -75,7 +76,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(tail_, other.tail_);
   std::swap(frames_, other.frames_);
   std::swap(column_, other.column_);
-  std::swap(pages_, other.pages_);
+  pages_ = std::move(other.pages_);
   std::swap(offsets_, other.offsets_);
   std::swap(free_, other.free_);
   std::swap(spare_, other.spare_);
@@ -93,11 +94,6 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
 }
 
 PageTable::~PageTable() {
-  std::vector<bool> unused(column_.size(), false);
-  for (const std::uint32_t column : free_) unused[column] = true;
-  for (std::uint32_t column = 0; column < column_.size(); ++column)
-    if (!unused[column])
-      for (const PageId page : pages_of(column)) pool_->release(page);
   pool_->budget().release(bytes());
 }
 
@@ -139,28 +135,27 @@ void PageTable::reserve_columns(std::int64_t columns) {
   for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
 }
 
-// REQUIRES: room in the arrays; takes over the pages' references.
-std::uint32_t PageTable::take_column(std::span<const PageId> pages) {
+// Takes its pages from `pages`, from number `first` on. REQUIRES: room in the arrays.
+std::uint32_t PageTable::take_column(PageRefs& pages, std::size_t first) {
   std::uint32_t column = 0;
   if (!free_.empty()) {
     column = free_.back();
     free_.pop_back();
     column_[column] = {};
-    std::ranges::copy(pages, mutable_pages(column));
   } else {
     column = static_cast<std::uint32_t>(column_.size());
     KVASIR_CHECK(column_.size() < column_.capacity());
     column_.emplace_back();
-    pages_.insert(pages_.end(), pages.begin(), pages.end());
     if (lists_) offsets_.resize(offsets_.size() + slots_);
   }
+  pages_.take(first_page(column), pages, first, static_cast<std::size_t>(lanes_));
   ++columns_;
   return column;
 }
 
 // Of a column that no entry refers to, or of a spare one.
 void PageTable::release_column(std::uint32_t column) {
-  for (const PageId page : pages_of(column)) pool_->release(page);
+  pages_.reset(first_page(column), static_cast<std::size_t>(lanes_));
   column_[column].entries = 0;
   free_.push_back(column);
   --columns_;
@@ -205,19 +200,20 @@ void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
   KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
 }
 
-void PageTable::copy_pages(std::uint32_t column, std::span<const PageId> fresh) {
-  if (pool_->store() != nullptr) pool_->store()->copy(pages_of(column), fresh);
-  for (const PageId page : pages_of(column)) pool_->release(page);
-  std::ranges::copy(fresh, mutable_pages(column));
-  pages_copied_ += fresh.size();
+// To the pages of `fresh` from number `first` on, which take their place.
+void PageTable::copy_pages(std::uint32_t column, PageRefs& fresh, std::size_t first) {
+  const auto lanes = static_cast<std::size_t>(lanes_);
+  if (pool_->store() != nullptr) pool_->store()->copy(pages_of(column), fresh.ids().subspan(first, lanes));
+  pages_.take(first_page(column), fresh, first, lanes);
+  pages_copied_ += lanes;
 }
 
 // Before a physical write. REQUIRES: room for the copy was reserved (checked).
 void PageTable::own_column(std::uint32_t column) {
   if (!is_shared(column)) return;
-  std::vector<PageId> fresh(static_cast<std::size_t>(lanes_));
-  KVASIR_CHECK(pool_->try_allocate(fresh));
-  copy_pages(column, fresh);
+  PageRefs fresh(pool_);
+  KVASIR_CHECK(fresh.try_allocate(static_cast<std::size_t>(lanes_)));
+  copy_pages(column, fresh, 0);
 }
 
 // Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
@@ -256,23 +252,19 @@ PageTable::AppendPlan PageTable::plan_append(int tokens) const {
 Status PageTable::append(int tokens) {
   KVASIR_CHECK(tokens > 0);
   const AppendPlan plan = plan_append(tokens);
-  std::vector<PageId> fresh(plan.pages);
-  if (plan.bytes > budget().available() || !pool_->try_allocate(fresh)) return kv_memory_full(budget(), plan.bytes);
+  PageRefs fresh(pool_);
+  if (plan.bytes > budget().available() || !fresh.try_allocate(plan.pages)) return kv_memory_full(budget(), plan.bytes);
   reserve_columns(columns_ + plan.columns);
-  std::span<const PageId> unused = fresh;
-  const auto take = [&] {
-    const auto pages = unused.first(static_cast<std::size_t>(lanes_));
-    unused = unused.subspan(pages.size());
-    return pages;
-  };
+  std::size_t used = 0;
+  const auto next = [&] { return std::exchange(used, used + static_cast<std::size_t>(lanes_)); };
   const auto slots = static_cast<int>(slots_);
   int left = tokens;
   if (tail_.front() != kNone && column_[tail_.front()].used < slots && is_shared(tail_.front()))
-    copy_pages(tail_.front(), take());
+    copy_pages(tail_.front(), fresh, next());
   Frame& frame = frames_.back();
   while (left > 0) {
     if (tail_.front() == kNone || column_[tail_.front()].used == slots)
-      start_column(take_column(take()), 0, next_index_, length_ - frame.rotation - frame.origin);
+      start_column(take_column(fresh, next()), 0, next_index_, length_ - frame.rotation - frame.origin);
     const std::uint32_t tail = tail_.front();
     Column& column = column_[tail];
     const int count = std::min(left, slots - column.used);
@@ -291,7 +283,7 @@ Status PageTable::append(int tokens) {
     written_ += count;
     left -= count;
   }
-  for (int i = 0; i < plan.spares; ++i) spare_.push_back(take_column(take()));
+  for (int i = 0; i < plan.spares; ++i) spare_.push_back(take_column(fresh, next()));
   return {};
 }
 
@@ -422,14 +414,13 @@ std::uint64_t PageTable::unshare_bytes(IndexRange range) const {
 
 Status PageTable::unshare(IndexRange range) {
   const std::vector<std::uint32_t> shared = shared_columns(range);
-  std::vector<PageId> fresh(shared.size() * static_cast<std::size_t>(lanes_));
-  if (!pool_->try_allocate(fresh))
+  const std::size_t pages = shared.size() * static_cast<std::size_t>(lanes_);
+  PageRefs fresh(pool_);
+  if (!fresh.try_allocate(pages))
     return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; give it more",
-                     budget().capacity(), fresh.size())
+                     budget().capacity(), pages)
         .about({"kv_memory"});
-  for (std::size_t i = 0; i < shared.size(); ++i)
-    copy_pages(shared[i],
-               std::span(fresh).subspan(i * static_cast<std::size_t>(lanes_), static_cast<std::size_t>(lanes_)));
+  for (std::size_t i = 0; i < shared.size(); ++i) copy_pages(shared[i], fresh, i * static_cast<std::size_t>(lanes_));
   return {};
 }
 
@@ -445,10 +436,12 @@ Result<PageTable> PageTable::fork() const {
   copy.tail_ = tail_;
   copy.frames_.assign(frames_.begin(), frames_.end());
   copy.column_.assign(column_.begin(), column_.end());
-  copy.pages_.assign(pages_.begin(), pages_.end());
+  copy.pages_.share(pages_);
+  for (const std::uint32_t column : spare_)  // a fork takes its own
+    copy.pages_.reset(first_page(column), static_cast<std::size_t>(lanes_));
   copy.offsets_.assign(offsets_.begin(), offsets_.end());
   copy.free_.assign(free_.begin(), free_.end());
-  copy.free_.insert(copy.free_.end(), spare_.begin(), spare_.end());  // a fork takes its own
+  copy.free_.insert(copy.free_.end(), spare_.begin(), spare_.end());
   copy.columns_ = columns_ - static_cast<int>(spare_.size());
   copy.next_index_ = next_index_;
   copy.length_ = length_;
@@ -459,11 +452,6 @@ Result<PageTable> PageTable::fork() const {
     copy.runs_[r].next_ordinal = runs_[r].next_ordinal;
     copy.runs_[r].columns = runs_[r].columns;
   }
-  std::vector<bool> unused(column_.size(), false);
-  for (const std::uint32_t column : copy.free_) unused[column] = true;
-  for (std::uint32_t column = 0; column < column_.size(); ++column)
-    if (!unused[column])
-      for (const PageId page : pages_of(column)) pool_->retain(page);
   return copy;
 }
 

@@ -40,7 +40,7 @@
 #include "backend/batch.h"
 #include "base/bytes.h"
 #include "kv/keep_plan.h"
-#include "kv/page_pool.h"
+#include "kv/page_refs.h"
 
 namespace kvasir {
 
@@ -109,10 +109,9 @@ class PageTable {
     return std::span(runs_[static_cast<std::size_t>(frame.run)].entries).subspan(frame.begin, frame.end - frame.begin);
   }
   const Column& column(std::uint32_t column) const { return column_[column]; }
-  std::span<const PageId> pages() const { return pages_; }  // [column][lane]
+  std::span<const PageId> pages() const { return pages_.ids(); }  // [column][lane]
   std::span<const PageId> pages_of(std::uint32_t column) const {
-    return std::span(pages_).subspan(std::size_t{column} * static_cast<std::size_t>(lanes_),
-                                     static_cast<std::size_t>(lanes_));
+    return pages_.ids().subspan(first_page(column), static_cast<std::size_t>(lanes_));
   }
   TokenIndex index(std::uint32_t column, int slot) const {
     return column_[column].first + (lists_ ? static_cast<TokenIndex>(offset(column)[slot]) : slot);
@@ -210,9 +209,7 @@ class PageTable {
 
   std::uint32_t* offset(std::uint32_t column) { return offsets_.data() + std::size_t{column} * slots_; }
   const std::uint32_t* offset(std::uint32_t column) const { return offsets_.data() + std::size_t{column} * slots_; }
-  PageId* mutable_pages(std::uint32_t column) {
-    return pages_.data() + std::size_t{column} * static_cast<std::size_t>(lanes_);
-  }
+  std::size_t first_page(std::uint32_t column) const { return std::size_t{column} * static_cast<std::size_t>(lanes_); }
   TokenIndex first_live(const PageEntry& entry) const { return index(entry.column, std::countr_zero(entry.live)); }
   TokenIndex last_live(const PageEntry& entry) const {
     return index(entry.column, static_cast<int>(std::bit_width(entry.live)) - 1);
@@ -227,13 +224,13 @@ class PageTable {
   std::vector<std::uint32_t> shared_columns(IndexRange range) const;
 
   void reserve_columns(std::int64_t columns);
-  std::uint32_t take_column(std::span<const PageId> pages);
+  std::uint32_t take_column(PageRefs& pages, std::size_t first);
   void release_column(std::uint32_t column);
   void start_column(std::uint32_t column, int run, TokenIndex first, Position base);
   void make_entry_room(int run);
   void push_entry(Frame& frame, const PageEntry& entry);
   void unlink_entry(int run, std::uint32_t column);
-  void copy_pages(std::uint32_t column, std::span<const PageId> fresh);
+  void copy_pages(std::uint32_t column, PageRefs& fresh, std::size_t first);
   void own_column(std::uint32_t column);
   int spares_needed(int tokens) const;
   std::int64_t drop_from_frame(std::size_t number, IndexRange range, IndexRange held);
@@ -272,7 +269,7 @@ class PageTable {
   std::vector<std::uint32_t> tail_;     // [runs]: newest column, or kNone
   std::vector<Frame> frames_;           // in order of token; the last is where tokens enter
   std::vector<Column> column_;          // by handle; those in free_ hold nothing
-  std::vector<PageId> pages_;           // [column][lane]
+  PageRefs pages_;                      // [column][lane]
   std::vector<std::uint32_t> offsets_;  // lists: [column][slot], indices relative to the column's first
   std::vector<std::uint32_t> free_;     // handles without pages
   std::vector<std::uint32_t> spare_;    // columns without tokens, for moves

@@ -232,7 +232,7 @@ void PageTable::compact_columns(bool original) {
       const Position shift = original ? 0 : position + offset - rotation;
       if (to != from || to_slot != slot || shift != 0)
         add_move(scratch.moves,
-                 {mutable_pages(from), slot_range(slot, slot + part), mutable_pages(to), to_slot, shift});
+                 {pages_of(from).data(), slot_range(slot, slot + part), pages_of(to).data(), to_slot, shift});
       for (int s = slot; s < slot + part; ++s) scratch.indices.push_back(index(from, s));
       position += part;
       rotation += part;
@@ -241,7 +241,8 @@ void PageTable::compact_columns(bool original) {
     }
   });
   slots_moved_ += slots_in(scratch.moves);
-  for (const SlotMove& move : scratch.moves) own_column(static_cast<std::uint32_t>((move.to - pages_.data()) / lanes_));
+  for (const SlotMove& move : scratch.moves)
+    own_column(static_cast<std::uint32_t>((move.to - pages().data()) / lanes_));
   if (pool_->store() != nullptr && !scratch.moves.empty()) pool_->store()->move(lanes_, scratch.moves);
 
   Run& run = runs_.front();
@@ -333,9 +334,9 @@ void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) 
         spare_.pop_back();
       } else {
         // A column that this run has just given back: the ring has come round.
-        std::vector<PageId> pages(static_cast<std::size_t>(lanes_));
-        KVASIR_CHECK(pool_->try_allocate(pages));
-        column = take_column(pages);
+        PageRefs pages(pool_);
+        KVASIR_CHECK(pages.try_allocate(static_cast<std::size_t>(lanes_)));
+        column = take_column(pages, 0);
       }
       start_column(column, number, move.index,
                    tail_[r] != kNone ? column_[tail_[r]].base + static_cast<Position>(slots_) : 0);
@@ -352,8 +353,8 @@ void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) 
     ++frame->tokens;
     ++length_;
     ++written_;
-    add_move(moves, {mutable_pages(from.column), slot_range(from.slot, from.slot + 1), mutable_pages(tail_[r]), slot,
-                     to.base + slot - (column_[from.column].base + from.slot)});
+    add_move(moves, {pages_of(from.column).data(), slot_range(from.slot, from.slot + 1), pages_of(tail_[r]).data(),
+                     slot, to.base + slot - (column_[from.column].base + from.slot)});
   }
   slots_moved_ += slots_in(moves);
   if (pool_->store() != nullptr && !moves.empty()) pool_->store()->move(lanes_, moves);

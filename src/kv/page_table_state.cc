@@ -82,11 +82,10 @@ Status PageTable::restore(ByteReader& in) {
   const std::uint64_t bytes = pages * pool_->page_cost() +
                               bytes_at(lanes_, static_cast<int>(slots_), layout_, static_cast<std::int64_t>(columns));
   if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
-  std::vector<PageId> fresh(pages);
-  if (!pool_->try_allocate(fresh)) return kv_memory_full(budget(), bytes);
+  PageRefs fresh(pool_);
+  if (!fresh.try_allocate(pages)) return kv_memory_full(budget(), bytes);
   reserve_columns(static_cast<std::int64_t>(columns));
-  for (std::uint64_t c = 0; c < columns; ++c)
-    take_column(std::span(fresh).subspan(c * static_cast<std::uint64_t>(lanes_), static_cast<std::size_t>(lanes_)));
+  for (std::uint64_t c = 0; c < columns; ++c) take_column(fresh, c * static_cast<std::uint64_t>(lanes_));
   if (restore_arrays(in) && is_sound()) return {};
   PageTable empty(lanes_, pool_, layout_);
   *this = std::move(empty);

@@ -1,0 +1,36 @@
+#include "kv/page_refs.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvasir {
+
+bool PageRefs::try_allocate(std::size_t count) {
+  const std::size_t size = ids_.size();
+  ids_.resize(size + count, kNoPage);
+  if (pool_->try_allocate(std::span(ids_).subspan(size))) return true;
+  ids_.resize(size);
+  return false;
+}
+
+void PageRefs::take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count) {
+  KVASIR_CHECK(at <= ids_.size() && first + count <= from.ids_.size());
+  reset(at, std::min(count, ids_.size() - at));
+  if (ids_.size() < at + count) ids_.resize(at + count, kNoPage);
+  for (std::size_t i = 0; i < count; ++i) ids_[at + i] = std::exchange(from.ids_[first + i], kNoPage);
+}
+
+void PageRefs::reset(std::size_t at, std::size_t count) {
+  for (PageId& id : std::span(ids_).subspan(at, count))
+    if (id != kNoPage) pool_->release(std::exchange(id, kNoPage));
+}
+
+void PageRefs::share(const PageRefs& other) {
+  KVASIR_CHECK(ids_.empty() && pool_ == other.pool_);
+  ids_.assign(other.ids_.begin(), other.ids_.end());
+  for (const PageId id : ids_)
+    if (id != kNoPage) pool_->retain(id);
+}
+
+}  // namespace kvasir

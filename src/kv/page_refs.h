@@ -1,0 +1,55 @@
+// References to pages of one pool: each is given back when it is overwritten, or with the object.
+// Move-only. Thread-safety: none, as the pool.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kv/page_pool.h"
+
+namespace kvasir {
+
+// An array of references, some of which may be empty. One array serves a whole page table, so that a batch can refer to
+// the page numbers as they lie.
+class PageRefs {
+ public:
+  // The pool outlives the references.
+  explicit PageRefs(PagePool* pool) : pool_(pool) {}
+  PageRefs(PageRefs&& other) noexcept : pool_(other.pool_), ids_(std::exchange(other.ids_, {})) {}
+  PageRefs& operator=(PageRefs&& other) noexcept {
+    std::swap(pool_, other.pool_);
+    ids_.swap(other.ids_);
+    return *this;
+  }
+  PageRefs(const PageRefs&) = delete;
+  PageRefs& operator=(const PageRefs&) = delete;
+  ~PageRefs() { reset(0, ids_.size()); }
+
+  // The page numbers; those of empty references mean nothing.
+  std::span<const PageId> ids() const { return ids_; }
+  std::size_t size() const { return ids_.size(); }
+  std::size_t capacity() const { return ids_.capacity(); }
+  void reserve(std::size_t size) { ids_.reserve(size); }
+
+  // Adds `count` references to new pages, each its page's only one, or none at all (false).
+  bool try_allocate(std::size_t count);
+
+  // Moves `count` references of `from` to [at, at + count), which gives back what was there. REQUIRES: at <= size().
+  void take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count);
+
+  // Gives back the references of [at, at + count), which are then empty.
+  void reset(std::size_t at, std::size_t count);
+
+  // Refers to the same pages as `other`. REQUIRES: size() == 0.
+  void share(const PageRefs& other);
+
+ private:
+  static constexpr PageId kNoPage{0xffffffff};
+
+  PagePool* pool_;
+  std::vector<PageId> ids_;
+};
+
+}  // namespace kvasir
