@@ -27,6 +27,25 @@ std::int64_t entry_capacity(std::int64_t columns, std::int64_t run_capacity, int
   return columns == 0 ? 0 : 2 * columns + PageTable::kMaxFrames;
 }
 
+// The number of items in front of the first for which up_to is 0. Compares with many at a time: they are read at once,
+// not one after the other as in binary search, and after a forward pass none of them is in a cache.
+template <class Item, class UpTo>
+std::size_t count_up_to(std::span<const Item> items, const UpTo& up_to) {
+  constexpr std::size_t kWays = 16;
+  std::size_t begin = 0;
+  std::size_t count = items.size();
+  while (count > kWays) {
+    const std::size_t step = count / kWays;
+    std::size_t before = 0;
+    for (std::size_t way = 1; way < kWays; ++way) before += up_to(items[begin + way * step]);
+    begin += before * step;
+    count = before == kWays - 1 ? count - before * step : step;
+  }
+  std::size_t before = 0;
+  for (const Item& item : items.subspan(begin, count)) before += up_to(item);
+  return begin + before;
+}
+
 }  // namespace
 
 std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, std::int64_t columns) {
@@ -41,7 +60,8 @@ std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, st
   const std::size_t runs = 1 + layout.run_capacities.size();
   return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
          layout.run_capacities.size() * sizeof(std::int64_t) + static_cast<std::uint64_t>(capacity * per_column) +
-         static_cast<std::uint64_t>(entries) * sizeof(PageEntry);
+         static_cast<std::uint64_t>(entries) *
+             (sizeof(PageEntry) + (layout.original_positions ? sizeof(TokenIndex) : 0));
 }
 
 PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
@@ -79,6 +99,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   pages_ = std::move(other.pages_);
   std::swap(offsets_, other.offsets_);
   std::swap(free_, other.free_);
+  std::swap(entry_first_, other.entry_first_);
   std::swap(spare_, other.spare_);
   std::swap(columns_, other.columns_);
   std::swap(peak_columns_, other.peak_columns_);
@@ -133,6 +154,7 @@ void PageTable::reserve_columns(std::int64_t columns) {
   free_.reserve(count);
   if (runs_.size() > 1) spare_.reserve(count);
   for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
+  if (layout_.original_positions) entry_first_.reserve(runs_.front().entries.capacity());
 }
 
 // Takes its pages from `pages`, from number `first` on. REQUIRES: room in the arrays.
@@ -196,6 +218,11 @@ void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
   entries.resize(frame.end);
   make_entry_room(frame.run);
   entries.push_back(entry);
+  if (original_) {
+    entry_first_.resize(frame.end);
+    entry_first_.push_back(column_[entry.column].first);
+    KVASIR_CHECK(entry_first_.size() == entries.size());
+  }
   ++frame.end;
   KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
 }
@@ -287,23 +314,12 @@ Status PageTable::append(int tokens) {
   return {};
 }
 
-// Compares with many entries at a time: their columns are read at once, not one after the other as in binary search,
-// and after a forward pass none of them is in a cache.
-std::size_t PageTable::columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const {
-  constexpr std::size_t kWays = 16;
-  const auto up_to = [&](const PageEntry& entry) -> std::size_t { return column_[entry.column].first <= token; };
-  std::size_t begin = 0;
-  std::size_t count = entries.size();
-  while (count > kWays) {
-    const std::size_t step = count / kWays;
-    std::size_t before = 0;
-    for (std::size_t way = 1; way < kWays; ++way) before += up_to(entries[begin + way * step]);
-    begin += before * step;
-    count = before == kWays - 1 ? count - before * step : step;
-  }
-  std::size_t before = 0;
-  for (const PageEntry& entry : entries.subspan(begin, count)) before += up_to(entry);
-  return begin + before;
+std::size_t PageTable::columns_up_to(const Frame& frame, TokenIndex token, std::uint32_t from) const {
+  if (original_)
+    return count_up_to(std::span(entry_first_).subspan(from),
+                       [&](TokenIndex first) -> std::size_t { return first <= token; });
+  return count_up_to(entries_of(frame).subspan(from - frame.begin),
+                     [&](const PageEntry& entry) -> std::size_t { return column_[entry.column].first <= token; });
 }
 
 std::uint32_t PageTable::find_entry(const Frame& frame, TokenIndex token) const {
@@ -313,7 +329,7 @@ std::uint32_t PageTable::find_entry(const Frame& frame, TokenIndex token) const 
   if (token > last_live(entries.back())) return frame.end;
   std::size_t found = 0;
   if (lists_) {
-    found = columns_up_to(entries, token);
+    found = columns_up_to(frame, token, frame.begin);
     while (found > 0 && last_live(entries[found - 1]) >= token) --found;
   } else {
     // Columns are numbered by their tokens, and only those that were given back are missing.
@@ -441,6 +457,7 @@ Result<PageTable> PageTable::fork() const {
     copy.pages_.reset(first_page(column), static_cast<std::size_t>(lanes_));
   copy.offsets_.assign(offsets_.begin(), offsets_.end());
   copy.free_.assign(free_.begin(), free_.end());
+  copy.entry_first_.assign(entry_first_.begin(), entry_first_.end());
   copy.free_.insert(copy.free_.end(), spare_.begin(), spare_.end());
   copy.columns_ = columns_ - static_cast<int>(spare_.size());
   copy.next_index_ = next_index_;

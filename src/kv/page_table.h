@@ -216,8 +216,9 @@ class PageTable {
   }
   // The first entry of `frame` whose last token is at or behind `token`; frame.end if there is none.
   std::uint32_t find_entry(const Frame& frame, TokenIndex token) const;
-  // The number of `entries` whose column begins at or before `token`. REQUIRES: columns ascend.
-  std::size_t columns_up_to(std::span<const PageEntry> entries, TokenIndex token) const;
+  // Of the entries [from, frame.end), the number of those whose column begins at or before `token`. REQUIRES: columns
+  // ascend.
+  std::size_t columns_up_to(const Frame& frame, TokenIndex token, std::uint32_t from) const;
   bool is_shared(std::uint32_t column) const;
   std::vector<std::uint32_t> columns_in_order() const;
   bool restore_arrays(ByteReader& in);
@@ -266,13 +267,14 @@ class PageTable {
   bool original_;
   Layout layout_;
   std::vector<Run> runs_;
-  std::vector<std::uint32_t> tail_;     // [runs]: newest column, or kNone
-  std::vector<Frame> frames_;           // in order of token; the last is where tokens enter
-  std::vector<Column> column_;          // by handle; those in free_ hold nothing
-  PageRefs pages_;                      // [column][lane]
-  std::vector<std::uint32_t> offsets_;  // lists: [column][slot], indices relative to the column's first
-  std::vector<std::uint32_t> free_;     // handles without pages
-  std::vector<std::uint32_t> spare_;    // columns without tokens, for moves
+  std::vector<std::uint32_t> tail_;      // [runs]: newest column, or kNone
+  std::vector<Frame> frames_;            // in order of token; the last is where tokens enter
+  std::vector<Column> column_;           // by handle; those in free_ hold nothing
+  PageRefs pages_;                       // [column][lane]
+  std::vector<std::uint32_t> offsets_;   // lists: [column][slot], indices relative to the column's first
+  std::vector<std::uint32_t> free_;      // handles without pages
+  std::vector<TokenIndex> entry_first_;  // original positions: the first index of each entry's column, densely
+  std::vector<std::uint32_t> spare_;     // columns without tokens, for moves
   int columns_ = 0;
   std::int64_t peak_columns_ = 0;   // most columns there ever were: decides the size of the arrays
   std::uint64_t bytes_ = 0;         // bytes_at(peak_columns_)

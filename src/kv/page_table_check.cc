@@ -23,6 +23,10 @@ bool PageTable::is_sound() const {
     return false;
   if (!(!frames_.empty() && frames_.size() <= static_cast<std::size_t>(kMaxFrames))) return false;
   if (!(frames_.back().run == 0)) return false;
+  const std::vector<PageEntry>& entered = runs_.front().entries;
+  if (!(entry_first_.size() == (original_ ? entered.size() : 0))) return false;
+  for (std::size_t e = 0; e < entry_first_.size(); ++e)
+    if (!(entry_first_[e] == column_[entered[e].column].first)) return false;
   std::vector<std::uint32_t> reached(runs_.size(), 0);  // entries of each run, frame by frame
   for (const Frame& frame : frames_) {
     const auto r = static_cast<std::size_t>(frame.run);
@@ -102,7 +106,7 @@ std::uint64_t PageTable::allocated_bytes() const {
   const auto bytes_of = [](const auto& values) { return values.capacity() * sizeof(values[0]); };
   std::uint64_t bytes = sizeof(PageTable) + bytes_of(layout_.run_capacities) + bytes_of(runs_) + bytes_of(tail_) +
                         bytes_of(frames_) + bytes_of(column_) + pages_.capacity() * sizeof(PageId) +
-                        bytes_of(offsets_) + bytes_of(free_) + bytes_of(spare_);
+                        bytes_of(offsets_) + bytes_of(free_) + bytes_of(entry_first_) + bytes_of(spare_);
   for (const Run& run : runs_) bytes += bytes_of(run.entries);
   return bytes;
 }

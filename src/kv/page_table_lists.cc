@@ -71,7 +71,7 @@ void PageTable::mask_original(std::span<const IndexRange> drop) {
   auto first_empty = end;
   for (const IndexRange& range : drop) {
     // The last entry that begins at or before the range may hold tokens of it.
-    const std::size_t before = columns_up_to(std::span(entry, end), range.begin);
+    const std::size_t before = columns_up_to(frame, range.begin, static_cast<std::uint32_t>(entry - entries.begin()));
     entry += before > 0 ? static_cast<std::ptrdiff_t>(before) - 1 : 0;
     for (auto at = entry; at != end && column_[at->column].first < range.end; ++at) {
       const SlotMask leaves = at->live & slots_of(at->column, range.begin, range.end);
@@ -89,11 +89,13 @@ void PageTable::mask_original(std::span<const IndexRange> drop) {
     if (from->live == 0) {
       unlink_entry(0, from->column);
     } else {
+      entry_first_[static_cast<std::size_t>(to - entries.begin())] = column_[from->column].first;
       *to++ = *from;
     }
   }
   frame.end = static_cast<std::uint32_t>(to - entries.begin());
   entries.resize(frame.end);
+  entry_first_.resize(frame.end);
 }
 
 // The columns of run 0, oldest first, into the scratch.
@@ -245,8 +247,10 @@ void PageTable::compact_columns(bool original) {
     own_column(static_cast<std::uint32_t>((move.to - pages().data()) / lanes_));
   if (pool_->store() != nullptr && !scratch.moves.empty()) pool_->store()->move(lanes_, scratch.moves);
 
+  original_ = original;
   Run& run = runs_.front();
   run.entries.clear();
+  entry_first_.clear();
   run.columns = 0;
   run.next_ordinal = 0;
   tail_.front() = kNone;
@@ -270,7 +274,6 @@ void PageTable::compact_columns(bool original) {
     written_ += column.used;
     used += count;
   }
-  original_ = original;
 }
 
 // From the last run on: what a run hands on is copied before its columns are given back.

@@ -148,6 +148,7 @@ bool PageTable::restore_arrays(ByteReader& in) {
       seen[entry.column] = true;
       entry.ordinal = column.ordinal;
       of_run.push_back(entry);
+      if (original_) entry_first_.push_back(column.first);
       ++frame.end;
     }
     frames_.push_back(frame);
