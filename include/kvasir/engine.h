@@ -91,7 +91,7 @@ class Session {
       const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) = 0;
 
   // Returns the continuations of highest probability that a beam search finds, best first. `progress` (may be empty)
-  // hears tokens done; return false to stop. The session stays as it is. Errors: as sample.
+  // is called with the tokens done; return false to stop. The session stays as it is. Errors: as sample.
   virtual Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
                                                       const std::function<bool(std::int64_t)>& progress) = 0;
 
@@ -115,7 +115,7 @@ class Session {
 
 class Engine {
  public:
-  // `progress` (may be empty) hears bytes of weights loaded and in all. Errors: any, each with one line that says what
+  // `progress` (may be empty) is called with the bytes of weights loaded and in all. Errors: any, each with one line that says what
   // and how to mend it.
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options,
                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});

@@ -1,5 +1,5 @@
 // One sequence under one retention policy: its page tables, its policy's state, the chunk that is under way. It says
-// what its next pass is (plan, const), makes room for it, describes it to a batch, hears its attention, and prunes.
+// what its next pass is (plan, const), makes room for it, describes it to a batch, receives its attention, and prunes.
 // Whoever runs passes (engine/step.h) does so for one sequence or for many.
 //
 // Thread-safety: one caller at a time.
