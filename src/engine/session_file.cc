@@ -7,6 +7,7 @@
 
 #include "base/atomic_file.h"
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "retention/registry.h"
@@ -320,14 +321,16 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   out.put(extras.sampler.has_value());
   if (extras.sampler) put_sampler(out, *extras.sampler);
   KVASIR_RETURN_IF_ERROR(writer.block(kState, bytes));
-  const PageStore& store = *sequence.cache()->pool().store();
+  const PagePool& pool = sequence.cache()->pool();
   Status status;
   for (int t = 0; t < sequence.tables().tables() && status.ok(); ++t)
     sequence.tables().table(t).for_each_column([&](std::span<const PageId> pages) {
       if (!status.ok()) return;
       bytes.resize(pages.size() * format.bytes());
-      for (std::size_t p = 0; p < pages.size(); ++p)
-        store.read(pages[p], std::span(bytes).subspan(p * format.bytes(), format.bytes()));
+      for (std::size_t p = 0; p < pages.size(); ++p) {
+        KVASIR_CHECK(pool.place(pages[p]) == PagePlace::kMemory);
+        pool.store()->read(pages[p], std::span(bytes).subspan(p * format.bytes(), format.bytes()));
+      }
       status = writer.block(kPages, bytes);
     });
   KVASIR_RETURN_IF_ERROR(status);

@@ -88,6 +88,11 @@ class PagePool {
   void retain(PageId page);   // one more reference
   void release(PageId page);  // one less; the page returns to the pool with the last
   std::uint32_t references(PageId page) const { return references_[index(page)]; }
+  // Where the bytes of a page in use are. Memory is the only place so far.
+  PagePlace place(PageId page) const {
+    static_cast<void>(page);
+    return PagePlace::kMemory;
+  }
 
   PageStore* store() const { return store_; }
   const MemoryBudget& budget() const { return *budget_; }
