@@ -1,9 +1,11 @@
 // Session files whose checksums are right and whose state is anything: refused, or sound enough to go on.
 //
-// The first byte of an input chooses a policy, the rest is the file's STAT block. With KVASIR_WRITE_SEEDS=FOLDER the
-// program writes a seed for each policy and ends.
+// The first byte of an input chooses the policy of a file that Kvasir wrote; the rest takes the place of its STAT
+// block. With the top bit of that byte set, a HEAD block comes first: its length in two bytes, then its bytes. With
+// KVASIR_WRITE_SEEDS=FOLDER the program writes a seed for each policy and ends.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -75,6 +77,25 @@ std::span<const std::byte> block_at(std::span<const std::byte> file, std::size_t
 }
 
 constexpr std::size_t kFirst = 8;  // behind the magic
+constexpr std::size_t kHasHead = 0x80;
+
+// Adds a block with the tag of the one at `at` of a file, other bytes and the right checksum.
+void add_block(std::span<const std::byte> file, std::size_t at, std::span<const std::byte> content,
+               std::vector<std::byte>* bytes) {
+  std::vector<std::byte> block(16 + content.size());
+  std::memcpy(block.data(), file.data() + at, 8);
+  const std::uint64_t length = content.size();
+  std::memcpy(block.data() + 8, &length, sizeof length);
+  std::ranges::copy(content, block.begin() + 16);
+  Hasher hasher;
+  hasher.add(block);
+  const Hash128 hash = hasher.digest();
+  bytes->insert(bytes->end(), block.begin(), block.end());
+  for (const std::uint64_t word : {hash.low, hash.high}) {
+    const auto* from = reinterpret_cast<const std::byte*>(&word);
+    bytes->insert(bytes->end(), from, from + sizeof word);
+  }
+}
 
 void write_seeds(const char* folder) {
   for (std::size_t p = 0; p < world().files.size(); ++p) {
@@ -83,6 +104,13 @@ void write_seeds(const char* folder) {
     std::ofstream out(std::string(folder) + "/policy-" + std::to_string(p), std::ios::binary);
     out.put(static_cast<char>(p));
     out.write(reinterpret_cast<const char*>(state.data()), static_cast<std::streamsize>(state.size()));
+    const std::span<const std::byte> head = block_at(file, kFirst);
+    std::ofstream both(std::string(folder) + "/head-" + std::to_string(p), std::ios::binary);
+    both.put(static_cast<char>(kHasHead | p));
+    both.put(static_cast<char>(head.size() & 0xff));
+    both.put(static_cast<char>(head.size() >> 8));
+    both.write(reinterpret_cast<const char*>(head.data()), static_cast<std::streamsize>(head.size()));
+    both.write(reinterpret_cast<const char*>(state.data()), static_cast<std::streamsize>(state.size()));
   }
 }
 
@@ -98,23 +126,21 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
-  const std::span<const std::byte> file = world().files[data[0] % std::size(kPolicies)];
-  const std::size_t state = kFirst + 32 + block_at(file, kFirst).size();
+  const std::span<const std::byte> file = world().files[(data[0] & ~kHasHead) % std::size(kPolicies)];
+  std::span<const std::byte> input = std::as_bytes(std::span(data, size)).subspan(1);
+  std::span<const std::byte> head = block_at(file, kFirst);
+  const std::size_t state = kFirst + 32 + head.size();
   const std::size_t pages = state + 32 + block_at(file, state).size();
-  std::vector<std::byte> bytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(state));
-  std::vector<std::byte> block(16 + size - 1);
-  std::memcpy(block.data(), file.data() + state, 8);
-  const std::uint64_t length = size - 1;
-  std::memcpy(block.data() + 8, &length, sizeof length);
-  std::memcpy(block.data() + 16, data + 1, size - 1);
-  Hasher hasher;
-  hasher.add(block);
-  const Hash128 hash = hasher.digest();
-  bytes.insert(bytes.end(), block.begin(), block.end());
-  for (const std::uint64_t word : {hash.low, hash.high}) {
-    const auto* at = reinterpret_cast<const std::byte*>(&word);
-    bytes.insert(bytes.end(), at, at + sizeof word);
+  if ((data[0] & kHasHead) != 0) {
+    if (input.size() < 2) return 0;
+    const std::size_t length = std::to_integer<std::size_t>(input[0]) | std::to_integer<std::size_t>(input[1]) << 8;
+    if (length > input.size() - 2) return 0;
+    head = input.subspan(2, length);
+    input = input.subspan(2 + length);
   }
+  std::vector<std::byte> bytes(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(kFirst));
+  add_block(file, kFirst, head, &bytes);
+  add_block(file, state, input, &bytes);
   bytes.insert(bytes.end(), file.begin() + static_cast<std::ptrdiff_t>(pages), file.end());
   auto loaded = parse_session(
       bytes, world().model,

@@ -1,7 +1,6 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,36 +8,35 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mapped_file.h"
 #include "base/status.h"
 
 namespace kvasir {
 
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
-  const std::string partial = path + ".partial";
-  const int descriptor = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-  if (descriptor < 0)
-    return invalid_argument("cannot write {}: {}; choose another place", partial, std::strerror(errno));
-  AtomicFile file(path, descriptor);
-  if (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-    ::close(std::exchange(file.descriptor_, -1));  // another process holds it
-    return exhausted("cannot write {}: another process is writing it; wait for it, or choose another name", partial);
+  KVASIR_ASSIGN_OR_RETURN(const ReplaceTarget target, replace_target(path));
+  for (;;) {
+    AtomicFile file(target.path, temporary_name(target.path));
+    file.descriptor_ = ::open(file.partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode);
+    if (file.descriptor_ >= 0) return file;
+    if (errno != EEXIST) return errno_status("create", file.partial_);  // otherwise another process was faster
   }
-  // Discards what a killed process left behind.
-  if (::ftruncate(descriptor, 0) != 0) return file.failed("write");
-  return file;
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(std::move(other.path_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : path_(std::move(other.path_)),
+      partial_(std::move(other.partial_)),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
 
 AtomicFile::~AtomicFile() {
   if (descriptor_ < 0) return;
-  ::unlink(partial().c_str());
+  ::unlink(partial_.c_str());
   ::close(descriptor_);
 }
 
 Status AtomicFile::failed(const char* what) const {
-  return exhausted("cannot {} {}: {}; make room, or choose another place", what, partial(), std::strerror(errno));
+  if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG) return errno_status(what, partial_);
+  return exhausted("cannot {} '{}': {}; make room, or choose another place", what, partial_, std::strerror(errno));
 }
 
 Status AtomicFile::write(std::span<const std::byte> bytes) {
@@ -53,7 +51,7 @@ Status AtomicFile::write(std::span<const std::byte> bytes) {
 
 Status AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) return failed("write");
-  if (::rename(partial().c_str(), path_.c_str()) != 0) return failed("rename");
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) return failed("rename");
   ::close(std::exchange(descriptor_, -1));
   // The rename is durable once the folder is synced.
   const std::size_t slash = path_.rfind('/');

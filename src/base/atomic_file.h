@@ -12,25 +12,25 @@ namespace kvasir {
 
 class AtomicFile {
  public:
-  // Creates PATH.partial. Errors: kNotFound, kResourceExhausted and similar, with the system's reason;
-  // kResourceExhausted also while another process writes the same file.
+  // Creates PATH.partial, with a number added if that name is taken. Follows symbolic links. Errors: as replace_target
+  // and check_replaceable (base/mapped_file.h).
   static Result<AtomicFile> create(const std::string& path);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   // Removes the partial file, unless it was committed.
   ~AtomicFile();
 
-  // Errors: kResourceExhausted with the system's reason (a full disk).
+  // Errors: kResourceExhausted for a full disk; the system's otherwise.
   Status write(std::span<const std::byte> bytes);
   // Renames the partial file to PATH. Replaces an existing file atomically, or leaves it as it was. Errors: as write.
   Status commit();
 
  private:
-  AtomicFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
-  std::string partial() const { return path_ + ".partial"; }
+  AtomicFile(std::string path, std::string partial) : path_(std::move(path)), partial_(std::move(partial)) {}
   Status failed(const char* what) const;
 
   std::string path_;
+  std::string partial_;
   int descriptor_ = -1;
 };
 

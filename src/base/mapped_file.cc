@@ -45,13 +45,13 @@ StatusCode code_of(int error) {
   }
 }
 
+}  // namespace
+
 Status errno_status(const char* what, const std::string& path) {
   const int error = errno;
   const StatusCode code = code_of(error);
   return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
 }
-
-}  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
@@ -128,6 +128,30 @@ std::string temporary_name(const std::string& target) {
   struct stat st {};
   for (int i = 2; ::lstat(free.c_str(), &st) == 0; ++i) free = fmt::format("{}-{}", name, i);
   return free;
+}
+
+Result<ReplaceTarget> replace_target(const std::string& path) {
+  if (path.empty()) return invalid_argument("a file to write needs a name");
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) {
+    const Status status = errno_status("follow", path);
+    if (::lstat(path.c_str(), &st) == 0) return status;  // a link
+    return ReplaceTarget{path};
+  }
+  if (!S_ISREG(st.st_mode)) return invalid_argument("'{}' is not a regular file", path);
+  if (::access(path.c_str(), W_OK) != 0) return errno_status("write", path);
+  std::error_code unresolved;
+  const std::string resolved = std::filesystem::canonical(path, unresolved).string();
+  return ReplaceTarget{unresolved ? path : resolved, st.st_mode & 0777};
+}
+
+Status check_replaceable(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(const ReplaceTarget target, replace_target(path));
+  const std::string temporary = temporary_name(target.path);
+  FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return errno_status("create", temporary);
+  ::unlink(temporary.c_str());
+  return {};
 }
 
 namespace {

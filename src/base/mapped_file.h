@@ -3,6 +3,8 @@
 // Thread-safety: const members may be called from any thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -47,6 +49,24 @@ Status write_file(const std::string& path, std::span<const std::byte> content);
 // Returns an unused file name beside `target` for a file that will be renamed to `target` once complete:
 // `target`.partial, with a number appended if needed.
 std::string temporary_name(const std::string& target);
+
+// The file that takes the place of what a path names, once it is complete.
+struct ReplaceTarget {
+  std::string path;    // symbolic links followed
+  mode_t mode = 0644;  // permissions: those of the file that is there
+};
+
+// Finds what would be replaced at a path. Errors: kInvalidArgument for an empty path, for what is not a regular file (a
+// folder, a device, a pipe) and for a file that may not be written; the system's for a symbolic link that leads
+// nowhere.
+Result<ReplaceTarget> replace_target(const std::string& path);
+
+// Checks whether a file could replace what a path names now, so that long work can fail early. Changes nothing. Errors:
+// as replace_target; the system's if no file can be made beside it.
+Status check_replaceable(const std::string& path);
+
+// Returns the error of the last system call (errno): "cannot WHAT 'PATH': REASON".
+Status errno_status(const char* what, const std::string& path);
 
 // Checks whether write_file could write to a path now, so that long work can fail early. Changes nothing. Errors: as
 // write_file.

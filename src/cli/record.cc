@@ -82,6 +82,7 @@ Status record(const RecordCommand& command) {
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.record.policy).status());
   KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
+  KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_text(command, *model));
   const auto count = static_cast<std::int64_t>(tokens.size());

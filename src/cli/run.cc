@@ -291,6 +291,15 @@ Status check_options(const RunOptions& options) {
   return {};
 }
 
+// Checks, before anything runs, that the session can be saved and replaces nothing that is read but a session file.
+Status check_save(const RunOptions& options, bool reads_input) {
+  if (options.save.empty()) return {};
+  std::vector<std::string> inputs = {options.engine.model, options.chat_template};
+  inputs.push_back(reads_input ? "/dev/stdin" : options.file);
+  KVASIR_RETURN_IF_ERROR(check_output(options.save, inputs));
+  return check_replaceable(options.save);
+}
+
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
   std::optional<std::string> prompt = options.prompt;
@@ -304,7 +313,9 @@ Status run(RunOptions options) {
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (chat && (options.samples > 1 || options.beams > 0))
     return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
-  if (!prompt && !chat && !(loads && options.file.empty())) {
+  const bool reads = !prompt && !chat && !(loads && options.file.empty());
+  KVASIR_RETURN_IF_ERROR(check_save(options, chat || (reads && (options.file.empty() || options.file == "-"))));
+  if (reads) {
     KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
@@ -399,6 +410,11 @@ void add_run(CLI::App& program, Outcome& outcome) {
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
+    for (const char* name : {"--save", "--load"})
+      if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {
+        outcome.status = invalid_argument("{} needs the name of a file", name);
+        return;
+      }
     outcome.status = run(*options);
   });
 }

@@ -145,13 +145,17 @@ class EngineImpl final : public Engine {
   // Tokens of a text without end: the plan of a bounded policy is periodic, and costs no more than for a short text.
   static constexpr std::int64_t kEndless = std::int64_t{1} << 50;
 
+  // With the engine's own pages and chunk.
   std::uint64_t need(const RetentionPolicy& policy, std::uint64_t ceiling) const {
+    return need(model_->kv_shape, policy, model_->options.chunk, ceiling);
+  }
+  std::uint64_t need(const KvCacheShape& shape, const RetentionPolicy& policy, int chunk, std::uint64_t ceiling) const {
     const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;
-    const std::uint64_t least = least_kv_bytes(model_->kv_shape, policy.bound().value_or(tokens));
+    const std::uint64_t least = least_kv_bytes(shape, policy.bound().value_or(tokens));
     // This bound is enough to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller
     // may set kv_memory to the one in the error message.
     if (least > ceiling && policy.bound().value_or(0) > kMostPlannedTokens) return least;
-    return plan_kv_memory(model_->kv_shape, policy, {tokens, tokens, model_->options.chunk, 1}).bytes;
+    return plan_kv_memory(shape, policy, {tokens, tokens, chunk, 1}).bytes;
   }
 
   std::uint64_t memory_ceiling() const {
@@ -205,6 +209,7 @@ class EngineImpl final : public Engine {
   // The cache for a session of a file, whose pages have a format of their own.
   Result<std::shared_ptr<KvCache>> cache_for(const SessionHead& head, const RetentionPolicy& policy, int sequences) {
     KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
+    KVASIR_RETURN_IF_ERROR(check_positions(policy, head.chunk, model_->config.context));
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     if (driver_ != nullptr) {
       const PageFormat& page = driver_->cache()->shape().page;
@@ -215,8 +220,7 @@ class EngineImpl final : public Engine {
           head.kv_type, head.page_slots, codec_name(page), page.slots);
     }
     const std::uint64_t ceiling = memory_ceiling();
-    const std::int64_t tokens = policy.bound() ? kEndless : model_->config.context;
-    const std::uint64_t needed = plan_kv_memory(shape, policy, {tokens, tokens, head.chunk, 1}).bytes;
+    const std::uint64_t needed = need(shape, policy, head.chunk, ceiling);
     if (policy.bound() && needed > ceiling)
       return exhausted("the session's policy '{}' needs {} bytes of KV memory, and {} can be given",
                        policy.traits().spec, needed, ceiling)

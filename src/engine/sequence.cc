@@ -145,8 +145,12 @@ std::uint64_t Sequence::allocated_state() const {
 // What policy state and log come to at most until the chunk has ended.
 std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   const int rows = std::max(most_rows_, chunk.rows);
-  return std::max(policy_->state_bytes(), policy_->most_state_bytes(table_layout(), chunk.end(), rows)) +
-         (log_ != nullptr ? log_->most_bytes(chunk.rows) : 0);
+  const std::uint64_t now = policy_->state_bytes();
+  std::uint64_t most = policy_->most_state_bytes(table_layout(), chunk.end(), rows);
+  // A restored policy that holds more than any text leads to: its arrays grow by the chunk, and at least by a growth
+  // step, which doubling and a fresh state of this size cover.
+  if (now > most) most += 2 * now;
+  return most + (log_ != nullptr ? log_->most_bytes(chunk.rows) : 0);
 }
 
 Status Sequence::charge_state() {

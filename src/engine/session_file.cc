@@ -229,6 +229,18 @@ void cut(std::vector<IndexRange>& ranges, IndexRange hole) {
   ranges = std::move(left);
 }
 
+// Whether the frames of a table of ranges are these, and no others but an empty one for tokens to come.
+bool frames_are(const PageTable& table, std::span<const IndexRange> ranges) {
+  std::size_t f = 0;
+  for (const IndexRange& range : ranges) {
+    if (range.empty()) continue;
+    if (f == table.frames().size() || table.frames()[f].tokens != range.size() || table.first_token(f) != range.begin)
+      return false;
+    ++f;
+  }
+  return f == table.frames().size() || table.frames()[f].tokens == 0;
+}
+
 // Whether the policy holds what the tables hold, or have given back.
 bool agree(const Sequence& sequence) {
   const KvSequence& tables = sequence.tables();
@@ -244,6 +256,7 @@ bool agree(const Sequence& sequence) {
       std::int64_t retained = 0;
       for (const IndexRange& range : ranges) retained += range.size();
       if (table.runs() == 1 && retained != table.length()) return false;
+      if (!table.lists() && !frames_are(table, ranges)) return false;
       cut(ranges, table.given_back());
       auto range = ranges.begin();
       TokenIndex at = range != ranges.end() ? range->begin : 0;

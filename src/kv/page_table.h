@@ -222,6 +222,8 @@ class PageTable {
   bool is_shared(std::uint32_t column) const;
   std::vector<std::uint32_t> columns_in_order() const;
   bool restore_arrays(ByteReader& in);
+  bool columns_are_sound() const;
+  bool frames_are_sound() const;
   std::vector<std::uint32_t> shared_columns(IndexRange range) const;
 
   void reserve_columns(std::int64_t columns);

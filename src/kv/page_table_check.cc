@@ -9,6 +9,81 @@
 
 namespace kvasir {
 
+// Whether the columns of each run are numbered as append and moves number them, and hold what their numbers say.
+// REQUIRES: entries lie within their runs, and refer to columns.
+bool PageTable::columns_are_sound() const {
+  const auto slots = static_cast<TokenIndex>(slots_);
+  std::vector<std::size_t> run_of(column_.size(), runs_.size());
+  for (std::size_t r = 0; r < runs_.size(); ++r) {
+    std::uint32_t previous = kNone;
+    for (const Frame& frame : frames_) {
+      if (frame.run != static_cast<int>(r)) continue;
+      std::uint32_t previous_of_frame = kNone;
+      for (const PageEntry& entry : entries_of(frame)) {
+        const std::uint32_t c = entry.column;
+        const Column& column = column_[c];
+        if (column.ordinal >= runs_[r].next_ordinal || (run_of[c] != runs_.size() && run_of[c] != r)) return false;
+        run_of[c] = r;
+        if (c == previous_of_frame || (original_ && column.entries != 1)) return false;
+        if (previous != kNone && c != previous) {
+          // Ordinals and indices ascend; the columns of a ring follow one another without a hole.
+          const Column& before = column_[previous];
+          if (before.ordinal >= column.ordinal || index(previous, before.used - 1) >= column.first) return false;
+          if (r > 0 && before.base + slots != column.base) return false;
+        }
+        previous = previous_of_frame = c;
+      }
+    }
+    // No index is that of a token to come.
+    if (previous != kNone && index(previous, column_[previous].used - 1) >= next_index_) return false;
+  }
+  if (lists_) return true;
+  // Ranges: column i has held the tokens from i * slots on, and is where it was written.
+  const std::uint64_t next = runs_.front().next_ordinal;
+  if (next != static_cast<std::uint64_t>((next_index_ + slots - 1) / slots)) return false;
+  const auto is_column = [&](std::uint32_t c) {
+    const Column& column = column_[c];
+    return column.ordinal < next && column.first == static_cast<TokenIndex>(column.ordinal) * slots &&
+           column.base == column.first && column.used == std::min(slots, next_index_ - column.first);
+  };
+  for (const Frame& frame : frames_)
+    for (const PageEntry& entry : entries_of(frame))
+      if (!is_column(entry.column) || (entry.column != tail_.front() && column_[entry.column].ordinal + 1 == next))
+        return false;
+  const std::uint32_t tail = tail_.front();
+  if (tail == kNone) return next_index_ % slots == 0;
+  return is_column(tail) && column_[tail].ordinal + 1 == next &&
+         (column_[tail].entries > 0 || column_[tail].used < static_cast<std::int32_t>(slots_));
+}
+
+// Whether there are the frames that holes make, and no others. REQUIRES: as columns_are_sound.
+bool PageTable::frames_are_sound() const {
+  if (original_ && !(frames_.size() == 1 && frames_.front().origin == 0)) return false;
+  std::vector<int> count(runs_.size(), 0);
+  std::int64_t before = 0;
+  TokenIndex end = -1;  // of the frame before
+  for (std::size_t f = 0; f < frames_.size(); ++f) {
+    const Frame& frame = frames_[f];
+    if (++count[static_cast<std::size_t>(frame.run)] > 1 && frame.run > 0) return false;
+    if (lists_) {
+      if (frame.rotation != 0) return false;
+      if (f > 0 && frames_[f - 1].run == frame.run && frames_[f - 1].origin == frame.origin) return false;
+      continue;
+    }
+    // A hole lies between two frames.
+    const IndexRange tokens = tokens_of(frame, before);
+    before += frame.tokens;
+    if (tokens.begin <= end || tokens.begin < 0 || tokens.end > next_index_) return false;
+    end = tokens.end;
+    for (const PageEntry& entry : entries_of(frame))
+      if (first_live(entry) < tokens.begin || last_live(entry) >= tokens.end) return false;
+  }
+  // The next token is written behind the newest one, at the next position.
+  if (!lists_ || original_ || tail_.front() == kNone) return true;
+  const Column& tail = column_[tail_.front()];
+  return tail.base + tail.used + newest_frame().origin == length_;
+}
+
 bool PageTable::is_sound() const {
   std::int64_t live_tokens = 0, written = 0;
   std::vector<std::int32_t> entries_of_column(column_.size(), 0);
@@ -19,7 +94,11 @@ bool PageTable::is_sound() const {
   std::vector<std::int64_t> without_pages_before;       // [tokens]
   const auto slots = static_cast<TokenIndex>(slots_);
   if (given_back_.end < given_back_.begin || given_back_.begin % slots != 0 || given_back_.end % slots != 0 ||
-      given_back_.begin < 0 || given_back_.end > next_index_ || (lists_ && given_back_.end != 0))
+      given_back_.begin < 0 || given_back_.end > next_index_ || ((lists_ || given_back_.empty()) && given_back_.end != 0))
+    return false;
+  // Neither sinks nor what the next token attends to.
+  if (!given_back_.empty() && (given_back_.begin < layout_.sinks || given_back_.begin - layout_.sinks >= slots ||
+                               given_back_.end > next_index_ - layout_.window + 1))
     return false;
   if (!(!frames_.empty() && frames_.size() <= static_cast<std::size_t>(kMaxFrames))) return false;
   if (!(frames_.back().run == 0)) return false;
@@ -82,6 +161,7 @@ bool PageTable::is_sound() const {
         written == written_))
     return false;
   if (!(columns_ <= peak_columns_)) return false;
+  if (!columns_are_sound() || !frames_are_sound()) return false;
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     std::uint32_t newest = kNone;
     for (const Frame& frame : frames_)

@@ -159,7 +159,12 @@ bool PageTable::restore_arrays(ByteReader& in) {
       if (lists_ || c != tail_.front()) return false;
       ++runs_.front().columns;
     }
-  return in.ok();
+  if (!in.ok()) return false;
+  // Sinks and a window.
+  if (runs_.size() > 1 && std::ranges::count(frames_, 0, &Frame::run) > 2) return false;
+  // Indices in a list are relative to the first of their column.
+  constexpr TokenIndex kMostOffset = TokenIndex{1} << 31;
+  return !lists_ || tail_.front() == kNone || next_index_ - column_[tail_.front()].first < kMostOffset;
 }
 
 }  // namespace kvasir

@@ -1,7 +1,6 @@
 #include "replay/trace.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -9,9 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <limits>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -127,20 +124,15 @@ Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path,
   if (tokens > kMostTraceTokens)
     return invalid_argument("a trace has at most {} tokens, not {}", kMostTraceTokens, tokens);
 
-  struct stat st {};
-  const bool exists = ::stat(path.c_str(), &st) == 0;
-  if (exists && !S_ISREG(st.st_mode)) return invalid_argument("'{}' is not a regular file", path);
-  std::error_code unresolved;
-  const std::string resolved = std::filesystem::canonical(path, unresolved).string();
+  KVASIR_ASSIGN_OR_RETURN(const ReplaceTarget target, replace_target(path));
   AttentionTraceWriter writer;
   writer.path_ = path;
-  writer.target_ = unresolved ? path : resolved;
+  writer.target_ = target.path;
   writer.temporary_ = temporary_name(writer.target_);
   writer.layers_ = layers;
   writer.heads_ = heads;
   writer.tokens_ = tokens;
-  writer.fd_ =
-      ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, exists ? st.st_mode & 0777 : 0644);
+  writer.fd_ = ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode);
   if (writer.fd_ < 0) return system_error("create", writer.temporary_);
   const std::string header = npy_header(std::array{layers, heads, tokens, tokens});
   writer.data_offset_ = header.size();

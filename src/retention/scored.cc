@@ -159,8 +159,11 @@ bool ScoredPolicy::restore_state(ByteReader& in) {
   TokenIndex seen = 0;
   if (!in.get(layers) || !in.get(per_layer) || !in.get(heads) || !in.get(seen)) return false;
   if (!(layout_ == TableLayout{layers, per_layer, heads}) || seen < 0 || seen > kMostSeen) return false;
+  // What it charges for (most_state_bytes) rests on this.
+  const std::int64_t most = acts_ == Acts::kAlways ? most_kept(seen) : seen;
   for (int table = 0; table < layout_.tables(); ++table)
-    if (!list(table).restore(in, seen, most_held(0)) || !restore_table(table, in)) return false;
+    if (!list(table).restore(in, seen, most_held(0)) || list(table).size() > most || !restore_table(table, in))
+      return false;
   return true;
 }
 
