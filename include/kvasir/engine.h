@@ -79,14 +79,17 @@ class Session {
   virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
 
   // Continues the context. `on_text` gets text as it becomes complete and returns false to stop; it is not called
-  // again then. REQUIRES: something was read. Errors: kInvalidArgument for options, kResourceExhausted.
+  // again then. The result's text is all that grows without end with the tokens generated, where the policy has a
+  // bound. REQUIRES: something was read. Errors: kInvalidArgument for options, kResourceExhausted, kDataLoss (the
+  // model's output is NaN). After kDataLoss, or where the system refused memory in the middle of a pass, the session
+  // can only be looked at: every other call returns that error.
   virtual Result<GenerateResult> generate(const GenerateOptions& options,
                                           const std::function<bool(std::string_view)>& on_text) = 0;
 
   // Samples `count` continuations of the context side by side, sample i with seed + i; they share the context's pages.
   // `on_text` gets the number of a sample and its text as it becomes complete, and returns false to cancel that sample.
-  // The session stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1
-  // to 64.
+  // A sample that fails does so alone: its result has the text so far, FinishReason::kFailed and a status. The session
+  // stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1 to 64.
   virtual Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) = 0;
 
@@ -151,8 +154,9 @@ class Engine {
   //
   // Where the KV memory does not hold the next tokens of all, the requests that arrived last wait. One that held pages
   // gives them up and reads its tokens again when there is room: that costs time and changes no bit. The oldest request
-  // always goes on; if it cannot although no other request holds pages, it ends with kKvMemory. Errors:
-  // kResourceExhausted when the system refuses memory: events that were not returned come with the next call.
+  // always goes on; if it cannot although no other request holds pages, as the memory is too small or a session holds
+  // it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that were not
+  // returned come with the next call.
   virtual Result<std::vector<Event>> poll() = 0;
 
   // Ends a request between two passes: its pages are free on return, and the next poll() returns kFinished with

@@ -13,9 +13,10 @@ enum class FinishReason {
   kContext,    // policy full: the model's trained context is exhausted
   kKvMemory,   // the KV budget is exhausted
   kCancelled,  // the caller asked to stop
+  kFailed,     // it could not go on: GenerateResult::status says why
 };
 
-// Returns "end", "length", "stop", "context", "kv_memory" or "cancelled".
+// Returns "end", "length", "stop", "context", "kv_memory", "cancelled" or "failed".
 std::string_view finish_reason_name(FinishReason reason);
 
 }  // namespace kvasir

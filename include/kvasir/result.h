@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kvasir/finish_reason.h"
+#include "kvasir/status.h"
 
 namespace kvasir {
 
@@ -13,7 +14,7 @@ namespace kvasir {
 //
 // Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, of the
 // tables themselves and of the policy's state. So the bytes of two forks add up to more than the cache holds:
-// CacheReport counts a shared page once.
+// CacheReport counts a shared page once. A request that ends while others have its pages reports what it held before.
 struct KvReport {
   std::string policy;     // canonical spec
   std::string codec;      // "f16"
@@ -38,7 +39,7 @@ struct CacheReport {
 };
 
 struct GenerateResult {
-  std::string text;
+  std::string text;                // all of it
   std::int64_t prompt_tokens = 0;  // of a session: read since the last generate(); of a request: of its prompt
   std::int64_t tokens = 0;         // generated
   double prompt_seconds = 0;       // of a request: from submit() until its prompt was read, waiting included
@@ -46,6 +47,7 @@ struct GenerateResult {
   FinishReason finish_reason = FinishReason::kEnd;
   std::uint64_t seed = 0;  // that the sampler used
   KvReport kv;
+  Status status;  // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };
 
 }  // namespace kvasir

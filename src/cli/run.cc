@@ -134,11 +134,13 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
   const double seconds = results.front().seconds;
   std::int64_t tokens = 0;
   bool cancelled = false;
+  Status failed;  // of the first sample that did
   Json list = Json::array();
   for (std::size_t s = 0; s < results.size(); ++s) {
     const GenerateResult& result = results[s];
     tokens += result.tokens;
     cancelled = cancelled || result.finish_reason == FinishReason::kCancelled;
+    if (failed.ok()) failed = result.status;
     list.push_back({{"text", result.text},
                     {"tokens", result.tokens},
                     {"finish_reason", finish_reason_name(result.finish_reason)},
@@ -160,6 +162,7 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
          results.size(), tokens, seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
          human_bytes(kv.budget));
   }
+  KVASIR_RETURN_IF_ERROR(failed);
   return cancelled ? Status(StatusCode::kCancelled, "") : Status();
 }
 

@@ -106,6 +106,9 @@ class Search {
     std::vector<LiveBeam> next(chosen.size());
     std::vector<std::size_t> uses(live_.size(), 0);
     for (const Candidate& candidate : chosen) ++uses[candidate.parent];
+    // Those that nothing continues give their pages back before others are copied.
+    for (std::size_t b = 0; b < live_.size(); ++b)
+      if (uses[b] == 0) live_[b].sequence.reset();
     std::vector<TokenId> tokens;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       LiveBeam& parent = live_[chosen[i].parent];
@@ -120,11 +123,11 @@ class Search {
       }
       tokens.push_back(chosen[i].token);
     }
-    for (LiveBeam& parent : live_) parent.sequence.reset();  // those that nothing continues give their pages back
     std::vector<StepRequest> requests;
     for (std::size_t i = 0; i < next.size(); ++i)
       requests.push_back({next[i].sequence.get(), {{&tokens[i], 1}, Source::kGenerated}});
     const Step::Plan plan = step_.plan(requests);
+    KVASIR_RETURN_IF_ERROR(plan.status);
     if (!plan.fits) return out_of_memory();
     std::vector<StepResult> results(requests.size());
     KVASIR_RETURN_IF_ERROR(step_.run(plan, requests, results));

@@ -128,18 +128,28 @@ class EngineImpl final : public Engine {
     const std::int64_t first = std::min<std::int64_t>(tokens, prompt_chunk(policy, model_->options.chunk));
     KVASIR_RETURN_IF_ERROR(check_room(policy, {}, tokens, first, model_->config.context));
     if (policy.bound()) return {};
-    // A policy that drops what it likes may need no more than its first chunk.
-    const KvCacheShape& shape = driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape;
-    const std::int64_t slots = shape.page.slots;
-    const std::int64_t held = policy.traits().compacts ? first : tokens;
-    const std::uint64_t needed = KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots);
+    const std::uint64_t needed = need_of_prompt(policy, tokens, first);
     if (needed <= budget) return {};
     return exhausted(
                "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but the engine's cache "
-               "has "
-               "{}; give it more, or choose a policy that forgets, such as streaming",
+               "has {}; give it more, or choose a policy that forgets, such as streaming",
                tokens, policy.traits().spec, needed, budget)
         .about({"kv_memory", "policy"});
+  }
+
+  // Bytes that reading a prompt takes under a policy without bound; the least where the policy may drop parts of a
+  // prompt that is still being read. `first`: tokens of its first chunk.
+  std::uint64_t need_of_prompt(const RetentionPolicy& policy, std::int64_t tokens, std::int64_t first) const {
+    const KvCacheShape& shape = driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape;
+    const PolicyTraits& traits = policy.traits();
+    if (tokens > kMostPlannedTokens && !traits.compacts) return least_kv_bytes(shape, tokens);
+    if (!traits.compacts || traits.holds_prompts) {
+      const std::int64_t planned = std::min(tokens, kMostPlannedTokens);
+      return plan_kv_memory(shape, policy, {planned, planned, model_->options.chunk, 1}).bytes;
+    }
+    const std::int64_t held = std::max(first, policy.exact_prefix(tokens));
+    const std::int64_t slots = shape.page.slots;
+    return KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots);
   }
 
   // Tokens of a text without end: the plan of a bounded policy is periodic, and costs no more than for a short text.

@@ -29,6 +29,7 @@ struct RequestQueue::Member {
   TextState text;
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
+  std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
   bool ended = false;
 };
 
@@ -146,6 +147,7 @@ bool RequestQueue::run_pass() {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (decisions[i] != Decision::kPreempt) continue;
     ++counters_.preempted;
+    all[i]->released = report_of(*all[i]);
     all[i]->task->release();
     all[i]->bytes_to_start = bytes_to_start(*all[i]);
   }
@@ -245,10 +247,19 @@ void RequestQueue::fork_samples(Request& request) {
     member->text.newest = first.text.newest;
     member->text.logits = first.text.logits;
     member->text.chunk = first.text.chunk;
+    member->released = first.released;
     member->task.emplace(first.task->fork(&member->text, request.seed + static_cast<std::uint64_t>(number)));
     member->bytes_to_start = bytes_to_start(*member);
     request.members.push_back(std::move(member));
   }
+}
+
+// The report of what the member holds; while it has not caught up with what it gave up, of that.
+KvReport RequestQueue::report_of(Member& member) const {
+  if (member.text.sequence == nullptr && member.released) return *member.released;
+  if (member.text.sequence == nullptr) start(member);  // never held anything: a report of zeros
+  KvReport now = kv_report(*member.text.sequence);
+  return member.released && member.released->seen > now.seen ? *member.released : now;
 }
 
 // Ends a member that has nothing left to run.
@@ -290,8 +301,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.seconds = read ? seconds_between(request.read, now) : 0;
     result.finish_reason = *generation.finish_reason();
     result.seed = request.seed + static_cast<std::uint64_t>(member.sample);
-    if (member.text.sequence == nullptr) start(member);  // holds nothing: a report of zeros
-    result.kv = kv_report(*member.text.sequence);
+    result.kv = report_of(member);
     events_.push_back(std::move(event));
   }
   member.ended = true;

@@ -71,6 +71,7 @@ class RequestQueue {
   void start(Member& member) const;
   void run(std::span<const Turn> turns, std::span<Member* const> running);
   void collect(Member& member);
+  KvReport report_of(Member& member) const;
   void fork_samples(Request& request);
   void settle(Member& member);
   void end(Member& member, const Status& why = {});

@@ -36,7 +36,8 @@ enum class Decision {
   kRun,      // its rows are part of the pass; it starts if it holds nothing yet
   kWait,     // it keeps what it holds
   kPreempt,  // it gives up its pages, and waits
-  kReject,   // it can never go on
+  kReject,   // it cannot go on although no other task holds pages: the memory is too small for it alone, or sessions
+             // hold the rest
 };
 
 // Decides for each task, given the bytes that the cache has available. The bytes of all that run together are
@@ -44,8 +45,8 @@ enum class Decision {
 // the youngest first, if theirs are enough; the oldest takes all. Where a task waits to start, no younger one starts.
 //
 // Of the oldest task (which must get rows) one of these holds: it runs; others are preempted, and the next call decides
-// again; or it is rejected, and nobody else holds anything. So repeated calls come to an end with every task.
-// `running`: as in ScheduleLimits.
+// again; or it is rejected, and no other task holds anything (sessions may, and they give nothing up). So repeated
+// calls come to an end with every task. `running`: as in ScheduleLimits.
 std::vector<Decision> schedule(std::span<const ScheduleTask> tasks, std::uint64_t available, int running);
 
 }  // namespace kvasir

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
@@ -198,18 +199,25 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
 Status Sequence::make_room(const PassPlan& plan) {
   if (const MemoryBudget& budget = cache_->budget(); plan.bytes + plan.reserve > budget.available())
     return kv_memory_full(budget, plan.bytes + plan.reserve);
+  Status before = std::exchange(
+      status_, exhausted("a pass over this text was given up halfway, as the system refused memory; begin it again"));
+  const auto refuse = [&](Status why) {
+    status_ = std::move(before);
+    return why;
+  };
   if (plan.begins_chunk) {
     if (policy_->traits().realign == Realign::kRotate)
       if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
-        KVASIR_RETURN_IF_ERROR(tables_.only_table().unshare({dropped.end, plan.chunk.end()}));
+        if (Status status = tables_.only_table().unshare({dropped.end, plan.chunk.end()}); !status.ok())
+          return refuse(std::move(status));
     prepare_tables(plan.chunk);
     most_rows_ = std::max(most_rows_, plan.chunk.rows);
   }
   const std::uint64_t state = state_.bytes();
-  if (!state_.try_resize(plan.state)) return kv_memory_full(cache_->budget(), plan.state - state);
-  if (const Status status = tables_.append(plan.rows); !status.ok()) {
+  if (!state_.try_resize(plan.state)) return refuse(kv_memory_full(cache_->budget(), plan.state - state));
+  if (Status status = tables_.append(plan.rows); !status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));
-    return status;
+    return refuse(std::move(status));
   }
   if (plan.begins_chunk) {
     chunk_ = plan.chunk;
@@ -269,11 +277,13 @@ void Sequence::finish_pass(const PassPlan& plan, const Input& input) {
     log_->prompt_ended = plan.chunk.ends_prompt() && plan.ends_chunk();
   }
   done_ += plan.rows;
-  if (done_ < chunk_.rows) return;
-  prune();
-  done_ = 0;
-  const std::uint64_t state = allocated_state();
-  KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
+  if (done_ == chunk_.rows) {
+    prune();
+    done_ = 0;
+    const std::uint64_t state = allocated_state();
+    KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
+  }
+  status_ = {};
 }
 
 void Sequence::prune() {
@@ -295,6 +305,7 @@ void Sequence::prune() {
 }
 
 Status Sequence::own_pages() {
+  KVASIR_RETURN_IF_ERROR(status_);
   if (!policy_->traits().compacts) return {};
   for (int t = 0; t < tables_.tables(); ++t)
     KVASIR_RETURN_IF_ERROR(tables_.table(t).unshare({0, tables_.next_index()}));
@@ -302,6 +313,7 @@ Status Sequence::own_pages() {
 }
 
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
+  KVASIR_RETURN_IF_ERROR(status_);
   KVASIR_CHECK(!in_chunk());
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
   std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));

@@ -81,15 +81,22 @@ class Sequence {
     bool ends_chunk() const { return first + rows == chunk.rows; }
   };
   // Plans as many of the first tokens of `input.rest` as share a chunk, or are left of the one under way, up to
-  // most_rows. Changes nothing.
+  // most_rows. Changes nothing. REQUIRES: status().ok().
   PassPlan plan_pass(const Input& input) const;
 
-  // Makes room for the rows of a plan. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
+  // Makes room for the rows of a plan. Succeeds whole or leaves no trace. status() is an error from here until
+  // finish_pass: where an exception ends the pass, it stays one. Errors: kResourceExhausted.
   Status make_room(const PassPlan& plan);
   // Adds the rows to a batch. REQUIRES: make_room(plan) succeeded; the sequence outlives the batch unchanged.
   void describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch, std::size_t* tables_in_use);
   // The rows have run. At the end of a chunk the policy decides, and its plan is executed.
   void finish_pass(const PassPlan& plan, const Input& input);
+
+  // Ok, or why the sequence cannot go on: a pass did not come to its end, and has left it half applied. It may then
+  // only be looked at and destroyed.
+  const Status& status() const { return status_; }
+  // A pass that make_room began has failed. REQUIRES: !why.ok().
+  void fail(Status why) { status_ = std::move(why); }
 
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others not
 
@@ -106,7 +113,7 @@ class Sequence {
   // Copies what is shared and will be written sooner or later. Errors: kResourceExhausted.
   Status own_pages();
 
-  // A sequence in the same state that shares all pages. REQUIRES: !in_chunk(). Errors: kResourceExhausted.
+  // A sequence in the same state that shares all pages. REQUIRES: !in_chunk(). Errors: kResourceExhausted, status().
   Result<std::unique_ptr<Sequence>> fork() const;
 
   LoadedModel& model() { return *model_; }
@@ -172,6 +179,7 @@ class Sequence {
   std::int64_t kept_max_ = 0;
   std::int64_t seen_least_ = 0;
   std::uint64_t bytes_peak_ = 0;
+  Status status_;  // an error from make_room to finish_pass
 };
 
 }  // namespace kvasir

@@ -101,10 +101,15 @@ class SessionImpl final : public Session {
                                                    const std::function<bool(std::size_t, std::string_view)>& on_text);
   Result<std::vector<BeamResult>> search_beams(const BeamOptions& options,
                                                const std::function<bool(std::int64_t)>& progress);
-  Result<Generation> new_generation(const GenerateOptions& options) const;
+  Generation new_generation(const GenerateOptions& options) const;
   Status run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
                      const std::function<bool(std::size_t, std::string_view)>& on_text);
 
+  Status check_continuable() const {
+    KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+    if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
+    return {};
+  }
   TokenIndex seen() const { return text_.sequence->tables().next_index(); }
 
   std::shared_ptr<LoadedModel> model_;
@@ -145,6 +150,7 @@ Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
 }
 
 Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
   const std::int64_t before = seen();
   KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, text_.newest}));
   Status status;
@@ -156,12 +162,12 @@ Status SessionImpl::say_message(std::string_view role, std::string_view content,
 Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
                                                   const std::function<bool(std::string_view)>& on_text) {
   KVASIR_RETURN_IF_ERROR(validate(options));
-  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
+  KVASIR_RETURN_IF_ERROR(check_continuable());
 
   GenerateResult result;
   result.prompt_tokens = std::exchange(unreported_, 0);
   result.prompt_seconds = std::exchange(prompt_seconds_, 0);
-  KVASIR_ASSIGN_OR_RETURN(Generation generation, new_generation(options));
+  Generation generation = new_generation(options);
   result.seed = generation.state().sampler.options.seed;
   const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
 
@@ -191,12 +197,14 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   return result;
 }
 
-Result<Generation> SessionImpl::new_generation(const GenerateOptions& options) const {
-  Generation generation(*model_->tokenizer, with_seed(options), transcript_.stops(), text_.newest);
-  if (!options.resume || !sampler_) return generation;
-  GenerationState state = generation.state();
-  state.sampler = *sampler_;
-  return Generation::from_state(*model_->tokenizer, std::move(state));
+Generation SessionImpl::new_generation(const GenerateOptions& options) const {
+  GenerateOptions chosen = with_seed(options);
+  const bool resumes = options.resume && sampler_;
+  if (resumes) chosen.sampling = sampler_->options;
+  // What was read since the last generation counts for penalties, too.
+  Generation generation(*model_->tokenizer, chosen, transcript_.stops(), text_.newest);
+  if (resumes) generation.resume(*sampler_);
+  return generation;
 }
 
 namespace {
@@ -212,8 +220,8 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
   KVASIR_RETURN_IF_ERROR(validate(options));
   KVASIR_RETURN_IF_ERROR(check_width("samples", count));
-  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
-  KVASIR_ASSIGN_OR_RETURN(const Generation first, new_generation(options));
+  KVASIR_RETURN_IF_ERROR(check_continuable());
+  const Generation first = new_generation(options);
   const std::uint64_t seed = first.state().sampler.options.seed;
   std::vector<TextState> texts(static_cast<std::size_t>(count));
   std::vector<Task> tasks;
@@ -234,7 +242,8 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     result.prompt_tokens = unreported_;
     result.prompt_seconds = prompt_seconds_;
     result.tokens = generation.tokens();
-    result.finish_reason = *generation.finish_reason();
+    result.status = tasks[s].status();
+    result.finish_reason = generation.finish_reason().value_or(FinishReason::kFailed);
     result.seconds = now_seconds() - start;
     result.seed = seed + s;
     if (texts[s].sequence != nullptr) result.kv = kv_report(*texts[s].sequence);
@@ -242,7 +251,8 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
   return results;
 }
 
-// Runs all samples to their ends. Where memory does not hold the next token of all, the newest end first.
+// Runs all samples to their ends; one that fails does so alone (Task::status). Where memory does not hold the next
+// token of all, the newest end first.
 Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
                                 const std::function<bool(std::size_t, std::string_view)>& on_text) {
   std::vector<Turn> turns;
@@ -255,7 +265,6 @@ Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> text
         turns.push_back({&tasks[s]});
         running.push_back(s);
       }
-      KVASIR_RETURN_IF_ERROR(tasks[s].status());
     }
     while (!turns.empty() && !driver_->plan(turns).fits) {
       const std::size_t newest = running.back();
@@ -272,7 +281,8 @@ Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> text
         tasks[s].finish(FinishReason::kCancelled);
   }
   for (std::size_t s = 0; s < tasks.size(); ++s)
-    for (std::string text = tasks[s].flush(); !text.empty() && (!on_text || on_text(s, text));) text = tasks[s].flush();
+    for (std::string text; tasks[s].status().ok() && !(text = tasks[s].flush()).empty();)
+      if (on_text && !on_text(s, text)) break;
   return {};
 }
 
@@ -280,7 +290,7 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
                                                           const std::function<bool(std::int64_t)>& progress) {
   const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
   KVASIR_RETURN_IF_ERROR(validate(search));
-  if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
+  KVASIR_RETURN_IF_ERROR(check_continuable());
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<Beam> beams,

@@ -310,6 +310,7 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
 }  // namespace
 
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras) {
+  KVASIR_RETURN_IF_ERROR(sequence.status());
   const LoadedModel& model = *sequence.shared_model();
   const PageFormat& format = sequence.cache()->pool().shape();
   KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));

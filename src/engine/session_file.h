@@ -40,7 +40,7 @@ struct SessionHead {
 };
 
 // Writes the file whole or not at all: until it is complete, what stood at `path` stays. REQUIRES: !in_chunk(). Errors:
-// kInvalidArgument, kResourceExhausted (a full disk) with the system's reason.
+// kInvalidArgument, kResourceExhausted (a full disk) with the system's reason; Sequence::status.
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras);
 
 struct LoadedSession {
@@ -50,7 +50,7 @@ struct LoadedSession {
   bool other_arithmetic = false;  // later tokens may differ from those of the session that was saved
 };
 
-// Makes the cache for a session of a file: head, and the bytes that its pages and tables take.
+// Makes the cache for a session of a file, given its head and its policy as it stands at its start.
 using SessionCacheMaker =
     std::function<Result<std::shared_ptr<KvCache>>(const SessionHead& head, const RetentionPolicy& policy)>;
 

@@ -39,6 +39,7 @@ Step::Step(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
 Step::Plan Step::plan(std::span<const StepRequest> requests) const {
   Plan plan;
   for (const StepRequest& request : requests) {
+    if (plan.status = request.sequence->status(); !plan.status.ok()) return plan;
     plan.passes.push_back(request.sequence->plan_pass(request.input));
     plan.bytes += plan.passes.back().bytes + plan.passes.back().reserve;
     plan.rows += plan.passes.back().rows;
@@ -48,6 +49,7 @@ Step::Plan Step::plan(std::span<const StepRequest> requests) const {
 }
 
 Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results) {
+  KVASIR_RETURN_IF_ERROR(plan.status);
   KVASIR_CHECK(plan.passes.size() == requests.size() && results.size() == requests.size());
   Stopwatch clock;
   if (!plan.fits) return kv_memory_full(cache_->budget(), plan.bytes);
@@ -86,6 +88,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     row += static_cast<std::size_t>(pass.logits);
     if (!all_finite(result.logits)) {
       result.status = data_loss("the model's output is not a number; the file is damaged");
+      requests[i].sequence->fail(result.status);
       continue;
     }
     requests[i].sequence->finish_pass(pass, requests[i].input);

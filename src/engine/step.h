@@ -47,13 +47,14 @@ class Step {
     std::uint64_t bytes = 0;                 // that all rows take, reserves included
     bool fits = true;                        // whether they are available
     int rows = 0;
+    Status status;  // of the first sequence that cannot go on (Sequence::status); nothing can be run then
   };
   // Changes nothing. REQUIRES: each sequence at most once, inputs not empty.
   Plan plan(std::span<const StepRequest> requests) const;
 
   // Executes a plan that fits, with the requests it was made of. results: [requests]; their status is an error where a
   // sequence failed; the others are as if it had not been there. Errors: kResourceExhausted for a plan that does not
-  // fit: nothing has happened.
+  // fit, or the plan's status: nothing has happened.
   Status run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results);
 
   // Called in front of every pass, when there is room for its tokens. Optional. The time it takes counts nowhere.

@@ -15,9 +15,14 @@ GenerateOptions with_seed(GenerateOptions options) {
 }
 
 Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation)
-    : text_(text), tokens_(std::move(prompt)), prompt_(tokens_.size()), generation_(std::move(generation)) {}
+    : text_(text),
+      replayable_(text->sequence == nullptr),
+      tokens_(std::move(prompt)),
+      prompt_(tokens_.size()),
+      generation_(std::move(generation)) {}
 
 bool Task::prepare() {
+  if (status_.ok() && text_->sequence != nullptr && !text_->sequence->status().ok()) fail(text_->sequence->status());
   if (!status_.ok() || (generation_ && generation_->finished())) return false;
   if (run_ < tokens_.size()) {
     if (text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
@@ -67,25 +72,31 @@ Sequence::Input Task::input(int most_rows) const {
 
 void Task::take(const StepResult& result) {
   if (!result.status.ok()) {
-    status_ = result.status;
+    fail(result.status);
     return;
   }
   const bool generated = run_ == tokens_.size();
-  if (generated) tokens_.push_back(next_);
-  run_ += static_cast<std::size_t>(result.tokens);
-  note_newest();
+  if (generated && !replayable_) {
+    note_newest({&next_, 1});
+  } else {
+    if (generated) tokens_.push_back(next_);
+    run_ += static_cast<std::size_t>(result.tokens);
+    if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
+    noted_ = std::max(noted_, run_);
+  }
   if (!result.logits.empty()) text_->logits.assign(result.logits.begin(), result.logits.end());
   if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
 }
 
-void Task::note_newest() {
+void Task::fail(Status status) {
+  status_ = std::move(status);
+  text_->logits.clear();  // they are not those of the newest token
+}
+
+void Task::note_newest(std::span<const TokenId> tokens) {
   std::vector<TokenId>& newest = text_->newest;
   constexpr std::size_t kHistory = kMaxPenaltyWindow;
-  if (run_ > noted_) {
-    newest.insert(newest.end(), tokens_.begin() + static_cast<std::ptrdiff_t>(noted_),
-                  tokens_.begin() + static_cast<std::ptrdiff_t>(run_));
-    noted_ = run_;
-  }
+  newest.insert(newest.end(), tokens.begin(), tokens.end());
   if (newest.size() >= 2 * kHistory) newest.erase(newest.begin(), newest.end() - static_cast<std::ptrdiff_t>(kHistory));
 }
 
@@ -94,6 +105,7 @@ std::string Task::take_text() {
 }
 
 void Task::release() {
+  KVASIR_CHECK(replayable_);
   text_->sequence.reset();
   run_ = 0;
 }

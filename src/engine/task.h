@@ -15,6 +15,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,8 @@ GenerateOptions with_seed(GenerateOptions options);
 class Task {
  public:
   // Reads `prompt` behind the text. Does nothing else unless `generation` is given: then continues the text. The text
-  // must outlive the task. REQUIRES: without a prompt, the text has logits.
+  // must outlive the task. A task that begins without a sequence keeps all tokens, to run them again after release();
+  // any other keeps its prompt alone. REQUIRES: without a prompt, the text has logits.
   Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation = {});
 
   // Decides what the next pass runs: asks whether the prompt may be read on, or draws the next token. Returns false
@@ -54,7 +56,8 @@ class Task {
 
   // Ends the generation from outside; see Generation::finish. REQUIRES: has_generation().
   void finish(FinishReason reason) { generation_->finish(reason); }
-  void fail(Status status) { status_ = std::move(status); }
+  // Ends the task with an error; the text has no logits then. REQUIRES: !status.ok().
+  void fail(Status status);
 
   // Returns the text that became complete since the last call.
   std::string take_text();
@@ -75,17 +78,18 @@ class Task {
   std::int64_t left() const { return static_cast<std::int64_t>(tokens_.size() - run_); }  // to run before a new token
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }
   std::int64_t prompt_done() const { return static_cast<std::int64_t>(std::min(run_, prompt_)); }
-  std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // prompt and generated
+  std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }
   bool has_generation() const { return generation_.has_value(); }
   const Generation& generation() const { return *generation_; }
 
  private:
-  void note_newest();
+  void note_newest(std::span<const TokenId> tokens);
 
   TextState* text_;
-  std::vector<TokenId> tokens_;  // the prompt, then what was generated
+  bool replayable_ = false;      // it began without a sequence
+  std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, what was generated
   std::size_t prompt_ = 0;       // of these, the prompt's
   std::size_t run_ = 0;          // of these, those that the sequence holds
   std::size_t noted_ = 0;        // of these, those that have entered text_->newest

@@ -35,6 +35,8 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.finish_reason &&
       (*state.finish_reason < FinishReason::kEnd || *state.finish_reason > FinishReason::kCancelled))
     return damaged("its finish reason is unknown");
+  if (state.pending && state.undrawn == std::array<std::uint64_t, 4>{})
+    return damaged("the generator's words before its newest draw are all zero");
   if (state.pending && state.finish_reason) return damaged("it has finished, but has a token to run");
   if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
     return damaged("its end token and its finish reason disagree");
@@ -56,6 +58,7 @@ std::string_view finish_reason_name(FinishReason reason) {
     case FinishReason::kContext: return "context";
     case FinishReason::kKvMemory: return "kv_memory";
     case FinishReason::kCancelled: return "cancelled";
+    case FinishReason::kFailed: return "failed";
   }
   return "?";
 }
@@ -97,14 +100,15 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.text_ = std::move(state.text);
   generation.tokens_ = state.tokens;
   generation.pending_ = state.pending;
+  generation.undrawn_ = state.undrawn;
   generation.finish_reason_ = state.finish_reason;
   generation.end_token_ = state.end_token;
   return generation;
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_, ignore_eos_, matcher_.stops(), sampler_.state(), matcher_.state(), stream_.state(),
-          text_,       tokens_,     pending_,         finish_reason_,   end_token_};
+  return {max_tokens_,     ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,       matcher_.state(),
+          stream_.state(), text_,       tokens_,          pending_,         finish_reason_, end_token_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -114,6 +118,7 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     settle(FinishReason::kLength);
     return std::optional<TokenId>();
   }
+  undrawn_ = sampler_.random();
   const TokenId token = sampler_.sample(logits);
   if (token == kNoToken) return data_loss("the model's output is not a number; the file is damaged");
   if (!ignore_eos_ && tokenizer_->is_end(token)) {
@@ -137,13 +142,14 @@ std::string Generation::accept(TokenId token) {
 }
 
 void Generation::finish(FinishReason reason) {
-  KVASIR_CHECK(reason != FinishReason::kEnd && reason != FinishReason::kStop);
+  KVASIR_CHECK(reason != FinishReason::kEnd && reason != FinishReason::kStop && reason != FinishReason::kFailed);
   settle(reason);
 }
 
 void Generation::settle(FinishReason reason) {
   if (finished()) return;
   finish_reason_ = reason;
+  if (pending_) sampler_.set_random(undrawn_);
   pending_.reset();
 }
 

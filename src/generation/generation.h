@@ -12,6 +12,7 @@
 // Thread-safety: none. Refers to the tokenizer, which must outlive it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -37,6 +38,7 @@ struct GenerationState {
   bool ignore_eos = false;
   std::vector<std::string> stops;  // those of the options and of the chat template
   SamplerState sampler;
+  std::array<std::uint64_t, 4> undrawn{};  // with `pending`: the generator's words before that token was drawn
   StopMatcherState matcher;
   TokenStreamState stream;
   std::string text;
@@ -68,7 +70,8 @@ class Generation {
   std::string accept(TokenId token);
 
   // Finishes from outside, for example with kContext, kKvMemory or kCancelled. A generation that has finished keeps its
-  // first reason; a pending token is dropped. REQUIRES: reason is neither kEnd nor kStop.
+  // first reason. A pending token is dropped, and its draw is undone: who continues from the sampler's state and the
+  // same logits draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
   void finish(FinishReason reason);
 
   // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "":
@@ -77,6 +80,8 @@ class Generation {
 
   // Restarts the random draws with another seed, so that copies differ.
   void reseed(std::uint64_t seed) { sampler_.reseed(seed); }
+  // Goes on with the draws of another generation; the tokens that count for penalties stay.
+  void resume(const SamplerState& other) { sampler_.set_random(other.random); }
 
   bool finished() const { return finish_reason_.has_value(); }
   std::optional<FinishReason> finish_reason() const { return finish_reason_; }
@@ -106,6 +111,7 @@ class Generation {
   std::string text_;
   std::int64_t tokens_ = 0;
   std::optional<TokenId> pending_;
+  std::array<std::uint64_t, 4> undrawn_{};  // the generator's words before the newest draw
   std::optional<FinishReason> finish_reason_;
   std::optional<TokenId> end_token_;
 };

@@ -36,6 +36,10 @@ class Sampler {
   static Result<Sampler> from_state(const SamplerState& state);
   SamplerState state() const;
 
+  // The generator's words. REQUIRES of set_random: those of a sampler.
+  const std::array<std::uint64_t, 4>& random() const { return random_; }
+  void set_random(const std::array<std::uint64_t, 4>& words) { random_ = words; }
+
   // Restarts the random draws with another seed, so that copies differ. Keeps the tokens observed so far.
   void reseed(std::uint64_t seed);
 

@@ -26,10 +26,10 @@ bool PageTable::columns_are_sound() const {
         run_of[c] = r;
         if (c == previous_of_frame || (original_ && column.entries != 1)) return false;
         if (previous != kNone && c != previous) {
-          // Ordinals and indices ascend; the columns of a ring follow one another without a hole.
+          // Ordinals and indices ascend. A column of a ring may have become empty, and its place is left out.
           const Column& before = column_[previous];
           if (before.ordinal >= column.ordinal || index(previous, before.used - 1) >= column.first) return false;
-          if (r > 0 && before.base + slots != column.base) return false;
+          if (r > 0 && (before.base >= column.base || (column.base - before.base) % slots != 0)) return false;
         }
         previous = previous_of_frame = c;
       }
@@ -59,12 +59,10 @@ bool PageTable::columns_are_sound() const {
 // Whether there are the frames that holes make, and no others. REQUIRES: as columns_are_sound.
 bool PageTable::frames_are_sound() const {
   if (original_ && !(frames_.size() == 1 && frames_.front().origin == 0)) return false;
-  std::vector<int> count(runs_.size(), 0);
   std::int64_t before = 0;
   TokenIndex end = -1;  // of the frame before
   for (std::size_t f = 0; f < frames_.size(); ++f) {
     const Frame& frame = frames_[f];
-    if (++count[static_cast<std::size_t>(frame.run)] > 1 && frame.run > 0) return false;
     if (lists_) {
       if (frame.rotation != 0) return false;
       if (f > 0 && frames_[f - 1].run == frame.run && frames_[f - 1].origin == frame.origin) return false;

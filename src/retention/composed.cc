@@ -166,6 +166,7 @@ Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, c
     if (std::ranges::find(traits.reductions, reduction) == traits.reductions.end())
       traits.reductions.push_back(reduction);
   traits.compacts = true;
+  traits.holds_prompts = true;
   return {std::make_unique<ComposedPolicy>(std::move(traits), std::move(a), std::move(b))};
 }
 

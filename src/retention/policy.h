@@ -87,6 +87,8 @@ struct PolicyTraits {
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
+  // All tokens of a prompt are held until it has been read to its end.
+  bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
   // All other tokens only ever get farther from those that follow.
   std::int64_t sinks = 0;

@@ -49,6 +49,7 @@ PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
   if (scored.reduction) traits.reductions = {*scored.reduction};
   traits.run_capacities = scored.run_capacities;
   traits.compacts = true;
+  traits.holds_prompts = scored.acts != ScoredPolicy::Acts::kAlways;
   return traits;
 }
 

@@ -288,6 +288,30 @@ TEST(Requests, ACancelledOneGivesBackItsPagesAndLeavesOthersAlone) {
   }
 }
 
+// Cancelled while others have its pages: the report says what it held.
+TEST(Requests, APreemptedOneReportsWhatItHeld) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const RequestOptions options{.prompt = random_text(60, 1),
+                               .policy = "full",
+                               .generate = {.max_tokens = 70, .ignore_eos = true, .sampling = {.seed = 9}}};
+  Desk desk(model, KvCache::cost(model->kv_shape, {}, 11), {.prompt_rows = 80, .ahead = 0});
+  desk.add(options);
+  const RequestId gives = desk.add(options);
+  while (desk.queue().counters().preempted == 0 && desk.queue().unfinished() > 0) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  ASSERT_EQ(desk.queue().sequence_of(gives, 0), nullptr);
+  ASSERT_TRUE(desk.queue().cancel(gives).ok());
+  ASSERT_NO_FATAL_FAILURE(desk.poll());
+  const GenerateResult& result = desk.told(gives).result;
+  EXPECT_EQ(result.finish_reason, FinishReason::kCancelled);
+  EXPECT_GT(result.tokens, 0);
+  EXPECT_EQ(result.kv.seen, result.prompt_tokens + result.tokens);
+  EXPECT_EQ(result.kv.kept, result.kv.seen);
+  EXPECT_GT(result.kv.bytes_peak, 0u);
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone({gives});
+}
+
 // A page that holds NaN, in the prompt and while generating.
 TEST(Requests, AFailureEndsItsRequestAlone) {
   const TemporaryFile file(make_random_model(crowd_spec()));

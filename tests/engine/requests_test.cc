@@ -4,6 +4,8 @@
 #include <fstream>
 #include <map>
 
+#include "engine/memory_plan.h"
+#include "engine/policy_cases.h"
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 #include "support/shared_data.h"
@@ -216,6 +218,49 @@ TEST_F(RequestsTest, WhatIsRefusedLeavesNothingBehind) {
     EXPECT_TRUE(engine->poll()->empty());
     const RequestId id = submit(*engine, good);
     EXPECT_EQ(drain(*engine)[std::pair(id, 0)].last.result.tokens, 3);
+  }
+}
+
+std::vector<std::int32_t> some_tokens(int count) {
+  return random_tokens(count, small_spec().vocab, 3);
+}
+
+// A prompt is refused exactly where its policy could not hold it with the whole cache for itself.
+TEST_F(RequestsTest, APromptIsRefusedOnlyWhereItCanNeverFit) {
+  RandomModelSpec plain = small_spec();
+  plain.context = 1000;
+  RandomModelSpec windowed = plain;
+  windowed.sliding_window = 23;
+  std::vector<std::pair<RandomModelSpec, std::string>> cases = {{windowed, "full"}, {plain, "full"}};
+  for (const PolicyCases& policies : all_policy_cases())
+    for (const std::string& policy : policies.evicting)
+      if ((*make_policy(policy))->traits().holds_prompts) cases.emplace_back(plain, policy);
+  EXPECT_GT(cases.size(), 5u);
+  for (const auto& [spec, policy] : cases) {
+    SCOPED_TRACE(policy + (spec.sliding_window > 0 ? " windowed" : ""));
+    const TemporaryFile file(make_random_model(spec));
+    EngineOptions options{.model = file.path(), .threads = 1, .page_slots = 16, .chunk = 32};
+    const auto model = load(file.path(), options);
+    const RequestOptions request{.tokens = some_tokens(300), .policy = policy, .generate = {.max_tokens = 1}};
+    options.kv_memory = plan_kv_memory(model->kv_shape, **make_policy(policy), {300, 300, 32, 1}).bytes;
+    auto engine = std::move(*Engine::open(options));
+    const RequestId id = submit(*engine, request);
+    int read = 0;
+    while (engine->unfinished() > 0) {
+      const auto events = engine->poll();
+      ASSERT_TRUE(events.ok());
+      for (const Event& event : *events) {
+        EXPECT_EQ(event.request, id);
+        EXPECT_NE(event.kind, Event::Kind::kFailed) << event.status.message();
+        if (event.kind == Event::Kind::kPrompt) read = static_cast<int>(event.done);
+      }
+    }
+    EXPECT_EQ(read, 300);
+    // A column less than all its tokens take, or those in the window and a chunk.
+    const int columns = spec.sliding_window > 0 ? 3 : 18;
+    options.kv_memory = KvCache::cost(model->kv_shape, sequence_layout(**make_policy(policy)), columns);
+    engine = std::move(*Engine::open(options));
+    EXPECT_EQ(engine->submit(request).status().code(), StatusCode::kResourceExhausted);
   }
 }
 

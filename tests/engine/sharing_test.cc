@@ -156,6 +156,27 @@ TEST(ParallelSamples, AreThoseOfEachSeedAlone) {
   }
 }
 
+// A text of any length: the task of a session keeps the newest tokens only, that of a request all, to run them again.
+TEST(ParallelSamples, OnlyTasksThatMayBeRecomputedKeepTheirTokens) {
+  const TemporaryFile file(make_random_model(sharing_spec()));
+  const Loaded base = read_prompt(file.path(), "streaming:sinks=4,window=60");
+  std::vector<std::unique_ptr<Sample>> samples;
+  samples.push_back(std::make_unique<Sample>(base, GenerateOptions{.max_tokens = 30, .ignore_eos = true}));
+  ASSERT_NO_FATAL_FAILURE(run_samples(base, samples));
+  EXPECT_EQ(samples[0]->task.generation().tokens(), 30);
+  EXPECT_EQ(samples[0]->text.newest.size(), 30u);
+  EXPECT_EQ(samples[0]->task.known_tokens(), 0);
+
+  Driver driver(base.model, base.cache);
+  TextState text;
+  const auto prompt = random_tokens(20, sharing_spec().vocab, 3);
+  Task task(&text, prompt, Generation(*base.model->tokenizer, {.max_tokens = 30, .ignore_eos = true}, {}, prompt));
+  text.sequence = std::make_unique<Sequence>(base.model, base.cache, std::move(*make_policy("full")));
+  while (task.prepare()) ASSERT_TRUE(driver.pass(task).ok());
+  EXPECT_EQ(task.known_tokens(), 50);
+  EXPECT_EQ(text.newest.size(), 50u);
+}
+
 // All continuations of a few tokens, scored one after the other without a search.
 TEST(BeamSearch, OfFullWidthFindsTheBestOfAll) {
   RandomModelSpec spec = sharing_spec();
@@ -226,11 +247,32 @@ TEST(BeamSearch, AWidthOfOneIsGreedy) {
   }
 }
 
+// Beams that nothing continues are gone before others are copied: what the passes hold is the most there ever is.
+TEST(BeamSearch, CopiesTakeThePlaceOfTheDead) {
+  const TemporaryFile file(make_random_model(sharing_spec()));
+  const Loaded base = read_prompt(file.path(), "full");
+  std::uint64_t most = 0;
+  int passes = 0;
+  base.runner->set_watch([&](const KvSequence&) {
+    most = std::max(most, base.cache->budget().used());
+    ++passes;
+  });
+  BeamSearchOptions options;
+  options.width = 6;
+  options.max_tokens = 60;
+  options.ignore_eos = true;
+  const auto beams = beam_search(base.runner->step(), std::move(*base.runner->whole().fork()), base.logits,
+                                 *base.model->tokenizer, options, {});
+  ASSERT_TRUE(beams.ok()) << beams.status().message();
+  EXPECT_GT(passes, 60);
+  EXPECT_EQ(base.cache->budget().peak(), most);
+}
+
 // A search that runs out of memory gives what it has.
 TEST(BeamSearch, EndsWhereMemoryEnds) {
   const TemporaryFile file(make_random_model(sharing_spec()));
   const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
-  const auto cache = *new_cache(model, KvCache::cost(model->kv_shape, {}, 40));
+  const auto cache = *new_cache(model, KvCache::cost(model->kv_shape, {}, 20));
   SequenceRunner runner(model, cache, std::move(*make_policy("full")));
   std::vector<float> logits;
   ASSERT_TRUE(runner

@@ -436,6 +436,19 @@ TEST_F(GenerationTest, CopiesGoOnAloneAndReseededOnesDiffer) {
   EXPECT_EQ(other.state().sampler.options.seed, 4U);
 }
 
+// Suspended in between or not, a token that could not be run is drawn again.
+TEST_F(GenerationTest, ADroppedTokenIsDrawnAgain) {
+  for (const bool suspended : {false, true}) {
+    Generation one(*tokenizer_, {.sampling = {.top_k = 0, .seed = 5}}, {}, {});
+    const Logits flat(259, 0.0F);
+    const auto before = one.state().sampler.random;
+    ASSERT_TRUE(one.push(flat)->has_value());
+    if (suspended) one = *Generation::from_state(*tokenizer_, one.state());
+    one.finish(FinishReason::kKvMemory);
+    EXPECT_EQ(one.state().sampler.random, before);
+  }
+}
+
 TEST_F(GenerationTest, DamagedStatesAreRefused) {
   Generation one(*tokenizer_, {.max_tokens = 20, .stop = {"STOP"}, .sampling = {.presence_penalty = 1, .seed = 1}}, {},
                  {});
