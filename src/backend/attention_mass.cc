@@ -10,13 +10,8 @@
 namespace kvasir {
 namespace {
 
-const KernelTable& kernels() {
-  static const KernelTable& table = *find_kernels("auto");  // all tables give the same bits
-  return table;
-}
-
-double reciprocal_of_sum(const float* weights, int n) {
-  const double sum = kernels().sum_weights(weights, n);
+double reciprocal_of_sum(const MassKernels& kernels, const float* weights, int n) {
+  const double sum = kernels.sum_weights(weights, n);
   return sum == 0 ? 0 : 1.0 / sum;
 }
 
@@ -32,13 +27,19 @@ double median(std::span<double> values) {
 
 }  // namespace
 
-void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduction, std::span<double> mass) {
+const MassKernels& portable_mass_kernels() {
+  static const MassKernels kernels{generic_kernels().sum_weights, generic_kernels().add_weights};
+  return kernels;
+}
+
+void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduction, std::span<double> mass,
+                 const MassKernels& kernels) {
   KVASIR_CHECK(!heads.empty() && heads.size() <= static_cast<std::size_t>(kMaxHeads));
   KVASIR_CHECK(n >= 0 && mass.size() == static_cast<std::size_t>(n) && reduction != MassReduction::kNone);
   if (reduction == MassReduction::kMedian) {
     std::array<double, kMaxHeads> scales;
     std::array<double, kMaxHeads> values;
-    for (std::size_t h = 0; h < heads.size(); ++h) scales[h] = reciprocal_of_sum(heads[h], n);
+    for (std::size_t h = 0; h < heads.size(); ++h) scales[h] = reciprocal_of_sum(kernels, heads[h], n);
     for (int i = 0; i < n; ++i) {
       for (std::size_t h = 0; h < heads.size(); ++h) values[h] = static_cast<double>(heads[h][i]) * scales[h];
       mass[static_cast<std::size_t>(i)] = median({values.data(), heads.size()});
@@ -47,7 +48,7 @@ void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduc
   }
   std::ranges::fill(mass, 0.0);
   for (const float* weights : heads) {
-    const double scale = reciprocal_of_sum(weights, n);
+    const double scale = reciprocal_of_sum(kernels, weights, n);
     if (reduction == MassReduction::kMax) {
       for (int i = 0; i < n; ++i) {
         const double value = static_cast<double>(weights[i]) * scale;
@@ -55,7 +56,7 @@ void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduc
         most = value > most || value != value ? value : most;
       }
     } else {
-      kernels().add_weights(weights, n, scale, mass.data());
+      kernels.add_weights(weights, n, scale, mass.data());
     }
   }
   if (reduction == MassReduction::kMean)

@@ -9,6 +9,15 @@
 
 namespace kvasir {
 
+// The two loops over weights, as KernelTable has them: steps 1 and kSum below. Every implementation gives the same
+// bits.
+struct MassKernels {
+  double (*sum_weights)(const float* weights, int n);
+  void (*add_weights)(const float* weights, int n, double scale, double* mass);
+};
+// Those that run on any machine.
+const MassKernels& portable_mass_kernels();
+
 // heads: [query heads] pointers to n weights each, in order of token id; mass: [n].
 //
 // The arithmetic is part of the contract; every other implementation gives the same bits:
@@ -24,6 +33,7 @@ namespace kvasir {
 // masses.
 //
 // REQUIRES: 1 <= heads.size() <= kMaxHeads, mass.size() == n, reduction is not kNone (checked).
-void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduction, std::span<double> mass);
+void reduce_mass(std::span<const float* const> heads, int n, MassReduction reduction, std::span<double> mass,
+                 const MassKernels& kernels = portable_mass_kernels());
 
 }  // namespace kvasir

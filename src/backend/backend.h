@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -72,6 +73,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
+  // Names all that decides the bits of results over pages of a format: equal ids, equal bits.
+  virtual std::string arithmetic_id(const PageFormat& format) const = 0;
 
   // -- Weights --
 
@@ -137,14 +140,20 @@ class Backend {
 
   struct WorkspaceRequest {
     int rows = 0;
-    int logits = 1;            // rows whose logits are wanted
+    int logits = 1;  // rows whose logits are wanted
+    int sequences = 1;
     int frames = 1;            // of a page table, at most
-    int tables = 1;            // page tables of a layer, over all sequences
-    std::int64_t entries = 0;  // of a page table, at most
+    int tables = 1;            // page tables of a layer, of one sequence
+    int all_tables = 1;        // page tables of all layers, of one sequence
+    std::int64_t entries = 0;  // of all frames of a page table, at most
+    bool gaps = false;         // columns leave between others, so that ordinals may be far apart
     int slots = 32;
-    bool masses = false;  // some sequence has a listener
+    int observed_rows = 0;  // rows of one sequence that its listener wants, at most
+    int reductions = 0;     // that a listener wants
+    bool weights = false;   // some listener wants raw weights
   };
-  // About what passes take beside weights and pages.
+  // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
+  // to be waited for (PageSource).
   virtual std::uint64_t workspace_bytes(const WorkspaceRequest& request) const = 0;
 };
 

@@ -13,9 +13,11 @@ namespace kvasir {
 template <class T>
 class AlignedBuffer {
  public:
-  // At least `count` elements; uninitialised after growth.
+  // At least `count` elements; uninitialised after growth. Frees the old elements first.
   T* ensure(std::size_t count) {
     if (count > size_) {
+      data_.reset();
+      size_ = 0;
       data_.reset(static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))));
       size_ = count;
     }

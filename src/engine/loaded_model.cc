@@ -108,9 +108,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
 }
 
 std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
-  // Raised with every change of the bits that a kernel table gives.
-  constexpr int kVersion = 1;
-  return fmt::format("{}/{}/{}/{}", backend->name(), kVersion, format.slots, kPartialEntries);
+  return backend->arithmetic_id(format);
 }
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {

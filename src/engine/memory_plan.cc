@@ -154,6 +154,23 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   return peak;
 }
 
+// The most frames of a page table.
+int most_frames(const RetentionPolicy& policy) {
+  const PolicyTraits& traits = policy.traits();
+  // Sinks and what follows the hole.
+  if (!traits.compacts) return 2;
+  if (!traits.run_capacities.empty()) return static_cast<int>(traits.run_capacities.size()) + 2;
+  return traits.positions == PositionMode::kOriginal ? 1 : PageTable::kMaxFrames;
+}
+
+// The most entries of a page table: one for each column, and one more where a frame begins within a column. Compaction
+// keeps lists with compact positions to two per column.
+std::int64_t most_entries(const RetentionPolicy& policy, std::uint64_t columns) {
+  const int frames = most_frames(policy);
+  const auto count = static_cast<std::int64_t>(columns);
+  return frames == PageTable::kMaxFrames ? 2 * count + 2 : count + frames;
+}
+
 // What describe_table writes for all tables of a sequence: masks of the newest pages, and of the edges of what is
 // hidden or beyond a window; positions and slots.
 std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
@@ -190,6 +207,8 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
            : saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)), sequences);
   memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
   memory.tokens_seen_max = peak.seen;
+  memory.frames_max = most_frames(policy);
+  memory.entries_max = most_entries(policy, peak.columns);
   // Query heads do not matter to what is stored.
   const TableLayout tables{.layers = layout.scope == PolicyScope::kSequence ? 1 : shape.layers,
                            .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};

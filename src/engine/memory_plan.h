@@ -27,6 +27,8 @@ struct KvMemory {
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.
   std::uint64_t batch_bytes = 0;
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
+  int frames_max = 1;                // most frames of a page table
+  std::int64_t entries_max = 0;      // most entries of a page table, in all its frames
 };
 
 // What any cache of `tokens` retained tokens takes at the very least, where a sliding window may hide all but its own;

@@ -72,9 +72,10 @@ PagePool::~PagePool() {
 }
 
 bool PagePool::try_allocate(std::span<PageId> out) {
-  if (out.size() > capacity_ - in_use_ || !budget_->try_charge(out.size() * page_cost())) return false;
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
+  recycled.reserve(std::min<std::size_t>(out.size(), free_count_));  // may throw, so before anything is charged
+  if (out.size() > capacity_ - in_use_ || !budget_->try_charge(out.size() * page_cost())) return false;
   for (PageId& page : out) {
     const bool used_before = free_count_ > 0;
     page = static_cast<PageId>(used_before ? free_[--free_count_] : touched_++);

@@ -136,25 +136,26 @@ bool PageTable::is_shared(std::uint32_t column) const {
   return pool_->references(pages_of(column).front()) > 1;
 }
 
-// Grows the arrays so that `columns` columns fit. REQUIRES: the bytes are available (checked).
+// Grows the arrays so that `columns` columns fit. Where an allocation throws, the table and its charge stay as they
+// were, and the next call grows the rest. REQUIRES: the bytes are available (checked).
 void PageTable::reserve_columns(std::int64_t columns) {
   if (columns <= peak_columns_) return;
   const int slots = static_cast<int>(slots_);
-  const auto old_capacity = array_capacity(peak_columns_);
-  peak_columns_ = columns;
+  const std::int64_t capacity = array_capacity(columns);
+  if (capacity != array_capacity(peak_columns_)) {
+    const auto count = static_cast<std::size_t>(capacity);
+    column_.reserve(count);
+    pages_.reserve(count * static_cast<std::size_t>(lanes_));
+    if (lists_) offsets_.reserve(count * slots_);
+    free_.reserve(count);
+    if (runs_.size() > 1) spare_.reserve(count);
+    for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
+    if (layout_.original_positions) entry_first_.reserve(runs_.front().entries.capacity());
+  }
   const std::uint64_t bytes = bytes_at(lanes_, slots, layout_, columns);
   KVASIR_CHECK(pool_->budget().try_charge(bytes - bytes_));
   bytes_ = bytes;
-  const std::int64_t capacity = array_capacity(columns);
-  if (capacity == old_capacity) return;
-  const auto count = static_cast<std::size_t>(capacity);
-  column_.reserve(count);
-  pages_.reserve(count * static_cast<std::size_t>(lanes_));
-  if (lists_) offsets_.reserve(count * slots_);
-  free_.reserve(count);
-  if (runs_.size() > 1) spare_.reserve(count);
-  for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
-  if (layout_.original_positions) entry_first_.reserve(runs_.front().entries.capacity());
+  peak_columns_ = columns;
 }
 
 // Takes its pages from `pages`, from number `first` on. REQUIRES: room in the arrays.

@@ -50,6 +50,9 @@ class NaiveBackend final : public Backend {
   explicit NaiveBackend(BackendShape shape) : shape_(std::move(shape)) {}
 
   std::string_view name() const override { return "naive"; }
+  std::string arithmetic_id(const PageFormat& format) const override {
+    return "naive/1/" + std::to_string(format.slots) + "/16";
+  }
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
   Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override;
   std::unique_ptr<PageStore> new_page_store(const PageFormat& format) override;

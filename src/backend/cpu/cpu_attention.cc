@@ -9,7 +9,6 @@
 namespace kvasir {
 namespace {
 
-constexpr int kTileQueries = 32;
 constexpr std::size_t kMostFrames = 64;  // of a page table
 
 }  // namespace
@@ -193,18 +192,17 @@ void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row
 // sums either way.
 void CpuAttention::run_tasks() {
   const bool apart = lease_ != nullptr || static_cast<int>(tasks_.size()) < 4 * threads_.threads();
-  std::size_t states = 0;
+  std::size_t queries = 0;  // in all states
   shares_.clear();
   for (std::size_t t = 0; t < tasks_.size(); ++t) {
     const std::size_t partials = tasks_[t].table->table->partials;
-    tasks_[t].state = states;
-    states += 1 + (apart ? partials : 1);
+    tasks_[t].state = queries;
+    queries += product(tasks_[t].rows, shape_.group()) * (1 + (apart ? partials : 1));
     for (std::size_t p = 0; apart && p < partials; ++p)
       shares_.emplace_back(static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(p));
   }
-  const int queries = std::max(kTileQueries, shape_.group());
-  state_weighted_.ensure(states * product(queries, shape_.head_dim));
-  state_scalars_.ensure(states * product(queries, 2));
+  state_weighted_.ensure(queries * static_cast<std::size_t>(shape_.head_dim));
+  state_scalars_.ensure(queries * 2);
 
   const auto clear_total = [&](const Task& task) { clear(state(task, 0), task.rows * shape_.group()); };
   const auto merge = [&](const Task& task, int index) {
@@ -259,10 +257,10 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
 }
 
 AttentionState CpuAttention::state(const Task& task, int index) const {
-  const int queries = std::max(kTileQueries, shape_.group());
-  const std::size_t at = task.state + static_cast<std::size_t>(index);
-  float* scalars = state_scalars_.data() + at * product(queries, 2);
-  return {scalars, scalars + queries, state_weighted_.data() + at * product(queries, shape_.head_dim)};
+  const std::size_t queries = product(task.rows, shape_.group());
+  const std::size_t at = task.state + static_cast<std::size_t>(index) * queries;
+  float* scalars = state_scalars_.data() + at * 2;
+  return {scalars, scalars + queries, state_weighted_.data() + at * static_cast<std::size_t>(shape_.head_dim)};
 }
 
 void CpuAttention::clear(const AttentionState& state, int queries) const {
@@ -373,15 +371,13 @@ void CpuAttention::finish_task(const Task& task) {
   }
   if (task.weights == nullptr) return;
   const auto slots = static_cast<std::size_t>(store_->format().slots);
-  thread_local std::vector<SlotMask> masks;
-  masks.resize(table.entries);
   for (int query = 0; query < task.rows * group; ++query) {
-    if (query % group == 0) retained_row(*table.batch, task.row + query / group, masks.data());
+    if (query % group == 0) retained_row(*table.batch, task.row + query / group, task.retained);
     const std::size_t at = static_cast<std::size_t>(query) * table.entries;
     ObservedQuery observed;
     observed.entries = static_cast<int>(table.entries);
     observed.slots = static_cast<int>(slots);
-    observed.masks = masks.data();
+    observed.masks = task.retained;
     observed.weights = task.weights + at * slots;
     observed.weight_maxima = task.weight_maxima + at;
     // Where a selector left everything unread, all weights are zero.
@@ -393,17 +389,6 @@ void CpuAttention::finish_task(const Task& task) {
               static_cast<std::size_t>(first_query + query % group)] = {observed.weights,
                                                                         static_cast<std::size_t>(count)};
   }
-}
-
-std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
-                                            int threads) {
-  static_cast<void>(threads);
-  const auto floats = [&](int per_row) { return product(request.rows, per_row) * sizeof(float); };
-  const auto several = static_cast<std::uint64_t>(request.frames) * static_cast<std::uint64_t>(request.tables);
-  const int attention = shape.heads * shape.head_dim;
-  const std::uint64_t rotated = floats(attention) * several + floats(shape.rotary) * (1 + several);
-  const std::uint64_t states = floats(attention) * 2 + floats(shape.heads * 2) * 2;
-  return rotated + states + RotationTable::bytes(shape.rotary);
 }
 
 }  // namespace kvasir

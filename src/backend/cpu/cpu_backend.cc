@@ -1,5 +1,7 @@
 #include "backend/cpu/cpu_backend.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -7,14 +9,15 @@
 #include "base/check.h"
 
 namespace kvasir {
-namespace {
-
-constexpr std::size_t kQ8BlockSums = 5 * sizeof(float);  // bytes beside a block's quants: scale and sums
-
-}  // namespace
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const KernelTable* kernels, ThreadPool* threads) {
   return std::make_unique<CpuBackend>(shape, kernels, threads);
+}
+
+std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
+  // Raised with every change of the bits that a kernel table gives.
+  constexpr int kVersion = 1;
+  return fmt::format("{}/{}/{}/{}", name(), kVersion, format.slots, kPartialEntries);
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {
@@ -179,26 +182,8 @@ std::span<const float> CpuBackend::logits(WeightId output, WeightId norm, Weight
   return {logits, product(kept, shape_.vocabulary)};
 }
 
-std::uint64_t CpuBackend::workspace_bytes(const WorkspaceRequest& request) const {
-  return cpu_workspace_bytes(shape_, request, threads_.threads());
-}
-
 std::uint64_t cpu_weight_bytes(std::span<const WeightPart> parts, const KernelTable& kernels) {
   return CpuWeights::bytes_of(*kernels.packing, parts);
-}
-
-std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::WorkspaceRequest& request, int threads) {
-  const int rows = request.rows;
-  const auto floats = [&](int per_row) { return product(rows, per_row) * sizeof(float); };
-  const int attention = s.heads * s.head_dim;
-  const int groups = (rows + kRowGroup - 1) / kRowGroup * kRowGroup;
-  const int widest = std::max({s.width, attention, s.ffn});
-  const std::uint64_t activations =
-      floats(s.width) * 3 + floats(attention) * 2 + floats(2 * s.kv_heads * s.head_dim) + floats(2 * s.ffn);
-  const std::uint64_t quantized =
-      product(groups, widest) + product(groups, (widest + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
-  return activations + quantized + CpuAttention::workspace_bytes(s, request, threads) +
-         product(request.logits, s.vocabulary) * sizeof(float);
 }
 
 }  // namespace kvasir

@@ -13,6 +13,8 @@
 
 namespace kvasir {
 
+inline constexpr int kTileQueries = 32;  // of a task: at most, or one row's
+
 inline std::size_t product(int a, int b) {
   return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
 }
@@ -28,8 +30,10 @@ class CpuAttention {
   // query, out: [rows][heads * head_dim].
   void attend(int layer, const float* query, float* out);
 
+  // Backend::workspace_bytes, as far as attention goes (cpu_workspace.cc).
   static std::uint64_t workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
                                        int threads);
+  std::uint64_t allocated_bytes() const;
 
  private:
   // A run of at most kPartialEntries entries of one frame. Its bounds depend on the ordinals of the columns alone, so a
@@ -66,13 +70,14 @@ class CpuAttention {
     int head = 0;  // KV head
     int row = 0;   // rows [row, row + rows) of the sequence
     int rows = 0;
-    std::size_t state = 0;           // of its total; those of partials follow
+    std::size_t state = 0;           // of its total, in queries; those of partials follow
     float* weights = nullptr;        // [rows * group][entries * slots], if observed
     float* weight_maxima = nullptr;  // [rows * group][entries]
+    SlotMask* retained = nullptr;    // room for the retained tokens of one row: [entries], if observed
     std::size_t observed = 0;        // place of its first row's spans: [rows][heads]
   };
 
-  // Some rows of a sequence whose weights are observed together.
+  // Some rows of a sequence whose weights are observed together, in all its tables of the layer or in some.
   struct Unit {
     const BatchSequence* sequence = nullptr;
     std::size_t first_table = 0;  // layer tables [first_table, last_table)
@@ -83,6 +88,10 @@ class CpuAttention {
     int rows() const { return end - begin; }
   };
 
+  // The weights of one call of observe_units: at most this many floats, unless the smallest unit has more: one row of
+  // one table, or of all tables of a layer where a listener wants raw weights.
+  static constexpr std::size_t kMostWeights = std::size_t{4} << 20;
+
   void add_partials(Table& table);
   void fill_rotations();
   void set_layer(int layer);
@@ -91,6 +100,8 @@ class CpuAttention {
   void attend_unobserved();
   void attend_observed(int layer);
   void observe_units(int layer, std::span<const Unit> units);
+  // Floats for the weights of one row in layer tables [first, last).
+  std::size_t weights_of_row(std::size_t first, std::size_t last) const;
   void tell(int layer, const Unit& unit, std::size_t observed);
   void tell_masses(int layer, const Unit& unit, std::size_t observed);
   void add_tasks(const LayerTable& table, int begin_row, int end_row);
@@ -103,6 +114,8 @@ class CpuAttention {
   AttentionState state(const Task& task, int index) const;
   void clear(const AttentionState& state, int queries) const;
   int tile_rows() const;
+  // Rows of a unit, at most.
+  static int most_unit_rows(const BackendShape& shape, int threads);
 
   const BackendShape& shape_;
   const KernelTable& kernels_;
@@ -127,8 +140,9 @@ class CpuAttention {
   AlignedBuffer<float> state_scalars_;   // maximum and sum of each
   AlignedBuffer<float> weights_;         // observed
   AlignedBuffer<float> weight_maxima_;
+  AlignedBuffer<SlotMask> retained_;  // per observed task [entries]
   std::vector<std::span<const float>> observed_;
-  std::vector<double> masses_;
+  AlignedBuffer<double> masses_;
 };
 
 class CpuBackend final : public Backend {
@@ -139,6 +153,7 @@ class CpuBackend final : public Backend {
   CpuBackend& operator=(const CpuBackend&) = delete;
 
   std::string_view name() const override { return kernels_.name; }
+  std::string arithmetic_id(const PageFormat& format) const override;
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override {
     return CpuWeights::bytes_of(*kernels_.packing, parts);
   }
@@ -161,6 +176,8 @@ class CpuBackend final : public Backend {
   void attend(int layer) override;
   std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
+  // Bytes of all buffers that workspace_bytes plans, as they stand.
+  std::uint64_t allocated_workspace() const;
 
  private:
   struct Job {

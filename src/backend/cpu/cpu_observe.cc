@@ -37,8 +37,7 @@ void CpuAttention::attend_unobserved() {
 
 // Some rows at a time, so that the weights of a whole pass never exist at once; those of several sequences together.
 void CpuAttention::attend_observed(int layer) {
-  constexpr std::size_t kMostWeights = std::size_t{4} << 20;  // floats
-  const int step = tile_rows() * std::max(1, 4 * threads_.threads() / shape_.kv_heads);
+  const int most_rows = most_unit_rows(shape_, threads_.threads());
   std::vector<Unit> units;
   std::size_t weights = 0;
   const auto flush = [&] {
@@ -49,29 +48,44 @@ void CpuAttention::attend_observed(int layer) {
   for (std::size_t first = 0; first < layer_tables_.size();) {
     const BatchSequence& sequence = *layer_tables_[first].sequence;
     std::size_t last = first;
-    std::size_t per_row = 0;
-    for (; last < layer_tables_.size() && layer_tables_[last].sequence == &sequence; ++last)
-      per_row += static_cast<std::size_t>(layer_tables_[last].heads * shape_.group()) *
-                 layer_tables_[last].table->entries * static_cast<std::size_t>(store_->format().slots);
-    for_each_range(sequence, true, [&](int begin, int end) {
-      for (int row = begin; row < end; row += step) {
-        const Unit unit{&sequence, first, last, row, std::min(end, row + step)};
+    while (last < layer_tables_.size() && layer_tables_[last].sequence == &sequence) ++last;
+    const auto add_units = [&](std::size_t first_table, std::size_t last_table, int begin, int end) {
+      const std::size_t per_row = weights_of_row(first_table, last_table);
+      const auto rows = static_cast<int>(
+          std::clamp<std::size_t>(kMostWeights / std::max<std::size_t>(per_row, 1), 1, std::size_t(most_rows)));
+      for (int row = begin; row < end; row += rows) {
+        const Unit unit{&sequence, first_table, last_table, row, std::min(end, row + rows)};
         const std::size_t own = per_row * static_cast<std::size_t>(unit.rows());
         if (weights + own > kMostWeights) flush();
         weights += own;
         units.push_back(unit);
       }
+    };
+    // A row of all tables may be too much; raw weights are told for all heads at once.
+    const bool whole = (sequence.listener != nullptr && sequence.listener->wants_weights()) ||
+                       weights_of_row(first, last) <= kMostWeights;
+    for_each_range(sequence, true, [&](int begin, int end) {
+      if (whole) return add_units(first, last, begin, end);
+      for (std::size_t table = first; table < last; ++table) add_units(table, table + 1, begin, end);
     });
     first = last;
   }
   flush();
 }
 
+std::size_t CpuAttention::weights_of_row(std::size_t first, std::size_t last) const {
+  std::size_t weights = 0;
+  for (std::size_t t = first; t < last; ++t)
+    weights += product(layer_tables_[t].heads, shape_.group()) * layer_tables_[t].table->entries *
+               static_cast<std::size_t>(store_->format().slots);
+  return weights;
+}
+
 void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
   const auto slots = static_cast<std::size_t>(store_->format().slots);
   const auto group = static_cast<std::size_t>(shape_.group());
   tasks_.clear();
-  std::size_t rows = 0, maxima = 0;
+  std::size_t rows = 0, maxima = 0, masks = 0;
   for (const Unit& unit : units) {
     for (std::size_t t = unit.first_table; t < unit.last_table; ++t) {
       const std::size_t begin = tasks_.size();
@@ -82,9 +96,13 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
     }
     rows += static_cast<std::size_t>(unit.rows());
   }
-  for (const Task& task : tasks_) maxima += static_cast<std::size_t>(task.rows) * group * task.table->table->entries;
+  for (const Task& task : tasks_) {
+    maxima += static_cast<std::size_t>(task.rows) * group * task.table->table->entries;
+    masks += task.table->table->entries;
+  }
   float* weight = weights_.ensure(maxima * slots);
   float* maximum = weight_maxima_.ensure(maxima);
+  SlotMask* retained = retained_.ensure(masks);
   if (shape_.windowed || pass_.selector != nullptr) {
     // Tokens that are retained but not read are observed too: nobody computes their weight, it is zero.
     std::fill_n(weight, maxima * slots, 0.0F);
@@ -94,6 +112,7 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
     const std::size_t entries = static_cast<std::size_t>(task.rows) * group * task.table->table->entries;
     task.weights = std::exchange(weight, weight + entries * slots);
     task.weight_maxima = std::exchange(maximum, maximum + entries);
+    task.retained = std::exchange(retained, retained + task.table->table->entries);
   }
   observed_.assign(rows * static_cast<std::size_t>(shape_.heads), {});
   run_tasks();
@@ -116,17 +135,20 @@ void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed
   AttentionListener& listener = *unit.sequence->listener;
   const std::span<const MassReduction> reductions = listener.reductions();
   const auto tables = static_cast<int>(unit.last_table - unit.first_table);
-  const int heads = shape_.heads / tables;
+  const LayerTable& first = layer_tables_[unit.first_table];
+  const int heads = first.heads * shape_.group();
   std::size_t most = 0;
   for (std::size_t i = 0; i < product(unit.rows(), shape_.heads); ++i)
     most = std::max(most, observed_[observed + i].size());
-  masses_.resize(product(unit.rows(), tables) * reductions.size() * most);
+  const std::size_t count = product(unit.rows(), tables) * reductions.size() * most;
+  double* all = masses_.ensure(count);
   const auto weights_of = [&](int row, int table, int head) {
-    return observed_[observed + product(row, shape_.heads) + static_cast<std::size_t>(table * heads + head)];
+    return observed_[observed + product(row, shape_.heads) +
+                     static_cast<std::size_t>((first.number + table) * heads + head)];
   };
   const auto mass_of = [&](int row, int table, std::size_t reduction) {
     const std::size_t at = (product(row, tables) + static_cast<std::size_t>(table)) * reductions.size() + reduction;
-    return std::span(masses_).subspan(at * most, weights_of(row, table, 0).size());
+    return std::span(all, count).subspan(at * most, weights_of(row, table, 0).size());
   };
   threads_.parallel_for(unit.rows() * tables, [&](int index) {
     const int row = index / tables;
@@ -136,7 +158,8 @@ void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed
     for (int h = 0; h < heads; ++h) of_heads[h] = weights_of(row, table, h).data();
     for (std::size_t r = 0; r < reductions.size(); ++r) {
       const std::span<double> mass = mass_of(row, table, r);
-      reduce_mass({of_heads, static_cast<std::size_t>(heads)}, static_cast<int>(mass.size()), reductions[r], mass);
+      reduce_mass({of_heads, static_cast<std::size_t>(heads)}, static_cast<int>(mass.size()), reductions[r], mass,
+                  {kernels_.sum_weights, kernels_.add_weights});
     }
   });
   std::vector<std::span<const double>> masses(reductions.size());
@@ -144,7 +167,7 @@ void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed
     for (int row = 0; row < unit.rows(); ++row) {
       if (!listener.wants_row(unit.begin + row)) continue;
       for (std::size_t r = 0; r < reductions.size(); ++r) masses[r] = mass_of(row, table, r);
-      listener.hear_masses({layer, table, unit.begin + row, masses});
+      listener.hear_masses({layer, first.number + table, unit.begin + row, masses});
     }
 }
 

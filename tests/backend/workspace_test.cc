@@ -1,0 +1,91 @@
+// What the CPU backend's buffers come to, beside what its workspace plan says.
+#include <gtest/gtest.h>
+
+#include "backend/cpu/cpu_backend_impl.h"
+#include "engine/crowd.h"
+#include "engine/sequence_runner.h"
+#include "support/families.h"
+
+namespace kvasir::test {
+namespace {
+
+// Reads everything, and notes how large the page tables of the passes were.
+class LargestTable final : public EntrySelector {
+ public:
+  void select(int layer, const BatchTable& table, int lane, std::span<bool> read) override {
+    static_cast<void>(layer);
+    static_cast<void>(lane);
+    frames = std::max(frames, static_cast<int>(table.frames.size()));
+    entries = std::max(entries, std::ssize(read));
+  }
+  int frames = 0;
+  std::int64_t entries = 0;
+};
+
+class NoTap final : public kvasir::AttentionObserver {
+ public:
+  void observe(const ObservedAttention& attention) override { seen += attention.rows; }
+  int seen = 0;
+};
+
+struct WorkspaceCase {
+  std::string policy;
+  int chunk = 0;  // rows of a pass
+  int prompt = 0;
+  bool raw = false;       // somebody listens to raw weights
+  int observed_rows = 0;  // of a pass
+};
+
+// Prefill in chunks, then decoding: never more than planned, and not less than half.
+void expect_planned(const WorkspaceCase& of) {
+  SCOPED_TRACE(of.policy);
+  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  const auto model = load(file.path(), {.threads = 2, .kv_type = "f32", .page_slots = 16, .chunk = of.chunk});
+  const auto& backend = static_cast<const CpuBackend&>(*model->backend);
+  LargestTable largest;
+  NoTap tap;
+  SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 30), std::move(*make_policy(of.policy)));
+  runner.step().set_pages(nullptr, &largest);
+  if (of.raw) runner.set_tap(&tap);
+  run_text(runner, Text(of.prompt, 8, 1), of.chunk);
+  const PolicyTraits traits = (*make_policy(of.policy))->traits();
+  Backend::WorkspaceRequest request;
+  request.rows = of.chunk;
+  request.logits = of.chunk;  // run_text wants them all
+  request.frames = largest.frames;
+  request.all_tables = model->kv_shape.tables(traits.scope);
+  request.tables = traits.scope == PolicyScope::kSequence ? 1 : request.all_tables / model->kv_shape.layers;
+  request.entries = largest.entries;
+  request.gaps = traits.compacts;
+  request.slots = 16;
+  request.observed_rows = of.observed_rows;
+  request.reductions = static_cast<int>(traits.reductions.size());
+  request.weights = of.raw;
+  const std::uint64_t allocated = backend.allocated_workspace();
+  const std::uint64_t planned = backend.workspace_bytes(request);
+  EXPECT_LE(allocated, planned);
+  EXPECT_LE(planned, 2 * allocated);
+}
+
+TEST(Workspace, OfUnobservedPassesIsPlanned) {
+  expect_planned({"full", 64, 400});
+  expect_planned({"full", 256, 1500});
+  expect_planned({"streaming:sinks=4,window=100", 64, 400});
+  expect_planned({"full", 1, 300});
+}
+
+TEST(Workspace, OfObservedPassesIsPlanned) {
+  expect_planned({"h2o:budget=200,recent=100", 64, 600, false, 64});
+  expect_planned({"h2o:budget=200,recent=100,pos=original,heads=independent", 64, 600, false, 64});
+  expect_planned({"snapkv:budget=200,window=16", 64, 1200, false, 16});
+  expect_planned({"snapkv:budget=200,window=32", 256, 2000, false, 32});
+  expect_planned({"full", 64, 400, true, 64});
+}
+
+// A row's weights are many here: units must be cut by rows.
+TEST(Workspace, OfManyObservedWeightsIsBounded) {
+  expect_planned({"h2o:budget=6000,recent=3000", 512, 4096, false, 512});
+}
+
+}  // namespace
+}  // namespace kvasir::test
