@@ -65,7 +65,8 @@ bool PageTable::frames_are_sound() const {
     const Frame& frame = frames_[f];
     if (lists_) {
       if (frame.rotation != 0) return false;
-      if (f > 0 && frames_[f - 1].run == frame.run && frames_[f - 1].origin == frame.origin) return false;
+      if (runs_.size() == 1 && f > 0 && frames_[f - 1].run == frame.run && frames_[f - 1].origin == frame.origin)
+        return false;
       continue;
     }
     // A hole lies between two frames.
@@ -92,7 +93,8 @@ bool PageTable::is_sound() const {
   std::vector<std::int64_t> without_pages_before;       // [tokens]
   const auto slots = static_cast<TokenIndex>(slots_);
   if (given_back_.end < given_back_.begin || given_back_.begin % slots != 0 || given_back_.end % slots != 0 ||
-      given_back_.begin < 0 || given_back_.end > next_index_ || ((lists_ || given_back_.empty()) && given_back_.end != 0))
+      given_back_.begin < 0 || given_back_.end > next_index_ ||
+      ((lists_ || given_back_.empty()) && given_back_.end != 0))
     return false;
   // Neither sinks nor what the next token attends to.
   if (!given_back_.empty() && (given_back_.begin < layout_.sinks || given_back_.begin - layout_.sinks >= slots ||

@@ -162,6 +162,8 @@ bool PageTable::restore_arrays(ByteReader& in) {
   if (!in.ok()) return false;
   // Sinks and a window.
   if (runs_.size() > 1 && std::ranges::count(frames_, 0, &Frame::run) > 2) return false;
+  for (int r = 1; r < runs(); ++r)
+    if (std::ranges::count(frames_, r, &Frame::run) > 1) return false;
   // Indices in a list are relative to the first of their column.
   constexpr TokenIndex kMostOffset = TokenIndex{1} << 31;
   return !lists_ || tail_.front() == kNone || next_index_ - column_[tail_.front()].first < kMostOffset;
