@@ -180,15 +180,15 @@ class Deaf final : public ::kvasir::AttentionObserver {
   int rows = 0;
 };
 
-struct Outcome {
+struct RunOutcome {
   std::vector<float> logits;
   std::vector<std::vector<TokenIndex>> kept;  // [tables]
 
-  bool operator==(const Outcome& other) const { return same_bits(logits, other.logits) && kept == other.kept; }
+  bool operator==(const RunOutcome& other) const { return same_bits(logits, other.logits) && kept == other.kept; }
 };
 
-Outcome outcome_of(SequenceRunner& runner, const Text& text, int chunk) {
-  Outcome outcome{run_text(runner, text, chunk), {}};
+RunOutcome outcome_of(SequenceRunner& runner, const Text& text, int chunk) {
+  RunOutcome outcome{run_text(runner, text, chunk), {}};
   for (int t = 0; t < runner.sequence().tables(); ++t) outcome.kept.push_back(retained_ids(runner.sequence().table(t)));
   return outcome;
 }
@@ -199,14 +199,14 @@ TEST_P(PoliciesEngine, ThreadsAndListenersChangeNoBits) {
   spec.context = 100;
   const TemporaryFile file(make_random_model(spec));
   const Text text(130, 60, 2);
-  std::vector<Outcome> first;
+  std::vector<RunOutcome> first;
   for (const int threads : {1, 2, 5}) {
     const auto model = load(file.path(), {.threads = threads, .page_slots = 16});
     for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
       const std::string& policy = cases.evicting[i];
       SCOPED_TRACE(fmt::format("{} threads {}", policy, threads));
       const auto runner = new_runner(model, policy);
-      Outcome outcome = outcome_of(*runner, text, 32);
+      RunOutcome outcome = outcome_of(*runner, text, 32);
       EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
       const auto heard = new_runner(model, policy);
       Deaf tap;

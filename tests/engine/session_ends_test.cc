@@ -15,7 +15,7 @@
 namespace kvasir::test {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMebibyte = std::uint64_t{1} << 20;
 
 std::unique_ptr<Engine> open(std::uint64_t kv_memory) {
   auto engine = Engine::open({.model = small_model(), .threads = 1, .kv_memory = kv_memory});
@@ -30,7 +30,7 @@ TEST(SessionEnds, AFullMemoryChangesNoTokenThatFollows) {
   for (const std::uint64_t seed : {3u, 4u, 5u}) {
     GenerateOptions options{.ignore_eos = true, .sampling = {.temperature = 1.2F, .seed = seed}};
     options.sampling.frequency_penalty = 0.3F;
-    const auto little = open(kMiB / 2);
+    const auto little = open(kMebibyte / 2);
     const auto stopped = std::move(*little->new_session({.policy = "full"}));
     ASSERT_TRUE(stopped->read("Once upon a time").ok());
     const GenerateResult begin = *stopped->generate(options, {});
@@ -38,7 +38,7 @@ TEST(SessionEnds, AFullMemoryChangesNoTokenThatFollows) {
     ASSERT_GT(begin.tokens, 10);
     ASSERT_TRUE(stopped->save(path).ok());
 
-    const auto large = open(64 * kMiB);
+    const auto large = open(64 * kMebibyte);
     const auto whole = std::move(*large->new_session({.policy = "full"}));
     ASSERT_TRUE(whole->read("Once upon a time").ok());
     options.max_tokens = begin.tokens + 40;
@@ -54,7 +54,7 @@ TEST(SessionEnds, AFullMemoryChangesNoTokenThatFollows) {
 
 // Greedy, so that the draws do not matter: what was read in between counts for penalties.
 TEST(SessionEnds, AResumedGenerationPenalisesWhatWasRead) {
-  const auto engine = open(64 * kMiB);
+  const auto engine = open(64 * kMebibyte);
   const auto resumed = std::move(*engine->new_session({.policy = "full"}));
   GenerateOptions options{.max_tokens = 20, .ignore_eos = true, .sampling = {.temperature = 0}};
   options.sampling.presence_penalty = 5;

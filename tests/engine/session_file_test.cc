@@ -75,7 +75,7 @@ class SessionFile : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-std::vector<std::vector<TokenIndex>> kept_by(const KvSequence& sequence) {
+std::vector<std::vector<TokenIndex>> kept_in(const KvSequence& sequence) {
   std::vector<std::vector<TokenIndex>> kept;
   for (int t = 0; t < sequence.tables(); ++t) kept.push_back(retained_ids(sequence.table(t)));
   return kept;
@@ -100,13 +100,13 @@ TEST_F(SessionFile, ContinuesEveryPolicyWithTheBitsOfNoStop) {
     EXPECT_EQ(loaded->extras.chat.ending.stop, "</s>");
     EXPECT_EQ(loaded->extras.sampler->recent, extras().sampler->recent);
     SequenceRunner again(std::move(loaded->sequence));
-    EXPECT_EQ(kept_by(again.sequence()), kept_by(saved->sequence()));
+    EXPECT_EQ(kept_in(again.sequence()), kept_in(saved->sequence()));
     EXPECT_EQ(again.kept_max(), saved->kept_max());
     EXPECT_EQ(again.first_dropped(), saved->first_dropped());
     const Text more(50, 40, 7);
     const std::int64_t before = saved->sequence().only_table().length();
     EXPECT_TRUE(same_bits(run_text(again, more, 32), run_text(*saved, more, 32)));
-    EXPECT_EQ(kept_by(again.sequence()), kept_by(saved->sequence()));
+    EXPECT_EQ(kept_in(again.sequence()), kept_in(saved->sequence()));
     EXPECT_NE(saved->sequence().next_index(), before);
   }
 }
