@@ -1,5 +1,6 @@
 // kvasir run on a terminal: chat.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <pty.h>
 #include <sys/wait.h>
@@ -7,6 +8,8 @@
 
 #include <chrono>
 #include <csignal>
+#include <fstream>
+#include <thread>
 
 #include "cli/program.h"
 
@@ -68,12 +71,17 @@ class Terminal {
       if (std::chrono::steady_clock::now() > until || !read_some()) return false;
     }
   }
-  // Waits until anything more came.
-  bool await_more(std::size_t bytes) {
+  // Waits until the program has used no processor time for a while.
+  bool await_blocked() {
     const auto until = deadline();
-    const std::size_t want = seen_.size() + bytes;
-    while (seen_.size() < want)
-      if (std::chrono::steady_clock::now() > until || !read_some()) return false;
+    for (std::string before, now = "running"; now != before;) {
+      if (std::chrono::steady_clock::now() > until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      before = now;
+      std::ifstream stat(fmt::format("/proc/{}/stat", child_));
+      now.clear();
+      for (std::string field; stat >> field;) now += field + " ";
+    }
     return true;
   }
 
@@ -135,12 +143,26 @@ TEST_F(Chat, InterruptEndsTheAnswerAlone) {
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("Tell me a long story\n");
   ASSERT_TRUE(terminal.await("story\r\n")) << terminal.seen();
-  ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
+  ASSERT_TRUE(terminal.await(" the ")) << terminal.seen();  // text, not the progress bar of the prompt
   terminal.type("\x03");
   ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("And another\n");
   ASSERT_TRUE(terminal.await("another\r\n")) << terminal.seen();
-  ASSERT_TRUE(terminal.await_more(20)) << terminal.seen();
+  ASSERT_TRUE(terminal.await(" the ")) << terminal.seen();  // text, not the progress bar of the prompt
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+  EXPECT_TRUE(terminal.await("ended by cancelled")) << terminal.seen();
+}
+
+TEST_F(Chat, InterruptEndsAnAnswerThatWaitsForTheTerminal) {
+  Terminal terminal(run_arguments({"--ignore-eos", "--temp", "0"}));
+  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  terminal.type("Tell me a long story\n");
+  ASSERT_TRUE(terminal.await(" the ")) << terminal.seen();
+  terminal.type("\x13");  // Ctrl-S: the terminal takes no more output
+  ASSERT_TRUE(terminal.await_blocked());
   terminal.type("\x03");
   ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("\x04");
