@@ -17,6 +17,11 @@ void erase_range(std::vector<T>& values, std::size_t first, std::size_t last) {
   values.erase(values.begin() + static_cast<std::ptrdiff_t>(first), values.begin() + static_cast<std::ptrdiff_t>(last));
 }
 
+// Room for what stands in front, too.
+constexpr std::size_t with_front(std::size_t limit, std::size_t front) {
+  return limit > kNoLimit - front ? kNoLimit : limit + front;
+}
+
 // Gives the memory back, which clear does not.
 template <class T>
 void release(std::vector<T>& values) {
@@ -69,8 +74,11 @@ double ScoreList::Lowest::key_of(double score) {
 
 void ScoreList::enter(const PolicyChunk& chunk, bool track_places, std::size_t limit) {
   if (next_ == chunk.end()) return;
-  KVASIR_CHECK(next_ == chunk.first && size_ == all_ && all_ == std::ssize(tokens_));
-  const auto size = static_cast<std::size_t>(all_ + chunk.rows);
+  KVASIR_CHECK(next_ == chunk.first && size_ == all_ &&
+               all_ == std::ssize(tokens_) - static_cast<std::int64_t>(front_));
+  if (chunk.rows > 1 || front_ == kMostFront) close_front();
+  const std::size_t size = front_ + static_cast<std::size_t>(all_ + chunk.rows);
+  limit = with_front(limit, kMostFront);
   grow_to(tokens_, size, limit);
   for (TokenIndex token = chunk.first; token < chunk.end(); ++token) tokens_.push_back(token);
   for (std::vector<double>& column : columns_) {
@@ -87,9 +95,15 @@ void ScoreList::enter(const PolicyChunk& chunk, bool track_places, std::size_t l
   next_ = chunk.end();
 }
 
+void ScoreList::close_front() {
+  erase_range(tokens_, 0, front_);
+  for (std::vector<double>& column : columns_) erase_range(column, 0, front_);
+  front_ = 0;
+}
+
 void ScoreList::move(std::size_t from, std::size_t to) {
-  tokens_[to] = tokens_[from];
-  for (std::vector<double>& column : columns_) column[to] = column[from];
+  tokens_[front_ + to] = tokens_[front_ + from];
+  for (std::vector<double>& column : columns_) column[front_ + to] = column[front_ + from];
   if (!places_.empty()) places_[to] = places_[from];
 }
 
@@ -98,21 +112,37 @@ void ScoreList::close_gap(std::size_t to, std::span<const TokenIndex> dropped) {
   const std::size_t from = to + dropped.size();
   KVASIR_CHECK(static_cast<std::int64_t>(from) == size_);
   if (dropped.empty()) return;
-  const auto tail = std::copy(tokens_.begin() + static_cast<std::ptrdiff_t>(from), tokens_.end(),
-                              tokens_.begin() + static_cast<std::ptrdiff_t>(to));
+  const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(front_);
+  const auto tail =
+      std::copy(first + static_cast<std::ptrdiff_t>(from), tokens_.end(), first + static_cast<std::ptrdiff_t>(to));
   std::ranges::copy(dropped, tail);
-  for (std::vector<double>& column : columns_) erase_range(column, to, from);
+  for (std::vector<double>& column : columns_) erase_range(column, front_ + to, front_ + from);
   if (!places_.empty()) erase_range(places_, to, from);
   size_ -= std::ssize(dropped);
   all_ -= std::ssize(dropped);
 }
 
+void ScoreList::drop(std::int64_t place) {
+  KVASIR_CHECK(place >= 0 && place < size_);
+  const bool room = front_ < kMostFront && places_.empty() && tokens_.size() < tokens_.capacity();
+  if (!room || place > all_ / 2) return drop_range(place, place + 1);
+  const auto begin = static_cast<std::ptrdiff_t>(front_), end = begin + static_cast<std::ptrdiff_t>(place);
+  tokens_.push_back(tokens_[static_cast<std::size_t>(end)]);
+  std::copy_backward(tokens_.begin() + begin, tokens_.begin() + end, tokens_.begin() + end + 1);
+  for (std::vector<double>& column : columns_)
+    std::copy_backward(column.begin() + begin, column.begin() + end, column.begin() + end + 1);
+  ++front_;
+  --size_;
+  --all_;
+}
+
 void ScoreList::drop_range(std::int64_t first, std::int64_t last) {
   KVASIR_CHECK(first >= 0 && first <= last && last <= size_);
-  std::rotate(tokens_.begin() + first, tokens_.begin() + last, tokens_.end());
-  const auto to = static_cast<std::size_t>(first), from = static_cast<std::size_t>(last);
+  const std::size_t to = front_ + static_cast<std::size_t>(first), from = front_ + static_cast<std::size_t>(last);
+  std::rotate(tokens_.begin() + static_cast<std::ptrdiff_t>(to), tokens_.begin() + static_cast<std::ptrdiff_t>(from),
+              tokens_.end());
   for (std::vector<double>& column : columns_) erase_range(column, to, from);
-  if (!places_.empty()) erase_range(places_, to, from);
+  if (!places_.empty()) erase_range(places_, static_cast<std::size_t>(first), static_cast<std::size_t>(last));
   size_ -= last - first;
   all_ -= last - first;
 }
@@ -129,18 +159,18 @@ void ScoreList::drop_lowest(std::int64_t count, std::int64_t first, std::int64_t
 }
 
 void ScoreList::forget(std::span<const IndexRange> ranges) {
-  const std::size_t listed = tokens_.size() - static_cast<std::size_t>(all_);
+  const std::size_t listed = tokens_.size() - front_ - static_cast<std::size_t>(all_);
   auto next = ranges.begin();
   drop_if([&](std::int64_t i) {
-    const TokenIndex token = tokens_[static_cast<std::size_t>(i)];
+    const TokenIndex token = tokens()[static_cast<std::size_t>(i)];
     while (next != ranges.end() && next->end <= token) ++next;
     return next != ranges.end() && next->begin <= token;
   });
-  tokens_.resize(static_cast<std::size_t>(all_) + listed);
+  tokens_.resize(front_ + static_cast<std::size_t>(all_) + listed);
 }
 
 void ScoreList::hand_over(KeepPlan& plan) {
-  const auto dropped = tokens_.begin() + all_;
+  const auto dropped = tokens_.begin() + static_cast<std::ptrdiff_t>(front_) + all_;
   std::sort(dropped, tokens_.end());
   for (auto token = dropped; token != tokens_.end(); ++token) plan.add_drop({*token, *token + 1});
   tokens_.erase(dropped, tokens_.end());
@@ -160,15 +190,17 @@ void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ran
 }
 
 void ScoreList::save(ByteWriter& out) const {
-  KVASIR_CHECK(size_ == all_ && all_ == std::ssize(tokens_) && held_.empty());
+  KVASIR_CHECK(size_ == all_ && all_ == std::ssize(tokens_) - static_cast<std::int64_t>(front_) && held_.empty());
   out.put_span(tokens());
-  for (const std::vector<double>& column : columns_) out.put_values(std::span<const double>(column));
+  for (int i = 0; i < columns(); ++i) out.put_values(values(i));
 }
 
 bool ScoreList::restore(ByteReader& in, TokenIndex next, std::size_t limit) {
   std::uint64_t count = 0;
   if (!in.get_count(count, limit, sizeof(TokenIndex) + columns_.size() * sizeof(double))) return false;
   const auto size = static_cast<std::size_t>(count);
+  front_ = 0;
+  limit = with_front(limit, kMostFront);
   grow_to(tokens_, size, limit);
   tokens_.resize(size);
   if (!in.get_values(std::span<TokenIndex>(tokens_))) return false;
@@ -198,7 +230,7 @@ std::uint64_t ScoreList::bytes() const {
 
 std::uint64_t ScoreList::most_bytes(int columns, std::size_t tokens, std::size_t limit, int rows, bool tracks_places) {
   const auto count = static_cast<std::uint64_t>(columns);
-  const std::uint64_t most = most_capacity(tokens, limit);
+  const std::uint64_t most = most_capacity(tokens + kMostFront, with_front(limit, kMostFront));
   std::uint64_t bytes = most * (sizeof(TokenIndex) + count * sizeof(double)) + count * sizeof(std::vector<double>);
   if (rows > 1) bytes += static_cast<std::uint64_t>(rows) * sizeof(std::int64_t);
   if (rows > 1 && tracks_places) bytes += tokens * sizeof(std::int32_t);

@@ -26,10 +26,14 @@ class ScoreList {
   std::int64_t size() const { return size_; }      // tokens retained
   std::int64_t all() const { return all_; }        // and those that wait
   TokenIndex next_token() const { return next_; }  // behind the last that entered
-  std::span<const TokenIndex> tokens() const { return {tokens_.data(), static_cast<std::size_t>(all_)}; }
+  std::span<const TokenIndex> tokens() const { return {tokens_.data() + front_, static_cast<std::size_t>(all_)}; }
   int columns() const { return static_cast<int>(columns_.size()); }
-  std::span<double> values(int column = 0) { return columns_[static_cast<std::size_t>(column)]; }
-  std::span<const double> values(int column = 0) const { return columns_[static_cast<std::size_t>(column)]; }
+  std::span<double> values(int column = 0) {
+    return std::span(columns_[static_cast<std::size_t>(column)]).subspan(front_);
+  }
+  std::span<const double> values(int column = 0) const {
+    return std::span(columns_[static_cast<std::size_t>(column)]).subspan(front_);
+  }
 
   // The tokens of the chunk enter, with zeros in all columns; nothing if they have. `track_places`: place_in_chunk will
   // be asked for. `limit`: the most tokens that the list will ever hold, as far as is known.
@@ -42,7 +46,7 @@ class ScoreList {
   }
 
   // Drops one retained token.
-  void drop(std::int64_t place) { drop_range(place, place + 1); }
+  void drop(std::int64_t place);
   // Drops the retained tokens at [first, last).
   void drop_range(std::int64_t first, std::int64_t last);
 
@@ -54,7 +58,7 @@ class ScoreList {
     std::size_t to = 0;
     for (std::size_t i = 0; i < static_cast<std::size_t>(size_); ++i) {
       if (gone(static_cast<std::int64_t>(i))) {
-        dropped.push_back(tokens_[i]);
+        dropped.push_back(tokens_[front_ + i]);
       } else {
         if (to != i) move(i, to);
         ++to;
@@ -108,7 +112,14 @@ class ScoreList {
  private:
   void move(std::size_t from, std::size_t to);
   void close_gap(std::size_t to, std::span<const TokenIndex> dropped);
+  void close_front();
 
+  // The largest front_.
+  static constexpr std::size_t kMostFront = 24;
+
+  // Unused elements at the begin of tokens_ and of each column. A single token is dropped by moving those before it up
+  // if they are fewer than those behind it: attention spares the newest, so that most that leave stand near the begin.
+  std::size_t front_ = 0;
   // Places [0, all_), then what was dropped since the last hand_over: a token never needs room twice.
   std::vector<TokenIndex> tokens_;
   std::vector<std::vector<double>> columns_;

@@ -112,6 +112,47 @@ TEST(ScoreList, TokensEnterTogetherAndWait) {
   EXPECT_EQ(list.size(), 2);
 }
 
+// Against a map from token to value, over more single drops than the arrays have room for in front.
+TEST(ScoreList, AgreesWithAMapOverManyDrops) {
+  constexpr std::int64_t kMost = 200;
+  std::mt19937_64 random(2);
+  ScoreList list(2);
+  std::map<TokenIndex, double> model;
+  std::uint64_t bytes = 0;
+  for (int step = 0; step < 3000; ++step) {
+    const int rows = random() % 16 == 0 ? 1 + static_cast<int>(random() % 5) : 1;
+    const PolicyChunk chunk{.first = list.next_token(), .rows = rows};
+    list.enter(chunk, random() % 2 == 0, kMost + 5);
+    std::vector<TokenIndex> gone;
+    for (int row = 0; row < rows; ++row) {
+      const auto place = static_cast<std::size_t>(list.size());
+      ASSERT_EQ(list.tokens()[place], chunk.first + row);
+      ASSERT_EQ(list.values(1)[place], 0.0);
+      list.insert_next();
+      list.values(1)[place] = model[chunk.first + row] = static_cast<double>(random() % 1000);
+      while (list.size() > kMost || (list.size() > 0 && random() % 64 == 0)) {
+        const auto held = static_cast<std::uint64_t>(list.size());
+        const auto at = static_cast<std::int64_t>(random() % 4 == 0 ? random() % held : random() % (held / 3 + 1));
+        gone.push_back(list.tokens()[static_cast<std::size_t>(at)]);
+        model.erase(gone.back());
+        list.drop(at);
+      }
+    }
+    std::ranges::sort(gone);
+    ASSERT_EQ(handed_over(list), gone) << "step " << step;
+    ASSERT_EQ(list.size(), std::ssize(model));
+    ASSERT_EQ(list.tokens().size(), model.size());
+    std::size_t place = 0;
+    for (const auto& [token, value] : model) {
+      ASSERT_EQ(list.tokens()[place], token);
+      ASSERT_EQ(list.values(1)[place], value);
+      ++place;
+    }
+    bytes = std::max(bytes, list.bytes());
+  }
+  EXPECT_LE(bytes, ScoreList::most_bytes(2, kMost + 5, kMost + 5, 5, true));
+}
+
 TEST(Budget, AShareIsRoundedUpExactly) {
   EXPECT_EQ((Budget{.tokens = 7}).at(1'000'000), 7);
   const Budget share{.millionths = 300'000};
