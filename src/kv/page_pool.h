@@ -17,8 +17,8 @@
 
 namespace kvasir {
 
-// A bound on bytes, and the bytes charged to it: pages, page tables, policies' states and token logs, each charged
-// before it is allocated.
+// A bound on bytes, and the bytes charged to it: pages, page tables and policies' states, each charged before it is
+// allocated.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}
