@@ -4,6 +4,8 @@
 //
 //   planning [STEPS] [SMALL] [LARGE] [EVICTED]
 //
+// Forked: the table shares its pages with a fork that stays as it is, and so plans with a reserve for their copies.
+//
 // One page table of 8 lanes and pages of 32 tokens, whose pages have no bytes: nothing is read or moved. A step that
 // compacts is left out; its work is counted as slots moved per token. Before each of the two timed parts of a step, a
 // buffer of EVICTED MiB, more than the last cache holds, is read as a forward pass reads weights: neither number of
@@ -18,6 +20,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -55,13 +58,17 @@ struct Figures {
 
 class Table {
  public:
-  explicit Table(const std::string& spec, std::int64_t retained)
+  Table(const std::string& spec, std::int64_t retained, bool forked)
       : policy_(std::move(*make_policy(spec))),
         cache_(std::move(*KvCache::create({1, 8, {128, 32, KvType::kF16}}, std::uint64_t{1} << 40))),
         sequence_(cache_->new_sequence(sequence_layout(*policy_))),
         random_(1) {
     policy_->begin({1, 1, 32});
     while (table().length() < retained && table().next_index() < 4 * retained) fill(retained);
+    if (!forked) return;
+    Result<KvSequence> fork = cache_->fork(sequence_);
+    if (!fork.ok()) std::exit(1);
+    fork_ = std::move(*fork);
   }
 
   // Lowers seconds[step] to what the step takes. A step that compacts counts nothing: it is left at infinity.
@@ -130,6 +137,7 @@ class Table {
   std::unique_ptr<RetentionPolicy> policy_;
   std::unique_ptr<KvCache> cache_;
   KvSequence sequence_;
+  std::optional<KvSequence> fork_;
   BatchTable description_;
   KeepPlan plan_;
   std::vector<double> mass_;
@@ -137,30 +145,36 @@ class Table {
 };
 
 int run(int steps, std::int64_t small, std::int64_t large, int evicted) {
-  const auto specs = [](std::int64_t n) {
-    return std::vector<std::string>{"full", fmt::format("streaming:sinks=4,window={}", n - 4),
-                                    fmt::format("h2o:budget={},recent={},pos=original", n, n / 2),
-                                    fmt::format("cascade:size={},n=4,sinks=4", n - 4)};
+  struct Case {
+    std::string spec;
+    bool forked = false;
+  };
+  const auto cases = [](std::int64_t n) {
+    const std::string h2o = fmt::format("h2o:budget={},recent={},pos=original", n, n / 2);
+    return std::vector<Case>{{"full"},       {fmt::format("streaming:sinks=4,window={}", n - 4)},
+                             {h2o},          {fmt::format("cascade:size={},n=4,sinks=4", n - 4)},
+                             {"full", true}, {h2o, true}};
   };
   CacheEviction caches(static_cast<std::size_t>(evicted) << 20);
   fmt::print("{:<12} {:>28} {:>28} {:>14}\n", "", fmt::format("{} tokens: us, mean", small),
              fmt::format("{} tokens: us, mean", large), "ratio, of means");
   bool flat = true;
-  for (std::size_t i = 0; i < specs(small).size(); ++i) {
+  for (std::size_t i = 0; i < cases(small).size(); ++i) {
     Figures figures[2];
     for (const int which : {0, 1}) {
       const std::int64_t n = which == 0 ? small : large;
       std::vector<double> seconds(static_cast<std::size_t>(steps), std::numeric_limits<double>::infinity());
       double moved = 0;
       for (int repetition = 0; repetition < 3; ++repetition) {
-        Table table(specs(n)[i], n);
+        Table table(cases(n)[i].spec, n, cases(n)[i].forked);
         const std::uint64_t moved_before = table.slots_moved();
         table.run(seconds, caches);
         moved = static_cast<double>(table.slots_moved() - moved_before) / steps;
       }
       figures[which] = Table::figures_of(std::move(seconds), moved);
     }
-    const std::string name = specs(small)[i].substr(0, specs(small)[i].find(':'));
+    const Case of = cases(small)[i];
+    const std::string name = of.spec.substr(0, of.spec.find(':')) + (of.forked ? ", forked" : "");
     const double of_medians = figures[1].median / figures[0].median, of_means = figures[1].mean / figures[0].mean;
     const bool passed = of_medians <= kMostRatio && of_means <= kMostRatio;
     flat = flat && passed;

@@ -7,7 +7,6 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "kv/describe_table.h"
-#include "retention/growth.h"
 
 namespace kvasir {
 
@@ -31,25 +30,6 @@ SequenceLayout sequence_layout(const RetentionPolicy& policy) {
 int prompt_chunk(const RetentionPolicy& policy, int chunk) {
   if (chunk > 0) return chunk;
   return policy.traits().chunk > 0 ? policy.traits().chunk : kDefaultChunk;
-}
-
-std::uint64_t TokenLog::most_bytes(std::int64_t more) const {
-  const auto grown = [](std::size_t size, std::size_t capacity) {
-    return std::max(capacity, size > capacity ? most_capacity(size, kNoLimit) : 0);
-  };
-  return grown(tokens.size() + static_cast<std::size_t>(more), tokens.capacity()) * sizeof(TokenId) +
-         grown(segments.size() + 1, segments.capacity()) * sizeof(Segment);
-}
-
-void TokenLog::add(Source source, int chunk, std::span<const TokenId> more) {
-  grow_to(tokens, tokens.size() + more.size(), kNoLimit);
-  grow_to(segments, segments.size() + 1, kNoLimit);
-  tokens.insert(tokens.end(), more.begin(), more.end());
-  if (source == Source::kGenerated) chunk = 0;
-  if (segments.empty() || segments.back().source != source || segments.back().chunk != chunk || prompt_ended)
-    segments.push_back({source, 0, chunk});
-  segments.back().tokens += static_cast<std::int64_t>(more.size());
-  prompt_ended = false;
 }
 
 // Between the backend and the policy, and whoever else wants to know.
@@ -107,7 +87,6 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       policy_(other.policy_->clone()),
       tables_(std::move(tables)),
       listener_(std::make_unique<Listener>(this)),
-      log_(other.log_ != nullptr ? std::make_unique<TokenLog>(*other.log_) : nullptr),
       state_(&cache_->budget()),
       most_rows_(other.most_rows_),
       first_dropped_(other.first_dropped_),
@@ -130,20 +109,11 @@ void Sequence::set_tap(AttentionObserver* tap) {
   listener_->tap = tap;
 }
 
-void Sequence::keep_log() {
-  KVASIR_CHECK(tables_.next_index() == 0);
-  log_ = std::make_unique<TokenLog>();
-}
-
 double Sequence::seconds_observing() const {
   return listener_->seconds;
 }
 
-std::uint64_t Sequence::allocated_state() const {
-  return policy_->state_bytes() + (log_ != nullptr ? log_->bytes() : 0);
-}
-
-// What policy state and log come to at most until the chunk has ended.
+// What the policy's state comes to at most until the chunk has ended.
 std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   const int rows = std::max(most_rows_, chunk.rows);
   const std::uint64_t now = policy_->state_bytes();
@@ -151,18 +121,13 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   // A restored policy that holds more than any text leads to: its arrays grow by the chunk, and at least by a growth
   // step, which doubling and a fresh state of this size cover.
   if (now > most) most += 2 * now;
-  return most + (log_ != nullptr ? log_->most_bytes(chunk.rows) : 0);
+  return most;
 }
 
 Status Sequence::charge_state() {
-  const std::uint64_t bytes = allocated_state();
+  const std::uint64_t bytes = policy_->state_bytes();
   if (!state_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - state_.bytes());
   return {};
-}
-
-Status Sequence::restore_log(std::optional<TokenLog> log) {
-  log_ = log ? std::make_unique<TokenLog>(std::move(*log)) : nullptr;
-  return charge_state();
 }
 
 Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
@@ -271,16 +236,12 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   batch->sequences.push_back(sequence);
 }
 
-void Sequence::finish_pass(const PassPlan& plan, const Input& input) {
-  if (log_ != nullptr) {
-    log_->add(input.source, prompt_chunk(*policy_, input.chunk), input.rest.first(static_cast<std::size_t>(plan.rows)));
-    log_->prompt_ended = plan.chunk.ends_prompt() && plan.ends_chunk();
-  }
+void Sequence::finish_pass(const PassPlan& plan) {
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
     prune();
     done_ = 0;
-    const std::uint64_t state = allocated_state();
+    const std::uint64_t state = policy_->state_bytes();
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
   status_ = {};

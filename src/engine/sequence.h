@@ -35,23 +35,6 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk);
 // Rows of the chunk that starts at token `done`: prompts go in chunks on a grid anchored at token 0, the rest singly.
 int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk);
 
-// What was fed to a sequence, as far as recomputing it needs: tokens, and which of them were prompts.
-struct TokenLog {
-  struct Segment {
-    Source source = Source::kPrompt;
-    std::int64_t tokens = 0;
-    int chunk = 0;  // of a prompt: the size of its grid
-  };
-  std::vector<TokenId> tokens;
-  std::vector<Segment> segments;
-  bool prompt_ended = false;  // the newest segment is a prompt that was read to its end
-
-  void add(Source source, int chunk, std::span<const TokenId> more);
-  std::uint64_t bytes() const { return tokens.capacity() * sizeof(TokenId) + segments.capacity() * sizeof(Segment); }
-  // Never exceeded by bytes() after `more` tokens are added.
-  std::uint64_t most_bytes(std::int64_t more) const;
-};
-
 class Sequence {
  public:
   Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::unique_ptr<RetentionPolicy> policy);
@@ -76,7 +59,7 @@ class Sequence {
     int rows = 0;
     int logits = 0;             // of the last this many rows
     std::uint64_t bytes = 0;    // that the rows take: pages, tables, and the growth of `state`
-    std::uint64_t state = 0;    // bytes of policy state and token log, at most, until the chunk has ended
+    std::uint64_t state = 0;    // bytes of policy state, at most, until the chunk has ended
     std::uint64_t reserve = 0;  // bytes that must be available besides, for copies of shared pages at the chunk's end
     bool ends_chunk() const { return first + rows == chunk.rows; }
   };
@@ -90,7 +73,7 @@ class Sequence {
   // Adds the rows to a batch. REQUIRES: make_room(plan) succeeded; the sequence outlives the batch unchanged.
   void describe(const PassPlan& plan, std::span<const TokenId> tokens, Batch* batch, std::size_t* tables_in_use);
   // The rows have run. At the end of a chunk the policy decides, and its plan is executed.
-  void finish_pass(const PassPlan& plan, const Input& input);
+  void finish_pass(const PassPlan& plan);
 
   // Ok, or why the sequence cannot go on: a pass did not come to its end, and has left it half applied. It may then
   // only be looked at and destroyed.
@@ -103,12 +86,8 @@ class Sequence {
   // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, pages
   // behind a sliding window are not given back; a memory plan that is to hold then takes a shape without a window.
   void set_tap(AttentionObserver* tap);
-  // Starts the token log. REQUIRES: nothing was read.
-  void keep_log();
-  const TokenLog* log() const { return log_.get(); }
-  // Takes over what a snapshot holds beside tables and policy. The policy was restored before. Errors:
-  // kResourceExhausted, when policy state and log do not fit the budget.
-  Status restore_log(std::optional<TokenLog> log);
+  // Charges the bytes that the policy's state takes now, after the policy was restored. Errors: kResourceExhausted.
+  Status charge_state();
 
   // Copies what is shared and will be written sooner or later. Errors: kResourceExhausted.
   Status own_pages();
@@ -130,7 +109,7 @@ class Sequence {
   std::uint64_t bytes() const;
   std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
   double seconds_observing() const;  // that the policy took for what it was shown
-  // Bytes charged for the policy's state and the token log: what is allocated for them, from the first pass on.
+  // Bytes charged for the policy's state: what is allocated for it, from the first pass on.
   std::uint64_t state_bytes() const { return state_.bytes(); }
 
   // The least index that is no longer retained everywhere; nothing while all are.
@@ -140,7 +119,7 @@ class Sequence {
   // otherwise as many as let a native sliding window find its pages. 0: to any number.
   TokenIndex truncatable_from() const { return first_dropped_ ? tables_.next_index() : tables_.truncatable_from(); }
 
-  // What a snapshot keeps beside tables, policy and log.
+  // What a snapshot keeps beside tables and policy.
   struct Counters {
     std::int64_t kept_max = 0;
     std::int64_t seen_least = 0;
@@ -153,9 +132,7 @@ class Sequence {
   class Listener;
 
   Sequence(const Sequence& other, KvSequence tables);
-  std::uint64_t allocated_state() const;
   std::uint64_t most_state(const PolicyChunk& chunk) const;
-  Status charge_state();
   TableLayout table_layout() const;
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
@@ -165,8 +142,7 @@ class Sequence {
   std::unique_ptr<RetentionPolicy> policy_;
   KvSequence tables_;
   std::unique_ptr<Listener> listener_;
-  std::unique_ptr<TokenLog> log_;
-  MemoryCharge state_;  // of the policy's state and the log
+  MemoryCharge state_;  // of the policy's state
   int most_rows_ = 1;   // of any chunk so far
 
   // The chunk under way.

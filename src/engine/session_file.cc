@@ -96,19 +96,6 @@ void put_chat(ByteWriter& out, const ChatState& chat) {
   out.put_string(chat.ending.stop);
 }
 
-void put_log(ByteWriter& out, const TokenLog* log) {
-  out.put(log != nullptr);
-  if (log == nullptr) return;
-  out.put_vector(log->tokens);
-  out.put(static_cast<std::uint64_t>(log->segments.size()));
-  for (const TokenLog::Segment& segment : log->segments) {
-    out.put(segment.source == Source::kPrompt);
-    out.put(segment.tokens);
-    out.put(static_cast<std::int32_t>(segment.chunk));
-  }
-  out.put(log->prompt_ended);
-}
-
 // -- Reading. --
 
 class BlockReader {
@@ -190,30 +177,6 @@ bool get_chat(ByteReader& in, ChatState* chat) {
   return in.ok();
 }
 
-bool get_log(ByteReader& in, std::optional<TokenLog>* log) {
-  bool kept = false;
-  if (!in.get(kept)) return false;
-  if (!kept) return true;
-  log->emplace();
-  std::uint64_t segments = 0;
-  if (!in.get_vector((*log)->tokens) || !in.get_count(segments, kMostText, 13)) return false;
-  std::int64_t tokens = 0;
-  for (std::uint64_t i = 0; i < segments; ++i) {
-    TokenLog::Segment segment;
-    bool prompt = false;
-    std::int32_t chunk = 0;
-    in.get(prompt);
-    in.get(segment.tokens);
-    if (!in.get(chunk)) return false;
-    segment.source = prompt ? Source::kPrompt : Source::kGenerated;
-    segment.chunk = chunk;
-    if (segment.tokens < 0 || segment.tokens > static_cast<std::int64_t>((*log)->tokens.size()) - tokens) return false;
-    tokens += segment.tokens;
-    (*log)->segments.push_back(segment);
-  }
-  return in.get((*log)->prompt_ended) && tokens == static_cast<std::int64_t>((*log)->tokens.size());
-}
-
 bool are_token_ids(std::span<const TokenId> tokens, int vocabulary) {
   return std::ranges::all_of(tokens, [&](TokenId token) { return token >= 0 && token < vocabulary; });
 }
@@ -286,10 +249,10 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
   in.get(counters.first_dropped);
   sequence.set_counters(counters);
   SessionExtras& extras = session->extras;
-  std::optional<TokenLog> log;
+  bool logged = false;
   bool sampler = false;
   if (!in.get_vector(extras.newest) || !in.get_vector(extras.logits) || !get_chat(in, &extras.chat) ||
-      !get_log(in, &log) || !in.get(sampler))
+      !in.get(logged) || logged || !in.get(sampler))
     return damaged("its state cannot be read");
   if (sampler && !get_sampler(in, &extras.sampler.emplace())) return damaged("its sampler cannot be read");
   if (in.left() != 0 || !in.ok()) return damaged("its state is longer than it should be");
@@ -298,13 +261,8 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
       !(extras.logits.empty() || extras.logits.size() == vocabulary) ||
       !std::ranges::all_of(extras.logits, [](float logit) { return std::isfinite(logit); }))
     return damaged("its tokens or logits are not the model's");
-  if (log) {
-    if (!are_token_ids(log->tokens, model.config.vocabulary) ||
-        static_cast<TokenIndex>(log->tokens.size()) != sequence.tables().next_index())
-      return damaged("its log is not of its tokens");
-  }
   if (!agree(sequence)) return damaged("its policy and its page tables contradict each other");
-  return sequence.restore_log(std::move(log));
+  return sequence.charge_state();
 }
 
 }  // namespace
@@ -331,7 +289,7 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   out.put_vector(extras.newest);
   out.put_vector(extras.logits);
   put_chat(out, extras.chat);
-  put_log(out, sequence.log());
+  out.put(false);  // format 1 has a place for a token log here; nothing writes one
   out.put(extras.sampler.has_value());
   if (extras.sampler) put_sampler(out, *extras.sampler);
   KVASIR_RETURN_IF_ERROR(writer.block(kState, bytes));

@@ -91,36 +91,10 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    requests[i].sequence->finish_pass(pass, requests[i].input);
+    requests[i].sequence->finish_pass(pass);
   }
   times_.cache += clock.lap();
   return {};
-}
-
-Result<std::unique_ptr<Sequence>> rebuild(const std::shared_ptr<LoadedModel>& model,
-                                          const std::shared_ptr<KvCache>& cache,
-                                          std::unique_ptr<RetentionPolicy> policy, const TokenLog& log) {
-  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
-  sequence->keep_log();
-  Step step(model, cache);
-  const bool ranges = !sequence->policy().traits().compacts;
-  std::span<const TokenId> tokens = log.tokens;
-  for (const TokenLog::Segment& segment : log.segments) {
-    std::span<const TokenId> rest = tokens.first(static_cast<std::size_t>(segment.tokens));
-    tokens = tokens.subspan(rest.size());
-    while (!rest.empty()) {
-      StepRequest request{sequence.get(), {rest, segment.source, segment.chunk}};
-      request.input.logits = Logits::kNone;
-      // Chunks change nothing where ranges are dropped; the log still says what was generated.
-      if (ranges && segment.source == Source::kGenerated) request.input.source = Source::kPrompt;
-      StepResult result;
-      KVASIR_RETURN_IF_ERROR(step.run(step.plan({&request, 1}), {&request, 1}, {&result, 1}));
-      KVASIR_RETURN_IF_ERROR(result.status);
-      rest = rest.subspan(static_cast<std::size_t>(result.tokens));
-    }
-  }
-  KVASIR_RETURN_IF_ERROR(sequence->restore_log(log));
-  return sequence;
 }
 
 }  // namespace kvasir

@@ -79,11 +79,4 @@ class Step {
   StepTimes times_;
 };
 
-// Rebuilds a sequence from its token log, on the same chunks: the same tables, policy state and bits. Generated tokens
-// go in chunks where the policy drops ranges, and one at a time elsewhere. `policy` is as it stands at its start.
-// Errors: kResourceExhausted, kDataLoss.
-Result<std::unique_ptr<Sequence>> rebuild(const std::shared_ptr<LoadedModel>& model,
-                                          const std::shared_ptr<KvCache>& cache,
-                                          std::unique_ptr<RetentionPolicy> policy, const TokenLog& log);
-
 }  // namespace kvasir

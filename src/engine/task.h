@@ -89,7 +89,7 @@ class Task {
 
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
-  std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, what was generated
+  std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, what was generated: all that recomputing takes
   std::size_t prompt_ = 0;       // of these, the prompt's
   std::size_t run_ = 0;          // of these, those that the sequence holds
   std::size_t noted_ = 0;        // of these, those that have entered text_->newest

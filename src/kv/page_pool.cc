@@ -58,8 +58,8 @@ Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, Memo
                      pool->page_bytes_)
         .about({"kv_memory"});
   pool->references_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  pool->free_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  if (pool->references_ == nullptr || pool->free_ == nullptr)
+  pool->links_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
+  if (pool->references_ == nullptr || pool->links_ == nullptr)
     return exhausted("the system has no room for a KV budget of {} bytes; give it less", budget->capacity())
         .about({"kv_memory"});
   if (store != nullptr) KVASIR_RETURN_IF_ERROR(store->reserve(pool->capacity_));
@@ -68,19 +68,40 @@ Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, Memo
 
 PagePool::~PagePool() {
   if (references_ != nullptr) ::munmap(references_, capacity_ * sizeof(std::uint32_t));
-  if (free_ != nullptr) ::munmap(free_, capacity_ * sizeof(std::uint32_t));
+  if (links_ != nullptr) ::munmap(links_, capacity_ * sizeof(std::uint32_t));
 }
 
-bool PagePool::try_allocate(std::span<PageId> out) {
+PageOwner PagePool::add_owner() {
+  if (!removed_owners_.empty()) {
+    const PageOwner owner = removed_owners_.back();
+    removed_owners_.pop_back();
+    return owner;
+  }
+  shared_.push_back(0);
+  removed_owners_.reserve(shared_.capacity());  // removing an owner never allocates
+  return static_cast<PageOwner>(shared_.size() - 1);
+}
+
+void PagePool::remove_owner(PageOwner owner) {
+  KVASIR_CHECK(owner != PageOwner::kNobody && shared_pages(owner) == 0);
+  removed_owners_.push_back(owner);
+}
+
+bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner) {
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
   recycled.reserve(std::min<std::size_t>(out.size(), free_count_));  // may throw, so before anything is charged
   if (out.size() > capacity_ - in_use_ || !budget_->try_charge(out.size() * page_cost())) return false;
   for (PageId& page : out) {
     const bool used_before = free_count_ > 0;
-    page = static_cast<PageId>(used_before ? free_[--free_count_] : touched_++);
+    page = static_cast<PageId>(used_before ? first_free_ : touched_++);
+    if (used_before) {
+      first_free_ = links_[index(page)];
+      --free_count_;
+      recycled.push_back(page);
+    }
     references_[index(page)] = 1;
-    if (used_before) recycled.push_back(page);
+    links_[index(page)] = static_cast<std::uint32_t>(owner);
   }
   // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
   if (store_ != nullptr && !recycled.empty()) store_->clear(recycled);
@@ -89,25 +110,42 @@ bool PagePool::try_allocate(std::span<PageId> out) {
   return true;
 }
 
-void PagePool::retain(PageId page) {
+void PagePool::retain(PageId page, PageOwner owner) {
   KVASIR_CHECK(references_[index(page)] > 0 && references_[index(page)] < UINT32_MAX);
-  ++references_[index(page)];
+  if (references_[index(page)]++ == 1) ++shared_[index(only_owner(page))];
+  links_[index(page)] ^= static_cast<std::uint32_t>(owner);
+  ++shared_[index(owner)];
 }
 
-void PagePool::release(PageId page) {
+void PagePool::release(PageId page, PageOwner owner) {
   KVASIR_CHECK(references_[index(page)] > 0);
-  if (--references_[index(page)] > 0) return;
-  free_[free_count_++] = static_cast<std::uint32_t>(page);
+  if (--references_[index(page)] > 0) {
+    links_[index(page)] ^= static_cast<std::uint32_t>(owner);
+    --shared_[index(owner)];
+    if (references_[index(page)] == 1) --shared_[index(only_owner(page))];
+    return;
+  }
+  links_[index(page)] = first_free_;
+  first_free_ = static_cast<std::uint32_t>(page);
+  ++free_count_;
   --in_use_;
   budget_->release(page_cost());
+}
+
+void PagePool::hand_over(PageId page, PageOwner from, PageOwner to) {
+  links_[index(page)] ^= static_cast<std::uint32_t>(from) ^ static_cast<std::uint32_t>(to);
+  if (references_[index(page)] == 1) return;
+  --shared_[index(from)];
+  ++shared_[index(to)];
 }
 
 void PagePool::check_invariants() const {
   KVASIR_CHECK(in_use_ + free_count_ == touched_ && touched_ <= capacity_ && peak_ <= touched_);
   std::vector<bool> free(touched_, false);
-  for (std::uint64_t i = 0; i < free_count_; ++i) {
-    KVASIR_CHECK(free_[i] < touched_ && !free[free_[i]] && references_[free_[i]] == 0);
-    free[free_[i]] = true;
+  std::uint32_t page = first_free_;
+  for (std::uint64_t i = 0; i < free_count_; ++i, page = links_[page]) {
+    KVASIR_CHECK(page < touched_ && !free[page] && references_[page] == 0);
+    free[page] = true;
   }
   for (std::uint64_t i = 0; i < touched_; ++i) KVASIR_CHECK(free[i] || references_[i] > 0);
 }

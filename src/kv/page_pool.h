@@ -17,8 +17,8 @@
 
 namespace kvasir {
 
-// A bound on bytes, and the bytes charged to it: pages, page tables, policies' states and token logs, each charged
-// before it is allocated.
+// A bound on bytes, and the bytes charged to it: pages, page tables and policies' states, each charged before it is
+// allocated.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}
@@ -71,9 +71,13 @@ struct TableScratch {
   std::vector<PageId> pages;
 };
 
+// Who holds references to pages: a page table, say. An owner refers to a page at most once; only kNobody may do so more
+// often, and its pages are not counted as shared.
+enum class PageOwner : std::uint32_t { kNobody = 0 };
+
 class PagePool {
  public:
-  // Bytes of bookkeeping beside each page: a reference count and a place in the free list.
+  // Bytes of bookkeeping beside each page: a reference count, and its owners or its place in the free list.
   static constexpr std::uint64_t kPageOverhead = 8;
 
   // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
@@ -83,10 +87,18 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
   ~PagePool();
 
+  // Returns an owner without references, which may have the number of one that was removed.
+  PageOwner add_owner();
+  void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
+
   // Allocates out.size() pages with one reference each and zeroed bytes, or none at all (false).
-  bool try_allocate(std::span<PageId> out);
-  void retain(PageId page);   // one more reference
-  void release(PageId page);  // one less; the page returns to the pool with the last
+  bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody);
+  void retain(PageId page, PageOwner owner = PageOwner::kNobody);   // one more reference
+  void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one less; the page is free with the last
+  void hand_over(PageId page, PageOwner from, PageOwner to);        // REQUIRES: `from` refers to it, `to` does not
+  // Pages that the owner refers to and that have other references too. O(1): kept up to date by every change of a
+  // reference, another owner's included. REQUIRES: not kNobody.
+  std::uint64_t shared_pages(PageOwner owner) const { return shared_[index(owner)]; }
   std::uint32_t references(PageId page) const { return references_[index(page)]; }
   // Where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
@@ -110,6 +122,8 @@ class PagePool {
  private:
   PagePool() = default;
   static std::size_t index(PageId page) { return static_cast<std::size_t>(page); }
+  static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
+  PageOwner only_owner(PageId page) const { return static_cast<PageOwner>(links_[index(page)]); }
 
   PageFormat shape_;
   PageStore* store_ = nullptr;
@@ -120,8 +134,13 @@ class PagePool {
   std::uint64_t in_use_ = 0;
   std::uint64_t peak_ = 0;
   std::uint64_t free_count_ = 0;
+  std::uint32_t first_free_ = 0;         // REQUIRES: free_count_ > 0
   std::uint32_t* references_ = nullptr;  // [capacity]
-  std::uint32_t* free_ = nullptr;        // [capacity], a stack
+  // [capacity]. Of a page in use: the exclusive or of its owners, so that of two the one that stays is known when the
+  // other goes. Of a free page: the next one of the free list, a stack.
+  std::uint32_t* links_ = nullptr;
+  std::vector<std::uint64_t> shared_{0};   // [owners ever]
+  std::vector<PageOwner> removed_owners_;  // whose numbers are used again
   TableScratch scratch_;
 };
 

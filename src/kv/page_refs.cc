@@ -9,7 +9,7 @@ namespace kvasir {
 bool PageRefs::try_allocate(std::size_t count) {
   const std::size_t size = ids_.size();
   ids_.resize(size + count, kNoPage);
-  if (pool_->try_allocate(std::span(ids_).subspan(size))) return true;
+  if (pool_->try_allocate(std::span(ids_).subspan(size), owner_)) return true;
   ids_.resize(size);
   return false;
 }
@@ -18,19 +18,22 @@ void PageRefs::take(std::size_t at, PageRefs& from, std::size_t first, std::size
   KVASIR_CHECK(at <= ids_.size() && first + count <= from.ids_.size());
   reset(at, std::min(count, ids_.size() - at));
   if (ids_.size() < at + count) ids_.resize(at + count, kNoPage);
-  for (std::size_t i = 0; i < count; ++i) ids_[at + i] = std::exchange(from.ids_[first + i], kNoPage);
+  for (std::size_t i = 0; i < count; ++i) {
+    ids_[at + i] = std::exchange(from.ids_[first + i], kNoPage);
+    if (ids_[at + i] != kNoPage) pool_->hand_over(ids_[at + i], from.owner_, owner_);
+  }
 }
 
 void PageRefs::reset(std::size_t at, std::size_t count) {
   for (PageId& id : std::span(ids_).subspan(at, count))
-    if (id != kNoPage) pool_->release(std::exchange(id, kNoPage));
+    if (id != kNoPage) pool_->release(std::exchange(id, kNoPage), owner_);
 }
 
 void PageRefs::share(const PageRefs& other) {
   KVASIR_CHECK(ids_.empty() && pool_ == other.pool_);
   ids_.assign(other.ids_.begin(), other.ids_.end());
   for (const PageId id : ids_)
-    if (id != kNoPage) pool_->retain(id);
+    if (id != kNoPage) pool_->retain(id, owner_);
 }
 
 }  // namespace kvasir

@@ -1,4 +1,4 @@
-// References to pages of one pool: each is given back when it is overwritten, or with the object.
+// References of one owner to pages of one pool: each is given back when it is overwritten, or with the object.
 // Move-only. Thread-safety: none, as the pool.
 #pragma once
 
@@ -16,21 +16,31 @@ namespace kvasir {
 class PageRefs {
  public:
   // The pool outlives the references.
-  explicit PageRefs(PagePool* pool) : pool_(pool) {}
-  PageRefs(PageRefs&& other) noexcept : pool_(other.pool_), ids_(std::exchange(other.ids_, {})) {}
+  explicit PageRefs(PagePool* pool) : pool_(pool), owner_(pool->add_owner()) {}
+  // `other` may then only be assigned to or destroyed.
+  PageRefs(PageRefs&& other) noexcept
+      : pool_(other.pool_),
+        owner_(std::exchange(other.owner_, PageOwner::kNobody)),
+        ids_(std::exchange(other.ids_, {})) {}
   PageRefs& operator=(PageRefs&& other) noexcept {
     std::swap(pool_, other.pool_);
+    std::swap(owner_, other.owner_);
     ids_.swap(other.ids_);
     return *this;
   }
   PageRefs(const PageRefs&) = delete;
   PageRefs& operator=(const PageRefs&) = delete;
-  ~PageRefs() { reset(0, ids_.size()); }
+  ~PageRefs() {
+    reset(0, ids_.size());
+    if (owner_ != PageOwner::kNobody) pool_->remove_owner(owner_);
+  }
 
   // The page numbers; those of empty references mean nothing.
   std::span<const PageId> ids() const { return ids_; }
   std::size_t size() const { return ids_.size(); }
   std::size_t capacity() const { return ids_.capacity(); }
+  // References to pages that have others too.
+  std::uint64_t shared() const { return pool_->shared_pages(owner_); }
   void reserve(std::size_t size) { ids_.reserve(size); }
 
   // Adds `count` references to new pages, each its page's only one, or none at all (false).
@@ -49,6 +59,7 @@ class PageRefs {
   static constexpr PageId kNoPage{0xffffffff};
 
   PagePool* pool_;
+  PageOwner owner_;
   std::vector<PageId> ids_;
 };
 

@@ -104,7 +104,6 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(columns_, other.columns_);
   std::swap(peak_columns_, other.peak_columns_);
   std::swap(bytes_, other.bytes_);
-  std::swap(may_share_, other.may_share_);
   std::swap(next_index_, other.next_index_);
   std::swap(length_, other.length_);
   std::swap(given_back_, other.given_back_);
@@ -415,7 +414,7 @@ Status PageTable::apply(const KeepPlan& plan) {
 
 std::vector<std::uint32_t> PageTable::shared_columns(IndexRange range) const {
   std::vector<std::uint32_t> shared;
-  if (!may_share_) return shared;
+  if (pages_.shared() == 0) return shared;
   for (const Frame& frame : frames_)
     for (const PageEntry& entry : entries_of(frame))
       if ((entry.live & slots_of(entry.column, range.begin, range.end)) != 0 && is_shared(entry.column))
@@ -447,7 +446,6 @@ Result<PageTable> PageTable::fork() const {
                      budget().capacity(), bytes())
         .about({"kv_memory"});
   PageTable copy(lanes_, pool_, layout_);
-  copy.may_share_ = may_share_ = true;
   copy.original_ = original_;
   copy.reserve_columns(peak_columns_);
   copy.tail_ = tail_;

@@ -160,7 +160,7 @@ class PageTable {
   void make_positions_compact();
   // Bytes for copies of all shared pages of a table of lists: the most that its apply or compact may take. 0 for
   // ranges.
-  // `append_first`: an append comes before, which copies a shared open page itself.
+  // `append_first`: an append comes before, which copies a shared open page itself. O(1).
   std::uint64_t sharing_reserve(bool append_first = false) const;
 
   // Gives the table its own copy of every column with live tokens in `range`. Errors: kResourceExhausted.
@@ -278,9 +278,8 @@ class PageTable {
   std::vector<TokenIndex> entry_first_;  // original positions: the first index of each entry's column, densely
   std::vector<std::uint32_t> spare_;     // columns without tokens, for moves
   int columns_ = 0;
-  std::int64_t peak_columns_ = 0;   // most columns there ever were: decides the size of the arrays
-  std::uint64_t bytes_ = 0;         // bytes_at(peak_columns_)
-  mutable bool may_share_ = false;  // some page may be shared with a fork
+  std::int64_t peak_columns_ = 0;  // most columns there ever were: decides the size of the arrays
+  std::uint64_t bytes_ = 0;        // bytes_at(peak_columns_)
   TokenIndex next_index_ = 0;
   std::int64_t length_ = 0;
   IndexRange given_back_;     // multiples of slots

@@ -196,12 +196,15 @@ void PageTable::check_invariants(std::span<std::uint32_t> references) const {
   KVASIR_CHECK(bytes_ == (peak_columns_ > 0 ? allocated_bytes() : 0));
   std::vector<bool> unused(column_.size(), false);
   for (const std::uint32_t column : free_) unused[column] = true;
+  std::uint64_t shared = 0;
   for (std::uint32_t c = 0; c < column_.size(); ++c)
     if (!unused[c])
       for (const PageId page : pages_of(c)) {
         ++references[static_cast<std::size_t>(page)];
         KVASIR_CHECK(pool_->references(page) == pool_->references(pages_of(c).front()));
+        shared += pool_->references(page) > 1 ? 1 : 0;
       }
+  KVASIR_CHECK(shared == pages_.shared());
 }
 
 }  // namespace kvasir

@@ -32,17 +32,12 @@ std::uint64_t slots_in(std::span<const SlotMove> moves) {
 }  // namespace
 
 std::uint64_t PageTable::sharing_reserve(bool append_first) const {
-  if (!lists_ || !may_share_) return 0;
+  if (!lists_) return 0;
+  std::uint64_t pages = pages_.shared();
   const std::uint32_t tail = tail_.front();
-  const bool tail_is_copied = append_first && tail != kNone && column_[tail].used < static_cast<std::int32_t>(slots_);
-  std::uint64_t shared = 0, copied = 0;
-  for (std::uint32_t column = 0; column < column_.size(); ++column) {
-    if (column_[column].entries == 0 || !is_shared(column)) continue;
-    ++shared;
-    if (tail_is_copied && column == tail) copied = 1;
-  }
-  may_share_ = shared > 0;
-  return (shared - copied) * static_cast<std::uint64_t>(lanes_) * pool_->page_cost();
+  const bool has_room = tail != kNone && column_[tail].used < static_cast<std::int32_t>(slots_);
+  if (append_first && has_room && is_shared(tail)) pages -= static_cast<std::uint64_t>(lanes_);
+  return pages * pool_->page_cost();
 }
 
 void PageTable::apply_single(std::span<const IndexRange> drop) {

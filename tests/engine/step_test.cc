@@ -125,35 +125,5 @@ TEST(Step, ANaNEndsItsOwnSequenceAlone) {
   }
 }
 
-// Rebuilt from its token log: the bits of the sequence that was logged, and so of what follows.
-TEST(Step, RecomputedFromTheLog) {
-  const TemporaryFile file(make_random_model(crowd_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
-  for (const std::string& policy : all_policies_in_use()) {
-    SCOPED_TRACE(policy);
-    SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 26), std::move(*make_policy(policy)));
-    runner.whole().keep_log();
-    Script script;
-    script.add(Source::kPrompt, 75, 1);
-    script.add(Source::kPrompt, 30, 2);
-    script.add(Source::kGenerated, 40, 3);
-    script.add(Source::kPrompt, 33, 4);
-    script.add(Source::kGenerated, 9, 5);
-    for (const Script::Part& part : script.parts)
-      ASSERT_TRUE(runner.feed(part.tokens, 20, Logits::kNone, {}, part.source).ok());
-    auto rebuilt = rebuild(model, *new_cache(model, std::uint64_t{1} << 26), std::move(*make_policy(policy)),
-                           *runner.whole().log());
-    ASSERT_TRUE(rebuilt.ok()) << rebuilt.status().message();
-    SequenceRunner again(std::move(*rebuilt));
-    EXPECT_EQ(kept_by(again.sequence()), kept_by(runner.sequence()));
-    if (policy != "full") {
-      EXPECT_TRUE(again.first_dropped().has_value()) << "nothing was dropped";
-    }
-    EXPECT_EQ(again.first_dropped(), runner.first_dropped());
-    const auto more = random_tokens(30, crowd_spec().vocab, 9);
-    EXPECT_TRUE(same_bits(all_logits(again, more, 7), all_logits(runner, more, 7)));
-  }
-}
-
 }  // namespace
 }  // namespace kvasir::test

@@ -47,6 +47,43 @@ TEST_F(PageRefsTest, SharedPagesLiveUntilTheLastReference) {
   EXPECT_EQ(pool_->in_use(), 0u);
 }
 
+// Each knows how many of its pages others share, though they come and go without telling it.
+TEST_F(PageRefsTest, CountsPagesSharedWithOthers) {
+  PageRefs first(pool_.get()), taker(pool_.get());
+  ASSERT_TRUE(first.try_allocate(3));
+  EXPECT_EQ(first.shared(), 0u);
+  {
+    PageRefs second(pool_.get());
+    second.share(first);
+    EXPECT_EQ(first.shared(), 3u);
+    EXPECT_EQ(second.shared(), 3u);
+    PageRefs third(pool_.get());
+    third.share(second);
+    second.reset(0, 1);
+    EXPECT_EQ(first.shared(), 3u) << "the third one refers to page 0 yet";
+    EXPECT_EQ(second.shared(), 2u);
+    third.reset(0, 2);
+    EXPECT_EQ(first.shared(), 2u) << "page 0 is its own again";
+    EXPECT_EQ(second.shared(), 2u);
+    EXPECT_EQ(third.shared(), 1u);
+    first.reset(2, 1);
+    taker.take(0, third, 2, 1);
+    EXPECT_EQ(third.shared(), 0u);
+    EXPECT_EQ(taker.shared(), 1u);
+    EXPECT_EQ(first.shared(), 1u);
+    const PageRefs moved = std::move(second);
+    EXPECT_EQ(moved.shared(), 2u);
+  }
+  EXPECT_EQ(first.shared(), 0u);
+  EXPECT_EQ(taker.shared(), 0u);
+  PageRefs later(pool_.get());  // with the number of an owner that is gone
+  EXPECT_EQ(later.shared(), 0u);
+  later.share(taker);
+  EXPECT_EQ(taker.shared(), 1u);
+  EXPECT_EQ(first.shared(), 0u);
+  pool_->check_invariants();
+}
+
 TEST_F(PageRefsTest, TakenReferencesReplaceOthers) {
   PageRefs table(pool_.get()), fresh(pool_.get());
   ASSERT_TRUE(table.try_allocate(2) && fresh.try_allocate(2));
