@@ -109,7 +109,7 @@ TEST(BatchMemory, DoesNotGrowWithWhatIsHidden) {
 // generated, and are compacted when a prompt follows.
 void expect_steps_within_plan(const std::shared_ptr<LoadedModel>& model, const std::string& spec, int* most_frames) {
   SCOPED_TRACE(spec);
-  constexpr int kSequences = 3, kChunk = 64, kParts = 6, kPrompt = 100, kAnswer = 70;
+  constexpr int kSequences = 3, kChunk = 64, kParts = 4, kPrompt = 100, kAnswer = 70;
   constexpr int kTokens = kParts / 2 * (kPrompt + kAnswer);
   const auto cache = *new_cache(model, std::uint64_t{1} << 28);
   Step step(model, cache);
