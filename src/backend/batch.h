@@ -1,10 +1,11 @@
 // One forward pass of several sequences as plain data: token ids, rows, write slots, entries of page tables, positions
 // and masks. The caller fills it from page tables; a backend executes it without knowing page tables.
 //
-// Size: O(rows x frames + entries with masks). Entries are spans into the page tables. Explicit masks exist
-// only for entries whose visible slots differ between rows: the newest pages, the edges of hidden ranges and of
-// windows. Ownership: spans point into the page tables of the sequences; the batch is valid until one of them changes.
-// Thread-safety: plain values; const use from any thread.
+// Size: O(rows x frames + rows x entries with masks). Entries are spans into the page tables. Explicit masks exist only
+// for entries whose visible slots differ between rows: the newest pages, the ends of hidden ranges and the edges of
+// windows. What lies between the ends of a hidden range takes one HiddenBlock, however long it is. Ownership: spans
+// point into the page tables of the sequences; the batch is valid until one of them changes. Thread-safety: plain
+// values; const use from any thread.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,15 @@ struct MaskBlock {
   std::size_t masks = 0;  // index of the first in BatchTable::masks: [row][end - begin]
 };
 
+// Rows [first_row, end_row) see nothing of entries [begin, end) of one frame, whatever their masks say.
+struct HiddenBlock {
+  std::uint32_t frame = 0;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  int first_row = 0;
+  int end_row = 0;
+};
+
 struct WriteSlot {
   std::uint32_t column = 0;
   std::int32_t slot = 0;
@@ -50,6 +60,7 @@ struct BatchTable {
   std::span<const PageId> pages;          // [column][lane]
   std::vector<BatchFrame> frames;         // in order of token
   std::vector<MaskBlock> blocks;          // ascending by frame, then begin; disjoint
+  std::vector<HiddenBlock> hidden;        // ascending by frame, then first row; rows of one frame are disjoint
   std::vector<SlotMask> masks;            // what a row attends to
   std::vector<SlotMask> retained_masks;   // as masks, without regard to the window; empty: the same
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
@@ -62,7 +73,7 @@ struct BatchTable {
   }
   std::uint64_t bytes() const {
     return frames.capacity() * sizeof(BatchFrame) + blocks.capacity() * sizeof(MaskBlock) +
-           (masks.capacity() + retained_masks.capacity()) * sizeof(SlotMask) +
+           hidden.capacity() * sizeof(HiddenBlock) + (masks.capacity() + retained_masks.capacity()) * sizeof(SlotMask) +
            (query_positions.capacity() + key_positions.capacity()) * sizeof(Position) +
            slots.capacity() * sizeof(WriteSlot);
   }

@@ -60,7 +60,7 @@ Status plan(const PlanOptions& options) {
   work.rows = std::max(static_cast<int>(std::min<std::int64_t>(chunk, context)), options.batch);
   work.logits = options.batch;
   work.sequences = options.batch;
-  work.frames = kv.frames_max;
+  work.frames = mean_frames(kv, work.rows, options.batch);
   work.all_tables = shape.tables(policy->traits().scope);
   work.tables = policy->traits().scope == PolicyScope::kSequence ? 1 : work.all_tables / shape.layers;
   work.entries = kv.entries_max;

@@ -154,38 +154,66 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   return peak;
 }
 
+// Whether each hole may make a frame: lists with compact positions and one run.
+bool splits_at_holes(const PolicyTraits& traits) {
+  return traits.compacts && traits.run_capacities.empty() && traits.positions != PositionMode::kOriginal;
+}
+
 // The most frames of a page table.
 int most_frames(const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
   // Sinks and what follows the hole.
-  if (!traits.compacts) return 2;
+  if (!traits.compacts) return traits.sinks > 0 ? 2 : 1;
   if (!traits.run_capacities.empty()) return static_cast<int>(traits.run_capacities.size()) + 2;
-  return traits.positions == PositionMode::kOriginal ? 1 : PageTable::kMaxFrames;
+  return splits_at_holes(traits) ? PageTable::kMaxFrames : 1;
+}
+
+// The same in a chunk of more than Sequence::kFewRows rows.
+int most_chunk_frames(const RetentionPolicy& policy) {
+  return splits_at_holes(policy.traits()) ? Sequence::kMostChunkFrames : most_frames(policy);
 }
 
 // The most entries of a page table: one for each column, and one more where a frame begins within a column. Compaction
 // keeps lists with compact positions to two per column.
 std::int64_t most_entries(const RetentionPolicy& policy, std::uint64_t columns) {
-  const int frames = most_frames(policy);
   const auto count = static_cast<std::int64_t>(columns);
-  return frames == PageTable::kMaxFrames ? 2 * count + 2 : count + frames;
+  return splits_at_holes(policy.traits()) ? 2 * count + 2 : count + most_frames(policy);
 }
 
-// What describe_table writes for all tables of a sequence: masks of the newest pages, and of the edges of what is
-// hidden or beyond a window; positions and slots.
+// The most pages that `tokens` consecutive tokens touch.
+std::uint64_t pages_touched(std::uint64_t tokens, std::uint64_t slots) {
+  return tokens == 0 ? 0 : (tokens + slots - 2) / slots + 1;
+}
+
+// What describe_table writes for all tables of a sequence, at most.
 std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const PolicyTraits& traits = policy.traits();
-  const auto rows =
+  const auto most_rows =
       static_cast<std::uint64_t>(request.prompt > 0 ? std::min<std::int64_t>(request.chunk, request.prompt) : 1);
   const auto slots = static_cast<std::uint64_t>(shape.page.slots);
-  // Where ranges are dropped: the tokens that a chunk hides, too.
-  const std::uint64_t blocks = traits.compacts ? 1 : 2;
-  const std::uint64_t frames = traits.compacts ? 4 : 2;
-  const std::uint64_t masks = rows > 1 ? rows * (rows / slots + 2) * blocks * sizeof(SlotMask) : 0;
-  const std::uint64_t positions = rows * ((1 + frames) * sizeof(Position) + sizeof(WriteSlot));
-  const std::uint64_t table =
-      masks + positions + frames * sizeof(BatchFrame) + 3 * blocks * sizeof(MaskBlock) + sizeof(BatchTable);
-  return static_cast<std::uint64_t>(shape.tables(traits.scope)) * table + rows * sizeof(std::int32_t) +
+  const bool window = shape.window > 0;
+  const bool hides = !traits.compacts && policy.bound() && most_rows > 1;
+  const auto frames = static_cast<std::uint64_t>(most_frames(policy));
+  std::uint64_t masks = 0, queries = 0;
+  const auto count = [&](std::uint64_t rows, std::uint64_t of_frames) {
+    std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that some rows come before
+    // The ends of hidden ranges lie within as many tokens as there are rows (RetentionPolicy::hidden).
+    if (hides) entries += pages_touched(rows, slots);
+    // So does the edge of a window, but for sinks: the ranges hidden from later rows bring these nearer. A hole that
+    // left a frame behind may share a page with what comes after it.
+    if (window && traits.compacts) entries += std::min(rows, pages_touched(rows, slots) + 2 * of_frames);
+    if (window && !traits.compacts)
+      entries += pages_touched(rows, slots) + (static_cast<std::uint64_t>(traits.sinks) + slots - 1) / slots;
+    masks = std::max(masks, rows * entries * (window ? 2 : 1));
+    queries = std::max(queries, rows * of_frames);
+  };
+  count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(policy)));
+  count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
+  const std::uint64_t blocks = (most_rows > 1 ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
+  const std::uint64_t table = sizeof(BatchTable) + frames * sizeof(BatchFrame) + blocks * sizeof(MaskBlock) +
+                              (hides ? sizeof(HiddenBlock) : 0) + masks * sizeof(SlotMask) +
+                              (queries + most_rows) * sizeof(Position) + most_rows * sizeof(WriteSlot);
+  return static_cast<std::uint64_t>(shape.tables(traits.scope)) * table + most_rows * sizeof(std::int32_t) +
          sizeof(BatchSequence);
 }
 
@@ -208,6 +236,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
   memory.tokens_seen_max = peak.seen;
   memory.frames_max = most_frames(policy);
+  memory.chunk_frames_max = most_chunk_frames(policy);
   memory.entries_max = most_entries(policy, peak.columns);
   // Query heads do not matter to what is stored.
   const TableLayout tables{.layers = layout.scope == PolicyScope::kSequence ? 1 : shape.layers,
@@ -217,6 +246,11 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
   memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request), sequences);
   return memory;
+}
+
+int mean_frames(const KvMemory& memory, int rows, int sequences) {
+  const std::int64_t few = std::min<std::int64_t>(rows, std::int64_t{sequences} * Sequence::kFewRows);
+  return static_cast<int>((few * memory.frames_max + (rows - few) * memory.chunk_frames_max + rows - 1) / rows);
 }
 
 std::uint64_t available_memory() {

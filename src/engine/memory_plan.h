@@ -28,6 +28,7 @@ struct KvMemory {
   std::uint64_t batch_bytes = 0;
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees
   int frames_max = 1;                // most frames of a page table
+  int chunk_frames_max = 1;          // the same in a chunk of more than Sequence::kFewRows rows
   std::int64_t entries_max = 0;      // most entries of a page table, in all its frames
 };
 
@@ -41,6 +42,10 @@ inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 24;
 // The peak of `request.sequences` sequences under a policy as it stands at its start. REQUIRES: tokens, or the
 // policy's bound if it is less, of at most kMostPlannedTokens; check least_kv_bytes against what there is first.
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request);
+
+// Returns the most frames of a page table in the mean over the rows of a pass, rounded up: each sequence has some rows
+// with all the frames there may be, and the others with those of a chunk. REQUIRES: rows > 0.
+int mean_frames(const KvMemory& memory, int rows, int sequences);
 
 // Bytes of memory the system could give to this process now.
 std::uint64_t available_memory();

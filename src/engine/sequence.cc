@@ -210,9 +210,7 @@ void Sequence::prepare_tables(const PolicyChunk& chunk) {
   for (int t = 0; t < tables_.tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    // Every row rotates its query for every frame.
-    constexpr std::size_t kManyFrames = 4;
-    if (chunk.rows > 8 && table.runs() == 1 && table.frames().size() > kManyFrames) table.compact();
+    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > kMostChunkFrames) table.compact();
   }
 }
 

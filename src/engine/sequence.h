@@ -42,6 +42,11 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
   ~Sequence();
 
+  // Every row rotates its query for every frame. A chunk of more than kFewRows rows begins with a compaction of tables
+  // of lists with compact positions and one run that have more than kMostChunkFrames frames.
+  static constexpr int kFewRows = 8;
+  static constexpr int kMostChunkFrames = 4;
+
   // Tokens that wait to be run behind what the sequence holds.
   struct Input {
     std::span<const TokenId> rest;  // what is left of a prompt, or generated tokens; not empty

@@ -62,6 +62,12 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     // The sum fits, and compaction never takes more than the reserve.
     KVASIR_CHECK(requests[i].sequence->make_room(plan.passes[i]).ok());
   }
+  // Room for exactly what is coming: vectors that grow by themselves take up to twice as much.
+  for (const StepRequest& request : requests) tables += static_cast<std::size_t>(request.sequence->tables().tables());
+  batch_.tokens.reserve(static_cast<std::size_t>(plan.rows));
+  batch_.sequences.reserve(requests.size());
+  batch_.tables.reserve(tables);
+  tables = 0;
   for (std::size_t i = 0; i < requests.size(); ++i)
     requests[i].sequence->describe(plan.passes[i], requests[i].input.rest, &batch_, &tables);
   times_.cache += clock.lap();

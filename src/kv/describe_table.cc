@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/check.h"
 
@@ -30,15 +31,18 @@ class Description {
     out_.pages = table_.pages();
     out_.frames.clear();
     out_.blocks.clear();
+    out_.hidden.clear();
     out_.masks.clear();
     out_.retained_masks.clear();
+    out_.frames.reserve(table_.frames().size());
     for (const PageTable::Frame& frame : table_.frames()) out_.frames.push_back({table_.entries_of(frame), 0});
     find_slots();
     find_positions();
     for (const IndexRange& range : hidden_) {
       if (range.empty()) continue;
-      hole_.begin = hole_.empty() ? range.begin : std::min(hole_.begin, range.begin);
-      hole_.end = std::max(hole_.end, range.end);
+      ends_.begin = hides_ ? std::min(ends_.begin, range.end) : range.end;
+      ends_.end = std::max(ends_.end, range.end);
+      hides_ = true;
     }
     for (std::size_t f = 0; f < out_.frames.size(); ++f) add_blocks(f);
   }
@@ -55,6 +59,7 @@ class Description {
 
   // The newest tokens fill the last slots of the last columns.
   void find_slots() {
+    out_.slots.reserve(hidden_.size());  // exactly: resize alone would double
     out_.slots.resize(hidden_.size());
     int left = rows_;
     const auto entries = table_.entries_of(table_.newest_frame());
@@ -69,7 +74,9 @@ class Description {
   void find_positions() {
     const std::size_t frames = out_.frames.size();
     const PageTable::Frame& newest = table_.newest_frame();
+    out_.key_positions.reserve(hidden_.size());
     out_.key_positions.resize(hidden_.size());
+    out_.query_positions.reserve(frames * hidden_.size());
     out_.query_positions.resize(frames * hidden_.size());
     for (int r = 0; r < rows_; ++r) {
       const auto row = static_cast<std::size_t>(r);
@@ -94,7 +101,7 @@ class Description {
     }
   }
 
-  // Entries of a frame that hold tokens of `range`.
+  // Entries of a frame that hold tokens of `range`, or for an empty range tokens on both sides of it.
   Interval holding(std::size_t f, IndexRange range) const {
     const auto entries = out_.frames[f].entries;
     const auto begin = std::ranges::partition_point(entries, [&](const auto& e) { return last_of(e) < range.begin; });
@@ -122,7 +129,10 @@ class Description {
   void add_blocks(std::size_t f) {
     Interval parts[3];
     if (rows_ > 1 && f + 1 == out_.frames.size()) parts[0] = holding(f, {first_row_ + 1, table_.next_index()});
-    if (!hole_.empty()) parts[1] = holding(f, hole_);
+    if (hides_) {
+      parts[1] = holding(f, ends_);
+      hide_before(f, parts[1].begin);
+    }
     if (window_ > 0) parts[2] = window_edge(f);
     std::ranges::sort(parts, {}, &Interval::begin);
     Interval block;
@@ -134,8 +144,27 @@ class Description {
     if (!block.empty()) add_block(f, block);
   }
 
+  // Hides what lies before `end`, the first entry with tokens behind the least end of any row's hidden range. A hidden
+  // range begins where a frame begins, so no entry before `end` is hidden in part.
+  void hide_before(std::size_t f, std::uint32_t end) {
+    TokenIndex range_begin = -1;
+    std::uint32_t begin = 0;
+    for (int r = 0; r < rows_; ++r) {
+      const IndexRange hide = hidden_[static_cast<std::size_t>(r)];
+      if (hide.empty()) continue;
+      if (std::exchange(range_begin, hide.begin) != hide.begin) begin = holding(f, {hide.begin, hide.begin}).begin;
+      if (begin >= end) continue;
+      if (HiddenBlock* last = out_.hidden.empty() ? nullptr : &out_.hidden.back();
+          last != nullptr && last->frame == f && last->begin == begin && last->end_row == r)
+        ++last->end_row;
+      else
+        out_.hidden.push_back({static_cast<std::uint32_t>(f), begin, end, r, r + 1});
+    }
+  }
+
   void add_block(std::size_t f, Interval block) {
     const auto entries = out_.frames[f].entries;
+    out_.blocks.reserve(out_.blocks.size() + 1);
     out_.blocks.push_back({static_cast<std::uint32_t>(f), block.begin, block.end, out_.masks.size()});
     // No more than is needed: a batch has many tables.
     const std::size_t masks = out_.masks.size() + static_cast<std::size_t>(rows_) * (block.end - block.begin);
@@ -165,7 +194,8 @@ class Description {
   BatchTable& out_;
   int rows_;
   TokenIndex first_row_;
-  IndexRange hole_;
+  bool hides_ = false;  // anything from any row
+  IndexRange ends_;     // from the least end of a hidden range to the greatest
 };
 
 }  // namespace

@@ -128,7 +128,8 @@ class RetentionPolicy {
   virtual int chunk_rows(int want) const { return want; }
 
   // rows[r]: of the tokens retained before the chunk and the chunk's own, those that row r does not see. Each range is
-  // empty, or begins at the oldest token that is not a sink. REQUIRES: rows.size() == chunk.rows.
+  // empty, or begins at the oldest token that is not a sink; the ends of those that are not empty lie within fewer
+  // tokens than there are rows. REQUIRES: rows.size() == chunk.rows.
   virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const;
 
   // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.

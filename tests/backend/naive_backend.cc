@@ -346,6 +346,9 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
         visible = table.masks[mask];
         retained = table.retained_masks.empty() ? visible : table.retained_masks[mask];
       }
+      for (const HiddenBlock& block : table.hidden)
+        if (block.frame == f && e >= block.begin && e < block.end && row >= block.first_row && row < block.end_row)
+          visible = retained = 0;
       if (lane.read != nullptr && !lane.read[number]) visible = 0;
       const PageId page = table.pages[std::size_t{entry.column} * static_cast<std::size_t>(table.lanes) +
                                       static_cast<std::size_t>(lane.number)];

@@ -73,6 +73,22 @@ inline void expand(const BatchTable& table, BatchRows* out) {
       }
   }
   ASSERT_EQ(masks, table.masks.size());
+  for (std::size_t b = 0; b < table.hidden.size(); ++b) {
+    const HiddenBlock& block = table.hidden[b];
+    ASSERT_LT(block.frame, table.frames.size());
+    ASSERT_LT(block.begin, block.end);
+    ASSERT_LE(block.end, table.frames[block.frame].entries.size());
+    ASSERT_LE(0, block.first_row);
+    ASSERT_LT(block.first_row, block.end_row);
+    ASSERT_LE(block.end_row, table.rows);
+    if (b > 0) {
+      const HiddenBlock& before = table.hidden[b - 1];
+      ASSERT_TRUE(before.frame < block.frame || (before.frame == block.frame && before.end_row <= block.first_row));
+    }
+    for (int row = block.first_row; row < block.end_row; ++row)
+      for (std::size_t entry = first[block.frame] + block.begin; entry < first[block.frame] + block.end; ++entry)
+        out->attended[static_cast<std::size_t>(row)][entry] = out->retained[static_cast<std::size_t>(row)][entry] = 0;
+  }
 }
 
 // The indices of the tokens in the masks of one row, in order of entries.

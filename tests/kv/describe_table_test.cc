@@ -368,6 +368,41 @@ TEST(DescribeTable, MasksGrowWithRowsAndNotWithTheTable) {
     }
 }
 
+// Rows before a prune see thousands of tokens that those after it do not: masks for the ends of what is hidden alone.
+TEST(DescribeTable, MasksDoNotGrowWithWhatIsHidden) {
+  constexpr int kRows = 100;
+  for (const int slots : {16, 32, 64})
+    for (const Position window : {0, 1000, 4500}) {
+      std::vector<std::size_t> masks, hidden_blocks;
+      for (const TokenIndex pruned : {64, 4032}) {  // whole pages both
+        const auto cache = test::table_only(slots, 5000 / slots);
+        KvSequence sequence = cache->new_sequence();
+        PageTable& table = sequence.only_table();
+        ASSERT_TRUE(table.append(4300).ok());
+        ASSERT_TRUE(drop(table, {4, 20}).ok());
+        ASSERT_TRUE(table.append(kRows).ok());
+        // A prune after row 40, and smaller ones after rows 70 and 71.
+        std::vector<IndexRange> hidden(kRows);
+        for (int r = 40; r < kRows; ++r)
+          hidden[static_cast<std::size_t>(r)] = {20, 20 + pruned + (r >= 70 ? 30 : 0) + (r >= 71 ? 9 : 0)};
+        BatchTable batch;
+        describe_table(table, hidden, window, &batch);
+        SCOPED_TRACE(fmt::format("{} slots, window {}, {} pruned", slots, window, pruned));
+        ASSERT_NO_FATAL_FAILURE(check_description(table, batch, visible_to(table, hidden), window));
+        if (window == 0) {
+          const auto pages = static_cast<std::size_t>(kRows / slots + 2 + 40 / slots + 2);
+          EXPECT_LE(batch.masks.size(), kRows * pages);
+        }
+        masks.push_back(batch.masks.size());
+        hidden_blocks.push_back(batch.hidden.size());
+      }
+      if (window == 0) {
+        EXPECT_EQ(masks[0], masks[1]);
+      }
+      EXPECT_EQ(hidden_blocks, (std::vector<std::size_t>{1, 1}));
+    }
+}
+
 TEST(DescribeTableDeathTest, AHiddenRangeMayNotReachTheRowItself) {
   const auto cache = test::table_only(16, 10);
   KvSequence sequence = cache->new_sequence();

@@ -88,6 +88,13 @@ void compare(const Case& c, const std::vector<test::NaiveStep>& steps, int slots
       },
       [&](const PageTable& table, const test::PassPlan& pass) {
         const TokenIndex first = table.next_index() - pass.rows;
+        IndexRange ends;  // from the least to the greatest
+        for (const IndexRange& hide : pass.hidden) {
+          if (hide.empty()) continue;
+          ends.begin = ends.end == 0 ? hide.end : std::min(ends.begin, hide.end);
+          ends.end = std::max(ends.end, hide.end);
+        }
+        ASSERT_LE(ends.size(), pass.rows - 1);
         describe_table(table, pass.hidden, 0, &batch);
         test::expand(batch, &masks);
         for (int r = 0; r < pass.rows; ++r)

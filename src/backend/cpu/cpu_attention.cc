@@ -291,6 +291,14 @@ void CpuAttention::fill_masks(const Task& task, const Partial& part, SlotMask* m
           batch.masks.data() + block.masks + static_cast<std::size_t>(task.row + r) * width + begin - block.begin,
           end - begin, masks + static_cast<std::uint32_t>(r) * entries + begin - part.begin);
   }
+  for (const HiddenBlock& block : batch.hidden) {
+    if (block.frame != part.frame) continue;
+    const std::uint32_t begin = std::max(block.begin, part.begin), end = std::min(block.end, part.end);
+    if (begin >= end) continue;
+    const int end_row = std::min(block.end_row - task.row, task.rows);
+    for (int r = std::max(block.first_row - task.row, 0); r < end_row; ++r)
+      std::fill_n(masks + static_cast<std::uint32_t>(r) * entries + begin - part.begin, end - begin, SlotMask{0});
+  }
   if (read == nullptr) return;
   for (int r = 0; r < task.rows; ++r)
     for (std::uint32_t e = 0; e < entries; ++e)
@@ -311,6 +319,9 @@ void CpuAttention::retained_row(const BatchTable& table, int row, SlotMask* mask
     std::copy_n(own.data() + block.masks + static_cast<std::size_t>(row) * width, width,
                 masks + first[block.frame] + block.begin);
   }
+  for (const HiddenBlock& block : table.hidden)
+    if (row >= block.first_row && row < block.end_row)
+      std::fill_n(masks + first[block.frame] + block.begin, block.end - block.begin, SlotMask{0});
 }
 
 void CpuAttention::run_partial(const Task& task, std::size_t number, int index) {
