@@ -274,7 +274,9 @@ TEST_F(SessionFile, AKilledWriterKeepsTheOldFile) {
     ::close(saved_once[1]);
     // On a busy machine, a child may be killed before its first save every time. The last ones are waited for.
     char byte = 0;
-    if (i >= 30) EXPECT_EQ(::read(saved_once[0], &byte, 1), 1);
+    if (i >= 30) {
+      EXPECT_EQ(::read(saved_once[0], &byte, 1), 1);
+    }
     ::usleep(static_cast<useconds_t>(300 + 250 * i));
     ::kill(child, SIGKILL);
     ::close(saved_once[0]);
