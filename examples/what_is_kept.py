@@ -4,7 +4,7 @@
 what_is_kept.py KVASIR MODEL TEXT --tokens 1500 --kv h2o:budget=512,recent=256 --recent 256 --first 250
 
 For policies that decide for a layer. Punctuation: tokens without a letter or digit. Beside it, of the whole text and of
-as many tokens drawn by lot.
+as many tokens drawn at random.
 """
 
 import argparse
@@ -52,10 +52,10 @@ def main():
     draw = random.Random(1)
     for layer in kept["layers"]:
         ids = [i for i in layer["final"] if i < end]
-        by_lot = len({pieces[i] for i in draw.sample(range(end), len(ids))})
+        at_random = len({pieces[i] for i in draw.sample(range(end), len(ids))})
         print(
             f"layer {layer['layer']}: {len(ids)} older ones, {punctuation([pieces[i] for i in ids]):.0%} punctuation, "
-            f"{len({pieces[i] for i in ids})} different (by lot {by_lot}), "
+            f"{len({pieces[i] for i in ids})} different (at random {at_random}), "
             f"{sum(i < options.first for i in ids)} of the first {options.first}"
         )
 

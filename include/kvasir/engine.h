@@ -89,7 +89,8 @@ class Session {
   // Samples `count` continuations of the context side by side, sample i with seed + i; they share the context's pages.
   // `on_text` gets the number of a sample and its text as it becomes complete, and returns false to cancel that sample.
   // A sample that fails does so alone: its result has the text so far, FinishReason::kFailed and a status. The session
-  // stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1 to 64.
+  // stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1 to 64, and if a
+  // sample's seed would exceed 2^64 - 1.
   virtual Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) = 0;
 
@@ -118,8 +119,8 @@ class Session {
 
 class Engine {
  public:
-  // `progress` (may be empty) is called with the bytes of weights loaded and in all. Errors: any, each with one line that says what
-  // and how to mend it.
+  // `progress` (may be empty) is called with the bytes of weights loaded and in all. Errors: any, each with one line
+  // that says what and how to mend it.
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options,
                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
   virtual ~Engine() = default;

@@ -37,7 +37,8 @@ struct RequestOptions {
 
   std::string policy;        // as SessionOptions::policy
   GenerateOptions generate;  // `resume` has no effect
-  // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i. They share the prompt's pages.
+  // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
+  // prompt's pages.
   int samples = 1;
 };
 

@@ -17,7 +17,8 @@ class AtomicFile {
   static Result<AtomicFile> create(const std::string& path);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
-  // Removes the partial file, unless it was committed.
+  // Removes the partial file, unless it was committed. A process that is killed leaves it behind. No later writer
+  // removes it: a file of that name need not be a dead writer's.
   ~AtomicFile();
 
   // Errors: kResourceExhausted for a full disk; the system's otherwise.

@@ -46,6 +46,7 @@ Result<ChatTranscript> ChatTranscript::from_state(const Tokenizer& tokenizer, co
 
 Result<ChatTranscript::Rendered> ChatTranscript::render(std::string_view role, std::string_view content,
                                                         const ContextEnd& context) const {
+  KVASIR_RETURN_IF_ERROR(check_utf8(content));  // encoding would count the template's bytes, too
   Rendered rendered;
   rendered.position = messages_.size();
   rendered.opens_answer = role == "user";
@@ -56,9 +57,7 @@ Result<ChatTranscript::Rendered> ChatTranscript::render(std::string_view role, s
   all.insert(all.end(), rendered.messages.begin(), rendered.messages.end());
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(all, &fills));
   rendered.waits = prompt.segments.empty();
-  if (rendered.waits) {
-    KVASIR_RETURN_IF_ERROR(check_utf8(content));  // encoding it with the next message would blame that one
-  } else {
+  if (!rendered.waits) {
     KVASIR_ASSIGN_OR_RETURN(rendered.tokens, encode(std::move(prompt), fills, context));
   }
   return rendered;

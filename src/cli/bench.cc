@@ -1,6 +1,7 @@
 // kvasir bench: measures the speed of a model on this machine.
 #include <fmt/core.h>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "cli/command.h"
 #include "cli/eval.h"
@@ -12,10 +13,13 @@ namespace {
 struct BenchOptions {
   EngineOptions engine;
   SpeedOptions speed;
+  bool decoding_given = false;  // an option was given that changes decoding only
   bool json = false;
 };
 
 Status bench(BenchOptions options) {
+  if (options.decoding_given && options.speed.decode == 0 && options.speed.prefill != 0)
+    return invalid_argument("--depth and --batch are for decoding; omit them, or --decode 0");
   KVASIR_RETURN_IF_ERROR(check_policies(options.speed.policies, false));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
   catch_interrupts();
@@ -48,9 +52,9 @@ Status bench(BenchOptions options) {
                        {"repeat", options.speed.repeat},
                        {"figures", list}});
   }
-  std::string out =
-      fmt::format("{} on {} threads, kernels {}, {} pages; median of {} (lowest to highest)\n", options.engine.model,
-                  model->threads->threads(), model->kernels->name, options.engine.kv_type, options.speed.repeat);
+  std::string out = fmt::format("{} on {}, kernels {}, {} pages; median of {} (lowest to highest)\n",
+                                printable(options.engine.model, 200), counted(model->threads->threads(), "thread"),
+                                model->kernels->name, options.engine.kv_type, options.speed.repeat);
   std::string policy;
   for (const SpeedFigure& f : figures) {
     if (f.policy != policy) out += fmt::format("\n{}\n", policy = f.policy);
@@ -84,7 +88,10 @@ void add_bench(CLI::App& program, Outcome& outcome) {
   command->add_option("--repeat", options->speed.repeat, "Repetitions")->capture_default_str();
   add_policies_option(*command, options->speed.policies);
   command->add_flag("--json", options->json, "One JSON object on standard output");
-  command->callback([options, &outcome] { outcome.status = bench(*options); });
+  command->callback([options, command, &outcome] {
+    options->decoding_given = command->count("--depth") + command->count("--batch") > 0;
+    outcome.status = bench(*options);
+  });
 }
 
 }  // namespace kvasir::cli

@@ -18,6 +18,9 @@
 #include <system_error>
 
 #include "base/status.h"
+#include "engine/memory_plan.h"
+#include "retention/registry.h"
+#include "text/utf8.h"
 
 namespace kvasir::cli {
 namespace {
@@ -41,6 +44,17 @@ std::vector<const CLI::App*> commands(const CLI::App& program) {
   std::vector<const CLI::App*> path = {&program};
   while (!path.back()->get_subcommands().empty()) path.push_back(path.back()->get_subcommands().front());
   return path;
+}
+
+std::string no_command(const std::string& name) {
+  return fmt::format("there is no command '{}'", name);
+}
+
+// Adds where help on the last of the commands is.
+std::string with_hint(std::string_view problem, const std::vector<const CLI::App*>& path) {
+  std::string command;
+  for (const CLI::App* app : path) command += (command.empty() ? "" : " ") + app->get_name();
+  return fmt::format("{} (see '{} --help')", printable(problem, 300), command);
 }
 
 }  // namespace
@@ -81,13 +95,10 @@ std::string error_text(const Status& status, const CLI::App& program) {
 std::string error_text(const CLI::ParseError& error, const CLI::App& program) {
   const std::vector<const CLI::App*> path = commands(program);
   const CLI::App* at = path.back();
-  std::string command;
-  for (const CLI::App* app : path) command += (command.empty() ? "" : " ") + app->get_name();
   std::string problem = error.what();
   const std::string option = problem.substr(0, problem.find(':'));
   if (at->get_require_subcommand_min() > 0) {
-    problem = at->remaining().empty() ? "a command is missing"
-                                      : fmt::format("there is no command '{}'", at->remaining().front());
+    problem = at->remaining().empty() ? "a command is missing" : no_command(at->remaining().front());
   } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !at->remaining().empty()) {
     problem = fmt::format("the argument '{}' is not expected", at->remaining().front());
   } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
@@ -98,7 +109,18 @@ std::string error_text(const CLI::ParseError& error, const CLI::App& program) {
     problem = fmt::format("{}: '{}' is not a number in range", what.substr(0, what.find(" = ")),
                           what.substr(std::min(what.find(" = ") + 3, what.size())));
   }
-  return fmt::format("{} (see '{} --help')", printable(problem, 300), command);
+  return with_hint(problem, path);
+}
+
+std::optional<std::string> unknown_command(const CLI::App& program) {
+  std::vector<const CLI::App*> path;
+  for (const CLI::App* app : commands(program)) {
+    path.push_back(app);
+    const std::vector<std::string> rest = app->remaining();
+    if (app->get_require_subcommand_min() > 0 && !rest.empty() && !rest.front().starts_with('-'))
+      return with_hint(no_command(rest.front()), path);
+  }
+  return std::nullopt;
 }
 
 void add_model_option(CLI::App& command, std::string& path) {
@@ -145,7 +167,7 @@ void add_policy_option(CLI::App& command, std::string& policy, const std::string
   command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
 }
 
-void check_numbers(CLI::App& program) {
+void check_values(CLI::App& program) {
   const auto fits = [](const std::string& text, auto number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     const bool octal = text.size() > 1 && text.front() == '0';  // as CLI11 would read it
@@ -156,7 +178,9 @@ void check_numbers(CLI::App& program) {
         [=](std::string& text) { return check(text) ? "" : fmt::format("'{}' {}", printable(text, 40), complaint); },
         ""));
   };
+  const auto named = [](const std::string& text) { return text.empty() ? "a file needs a name" : ""; };
   for (CLI::Option* option : program.get_options({})) {
+    if (option->get_type_name() == "FILE") option->check(CLI::Validator(named, ""));
     if (option->get_type_name() == "FLOAT")
       add(
           option, [](const std::string& text) { return !text.empty(); }, "is not a number");  // CLI11 reads it as 0
@@ -169,7 +193,7 @@ void check_numbers(CLI::App& program) {
           option, [=](const std::string& text) { return fits(text, std::uint64_t{}); },
           "is not a whole number in range, 0 or more");
   }
-  for (CLI::App* command : program.get_subcommands({})) check_numbers(*command);
+  for (CLI::App* command : program.get_subcommands({})) check_values(*command);
 }
 
 Status print(std::string_view text) {
@@ -184,8 +208,39 @@ Status print_json(const Json& json) {
   return print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+void note_kv_memory(std::uint64_t kv_memory) {
+  const std::uint64_t available = available_memory();
+  if (kv_memory > available)
+    note("kvasir: --kv-memory {} is more than the {} of memory available: the system may end a run that uses more\n",
+         human_bytes(kv_memory), human_bytes(available));
+}
+
+namespace {
+
+// Returns the most tokens that a query sees under a policy by range; nullopt for other policies and without bound.
+std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
+  const auto made = make_policy(policy);
+  return made.ok() && !(*made)->traits().compacts ? (*made)->bound() : std::nullopt;
+}
+
+}  // namespace
+
+bool may_see_beyond(const std::string& policy, std::int64_t context) {
+  // A query sees itself besides what is kept. That one more is no reason to warn of the default policy.
+  return most_seen_by_range(policy).value_or(0) > context + 1;
+}
+
+void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context, std::string_view saw) {
+  const std::optional<std::int64_t> most = most_seen_by_range(policy);
+  if (most && !may_see_beyond(policy, context)) return;
+  const std::int64_t seen = std::min(kept_max, most.value_or(kept_max));
+  if (seen > context)
+    note("kvasir: under '{}' the model {} {} tokens at once; it was trained for {}\n", printable(policy, 200), saw,
+         seen, context);
+}
+
 std::string human_bytes(std::uint64_t bytes) {
-  constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
   std::size_t unit = 0;
   for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
@@ -193,17 +248,27 @@ std::string human_bytes(std::uint64_t bytes) {
 }
 
 std::string printable(std::string_view text, std::size_t limit) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  text =
+      text.substr(0, limit < text.size() ? limit + 4 : text.size());  // one character of up to 4 bytes behind the limit
   std::string out;
-  for (const char c : text) {
+  std::size_t valid = 0;  // the text is valid up to there
+  for (std::size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
+    if (i == valid) valid = i + find_invalid_utf8(text.substr(i)).value_or(text.size() - i);
+    std::size_t length = 1;
+    if (i < valid) length = byte(i) < 0xc0 ? 1 : byte(i) < 0xe0 ? 2 : byte(i) < 0xf0 ? 3 : 4;
+    const bool c1 = length == 2 && byte(i) == 0xc2 && byte(i + 1) < 0xa0;  // control characters U+0080 to U+009F
+    const bool escaped = i == valid || byte(i) < 0x20 || byte(i) == 0x7f || c1;
+    if (byte(i) == '\n') {
       out += "\\n";
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
+    } else if (escaped) {
+      for (std::size_t k = i; k < i + length; ++k) out += fmt::format("\\x{:02x}", byte(k));
     } else {
-      out += c;
+      out += text.substr(i, length);
     }
+    i += length;
+    valid = std::max(valid, i);
   }
   return out;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,10 @@ int exit_code(const Status& status);
 // with the command line, and where help is.
 std::string error_text(const Status& status, const CLI::App& program);
 std::string error_text(const CLI::ParseError& error, const CLI::App& program);
+
+// Returns the error of a command line that names an unknown command before it asks for help or the version; nullopt if
+// it names none. Call it where parsing ended with such a request.
+std::optional<std::string> unknown_command(const CLI::App& program);
 
 // Receives the status of the command that ran.
 struct Outcome {
@@ -58,9 +63,9 @@ void add_policy_option(CLI::App& command, std::string& policy, const std::string
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 
-// Makes every numeric option reject values out of its type's range, and empty ones. CLI11 itself would wrap or clamp
-// them, or read them as 0. Call it after all commands are added.
-void check_numbers(CLI::App& program);
+// Makes every numeric option reject values out of its type's range, and empty ones, which CLI11 itself would wrap or
+// clamp, or read as 0; and every option of type FILE empty names. Call it after all commands are added.
+void check_values(CLI::App& program);
 
 // Writes to standard error. Ignores failures: a full disk under a log file does not end a run.
 template <class... Args>
@@ -74,6 +79,16 @@ void note(fmt::format_string<Args...> format, Args&&... args) {
 Status print(std::string_view text);
 Status print_json(const Json& json);
 
+// Warns if --kv-memory is more than the memory that the system has left.
+void note_kv_memory(std::uint64_t kv_memory);
+
+// Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.
+// It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
+void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
+                         std::string_view saw = "saw");
+// Returns whether note_beyond_context could warn of a policy by range.
+bool may_see_beyond(const std::string& policy, std::int64_t context);
+
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 
 // Checks that an output file is not one of the inputs. Errors: kInvalidArgument.
@@ -86,7 +101,8 @@ Result<std::vector<std::string>> files_at(const std::string& path, std::string_v
 // Formats ascending numbers as ranges, such as "0-3 7 40-47"; cut at a space before `limit` bytes.
 std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);
 
-// Makes text safe to show on one line of a terminal: control characters escaped, cut at `limit` bytes.
+// Makes text safe to show on one line of a terminal: escapes control characters and bytes that are not valid UTF-8, and
+// cuts the text at the first character boundary after `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
 // Turns the signals for a closed pipe and for a file at its size limit into write errors.

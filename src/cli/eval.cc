@@ -8,7 +8,17 @@
 namespace kvasir::cli {
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help) {
-  command.add_option("-f,--file", file, help + "; -: standard input")->required();
+  command.add_option("-f,--file", file, help + "; -: standard input")->required()->type_name("FILE");
+}
+
+Status check_not_empty(std::string_view text) {
+  return text.empty() ? invalid_argument("the text is empty; give some text") : Status();
+}
+
+Result<std::string> read_text(const std::string& file) {
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(file, kMostText));
+  KVASIR_RETURN_IF_ERROR(check_not_empty(text));
+  return text;
 }
 
 void add_policies_option(CLI::App& command, std::vector<std::string>& policies) {
@@ -44,12 +54,7 @@ void note_idle(const std::string& policy) {
       "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one, "
       "others "
       "a longer text, a smaller size or a smaller --chunk\n",
-      policy);
-}
-
-void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context) {
-  if (kept_max > context)
-    note("kvasir: under '{}' the model saw {} tokens at once; it was trained for {}\n", policy, kept_max, context);
+      printable(policy, 200));
 }
 
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head) {

@@ -13,15 +13,17 @@ void add_eval_needle(CLI::App& eval, Outcome& outcome);
 void add_eval_restream(CLI::App& eval, Outcome& outcome);
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
-void add_policies_option(CLI::App& command, std::vector<std::string>& policies);      // --kv, repeated
-void add_report_option(CLI::App& command, std::string& file);                         // --report
+inline constexpr std::size_t kMostText = std::size_t{1} << 30;                        // bytes of a text
+Status check_not_empty(std::string_view text);                                        // errors: kInvalidArgument
+// Reads the text of -f. Errors: as read_file and check_not_empty.
+Result<std::string> read_text(const std::string& file);
+void add_policies_option(CLI::App& command, std::vector<std::string>& policies);  // --kv, repeated
+void add_report_option(CLI::App& command, std::string& file);                     // --report
 // Adds the default if the list is empty, and checks every policy before any work. `evaluation_only`: accept baselines
 // such as recompute. Errors: kInvalidArgument.
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
 // Warns on standard error that a policy dropped nothing a pass would have seen, so its figures are those of `full`.
 void note_idle(const std::string& policy);
-// Warns if a step saw more tokens than the model was trained for.
-void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context);
 // Adds the tokens that a layer holds at the end: `final`, or `heads` if the policy decides for each KV head.
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head);
 // Checks before any work that a requested report can be written and is not one of the inputs.

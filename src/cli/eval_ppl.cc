@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/eval.h"
@@ -58,12 +59,12 @@ Status cut(std::vector<TokenId>& tokens, const PerplexityCommand& options) {
   const auto size = static_cast<std::int64_t>(tokens.size());
   const std::int64_t window = options.perplexity.window;
   if (options.windows > 0 && options.windows > size / window)
-    return invalid_argument("the text has {} tokens, not {} windows of {}; give a longer text", size, options.windows,
-                            window);
+    return invalid_argument("the text has {}, not {} windows of {}; give a longer text", counted(size, "token"),
+                            options.windows, window);
   const std::int64_t used = options.windows > 0 ? options.windows * window : options.tokens;
   if (used > size)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
-                            size, used);
+    return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --tokens",
+                            counted(size, "token"), used);
   if (used > 0) tokens.resize(static_cast<std::size_t>(used));
   return {};
 }
@@ -188,6 +189,8 @@ Status check_options(PerplexityCommand& options) {
     return invalid_argument("--tokens, --windows and --skip count something; they cannot be negative");
   if (options.windows > 0 && options.perplexity.window <= 0)
     return invalid_argument("--windows needs --window, their length in tokens");
+  if (options.windows > 0 && options.tokens > 0)
+    return invalid_argument("--windows says how much of each text is used; omit --tokens");
   if (!options.score.empty() && options.perplexity.window <= 0)
     return invalid_argument("--score says what of each window counts; give --window too");
   options.perplexity.whole_windows = options.score == "all";
@@ -260,12 +263,16 @@ Status eval_perplexity(PerplexityCommand options) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, text_paths(options.files));
   std::vector<std::string> contents;
   for (const std::string& path : paths) {
-    KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, std::size_t{1} << 30));
+    KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, kMostText));
+    KVASIR_RETURN_IF_ERROR(name_text(path, paths.size() > 1, check_not_empty(text)));
     contents.push_back(std::move(text));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  note_kv_memory(options.engine.kv_memory);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
+  if (options.perplexity.bins > 0 && !options.json && options.report.empty())
+    return invalid_argument("--bins makes curves for --json and --report; give one of them too");
   catch_interrupts();
   PerplexityTable table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
   std::vector<TextRuns> done;
@@ -305,6 +312,7 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
       ->add_option("-f,--file", options->files,
                    "Text to score, or a folder: its files whose names end in .txt; may be repeated; -: standard input")
       ->required()
+      ->type_name("FILE")
       ->take_all()
       ->allow_extra_args(false);
   add_policies_option(*command, perplexity.policies);

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/eval.h"
@@ -42,12 +43,13 @@ Status eval_restream(RestreamCommand options) {
   if (options.fill < 0) return invalid_argument("--fill counts tokens; it cannot be negative");
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(options.file, std::size_t{1} << 30));
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.file));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  note_kv_memory(options.engine.kv_memory);
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model->tokenizer->encode(text, {}));
   if (options.fill > static_cast<std::int64_t>(tokens.size()))
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --fill",
-                            tokens.size(), options.fill);
+    return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --fill",
+                            counted(static_cast<std::int64_t>(tokens.size()), "token"), options.fill);
   if (options.fill > 0) tokens.resize(static_cast<std::size_t>(options.fill));
   catch_interrupts();
   Json runs = Json::array();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/command.h"
@@ -29,17 +30,18 @@ struct InspectCommand {
   std::vector<int> layers;
   InspectOptions inspect;
   std::string report;
+  bool for_report = false;  // an option was given that changes the report only
   bool json = false;
 };
 
 // Cuts a text that is longer than requested to its front.
-Result<std::vector<TokenId>> read_text(const InspectCommand& command, const LoadedModel& model) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
+Result<std::vector<TokenId>> read_tokens(const InspectCommand& command, const LoadedModel& model) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(command.file));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens.value_or(0) > count)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
-                            count, *command.tokens);
+    return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --tokens",
+                            counted(count, "token"), *command.tokens);
   const std::int64_t wanted = command.tokens ? (*command.tokens > 0 ? *command.tokens : count) : kDefaultTokens;
   if (wanted < count) tokens.resize(static_cast<std::size_t>(wanted));
   return tokens;
@@ -128,9 +130,12 @@ Status inspect(const InspectCommand& command) {
   KVASIR_RETURN_IF_ERROR(make_policy(command.inspect.reading.policy).status());
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
+  note_kv_memory(command.engine.kv_memory);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_text(command, *model));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   KVASIR_RETURN_IF_ERROR(check_inspect_options(*model, static_cast<std::int64_t>(tokens.size()), command.inspect));
+  if (command.for_report && command.report.empty())
+    return invalid_argument("--matrix and --layers are for the report; give --report too");
   catch_interrupts();
   InspectResult result;
   {
@@ -178,7 +183,8 @@ void add_inspect(CLI::App& program, Outcome& outcome) {
       ->delimiter(',');
   add_report_option(*command, options->report);
   command->add_flag("--json", options->json, "One JSON object on standard output");
-  command->callback([options, &outcome] {
+  command->callback([options, command, &outcome] {
+    options->for_report = command->count("--matrix") + command->count("--layers") > 0;
     options->inspect.reading.chunk = options->chunk.value_or(0);
     outcome.status = inspect(*options);
   });

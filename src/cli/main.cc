@@ -35,11 +35,15 @@ int main(int argc, char** argv) {
   add_policies(program, outcome);
   add_info(program, outcome);
   add_tokenize(program, outcome);
-  check_numbers(program);
+  check_values(program);
   ignore_write_signals();
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (const auto problem = unknown_command(program); error.get_exit_code() == 0 && problem) {
+      note("kvasir: {}\n", *problem);
+      return 2;
+    }
     if (error.get_exit_code() == 0) {
       std::ostringstream text;
       program.exit(error, text, text);

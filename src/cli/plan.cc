@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
@@ -73,6 +74,8 @@ Status plan(const PlanOptions& options) {
   const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
+  if (policy->context_use() == ContextUse::kNone)
+    note_beyond_context(policy->traits().spec, kv.tokens_seen_max, config.context, "would see");
   // Without --kv, `run` takes a smaller cap if its memory does not hold this one.
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
@@ -102,10 +105,9 @@ Status plan(const PlanOptions& options) {
     }
     return print_json(out);
   }
-  std::string out = fmt::format(
-      "{} tokens ({} of them a prompt read {} at a time), {} sequence{}, policy {}, {} pages of {} tokens\n\n", context,
-      prompt, chunk, options.batch, options.batch == 1 ? "" : "s", policy->traits().spec, codec_name(shape.page),
-      shape.page.slots);
+  std::string out = fmt::format("{} ({} of them a prompt read {} at a time), {}, policy {}, {} pages of {} tokens\n\n",
+                                counted(context, "token"), prompt, chunk, counted(options.batch, "sequence"),
+                                policy->traits().spec, codec_name(shape.page), shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));

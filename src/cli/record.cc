@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/command.h"
@@ -25,14 +26,13 @@ struct RecordCommand {
   bool json = false;
 };
 
-Result<std::vector<TokenId>> read_text(const RecordCommand& command, const LoadedModel& model) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(command.file, std::size_t{1} << 30));
-  if (text.empty()) return invalid_argument("the text is empty; give some text");
+Result<std::vector<TokenId>> read_tokens(const RecordCommand& command, const LoadedModel& model) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(command.file));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (command.tokens > count)
-    return invalid_argument("the text has {} tokens, not the {} asked for; give a longer text or a smaller --tokens",
-                            count, command.tokens);
+    return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --tokens",
+                            counted(count, "token"), command.tokens);
   if (command.tokens == 0 && count > kMostTraceTokens)
     return invalid_argument("the text has {} tokens, and a trace at most {}; say how many with --tokens", count,
                             kMostTraceTokens);
@@ -84,7 +84,8 @@ Status record(const RecordCommand& command) {
   KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
   KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_text(command, *model));
+  note_kv_memory(command.engine.kv_memory);
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   const auto count = static_cast<std::int64_t>(tokens.size());
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));
   KVASIR_ASSIGN_OR_RETURN(AttentionTraceWriter writer,

@@ -127,8 +127,8 @@ std::string summary_text(const ReplayResult& result) {
 }
 
 std::string layers_table(const AttentionTrace& trace, const Run& run) {
-  std::string out = fmt::format("{} on {}: layers {}, query heads {}, tokens {}\n\n", run.policy, trace.path(),
-                                trace.layers(), trace.heads(), trace.tokens());
+  std::string out = fmt::format("{} on {}: layers {}, query heads {}, tokens {}\n\n", run.policy,
+                                printable(trace.path(), 200), trace.layers(), trace.heads(), trace.tokens());
   out += fmt::format("{:>5} {}{}  kept at the end\n", "layer", run.result.by_head ? " head " : "", kFiguresHeader);
   for (std::size_t layer = 0; layer < run.result.layers.size(); ++layer)
     for (std::size_t head = 0; head < run.result.layers[layer].tables.size(); ++head) {

@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <initializer_list>
 #include <iostream>
+#include <limits>
 #include <optional>
 
+#include "base/counted.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
@@ -17,6 +19,7 @@ namespace kvasir::cli {
 namespace {
 
 constexpr std::size_t kMostPrompt = std::size_t{1} << 30;
+constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
 
 struct RunOptions {
   EngineOptions engine;
@@ -32,7 +35,8 @@ struct RunOptions {
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
   bool sampling_given = false;  // at least one sampling option was given
-  bool engine_given = false;    // at least one option was given that a session file decides
+  bool length_penalty_given = false;
+  bool engine_given = false;  // at least one option was given that a session file decides
   bool chat = false;
   bool json = false;
 };
@@ -58,31 +62,50 @@ double rate(std::int64_t tokens, double seconds) {
 void print_summary(const GenerateResult& result, std::string_view scope = "") {
   const KvReport& kv = result.kv;
   note(
-      "kvasir: {}read {} tokens in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
-      "{} of {} tokens seen, {} (peak {} of {} allowed)\n",
-      scope, result.prompt_tokens, result.prompt_seconds, rate(result.prompt_tokens, result.prompt_seconds),
-      result.tokens, result.seconds, rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason),
-      kv.policy, kv.codec, kv.kept, kv.seen, human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
+      "{} of {} seen, {} (peak {} of {} allowed)\n",
+      scope, counted(result.prompt_tokens, "token"), result.prompt_seconds,
+      rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
+      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy, kv.codec, kv.kept,
+      counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
-// Reports once, on standard error, that the policy starts to drop tokens.
-class ForgetNotice {
+// Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
+// than that was trained for.
+class Notices {
  public:
+  Notices(const Session& session, std::int64_t context)
+      : context_(context), watches_context_(may_see_beyond(session.kv().policy, context)) {}
+
   void check(const Session& session) {
-    if (said_ || session.forgotten().dropped == 0) return;
-    said_ = true;
+    if (!forgets_ && session.forgotten().dropped > 0) {
+      forgets_ = true;
+      const KvReport kv = session.kv();
+      begin_line();
+      note("kvasir: {} seen, {} kept: it begins to forget ({})\n", counted(kv.seen, "token"), kv.kept, kv.policy);
+    }
+    if (!watches_context_) return;
     const KvReport kv = session.kv();
-    note("{}kvasir: {} tokens seen, {} kept: it begins to forget ({})\n", ::isatty(STDERR_FILENO) != 0 ? "\n" : "",
-         kv.seen, kv.kept, kv.policy);
+    if (kv.kept_max <= context_) return;
+    watches_context_ = false;
+    begin_line();
+    note_beyond_context(kv.policy, kMostSeen, context_, "sees up to");
   }
 
  private:
-  bool said_ = false;
+  static void begin_line() {
+    if (::isatty(STDERR_FILENO) != 0) note("\n");
+  }
+
+  std::int64_t context_;
+  bool watches_context_;
+  bool forgets_ = false;
 };
 
 class Runner {
  public:
-  Runner(const RunOptions& options, Session& session) : options_(options), session_(session) {}
+  Runner(const RunOptions& options, const Engine& engine, Session& session)
+      : options_(options), session_(session), notices_(session, engine.model().context) {}
 
   Status read(std::string_view text) {
     ProgressBar bar("reading");
@@ -97,7 +120,7 @@ class Runner {
     Status written;
     auto result = session_.generate(options_.generate, [&](std::string_view text) {
       if (!options_.json) written = print(text);
-      notice_.check(session_);
+      notices_.check(session_);
       return written.ok() && !interrupted();
     });
     if (!written.ok()) return written;
@@ -108,14 +131,14 @@ class Runner {
   Session::Progress progress(ProgressBar& bar) {
     return [&](std::int64_t done, std::int64_t total) {
       bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
-      notice_.check(session_);
+      notices_.check(session_);
       return !interrupted();
     };
   }
 
   const RunOptions& options_;
   Session& session_;
-  ForgetNotice notice_;
+  Notices notices_;
 };
 
 // The session's report, with the peak of the whole cache: that of all its samples or beams together.
@@ -133,12 +156,14 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
       session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
   const double seconds = results.front().seconds;
   std::int64_t tokens = 0;
+  std::int64_t longest = 0;
   bool cancelled = false;
   Status failed;  // of the first sample that did
   Json list = Json::array();
   for (std::size_t s = 0; s < results.size(); ++s) {
     const GenerateResult& result = results[s];
     tokens += result.tokens;
+    longest = std::max(longest, result.kv.kept_max);
     cancelled = cancelled || result.finish_reason == FinishReason::kCancelled;
     if (failed.ok()) failed = result.status;
     list.push_back({{"text", result.text},
@@ -147,10 +172,13 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
                     {"seed", result.seed}});
     if (!options.json)
       KVASIR_RETURN_IF_ERROR(
-          print(fmt::format("--- sample {} of {}, seed {}, {} tokens, ended by {}\n{}\n", s + 1, results.size(),
-                            result.seed, result.tokens, finish_reason_name(result.finish_reason), result.text)));
+          print(fmt::format("--- sample {} of {}, seed {}, {}, ended by {}\n{}\n", s + 1, results.size(), result.seed,
+                            counted(result.tokens, "token"), finish_reason_name(result.finish_reason), result.text)));
   }
   const KvReport kv = kv_of_all(engine, session);
+  const std::int64_t context = engine.model().context;
+  if (kv.kept_max <= context && longest > context && may_see_beyond(kv.policy, context))
+    note_beyond_context(kv.policy, kMostSeen, context, "sees up to");
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"samples", list},
                                        {"prompt_tokens", results.front().prompt_tokens},
@@ -158,8 +186,8 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
                                        {"tokens_per_s", rate(tokens, seconds)},
                                        {"kv", to_json(kv)}}));
   } else {
-    note("kvasir: {} samples, {} tokens in {:.1f} s ({:.1f}/s together); KV {} {}: peak {} of {} allowed\n",
-         results.size(), tokens, seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
+    note("kvasir: {} samples, {} in {:.1f} s ({:.1f}/s together); KV {} {}: peak {} of {} allowed\n", results.size(),
+         counted(tokens, "token"), seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
          human_bytes(kv.budget));
   }
   KVASIR_RETURN_IF_ERROR(failed);
@@ -189,14 +217,14 @@ Status print_beams(const RunOptions& options, const Engine& engine, Session& ses
                     {"finish_reason", finish_reason_name(beam.finish_reason)}});
     if (!options.json)
       KVASIR_RETURN_IF_ERROR(
-          print(fmt::format("--- beam {} of {}, score {:.4f}, {} tokens, ended by {}\n{}\n", b + 1, results.size(),
-                            beam.score, beam.tokens, finish_reason_name(beam.finish_reason), beam.text)));
+          print(fmt::format("--- beam {} of {}, score {:.4f}, {}, ended by {}\n{}\n", b + 1, results.size(), beam.score,
+                            counted(beam.tokens, "token"), finish_reason_name(beam.finish_reason), beam.text)));
   }
   const KvReport kv = kv_of_all(engine, session);
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
   } else {
-    note("kvasir: {} {}; KV {} {}: peak {} of {} allowed\n", results.size(), results.size() == 1 ? "beam" : "beams",
+    note("kvasir: {}; KV {} {}: peak {} of {} allowed\n", counted(static_cast<std::int64_t>(results.size()), "beam"),
          kv.policy, kv.codec, human_bytes(kv.bytes_peak), human_bytes(kv.budget));
   }
   return cancelled ? Status(StatusCode::kCancelled, "") : Status();
@@ -205,13 +233,13 @@ Status print_beams(const RunOptions& options, const Engine& engine, Session& ses
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,
                 const std::optional<std::string>& prompt) {
-  Runner runner(options, session);
+  Runner runner(options, engine, session);
   Status read;
   if (!options.system.empty()) read = runner.say(options.system, "system");
   if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
   if (read.code() == StatusCode::kCancelled) {
     const KvReport kv = session.kv();
-    return make_status(read.code(), "stopped while reading; {} tokens seen, {} kept, {}", kv.seen, kv.kept,
+    return make_status(read.code(), "stopped while reading; {} seen, {} kept, {}", counted(kv.seen, "token"), kv.kept,
                        human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
@@ -237,8 +265,8 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   return {};
 }
 
-Status converse(const RunOptions& options, Session& session) {
-  Runner runner(options, session);
+Status converse(const RunOptions& options, const Engine& engine, Session& session) {
+  Runner runner(options, engine, session);
   note("kvasir: chat; an empty line or Ctrl-D ends, Ctrl-C stops an answer\n");
   if (!options.system.empty()) KVASIR_RETURN_IF_ERROR(runner.say(options.system, "system"));
   std::optional<GenerateResult> last;
@@ -249,7 +277,7 @@ Status converse(const RunOptions& options, Session& session) {
     const Status status = runner.say(line);
     if (!status.ok() && status.code() != StatusCode::kCancelled) {
       if (status.code() != StatusCode::kInvalidArgument) return status;
-      note("kvasir: {}\n", status.message());
+      note("kvasir: {}\n", printable(status.message(), 2000));
       continue;
     }
     if (status.ok()) {
@@ -271,7 +299,7 @@ Status converse(const RunOptions& options, Session& session) {
   return {};
 }
 
-// Refuses options that exclude each other.
+// Refuses options that exclude each other, and those without effect.
 Status check_options(const RunOptions& options) {
   const bool several = options.samples > 1 || options.beams > 0;
   if (options.samples < 1 || options.samples > 64)
@@ -286,6 +314,10 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
     return invalid_argument("--beams does not support stop strings; omit --stop");
+  if (options.beams == 0 && options.length_penalty_given)
+    return invalid_argument("--length-penalty scores beams; give --beams too");
+  if (options.samples > 1 && options.sampling_given && options.generate.sampling.temperature == 0)
+    return invalid_argument("--samples draws, and with --temp 0 all samples would be the same; omit one of them");
   if (several && !options.save.empty())
     return invalid_argument("--save keeps one continuation; omit --samples and --beams");
   if (!options.load.empty() && options.engine_given)
@@ -331,6 +363,7 @@ Status run(RunOptions options) {
                               bar.update(done >> 20, total >> 20, "MiB");
                             }));
   }
+  note_kv_memory(options.engine.kv_memory);
   const int several = std::max(options.samples, options.beams);
   options.session.sequences = several > 1 ? several + 1 : 1;
   std::unique_ptr<Session> session;
@@ -340,7 +373,7 @@ Status run(RunOptions options) {
     session = std::move(loaded.session);
     if (loaded.other_arithmetic)
       note("kvasir: {} was written by other kernels: the tokens to come may differ from what they would have been\n",
-           options.load);
+           printable(options.load, 200));
     options.generate.resume = !options.sampling_given;
   } else {
     KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
@@ -351,7 +384,7 @@ Status run(RunOptions options) {
         "wrongly\n");
   if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
-  return chat ? converse(options, *session) : run_once(options, *engine, *session, prompt);
+  return chat ? converse(options, *engine, *session) : run_once(options, *engine, *session, prompt);
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
@@ -381,7 +414,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
   add_chunk_option(*command, options->engine);
   auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue, or with --chat to answer");
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
-      ->excludes(prompt);
+      ->excludes(prompt)
+      ->type_name("FILE");
   command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
       ->capture_default_str();
   command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
@@ -412,6 +446,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
     };
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
+    options->length_penalty_given = given({"--length-penalty"});
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {

@@ -1,6 +1,7 @@
 #include "base/status.h"
 #include "chat/chat_transcript.h"
 #include "engine/request_queue.h"
+#include "engine/task.h"
 
 namespace kvasir {
 namespace {
@@ -52,6 +53,7 @@ Result<RequestText> encode_request(const LoadedModel& model, const RequestOption
   KVASIR_RETURN_IF_ERROR(validate(options.generate));
   if (options.samples < 1 || options.samples > 64)
     return invalid_argument("samples={} is outside 1 to 64", options.samples).about({"samples"});
+  KVASIR_RETURN_IF_ERROR(check_seeds(options.generate.sampling.seed, options.samples));
   const int prompts =
       (options.prompt.empty() ? 0 : 1) + (options.messages.empty() ? 0 : 1) + (options.tokens.empty() ? 0 : 1);
   if (prompts != 1)

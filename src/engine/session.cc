@@ -223,6 +223,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
   KVASIR_RETURN_IF_ERROR(check_continuable());
   const Generation first = new_generation(options);
   const std::uint64_t seed = first.state().sampler.options.seed;
+  KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
   std::vector<TextState> texts(static_cast<std::size_t>(count));
   std::vector<Task> tasks;
   for (std::size_t s = 0; s < texts.size(); ++s) {

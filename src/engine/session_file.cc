@@ -313,7 +313,7 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
 Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
                                     const SessionCacheMaker& make_cache) {
   if (bytes.size() < kMagicBytes || std::memcmp(bytes.data(), kMagic, kMagicBytes - 1) != 0)
-    return data_loss("this is not a session file of Kvasir; give one that --save wrote");
+    return data_loss("this is not a session file of Kvasir; give a file that a session was saved to");
   if (std::memcmp(bytes.data(), kMagic, kMagicBytes) != 0)
     return unsupported("the session file is of another format; use the version of Kvasir that wrote it");
   BlockReader reader(bytes.subspan(kMagicBytes));

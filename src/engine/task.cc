@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/status.h"
 #include "engine/context_rules.h"
 
 namespace kvasir {
@@ -12,6 +13,14 @@ namespace kvasir {
 GenerateOptions with_seed(GenerateOptions options) {
   if (options.sampling.seed == 0) options.sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
   return options;
+}
+
+Status check_seeds(std::uint64_t seed, int samples) {
+  const std::uint64_t most = ~std::uint64_t{0} - static_cast<std::uint64_t>(samples - 1);
+  if (seed <= most) return {};
+  return invalid_argument("seed={} is above {}: {} samples have the seeds from there on, none above 2^64 - 1", seed,
+                          most, samples)
+      .about({"seed", "samples"});
 }
 
 Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation)

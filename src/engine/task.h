@@ -35,6 +35,9 @@ struct TextState {
 
 // The same options with a seed: where they have none, one is drawn.
 GenerateOptions with_seed(GenerateOptions options);
+// Checks that the seeds of `samples` samples, seed + i, stay below 2^64: they would go on with 0, which asks for a seed
+// to be drawn. Errors: kInvalidArgument.
+Status check_seeds(std::uint64_t seed, int samples);
 
 class Task {
  public:

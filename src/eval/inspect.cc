@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "retention/hoyer.h"
 
@@ -247,7 +248,7 @@ Status check_count(std::string_view name, std::int64_t value, std::int64_t most)
 
 Status check_inspect_options(const LoadedModel& model, std::int64_t tokens, const InspectOptions& options) {
   if (tokens < 2 || tokens > kMostInspectedTokens)
-    return invalid_argument("a text of {} tokens cannot be inspected; give one of 2 to {}", tokens,
+    return invalid_argument("a text of {} cannot be inspected; give one of 2 to {}", counted(tokens, "token"),
                             kMostInspectedTokens)
         .about({"tokens"});
   KVASIR_RETURN_IF_ERROR(check_count("top", options.top, 4096));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "engine/context_rules.h"
 #include "eval/text_reader.h"
@@ -280,15 +281,16 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(check_policy(policy, options));
   const std::int64_t needed = options.window > 0 ? options.window : 2;
   if (tokens < needed)
-    return invalid_argument("the text has {} tokens, at least {} are needed; give a longer text", tokens, needed);
+    return invalid_argument("the text has {}, at least {} are needed; give a longer text", counted(tokens, "token"),
+                            needed);
   if (options.window == 0 && options.whole_windows)
     return invalid_argument("one stream has no windows to score in whole; give their length").about({"window"});
   if (options.window > 0 && options.first_scored > 0)
     return invalid_argument("only a single stream can start with unscored tokens; omit them, or the windows")
         .about({"first_scored", "window"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
-    return invalid_argument("the first {} tokens unscored leave nothing to score of {}; leave fewer out",
-                            options.first_scored, tokens)
+    return invalid_argument("the first {} unscored leave nothing to score of {}; leave fewer out",
+                            counted(options.first_scored, "token"), tokens)
         .about({"first_scored"});
   const PositionBins positions = positions_of(tokens, options);
   const std::int64_t most = std::min(kMostBins, positions.end - positions.begin);

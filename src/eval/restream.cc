@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "engine/context_rules.h"
 #include "retention/registry.h"
@@ -18,7 +19,7 @@ Status check(std::span<const TokenId> text, const RestreamOptions& options) {
   const auto fill = static_cast<std::int64_t>(text.size());
   for (const std::int64_t distance : options.distances) {
     if (distance < 2)
-      return invalid_argument("a distance of {} tokens leaves nothing to score; give 2 or more", distance)
+      return invalid_argument("a distance of {} leaves nothing to score; give 2 or more", counted(distance, "token"))
           .about({"distances"});
     if (distance >= fill)
       return invalid_argument(

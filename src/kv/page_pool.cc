@@ -40,7 +40,7 @@ bool MemoryCharge::try_resize(std::uint64_t bytes) {
 
 Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
   return exhausted(
-             "the KV memory of {} bytes is full: {} bytes in use, {} more needed; give it more, or choose a "
+             "the KV memory of {} bytes has no room: {} bytes in use, {} more needed; give it more, or choose a "
              "policy that forgets",
              budget.capacity(), budget.used(), needed)
       .about({"kv_memory", "policy"});

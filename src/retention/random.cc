@@ -103,7 +103,7 @@ Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
 
 const PolicyInfo kRandomPolicy{
     .name = "random",
-    .summary = "drops unprotected tokens by lot: the baseline that a policy must beat",
+    .summary = "drops unprotected tokens chosen at random: the baseline that a policy must beat",
     .formula = "when over budget: drop tokens drawn uniformly from those that are neither sinks nor recent",
     .reference = "a baseline of this project",
     .options = kOptions,

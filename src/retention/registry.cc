@@ -190,7 +190,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_one(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(text));
   const PolicyInfo* info = find_policy(spec.name());
   if (info->evaluation_only)
-    return invalid_argument("policy '{}' is a baseline for evaluation only; use it with 'kvasir eval ppl'",
+    return invalid_argument("policy '{}' is a baseline for the evaluation of perplexity only; choose another",
                             spec.name());
   return info->make(spec);
 }

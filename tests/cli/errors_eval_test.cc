@@ -25,9 +25,7 @@ TEST_F(Errors, EvalPpl) {
       {{"eval", "ppl", "-m", model, "-f", "-", "-f", "-"},
        2,
        "-f -: standard input can be read only once; give it once"},
-      {{"eval", "ppl", "-m", model, "-f", file("empty"), "--json"},
-       2,
-       "the text has 1 tokens, at least 2 are needed; give a longer text"},
+      {{"eval", "ppl", "-m", model, "-f", file("empty"), "--json"}, 2, "the text is empty; give some text"},
       {{"eval", "ppl", "-m", model, "-f", file("binary"), "--json"},
        2,
        "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
@@ -90,10 +88,7 @@ TEST_F(Errors, EvalNeedle) {
        2,
        "the text has 52 tokens, but a prompt of 512 needs 484 of filler; give a longer text or smaller lengths "
        "[--lengths]"},
-      {{"eval", "needle", "-m", model, "-f", file("empty"), "--lengths", "60"},
-       2,
-       "the text has 0 tokens, but a prompt of 60 needs 30 of filler; give a longer text or smaller lengths "
-       "[--lengths]"},
+      {{"eval", "needle", "-m", model, "-f", file("empty"), "--lengths", "60"}, 2, "the text is empty; give some text"},
       {{"eval", "needle", "-m", model, "-f", file("binary"), "--lengths", "60"},
        2,
        "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
@@ -138,10 +133,7 @@ TEST_F(Errors, EvalRestream) {
       {{"eval", "restream", "-m", model, "-f", file("missing")},
        2,
        "cannot open '" + file("missing") + "': No such file or directory"},
-      {{"eval", "restream", "-m", model, "-f", file("empty")},
-       2,
-       "a distance of 64 tokens goes back before the beginning of the 1 that are read; read a longer text, or give a "
-       "shorter distance [--distances, --fill]"},
+      {{"eval", "restream", "-m", model, "-f", file("empty")}, 2, "the text is empty; give some text"},
   });
   expect_all_refused(
       {
@@ -154,7 +146,7 @@ TEST_F(Errors, EvalRestream) {
            2,
            "the text has 53 tokens, not the 9999 asked for; give a longer text or a smaller --fill"},
           {{"--distances", ""}, 2, "--distances: '' is not a whole number in range" + see("eval restream")},
-          {{"--distances", "1"}, 2, "a distance of 1 tokens leaves nothing to score; give 2 or more [--distances]"},
+          {{"--distances", "1"}, 2, "a distance of 1 token leaves nothing to score; give 2 or more [--distances]"},
           {{"--distances", "-8"}, 2, "a distance of -8 tokens leaves nothing to score; give 2 or more [--distances]"},
           {{"--distances", "8,x"}, 2, "--distances: 'x' is not a whole number in range" + see("eval restream")},
           {{"--fill", "20", "--distances", "20"},
@@ -168,6 +160,43 @@ TEST_F(Errors, EvalRestream) {
           {{"--distances", "8", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
       },
       {"eval", "restream", "-m", model, "-f", text});
+}
+
+TEST_F(Errors, EmptyTextsAndTextsOfOneToken) {
+  const std::string empty = "the text is empty; give some text";
+  std::filesystem::create_directory(file("texts"));
+  std::ofstream(file("texts/a.txt")) << some_text(50);
+  std::ofstream(file("texts/b.txt"));
+  std::ofstream(file("letter")) << "a";
+  const std::string model = model_path();
+  expect_all_refused({
+      {{"eval", "ppl", "-m", model, "-f", file("texts")}, 2, file("texts/b.txt") + ": " + empty},
+      {{"inspect", "-m", model, "-f", file("empty")}, 2, empty},
+      {{"record", "-m", model, "-f", file("empty"), "-o", file("out.npy")}, 2, empty},
+      {{"eval", "ppl", "-m", model, "-f", file("letter"), "--tokens", "1"},
+       2,
+       "the text has 1 token, at least 2 are needed; give a longer text"},
+      {{"eval", "ppl", "-m", model, "-f", file("letter"), "--skip", "1", "--tokens", "2"},
+       2,
+       "the first 1 token unscored leave nothing to score of 2; leave fewer out [--skip]"},
+      {{"inspect", "-m", model, "-f", file("letter"), "--tokens", "1"},
+       2,
+       "a text of 1 token cannot be inspected; give one of 2 to 16384 [--tokens]"},
+  });
+}
+
+TEST_F(Errors, EvalOptionsWithoutEffect) {
+  expect_all_refused(
+      {
+          {{"--bins", "5"}, 2, "--bins makes curves for --json and --report; give one of them too"},
+          {{"--window", "10", "--windows", "2", "--tokens", "20"},
+           2,
+           "--windows says how much of each text is used; omit --tokens"},
+      },
+      {"eval", "ppl", "-m", model_path(), "-f", file("text")});
+  const std::string report = "--matrix and --layers are for the report; give --report too";
+  expect_all_refused({{{"--matrix", "8"}, 2, report}, {{"--layers", "1", "--json"}, 2, report}},
+                     {"inspect", "-m", model_path(), "-f", file("text")});
 }
 
 }  // namespace

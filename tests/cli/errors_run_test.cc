@@ -175,6 +175,77 @@ TEST_F(Errors, RunOptionsThatExcludeEachOther) {
       {"run", "-m", model_path(), "-p", "x"});
 }
 
+TEST_F(Errors, RunOptionsWithoutEffect) {
+  expect_all_refused(
+      {
+          {{"--length-penalty", "1"}, 2, "--length-penalty scores beams; give --beams too"},
+          {{"--samples", "2", "--temp", "0"},
+           2,
+           "--samples draws, and with --temp 0 all samples would be the same; omit one of them"},
+      },
+      run_arguments({"-p", "x", "-n", "2"}));
+}
+
+// Behind 2^64 - 1 the seeds of samples would go on with 0, which draws one.
+TEST_F(Errors, SamplesWithoutSeeds) {
+  const Arguments last = {"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551613"};
+  EXPECT_EQ(run_json(last)["samples"][2]["seed"], 18446744073709551615ULL);
+  expect_refused(
+      run_model({"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551614"}), 2,
+      "seed=18446744073709551614 is above 18446744073709551613: 3 samples have the seeds from there on, none "
+      "above 2^64 - 1 [--seed, --samples]");
+}
+
+TEST_F(Errors, FilesWithoutAName) {
+  const std::string model = model_path(), text = file("text");
+  const auto unnamed = [](const std::string& option, const std::string& command) {
+    return option + ": a file needs a name" + see(command);
+  };
+  expect_all_refused({
+      {{"run", "-m", "", "-p", "x"}, 2, unnamed("--model", "run")},
+      {{"run", "-m", model, "-f", ""}, 2, unnamed("--file", "run")},
+      {{"run", "-m", model, "-p", "x", "--chat", "--chat-template", ""}, 2, unnamed("--chat-template", "run")},
+      {{"info", ""}, 2, unnamed("model", "info")},
+      {{"eval", "ppl", "-m", model, "-f", text, "-f", ""}, 2, unnamed("--file", "eval ppl")},
+      {{"eval", "needle", "-m", model, "-f", ""}, 2, unnamed("--file", "eval needle")},
+      {{"inspect", "-m", model, "-f", ""}, 2, unnamed("--file", "inspect")},
+      {{"record", "-m", model, "-f", text, "-o", ""}, 2, unnamed("--out", "record")},
+      {{"replay", "--policy", "full", "--trace", ""}, 2, unnamed("--trace", "replay")},
+  });
+}
+
+// Help on a command that does not exist is an error; an option that does not exist is not looked at before help.
+TEST_F(Errors, HelpOnAnUnknownCommand) {
+  expect_all_refused({
+      {{"chat", "--help"}, 2, "there is no command 'chat'" + see("")},
+      {{"--help", "chat"}, 2, "there is no command 'chat'" + see("")},
+      {{"chat", "--version"}, 2, "there is no command 'chat'" + see("")},
+      {{"eval", "chat", "-h"}, 2, "there is no command 'chat'" + see("eval")},
+  });
+  for (const Arguments& arguments : std::vector<Arguments>{{"--help"}, {"run", "--help"}, {"eval", "ppl", "--help"}}) {
+    const Finished done = run_program(arguments);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    EXPECT_EQ(done.out.find("there is no"), std::string::npos);
+  }
+}
+
+// A terminal would take C1 control characters (U+009B starts an escape sequence) and bytes that are not UTF-8.
+TEST_F(Errors, MessagesHoldNoRawBytes) {
+  const std::string raw = "a\xff\x1b\xc2\x9b\xc3\xa9";
+  const std::string shown = R"(a\xff\x1b\xc2\x9b)"
+                            "\xc3\xa9";
+  const std::string file = "'" + shown + "'";
+  expect_all_refused({
+      {{raw}, 2, "there is no command " + file + see("")},
+      {{"run", "-m", raw, "-p", "x"}, 2, "cannot open " + file + ": No such file or directory"},
+      {{"run", "-m", model_path(), "-p", "x", "--kv", raw}, 2, unknown_policy(shown)},
+      {{"run", "-m", model_path(), "-p", "x", raw}, 2, "the argument " + file + " is not expected" + see("run")},
+      {{"run", "-m", model_path(), "-p", "x", "-n", "\xff"},
+       2,
+       R"(--tokens: '\xff' is not a whole number in range)" + see("run")},
+  });
+}
+
 // A search that cannot run one token says so, instead of giving an empty beam.
 TEST_F(Errors, BeamsWithoutMemoryForATokenOfEach) {
   expect_refused(run_model({"-p", some_text(20), "-n", "8", "--kv", "full", "--kv-memory", "600KiB", "--beams", "64"}),
@@ -195,6 +266,9 @@ TEST_F(Errors, Prompt) {
           {{"-f", file("empty")}, 2, "the prompt is empty; give some text to continue"},
           {{"-f", file("binary")}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
           {{"-f", folder()}, 2, "cannot read '" + folder() + "': Is a directory"},
+          // Of a chat, too, the byte is counted in what the user gave.
+          {{"--chat", "-p", "caf\xe9"}, 2, "the text is not valid UTF-8 at byte 3 (0xE9)" + kIconv},
+          {{"--chat", "--system", "a\xff", "-p", "x"}, 2, "the text is not valid UTF-8 at byte 1 (0xFF)" + kIconv},
       },
       run_arguments({}));
 }

@@ -79,6 +79,58 @@ TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
   }
 }
 
+// Of policies by range that keep more than the trained context. The default one keeps as much as that.
+TEST(Memory, PoliciesThatSeeBeyondTheTrainedContextAreNoted) {
+  const std::string beyond = "kvasir: under 'streaming:sinks=4,window=2996' the model ";
+  const Finished planned = run_program({"plan", "-m", model_path(), "--ctx", "2600", "--kv", "streaming:cap=3000"});
+  EXPECT_EQ(planned.err, beyond + "would see 2600 tokens at once; it was trained for 2048\n");
+  const Finished longer = run_program({"plan", "-m", model_path(), "--ctx", "9000", "--kv", "streaming:cap=3000"});
+  EXPECT_EQ(longer.err, beyond + "would see 3001 tokens at once; it was trained for 2048\n");
+  for (const Arguments& quiet : {Arguments{"--ctx", "9000"},
+                                 {"--ctx", "2000", "--kv", "streaming:cap=3000"},
+                                 {"--ctx", "9000", "--kv", "full"}}) {
+    Arguments call = {"plan", "-m", model_path()};
+    call.insert(call.end(), quiet.begin(), quiet.end());
+    EXPECT_EQ(run_program(call).err, "");
+  }
+  const std::string up_to = beyond + "sees up to 3001 tokens at once; it was trained for 2048\n";
+  const auto said = [&](const Arguments& more) {
+    const std::string err = run_model(more).err;
+    std::size_t times = 0;
+    for (std::size_t at = err.find(up_to); at != std::string::npos; at = err.find(up_to, at + 1)) ++times;
+    EXPECT_EQ(times > 0, err.find("trained for") != std::string::npos) << err;
+    return times;
+  };
+  EXPECT_EQ(said({"-p", some_text(2500), "-n", "20", "--ignore-eos", "--kv", "streaming:cap=3000"}), 1u);
+  EXPECT_EQ(said({"-p", some_text(2040), "-n", "20", "--ignore-eos", "--kv", "streaming:cap=3000"}), 1u);
+  EXPECT_EQ(said({"-p", some_text(2040), "-n", "20", "--ignore-eos", "--kv", "streaming:cap=3000", "--samples", "2"}),
+            1u);
+  EXPECT_EQ(said({"-p", some_text(2500), "-n", "20", "--ignore-eos"}), 0u) << "the default";
+  EXPECT_EQ(said({"-p", some_text(50), "-n", "20", "--kv", "streaming:cap=3000"}), 0u);
+}
+
+TEST(Memory, MoreThanTheMachineHasIsNoted) {
+  const auto err = [](const std::string& memory) {
+    return run_model({"-p", "Once", "-n", "1", "--kv-memory", memory}).err;
+  };
+  const std::string huge = err("1EiB");
+  EXPECT_EQ(huge.find("kvasir: --kv-memory 1.0 EiB is more than the "), 0u) << huge;
+  EXPECT_NE(huge.find("iB of memory available: the system may end a run that uses more\n"), std::string::npos) << huge;
+  EXPECT_EQ(err("1MiB").find("available"), std::string::npos);
+}
+
+// One of something is not several.
+TEST(Memory, SummariesCountInEnglish) {
+  const Finished done = run_model({"-p", "Once", "-n", "1"});
+  EXPECT_EQ(done.err.find(" 1 tokens"), std::string::npos) << done.err;
+  EXPECT_NE(run_model({"-p", "Once", "-n", "1", "--samples", "2", "--seed", "1"}).out.find(", 1 token, ended by"),
+            std::string::npos);
+  EXPECT_EQ(run_program({"plan", "-m", model_path(), "--ctx", "1"}).out.find("1 token (1 of them"), 0u);
+  EXPECT_NE(run_program({"bench", "-m", model_path(), "-t", "1", "--prefill", "8", "--decode", "0", "--repeat", "1"})
+                .out.find(" on 1 thread,"),
+            std::string::npos);
+}
+
 TEST(Memory, TextsBeyondTheTrainedContextAreRefusedWithTheReason) {
   for (const auto& [policy, reason] : std::vector<std::pair<std::string, std::string>>{
            {"full", "keeps all of them"}, {"h2o:budget=256,recent=128,pos=original", "keeps their positions"}})
@@ -173,9 +225,10 @@ TEST(Memory, FullEndsWithTheBudget) {
   EXPECT_LE(run["kv"]["bytes_peak"].get<std::uint64_t>(), kMiB);
   EXPECT_EQ(run["kv"]["kept"], run["kv"]["seen"]);
   const Finished prompt = run_model({"-p", some_text(1500), "-n", "5", "--kv", "full", "--kv-memory", "1MiB"});
-  expect_refused(prompt, 1,
-                 "the KV memory of 1048576 bytes is full: <number> bytes in use, <number> more needed; give it more, "
-                 "or choose a policy that forgets [--kv-memory, --kv]");
+  expect_refused(
+      prompt, 1,
+      "the KV memory of 1048576 bytes has no room: <number> bytes in use, <number> more needed; give it more, "
+      "or choose a policy that forgets [--kv-memory, --kv]");
 }
 
 TEST(Memory, PlanSaysWhatFits) {

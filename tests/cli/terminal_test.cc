@@ -181,7 +181,7 @@ TEST_F(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
   Terminal terminal(run_arguments({"-n", "8", "--ignore-eos"}));
   ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
   terminal.type("caf\xe9\n");
-  ASSERT_TRUE(terminal.await("kvasir: the text is not valid UTF-8")) << terminal.seen();
+  ASSERT_TRUE(terminal.await("kvasir: the text is not valid UTF-8 at byte 3 (0xE9)")) << terminal.seen();
   terminal.type("Hello\n");
   ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("\x04");

@@ -219,7 +219,7 @@ TEST_F(Record, Refuses) {
   for (const auto& [options, part] : std::vector<std::pair<ObservedTextOptions, std::string>>{
            {{"full"}, "room for 64"},
            {{"nope"}, "unknown retention policy"},
-           {{"recompute"}, "evaluation only"},
+           {{"recompute"}, "evaluation of perplexity only"},
            {{"tova:budget=20", -1}, "from 0 to the 100"},
            {{"tova:budget=20", 101}, "from 0 to the 100"},
            {{"tova:budget=20", 50, -1}, "chunk"},

@@ -165,7 +165,7 @@ class RandomPlans {
   int draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
   bool chance(int percent) { return draw(0, 99) < percent; }
 
-  // What stays of a table with one run; mostly `usual` tokens by lot, if that is not 0.
+  // What stays of a table with one run; mostly `usual` tokens, chosen at random, if that is not 0.
   std::vector<Token> subset(const PlanModel& model, int slots, int usual) {
     const std::vector<Token>& all = model.tokens;
     const auto n = static_cast<int>(all.size());
@@ -212,7 +212,7 @@ class RandomPlans {
   }
 
   // What stays, and in which run, of a table with a run for each of `capacities`: tokens that came since the last plan
-  // go down a cascade that accepts, replaces and drops by lot.
+  // go down a cascade that accepts, replaces and drops at random.
   std::vector<Token> cascade(const PlanModel& model, const std::vector<std::int64_t>& capacities, std::int64_t sinks) {
     std::vector<std::vector<Token>> runs(capacities.size());
     std::vector<Token> kept, fresh;

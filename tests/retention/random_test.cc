@@ -1,4 +1,4 @@
-// `random`: how many it drops, that it drops by lot, and that the lot is its own for each table.
+// `random`: how many it drops, that it drops at random, and that each table has its own draws.
 #include <fmt/core.h>
 
 #include <cmath>
