@@ -142,7 +142,7 @@ class Backend {
     int rows = 0;
     int logits = 1;  // rows whose logits are wanted
     int sequences = 1;
-    int frames = 1;            // of a page table, at most
+    int frames = 1;            // of a page table: the mean over the rows, rounded up; without gaps, the most
     int tables = 1;            // page tables of a layer, of one sequence
     int all_tables = 1;        // page tables of all layers, of one sequence
     std::int64_t entries = 0;  // of all frames of a page table, at most

@@ -13,12 +13,13 @@ namespace {
 struct BenchOptions {
   EngineOptions engine;
   SpeedOptions speed;
-  bool decoding_given = false;  // an option was given that changes decoding only
   bool json = false;
 };
 
 Status bench(BenchOptions options) {
-  if (options.decoding_given && options.speed.decode == 0 && options.speed.prefill != 0)
+  const bool for_decoding =
+      options.speed.depths != SpeedOptions{}.depths || options.speed.batches != SpeedOptions{}.batches;
+  if (for_decoding && options.speed.decode == 0 && options.speed.prefill != 0)
     return invalid_argument("--depth and --batch are for decoding; omit them, or --decode 0");
   KVASIR_RETURN_IF_ERROR(check_policies(options.speed.policies, false));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
@@ -88,10 +89,7 @@ void add_bench(CLI::App& program, Outcome& outcome) {
   command->add_option("--repeat", options->speed.repeat, "Repetitions")->capture_default_str();
   add_policies_option(*command, options->speed.policies);
   command->add_flag("--json", options->json, "One JSON object on standard output");
-  command->callback([options, command, &outcome] {
-    options->decoding_given = command->count("--depth") + command->count("--batch") > 0;
-    outcome.status = bench(*options);
-  });
+  command->callback([options, &outcome] { outcome.status = bench(*options); });
 }
 
 }  // namespace kvasir::cli

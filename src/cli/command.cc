@@ -26,10 +26,12 @@ namespace kvasir::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
-int g_wake[2] = {-1, -1};  // a pipe, so that an interrupt just before a wait also ends that wait
+std::atomic<int> g_signal{0};  // that interrupted
+int g_wake[2] = {-1, -1};      // a pipe, so that an interrupt just before a wait also ends that wait
 
 void on_interrupt(int signal) {
   if (g_interrupted.exchange(true)) ::_exit(128 + signal);
+  g_signal.store(signal);
   const int error = errno;
   [[maybe_unused]] const ssize_t written = ::write(g_wake[1], "", 1);
   errno = error;
@@ -197,11 +199,23 @@ void check_values(CLI::App& program) {
 }
 
 Status print(std::string_view text) {
-  const bool written = text.empty() || std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  if (written && std::fflush(stdout) == 0) return {};
-  const int error = errno;
-  return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
-                fmt::format("cannot write to standard output: {}", std::strerror(error)));
+  while (!text.empty()) {
+    const ssize_t written = ::write(STDOUT_FILENO, text.data(), text.size());
+    const int error = errno;
+    if (written >= 0) text.remove_prefix(static_cast<std::size_t>(written));
+    if (text.empty()) break;
+    if (written < 0 && error == EAGAIN) {
+      pollfd output{STDOUT_FILENO, POLLOUT, 0};
+      ::poll(&output, 1, -1);
+    } else if (written < 0 && error != EINTR) {
+      return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
+                    fmt::format("cannot write to standard output: {}", std::strerror(error)));
+    }
+    // Ctrl-C starts a stopped terminal again. Whoever else reads may never go on.
+    if (interrupted() && !(g_signal.load() == SIGINT && ::isatty(STDOUT_FILENO) != 0))
+      return Status(StatusCode::kCancelled, "stopped while standard output took no more");
+  }
+  return {};
 }
 
 Status print_json(const Json& json) {
@@ -319,7 +333,6 @@ void catch_interrupts() {
   if (::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK) != 0) g_wake[0] = g_wake[1] = -1;
   struct sigaction action {};
   action.sa_handler = on_interrupt;
-  action.sa_flags = SA_RESTART;  // a write that waits for a stopped terminal goes on instead of failing with EINTR
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
   ::sigaction(SIGHUP, &action, nullptr);

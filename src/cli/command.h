@@ -32,8 +32,8 @@ int exit_code(const Status& status);
 std::string error_text(const Status& status, const CLI::App& program);
 std::string error_text(const CLI::ParseError& error, const CLI::App& program);
 
-// Returns the error of a command line that names an unknown command before it asks for help or the version; nullopt if
-// it names none. Call it where parsing ended with such a request.
+// Returns the error of a command line that names an unknown command along with a request for help or the version;
+// nullopt if it names none. Call it where parsing ended with such a request.
 std::optional<std::string> unknown_command(const CLI::App& program);
 
 // Receives the status of the command that ran.
@@ -74,8 +74,8 @@ void note(fmt::format_string<Args...> format, Args&&... args) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-// Writes to standard output and flushes it. Errors: kResourceExhausted for a full disk, otherwise kIo, also for a
-// closed pipe.
+// Writes to standard output, unbuffered. Errors: kResourceExhausted for a full disk; kCancelled for an interrupt while
+// the reader took no more; otherwise kIo, also for a closed pipe.
 Status print(std::string_view text);
 Status print_json(const Json& json);
 
@@ -86,7 +86,7 @@ void note_kv_memory(std::uint64_t kv_memory);
 // It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
                          std::string_view saw = "saw");
-// Returns whether note_beyond_context could warn of a policy by range.
+// Returns whether note_beyond_context could warn of a policy by range with a bound.
 bool may_see_beyond(const std::string& policy, std::int64_t context);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"

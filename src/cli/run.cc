@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "engine/task.h"
 
 namespace kvasir::cli {
 namespace {
@@ -35,8 +36,7 @@ struct RunOptions {
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
   bool sampling_given = false;  // at least one sampling option was given
-  bool length_penalty_given = false;
-  bool engine_given = false;  // at least one option was given that a session file decides
+  bool engine_given = false;    // at least one option was given that a session file decides
   bool chat = false;
   bool json = false;
 };
@@ -314,10 +314,11 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
     return invalid_argument("--beams does not support stop strings; omit --stop");
-  if (options.beams == 0 && options.length_penalty_given)
+  if (options.beams == 0 && options.length_penalty != BeamOptions{}.length_penalty)
     return invalid_argument("--length-penalty scores beams; give --beams too");
   if (options.samples > 1 && options.sampling_given && options.generate.sampling.temperature == 0)
     return invalid_argument("--samples draws, and with --temp 0 all samples would be the same; omit one of them");
+  if (options.sampling_given) KVASIR_RETURN_IF_ERROR(check_seeds(options.generate.sampling.seed, options.samples));
   if (several && !options.save.empty())
     return invalid_argument("--save keeps one continuation; omit --samples and --beams");
   if (!options.load.empty() && options.engine_given)
@@ -446,7 +447,6 @@ void add_run(CLI::App& program, Outcome& outcome) {
     };
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
-    options->length_penalty_given = given({"--length-penalty"});
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {

@@ -199,8 +199,8 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
     std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that some rows come before
     // The ends of hidden ranges lie within as many tokens as there are rows (RetentionPolicy::hidden).
     if (hides) entries += pages_touched(rows, slots);
-    // So does the edge of a window, but for sinks: the ranges hidden from later rows bring these nearer. A hole that
-    // left a frame behind may share a page with what comes after it.
+    // So does the edge of a window, except in front of sinks: what is hidden from later rows moves the sinks nearer to
+    // them. A hole that left a frame behind may share a page with what comes after it.
     if (window && traits.compacts) entries += std::min(rows, pages_touched(rows, slots) + 2 * of_frames);
     if (window && !traits.compacts)
       entries += pages_touched(rows, slots) + (static_cast<std::uint64_t>(traits.sinks) + slots - 1) / slots;

@@ -43,8 +43,8 @@ inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 24;
 // policy's bound if it is less, of at most kMostPlannedTokens; check least_kv_bytes against what there is first.
 KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request);
 
-// Returns the most frames of a page table in the mean over the rows of a pass, rounded up: each sequence has some rows
-// with all the frames there may be, and the others with those of a chunk. REQUIRES: rows > 0.
+// Returns how many frames a page table has at most, averaged over the rows of a pass and rounded up: a few rows of each
+// sequence may have as many as there can be, its other rows as many as a long chunk has. REQUIRES: rows > 0.
 int mean_frames(const KvMemory& memory, int rows, int sequences);
 
 // Bytes of memory the system could give to this process now.

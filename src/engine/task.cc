@@ -18,8 +18,8 @@ GenerateOptions with_seed(GenerateOptions options) {
 Status check_seeds(std::uint64_t seed, int samples) {
   const std::uint64_t most = ~std::uint64_t{0} - static_cast<std::uint64_t>(samples - 1);
   if (seed <= most) return {};
-  return invalid_argument("seed={} is above {}: {} samples have the seeds from there on, none above 2^64 - 1", seed,
-                          most, samples)
+  return invalid_argument("seed={} is too large for {} samples, of which sample i has seed + i; give {} or less", seed,
+                          samples, most)
       .about({"seed", "samples"});
 }
 

@@ -289,7 +289,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
     return invalid_argument("only a single stream can start with unscored tokens; omit them, or the windows")
         .about({"first_scored", "window"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
-    return invalid_argument("the first {} unscored leave nothing to score of {}; leave fewer out",
+    return invalid_argument("leaving {} unscored leaves nothing of {} to score; leave fewer out",
                             counted(options.first_scored, "token"), tokens)
         .about({"first_scored"});
   const PositionBins positions = positions_of(tokens, options);

@@ -144,8 +144,8 @@ class Description {
     if (!block.empty()) add_block(f, block);
   }
 
-  // Hides what lies before `end`, the first entry with tokens behind the least end of any row's hidden range. A hidden
-  // range begins where a frame begins, so no entry before `end` is hidden in part.
+  // Hides the entries before `end` from the rows whose hidden range covers them. Every hidden range of the frame
+  // reaches at least to `end`, and begins where a frame begins, so that no entry before `end` is hidden in part.
   void hide_before(std::size_t f, std::uint32_t end) {
     TokenIndex range_begin = -1;
     std::uint32_t begin = 0;

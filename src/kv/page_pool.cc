@@ -122,9 +122,12 @@ void PagePool::release(PageId page, PageOwner owner) {
   if (--references_[index(page)] > 0) {
     links_[index(page)] ^= static_cast<std::uint32_t>(owner);
     --shared_[index(owner)];
-    if (references_[index(page)] == 1) --shared_[index(only_owner(page))];
+    if (references_[index(page)] > 1) return;
+    KVASIR_CHECK(index(only_owner(page)) < shared_.size());
+    --shared_[index(only_owner(page))];
     return;
   }
+  KVASIR_CHECK(only_owner(page) == owner);
   links_[index(page)] = first_free_;
   first_free_ = static_cast<std::uint32_t>(page);
   ++free_count_;

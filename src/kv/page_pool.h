@@ -88,6 +88,7 @@ class PagePool {
   ~PagePool();
 
   // Returns an owner without references, which may have the number of one that was removed.
+  // An owner takes about 12 bytes, which the budget is not charged for and which are kept for the next one.
   PageOwner add_owner();
   void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
 
@@ -136,8 +137,8 @@ class PagePool {
   std::uint64_t free_count_ = 0;
   std::uint32_t first_free_ = 0;         // REQUIRES: free_count_ > 0
   std::uint32_t* references_ = nullptr;  // [capacity]
-  // [capacity]. Of a page in use: the exclusive or of its owners, so that of two the one that stays is known when the
-  // other goes. Of a free page: the next one of the free list, a stack.
+  // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left is
+  // the last owner. Of a free page: the next one of the free list, a stack.
   std::uint32_t* links_ = nullptr;
   std::vector<std::uint64_t> shared_{0};   // [owners ever]
   std::vector<PageOwner> removed_owners_;  // whose numbers are used again

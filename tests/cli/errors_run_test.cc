@@ -178,7 +178,7 @@ TEST_F(Errors, RunOptionsThatExcludeEachOther) {
 TEST_F(Errors, RunOptionsWithoutEffect) {
   expect_all_refused(
       {
-          {{"--length-penalty", "1"}, 2, "--length-penalty scores beams; give --beams too"},
+          {{"--length-penalty", "2"}, 2, "--length-penalty scores beams; give --beams too"},
           {{"--samples", "2", "--temp", "0"},
            2,
            "--samples draws, and with --temp 0 all samples would be the same; omit one of them"},
@@ -190,10 +190,9 @@ TEST_F(Errors, RunOptionsWithoutEffect) {
 TEST_F(Errors, SamplesWithoutSeeds) {
   const Arguments last = {"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551613"};
   EXPECT_EQ(run_json(last)["samples"][2]["seed"], 18446744073709551615ULL);
-  expect_refused(
-      run_model({"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551614"}), 2,
-      "seed=18446744073709551614 is above 18446744073709551613: 3 samples have the seeds from there on, none "
-      "above 2^64 - 1 [--seed, --samples]");
+  expect_refused(run_model({"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551614"}), 2,
+                 "seed=18446744073709551614 is too large for 3 samples, of which sample i has seed + i; give "
+                 "18446744073709551613 or less [--seed, --samples]");
 }
 
 TEST_F(Errors, FilesWithoutAName) {

@@ -31,6 +31,20 @@ class Chat : public testing::Test {
   }
 };
 
+// Waits until the process has used no processor time for a while.
+bool await_blocked(pid_t process) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  for (std::string before, now = "running"; now != before;) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    before = now;
+    std::ifstream stat(fmt::format("/proc/{}/stat", process));
+    now.clear();
+    for (std::string field; stat >> field;) now += field + " ";
+  }
+  return true;
+}
+
 // The program on a terminal of its own.
 class Terminal {
  public:
@@ -71,19 +85,7 @@ class Terminal {
       if (std::chrono::steady_clock::now() > until || !read_some()) return false;
     }
   }
-  // Waits until the program has used no processor time for a while.
-  bool await_blocked() {
-    const auto until = deadline();
-    for (std::string before, now = "running"; now != before;) {
-      if (std::chrono::steady_clock::now() > until) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      before = now;
-      std::ifstream stat(fmt::format("/proc/{}/stat", child_));
-      now.clear();
-      for (std::string field; stat >> field;) now += field + " ";
-    }
-    return true;
-  }
+  bool await_blocked() { return test::await_blocked(child_); }
 
   // The exit code, or -1 if it did not end by itself in time.
   int finish() {
@@ -186,6 +188,39 @@ TEST_F(Chat, InvalidTextIsRefusedAndTheChatGoesOn) {
   ASSERT_TRUE(terminal.await("\n> ")) << terminal.seen();
   terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+}
+
+// One signal is enough although the reader of the output has stopped reading.
+TEST(Signals, EndARunWhoseReaderStalls) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    int output[2];
+    ASSERT_EQ(::pipe(output), 0);
+    ASSERT_GT(::fcntl(output[1], F_SETPIPE_SZ, 4096), 0);
+    const std::string binary = binary_path();
+    std::vector<std::string> arguments = run_arguments({"-p", "Once", "--ignore-eos", "--temp", "0", "-n", "-1"});
+    std::vector<char*> argv{const_cast<char*>(binary.c_str())};
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      ::dup2(output[1], STDOUT_FILENO);
+      ::close(output[0]);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(output[1]);
+    const bool blocked = await_blocked(child);
+    ::kill(child, signal);
+    int status = 0;
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (::waitpid(child, &status, WNOHANG) == 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ::kill(child, SIGKILL);
+    ::close(output[0]);
+    EXPECT_TRUE(blocked);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << "signal " << signal << ", status " << status;
+  }
 }
 
 TEST_F(Chat, JsonNeedsAPrompt) {
