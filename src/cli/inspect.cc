@@ -127,8 +127,6 @@ Status inspect(const InspectCommand& command) {
                             kMostInspectedTokens);
   if (command.chunk && command.inspect.reading.prefill == 0)
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
-  if (command.for_report && command.report.empty())
-    return invalid_argument("--matrix and --layers are for the report; give --report too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.inspect.reading.policy).status());
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
@@ -136,6 +134,8 @@ Status inspect(const InspectCommand& command) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   KVASIR_RETURN_IF_ERROR(check_inspect_options(*model, static_cast<std::int64_t>(tokens.size()), command.inspect));
+  if (command.for_report && command.report.empty())
+    return invalid_argument("--matrix and --layers are for the report; give --report too");
   catch_interrupts();
   InspectResult result;
   {
