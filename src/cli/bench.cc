@@ -22,7 +22,7 @@ Status bench(BenchOptions options) {
   if (for_decoding && options.speed.decode == 0 && options.speed.prefill != 0)
     return invalid_argument("--depth and --batch are for decoding; omit them, or --decode 0");
   KVASIR_RETURN_IF_ERROR(check_policies(options.speed.policies, false));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   catch_interrupts();
   std::vector<SpeedFigure> figures;
   {

@@ -222,6 +222,13 @@ Status print_json(const Json& json) {
   return print(json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+void note_slow_kernels(std::string_view asked, std::string_view used) {
+  if (used == "generic" && asked != used)
+    note(
+        "kvasir: this CPU lacks AVX-512 with VNNI: plain C++ kernels are used, which take some 80 times as long for a "
+        "prompt\n");
+}
+
 void note_kv_memory(std::uint64_t kv_memory) {
   const std::uint64_t available = available_memory();
   if (kv_memory > available)

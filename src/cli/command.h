@@ -83,6 +83,9 @@ Status print_json(const Json& json);
 // Warns if --kv-memory is more than the memory that the system has left.
 void note_kv_memory(std::uint64_t kv_memory);
 
+// Warns if the kernels are plain C++ and that was not asked for. `asked`: the value of --isa; `used`: the kernels.
+void note_slow_kernels(std::string_view asked, std::string_view used);
+
 // Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.
 // It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,

@@ -7,6 +7,19 @@
 
 namespace kvasir::cli {
 
+Result<std::shared_ptr<LoadedModel>> open_model(const EngineOptions& options) {
+  std::shared_ptr<LoadedModel> model;
+  {
+    ProgressBar bar("loading");
+    KVASIR_ASSIGN_OR_RETURN(model, load_model(options, [&](std::uint64_t done, std::uint64_t total) {
+                              bar.update(done >> 20, total >> 20, "MiB");
+                            }));
+  }
+  note_kv_memory(options.kv_memory);
+  note_slow_kernels(options.isa, model->kernels->name);
+  return model;
+}
+
 void add_text_option(CLI::App& command, std::string& file, const std::string& help) {
   command.add_option("-f,--file", file, help + "; -: standard input")->required()->type_name("FILE");
 }

@@ -5,12 +5,17 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "engine/loaded_model.h"
 
 namespace kvasir::cli {
 
 void add_eval_ppl(CLI::App& eval, Outcome& outcome);
 void add_eval_needle(CLI::App& eval, Outcome& outcome);
 void add_eval_restream(CLI::App& eval, Outcome& outcome);
+
+// Loads the model with a progress bar, and warns of slow kernels and of a --kv-memory that the system does not have.
+// Errors: as load_model.
+Result<std::shared_ptr<LoadedModel>> open_model(const EngineOptions& options);
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
 inline constexpr std::size_t kMostText = std::size_t{1} << 30;                        // bytes of a text

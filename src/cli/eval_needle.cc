@@ -51,8 +51,7 @@ Status eval_needle(NeedleCommand options) {
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.file));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
-  note_kv_memory(options.engine.kv_memory);
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   KVASIR_ASSIGN_OR_RETURN(const NeedlePrompts prompts, NeedlePrompts::create(*model->tokenizer, text, options.needle));
   catch_interrupts();
   Json runs = Json::array();

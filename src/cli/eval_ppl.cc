@@ -267,8 +267,7 @@ Status eval_perplexity(PerplexityCommand options) {
     KVASIR_RETURN_IF_ERROR(name_text(path, paths.size() > 1, check_not_empty(text)));
     contents.push_back(std::move(text));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
-  note_kv_memory(options.engine.kv_memory);
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
   if (options.perplexity.bins > 0 && !options.json && options.report.empty())

@@ -44,8 +44,7 @@ Status eval_restream(RestreamCommand options) {
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.file));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(options.engine, {}));
-  note_kv_memory(options.engine.kv_memory);
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model->tokenizer->encode(text, {}));
   if (options.fill > static_cast<std::int64_t>(tokens.size()))
     return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --fill",

@@ -83,8 +83,7 @@ Status record(const RecordCommand& command) {
   KVASIR_RETURN_IF_ERROR(make_policy(command.record.policy).status());
   KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
   KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, load_model(command.engine, {}));
-  note_kv_memory(command.engine.kv_memory);
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(command.engine));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   const auto count = static_cast<std::int64_t>(tokens.size());
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));

@@ -365,6 +365,7 @@ Status run(RunOptions options) {
                             }));
   }
   note_kv_memory(options.engine.kv_memory);
+  note_slow_kernels(options.engine.isa, engine->model().isa);
   const int several = std::max(options.samples, options.beams);
   options.session.sequences = several > 1 ? several + 1 : 1;
   std::unique_ptr<Session> session;
