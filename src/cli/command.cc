@@ -18,7 +18,8 @@
 #include <system_error>
 
 #include "base/status.h"
-#include "engine/memory_plan.h"
+#include "base/system_memory.h"
+#include "cli/byte_size.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
 
@@ -131,14 +132,13 @@ void add_model_option(CLI::App& command, std::string& path) {
 
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help) {
-  const auto to_bytes = [size = CLI::AsSizeValue(true)](std::string& text) -> std::string {
-    const std::string given = text;
-    try {
-      // CLI11 would wrap a negative size to a huge one.
-      if (given.find('-') == std::string::npos && size(text).empty()) return "";
-    } catch (const CLI::ValidationError&) {  // thrown for some malformed sizes
-    }
-    return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB", printable(given, 40));
+  const auto to_bytes = [](std::string& text) -> std::string {
+    const std::optional<std::uint64_t> size = parse_byte_size(text);
+    if (!size)
+      return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB",
+                         printable(text, 40));
+    text = std::to_string(*size);
+    return "";
   };
   return command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
 }

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "cli/command.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"

@@ -10,16 +10,17 @@
 #include <optional>
 
 #include "base/counted.h"
+#include "base/input_text.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "engine/task.h"
+#include "text/tokenizer.h"
 
 namespace kvasir::cli {
 namespace {
 
-constexpr std::size_t kMostPrompt = std::size_t{1} << 30;
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
 
 struct RunOptions {
@@ -232,7 +233,7 @@ Status print_beams(const RunOptions& options, const Engine& engine, Session& ses
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,
-                const std::optional<std::string>& prompt) {
+                std::optional<std::string_view> prompt) {
   Runner runner(options, engine, session);
   Status read;
   if (!options.system.empty()) read = runner.say(options.system, "system");
@@ -338,7 +339,7 @@ Status check_save(const RunOptions& options, bool reads_input) {
 
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
-  std::optional<std::string> prompt = options.prompt;
+  std::optional<std::string_view> prompt = options.prompt;
   const bool loads = !options.load.empty();
   const bool talks = !loads || options.chat;
   const bool chat = talks && !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
@@ -351,8 +352,10 @@ Status run(RunOptions options) {
     return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
   const bool reads = !prompt && !chat && !(loads && options.file.empty());
   KVASIR_RETURN_IF_ERROR(check_save(options, chat || (reads && (options.file.empty() || options.file == "-"))));
+  InputText input;
   if (reads) {
-    KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
+    KVASIR_ASSIGN_OR_RETURN(input, InputText::open(options.file.empty() ? "-" : options.file, kMaxTextBytes));
+    prompt = input.text();
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
   EngineOptions engine_options = options.engine;

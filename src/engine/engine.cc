@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/context_rules.h"
 #include "engine/driver.h"
 #include "engine/guarded.h"
@@ -168,9 +169,25 @@ class EngineImpl final : public Engine {
     return plan_kv_memory(shape, policy, {tokens, tokens, chunk, 1}).bytes;
   }
 
+  // Most bytes for a cache. Weights are in memory already, so they are not among the available bytes; the workspace of
+  // a prompt's pass is still to come.
   std::uint64_t memory_ceiling() const {
     const std::uint64_t available = available_memory();
-    return model_->options.kv_memory > 0 ? std::min(model_->options.kv_memory, available) : available / 10 * 8;
+    if (model_->options.kv_memory > 0) return std::min(model_->options.kv_memory, available);
+    return std::min(available / 10 * 8, available - std::min(available, workspace()));
+  }
+
+  // Bytes of workspace for one sequence under a policy by range.
+  std::uint64_t workspace() const {
+    const int chunk = model_->options.chunk > 0 ? model_->options.chunk : kDefaultChunk;
+    const std::int64_t context = std::max<std::int64_t>(model_->config.context, 1);
+    Backend::WorkspaceRequest work;
+    work.rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
+    work.frames = 2;
+    work.all_tables = model_->kv_shape.tables(PolicyScope::kSequence);
+    work.entries = context / model_->kv_shape.page.slots + 2;
+    work.slots = model_->kv_shape.page.slots;
+    return model_->backend->workspace_bytes(work);
   }
 
   // Returns `streaming` with the smaller of the trained context and what the memory holds as its cap. It equals `full`

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"

@@ -1,14 +1,10 @@
 #include "engine/memory_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -251,18 +247,6 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
 int mean_frames(const KvMemory& memory, int rows, int sequences) {
   const std::int64_t few = std::min<std::int64_t>(rows, std::int64_t{sequences} * Sequence::kFewRows);
   return static_cast<int>((few * memory.frames_max + (rows - few) * memory.chunk_frames_max + rows - 1) / rows);
-}
-
-std::uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    std::uint64_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  const long pages = ::sysconf(_SC_AVPHYS_PAGES);
-  const long size = ::sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : 0;
 }
 
 }  // namespace kvasir

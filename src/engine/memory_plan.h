@@ -47,7 +47,4 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
 // sequence may have as many as there can be, its other rows as many as a long chunk has. REQUIRES: rows > 0.
 int mean_frames(const KvMemory& memory, int rows, int sequences);
 
-// Bytes of memory the system could give to this process now.
-std::uint64_t available_memory();
-
 }  // namespace kvasir

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/context_rules.h"
 #include "eval/text_reader.h"
 #include "retention/registry.h"

@@ -119,6 +119,89 @@ TEST(Memory, MoreThanTheMachineHasIsNoted) {
   EXPECT_EQ(err("1MiB").find("available"), std::string::npos);
 }
 
+// Exactly: the number times the unit, rounded down.
+TEST(Memory, SizesMayHaveDecimals) {
+  struct Case {
+    std::string text;
+    std::uint64_t bytes;
+  };
+  for (const Case& c : {Case{"1.5GiB", 1610612736},
+                        {"1.5GB", 1500000000},
+                        {"0.1KiB", 102},
+                        {"0.3MiB", 314572},
+                        {".5 k", 500},
+                        {"2.0MiB", 2097152},
+                        {"0.0009765625KiB", 1},
+                        {"0.00097656249KiB", 0},
+                        {"1.999999999999999999999999999999999999TiB", 2199023255551},
+                        {"0.9999999999999999999EiB", 1152921504606846975},
+                        {"7.5EiB", 8646911284551352320u},
+                        {"8EiB", 9223372036854775808u},
+                        {"8.0000000000000000001EiB", 9223372036854775808u},
+                        {"9223372036854775808", 9223372036854775808u},
+                        {"512mib", 536870912},
+                        {"3 Gi", 3221225472},
+                        {"010", 10},
+                        {"7b", 7}}) {
+    // Where the size is 0, plan says nothing of it.
+    const Json planned = plan({"--ctx", "1", "--memory", c.text});
+    EXPECT_EQ(planned.value("memory", std::uint64_t{0}), c.bytes) << c.text;
+  }
+  for (const std::string text : {"1.5",
+                                 "1.0",
+                                 "1.5B",
+                                 ".",
+                                 ".GiB",
+                                 "1.GiB",
+                                 "1..5GiB",
+                                 "1.5.GiB",
+                                 "1,5GiB",
+                                 "+1GiB",
+                                 "-0",
+                                 "1e3",
+                                 "0x10",
+                                 "1GiBs",
+                                 "1 G B",
+                                 "GiB",
+                                 " ",
+                                 "1.5i",
+                                 "1ki b",
+                                 "8.1EiB",
+                                 "9223372036854775809",
+                                 "16EiB",
+                                 "18446744073709551616",
+                                 "99999999999999999999999999999999",
+                                 "\xff"}) {
+    const Finished done = run_program({"plan", "-m", model_path(), "--memory", text});
+    EXPECT_EQ(done.exit_code, 2) << text;
+    EXPECT_NE(done.err.find("is no size; give bytes, or a unit with them"), std::string::npos) << text << done.err;
+  }
+}
+
+// As under `ulimit -v`.
+TEST(Memory, AvailableIsWithinTheLimitOnAddressSpace) {
+  for (const std::uint64_t limit : {128 * kMiB, 256 * kMiB, 1024 * kMiB}) {
+    SCOPED_TRACE(limit);
+    Surroundings tight;
+    tight.address_space_limit = limit;
+    const Json info = json_of({"info", model_path(), "--json"}, tight);
+    const std::uint64_t available = info["memory"]["available_bytes"];
+    EXPECT_LT(available, limit);
+    EXPECT_GT(available, limit / 2);
+    EXPECT_EQ(info["memory"]["fits"].get<bool>(),
+              plan({"--kv", "full", "--memory", std::to_string(available)})["fits"].get<bool>());
+    // What run takes without being asked, it can have.
+    const Json run = run_json({"-p", some_text(600), "-n", "4", "--ignore-eos"}, tight);
+    EXPECT_EQ(run["finish_reason"], "length");
+    EXPECT_LT(run["kv"]["budget"].get<std::uint64_t>(), available);
+    const Json full = run_json({"-p", some_text(600), "-n", "4", "--ignore-eos", "--kv", "full"}, tight);
+    EXPECT_EQ(full["finish_reason"], "length");
+    const Finished noted = run_model({"-p", "Once", "-n", "1", "--kv-memory", std::to_string(limit)}, tight);
+    EXPECT_EQ(noted.signal, 0);
+    EXPECT_NE(noted.exit_code, -1);
+  }
+}
+
 // One of something is not several.
 TEST(Memory, SummariesCountInEnglish) {
   const Finished done = run_model({"-p", "Once", "-n", "1"});

@@ -95,6 +95,10 @@ Finished run_program(const Arguments& arguments, const Surroundings& surrounding
       ::setrlimit(RLIMIT_FSIZE, &limit);
       ::signal(SIGXFSZ, SIG_DFL);
     }
+    if (surroundings.address_space_limit > 0) {
+      const rlimit limit{surroundings.address_space_limit, surroundings.address_space_limit};
+      ::setrlimit(RLIMIT_AS, &limit);
+    }
     ::execv(argv[0], argv.data());
     ::_exit(127);
   }

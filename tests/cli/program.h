@@ -44,8 +44,9 @@ struct Surroundings {
   Interrupt interrupt = Interrupt::kNever;
   double interrupt_after = 0;  // seconds from there to the signal
   int signal = SIGINT;
-  std::size_t file_size_limit = 0;  // if not 0: bytes a file may have, as on a full disk; the signal is not ignored
-  double timeout = 900;             // seconds; only a program that hangs takes so long, however slow the machine
+  std::size_t file_size_limit = 0;      // if not 0: bytes a file may have, as on a full disk; the signal is not ignored
+  std::size_t address_space_limit = 0;  // if not 0: bytes that may be mapped, as under `ulimit -v`
+  double timeout = 900;                 // seconds; only a program that hangs takes so long, however slow the machine
 };
 
 // Seconds within which a long run must end after a signal, even on a slow and busy machine.
