@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/time_left.h"
 #include "kvasir/engine.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
@@ -87,6 +88,10 @@ void note_kv_memory(std::uint64_t kv_memory);
 // It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
                          std::string_view saw = "saw");
+// Warns of the same before `tokens` tokens are read, where it is known by then. `remedy`: ends the line. Returns
+// whether it did.
+bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::int64_t context,
+                          std::string_view remedy);
 // Returns whether note_beyond_context could warn of a policy by range with a bound.
 bool may_see_beyond(const std::string& policy, std::int64_t context);
 
@@ -118,10 +123,13 @@ void clear_interrupt();
 // Waits until standard input can be read or has ended. Returns false on an interrupt.
 bool wait_for_input();
 
+// The work of reading a text under a policy, in windows of `window` tokens unless that is 0.
+ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
+
 // A progress bar on standard error; shows nothing if that is not a terminal.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string label);
+  explicit ProgressBar(std::string label, const ReadingWork& work = {});
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();  // clears the line
@@ -133,6 +141,7 @@ class ProgressBar {
   bool terminal_;
   double started_;
   double last_ = 0;
+  TimeLeft left_;
 };
 
 }  // namespace kvasir::cli

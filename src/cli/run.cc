@@ -21,6 +21,8 @@
 namespace kvasir::cli {
 namespace {
 
+// Without -n, of output that is printed only once it has ended.
+constexpr std::int64_t kMostUnasked = 1024;
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
 
 struct RunOptions {
@@ -36,6 +38,7 @@ struct RunOptions {
   int samples = 1;
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
+  bool tokens_given = false;    // -n was
   bool sampling_given = false;  // at least one sampling option was given
   bool engine_given = false;    // at least one option was given that a session file decides
   bool chat = false;
@@ -109,11 +112,11 @@ class Runner {
       : options_(options), session_(session), notices_(session, engine.model().context) {}
 
   Status read(std::string_view text) {
-    ProgressBar bar("reading");
+    ProgressBar bar("reading", work());
     return session_.read(text, progress(bar));
   }
   Status say(std::string_view content, std::string_view role = "user") {
-    ProgressBar bar("reading");
+    ProgressBar bar("reading", work());
     return session_.say(role, content, progress(bar));
   }
 
@@ -129,6 +132,7 @@ class Runner {
   }
 
  private:
+  ReadingWork work() const { return reading_work(session_.kv().policy); }
   Session::Progress progress(ProgressBar& bar) {
     return [&](std::int64_t done, std::int64_t total) {
       bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
@@ -246,6 +250,8 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   KVASIR_RETURN_IF_ERROR(read);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
+  if (!options.tokens_given && !options.json && !options.chat)
+    note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
   KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
@@ -430,7 +436,10 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
       ->excludes(prompt)
       ->type_name("FILE");
-  command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
+  command
+      ->add_option("-n,--tokens", options->generate.max_tokens,
+                   fmt::format("Tokens to generate; -1: until the text ends; with --json and --samples {} unless given",
+                               kMostUnasked))
       ->capture_default_str();
   command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
   command->add_option("--system", options->system, "System message at the start of a chat");
@@ -461,6 +470,9 @@ void add_run(CLI::App& program, Outcome& outcome) {
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--dry",
                                      "--dry-base", "--dry-length", "--dry-window", "--seed"});
+    options->tokens_given = given({"--tokens"});
+    // What is printed only at its end must have one.
+    if (!options->tokens_given && (options->json || options->samples > 1)) options->generate.max_tokens = kMostUnasked;
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {

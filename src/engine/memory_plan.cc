@@ -249,4 +249,22 @@ int mean_frames(const KvMemory& memory, int rows, int sequences) {
   return static_cast<int>((few * memory.frames_max + (rows - few) * memory.chunk_frames_max + rows - 1) / rows);
 }
 
+Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const RetentionPolicy& policy,
+                                         const KvMemory& memory, int rows, int sequences) {
+  const PolicyTraits& traits = policy.traits();
+  Backend::WorkspaceRequest work;
+  work.rows = std::max(rows, sequences);
+  work.logits = sequences;
+  work.sequences = sequences;
+  work.frames = mean_frames(memory, work.rows, sequences);
+  work.all_tables = shape.tables(traits.scope);
+  work.tables = traits.scope == PolicyScope::kSequence ? 1 : work.all_tables / shape.layers;
+  work.entries = memory.entries_max;
+  work.gaps = traits.compacts;
+  work.slots = shape.page.slots;
+  work.reductions = static_cast<int>(traits.reductions.size());
+  work.observed_rows = work.reductions > 0 ? work.rows : 0;
+  return work;
+}
+
 }  // namespace kvasir

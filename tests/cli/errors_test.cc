@@ -92,8 +92,8 @@ TEST_F(Errors, InterruptedRunEndsSoonAndSaysSo) {
   EXPECT_NE(done.err.find("ended by cancelled"), std::string::npos) << done.err;
   EXPECT_NE(done.err.find("tokens seen"), std::string::npos) << done.err;
 
-  const Finished json =
-      run_model({"-p", "Once", "--ignore-eos", "--json"}, {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5});
+  const Finished json = run_model({"-p", "Once", "--ignore-eos", "--json", "-n", "-1"},
+                                  {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5});
   EXPECT_EQ(json.exit_code, 1) << "signal " << json.signal;
   EXPECT_LT(json.after_signal, kSoon);
   EXPECT_EQ(Json::parse(json.out, nullptr, false)["finish_reason"], "cancelled") << json.out;
