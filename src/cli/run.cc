@@ -8,6 +8,7 @@
 #include <iostream>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "base/counted.h"
 #include "base/input_text.h"
@@ -120,9 +121,12 @@ class Runner {
     return session_.say(role, content, progress(bar));
   }
 
-  Result<GenerateResult> answer() {
+  // `says_how_to_stop`: in front of the text, on standard error.
+  Result<GenerateResult> answer(bool says_how_to_stop = false) {
     Status written;
     auto result = session_.generate(options_.generate, [&](std::string_view text) {
+      if (std::exchange(says_how_to_stop, false))
+        note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
       if (!options_.json) written = print(text);
       notices_.check(session_);
       return written.ok() && !interrupted();
@@ -250,9 +254,8 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   KVASIR_RETURN_IF_ERROR(read);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
-  if (!options.tokens_given && !options.json && !options.chat)
-    note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
-  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
+  const bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
+  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer(says_how_to_stop));
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
