@@ -72,9 +72,9 @@ class Session {
   // it stands; a message first closes the answer before it, if that ended without. A user's message ends with the start
   // of an answer, which generate() continues and an "assistant" message fills. A message that the model's chat template
   // makes part of the next one (the system message of Llama 2 and Mistral) is read with that. Errors: kInvalidArgument
-  // (invalid UTF-8, text longer than 256 MiB, a message that the template has no place for), kResourceExhausted (the
-  // text can never fit: policy full and longer than the context, or the KV budget is too small), kCancelled. After an
-  // error the session holds what was read before it.
+  // (invalid UTF-8, text longer than 256 MiB, a message that the template has no place for), kResourceExhausted (before
+  // any of it is read: the context or the KV budget can never hold what the policy holds of the text; or others hold
+  // the budget), kCancelled. After an error the session holds what was read before it.
   virtual Status read(std::string_view text, const Progress& progress = {}) = 0;
   virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
 

@@ -15,10 +15,12 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "base/status.h"
-#include "engine/memory_plan.h"
+#include "base/system_memory.h"
+#include "cli/byte_size.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
 
@@ -131,14 +133,13 @@ void add_model_option(CLI::App& command, std::string& path) {
 
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help) {
-  const auto to_bytes = [size = CLI::AsSizeValue(true)](std::string& text) -> std::string {
-    const std::string given = text;
-    try {
-      // CLI11 would wrap a negative size to a huge one.
-      if (given.find('-') == std::string::npos && size(text).empty()) return "";
-    } catch (const CLI::ValidationError&) {  // thrown for some malformed sizes
-    }
-    return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB", printable(given, 40));
+  const auto to_bytes = [](std::string& text) -> std::string {
+    const std::optional<std::uint64_t> size = parse_byte_size(text);
+    if (!size)
+      return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB",
+                         printable(text, 40));
+    text = std::to_string(*size);
+    return "";
   };
   return command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
 }
@@ -261,6 +262,20 @@ void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::
          seen, context);
 }
 
+bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::int64_t context,
+                          std::string_view remedy) {
+  const auto made = make_policy(policy);
+  if (!made.ok()) return false;
+  // What attention-scored policies hold depends on the text, except while they hold all of it.
+  const PolicyTraits& traits = (*made)->traits();
+  if (traits.compacts && !traits.holds_prompts) return false;
+  const std::int64_t seen = std::min(tokens, most_seen_by_range(policy).value_or(tokens));
+  if (seen <= context || (most_seen_by_range(policy) && !may_see_beyond(policy, context))) return false;
+  note("kvasir: under '{}' the model will see {} tokens at once; it was trained for {}{}\n",
+       printable(traits.spec, 200), seen, context, remedy);
+  return true;
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
@@ -365,8 +380,17 @@ bool wait_for_input() {
   return false;
 }
 
-ProgressBar::ProgressBar(std::string label)
-    : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(now_seconds()) {}
+ReadingWork reading_work(const std::string& policy, std::int64_t window) {
+  ReadingWork work;
+  const auto made = make_policy(policy);
+  if (!made.ok()) return work;  // recompute: every token costs the same
+  work.most_kept = (*made)->bound().value_or(std::numeric_limits<std::int64_t>::max());
+  if (window > 0) work.window = window;
+  return work;
+}
+
+ProgressBar::ProgressBar(std::string label, const ReadingWork& work)
+    : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(now_seconds()), left_(work) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) std::fputs("\r\x1b[K", stderr);
@@ -374,15 +398,15 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_view unit) {
   const double now = now_seconds();
+  if (terminal_) left_.add(now - started_, static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
   if (!terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
   last_ = now;
   shown_ = true;
   winsize size{};
   const int columns = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
   const double share = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-  const double left = share > 0 ? (now - started_) * (1 - share) / share : 0;
-  const std::string tail =
-      fmt::format(" {:3.0f}%  {}/{}{}{}  {:.0f} s left", share * 100, done, total, unit.empty() ? "" : " ", unit, left);
+  const std::string tail = fmt::format(" {:3.0f}%  {}/{}{}{}  {:.0f} s left", share * 100, done, total,
+                                       unit.empty() ? "" : " ", unit, left_.seconds());
   const int width = std::clamp(columns - static_cast<int>(label_.size() + tail.size()) - 4, 0, 40);
   const int filled = static_cast<int>(share * width);
   const std::string line = fmt::format("{} [{}{}]{}", label_, std::string(static_cast<std::size_t>(filled), '#'),

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/time_left.h"
 #include "kvasir/engine.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
@@ -90,6 +91,10 @@ void note_slow_kernels(std::string_view asked, std::string_view used);
 // It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
                          std::string_view saw = "saw");
+// Warns of the same before `tokens` tokens are read, where it is known by then. `remedy`: ends the line. Returns
+// whether it did.
+bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::int64_t context,
+                          std::string_view remedy);
 // Returns whether note_beyond_context could warn of a policy by range with a bound.
 bool may_see_beyond(const std::string& policy, std::int64_t context);
 
@@ -121,10 +126,13 @@ void clear_interrupt();
 // Waits until standard input can be read or has ended. Returns false on an interrupt.
 bool wait_for_input();
 
+// The work of reading a text under a policy, in windows of `window` tokens unless that is 0.
+ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
+
 // A progress bar on standard error; shows nothing if that is not a terminal.
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string label);
+  explicit ProgressBar(std::string label, const ReadingWork& work = {});
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();  // clears the line
@@ -136,6 +144,7 @@ class ProgressBar {
   bool terminal_;
   double started_;
   double last_ = 0;
+  TimeLeft left_;
 };
 
 }  // namespace kvasir::cli

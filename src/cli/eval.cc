@@ -64,9 +64,8 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
 
 void note_idle(const std::string& policy) {
   note(
-      "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one, "
-      "others "
-      "a longer text, a smaller size or a smaller --chunk\n",
+      "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one "
+      "(--prefill), others a longer text, a smaller size or a smaller --chunk\n",
       printable(policy, 200));
 }
 

@@ -6,6 +6,7 @@
 
 #include "cli/command.h"
 #include "engine/loaded_model.h"
+#include "text/tokenizer.h"
 
 namespace kvasir::cli {
 
@@ -18,7 +19,7 @@ void add_eval_restream(CLI::App& eval, Outcome& outcome);
 Result<std::shared_ptr<LoadedModel>> open_model(const EngineOptions& options);
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
-inline constexpr std::size_t kMostText = std::size_t{1} << 30;                        // bytes of a text
+inline constexpr std::size_t kMostText = kMaxTextBytes;                               // bytes of a text
 Status check_not_empty(std::string_view text);                                        // errors: kInvalidArgument
 // Reads the text of -f. Errors: as read_file and check_not_empty.
 Result<std::string> read_text(const std::string& file);

@@ -126,6 +126,7 @@ Json to_json(const PerplexityCommand& options, const LoadedModel& model, const s
                {"chunk", options.perplexity.chunk},
                {"window", options.perplexity.window}};
   if (options.perplexity.window > 0) json["score"] = options.perplexity.whole_windows ? "all" : "second-half";
+  json["prefill"] = options.perplexity.prefill;
   json["skip"] = options.perplexity.first_scored;
   json["compare_full"] = options.perplexity.compare_full;
   json["bins"] = options.perplexity.bins;
@@ -213,7 +214,8 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
                          policies.begin() + static_cast<std::ptrdiff_t>(i + together));
     std::vector<PerplexityResult> done;
     {
-      ProgressBar bar(together == 1 ? printable(policies[i], 40) : fmt::format("{} policies", together));
+      ProgressBar bar(together == 1 ? printable(policies[i], 40) : fmt::format("{} policies", together),
+                      reading_work(together == 1 ? policies[i] : "full", some.window));
       KVASIR_ASSIGN_OR_RETURN(
           done, evaluate_perplexity(model, text.tokens, some, [&](std::int64_t read, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(read), static_cast<std::uint64_t>(total), "tokens");
@@ -228,9 +230,27 @@ Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel
   return results;
 }
 
-// Prints the notes about policies, once for all texts.
+// Warns, before anything runs, of policies that will show the model more than it was trained for. Returns these.
+std::vector<std::string> note_beyond(const std::vector<Text>& texts, const PerplexityCommand& options,
+                                     std::int64_t context) {
+  std::vector<std::string> noted;
+  std::int64_t tokens = options.perplexity.window;
+  if (tokens == 0)
+    for (const Text& text : texts) tokens = std::max(tokens, static_cast<std::int64_t>(text.tokens.size()));
+  const std::string remedy = fmt::format("; --window {} scores {}", context,
+                                         options.perplexity.window > 0 ? "shorter windows" : "windows of as many");
+  for (const std::string& policy : options.perplexity.policies) {
+    const auto made = make_policy(policy);
+    const bool acts = options.perplexity.prefill > 0 && made.ok() && (*made)->traits().holds_prompts;
+    if (note_will_see_beyond(policy, acts ? options.perplexity.prefill : tokens, context, remedy))
+      noted.push_back(policy);
+  }
+  return noted;
+}
+
+// Prints the notes about policies, once for all texts. `noted`: those that note_beyond warned of.
 void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
-                   std::int64_t context) {
+                   std::int64_t context, const std::vector<std::string>& noted) {
   for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
     const std::string& spec = texts.front().runs[policy].policy;
     bool idle = spec != "full";
@@ -243,7 +263,7 @@ void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& 
       kept = std::max(kept, run.kept_max);
     }
     if (idle) note_idle(spec);
-    note_beyond_context(spec, kept, context);
+    if (std::ranges::count(noted, options.perplexity.policies[policy]) == 0) note_beyond_context(spec, kept, context);
   }
 }
 
@@ -272,6 +292,7 @@ Status eval_perplexity(PerplexityCommand options) {
   contents.clear();
   if (options.perplexity.bins > 0 && !options.json && options.report.empty())
     return invalid_argument("--bins makes curves for --json and --report; give one of them too");
+  const std::vector<std::string> noted = note_beyond(texts, options, model->config.context);
   catch_interrupts();
   PerplexityTable table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
   std::vector<TextRuns> done;
@@ -279,7 +300,7 @@ Status eval_perplexity(PerplexityCommand options) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
     done.push_back({text.file, std::move(runs)});
   }
-  note_policies(done, texts, options, model->config.context);
+  note_policies(done, texts, options, model->config.context, noted);
   const std::vector<PerplexityResult> pooled = pool(done);
   if (!options.json && !pooled.empty()) {
     KVASIR_RETURN_IF_ERROR(table.begin_text(fmt::format("{} {} texts", kAllTexts, texts.size())));
@@ -326,14 +347,22 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
   command->add_option("--skip", perplexity.first_scored, "Of one stream: read this many tokens unscored")
       ->capture_default_str();
   command
+      ->add_option(
+          "--prefill", perplexity.prefill,
+          "Tokens at the start of the stream, or of each window, that are a prompt: not scored; the others come "
+          "one at a time")
+      ->capture_default_str();
+  command
       ->add_option("--bins", perplexity.bins, "Curves over the position in the stream or window, in this many points")
       ->capture_default_str();
-  command->add_option("--chunk", *chunk,
-                      "Tokens per forward pass; 0: the policy's own (default: 1 for one stream, 0 for windows)");
+  command->add_option(
+      "--chunk", *chunk,
+      "Tokens per forward pass; 0: the policy's own (default: 1 for one stream, 0 for windows and prompts)");
   add_report_option(*command, options->report);
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, chunk, &outcome] {
-    options->perplexity.chunk = chunk->value_or(options->perplexity.window > 0 ? 0 : 1);
+    options->perplexity.chunk =
+        chunk->value_or(options->perplexity.window > 0 || options->perplexity.prefill > 0 ? 0 : 1);
     outcome.status = eval_perplexity(*options);
   });
 }

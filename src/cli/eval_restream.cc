@@ -1,6 +1,7 @@
 // kvasir eval restream: perplexity of a text's last tokens when read a second time.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/counted.h"
@@ -50,6 +51,12 @@ Status eval_restream(RestreamCommand options) {
     return invalid_argument("the text has {}, not the {} asked for; give a longer text or a smaller --fill",
                             counted(static_cast<std::int64_t>(tokens.size()), "token"), options.fill);
   if (options.fill > 0) tokens.resize(static_cast<std::size_t>(options.fill));
+  std::int64_t most = static_cast<std::int64_t>(tokens.size());
+  if (!options.restream.distances.empty()) most += std::ranges::max(options.restream.distances);
+  std::vector<std::string> noted;
+  for (const std::string& policy : options.policies)
+    if (note_will_see_beyond(policy, most, model->config.context, "; --fill reads less of the text"))
+      noted.push_back(policy);
   catch_interrupts();
   Json runs = Json::array();
   std::vector<RestreamResult> results;
@@ -59,14 +66,15 @@ Status eval_restream(RestreamCommand options) {
     options.restream.policy = policy;
     RestreamResult result;
     {
-      ProgressBar bar(printable(policy, 40));
+      ProgressBar bar(printable(policy, 40), reading_work(policy));
       KVASIR_ASSIGN_OR_RETURN(
           result, evaluate_restream(model, tokens, options.restream, [&](std::int64_t done, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
             return !interrupted();
           }));
     }
-    note_beyond_context(result.policy, result.kept_max, model->config.context);
+    if (std::ranges::count(noted, policy) == 0)
+      note_beyond_context(result.policy, result.kept_max, model->config.context);
     runs.push_back(to_json(result));
     results.push_back(result);
     if (options.json) continue;

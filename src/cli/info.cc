@@ -7,9 +7,11 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "base/system_memory.h"
+#include "base/thread_pool.h"
 #include "cli/command.h"
+#include "engine/cache_sizing.h"
 #include "engine/loaded_model.h"
-#include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
 #include "model/config.h"
@@ -88,14 +90,15 @@ std::string type_name(std::uint32_t type) {
   return traits ? std::string(traits->name) : fmt::format("type {}", type);
 }
 
-// Computes the memory for one sequence as long as the trained context.
+// The memory for one sequence as long as the trained context, and what `run` makes of it.
 struct Needs {
   std::uint64_t weights = 0;
   std::uint64_t kv = 0;
+  std::uint64_t workspace = 0;
   std::int64_t tokens = 0;
   std::uint64_t available = 0;
-
-  bool fit() const { return weights + kv <= available; }
+  bool fit = false;         // `run --kv full` has room for all tokens
+  std::string default_run;  // the policy that `run` takes; empty if it refuses
 };
 
 Result<Needs> needs_of(const gguf::File& file) {
@@ -106,15 +109,25 @@ Result<Needs> needs_of(const gguf::File& file) {
   const EngineOptions defaults;
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, defaults.kv_type, defaults.page_slots));
   needs.tokens = std::min(config.context, kMostPlannedTokens);
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
-  needs.kv = plan_kv_memory(shape, *full, {needs.tokens, needs.tokens, 0, 1}).bytes;
   needs.available = available_memory();
+  CacheConditions conditions{shape, needs.tokens, 0, 0, needs.available - std::min(needs.available, needs.weights), {}};
+  conditions.workspace_bytes = [&](const Backend::WorkspaceRequest& work) {
+    return needs.workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
+  };
+  if (const Result<CacheSize> taken = size_cache(conditions, "", 1); taken.ok())
+    needs.default_run = taken->policy->traits().spec;
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
+  const CacheFit fit = fit_cache(conditions, *full);
+  needs.kv = fit.needed;
+  needs.fit = fit.fits();
   return needs;
 }
 
-std::string_view memory_verdict(const Needs& needs) {
-  if (needs.fit()) return "fits";
-  return needs.weights < needs.available ? "fits with a policy that keeps less (kvasir plan)" : "too large";
+std::string memory_verdict(const Needs& needs) {
+  if (needs.fit) return "fits";
+  if (needs.default_run.empty()) return "too large";
+  return fmt::format("fits with a policy that keeps less, such as run's default of {} (kvasir plan)",
+                     needs.default_run);
 }
 
 // Returns nullptr if the vocabulary is not known.
@@ -163,11 +176,9 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
     if (needs.ok())
-      out["memory"] = {{"weight_bytes", needs->weights},
-                       {"kv_bytes", needs->kv},
-                       {"kv_tokens", needs->tokens},
-                       {"available_bytes", needs->available},
-                       {"fits", needs->fit()}};
+      out["memory"] = {{"weight_bytes", needs->weights},      {"kv_bytes", needs->kv},
+                       {"kv_tokens", needs->tokens},          {"workspace_bytes", needs->workspace},
+                       {"available_bytes", needs->available}, {"fits", needs->fit}};
     for (const gguf::Tensor& tensor : file.tensors())
       out["tensors"].push_back({{"name", printable(tensor.name, 200)},
                                 {"type", type_name(tensor.type)},
@@ -180,9 +191,10 @@ Status info(const std::string& path, bool tensors, bool json) {
                   file.version(), human_bytes(file.size_bytes()), file.tensors().size(), parameters,
                   runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
   if (needs.ok())
-    out += fmt::format("Memory: {} of weights and {} of KV for all {} tokens of its context; {} available: {}\n",
-                       human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens,
-                       human_bytes(needs->available), memory_verdict(*needs));
+    out += fmt::format(
+        "Memory: {} of weights, {} of KV for all {} tokens of its context, {} to work in; {} available: {}\n",
+        human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens, human_bytes(needs->workspace),
+        human_bytes(needs->available), memory_verdict(*needs));
   if (vocabulary.ok())
     out += fmt::format("Tokenizer: {}, {} tokens\n", tokenizer_text(*vocabulary), vocabulary->pieces.size());
   if (chat)

@@ -6,12 +6,13 @@
 #include "backend/cpu/cpu_backend.h"
 #include "base/counted.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
+#include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
-#include "engine/sequence_runner.h"
 #include "gguf/reader.h"
 #include "retention/registry.h"
 
@@ -30,6 +31,37 @@ struct PlanOptions {
   std::uint64_t memory = 0;
   bool json = false;
 };
+
+// What `run` would do with such a text, and the memory that is given or available here.
+struct RunDecision {
+  int chunk = 0;       // of prompts; 0: the policy's own
+  std::string policy;  // that it would run
+  Status refusal;      // ok: it would run
+};
+
+RunDecision decide(const PlanOptions& options, const ModelConfig& config, const KvCacheShape& shape,
+                   std::uint64_t weight_bytes, std::int64_t prompt) {
+  const std::uint64_t memory = options.memory > 0 ? options.memory : available_memory();
+  RunDecision decision{options.chunk, {}, {}};
+  if (weight_bytes >= memory) {
+    decision.refusal = exhausted("the model's weights take {} bytes, of {} that there are", weight_bytes, memory);
+    return decision;
+  }
+  const CacheConditions conditions{
+      shape, config.context, options.chunk, 0, memory - weight_bytes, [&](const Backend::WorkspaceRequest& work) {
+        return cpu_workspace_bytes(backend_shape(config), work, usable_cores());
+      }};
+  const Result<CacheSize> size = size_cache(conditions, options.policy, 1);
+  if (!size.ok()) {
+    decision.refusal = size.status();
+    return decision;
+  }
+  decision.chunk = size->chunk;
+  decision.policy = size->policy->traits().spec;
+  if (prompt > 0)
+    decision.refusal = check_prompt(shape, *size->policy, {}, 0, prompt, size->chunk, config.context, size->bytes);
+  return decision;
+}
 
 Status plan(const PlanOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
@@ -55,21 +87,12 @@ Status plan(const PlanOptions& options) {
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
                             std::min(policy->bound().value_or(context), context));
 
-  const int chunk = prompt_chunk(*policy, options.chunk);
+  const RunDecision decision = decide(options, config, shape, weight_bytes, prompt);
+  const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
-  Backend::WorkspaceRequest work;
-  work.rows = std::max(static_cast<int>(std::min<std::int64_t>(chunk, context)), options.batch);
-  work.logits = options.batch;
-  work.sequences = options.batch;
-  work.frames = mean_frames(kv, work.rows, options.batch);
-  work.all_tables = shape.tables(policy->traits().scope);
-  work.tables = policy->traits().scope == PolicyScope::kSequence ? 1 : work.all_tables / shape.layers;
-  work.entries = kv.entries_max;
-  work.gaps = policy->traits().compacts;
-  work.slots = options.page_slots;
-  work.reductions = static_cast<int>(policy->traits().reductions.size());
-  work.observed_rows = work.reductions > 0 ? work.rows : 0;
-  const std::uint64_t workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
+  const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
+  const std::uint64_t workspace = cpu_workspace_bytes(
+      backend_shape(config), plan_workspace(shape, *policy, kv, rows, options.batch), usable_cores());
   const std::uint64_t total = weight_bytes + kv.bytes + kv.batch_bytes + workspace;
   const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
@@ -96,7 +119,10 @@ Status plan(const PlanOptions& options) {
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
-             {"total_bytes", total}};
+             {"total_bytes", total},
+             {"run_refuses", nullptr}};
+    if (!decision.refusal.ok()) out["run_refuses"] = decision.refusal.message();
+    out["run_policy"] = decision.policy;
     if (options.memory > 0) {
       out["memory"] = options.memory;
       out["fits"] = total <= options.memory;
@@ -124,6 +150,9 @@ Status plan(const PlanOptions& options) {
     out +=
         fmt::format("\nThe trained context is {} tokens: under '{}', run {} no more than that\n", config.context,
                     policy->traits().spec, policy->context_use() == ContextUse::kText ? "reads and writes" : "holds");
+  if (!decision.refusal.ok()) out += fmt::format("\nrun will refuse this: {}\n", decision.refusal.message());
+  if (options.memory == 0 && !decision.policy.empty() && decision.policy != policy->traits().spec)
+    out += fmt::format("\nHere memory is short: without --kv, run takes {}\n", decision.policy);
   if (cap_would_shrink)
     out +=
         fmt::format("Without --kv, run takes the largest cap that its memory holds: --kv-memory {} for all of these\n",

@@ -8,18 +8,22 @@
 #include <iostream>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "base/counted.h"
+#include "base/input_text.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "engine/task.h"
+#include "text/tokenizer.h"
 
 namespace kvasir::cli {
 namespace {
 
-constexpr std::size_t kMostPrompt = std::size_t{1} << 30;
+// Without -n, of output that is printed only once it has ended.
+constexpr std::int64_t kMostUnasked = 1024;
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
 
 struct RunOptions {
@@ -35,6 +39,7 @@ struct RunOptions {
   int samples = 1;
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
+  bool tokens_given = false;    // -n was
   bool sampling_given = false;  // at least one sampling option was given
   bool engine_given = false;    // at least one option was given that a session file decides
   bool chat = false;
@@ -108,17 +113,20 @@ class Runner {
       : options_(options), session_(session), notices_(session, engine.model().context) {}
 
   Status read(std::string_view text) {
-    ProgressBar bar("reading");
+    ProgressBar bar("reading", work());
     return session_.read(text, progress(bar));
   }
   Status say(std::string_view content, std::string_view role = "user") {
-    ProgressBar bar("reading");
+    ProgressBar bar("reading", work());
     return session_.say(role, content, progress(bar));
   }
 
-  Result<GenerateResult> answer() {
+  // `says_how_to_stop`: in front of the text, on standard error.
+  Result<GenerateResult> answer(bool says_how_to_stop = false) {
     Status written;
     auto result = session_.generate(options_.generate, [&](std::string_view text) {
+      if (std::exchange(says_how_to_stop, false))
+        note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
       if (!options_.json) written = print(text);
       notices_.check(session_);
       return written.ok() && !interrupted();
@@ -128,6 +136,7 @@ class Runner {
   }
 
  private:
+  ReadingWork work() const { return reading_work(session_.kv().policy); }
   Session::Progress progress(ProgressBar& bar) {
     return [&](std::int64_t done, std::int64_t total) {
       bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
@@ -232,7 +241,7 @@ Status print_beams(const RunOptions& options, const Engine& engine, Session& ses
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,
-                const std::optional<std::string>& prompt) {
+                std::optional<std::string_view> prompt) {
   Runner runner(options, engine, session);
   Status read;
   if (!options.system.empty()) read = runner.say(options.system, "system");
@@ -245,7 +254,8 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   KVASIR_RETURN_IF_ERROR(read);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
-  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
+  const bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
+  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer(says_how_to_stop));
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
     KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
@@ -338,7 +348,7 @@ Status check_save(const RunOptions& options, bool reads_input) {
 
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
-  std::optional<std::string> prompt = options.prompt;
+  std::optional<std::string_view> prompt = options.prompt;
   const bool loads = !options.load.empty();
   const bool talks = !loads || options.chat;
   const bool chat = talks && !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
@@ -351,8 +361,10 @@ Status run(RunOptions options) {
     return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
   const bool reads = !prompt && !chat && !(loads && options.file.empty());
   KVASIR_RETURN_IF_ERROR(check_save(options, chat || (reads && (options.file.empty() || options.file == "-"))));
+  InputText input;
   if (reads) {
-    KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
+    KVASIR_ASSIGN_OR_RETURN(input, InputText::open(options.file.empty() ? "-" : options.file, kMaxTextBytes));
+    prompt = input.text();
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
   EngineOptions engine_options = options.engine;
@@ -428,7 +440,10 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
       ->excludes(prompt)
       ->type_name("FILE");
-  command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
+  command
+      ->add_option("-n,--tokens", options->generate.max_tokens,
+                   fmt::format("Tokens to generate; -1: until the text ends; with --json and --samples {} unless given",
+                               kMostUnasked))
       ->capture_default_str();
   command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
   command->add_option("--system", options->system, "System message at the start of a chat");
@@ -459,6 +474,9 @@ void add_run(CLI::App& program, Outcome& outcome) {
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--dry",
                                      "--dry-base", "--dry-length", "--dry-window", "--seed"});
+    options->tokens_given = given({"--tokens"});
+    // What is printed only at its end must have one.
+    if (!options->tokens_given && (options->json || options->samples > 1)) options->generate.max_tokens = kMostUnasked;
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {

@@ -55,7 +55,7 @@ Status tokenize(const TokenizeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(std::move(vocabulary)));
   std::optional<std::string> text = options.text;
   if (!text) {
-    KVASIR_ASSIGN_OR_RETURN(text, read_file("-", std::size_t{1} << 30));
+    KVASIR_ASSIGN_OR_RETURN(text, read_file("-", kMaxTextBytes));
   }
   Encoded encoded;
   if (options.chat) {

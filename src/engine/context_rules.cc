@@ -45,6 +45,12 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
                rest, traits.spec, traits.positions == PositionMode::kOriginal ? "their positions" : "all of them",
                context, std::max<std::int64_t>(0, left))
         .about({"policy"});
+  if (policy.context_use() == ContextUse::kHeld && traits.holds_prompts && rest > left)
+    return exhausted(
+               "the text has {} tokens, but policy '{}' holds all of a prompt until its end, and the model's context "
+               "of {} has room for {}; use a policy that forgets while it reads, such as streaming, or a shorter text",
+               rest, traits.spec, context, std::max<std::int64_t>(0, left))
+        .about({"policy"});
   if (policy.context_use() == ContextUse::kHeld && next > left)
     return exhausted(
                "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "

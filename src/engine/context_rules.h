@@ -33,8 +33,9 @@ Status check_positions(const RetentionPolicy& policy, int chunk, std::int64_t co
 std::int64_t context_left(const RetentionPolicy& policy, ContextPlace place, std::int64_t context);
 std::int64_t context_left(const Sequence& sequence);
 
-// Rule 3: a text may be read on only while rule 2 leaves room. kText needs room for all the `rest` of the text, kHeld
-// for the `next` tokens, those of the next pass. Errors: kResourceExhausted.
+// Rule 3: a text may be read on only while rule 2 leaves room. kText needs room for all the `rest` of the text, and
+// so does kHeld where prompts are held until they end; otherwise kHeld needs it for the `next` tokens, those of the
+// next pass. Errors: kResourceExhausted.
 Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
                   std::int64_t context);
 

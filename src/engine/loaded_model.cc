@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
@@ -90,12 +91,15 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                "more",
                given, model->kv_shape.lanes(), least)
         .about({"kv_memory"});
-  if (const std::uint64_t available = available_memory(); weight_bytes > available)
+  const int threads = options.threads > 0 ? options.threads : usable_cores();
+  // Of a pass of one token.
+  const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
+  if (const std::uint64_t available = available_memory(); weight_bytes > available || work > available - weight_bytes)
     return exhausted(
-        "the model's weights take {} bytes, but only {} bytes of memory are available; use a smaller model or one with "
-        "smaller weights (kvasir plan says what each takes), or close other programs",
-        weight_bytes, available);
-  model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : usable_cores());
+        "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
+        "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
+        weight_bytes, work, available);
+  model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
   KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
   model->weights = std::move(header.weights.weights);

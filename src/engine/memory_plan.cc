@@ -1,14 +1,10 @@
 #include "engine/memory_plan.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -253,16 +249,22 @@ int mean_frames(const KvMemory& memory, int rows, int sequences) {
   return static_cast<int>((few * memory.frames_max + (rows - few) * memory.chunk_frames_max + rows - 1) / rows);
 }
 
-std::uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string key; file >> key;) {
-    std::uint64_t kib = 0;
-    if (key == "MemAvailable:" && file >> kib) return kib * 1024;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  const long pages = ::sysconf(_SC_AVPHYS_PAGES);
-  const long size = ::sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : 0;
+Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const RetentionPolicy& policy,
+                                         const KvMemory& memory, int rows, int sequences) {
+  const PolicyTraits& traits = policy.traits();
+  Backend::WorkspaceRequest work;
+  work.rows = std::max(rows, sequences);
+  work.logits = sequences;
+  work.sequences = sequences;
+  work.frames = mean_frames(memory, work.rows, sequences);
+  work.all_tables = shape.tables(traits.scope);
+  work.tables = traits.scope == PolicyScope::kSequence ? 1 : work.all_tables / shape.layers;
+  work.entries = memory.entries_max;
+  work.gaps = traits.compacts;
+  work.slots = shape.page.slots;
+  work.reductions = static_cast<int>(traits.reductions.size());
+  work.observed_rows = work.reductions > 0 ? work.rows : 0;
+  return work;
 }
 
 }  // namespace kvasir

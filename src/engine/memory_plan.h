@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backend/backend.h"
 #include "kv/kv_cache.h"
 #include "kvasir/status.h"
 #include "retention/policy.h"
@@ -47,7 +48,9 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
 // sequence may have as many as there can be, its other rows as many as a long chunk has. REQUIRES: rows > 0.
 int mean_frames(const KvMemory& memory, int rows, int sequences);
 
-// Bytes of memory the system could give to this process now.
-std::uint64_t available_memory();
+// What a backend is asked for the workspace of `sequences` sequences of the plan `memory`, of which a pass runs `rows`
+// rows together. REQUIRES: rows > 0.
+Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const RetentionPolicy& policy,
+                                         const KvMemory& memory, int rows, int sequences);
 
 }  // namespace kvasir

@@ -49,7 +49,8 @@ RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits&
 
 RequestQueue::~RequestQueue() = default;
 
-RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy) {
+RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
+                            std::optional<int> chunk) {
   const LoadedModel& model = *driver_->model();
   const GenerateOptions generate = with_seed(options.generate);
   auto request = std::make_unique<Request>();
@@ -58,7 +59,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
   auto member = std::make_unique<Member>(request.get(), 0);
-  member->text.chunk = model.options.chunk;
+  member->text.chunk = chunk.value_or(model.options.chunk);
   Generation generation(*model.tokenizer, generate, text.stops, text.tokens);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
   member->bytes_to_start = bytes_to_start(*member);

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,8 +38,10 @@ class RequestQueue {
   explicit RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits = {});
   ~RequestQueue();
 
-  // `text` is that of `options`, `policy` as it stands at its start. REQUIRES: both were checked.
-  RequestId add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy);
+  // `text` is that of `options`, `policy` as it stands at its start, `chunk` that of prompts (0: the policy's
+  // own; without one, that of the engine's options). REQUIRES: text and policy were checked.
+  RequestId add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
+                std::optional<int> chunk = {});
 
   // See Engine.
   Result<std::vector<Event>> poll();

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "chat/chat_transcript.h"
 #include "engine/beam_search.h"
+#include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
 #include "engine/guarded.h"
 #include "engine/kv_report.h"
@@ -27,10 +28,10 @@ double now_seconds() {
 // and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
 class SessionImpl final : public Session {
  public:
-  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy)
+  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, int chunk)
       : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
     text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy));
-    text_.chunk = model_->options.chunk;
+    text_.chunk = chunk;
   }
   SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript)
       : model_(driver->model()),
@@ -95,6 +96,12 @@ class SessionImpl final : public Session {
   Status read_text(std::string_view text, const Progress& progress);
   Status say_message(std::string_view role, std::string_view content, const Progress& progress);
   Status read_tokens(std::vector<TokenId> tokens, const Progress& progress);
+  // Refuses what could not be read even if no other session held memory.
+  Status check_can_hold(std::int64_t tokens) const {
+    const KvSequence& tables = text_.sequence->tables();
+    return check_prompt(driver_->cache()->shape(), text_.sequence->policy(), context_place(tables), tables.shortest(),
+                        tokens, text_.chunk, model_->config.context, driver_->cache()->budget().capacity());
+  }
   Result<GenerateResult> generate_text(const GenerateOptions& options,
                                        const std::function<bool(std::string_view)>& on_text);
   Result<std::vector<GenerateResult>> sample_texts(const GenerateOptions& options, int count,
@@ -123,6 +130,8 @@ class SessionImpl final : public Session {
 
 Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+  KVASIR_RETURN_IF_ERROR(check_can_hold(static_cast<std::int64_t>(tokens.size())));
   Task task(&text_, std::move(tokens));
   if (!task.prepare()) return task.status();
   const double start = now_seconds();
@@ -313,8 +322,10 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
 
 }  // namespace
 
-std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy) {
-  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy));
+std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
+                                      std::optional<int> chunk) {
+  const int chosen = chunk.value_or(driver->model()->options.chunk);
+  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), chosen);
 }
 
 Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/context_rules.h"
 #include "eval/text_reader.h"
 #include "retention/registry.h"
@@ -16,8 +17,11 @@ namespace {
 
 // Returns the first scored row of a stream or window.
 std::int64_t first_row(const PerplexityOptions& options) {
-  if (options.window == 0) return options.first_scored;
-  return options.whole_windows ? 0 : options.window / 2;
+  const std::int64_t first = options.window == 0     ? options.first_scored
+                             : options.whole_windows ? 0
+                                                     : options.window / 2;
+  // The last row of a prompt is what the policy left untouched.
+  return std::max(first, options.prefill);
 }
 
 PositionBins positions_of(std::int64_t tokens, const PerplexityOptions& options) {
@@ -33,7 +37,7 @@ Result<RecomputeSpec> recompute_spec(const std::string& policy, const Perplexity
   KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
   if (options.window > 0)
     return invalid_argument("policy 'recompute' reads one stream; omit the windows").about({"window"});
-  made.first_row = options.first_scored;
+  made.first_row = first_row(options);
   return made;
 }
 
@@ -195,7 +199,8 @@ class SideBySide {
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     KvCacheShape shape = model_->kv_shape;
     shape.page = page;
-    const MemoryRequest request{tokens, tokens, options_.chunk, 1};
+    const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
+    const MemoryRequest request{tokens, prompt, options_.chunk, 1};
     KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
     return {};
   }
@@ -205,7 +210,8 @@ class SideBySide {
     full_rows_.clear();
     for (Track& track : tracks_)
       track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, part)
-                                     : make_cached_reader(model_, track.cache, *track.policy, part, options_.chunk);
+                                     : make_cached_reader(model_, track.cache, *track.policy, part, options_.chunk,
+                                                          options_.prefill);
     while (Track* track = least_advanced()) {
       if (full_ != nullptr && full_ != track)
         while (full_->reader->next_row() < track->reader->pass_limit()) KVASIR_RETURN_IF_ERROR(pass(*full_, part));
@@ -288,6 +294,11 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.window > 0 && options.first_scored > 0)
     return invalid_argument("only a single stream can start with unscored tokens; omit them, or the windows")
         .about({"first_scored", "window"});
+  const std::int64_t length = options.window > 0 ? options.window : tokens;
+  if (options.prefill < 0 || options.prefill >= length - 1)
+    return invalid_argument("prefill={} must be from 0 to {}, so that there is a token behind the prompt to score",
+                            options.prefill, length - 2)
+        .about({"prefill"});
   if (options.first_scored < 0 || options.first_scored >= tokens - 1)
     return invalid_argument("leaving {} unscored leaves nothing of {} to score; leave fewer out",
                             counted(options.first_scored, "token"), tokens)

@@ -27,6 +27,9 @@ struct PerplexityOptions {
   bool whole_windows = false;  // true: score every token of a window; false: only its second half, as llama.cpp's
                                // llama-perplexity does
   int chunk = 1;               // tokens per forward pass; 1: they count as generated, otherwise as a prompt
+  // Tokens at the start of the stream, or of each window, that are a prompt read in passes of `chunk` tokens, and not
+  // scored; those behind it come one at a time, as if generated. 0: `chunk` holds for all.
+  std::int64_t prefill = 0;
   std::int64_t first_scored = 0;  // streams only: rows before this one are read but not scored
   bool compare_full = false;      // compare with policy `full` and f16 pages
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/context_rules.h"
 
 namespace kvasir {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "engine/context_rules.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"

@@ -16,8 +16,14 @@ using Logits = SequenceRunner::Logits;
 class CachedReader final : public TextReader {
  public:
   CachedReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
-               const RetentionPolicy& policy, std::span<const TokenId> tokens, int chunk)
-      : runner_(model, cache, policy.clone()), tokens_(tokens), chunk_(chunk) {
+               const RetentionPolicy& policy, std::span<const TokenId> tokens, int chunk, std::int64_t prefill)
+      : runner_(model, cache, policy.clone()),
+        tokens_(tokens),
+        chunk_(chunk),
+        // A chunk of 1 reads as if generated, unless a prompt is asked for.
+        prompt_(prefill > 0                                           ? prefill
+                : source_of(chunk) == SequenceRunner::Source::kPrompt ? size()
+                                                                      : 0) {
     runner_.set_watch([this](const KvSequence& sequence) {
       kept_ = sequence.mean_stored();
       dead_share_ = sequence.dead_share();
@@ -29,16 +35,17 @@ class CachedReader final : public TextReader {
   bool done() const override { return next_row() == size(); }
   std::int64_t next_row() const override { return runner_.sequence().next_index(); }
   std::int64_t pass_limit() const override {
-    const bool prompt = source_of(chunk_) == SequenceRunner::Source::kPrompt;
-    return next_row() +
-           next_chunk_rows(next_row(), prompt ? size() : 0, size(), prompt_chunk(runner_.policy(), chunk_));
+    return next_row() + next_chunk_rows(next_row(), prompt_, size(), prompt_chunk(runner_.policy(), chunk_));
   }
 
   Result<ReadPass> read_pass() override {
     const StepTimes before = runner_.times();
-    KVASIR_ASSIGN_OR_RETURN(const StepResult pass,
-                            runner_.feed_pass(tokens_.subspan(static_cast<std::size_t>(next_row())), chunk_,
-                                              Logits::kAll, source_of(chunk_)));
+    const bool reads = next_row() < prompt_;
+    const std::span<const TokenId> rest = tokens_.first(static_cast<std::size_t>(reads ? prompt_ : size()));
+    KVASIR_ASSIGN_OR_RETURN(
+        const StepResult pass,
+        runner_.feed_pass(rest.subspan(static_cast<std::size_t>(next_row())), chunk_, Logits::kAll,
+                          reads ? SequenceRunner::Source::kPrompt : SequenceRunner::Source::kGenerated));
     const StepTimes& after = runner_.times();
     const double seconds = after.forward + after.cache - before.forward - before.cache;
     return ReadPass{pass.first, pass.rows, pass.logits, kept_, dead_share_, seconds * 1e3 / pass.rows};
@@ -55,6 +62,7 @@ class CachedReader final : public TextReader {
   SequenceRunner runner_;
   std::span<const TokenId> tokens_;
   int chunk_;
+  std::int64_t prompt_;  // tokens read in chunks
   double kept_ = 0;
   double dead_share_ = 0;
 };
@@ -117,8 +125,8 @@ class RecomputeReader final : public TextReader {
 
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
-                                               std::span<const TokenId> tokens, int chunk) {
-  return std::make_unique<CachedReader>(model, cache, policy, tokens, chunk);
+                                               std::span<const TokenId> tokens, int chunk, std::int64_t prefill) {
+  return std::make_unique<CachedReader>(model, cache, policy, tokens, chunk, prefill);
 }
 
 std::unique_ptr<TextReader> make_recompute_reader(const std::shared_ptr<LoadedModel>& model,

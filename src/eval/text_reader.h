@@ -40,10 +40,11 @@ class TextReader {
   virtual std::int64_t seen_least() const = 0;  // as SequenceRunner's
 };
 
-// Gives every row of the text, from one sequence in `cache`. `tokens` must outlive the reader.
+// Gives every row of the text, from one sequence in `cache`. `tokens` must outlive the reader. `prefill`: the first
+// tokens that are a prompt, in chunks of `chunk`; the others then come one at a time. 0: all are as source_of says.
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
-                                               std::span<const TokenId> tokens, int chunk);
+                                               std::span<const TokenId> tokens, int chunk, std::int64_t prefill = 0);
 
 // The policy `recompute`, which keeps no cache: each row comes from a new sequence of the last `size` tokens.
 struct RecomputeSpec {

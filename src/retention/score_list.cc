@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <numeric>
+#include <type_traits>
 
 #include "base/check.h"
 
@@ -177,6 +178,21 @@ void ScoreList::hand_over(KeepPlan& plan) {
   plan.held.insert(plan.held.end(), held_.begin(), held_.end());
   release(held_);
   if (size_ == all_) release(places_);
+  // After a prompt, its length is no measure of what is to come.
+  constexpr std::size_t kMostSpare = 4;
+  const std::size_t entered = front_ + static_cast<std::size_t>(all_);
+  if (tokens_.capacity() > kMostSpare * (entered + kMostFront)) shrink(entered + growth_step(entered));
+}
+
+void ScoreList::shrink(std::size_t capacity) {
+  const auto refit = [&](auto& values) {
+    std::remove_reference_t<decltype(values)> smaller;
+    smaller.reserve(capacity);
+    smaller.assign(values.begin(), values.end());
+    values.swap(smaller);
+  };
+  refit(tokens_);
+  for (std::vector<double>& column : columns_) refit(column);
 }
 
 void add_ranges(std::span<const TokenIndex> tokens, std::vector<IndexRange>& ranges) {

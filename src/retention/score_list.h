@@ -75,7 +75,8 @@ class ScoreList {
   // ascend.
   void forget(std::span<const IndexRange> ranges);
 
-  // Adds what was dropped since the last call to plan.drop, and the counts noted since to plan.held.
+  // Adds what was dropped since the last call to plan.drop, and the counts noted since to plan.held. Gives memory back
+  // if the list has become much shorter than its arrays.
   void hand_over(KeepPlan& plan);
 
   // Notes how many tokens are retained now, for KeepPlan::held.
@@ -113,6 +114,7 @@ class ScoreList {
   void move(std::size_t from, std::size_t to);
   void close_gap(std::size_t to, std::span<const TokenIndex> dropped);
   void close_front();
+  void shrink(std::size_t capacity);
 
   // The largest front_.
   static constexpr std::size_t kMostFront = 24;

@@ -8,8 +8,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <utility>
 
+#include "base/input_text.h"
 #include "support/file_size_limit.h"
 
 namespace kvasir {
@@ -222,6 +224,41 @@ TEST_F(FileTest, WhetherAFileCouldBeWritten) {
   make("other.partial", "theirs");
   EXPECT_TRUE(check_writable(path("other")).ok());
   EXPECT_EQ(content("other.partial"), "theirs");
+}
+
+TEST_F(FileTest, InputTextIsTheWholeFile) {
+  const std::string text("line\n\0end", 9);
+  auto input = InputText::open(make("text", text), text.size());
+  ASSERT_TRUE(input.ok()) << input.status().message();
+  const InputText moved = std::move(*input);
+  EXPECT_EQ(moved.text(), text);
+  const auto empty = InputText::open(make("empty", ""), 0);
+  ASSERT_TRUE(empty.ok());
+  EXPECT_EQ(empty->text(), "");
+}
+
+// A file of the system says that it has no size; a pipe has none.
+TEST_F(FileTest, InputTextOfWhatCannotBeMappedIsRead) {
+  const auto limits = InputText::open("/proc/self/limits", 1 << 20);
+  ASSERT_TRUE(limits.ok()) << limits.status().message();
+  EXPECT_NE(limits->text().find("Max address space"), std::string::npos);
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(path("pipe")) << "through a pipe"; });
+  const auto piped = InputText::open(path("pipe"), 100);
+  writer.join();
+  ASSERT_TRUE(piped.ok()) << piped.status().message();
+  EXPECT_EQ(piped->text(), "through a pipe");
+}
+
+TEST_F(FileTest, InputTextHasALimit) {
+  const std::string name = make("text", "12345");
+  EXPECT_TRUE(InputText::open(name, 5).ok());
+  const Status larger = InputText::open(name, 4).status();
+  EXPECT_EQ(larger.code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(larger.message(), "'" + name + "' is larger than the 4 bytes accepted here; split it");
+  EXPECT_EQ(InputText::open("/proc/self/limits", 4).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_EQ(InputText::open(path("missing"), 4).status().code(), StatusCode::kNotFound);
+  EXPECT_FALSE(InputText::open(folder_.string(), 4).ok());
 }
 
 }  // namespace

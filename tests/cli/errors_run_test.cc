@@ -132,6 +132,10 @@ TEST_F(Errors, RunOptions) {
           {{"--kv-memory", "-1"}, 2, "--kv-memory: '-1' is no size" + kSize + see("run")},
           {{"--kv-memory", "-1MiB"}, 2, "--kv-memory: '-1MiB' is no size" + kSize + see("run")},
           {{"--kv-memory", "5 parsecs"}, 2, "--kv-memory: '5 parsecs' is no size" + kSize + see("run")},
+          {{"--kv-memory", "1.5"}, 2, "--kv-memory: '1.5' is no size" + kSize + see("run")},
+          {{"--kv-memory", "1.5.0GiB"}, 2, "--kv-memory: '1.5.0GiB' is no size" + kSize + see("run")},
+          {{"--kv-memory", "-1.5GiB"}, 2, "--kv-memory: '-1.5GiB' is no size" + kSize + see("run")},
+          {{"--kv-memory", ""}, 2, "--kv-memory: '' is no size" + kSize + see("run")},
           {{"--kv-memory", "99999999TiB"}, 2, "--kv-memory: '99999999TiB' is no size" + kSize + see("run")},
           {{"--isa", "sse9"}, 2, "no kernels 'sse9' on this machine; " + kernels() + " [--isa]"},
           {{"--isa", ""}, 2, "no kernels '' on this machine; " + kernels() + " [--isa]"},
@@ -254,6 +258,8 @@ TEST_F(Errors, BeamsWithoutMemoryForATokenOfEach) {
 }
 
 TEST_F(Errors, Prompt) {
+  std::ofstream(file("huge"));
+  std::filesystem::resize_file(file("huge"), (std::uint64_t{256} << 20) + 1);  // without blocks on the disk
   expect_all_refused(
       {
           {{"-p", "\xff\xfe"}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
@@ -264,6 +270,9 @@ TEST_F(Errors, Prompt) {
           {{"-f", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
           {{"-f", file("empty")}, 2, "the prompt is empty; give some text to continue"},
           {{"-f", file("binary")}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
+          {{"-f", file("huge")},
+           1,
+           "'" + file("huge") + "' is larger than the 268435456 bytes accepted here; split it"},
           {{"-f", folder()}, 2, "cannot read '" + folder() + "': Is a directory"},
           // Of a chat, too, the byte is counted in what the user gave.
           {{"--chat", "-p", "caf\xe9"}, 2, "the text is not valid UTF-8 at byte 3 (0xE9)" + kIconv},

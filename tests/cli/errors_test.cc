@@ -21,7 +21,7 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
   }
   // The message is lost; the exit code remains.
   EXPECT_EQ(run_model({"-p", "Once", "--isa", "none"}, {.error_file = "/dev/full"}).exit_code, 2);
-  const Finished cut = run_model({"-p", "Once", "--ignore-eos"}, {.most_output = 10});
+  const Finished cut = run_model({"-p", "Once", "--ignore-eos", "-n", "-1"}, {.most_output = 10});
   EXPECT_EQ(cut.exit_code, 1) << "signal " << cut.signal;
   EXPECT_FALSE(cut.timed_out);
   EXPECT_EQ(cut.err, "kvasir: cannot write to standard output: Broken pipe\n");
@@ -92,8 +92,8 @@ TEST_F(Errors, InterruptedRunEndsSoonAndSaysSo) {
   EXPECT_NE(done.err.find("ended by cancelled"), std::string::npos) << done.err;
   EXPECT_NE(done.err.find("tokens seen"), std::string::npos) << done.err;
 
-  const Finished json =
-      run_model({"-p", "Once", "--ignore-eos", "--json"}, {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5});
+  const Finished json = run_model({"-p", "Once", "--ignore-eos", "--json", "-n", "-1"},
+                                  {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5});
   EXPECT_EQ(json.exit_code, 1) << "signal " << json.signal;
   EXPECT_LT(json.after_signal, kSoon);
   EXPECT_EQ(Json::parse(json.out, nullptr, false)["finish_reason"], "cancelled") << json.out;

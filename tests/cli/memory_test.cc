@@ -79,6 +79,49 @@ TEST(Memory, PlanSaysWhereTheTrainedContextEnds) {
   }
 }
 
+// In the same words, before it reads anything.
+TEST(Memory, PlanSaysWhatRunWillRefuse) {
+  struct Case {
+    std::string policy;
+    int tokens;
+    std::string memory;  // for `run`
+    std::string says;    // empty: it runs
+  };
+  for (const Case& c :
+       {Case{"snapkv:budget=256", 2500, "", "holds all of a prompt until its end, and the model's context"},
+        {"pyramidkv:budget=256", 2500, "", "holds all of a prompt until its end"},
+        {"cake:budget=256", 2500, "", "holds all of a prompt until its end"},
+        {"full", 2500, "", "keeps all of them and the model's context of 2048 has room for 2048"},
+        {"snapkv:budget=256", 2000, "", ""},
+        {"full", 2000, "", ""},
+        {"streaming:cap=100", 2500, "", ""}}) {
+    SCOPED_TRACE(c.policy);
+    const Arguments call = {"--ctx", std::to_string(c.tokens + 10), "--prompt", std::to_string(c.tokens), "--kv",
+                            c.policy};
+    const Json refusal = plan(call)["run_refuses"];
+    Arguments table = {"plan", "-m", model_path()};
+    table.insert(table.end(), call.begin(), call.end());
+    const std::string out = run_program(table).out;
+    const Finished run = run_model({"-p", some_text(c.tokens - 3), "-n", "1", "--kv", c.policy});
+    if (c.says.empty()) {
+      EXPECT_TRUE(refusal.is_null()) << refusal;
+      EXPECT_EQ(out.find("run will refuse"), std::string::npos) << out;
+      EXPECT_EQ(run.exit_code, 0) << run.err;
+      continue;
+    }
+    ASSERT_TRUE(refusal.is_string());
+    EXPECT_NE(refusal.get<std::string>().find(c.says), std::string::npos) << refusal;
+    EXPECT_NE(out.find("\nrun will refuse this: " + refusal.get<std::string>() + "\n"), std::string::npos) << out;
+    expect_refused(run, 1, refusal.get<std::string>() + " [--kv]");
+    EXPECT_LT(run.cpu_seconds, 10);
+  }
+  EXPECT_TRUE(plan({"--ctx", "100000"})["run_refuses"].is_null()) << "the default forgets";
+  const std::string small = plan({"--memory", "6MiB", "--kv", "streaming:cap=2000"})["run_refuses"];
+  EXPECT_NE(small.find("more than this machine can give"), std::string::npos) << small;
+  EXPECT_NE(plan({"--memory", "1MiB"})["run_refuses"].get<std::string>().find("the model's weights"),
+            std::string::npos);
+}
+
 // Of policies by range that keep more than the trained context. The default one keeps as much as that.
 TEST(Memory, PoliciesThatSeeBeyondTheTrainedContextAreNoted) {
   const std::string beyond = "kvasir: under 'streaming:sinks=4,window=2996' the model ";
@@ -117,6 +160,65 @@ TEST(Memory, MoreThanTheMachineHasIsNoted) {
   EXPECT_EQ(huge.find("kvasir: --kv-memory 1.0 EiB is more than the "), 0u) << huge;
   EXPECT_NE(huge.find("iB of memory available: the system may end a run that uses more\n"), std::string::npos) << huge;
   EXPECT_EQ(err("1MiB").find("available"), std::string::npos);
+}
+
+// Exactly: the number times the unit, rounded down.
+TEST(Memory, SizesMayHaveDecimals) {
+  struct Case {
+    std::string text;
+    std::uint64_t bytes;
+  };
+  for (const Case& c : {Case{"1.5GiB", 1610612736},
+                        {"1.5GB", 1500000000},
+                        {"0.1KiB", 102},
+                        {"0.3MiB", 314572},
+                        {".5 k", 500},
+                        {"2.0MiB", 2097152},
+                        {"0.0009765625KiB", 1},
+                        {"0.00097656249KiB", 0},
+                        {"1.999999999999999999999999999999999999TiB", 2199023255551},
+                        {"0.9999999999999999999EiB", 1152921504606846975},
+                        {"7.5EiB", 8646911284551352320u},
+                        {"8EiB", 9223372036854775808u},
+                        {"8.0000000000000000001EiB", 9223372036854775808u},
+                        {"9223372036854775808", 9223372036854775808u},
+                        {"512mib", 536870912},
+                        {"3 Gi", 3221225472},
+                        {"010", 10},
+                        {"7b", 7}}) {
+    // Where the size is 0, plan says nothing of it.
+    const Json planned = plan({"--ctx", "1", "--memory", c.text});
+    EXPECT_EQ(planned.value("memory", std::uint64_t{0}), c.bytes) << c.text;
+  }
+  for (const std::string text : {"1.5",
+                                 "1.0",
+                                 "1.5B",
+                                 ".",
+                                 ".GiB",
+                                 "1.GiB",
+                                 "1..5GiB",
+                                 "1.5.GiB",
+                                 "1,5GiB",
+                                 "+1GiB",
+                                 "-0",
+                                 "1e3",
+                                 "0x10",
+                                 "1GiBs",
+                                 "1 G B",
+                                 "GiB",
+                                 " ",
+                                 "1.5i",
+                                 "1ki b",
+                                 "8.1EiB",
+                                 "9223372036854775809",
+                                 "16EiB",
+                                 "18446744073709551616",
+                                 "99999999999999999999999999999999",
+                                 "\xff"}) {
+    const Finished done = run_program({"plan", "-m", model_path(), "--memory", text});
+    EXPECT_EQ(done.exit_code, 2) << text;
+    EXPECT_NE(done.err.find("is no size; give bytes, or a unit with them"), std::string::npos) << text << done.err;
+  }
 }
 
 // One of something is not several.
@@ -185,9 +287,16 @@ TEST(Memory, DefaultPolicyIsPlannedTheSame) {
 }
 
 TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
-  for (const std::uint64_t budget : {2 * kMiB, 3 * kMiB}) {
-    const Json run =
-        run_json({"-p", some_text(2500), "-n", "50", "--ignore-eos", "--kv-memory", std::to_string(budget)});
+  // Without a chunk, one is chosen that leaves the memory to tokens.
+  for (const auto& [budget, chunk, chosen, least] :
+       std::vector<std::tuple<std::uint64_t, std::string, std::string, int>>{{kMiB, "", "16", 360},
+                                                                             {2 * kMiB, "", "32", 780},
+                                                                             {3 * kMiB, "", "64", 1180},
+                                                                             {3 * kMiB, "512", "512", 700}}) {
+    SCOPED_TRACE(std::to_string(budget) + " " + chunk);
+    Arguments call = {"-p", some_text(2500), "-n", "50", "--ignore-eos", "--kv-memory", std::to_string(budget)};
+    if (!chunk.empty()) call.insert(call.end(), {"--chunk", chunk});
+    const Json run = run_json(call);
     const std::string policy = run["kv"]["policy"];
     EXPECT_LE(run["kv"]["bytes_peak"].get<std::uint64_t>(), budget);
     EXPECT_EQ(run["kv"]["budget"], budget);
@@ -197,7 +306,9 @@ TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
     ASSERT_EQ(std::sscanf(policy.c_str(), "streaming:sinks=%d,window=%d", &sinks, &window), 2) << policy;
     EXPECT_LT(sinks + window, 2048);
     EXPECT_EQ(run["kv"]["kept"], sinks + window);
-    const Json larger = plan({"--ctx", "80000", "--kv", "streaming:sinks=4,window=" + std::to_string(window + 1)});
+    EXPECT_GE(window, least);
+    const Json larger =
+        plan({"--ctx", "80000", "--kv", "streaming:sinks=4,window=" + std::to_string(window + 1), "--chunk", chosen});
     EXPECT_GT(larger["kv_bytes"].get<std::uint64_t>(), budget) << "a larger window would have fitted";
   }
 }
@@ -209,12 +320,22 @@ TEST(Memory, TooLittleIsOneClearLine) {
       {{{"--kv-memory", "1"}, 2, "a KV memory of 1" + no_page},
        {{"--kv-memory", "100kB"},
         2,
-        "100000 bytes of KV memory hold no cache at all for this model (at least <number> are needed with chunk=512); "
-        "give it more memory, or a smaller chunk [--kv-memory, --chunk]"},
+        "100000 bytes of KV memory hold no cache at all for this model (at least <number> are needed with chunk=16); "
+        "give it more memory [--kv-memory]"},
+       {{"--kv-memory", "1MiB", "--chunk", "512"},
+        2,
+        "1048576 bytes of KV memory hold no cache at all for this model (at least <number> are needed with "
+        "chunk=512); give it more memory, or a smaller chunk [--kv-memory, --chunk]"},
        {{"--kv-memory", "1MiB", "--kv", "streaming:sinks=4,window=1020"},
         2,
         "policy 'streaming:sinks=4,window=1020' needs <number> bytes of KV memory, and is given 1048576; give it more, "
-        "a smaller size or a smaller chunk [--kv-memory, --kv, --chunk]"},
+        "or a smaller size [--kv-memory, --kv]"},
+       {{"--kv-memory", "1MiB", "--kv", "h2o:budget=256,recent=128"},
+        2,
+        "policy 'h2o:budget=256,recent=128' needs <number> bytes of KV memory with a chunk of 256, and is given "
+        "1048576; a chunk of <number> would fit, but it is part of what the policy decides; or give it more, or a "
+        "smaller "
+        "size [--kv-memory, --kv, --chunk]"},
        {{"--kv-memory", "70kB", "--kv", "full"}, 2, "a KV memory of 70000" + no_page}},
       run_arguments({"-p", "Once", "-n", "3"}));
 }
@@ -224,11 +345,16 @@ TEST(Memory, FullEndsWithTheBudget) {
   EXPECT_EQ(run["finish_reason"], "kv_memory");
   EXPECT_LE(run["kv"]["bytes_peak"].get<std::uint64_t>(), kMiB);
   EXPECT_EQ(run["kv"]["kept"], run["kv"]["seen"]);
-  const Finished prompt = run_model({"-p", some_text(1500), "-n", "5", "--kv", "full", "--kv-memory", "1MiB"});
-  expect_refused(
-      prompt, 1,
-      "the KV memory of 1048576 bytes has no room: <number> bytes in use, <number> more needed; give it more, "
-      "or choose a policy that forgets [--kv-memory, --kv]");
+  // Before anything is read, with all that it would take.
+  for (const char* policy : {"full", "snapkv:budget=64"}) {
+    const Finished prompt = run_model({"-p", some_text(1500), "-n", "5", "--kv", policy, "--kv-memory", "1MiB"});
+    EXPECT_EQ(prompt.exit_code, 1);
+    EXPECT_EQ(prompt.err.find("kvasir: the prompt has 1503 tokens, for which policy '"), 0u) << prompt.err;
+    EXPECT_NE(prompt.err.find("but the engine's cache has 1048576; give it more, or choose a policy that forgets, such "
+                              "as streaming [--kv-memory, --kv]"),
+              std::string::npos)
+        << prompt.err;
+  }
 }
 
 TEST(Memory, PlanSaysWhatFits) {

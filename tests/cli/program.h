@@ -21,8 +21,9 @@ struct Finished {
   bool timed_out = false;
   std::string out;
   std::string err;
-  double cpu_seconds = 0;    // of processor time: what else runs on the machine hardly counts
-  double after_signal = -1;  // seconds from the signal that was sent to the end
+  std::uint64_t peak_bytes = 0;  // most that were in memory at once, mapped files too
+  double cpu_seconds = 0;        // of processor time: what else runs on the machine hardly counts
+  double after_signal = -1;      // seconds from the signal that was sent to the end
 
   int error_lines() const;  // -1 if the last line is not complete
 };
@@ -36,6 +37,8 @@ enum class Interrupt {
 };
 
 struct Surroundings {
+  static constexpr int kNoNamespace = 126;  // exit code: the files of the control group could not be replaced
+
   std::string input;              // standard input
   bool input_stays_open = false;  // behind `input`, more could come
   std::string output_file;        // standard output goes there instead of into `out`
@@ -44,8 +47,12 @@ struct Surroundings {
   Interrupt interrupt = Interrupt::kNever;
   double interrupt_after = 0;  // seconds from there to the signal
   int signal = SIGINT;
-  std::size_t file_size_limit = 0;  // if not 0: bytes a file may have, as on a full disk; the signal is not ignored
-  double timeout = 900;             // seconds; only a program that hangs takes so long, however slow the machine
+  std::size_t file_size_limit = 0;      // if not 0: bytes a file may have, as on a full disk; the signal is not ignored
+  std::size_t address_space_limit = 0;  // if not 0: bytes that may be mapped, as under `ulimit -v`
+  std::uint64_t group_limit = 0;        // if not 0: bytes that the files of its control group say it may use,
+  std::uint64_t group_used = 0;         // those that they say it does use,
+  bool group_is_old = false;            // and whether they are of version 1
+  double timeout = 900;                 // seconds; only a program that hangs takes so long, however slow the machine
 };
 
 // Seconds within which a long run must end after a signal, even on a slow and busy machine.

@@ -26,6 +26,23 @@ TEST(Run, JsonHasTheFieldsOfTheContract) {
   EXPECT_GE(json["kv"]["bytes_peak"], json["kv"]["bytes"]);
 }
 
+// What is printed at its end has one; what is printed as it comes says how to stop it.
+TEST(Run, WithoutANumberOfTokens) {
+  const Json json = run_json({"-p", kPrompt, "--ignore-eos", "--kv", "streaming:cap=64"});
+  EXPECT_EQ(json["finish_reason"], "length");
+  EXPECT_EQ(json["tokens"], 1024);
+  const Finished samples =
+      run_model({"-p", kPrompt, "--ignore-eos", "--kv", "streaming:cap=64", "--samples", "2", "--seed", "1"});
+  EXPECT_NE(samples.out.find("--- sample 2 of 2, seed 2, 1024 tokens, ended by length"), std::string::npos);
+  const std::string how = "kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n";
+  EXPECT_EQ(samples.err.find(how), std::string::npos);
+  const Finished text = run_model({"-p", kPrompt, "--kv", "full", "--kv-memory", "1MiB", "--ignore-eos"});
+  EXPECT_EQ(text.err.find(how), 0u) << text.err;
+  EXPECT_EQ(text.err.find(how, 1), std::string::npos) << "once";
+  EXPECT_NE(text.err.find("ended by kv_memory"), std::string::npos) << text.err;
+  EXPECT_EQ(run_model({"-p", kPrompt, "-n", "3"}).err.find(how), std::string::npos);
+}
+
 TEST(Run, PromptFileAndPipeReadTheSame) {
   const std::string path = ::testing::TempDir() + "kvasir-prompt-" + std::to_string(::getpid());
   std::ofstream(path) << kPrompt;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/system_memory.h"
 #include "eval/perplexity.h"
 #include "support/engine_fixture.h"
 

@@ -135,6 +135,30 @@ TEST_F(Perplexity, RecomputeEqualsTheReferenceOnTheLastTokens) {
   EXPECT_NEAR(evaluate({.policies = {"recompute:size=16777216"}}).nll, evaluate({.policies = {"full"}}).nll, 1e-5);
 }
 
+// A prompt's end is where a policy that acts there acts; what keeps everything does not notice.
+TEST_F(Perplexity, APromptGoesBeforeWhatIsScored) {
+  const auto of = [&](const char* policy, int chunk, std::int64_t prefill) {
+    return evaluate({.policies = {policy}, .chunk = chunk, .prefill = prefill});
+  };
+  const double sum = reference_sum(tokens_, full_views(300), 200);
+  for (const int chunk : {0, 1, 7}) {
+    expect_near(of("full", chunk, 200), sum, 99);
+    expect_near(of("snapkv:budget=300,window=16", chunk, 200), sum, 99);
+    const PerplexityResult acted = of("snapkv:budget=40,window=16", chunk, 200);
+    EXPECT_EQ(acted.tokens, 99);
+    EXPECT_GT(std::abs(acted.nll - sum / 99), 1e-3) << chunk;
+    EXPECT_NEAR(acted.kept_mean, 40 + 100 / 2.0, 1) << "of the budget, and what was generated behind it";
+    EXPECT_EQ(acted.seen_least, 140);
+  }
+  // Without a prompt it never acts.
+  expect_near(of("snapkv:budget=40,window=16", 1, 0), reference_sum(tokens_, full_views(300), 0), 299);
+  // Of each window.
+  const PerplexityResult windows =
+      evaluate({.policies = {"snapkv:budget=40,window=16"}, .window = 150, .chunk = 0, .prefill = 100});
+  EXPECT_EQ(windows.tokens, 2 * 49);
+  EXPECT_EQ(windows.seen_least, 90);
+}
+
 TEST_F(Perplexity, RefusesWhatCannotBeScored) {
   for (const PerplexityOptions& options : std::vector<PerplexityOptions>{
            {.policies = {}},
@@ -155,6 +179,9 @@ TEST_F(Perplexity, RefusesWhatCannotBeScored) {
            {.first_scored = 200, .bins = 100},
            {.window = 100, .bins = 50},
            {.bins = kMostBins + 1, .bins_over = 100000},
+           {.prefill = -1},
+           {.prefill = 299},
+           {.window = 100, .prefill = 99},
        }) {
     const auto result = evaluate_perplexity(model_, tokens_, options, {});
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << result.status().message();

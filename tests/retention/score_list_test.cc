@@ -153,6 +153,19 @@ TEST(ScoreList, AgreesWithAMapOverManyDrops) {
   EXPECT_LE(bytes, ScoreList::most_bytes(2, kMost + 5, kMost + 5, 5, true));
 }
 
+TEST(ScoreList, GivesMemoryBackAfterALongPrompt) {
+  ScoreList list = filled(std::vector<double>(10'000, 1.0));
+  const std::uint64_t full = list.bytes();
+  list.drop_lowest(9'900, 0, list.size(), list.values());
+  EXPECT_EQ(handed_over(list).size(), 9'900U);
+  EXPECT_LT(list.bytes(), full / 50);
+  ASSERT_EQ(list.size(), 100);
+  for (std::size_t i = 0; i < 100; ++i) {
+    EXPECT_EQ(list.tokens()[i], static_cast<TokenIndex>(9'900 + i));
+    EXPECT_EQ(list.values(1)[i], 10'000 + static_cast<double>(i));
+  }
+}
+
 TEST(Budget, AShareIsRoundedUpExactly) {
   EXPECT_EQ((Budget{.tokens = 7}).at(1'000'000), 7);
   const Budget share{.millionths = 300'000};

@@ -1,0 +1,25 @@
+// How much memory the system would give to this process.
+// Thread-safety: pure functions of the system's files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kvasir {
+
+// Returns the bytes that this process could still take now without being refused or killed, as far as the system says:
+// the smallest of
+//   - MemAvailable of /proc/meminfo;
+//   - for the process's control group and each group above it that is visible: the limit less what is used and cannot
+//     be reclaimed. Groups with a memory controller of version 1 (memory.limit_in_bytes, hierarchical_memory_limit) and
+//     2 (memory.max and memory.high) count;
+//   - the limit on address space (ulimit -v) less what is mapped.
+// What is missing or malformed bounds nothing. Returns 0 if more than a limit is used already, and if nothing at all is
+// known.
+//
+// `root` is put in front of /proc and /sys/fs/cgroup. Groups are looked for where systems mount them: version 2 in
+// /sys/fs/cgroup or its folder unified, version 1 in its folder memory. In a container the process's path may not exist
+// there; then the nearest parent that does is the first one that counts, in the end the mount itself.
+std::uint64_t available_memory(const std::string& root = "");
+
+}  // namespace kvasir

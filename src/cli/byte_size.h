@@ -1,0 +1,17 @@
+// Sizes as they are written on the command line.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace kvasir::cli {
+
+// Reads a size: a decimal number and a unit, such as 1048576, 512MiB, 1.5 GiB or 2GB. Units: b, and k, m, g, t, p, e
+// alone or with b (powers of 1,000), or with i or ib (powers of 1,024); case does not matter. The result is the exact
+// product, rounded down to whole bytes. Returns nullopt for anything else, for a fraction of plain bytes, and for more
+// than 2^63 bytes.
+std::optional<std::uint64_t> parse_byte_size(std::string_view text);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,38 @@
+// Estimates how long a task still takes whose later parts cost more than its earlier ones: each token of a text attends
+// to those that are kept of the text before it. Thread-safety: none; one caller at a time.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace kvasir::cli {
+
+// What attention costs while a text is read.
+struct ReadingWork {
+  std::int64_t most_kept = 0;  // most tokens that one attends to; 0: all units of work cost the same
+  std::int64_t window = std::numeric_limits<std::int64_t>::max();  // after as many tokens nothing is kept
+
+  // Tokens attended to by the first `tokens` tokens together.
+  double attended(double tokens) const;
+};
+
+// Fits the time so far to a cost per token and a cost per token attended to.
+class TimeLeft {
+ public:
+  explicit TimeLeft(const ReadingWork& work) : work_(work) {}
+
+  // `seconds` since the start, when `done` of `total` tokens are done. Ascending.
+  void add(double seconds, std::int64_t done, std::int64_t total);
+  // Returns the seconds left after the last call of add; 0 before any.
+  double seconds() const;
+
+ private:
+  ReadingWork work_;
+  double time_ = 0;
+  double done_ = 0;
+  double total_ = 0;
+  // Sums of products over all points: n tokens, a attended, t seconds.
+  double nn_ = 0, na_ = 0, aa_ = 0, nt_ = 0, at_ = 0;
+};
+
+}  // namespace kvasir::cli
