@@ -224,11 +224,11 @@ TEST_F(ChatEditor, InterruptStopsWhatGoesOnAtEachStage) {
   terminal.type("\x12" + std::string("sear"));  // while history is searched
   ASSERT_TRUE(terminal.await("bck?")) << terminal.seen();
   terminal.type("\x03");
-  ASSERT_TRUE(terminal.await("> ")) << terminal.seen();
+  ASSERT_TRUE(terminal.await("^C\r\n> ")) << terminal.seen();
   terminal.type("goes on\\\r");
   ASSERT_TRUE(terminal.await("\r\n. ")) << terminal.seen();
   terminal.type("\x03");
-  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
+  ASSERT_TRUE(terminal.await("^C\r\n> ")) << terminal.seen();
   terminal.paste(some_text(200000));
   ASSERT_TRUE(terminal.await("line]")) << terminal.rest();
   terminal.type("\r");
