@@ -30,14 +30,27 @@ install_packages() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2
 }
 
-# configure_and_build PRESET TARGET [CMake options...]: quiet unless something goes wrong.
+# Shows the last "[done/all]" of Ninja's output as a percentage, where standard error is a terminal.
+show_progress() {
+  if [ ! -t 2 ]; then cat >/dev/null; return; fi
+  local line
+  while IFS= read -r line; do
+    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    printf '\r     %3d%% of %d steps' $((100 * BASH_REMATCH[1] / BASH_REMATCH[2])) "${BASH_REMATCH[2]}" >&2
+  done
+  printf '\r\033[K' >&2
+}
+
+# configure_and_build PRESET TARGET [CMake options...]: shows progress on a terminal; otherwise quiet unless something
+# goes wrong.
 configure_and_build() {
   local preset=$1 target=$2
   shift 2
   local log=build/$preset-build.log
   mkdir -p build
   say "building $target ($preset), minutes if it is the first time; the log is $log"
-  if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } >"$log" 2>&1; then
+  if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } 2>&1 |
+    tee "$log" | show_progress; then
     tail -n 40 "$log" >&2
     exit 1
   fi

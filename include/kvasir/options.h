@@ -17,7 +17,14 @@ struct SamplingOptions {
   float frequency_penalty = 0.0F;   // subtracted times the number of occurrences [-10, 10]
   float presence_penalty = 0.0F;    // subtracted once if seen [-10, 10]
   int penalty_window = 64;          // tokens that count as seen: the last this many of the context; 0: no penalties
-  std::uint64_t seed = 0;           // 0: the engine draws one and reports it
+  // DRY: where the last n >= dry_allowed_length tokens of the context stood before, followed by a token, the logit of
+  // that token loses dry_multiplier * dry_base^(n - dry_allowed_length). Tokens with a line break, a quotation mark, a
+  // colon or an asterisk are never lowered, and a repetition does not reach across them.
+  float dry_multiplier = 0.0F;  // 0: off; [0, 100]
+  float dry_base = 1.75F;       // [1, 10]
+  int dry_allowed_length = 2;   // tokens that may be repeated freely; 1 to 1,024
+  int dry_window = 4096;        // the last this many tokens of the context are searched; 1 to 65,536
+  std::uint64_t seed = 0;       // 0: the engine draws one and reports it
 };
 
 // Options of an Engine: one model, one KV pool, one set of threads.

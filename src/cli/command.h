@@ -53,6 +53,7 @@ void add_replay(CLI::App& program, Outcome& outcome);
 void add_record(CLI::App& program, Outcome& outcome);
 void add_inspect(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
+void add_demo(CLI::App& program, Outcome& outcome);
 
 void add_model_option(CLI::App& command, std::string& path);           // -m
 void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page

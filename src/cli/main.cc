@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   add_record(program, outcome);
   add_inspect(program, outcome);
   add_bench(program, outcome);
+  add_demo(program, outcome);
   add_plan(program, outcome);
   add_policies(program, outcome);
   add_info(program, outcome);

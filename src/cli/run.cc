@@ -143,6 +143,16 @@ void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
   command.add_option("--presence-penalty", sampling.presence_penalty, "Penalty on any occurrence")
       ->capture_default_str();
   command.add_option("--penalty-window", sampling.penalty_window, "Tokens that count as lately")->capture_default_str();
+  command
+      .add_option("--dry", sampling.dry_multiplier,
+                  "Penalty on tokens that lengthen a repetition (DRY); 0: none, 0.8: usual")
+      ->capture_default_str();
+  command.add_option("--dry-base", sampling.dry_base, "Growth of that penalty per repeated token")
+      ->capture_default_str();
+  command.add_option("--dry-length", sampling.dry_allowed_length, "Tokens that may be repeated freely")
+      ->capture_default_str();
+  command.add_option("--dry-window", sampling.dry_window, "Tokens that are searched for repetitions")
+      ->capture_default_str();
   command.add_option("--seed", sampling.seed, "Seed of the sampler; 0: a fresh one")->capture_default_str();
 }
 
@@ -193,7 +203,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
       return std::ranges::any_of(names, [&](const char* name) { return command->count(name) > 0; });
     };
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
-                                     "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
+                                     "--frequency-penalty", "--presence-penalty", "--penalty-window", "--dry",
+                                     "--dry-base", "--dry-length", "--dry-window", "--seed"});
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {

@@ -15,7 +15,7 @@
 namespace kvasir {
 namespace {
 
-constexpr char kMagic[] = "KVASIRS1";
+constexpr char kMagic[] = "KVASIRS2";
 constexpr std::size_t kMagicBytes = 8;
 
 constexpr std::uint32_t tag(const char (&name)[5]) {
@@ -82,6 +82,11 @@ void put_sampler(ByteWriter& out, const SamplerState& state) {
   out.put(o.seed);
   for (const std::uint64_t word : state.random) out.put(word);
   out.put_vector(state.recent);
+  out.put(o.dry_multiplier);
+  out.put(o.dry_base);
+  out.put(static_cast<std::int32_t>(o.dry_allowed_length));
+  out.put(static_cast<std::int32_t>(o.dry_window));
+  out.put_vector(state.dry);
 }
 
 void put_chat(ByteWriter& out, const ChatState& chat) {
@@ -156,7 +161,15 @@ bool get_sampler(ByteReader& in, SamplerState* state) {
   o.penalty_window = window;
   in.get(o.seed);
   for (std::uint64_t& word : state->random) in.get(word);
-  return in.get_vector(state->recent, kMaxPenaltyWindow);
+  std::int32_t dry_length = 0, dry_window = 0;
+  if (!in.get_vector(state->recent, kMaxPenaltyWindow)) return false;
+  in.get(o.dry_multiplier);
+  in.get(o.dry_base);
+  in.get(dry_length);
+  in.get(dry_window);
+  o.dry_allowed_length = dry_length;
+  o.dry_window = dry_window;
+  return in.get_vector(state->dry, kMaxPenaltyWindow);
 }
 
 bool get_chat(ByteReader& in, ChatState* chat) {
@@ -249,10 +262,8 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
   in.get(counters.first_dropped);
   sequence.set_counters(counters);
   SessionExtras& extras = session->extras;
-  bool logged = false;
   bool sampler = false;
-  if (!in.get_vector(extras.newest) || !in.get_vector(extras.logits) || !get_chat(in, &extras.chat) ||
-      !in.get(logged) || logged || !in.get(sampler))
+  if (!in.get_vector(extras.newest) || !in.get_vector(extras.logits) || !get_chat(in, &extras.chat) || !in.get(sampler))
     return damaged("its state cannot be read");
   if (sampler && !get_sampler(in, &extras.sampler.emplace())) return damaged("its sampler cannot be read");
   if (in.left() != 0 || !in.ok()) return damaged("its state is longer than it should be");
@@ -289,7 +300,6 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   out.put_vector(extras.newest);
   out.put_vector(extras.logits);
   put_chat(out, extras.chat);
-  out.put(false);  // format 1 has a place for a token log here; nothing writes one
   out.put(extras.sampler.has_value());
   if (extras.sampler) put_sampler(out, *extras.sampler);
   KVASIR_RETURN_IF_ERROR(writer.block(kState, bytes));

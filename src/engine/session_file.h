@@ -1,8 +1,8 @@
 // Session files: a snapshot of a sequence, with what a session needs beside it.
 //
-// Format 1, little-endian: the magic "KVASIRS1", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
-// of that}. HEAD says what the file is of; STAT holds page tables, policy, counters, newest tokens, logits, chat, a
-// zero byte and sampler; PAGE, once per column of a table, its pages in their physical layout; DONE ends the file.
+// Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
+// of that}. HEAD says what the file is of; STAT holds page tables, policy, counters, newest tokens, logits, chat and
+// sampler; PAGE, once per column of a table, its pages in their physical layout; DONE ends the file.
 // Everything is checked before anything is used, and the tables and the policy must agree: a file is restored whole or
 // refused.
 //

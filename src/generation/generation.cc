@@ -85,7 +85,12 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   KVASIR_CHECK(validate(options).ok());
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
-  for (const TokenId token : newest) sampler_.observe(token);
+  for (const TokenId token : newest) observe(token);
+}
+
+void Generation::observe(TokenId token) {
+  sampler_.observe(token, sampler_.watches_repetitions() &&
+                              tokenizer_->bytes_of(token).find_first_of("\n\":*") != std::string::npos);
 }
 
 Result<Generation> Generation::from_state(const Tokenizer& tokenizer, GenerationState state) {
@@ -133,7 +138,7 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
 std::string Generation::accept(TokenId token) {
   KVASIR_CHECK(pending_ && token == *pending_);
   pending_.reset();
-  sampler_.observe(token);
+  observe(token);
   ++tokens_;
   std::string text = matcher_.push(stream_.push(token));
   text_ += text;

@@ -101,6 +101,7 @@ class Generation {
   };
   Generation(const Tokenizer& tokenizer, Parts parts);
   void settle(FinishReason reason);
+  void observe(TokenId token);
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;

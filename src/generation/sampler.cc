@@ -11,6 +11,8 @@
 namespace kvasir {
 namespace {
 
+constexpr int kMostDryLength = 1024;
+
 // A total order, so that the tokens kept do not depend on the selection algorithm.
 constexpr auto likelier = [](const auto& a, const auto& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
@@ -31,6 +33,11 @@ Status check_range(const char* name, float value, float low, float high, bool lo
       .about({name});
 }
 
+Status check_count(const char* name, int value, int low, int high) {
+  if (value >= low && value <= high) return {};
+  return invalid_argument("{} is {}; it must be at least {} and at most {}", name, value, low, high).about({name});
+}
+
 Status check_not_negative(const char* name, int value) {
   if (value >= 0) return {};
   return invalid_argument("{} is {}; it must be at least 0", name, value).about({name});
@@ -46,13 +53,14 @@ Status validate(const SamplingOptions& options) {
   KVASIR_RETURN_IF_ERROR(check_range("repetition_penalty", options.repetition_penalty, 0.0F, 10.0F, false));
   KVASIR_RETURN_IF_ERROR(check_range("frequency_penalty", options.frequency_penalty, -10.0F, 10.0F, true));
   KVASIR_RETURN_IF_ERROR(check_range("presence_penalty", options.presence_penalty, -10.0F, 10.0F, true));
-  if (options.penalty_window >= 0 && options.penalty_window <= kMaxPenaltyWindow) return {};
-  return invalid_argument("penalty_window is {}; it must be at least 0 and at most {}", options.penalty_window,
-                          kMaxPenaltyWindow)
-      .about({"penalty_window"});
+  KVASIR_RETURN_IF_ERROR(check_range("dry_multiplier", options.dry_multiplier, 0.0F, 100.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_range("dry_base", options.dry_base, 1.0F, 10.0F, true));
+  KVASIR_RETURN_IF_ERROR(check_count("dry_allowed_length", options.dry_allowed_length, 1, kMostDryLength));
+  KVASIR_RETURN_IF_ERROR(check_count("dry_window", options.dry_window, 1, kMaxPenaltyWindow));
+  return check_count("penalty_window", options.penalty_window, 0, kMaxPenaltyWindow);
 }
 
-Sampler::Sampler(const SamplingOptions& options) : options_(options) {
+Sampler::Sampler(const SamplingOptions& options) : options_(options), dry_(options) {
   KVASIR_CHECK(validate(options).ok());
   reseed(options.seed);
 }
@@ -69,12 +77,15 @@ Result<Sampler> Sampler::from_state(const SamplerState& state) {
   if (state.random == std::array<std::uint64_t, 4>{})
     return data_loss("the sampler's state is damaged: the generator's words are all zero");
   sampler.random_ = state.random;
-  for (const TokenId token : state.recent) sampler.observe(token);
+  if (state.dry.size() > (sampler.dry_.active() ? static_cast<std::size_t>(state.options.dry_window) : 0))
+    return data_loss("the sampler's state is damaged: more tokens count for DRY than may");
+  for (const TokenId token : state.recent) sampler.count(token);
+  for (const TokenId token : state.dry) sampler.dry_.observe(token);
   return sampler;
 }
 
 SamplerState Sampler::state() const {
-  SamplerState state{options_, random_, recent_};
+  SamplerState state{options_, random_, recent_, {dry_.tokens().begin(), dry_.tokens().end()}};
   std::rotate(state.recent.begin(), state.recent.begin() + static_cast<std::ptrdiff_t>(recent_next_),
               state.recent.end());
   return state;
@@ -90,7 +101,12 @@ bool Sampler::penalises() const {
                                          options_.presence_penalty != 0.0F);
 }
 
-void Sampler::observe(TokenId token) {
+void Sampler::observe(TokenId token, bool breaks) {
+  count(token);
+  dry_.observe(breaks ? kNoToken : token);
+}
+
+void Sampler::count(TokenId token) {
   if (!penalises()) return;
   if (recent_.size() < static_cast<std::size_t>(options_.penalty_window)) {
     recent_.push_back(token);
@@ -132,6 +148,9 @@ void Sampler::gather(std::span<const float> logits) {
     logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
     logit -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
   }
+  for (const auto& [token, penalty] : dry_.penalties())
+    if (token >= 0 && static_cast<std::size_t>(token) < logits.size())
+      candidates_[static_cast<std::size_t>(token)].logit -= static_cast<float>(penalty);
   std::erase_if(candidates_, [](const Candidate& candidate) { return std::isnan(candidate.logit); });
 }
 

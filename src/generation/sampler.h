@@ -1,4 +1,4 @@
-// Chooses the next token from logits: penalties, then top-k, top-p, min-p, temperature, then one draw.
+// Chooses the next token from logits: penalties, DRY, then top-k, top-p, min-p, temperature, then one draw.
 // Thread-safety: none; a Sampler belongs to one sequence. Deterministic given options, seed and logits.
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "generation/dry_penalty.h"
 #include "kvasir/options.h"
 #include "kvasir/status.h"
 #include "text/vocabulary.h"
@@ -24,6 +25,7 @@ struct SamplerState {
   SamplingOptions options;
   std::array<std::uint64_t, 4> random{};  // the generator's words
   std::vector<TokenId> recent;            // observed tokens that count for penalties, oldest first
+  std::vector<TokenId> dry;               // observed tokens that count for DRY, oldest first; kNoToken: a breaker
 };
 
 // Copies continue independently with the same random draws; see reseed().
@@ -43,8 +45,12 @@ class Sampler {
   // Restarts the random draws with another seed, so that copies differ. Keeps the tokens observed so far.
   void reseed(std::uint64_t seed);
 
-  // Adds a token of the context (prompt or generated); the last `penalty_window` count for penalties.
-  void observe(TokenId token);
+  // Adds a token of the context (prompt or generated); the last `penalty_window` count for penalties, the last
+  // `dry_window` for DRY. `breaks`: no repetition reaches across the token.
+  void observe(TokenId token, bool breaks = false);
+
+  // Whether observe() needs to know which tokens break repetitions.
+  bool watches_repetitions() const { return dry_.active(); }
 
   // Chooses a token, without observing it. `logits` [vocabulary] is not changed.
   //   - Temperature 0: the largest logit after penalties, the smaller id on a tie.
@@ -60,6 +66,7 @@ class Sampler {
     double weight;  // exp(logit - largest)
   };
 
+  void count(TokenId token);
   void gather(std::span<const float> logits);
   void keep_top_k();
   void weigh();
@@ -74,8 +81,9 @@ class Sampler {
   std::vector<TokenId> recent_;              // ring of the last penalty_window tokens
   std::size_t recent_next_ = 0;              // the oldest of a full ring
   std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
-  std::vector<Candidate> candidates_;        // scratch of sample()
-  bool sorted_ = false;                      // candidates_ are ordered by logit, largest first; otherwise by token
+  DryPenalty dry_;
+  std::vector<Candidate> candidates_;  // scratch of sample()
+  bool sorted_ = false;                // candidates_ are ordered by logit, largest first; otherwise by token
 };
 
 }  // namespace kvasir
