@@ -30,10 +30,23 @@ namespace {
 std::atomic<bool> g_interrupted{false};
 std::atomic<int> g_signal{0};  // that interrupted
 int g_wake[2] = {-1, -1};      // a pipe, so that an interrupt just before a wait also ends that wait
+std::atomic<void (*)()> g_restore{nullptr};
+
+// Returns if the signal is blocked, as in its own handler: it acts when that returns.
+void raise_default(int signal) {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  ::sigaction(signal, &action, nullptr);
+  ::raise(signal);
+}
 
 void on_interrupt(int signal) {
-  if (g_interrupted.exchange(true)) ::_exit(128 + signal);
   g_signal.store(signal);
+  if (g_interrupted.exchange(true)) {
+    if (auto* const restore = g_restore.load()) restore();
+    raise_default(signal);
+    return;
+  }
   const int error = errno;
   [[maybe_unused]] const ssize_t written = ::write(g_wake[1], "", 1);
   errno = error;
@@ -253,6 +266,11 @@ bool may_see_beyond(const std::string& policy, std::int64_t context) {
   return most_seen_by_range(policy).value_or(0) > context + 1;
 }
 
+bool drops_ranges(const std::string& policy) {
+  const auto made = make_policy(policy);
+  return made.ok() && !(*made)->traits().compacts && (*made)->traits().run_capacities.empty();
+}
+
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context, std::string_view saw) {
   const std::optional<std::int64_t> most = most_seen_by_range(policy);
   if (most && !may_see_beyond(policy, context)) return;
@@ -371,9 +389,23 @@ void clear_interrupt() {
   g_interrupted.store(false);
 }
 
-bool wait_for_input() {
+int interrupting_signal() {
+  return g_signal.load();
+}
+
+void before_forced_end(void (*restore)()) {
+  g_restore.store(restore);
+}
+
+void end_by_signal(int signal) {
+  raise_default(signal);
+  ::_exit(128 + signal);  // the signal is blocked, or does not end processes
+}
+
+bool wait_for_input(const std::function<void()>& on_other_signal) {
   pollfd watched[] = {{STDIN_FILENO, POLLIN, 0}, {g_wake[0], POLLIN, 0}};
   while (!interrupted()) {
+    if (on_other_signal) on_other_signal();
     if (::poll(watched, std::size(watched), -1) < 0 && errno == EINTR) continue;
     if (watched[1].revents == 0) return true;
   }

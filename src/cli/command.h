@@ -40,6 +40,7 @@ std::optional<std::string> unknown_command(const CLI::App& program);
 // Receives the status of the command that ran.
 struct Outcome {
   Status status;
+  int signal = 0;  // not 0: the process is to end by this signal once the status is reported
 };
 
 // One function per command, each in its file: adds the subcommand to the program.
@@ -98,6 +99,9 @@ bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::i
 // Returns whether note_beyond_context could warn of a policy by range with a bound.
 bool may_see_beyond(const std::string& policy, std::int64_t context);
 
+// Returns whether a policy keeps the first tokens of a text and the newest, and drops those between.
+bool drops_ranges(const std::string& policy);
+
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 
 // Checks that an output file is not one of the inputs. Errors: kInvalidArgument.
@@ -122,9 +126,17 @@ void ignore_write_signals();
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();
+int interrupting_signal();  // the signal of the last interrupt; 0: there was none
 
-// Waits until standard input can be read or has ended. Returns false on an interrupt.
-bool wait_for_input();
+// `restore` (may be null: nothing) runs before a second signal ends the process. It must be async-signal-safe.
+void before_forced_end(void (*restore)());
+
+// Ends the process by a signal's default action, so that a shell's loop around it ends too.
+[[noreturn]] void end_by_signal(int signal);
+
+// Waits until standard input can be read or has ended. Returns false on an interrupt. `on_other_signal` (may be empty)
+// runs before the wait and after each other signal that is handled.
+bool wait_for_input(const std::function<void()>& on_other_signal = {});
 
 // The work of reading a text under a policy, in windows of `window` tokens unless that is 0.
 ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);

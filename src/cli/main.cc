@@ -55,5 +55,6 @@ int main(int argc, char** argv) {
     }
   }
   if (!outcome.status.message().empty()) note("kvasir: {}\n", error_text(outcome.status, program));
+  if (outcome.signal != 0) end_by_signal(outcome.signal);
   return exit_code(outcome.status);
 }

@@ -3,19 +3,19 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <csignal>
 #include <initializer_list>
-#include <iostream>
-#include <limits>
 #include <optional>
-#include <utility>
 
-#include "base/counted.h"
 #include "base/input_text.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "cli/answer.h"
+#include "cli/chat.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "cli/documents.h"
+#include "cli/run_options.h"
 #include "engine/task.h"
 #include "text/tokenizer.h"
 
@@ -24,290 +24,6 @@ namespace {
 
 // Without -n, of output that is printed only once it has ended.
 constexpr std::int64_t kMostUnasked = 1024;
-constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
-
-struct RunOptions {
-  EngineOptions engine;
-  SessionOptions session;
-  GenerateOptions generate;
-  std::optional<std::string> prompt;
-  std::string file;
-  std::string chat_template;
-  std::string system;
-  std::string save;
-  std::string load;
-  int samples = 1;
-  int beams = 0;  // 0: no beam search
-  double length_penalty = 1;
-  bool tokens_given = false;    // -n was
-  bool sampling_given = false;  // at least one sampling option was given
-  bool engine_given = false;    // at least one option was given that a session file decides
-  bool chat = false;
-  bool json = false;
-};
-
-Json to_json(const KvReport& kv) {
-  return {{"policy", kv.policy},
-          {"codec", kv.codec},
-          {"seen", kv.seen},
-          {"kept", kv.kept},
-          {"kept_least", kv.kept_least},
-          {"kept_most", kv.kept_most},
-          {"kept_max", kv.kept_max},
-          {"dead_share", kv.dead_share},
-          {"bytes", kv.bytes},
-          {"bytes_peak", kv.bytes_peak},
-          {"budget", kv.budget}};
-}
-
-double rate(std::int64_t tokens, double seconds) {
-  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
-}
-
-void print_summary(const GenerateResult& result, std::string_view scope = "") {
-  const KvReport& kv = result.kv;
-  note(
-      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
-      "{} of {} seen, {} (peak {} of {} allowed)\n",
-      scope, counted(result.prompt_tokens, "token"), result.prompt_seconds,
-      rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
-      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy, kv.codec, kv.kept,
-      counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
-}
-
-// Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
-// than that was trained for.
-class Notices {
- public:
-  Notices(const Session& session, std::int64_t context)
-      : context_(context), watches_context_(may_see_beyond(session.kv().policy, context)) {}
-
-  void check(const Session& session) {
-    if (!forgets_ && session.forgotten().dropped > 0) {
-      forgets_ = true;
-      const KvReport kv = session.kv();
-      begin_line();
-      note("kvasir: {} seen, {} kept: it begins to forget ({})\n", counted(kv.seen, "token"), kv.kept, kv.policy);
-    }
-    if (!watches_context_) return;
-    const KvReport kv = session.kv();
-    if (kv.kept_max <= context_) return;
-    watches_context_ = false;
-    begin_line();
-    note_beyond_context(kv.policy, kMostSeen, context_, "sees up to");
-  }
-
- private:
-  static void begin_line() {
-    if (::isatty(STDERR_FILENO) != 0) note("\n");
-  }
-
-  std::int64_t context_;
-  bool watches_context_;
-  bool forgets_ = false;
-};
-
-class Runner {
- public:
-  Runner(const RunOptions& options, const Engine& engine, Session& session)
-      : options_(options), session_(session), notices_(session, engine.model().context) {}
-
-  Status read(std::string_view text) {
-    ProgressBar bar("reading", work());
-    return session_.read(text, progress(bar));
-  }
-  Status say(std::string_view content, std::string_view role = "user") {
-    ProgressBar bar("reading", work());
-    return session_.say(role, content, progress(bar));
-  }
-
-  // `says_how_to_stop`: in front of the text, on standard error.
-  Result<GenerateResult> answer(bool says_how_to_stop = false) {
-    Status written;
-    auto result = session_.generate(options_.generate, [&](std::string_view text) {
-      if (std::exchange(says_how_to_stop, false))
-        note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
-      if (!options_.json) written = print(text);
-      notices_.check(session_);
-      return written.ok() && !interrupted();
-    });
-    if (!written.ok()) return written;
-    return result;
-  }
-
- private:
-  ReadingWork work() const { return reading_work(session_.kv().policy); }
-  Session::Progress progress(ProgressBar& bar) {
-    return [&](std::int64_t done, std::int64_t total) {
-      bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
-      notices_.check(session_);
-      return !interrupted();
-    };
-  }
-
-  const RunOptions& options_;
-  Session& session_;
-  Notices notices_;
-};
-
-// The session's report, with the peak of the whole cache: that of all its samples or beams together.
-KvReport kv_of_all(const Engine& engine, const Session& session) {
-  KvReport kv = session.kv();
-  kv.bytes_peak = engine.cache().bytes_peak;
-  return kv;
-}
-
-// Prints each sample as a block once all are finished: they are generated side by side.
-Status print_samples(const RunOptions& options, const Engine& engine, Session& session) {
-  Status written;
-  KVASIR_ASSIGN_OR_RETURN(
-      const std::vector<GenerateResult> results,
-      session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
-  const double seconds = results.front().seconds;
-  std::int64_t tokens = 0;
-  std::int64_t longest = 0;
-  bool cancelled = false;
-  Status failed;  // of the first sample that did
-  Json list = Json::array();
-  for (std::size_t s = 0; s < results.size(); ++s) {
-    const GenerateResult& result = results[s];
-    tokens += result.tokens;
-    longest = std::max(longest, result.kv.kept_max);
-    cancelled = cancelled || result.finish_reason == FinishReason::kCancelled;
-    if (failed.ok()) failed = result.status;
-    list.push_back({{"text", result.text},
-                    {"tokens", result.tokens},
-                    {"finish_reason", finish_reason_name(result.finish_reason)},
-                    {"seed", result.seed}});
-    if (!options.json)
-      KVASIR_RETURN_IF_ERROR(
-          print(fmt::format("--- sample {} of {}, seed {}, {}, ended by {}\n{}\n", s + 1, results.size(), result.seed,
-                            counted(result.tokens, "token"), finish_reason_name(result.finish_reason), result.text)));
-  }
-  const KvReport kv = kv_of_all(engine, session);
-  const std::int64_t context = engine.model().context;
-  if (kv.kept_max <= context && longest > context && may_see_beyond(kv.policy, context))
-    note_beyond_context(kv.policy, kMostSeen, context, "sees up to");
-  if (options.json) {
-    KVASIR_RETURN_IF_ERROR(print_json({{"samples", list},
-                                       {"prompt_tokens", results.front().prompt_tokens},
-                                       {"tokens", tokens},
-                                       {"tokens_per_s", rate(tokens, seconds)},
-                                       {"kv", to_json(kv)}}));
-  } else {
-    note("kvasir: {} samples, {} in {:.1f} s ({:.1f}/s together); KV {} {}: peak {} of {} allowed\n", results.size(),
-         counted(tokens, "token"), seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
-         human_bytes(kv.budget));
-  }
-  KVASIR_RETURN_IF_ERROR(failed);
-  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
-}
-
-Status print_beams(const RunOptions& options, const Engine& engine, Session& session) {
-  const BeamOptions beams{options.beams, options.length_penalty, options.generate.max_tokens,
-                          options.generate.ignore_eos};
-  std::vector<BeamResult> results;
-  {
-    ProgressBar bar("searching");
-    KVASIR_ASSIGN_OR_RETURN(results, session.beam_search(beams, [&](std::int64_t done) {
-      bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(beams.max_tokens), "tokens");
-      return !interrupted();
-    }));
-  }
-  bool cancelled = false;
-  Json list = Json::array();
-  for (std::size_t b = 0; b < results.size(); ++b) {
-    const BeamResult& beam = results[b];
-    cancelled = cancelled || beam.finish_reason == FinishReason::kCancelled;
-    list.push_back({{"text", beam.text},
-                    {"tokens", beam.tokens},
-                    {"log_probability", beam.log_probability},
-                    {"score", beam.score},
-                    {"finish_reason", finish_reason_name(beam.finish_reason)}});
-    if (!options.json)
-      KVASIR_RETURN_IF_ERROR(
-          print(fmt::format("--- beam {} of {}, score {:.4f}, {}, ended by {}\n{}\n", b + 1, results.size(), beam.score,
-                            counted(beam.tokens, "token"), finish_reason_name(beam.finish_reason), beam.text)));
-  }
-  const KvReport kv = kv_of_all(engine, session);
-  if (options.json) {
-    KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
-  } else {
-    note("kvasir: {}; KV {} {}: peak {} of {} allowed\n", counted(static_cast<std::int64_t>(results.size()), "beam"),
-         kv.policy, kv.codec, human_bytes(kv.bytes_peak), human_bytes(kv.budget));
-  }
-  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
-}
-
-// Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
-Status run_once(const RunOptions& options, const Engine& engine, Session& session,
-                std::optional<std::string_view> prompt) {
-  Runner runner(options, engine, session);
-  Status read;
-  if (!options.system.empty()) read = runner.say(options.system, "system");
-  if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
-  if (read.code() == StatusCode::kCancelled) {
-    const KvReport kv = session.kv();
-    return make_status(read.code(), "stopped while reading; {} seen, {} kept, {}", counted(kv.seen, "token"), kv.kept,
-                       human_bytes(kv.bytes));
-  }
-  KVASIR_RETURN_IF_ERROR(read);
-  if (options.samples > 1) return print_samples(options, engine, session);
-  if (options.beams > 0) return print_beams(options, engine, session);
-  const bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
-  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer(says_how_to_stop));
-  if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
-  if (options.json) {
-    KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
-                                       {"prompt_tokens", result.prompt_tokens},
-                                       {"tokens", result.tokens},
-                                       {"tokens_per_s", rate(result.tokens, result.seconds)},
-                                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
-                                       {"finish_reason", finish_reason_name(result.finish_reason)},
-                                       {"seed", result.seed},
-                                       {"kv", to_json(result.kv)}}));
-  } else {
-    KVASIR_RETURN_IF_ERROR(print("\n"));
-    print_summary(result);
-  }
-  // Exit code 1 without a message: the summary has said it.
-  if (result.finish_reason == FinishReason::kCancelled) return Status(StatusCode::kCancelled, "");
-  return {};
-}
-
-Status converse(const RunOptions& options, const Engine& engine, Session& session) {
-  Runner runner(options, engine, session);
-  note("kvasir: chat; an empty line or Ctrl-D ends, Ctrl-C stops an answer\n");
-  if (!options.system.empty()) KVASIR_RETURN_IF_ERROR(runner.say(options.system, "system"));
-  std::optional<GenerateResult> last;
-  for (;;) {
-    note("> ");
-    std::string line;
-    if (!wait_for_input() || !std::getline(std::cin, line) || line.empty()) break;
-    const Status status = runner.say(line);
-    if (!status.ok() && status.code() != StatusCode::kCancelled) {
-      if (status.code() != StatusCode::kInvalidArgument) return status;
-      note("kvasir: {}\n", printable(status.message(), 2000));
-      continue;
-    }
-    if (status.ok()) {
-      KVASIR_ASSIGN_OR_RETURN(last, runner.answer());
-      KVASIR_RETURN_IF_ERROR(print("\n"));
-    }
-    clear_interrupt();
-    if (last && (last->finish_reason == FinishReason::kContext || last->finish_reason == FinishReason::kKvMemory)) {
-      note(
-          "kvasir: {} is used up and policy '{}' forgets nothing; start again with --kv streaming for a chat without "
-          "end\n",
-          last->finish_reason == FinishReason::kContext ? "the trained context" : "the KV memory", last->kv.policy);
-      break;
-    }
-  }
-  note("\n");
-  if (last) print_summary(*last, "last answer: ");
-  if (!options.save.empty()) return session.save(options.save);
-  return {};
-}
 
 // Refuses options that exclude each other, and those without effect.
 Status check_options(const RunOptions& options) {
@@ -341,17 +57,30 @@ Status check_options(const RunOptions& options) {
 Status check_save(const RunOptions& options, bool reads_input) {
   if (options.save.empty()) return {};
   std::vector<std::string> inputs = {options.engine.model, options.chat_template};
-  inputs.push_back(reads_input ? "/dev/stdin" : options.file);
+  for (const std::string& file : options.files)
+    if (file != "-") inputs.push_back(file);
+  if (reads_input) inputs.emplace_back("/dev/stdin");
   KVASIR_RETURN_IF_ERROR(check_output(options.save, inputs));
   return check_replaceable(options.save);
 }
 
+// Whether the command holds a conversation: nothing says what to answer, and somebody can be asked. With --chat and
+// files only where nobody expects the one answer in a file or a pipe.
+bool is_conversation(const RunOptions& options) {
+  if (options.prompt || ::isatty(STDIN_FILENO) == 0) return false;
+  if (options.files.empty()) return options.load.empty() || options.chat;
+  return options.chat && ::isatty(STDOUT_FILENO) != 0 && !options.json && options.samples == 1 && options.beams == 0 &&
+         std::ranges::count(options.files, "-") == 0;
+}
+
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
-  std::optional<std::string_view> prompt = options.prompt;
+  const auto stdins = std::ranges::count(options.files, "-");
+  if (stdins > 1) return invalid_argument("--file - is given more than once; standard input can be read once");
+  if (options.prompt && options.prompt->empty())
+    return invalid_argument("the prompt is empty; give some text to continue");
   const bool loads = !options.load.empty();
-  const bool talks = !loads || options.chat;
-  const bool chat = talks && !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
+  const bool chat = is_conversation(options);
   if (!chat && !options.chat)
     for (const auto& [name, value] :
          {std::pair("--system", &options.system), {"--chat-template", &options.chat_template}})
@@ -359,12 +88,19 @@ Status run(RunOptions options) {
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (chat && (options.samples > 1 || options.beams > 0))
     return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
-  const bool reads = !prompt && !chat && !(loads && options.file.empty());
-  KVASIR_RETURN_IF_ERROR(check_save(options, chat || (reads && (options.file.empty() || options.file == "-"))));
-  InputText input;
-  if (reads) {
-    KVASIR_ASSIGN_OR_RETURN(input, InputText::open(options.file.empty() ? "-" : options.file, kMaxTextBytes));
-    prompt = input.text();
+  const bool reads_input = stdins > 0 || (options.files.empty() && !options.prompt && !chat && !loads);
+  KVASIR_RETURN_IF_ERROR(check_save(options, chat || reads_input));
+  std::vector<std::string> files = options.files;
+  if (reads_input && files.empty()) files.emplace_back("-");
+  InputText mapped;    // one file alone, which may be large
+  std::string joined;  // several, or one with a question
+  std::optional<std::string_view> prompt = options.prompt;
+  if (files.size() == 1 && !options.prompt && !chat) {
+    KVASIR_ASSIGN_OR_RETURN(mapped, InputText::open(files.front(), kMaxTextBytes));
+    prompt = mapped.text();
+  } else if (!files.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(joined, read_documents(files, options.prompt));
+    prompt = joined;
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
   EngineOptions engine_options = options.engine;
@@ -379,7 +115,8 @@ Status run(RunOptions options) {
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
   const int several = std::max(options.samples, options.beams);
-  options.session.sequences = several > 1 ? several + 1 : 1;
+  // In a chat the second is the state before the last answer, for /again.
+  options.session.sequences = chat ? 2 : several > 1 ? several + 1 : 1;
   std::unique_ptr<Session> session;
   if (loads) {
     KVASIR_ASSIGN_OR_RETURN(Engine::LoadedSession loaded,
@@ -398,7 +135,8 @@ Status run(RunOptions options) {
         "wrongly\n");
   if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
-  return chat ? converse(options, *engine, *session) : run_once(options, *engine, *session, prompt);
+  if (chat) return kvasir::cli::chat(options, *engine, std::move(session), std::string(prompt.value_or("")));
+  return run_once(options, *engine, *session, prompt);
 }
 
 void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
@@ -436,16 +174,22 @@ void add_run(CLI::App& program, Outcome& outcome) {
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
   add_chunk_option(*command, options->engine);
-  auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue, or with --chat to answer");
-  command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
-      ->excludes(prompt)
+  command->add_option("-p,--prompt", options->prompt,
+                      "Text to continue, or with --chat to answer; stands behind the files");
+  command
+      ->add_option("-f,--file", options->files,
+                   "File with text to continue, or with -p to ask about; may be repeated; -: standard input")
+      ->take_all()
+      ->allow_extra_args(false)
       ->type_name("FILE");
   command
       ->add_option("-n,--tokens", options->generate.max_tokens,
                    fmt::format("Tokens to generate; -1: until the text ends; with --json and --samples {} unless given",
                                kMostUnasked))
       ->capture_default_str();
-  command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
+  command->add_flag("--chat", options->chat,
+                    "Say the text as a user's message and end after the answer; without -p, on a terminal: "
+                    "a chat about the files");
   command->add_option("--system", options->system, "System message at the start of a chat");
   add_chat_template_option(*command, options->chat_template);
   add_policy_option(*command, options->session.policy,
@@ -484,6 +228,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
         return;
       }
     outcome.status = run(*options);
+    if (outcome.status.code() == StatusCode::kCancelled && interrupted() && interrupting_signal() == SIGINT)
+      outcome.signal = SIGINT;
   });
 }
 

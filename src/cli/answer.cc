@@ -1,0 +1,239 @@
+#include "cli/answer.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/counted.h"
+#include "base/status.h"
+
+namespace kvasir::cli {
+namespace {
+
+constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
+
+Json to_json(const KvReport& kv) {
+  return {{"policy", kv.policy},
+          {"codec", kv.codec},
+          {"seen", kv.seen},
+          {"kept", kv.kept},
+          {"kept_least", kv.kept_least},
+          {"kept_most", kv.kept_most},
+          {"kept_max", kv.kept_max},
+          {"dead_share", kv.dead_share},
+          {"bytes", kv.bytes},
+          {"bytes_peak", kv.bytes_peak},
+          {"budget", kv.budget}};
+}
+
+double rate(std::int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+void begin_line() {
+  if (::isatty(STDERR_FILENO) != 0) note("\n");
+}
+
+// The session's report, with the peak of the whole cache: that of all its samples or beams together.
+KvReport kv_of_all(const Engine& engine, const Session& session) {
+  KvReport kv = session.kv();
+  kv.bytes_peak = engine.cache().bytes_peak;
+  return kv;
+}
+
+// Prints each sample as a block once all are finished: they are generated side by side.
+Status print_samples(const RunOptions& options, const Engine& engine, Session& session) {
+  Status written;
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<GenerateResult> results,
+      session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
+  const double seconds = results.front().seconds;
+  std::int64_t tokens = 0;
+  std::int64_t longest = 0;
+  bool cancelled = false;
+  Status failed;  // of the first sample that did
+  Json list = Json::array();
+  for (std::size_t s = 0; s < results.size(); ++s) {
+    const GenerateResult& result = results[s];
+    tokens += result.tokens;
+    longest = std::max(longest, result.kv.kept_max);
+    cancelled = cancelled || result.finish_reason == FinishReason::kCancelled;
+    if (failed.ok()) failed = result.status;
+    list.push_back({{"text", result.text},
+                    {"tokens", result.tokens},
+                    {"finish_reason", finish_reason_name(result.finish_reason)},
+                    {"seed", result.seed}});
+    if (!options.json)
+      KVASIR_RETURN_IF_ERROR(
+          print(fmt::format("--- sample {} of {}, seed {}, {}, ended by {}\n{}\n", s + 1, results.size(), result.seed,
+                            counted(result.tokens, "token"), finish_reason_name(result.finish_reason), result.text)));
+  }
+  const KvReport kv = kv_of_all(engine, session);
+  const std::int64_t context = engine.model().context;
+  if (kv.kept_max <= context && longest > context && may_see_beyond(kv.policy, context))
+    note_beyond_context(kv.policy, kMostSeen, context, "sees up to");
+  if (options.json) {
+    KVASIR_RETURN_IF_ERROR(print_json({{"samples", list},
+                                       {"prompt_tokens", results.front().prompt_tokens},
+                                       {"tokens", tokens},
+                                       {"tokens_per_s", rate(tokens, seconds)},
+                                       {"kv", to_json(kv)}}));
+  } else {
+    note("kvasir: {} samples, {} in {:.1f} s ({:.1f}/s together); KV {} {}: peak {} of {} allowed\n", results.size(),
+         counted(tokens, "token"), seconds, rate(tokens, seconds), kv.policy, kv.codec, human_bytes(kv.bytes_peak),
+         human_bytes(kv.budget));
+  }
+  KVASIR_RETURN_IF_ERROR(failed);
+  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
+}
+
+Status print_beams(const RunOptions& options, const Engine& engine, Session& session) {
+  const BeamOptions beams{options.beams, options.length_penalty, options.generate.max_tokens,
+                          options.generate.ignore_eos};
+  std::vector<BeamResult> results;
+  {
+    ProgressBar bar("searching");
+    KVASIR_ASSIGN_OR_RETURN(results, session.beam_search(beams, [&](std::int64_t done) {
+      bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(beams.max_tokens), "tokens");
+      return !interrupted();
+    }));
+  }
+  bool cancelled = false;
+  Json list = Json::array();
+  for (std::size_t b = 0; b < results.size(); ++b) {
+    const BeamResult& beam = results[b];
+    cancelled = cancelled || beam.finish_reason == FinishReason::kCancelled;
+    list.push_back({{"text", beam.text},
+                    {"tokens", beam.tokens},
+                    {"log_probability", beam.log_probability},
+                    {"score", beam.score},
+                    {"finish_reason", finish_reason_name(beam.finish_reason)}});
+    if (!options.json)
+      KVASIR_RETURN_IF_ERROR(
+          print(fmt::format("--- beam {} of {}, score {:.4f}, {}, ended by {}\n{}\n", b + 1, results.size(), beam.score,
+                            counted(beam.tokens, "token"), finish_reason_name(beam.finish_reason), beam.text)));
+  }
+  const KvReport kv = kv_of_all(engine, session);
+  if (options.json) {
+    KVASIR_RETURN_IF_ERROR(print_json({{"beams", list}, {"kv", to_json(kv)}}));
+  } else {
+    note("kvasir: {}; KV {} {}: peak {} of {} allowed\n", counted(static_cast<std::int64_t>(results.size()), "beam"),
+         kv.policy, kv.codec, human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+  }
+  return cancelled ? Status(StatusCode::kCancelled, "") : Status();
+}
+
+}  // namespace
+
+Notices::Notices(const Session& session, std::int64_t context)
+    : context_(context), watches_context_(may_see_beyond(session.kv().policy, context)) {}
+
+void Notices::check(const Session& session) {
+  if (!forgets_ && session.forgotten().dropped > 0) {
+    forgets_ = true;
+    const KvReport kv = session.kv();
+    begin_line();
+    note("kvasir: {} seen, {} kept: it begins to forget ({})\n", counted(kv.seen, "token"), kv.kept, kv.policy);
+  }
+  if (!watches_context_) return;
+  const KvReport kv = session.kv();
+  if (kv.kept_max <= context_) return;
+  watches_context_ = false;
+  begin_line();
+  note_beyond_context(kv.policy, kMostSeen, context_, "sees up to");
+}
+
+Status Runner::read(std::string_view text) {
+  ProgressBar bar("reading", work());
+  return session_.read(text, progress(bar));
+}
+
+Status Runner::say(std::string_view content, std::string_view role) {
+  ProgressBar bar("reading", work());
+  return session_.say(role, content, progress(bar));
+}
+
+Result<GenerateResult> Runner::answer(const GenerateOptions& options, bool prints, bool says_how_to_stop) {
+  Status written;
+  auto result = session_.generate(options, [&](std::string_view text) {
+    if (std::exchange(says_how_to_stop, false))
+      note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
+    if (prints) written = print(text);
+    notices_.check(session_);
+    return written.ok() && !interrupted();
+  });
+  if (!written.ok()) return written;
+  return result;
+}
+
+Session::Progress Runner::progress(ProgressBar& bar) {
+  return [&](std::int64_t done, std::int64_t total) {
+    bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
+    notices_.check(session_);
+    return !interrupted();
+  };
+}
+
+void print_summary(const GenerateResult& result, std::string_view scope) {
+  const KvReport& kv = result.kv;
+  note(
+      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
+      "{} of {} seen, {} (peak {} of {} allowed)\n",
+      scope, counted(result.prompt_tokens, "token"), result.prompt_seconds,
+      rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
+      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy, kv.codec, kv.kept,
+      counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+}
+
+void note_forgotten(const Session& session) {
+  const KvReport kv = session.kv();
+  const Session::Forgotten forgotten = session.forgotten();
+  if (forgotten.dropped == 0 || !drops_ranges(kv.policy)) return;
+  note(
+      "kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; a larger cache, or --kv snapkv, "
+      "keeps what the question needs\n",
+      forgotten.first, forgotten.first + forgotten.dropped - 1, kv.seen, kv.policy);
+}
+
+Status run_once(const RunOptions& options, const Engine& engine, Session& session,
+                std::optional<std::string_view> prompt) {
+  Runner runner(engine, session);
+  Status read;
+  if (!options.system.empty()) read = runner.say(options.system, "system");
+  if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
+  if (read.code() == StatusCode::kCancelled) {
+    const KvReport kv = session.kv();
+    return make_status(read.code(), "stopped while reading; {} seen, {} kept, {}", counted(kv.seen, "token"), kv.kept,
+                       human_bytes(kv.bytes));
+  }
+  KVASIR_RETURN_IF_ERROR(read);
+  if (!options.files.empty() && options.prompt) note_forgotten(session);
+  if (options.samples > 1) return print_samples(options, engine, session);
+  if (options.beams > 0) return print_beams(options, engine, session);
+  const bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
+  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result,
+                          runner.answer(options.generate, !options.json, says_how_to_stop));
+  if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
+  if (options.json) {
+    KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
+                                       {"prompt_tokens", result.prompt_tokens},
+                                       {"tokens", result.tokens},
+                                       {"tokens_per_s", rate(result.tokens, result.seconds)},
+                                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
+                                       {"finish_reason", finish_reason_name(result.finish_reason)},
+                                       {"seed", result.seed},
+                                       {"kv", to_json(result.kv)}}));
+  } else {
+    KVASIR_RETURN_IF_ERROR(print("\n"));
+    print_summary(result);
+  }
+  // Exit code 1 without a message: the summary has said it.
+  if (result.finish_reason == FinishReason::kCancelled) return Status(StatusCode::kCancelled, "");
+  return {};
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,58 @@
+// Reads text into a session and generates from it, with progress, notices and Ctrl-C; and what kvasir run prints once
+// it has done so.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/command.h"
+#include "cli/run_options.h"
+
+namespace kvasir::cli {
+
+// Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
+// than that was trained for.
+class Notices {
+ public:
+  Notices(const Session& session, std::int64_t context);
+  void check(const Session& session);
+
+ private:
+  std::int64_t context_;
+  bool watches_context_;
+  bool forgets_ = false;
+};
+
+// Calls of one session. Both must outlive it.
+class Runner {
+ public:
+  Runner(const Engine& engine, Session& session) : session_(session), notices_(session, engine.model().context) {}
+
+  // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of standard output.
+  Status read(std::string_view text);
+  Status say(std::string_view content, std::string_view role = "user");
+  // `says_how_to_stop`: in front of the text, on standard error.
+  Result<GenerateResult> answer(const GenerateOptions& options, bool prints, bool says_how_to_stop = false);
+
+ private:
+  ReadingWork work() const { return reading_work(session_.kv().policy); }
+  Session::Progress progress(ProgressBar& bar);
+
+  Session& session_;
+  Notices notices_;
+};
+
+// Prints a generation's figures, as one line on standard error. `scope`: what they are of.
+void print_summary(const GenerateResult& result, std::string_view scope = "");
+
+// Reports that parts of what was read are forgotten, where the policy keeps only the start and the newest tokens: a
+// question about them has no answer.
+void note_forgotten(const Session& session);
+
+// Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
+Status run_once(const RunOptions& options, const Engine& engine, Session& session,
+                std::optional<std::string_view> prompt);
+
+}  // namespace kvasir::cli

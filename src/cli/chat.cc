@@ -1,0 +1,309 @@
+#include "cli/chat.h"
+
+#include <fmt/core.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/counted.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "cli/answer.h"
+#include "cli/chat_commands.h"
+#include "cli/command.h"
+#include "cli/documents.h"
+#include "cli/line_reader.h"
+#include "text/utf8.h"
+
+namespace kvasir::cli {
+namespace {
+
+std::string with_home(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  return path.starts_with("~/") && home != nullptr ? home + path.substr(1) : path;
+}
+
+void note_error(const Status& status) {
+  note("kvasir: {}\n", printable(status.message(), 2000));
+}
+
+class Chat {
+ public:
+  Chat(const RunOptions& options, Engine& engine, std::unique_ptr<Session> session, std::string documents)
+      : options_(options), generate_(options.generate), engine_(engine), documents_(std::move(documents)) {
+    use(std::move(session));
+  }
+
+  Status run();
+
+ private:
+  void use(std::unique_ptr<Session> session) {
+    runner_.reset();
+    session_ = std::move(session);
+    runner_.emplace(engine_, *session_);
+  }
+
+  Status obey(ChatCommand command, const std::string& argument);
+  Status send(const std::string& text);
+  Status answer(const GenerateOptions& options);
+  Status again();
+  Status clear();
+  void read_file(const std::string& file);
+  void save(const std::string& file);
+  void load(const std::string& file);
+  void show_kv() const;
+  Status say_system();
+  bool ended_by_signal() const { return interrupted() && interrupting_signal() != SIGINT; }
+
+  const RunOptions& options_;
+  GenerateOptions generate_;
+  Engine& engine_;
+  std::unique_ptr<Session> session_;
+  std::optional<Runner> runner_;     // of session_
+  std::unique_ptr<Session> before_;  // the state before the last answer; null if there is none, or no memory for it
+  std::uint64_t agains_ = 0;         // of the last answer
+  std::string documents_;            // in front of the next message
+  std::optional<GenerateResult> last_;
+  bool leaves_ = false;
+};
+
+Status Chat::run() {
+  const std::unique_ptr<LineReader> reader = open_line_reader();
+  note("kvasir: chat; /help lists commands, Ctrl-D or /bye ends, Ctrl-C stops an answer\n");
+  if (!documents_.empty())
+    note("kvasir: {} of documents go in front of your first message\n", human_bytes(documents_.size()));
+  KVASIR_RETURN_IF_ERROR(say_system());
+  while (!leaves_ && !ended_by_signal()) {
+    const Typed typed = reader->read("> ");
+    if (typed.kind == Typed::Kind::kEnd) break;
+    if (typed.kind == Typed::Kind::kInterrupted) {
+      if (ended_by_signal()) break;
+      clear_interrupt();
+      if (typed.text.empty()) note("kvasir: Ctrl-D or /bye ends the chat\n");
+      continue;
+    }
+    if (typed.kind == Typed::Kind::kCut) {
+      note(
+          "kvasir: the line is not sent, as this terminal cuts lines at {} bytes; /read FILE reads a longer text from "
+          "a "
+          "file\n",
+          4095);
+      continue;
+    }
+    if (typed.kind == Typed::Kind::kDamagedPaste) {
+      note(
+          "kvasir: the message is not sent, as the mark of a paste in it was edited; the up arrow brings it back, and "
+          "Backspace behind a mark erases the paste\n");
+      continue;
+    }
+    if (typed.text.find_first_not_of(" \t\r\n") == std::string::npos) continue;
+    const Result<ChatLine> line = typed.pasted && typed.text.find('\n') != std::string::npos
+                                      ? Result<ChatLine>(ChatLine{{}, typed.text})
+                                      : parse_chat_line(typed.text);
+    if (!line.ok()) {
+      note_error(line.status());
+    } else if (line->command) {
+      if (*line->command == ChatCommand::kHelp) {
+        note("{}", chat_help(reader->edits()));
+      } else {
+        KVASIR_RETURN_IF_ERROR(obey(*line->command, line->text));
+      }
+    } else {
+      KVASIR_RETURN_IF_ERROR(send(line->text));
+    }
+    if (!ended_by_signal()) clear_interrupt();
+  }
+  const bool stopped = ended_by_signal();
+  note("\n");
+  if (last_) print_summary(*last_, "last answer: ");
+  if (!options_.save.empty()) KVASIR_RETURN_IF_ERROR(session_->save(options_.save));
+  return stopped ? Status(StatusCode::kCancelled, "") : Status();
+}
+
+Status Chat::obey(ChatCommand command, const std::string& argument) {
+  const std::string file = with_home(argument);
+  switch (command) {
+    case ChatCommand::kRead: read_file(file); break;
+    case ChatCommand::kSave: save(file); break;
+    case ChatCommand::kLoad: load(file); break;
+    case ChatCommand::kClear: return clear();
+    case ChatCommand::kAgain: return again();
+    case ChatCommand::kKv: show_kv(); break;
+    case ChatCommand::kBye: leaves_ = true; break;
+    case ChatCommand::kHelp: break;  // run() has the reader, which it depends on
+  }
+  return {};
+}
+
+Status Chat::send(const std::string& text) {
+  // Checked apart from the documents, which are known to be valid: so they stay for the next message.
+  if (const Status valid = check_utf8(text); !valid.ok()) {
+    note_error(valid);
+    return {};
+  }
+  std::string message = std::exchange(documents_, {});
+  const bool asks_documents = !message.empty();
+  join_part(message, text);
+  before_.reset();
+  const Status said = runner_->say(message);
+  if (said.code() == StatusCode::kCancelled) {
+    note("kvasir: stopped while reading; {} seen\n", counted(session_->kv().seen, "token"));
+    return {};
+  }
+  if (said.code() == StatusCode::kInvalidArgument || said.code() == StatusCode::kResourceExhausted) {
+    note_error(said);
+    if (asks_documents) note("kvasir: the documents in front of this message are dropped; /read them again\n");
+    return {};
+  }
+  KVASIR_RETURN_IF_ERROR(said);
+  if (asks_documents) note_forgotten(*session_);
+  agains_ = 0;
+  if (Result<std::unique_ptr<Session>> fork = session_->fork(); fork.ok()) before_ = std::move(*fork);
+  return answer(generate_);
+}
+
+// Generates and prints an answer. The state before it gives up its pages if the answer has no other room.
+Status Chat::answer(const GenerateOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(last_, runner_->answer(options, true));
+  if (last_->finish_reason == FinishReason::kKvMemory && before_ != nullptr) {
+    before_.reset();
+    GenerateOptions rest = options;
+    rest.resume = true;
+    if (rest.max_tokens >= 0) rest.max_tokens -= last_->tokens;
+    KVASIR_ASSIGN_OR_RETURN(GenerateResult more, runner_->answer(rest, true));
+    more.text = last_->text + more.text;
+    more.tokens += last_->tokens;
+    more.seconds += last_->seconds;
+    more.prompt_tokens += last_->prompt_tokens;
+    more.prompt_seconds += last_->prompt_seconds;
+    last_ = std::move(more);
+  }
+  KVASIR_RETURN_IF_ERROR(print("\n"));
+  if (last_->finish_reason == FinishReason::kContext || last_->finish_reason == FinishReason::kKvMemory)
+    note("kvasir: {} is used up under policy '{}'; /clear starts over, and --kv streaming gives a chat without end\n",
+         last_->finish_reason == FinishReason::kContext ? "the trained context" : "the KV memory", last_->kv.policy);
+  return {};
+}
+
+Status Chat::again() {
+  if (before_ == nullptr) {
+    note("kvasir: {}\n",
+         last_ ? "the state before the last answer is gone; send the question again" : "there is no answer yet");
+    return {};
+  }
+  GenerateOptions options = generate_;
+  options.resume = false;
+  if (options.sampling.temperature == 0) {
+    note("kvasir: with --temp 0 the answer would be the same\n");
+    return {};
+  }
+  ++agains_;
+  if (options.sampling.seed != 0) options.sampling.seed += agains_;
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> fork, before_->fork());
+  use(std::move(fork));
+  return answer(options);
+}
+
+Status Chat::clear() {
+  SessionOptions same = options_.session;
+  same.policy = session_->kv().policy;
+  before_.reset();
+  runner_.reset();
+  session_.reset();  // its pages are free before the new one takes some
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, engine_.new_session(same));
+  use(std::move(session));
+  last_.reset();
+  documents_.clear();
+  generate_.resume = false;
+  note("kvasir: cleared\n");
+  return say_system();
+}
+
+void Chat::read_file(const std::string& file) {
+  Result<std::string> text =
+      file == "-" ? invalid_argument("/read takes a file; standard input is the terminal") : read_document(file);
+  if (!text.ok()) {
+    note_error(text.status());
+    return;
+  }
+  join_part(documents_, *text);
+  note("kvasir: {} of '{}' go in front of your next message\n", human_bytes(text->size()), printable(file, 200));
+}
+
+void Chat::save(const std::string& file) {
+  const std::vector<std::string> inputs = {options_.engine.model, options_.chat_template};
+  Status status = check_output(file, inputs);
+  if (status.ok()) status = check_replaceable(file);
+  if (status.ok()) status = session_->save(file);
+  if (!status.ok()) {
+    note_error(status);
+    return;
+  }
+  std::error_code error;
+  const std::uintmax_t bytes = std::filesystem::file_size(file, error);
+  note("kvasir: saved to '{}', {}\n", printable(file, 200), human_bytes(error ? 0 : bytes));
+}
+
+void Chat::load(const std::string& file) {
+  before_.reset();
+  Result<Engine::LoadedSession> loaded = engine_.load_session(file);
+  if (!loaded.ok()) {
+    note_error(loaded.status());
+    if (loaded.status().code() == StatusCode::kResourceExhausted)
+      note("kvasir: it has no room beside this conversation: /clear that first, or start again with --load\n");
+    return;
+  }
+  use(std::move(loaded->session));
+  last_.reset();
+  generate_.resume = !options_.sampling_given;
+  const KvReport kv = session_->kv();
+  note("kvasir: loaded '{}': {} seen, {} kept ({})\n", printable(file, 200), counted(kv.seen, "token"), kv.kept,
+       kv.policy);
+  if (loaded->other_arithmetic)
+    note("kvasir: it was written by other kernels: the tokens to come may differ from what they would have been\n");
+}
+
+void Chat::show_kv() const {
+  const KvReport kv = session_->kv();
+  const Session::Forgotten forgotten = session_->forgotten();
+  note("  policy     {}, {}\n", kv.policy, kv.codec);
+  note("  seen       {}\n", counted(kv.seen, "token"));
+  if (forgotten.dropped == 0) {
+    note("  kept       all of them\n  forgotten  nothing\n");
+  } else if (drops_ranges(kv.policy)) {
+    const std::int64_t end = forgotten.first + forgotten.dropped;
+    if (forgotten.first > 0) {
+      note("  kept       {}: 0 to {} and {} to {}\n", kv.kept, forgotten.first - 1, end, kv.seen - 1);
+    } else {
+      note("  kept       {}: {} to {}\n", kv.kept, end, kv.seen - 1);
+    }
+    note("  forgotten  {}: {} to {}; no answer can draw on them\n", forgotten.dropped, forgotten.first, end - 1);
+  } else {
+    note("  kept       {}, in a head from {} to {}\n", kv.kept, kv.kept_least, kv.kept_most);
+    note("  forgotten  {}, the first of them token {}; which ones differs between layers and heads\n",
+         forgotten.dropped, forgotten.first);
+  }
+  note("  bytes      {}, at most {} so far, of {} allowed\n", human_bytes(kv.bytes), human_bytes(kv.bytes_peak),
+       human_bytes(kv.budget));
+  if (!documents_.empty()) note("  waiting    {} in front of your next message\n", human_bytes(documents_.size()));
+}
+
+Status Chat::say_system() {
+  if (options_.system.empty()) return {};
+  const Status said = runner_->say(options_.system, "system");
+  return said.code() == StatusCode::kCancelled ? Status() : said;
+}
+
+}  // namespace
+
+Status chat(const RunOptions& options, Engine& engine, std::unique_ptr<Session> session, std::string documents) {
+  return Chat(options, engine, std::move(session), std::move(documents)).run();
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,32 @@
+// The options of kvasir run, as its parts share them.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvasir/options.h"
+
+namespace kvasir::cli {
+
+struct RunOptions {
+  EngineOptions engine;
+  SessionOptions session;
+  GenerateOptions generate;
+  std::optional<std::string> prompt;
+  std::vector<std::string> files;
+  std::string chat_template;
+  std::string system;
+  std::string save;
+  std::string load;
+  int samples = 1;
+  int beams = 0;  // 0: no beam search
+  double length_penalty = 1;
+  bool tokens_given = false;    // -n was
+  bool sampling_given = false;  // at least one sampling option was given
+  bool engine_given = false;    // at least one option was given that a session file decides
+  bool chat = false;
+  bool json = false;
+};
+
+}  // namespace kvasir::cli
