@@ -32,7 +32,9 @@ void expect_agreement(const std::string& model, const Surroundings& tight, std::
     const Json result = Json::parse(done.out);
     EXPECT_LT(result["kv"]["budget"].get<std::uint64_t>(), available);
     EXPECT_LE(result["kv"]["bytes_peak"], result["kv"]["budget"]);
-    if (policy == "full" && memory["fits"].get<bool>()) EXPECT_EQ(result["kv"]["budget"], memory["kv_bytes"]);
+    if (policy == "full" && memory["fits"].get<bool>()) {
+      EXPECT_EQ(result["kv"]["budget"], memory["kv_bytes"]);
+    }
     EXPECT_LT(done.peak_bytes, limit);
   }
 }

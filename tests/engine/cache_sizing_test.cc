@@ -68,7 +68,9 @@ TEST(CacheSizing, ASmallMemoryIsSpentOnTokens) {
     EXPECT_GT(need(conditions, chosen.cap * 17 / 16 + 64, 1), conditions.kv_memory) << chosen.cap;
     // A chunk that is given stays.
     conditions.chunk = 64;
-    if (need(conditions, 5, 64) <= conditions.kv_memory) EXPECT_EQ(default_of(conditions).chunk, 64);
+    if (need(conditions, 5, 64) <= conditions.kv_memory) {
+      EXPECT_EQ(default_of(conditions).chunk, 64);
+    }
     conditions.chunk = 0;
   }
   conditions.kv_memory = 100;
@@ -114,7 +116,9 @@ TEST(CacheSizing, TheChunkThatFitsIsTakenOrNamed) {
         if (size.ok()) {
           const int chunk = prompt_chunk(*policy, size->chunk);
           EXPECT_TRUE(fits(chunk));
-          if (!chooses) EXPECT_EQ(chunk, prompt_chunk(*policy, conditions.chunk));
+          if (!chooses) {
+            EXPECT_EQ(chunk, prompt_chunk(*policy, conditions.chunk));
+          }
           if (chooses && chunk < 512) {
             ++taken;
             EXPECT_FALSE(fits(2 * chunk));
