@@ -103,9 +103,7 @@ Status Chat::run() {
       continue;
     }
     if (typed.text.find_first_not_of(" \t\r\n") == std::string::npos) continue;
-    const Result<ChatLine> line = typed.pasted && typed.text.find('\n') != std::string::npos
-                                      ? Result<ChatLine>(ChatLine{{}, typed.text})
-                                      : parse_chat_line(typed.text);
+    const Result<ChatLine> line = parse_chat_line(typed.text);
     if (!line.ok()) {
       note_error(line.status());
     } else if (line->command) {

@@ -121,10 +121,8 @@ class LineEditor final : public LineReader {
   Typed read(const std::string& prompt) override {
     Typed typed;
     std::string remembered;  // as it was typed: placeholders stand for pastes
-    pasted_ = false;
     for (prompt_ = to_wide(prompt);; prompt_ = to_wide(kContinuation)) {
       const std::optional<std::wstring> line = read_line();
-      typed.pasted = pasted_;
       if (!line) {
         typed.kind = ended_ ? Typed::Kind::kEnd : Typed::Kind::kInterrupted;
         typed.text = remembered + unfinished_;
@@ -244,7 +242,6 @@ class LineEditor final : public LineReader {
       if (text[i] == L'\0' || (text[i] == L'\r' && i + 1 < text.size() && text[i + 1] == L'\n')) continue;
       lines += text[i] == L'\r' ? L'\n' : text[i];
     }
-    pasted_ = true;
     if (lines.size() > kMostCharactersShown || std::ranges::count(lines, L'\n') >= kMostLinesShown) {
       const auto ends = std::ranges::count(lines, L'\n');
       pastes_.push_back(
@@ -316,9 +313,8 @@ class LineEditor final : public LineReader {
   std::string input_;      // bytes that were read
   std::size_t taken_ = 0;  // of which this many are decoded
   std::string unfinished_;
-  bool broken_ = false;  // by an interrupt
-  bool ended_ = false;   // the input
-  bool pasted_ = false;
+  bool broken_ = false;        // by an interrupt
+  bool ended_ = false;         // the input
   std::vector<Paste> pastes_;  // of the whole chat: history may name them
 };
 

@@ -16,15 +16,15 @@ constexpr std::size_t kMostOfALine = 4095;
 class PlainReader final : public LineReader {
  public:
   Typed read(const std::string& prompt) override {
-    Typed typed{Typed::Kind::kText, "", false};
+    Typed typed{Typed::Kind::kText, ""};
     for (const char* shown = prompt.c_str();; shown = kContinuation) {
       note("{}", shown);
       std::string line;
       if (!wait_for_input()) {
         note("\n");
-        return {Typed::Kind::kInterrupted, "", false};
+        return {Typed::Kind::kInterrupted, ""};
       }
-      if (!std::getline(std::cin, line)) return {Typed::Kind::kEnd, "", false};
+      if (!std::getline(std::cin, line)) return {Typed::Kind::kEnd, ""};
       if (line.size() >= kMostOfALine) typed.kind = Typed::Kind::kCut;
       typed.text += line;
       if (!continues(typed.text)) return typed;

@@ -2,7 +2,9 @@
 //
 // On a terminal that can move the cursor: a line editor (libedit) with history, in which a paste is one piece of text
 // whatever it holds, and a line may have any length. On others: plain lines, as the system's terminal driver gives
-// them. Thread-safety: none; one reader at a time.
+// them.
+//
+// Thread-safety: none; one reader at a time.
 #pragma once
 
 #include <memory>
@@ -19,8 +21,7 @@ struct Typed {
     kDamagedPaste,  // the placeholder that stands for a paste was edited
   };
   Kind kind = Kind::kEnd;
-  std::string text;     // several lines where a line was continued or lines were pasted; may be invalid UTF-8
-  bool pasted = false;  // part of it was pasted
+  std::string text;  // several lines where a line was continued or lines were pasted; may be invalid UTF-8
 };
 
 class LineReader {
