@@ -13,9 +13,8 @@ void add_eval_needle(CLI::App& eval, Outcome& outcome);
 void add_eval_restream(CLI::App& eval, Outcome& outcome);
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
-inline constexpr std::size_t kMostText = std::size_t{1} << 30;                        // bytes of a text
 Status check_not_empty(std::string_view text);                                        // errors: kInvalidArgument
-// Reads the text of -f. Errors: as read_file and check_not_empty.
+// Reads the text of -f. Errors: as read_text_file and check_not_empty.
 Result<std::string> read_text(const std::string& file);
 void add_policies_option(CLI::App& command, std::vector<std::string>& policies);  // --kv, repeated
 void add_report_option(CLI::App& command, std::string& file);                     // --report

@@ -14,32 +14,18 @@
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "cli/logprobs.h"
+#include "cli/run_help.h"
+#include "cli/run_options.h"
+#include "cli/text_input.h"
 #include "engine/task.h"
 
 namespace kvasir::cli {
 namespace {
 
-constexpr std::size_t kMostPrompt = std::size_t{1} << 30;
+constexpr std::int64_t kLeastContext = 5;  // of -c: four sinks and a window
+constexpr std::int64_t kMostContext = std::int64_t{1} << 40;
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
-
-struct RunOptions {
-  EngineOptions engine;
-  SessionOptions session;
-  GenerateOptions generate;
-  std::optional<std::string> prompt;
-  std::string file;
-  std::string chat_template;
-  std::string system;
-  std::string save;
-  std::string load;
-  int samples = 1;
-  int beams = 0;  // 0: no beam search
-  double length_penalty = 1;
-  bool sampling_given = false;  // at least one sampling option was given
-  bool engine_given = false;    // at least one option was given that a session file decides
-  bool chat = false;
-  bool json = false;
-};
 
 Json to_json(const KvReport& kv) {
   return {{"policy", kv.policy},
@@ -62,12 +48,12 @@ double rate(std::int64_t tokens, double seconds) {
 void print_summary(const GenerateResult& result, std::string_view scope = "") {
   const KvReport& kv = result.kv;
   note(
-      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
-      "{} of {} seen, {} (peak {} of {} allowed)\n",
+      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}, seed {}; KV {} {}: "
+      "kept {} of {} seen, {} (peak {} of {} allowed)\n",
       scope, counted(result.prompt_tokens, "token"), result.prompt_seconds,
       rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
-      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy, kv.codec, kv.kept,
-      counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), result.seed, kv.policy, kv.codec,
+      kv.kept, counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
 // Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
@@ -119,6 +105,7 @@ class Runner {
   Result<GenerateResult> answer() {
     Status written;
     auto result = session_.generate(options_.generate, [&](std::string_view text) {
+      if (options_.json_stream) written = print_json({{"text", text}});
       if (!options_.json) written = print(text);
       notices_.check(session_);
       return written.ok() && !interrupted();
@@ -153,7 +140,11 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
   Status written;
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<GenerateResult> results,
-      session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
+      session.sample(options.generate, options.samples, [&](std::size_t sample, std::string_view text) {
+        if (options.json_stream) written = print_json({{"sample", sample}, {"text", text}});
+        return written.ok() && !interrupted();
+      }));
+  KVASIR_RETURN_IF_ERROR(written);
   const double seconds = results.front().seconds;
   std::int64_t tokens = 0;
   std::int64_t longest = 0;
@@ -170,6 +161,7 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
                     {"tokens", result.tokens},
                     {"finish_reason", finish_reason_name(result.finish_reason)},
                     {"seed", result.seed}});
+    add_choices(list.back(), options.generate, result);
     if (!options.json)
       KVASIR_RETURN_IF_ERROR(
           print(fmt::format("--- sample {} of {}, seed {}, {}, ended by {}\n{}\n", s + 1, results.size(), result.seed,
@@ -248,14 +240,16 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer());
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
-    KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
-                                       {"prompt_tokens", result.prompt_tokens},
-                                       {"tokens", result.tokens},
-                                       {"tokens_per_s", rate(result.tokens, result.seconds)},
-                                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
-                                       {"finish_reason", finish_reason_name(result.finish_reason)},
-                                       {"seed", result.seed},
-                                       {"kv", to_json(result.kv)}}));
+    Json report = {{"text", result.text},
+                   {"prompt_tokens", result.prompt_tokens},
+                   {"tokens", result.tokens},
+                   {"tokens_per_s", rate(result.tokens, result.seconds)},
+                   {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
+                   {"finish_reason", finish_reason_name(result.finish_reason)},
+                   {"seed", result.seed},
+                   {"kv", to_json(result.kv)}};
+    add_choices(report, options.generate, result);
+    KVASIR_RETURN_IF_ERROR(print_json(report));
   } else {
     KVASIR_RETURN_IF_ERROR(print("\n"));
     print_summary(result);
@@ -306,6 +300,10 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--samples {} is outside 1 to 64", options.samples);
   if (options.beams < 0 || options.beams > 64)
     return invalid_argument("--beams {} is outside 1 to 64 (0: none)", options.beams);
+  if (options.generate.logprobs >= 0 && !options.json)
+    return invalid_argument("--logprobs is for JSON; give --json too");
+  if (options.generate.logprobs >= 0 && options.beams > 0)
+    return invalid_argument("--logprobs is of tokens that are drawn; omit it, or --beams");
   if (options.samples > 1 && options.beams > 0)
     return invalid_argument("--samples and --beams exclude each other; omit one of them");
   if (options.beams > 0 && options.generate.max_tokens < 1)
@@ -324,6 +322,11 @@ Status check_options(const RunOptions& options) {
   if (!options.load.empty() && options.engine_given)
     return invalid_argument(
         "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and --chunk");
+  if (!options.load.empty() && options.context != 0)
+    return invalid_argument("--load takes what is kept from the file; omit -c");
+  if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
+    return invalid_argument("-c {} is outside {} to 2^40 tokens (0: the trained context)", options.context,
+                            kLeastContext);
   return {};
 }
 
@@ -338,13 +341,14 @@ Status check_save(const RunOptions& options, bool reads_input) {
 
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
+  if (options.context > 0) options.session.policy = fmt::format("streaming:cap={}", options.context);
   std::optional<std::string> prompt = options.prompt;
   const bool loads = !options.load.empty();
   const bool talks = !loads || options.chat;
   const bool chat = talks && !prompt && options.file.empty() && ::isatty(STDIN_FILENO) != 0;
   if (!chat && !options.chat)
     for (const auto& [name, value] :
-         {std::pair("--system", &options.system), {"--chat-template", &options.chat_template}})
+         {std::pair(options.system_option.c_str(), &options.system), {"--chat-template", &options.chat_template}})
       if (!value->empty()) return invalid_argument("{} is for a chat; add --chat", name);
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (chat && (options.samples > 1 || options.beams > 0))
@@ -352,7 +356,7 @@ Status run(RunOptions options) {
   const bool reads = !prompt && !chat && !(loads && options.file.empty());
   KVASIR_RETURN_IF_ERROR(check_save(options, chat || (reads && (options.file.empty() || options.file == "-"))));
   if (reads) {
-    KVASIR_ASSIGN_OR_RETURN(prompt, read_file(options.file.empty() ? "-" : options.file, kMostPrompt));
+    KVASIR_ASSIGN_OR_RETURN(prompt, read_text_file(options.file.empty() ? "-" : options.file));
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
   EngineOptions engine_options = options.engine;
@@ -405,6 +409,13 @@ void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
   command.add_option("--seed", sampling.seed, "Seed of the sampler; 0: a fresh one")->capture_default_str();
 }
 
+Status read_system_file(const std::string& file, RunOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(options.system, read_text_file(file));
+  if (options.system.empty()) return invalid_argument("'{}' is empty; give a system message", printable(file, 200));
+  options.system_option = "--system-file";
+  return {};
+}
+
 }  // namespace
 
 void add_run(CLI::App& program, Outcome& outcome) {
@@ -413,23 +424,45 @@ void add_run(CLI::App& program, Outcome& outcome) {
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
   add_chunk_option(*command, options->engine);
-  auto* prompt = command->add_option("-p,--prompt", options->prompt, "Text to continue, or with --chat to answer");
+  CLI::Option* prompt =
+      command->add_option("-p,--prompt", options->prompt, "Text to continue, or with --chat to answer");
   command->add_option("-f,--file", options->file, "File with the text to continue; -: standard input")
       ->excludes(prompt)
       ->type_name("FILE");
   command->add_option("-n,--tokens", options->generate.max_tokens, "Tokens to generate; -1: until the text ends")
       ->capture_default_str();
   command->add_flag("--chat", options->chat, "Say the text as a user's message, and end after the answer");
-  command->add_option("--system", options->system, "System message at the start of a chat");
+  CLI::Option* system = command->add_option("--system", options->system, "System message at the start of a chat");
+  auto system_file = std::make_shared<std::string>();
+  command->add_option("--system-file", *system_file, "File with the system message")
+      ->excludes(system)
+      ->type_name("FILE");
   add_chat_template_option(*command, options->chat_template);
-  add_policy_option(*command, options->session.policy,
-                    "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
-                    "--kv-memory is full, then streaming");
+  CLI::Option* kv =
+      add_policy_option(*command, options->session.policy,
+                        "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
+                        "--kv-memory is full, then streaming")
+          ->envname("KVASIR_KV");
+  command->add_option("-c,--ctx", options->context, "Tokens kept, as --kv streaming:cap=N; 0: the trained context")
+      ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
-  command->add_option("--stop", options->generate.stop, "End before this string; may be repeated")
+  command
+      ->add_option("--stop", options->generate.stop,
+                   "End before this string, in which \\n, \\t, \\r, \\\\ and \\xHH are escapes; may be repeated")
+      ->transform(CLI::Validator(
+          [](std::string& text) {
+            const Result<std::string> plain = unescaped(text);
+            if (plain.ok()) text = *plain;
+            return plain.status().message();
+          },
+          ""))
       ->take_all()
       ->allow_extra_args(false);
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
+  command->add_flag("--json-stream", options->json_stream,
+                    "One JSON object a line: {\"text\": ...} for each piece as it comes, at the end that of --json");
+  command->add_option("--logprobs", options->generate.logprobs,
+                      "With JSON: log-probabilities of each token and of this many of the likeliest in its place");
   command->add_option("--samples", options->samples, "Continuations to sample side by side; sample i has seed + i")
       ->capture_default_str();
   command->add_option("--beams", options->beams, "Beams of a beam search, best first; 0: no beam search")
@@ -441,18 +474,29 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_option("--save", options->save, "Write the session to this file after the run");
   command->add_option("--load", options->load, "Continue the session of this file, with or without a prompt");
   add_sampling_options(*command, options->generate.sampling);
-  command->callback([options, command, &outcome] {
+  arrange_help(*command);
+  command->callback([options, command, kv, system_file, &outcome] {
     const auto given = [&](std::initializer_list<const char*> names) {
-      return std::ranges::any_of(names, [&](const char* name) { return command->count(name) > 0; });
+      return std::ranges::any_of(names,
+                                 [&](const char* name) { return outcome.line.gives(*command->get_option(name)); });
     };
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--seed"});
+    options->json = options->json || options->json_stream;
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})
       if (command->count(name) > 0 && (name == std::string_view("--save") ? options->save : options->load).empty()) {
         outcome.status = invalid_argument("{} needs the name of a file", name);
         return;
       }
+    if (options->context != 0 && outcome.line.gives(*kv)) {
+      outcome.status = invalid_argument("-c and --kv both say what is kept; omit one of them");
+      return;
+    }
+    if (!system_file->empty()) {
+      outcome.status = read_system_file(*system_file, *options);
+      if (!outcome.status.ok()) return;
+    }
     outcome.status = run(*options);
   });
 }

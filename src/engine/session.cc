@@ -190,6 +190,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
   sampler_ = done.state().sampler;
   result.text = done.text();
+  result.choices = done.choices();
   result.tokens = done.tokens();
   result.finish_reason = *done.finish_reason();
   result.seconds = now_seconds() - start;
@@ -240,6 +241,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     const Generation& generation = tasks[s].generation();
     GenerateResult& result = results[s];
     result.text = generation.text();
+    result.choices = generation.choices();
     result.prompt_tokens = unreported_;
     result.prompt_seconds = prompt_seconds_;
     result.tokens = generation.tokens();

@@ -32,7 +32,8 @@ Result<TokenStream> TokenStream::from_state(const Tokenizer& tokenizer, TokenStr
 }
 
 std::string TokenStream::push(TokenId token) {
-  const std::string bytes = tokenizer_->bytes_of(token);
+  const bool hidden = is_marker(tokenizer_->vocabulary(), token);
+  const std::string bytes = hidden ? std::string() : tokenizer_->bytes_of(token);
   pending_ += prefix_.strip(token, bytes);
   std::string text;
   std::string_view rest = pending_;

@@ -27,7 +27,8 @@ class TokenStream {
   static Result<TokenStream> from_state(const Tokenizer& tokenizer, TokenStreamState state);
   TokenStreamState state() const { return {pending_, prefix_.expected()}; }
 
-  // Adds a token and returns the text that it completes; may be empty.
+  // Adds a token and returns the text that it completes; may be empty. Control tokens and markers (is_marker) have no
+  // text.
   std::string push(TokenId token);
 
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.

@@ -106,9 +106,9 @@ TEST_F(RecordCommand, BadCommandLines) {
           {{"--chunk", "8"}, 2, "--chunk cuts the prompt that --prefill names; give --prefill too"},
           {{"--prefill", "8", "--chunk", "5000"},
            2,
-           "chunk=5000 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]"},
-          {{"--prefill", "-8"}, 2, "prefill=-8 must be from 0 to the 303 tokens [--prefill]"},
-          {{"--tokens", "20", "--prefill", "21"}, 2, "prefill=21 must be from 0 to the 20 tokens [--prefill]"},
+           "--chunk 5000 is outside 1 to 4096 tokens (0: the policy's own)"},
+          {{"--prefill", "-8"}, 2, "--prefill -8 must be from 0 to the 303 tokens"},
+          {{"--tokens", "20", "--prefill", "21"}, 2, "--prefill 21 must be from 0 to the 20 tokens"},
           {{"--kv-memory", "10kB"}, 2, "a KV memory of 10000 bytes" + kNoPage},
       },
       arguments({}));

@@ -127,7 +127,7 @@ TEST_F(Replay, BadFiles) {
   const std::string sound = trace_bytes(2, 2, 10, uniform_weight);
   refused(sound.substr(0, 30), " is truncated: it ends inside its header");
   refused(sound.substr(0, sound.size() - 1), " is truncated: 1599 bytes of weights instead of 1600");
-  refused(sound + "x", " is damaged: 1 bytes follow the array");
+  refused(sound + "x", " is damaged: 1 byte too many behind the array");
   refused(npy_bytes(npy_dictionary("(2, 3, 4)"), std::vector<float>(24)),
           " has the shape (2, 3, 4); attention weights have [layers, heads, T, T]");
   refused(npy_bytes(npy_dictionary("(1, 1, 2, 3)"), std::vector<float>(6)),
@@ -174,13 +174,13 @@ TEST_F(Replay, BadCommandLines) {
             "prefill=-1 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
            {{"--policy", "full", "--prefill", "11"},
             "prefill=11 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
-           {{"--policy", "full", "--prefill", "x"}, "--prefill: 'x' is not a whole number in range" + see("replay")},
+           {{"--policy", "full", "--prefill", "x"}, "--prefill: 'x' is not a whole number (0 or more)" + see("replay")},
            {{"--policy", "full", "--chunk", "4"}, "--chunk cuts the prompt that --prefill names; give --prefill too"},
            {{"--policy", "full", "--prefill", "4", "--chunk", "0"}, "--chunk=0 must be at least 1"},
            {{"--policy", "full", "--kv-heads", "0"}, "--kv-heads=0 must be at least 1"},
            {{"--policy", "full", "--kv-heads", "3"},
             "the 2 query heads of '" + trace_ + "' cannot be shared among 3 KV heads; give a divisor [--kv-heads]"},
-           {{"--policy", "full", "--trace", "twice"}, "--trace is given more than once" + see("replay")},
+           {{"--policy", "full", "--trace", "twice"}, "cannot open 'twice': No such file or directory"},
            {{"--policy", "full", "extra"}, "the argument 'extra' is not expected" + see("replay")}})
     refuses(replay_arguments(trace_, more), message);
   refuses({"replay", "--policy", "full"}, "--trace is required" + see("replay"));

@@ -1,0 +1,35 @@
+// The options of kvasir run, as its parts share them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvasir/options.h"
+
+namespace kvasir::cli {
+
+struct RunOptions {
+  EngineOptions engine;
+  SessionOptions session;
+  GenerateOptions generate;
+  std::optional<std::string> prompt;
+  std::string file;
+  std::string chat_template;
+  std::string system;
+  std::string system_option = "--system";  // that gave it, for messages
+  std::int64_t context = 0;                // tokens kept; 0: the policy's
+  std::string save;
+  std::string load;
+  int samples = 1;
+  int beams = 0;  // 0: no beam search
+  double length_penalty = 1;
+  bool sampling_given = false;  // at least one sampling option was given
+  bool engine_given = false;    // at least one option was given that a session file decides
+  bool chat = false;
+  bool json = false;
+  bool json_stream = false;  // with json: a line for each piece of text before the report
+};
+
+}  // namespace kvasir::cli
