@@ -51,13 +51,13 @@ std::optional<std::string_view> nearest_name(std::string_view typed, std::span<c
     nearest = name;
     least = distance;
   }
-  if (nearest) return nearest;
+  if (nearest && least <= 1) return nearest;
   for (const std::string_view name : names) {
     const std::string a = folded(typed);
     const std::string b = folded(name);
     if ((a.size() >= 3 && b.starts_with(a)) || (b.size() >= 4 && a.starts_with(b))) return name;
   }
-  return std::nullopt;
+  return nearest;
 }
 
 std::string did_you_mean(std::string_view typed, std::span<const std::string_view> names) {

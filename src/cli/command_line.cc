@@ -108,30 +108,32 @@ const CLI::Option* option_of(std::string_view setting, const CLI::App& command) 
 
 CommandLine::CommandLine(int argc, const char* const* argv) : arguments_(argv + (argc > 0 ? 1 : 0), argv + argc) {}
 
-std::string CommandLine::typed_name(const CLI::Option& option) const {
-  std::string name;
+std::vector<std::string> CommandLine::typed_names(const CLI::Option& option) const {
+  std::vector<std::string> names;
   for (const std::string& argument : arguments_) {
     if (argument == "--") break;
     if (argument.starts_with("--")) {
       const std::string given = argument.substr(2, argument.find('=') - 2);
-      if (option.check_lname(given)) name = "--" + given;
+      if (option.check_lname(given)) names.push_back("--" + given);
     } else if (argument.size() > 1 && argument[0] == '-' && option.check_sname(argument.substr(1, 1))) {
-      name = argument.substr(0, 2);
+      names.push_back(argument.substr(0, 2));
     }
   }
-  return name;
+  return names;
 }
 
 bool CommandLine::gives(const CLI::Option& option) const {
   if (option.count() == 0) return false;
-  if (option.get_envname().empty() || !typed_name(option).empty()) return true;
+  if (option.get_envname().empty() || !typed_names(option).empty()) return true;
+  if (!option.get_positional()) return false;
   const char* value = std::getenv(option.get_envname().c_str());
   return value == nullptr || option.results() != std::vector<std::string>{value};
 }
 
 std::string CommandLine::name_of(const CLI::Option& option) const {
-  const std::string typed = typed_name(option);
-  if (!typed.empty() || option.count() == 0) return typed.empty() ? option.get_name() : typed;
+  const std::vector<std::string> typed = typed_names(option);
+  if (!typed.empty()) return typed.back();
+  if (option.count() == 0) return option.get_name();
   if (!gives(option)) return option.get_envname();
   return option.get_positional() ? option.get_name(true) : option.get_name();
 }
@@ -148,6 +150,19 @@ std::optional<std::string> CommandLine::single_dash(const CLI::App& program) con
       return with_hint(no_argument(argument, *path.back()), path);
   }
   return std::nullopt;
+}
+
+void CommandLine::check_places(const CLI::App& program) const {
+  const CLI::App& command = *commands(program).back();
+  const CLI::Option* model = command.get_option_no_throw("--model");
+  if (model == nullptr) return;
+  const std::vector<std::string> typed = typed_names(*model);
+  if (typed.empty() || model->count() <= typed.size()) return;
+  const CLI::Option* prompt = command.get_option_no_throw("--prompt");
+  const bool reads_text = prompt != nullptr && prompt->get_type_name() == "TEXT";
+  throw CLI::ParseError(fmt::format("the model is given by its place and by {}; omit one of them{}", typed.back(),
+                                    reads_text ? ", or give a text with -p" : ""),
+                        CLI::ExitCodes::ExtrasError);
 }
 
 std::string CommandLine::error_text(const Status& status, const CLI::App& program) const {
@@ -192,7 +207,11 @@ std::string CommandLine::error_text(const CLI::ParseError& error, const CLI::App
   const std::string option = typed(problem.substr(0, problem.find(':')));
   const auto unknown = std::ranges::find_if(rest, [](const std::string& text) { return text.starts_with('-'); });
   if (at.get_require_subcommand_min() > 0) {
-    problem = rest.empty() ? "a command is missing" : no_command(rest.front(), at);
+    problem = rest.empty()                    ? "a command is missing"
+              : rest.front().starts_with('-') ? fmt::format("a command is missing before '{}'", rest.front())
+              : rest.front().ends_with(".gguf")
+                  ? fmt::format("{}; did you mean 'run {}'?", no_command(rest.front(), at), rest.front())
+                  : no_command(rest.front(), at);
   } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && unknown != rest.end()) {
     problem = no_argument(*unknown, at);  // perhaps the option that is missing, misspelt
   } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !rest.empty()) {

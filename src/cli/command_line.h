@@ -28,6 +28,10 @@ class CommandLine {
   // it before parsing.
   std::optional<std::string> single_dash(const CLI::App& program) const;
 
+  // Throws a CLI::ParseError where the model is given by its place and by name too: one of them is a text, or the last
+  // would silently win. Call it once the program is parsed, before its command runs.
+  void check_places(const CLI::App& program) const;
+
   // Return an error as one line for people; the program was parsed. For a Status: its message, in which an option's
   // name replaces that of a setting at the start, followed by the command's other options that would mend it: "...
   // [--kv-memory, --chunk]". For a parse error: what is wrong with the command line, the nearest name if one was
@@ -40,7 +44,8 @@ class CommandLine {
   static std::optional<std::string> unknown_command(const CLI::App& program);
 
  private:
-  std::string typed_name(const CLI::Option& option) const;
+  // Returns the names by which the option was typed, in order.
+  std::vector<std::string> typed_names(const CLI::Option& option) const;
 
   std::vector<std::string> arguments_;
 };

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   add_shell(program, outcome);
   add_quiet_option(program);
   check_values(program);
+  program.parse_complete_callback([&] { line.check_places(program); });
   ignore_write_signals();
   const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
   if (const auto problem = line.single_dash(program)) {

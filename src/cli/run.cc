@@ -271,7 +271,7 @@ Status converse(const RunOptions& options, const Engine& engine, Session& sessio
     const Status status = runner.say(line);
     if (!status.ok() && status.code() != StatusCode::kCancelled) {
       if (status.code() != StatusCode::kInvalidArgument) return status;
-      note("kvasir: {}\n", printable(status.message(), 2000));
+      write_error(fmt::format("kvasir: {}\n", printable(status.message(), 2000)));
       continue;
     }
     if (status.ok()) {

@@ -302,7 +302,7 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
   for (const Beam& beam : beams) {
     TokenStream stream(*model_->tokenizer, false);
     BeamResult result;
-    for (const TokenId token : beam.tokens) result.text += stream.push(token);
+    for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
     result.text += stream.flush();
     result.tokens = static_cast<std::int64_t>(beam.tokens.size());
     result.log_probability = beam.log_probability;

@@ -160,13 +160,10 @@ std::string Generation::accept(TokenId token) {
   pending_.reset();
   sampler_.observe(token);
   ++tokens_;
-  std::string shown = stream_.push(token);
-  if (const Vocabulary& vocabulary = tokenizer_->vocabulary(); is_marker(vocabulary, token)) {
-    // It has no text, but may be named as a stop string.
-    const std::string& piece = vocabulary.pieces[static_cast<std::size_t>(token)];
-    if (std::ranges::find(matcher_.stops(), piece) != matcher_.stops().end()) shown += piece;
-  }
-  std::string text = matcher_.push(shown);
+  // A marker's text is seen only by a stop string that equals it.
+  const std::string& piece = tokenizer_->vocabulary().pieces[static_cast<std::size_t>(token)];
+  const bool stops = is_marker(tokenizer_->vocabulary(), token) && std::ranges::count(matcher_.stops(), piece) > 0;
+  std::string text = matcher_.push(stops ? stream_.push(token) : stream_.push_shown(token));
   text_ += text;
   if (matcher_.stopped()) settle(FinishReason::kStop);
   return text;

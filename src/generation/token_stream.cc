@@ -32,8 +32,7 @@ Result<TokenStream> TokenStream::from_state(const Tokenizer& tokenizer, TokenStr
 }
 
 std::string TokenStream::push(TokenId token) {
-  const bool hidden = is_marker(tokenizer_->vocabulary(), token);
-  const std::string bytes = hidden ? std::string() : tokenizer_->bytes_of(token);
+  const std::string bytes = tokenizer_->bytes_of(token);
   pending_ += prefix_.strip(token, bytes);
   std::string text;
   std::string_view rest = pending_;
@@ -44,6 +43,13 @@ std::string TokenStream::push(TokenId token) {
     rest.remove_prefix(unit.length);
   }
   pending_.erase(0, pending_.size() - rest.size());
+  return text;
+}
+
+std::string TokenStream::push_shown(TokenId token) {
+  std::string text = push(token);
+  // A marker's text is complete, so it stands at the end.
+  if (is_marker(tokenizer_->vocabulary(), token)) text.resize(text.size() - tokenizer_->bytes_of(token).size());
   return text;
 }
 

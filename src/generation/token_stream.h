@@ -27,9 +27,11 @@ class TokenStream {
   static Result<TokenStream> from_state(const Tokenizer& tokenizer, TokenStreamState state);
   TokenStreamState state() const { return {pending_, prefix_.expected()}; }
 
-  // Adds a token and returns the text that it completes; may be empty. Control tokens and markers (is_marker) have no
-  // text.
+  // Adds a token and returns the text that it completes; may be empty.
   std::string push(TokenId token);
+
+  // As push, but leaves out the text of a marker (is_marker): what was generated is shown without it.
+  std::string push_shown(TokenId token);
 
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();

@@ -47,7 +47,7 @@ TEST_F(Errors, EvalPpl) {
           {{"--json", "--skip", "9999"},
            2,
            "leaving 9999 tokens unscored leaves nothing of 53 to score; leave fewer out [--skip]"},
-          {{"--json", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--json", "--kv-memory", "1"}, 2, "a KV memory of 1 byte" + kNoPage},
           {{"--json", "--kv", "recompute:size=0"}, 2, "policy 'recompute': size=0 must be a whole number, 1 to 2^24"},
           {{"--skip", "5", "--window", "20"},
            2,
@@ -62,7 +62,7 @@ TEST_F(Errors, EvalPpl) {
            2,
            "--bins 10 is outside 0 to 9: no more than the positions that are scored, or than 10000"},
           {{"--compare-full", "--kv", "nope"}, 2, unknown_policy("nope")},
-          {{"--compare-full", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--compare-full", "--kv-memory", "1"}, 2, "a KV memory of 1 byte" + kNoPage},
           {{"--report"}, 2, "--report needs a value" + see("eval ppl")},
           {{"--report", ""}, 2, "--report: a report needs a file to be written to" + see("eval ppl")},
           {{"--report", folder()}, 2, "cannot open '" + folder() + "': Is a directory"},
@@ -120,7 +120,7 @@ TEST_F(Errors, EvalNeedle) {
           {{"--chunk", "-1"}, 2, kChunk},
           {{"--kv", "nope"}, 2, unknown_policy("nope")},
           {{"--kv", "recompute"}, 2, kEvaluationOnly},
-          {{"--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--kv-memory", "1"}, 2, "a KV memory of 1 byte" + kNoPage},
       },
       {"eval", "needle", "-m", model, "-f", text, "--lengths", "60"});
 }
@@ -157,7 +157,7 @@ TEST_F(Errors, EvalRestream) {
            2,
            "--chunk 5000 is outside 1 to 4096 tokens (0: the policy's own)"},
           {{"--distances", "8", "--kv", "recompute"}, 2, kEvaluationOnly},
-          {{"--distances", "8", "--kv-memory", "1"}, 2, "a KV memory of 1 bytes" + kNoPage},
+          {{"--distances", "8", "--kv-memory", "1"}, 2, "a KV memory of 1 byte" + kNoPage},
       },
       {"eval", "restream", "-m", model, "-f", text});
 }

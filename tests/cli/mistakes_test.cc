@@ -93,6 +93,12 @@ constexpr Mistake kContradictory[] = {
 
 constexpr Mistake kImpossible[] = {
     {"", "a command is missing (see 'kvasir --help')"},
+    {"-m {M} -p x", "a command is missing before '-m' (see 'kvasir --help')"},
+    {"model.gguf", "there is no command 'model.gguf'; did you mean 'run model.gguf'? (see 'kvasir --help')"},
+    {"run hello -m {M}",
+     "the model is given by its place and by -m; omit one of them, or give a text with -p (see 'kvasir run --help')"},
+    {"plan {M} --model {M}",
+     "the model is given by its place and by --model; omit one of them (see 'kvasir plan --help')"},
     {"plan", "--model is required (see 'kvasir plan --help')"},
     {"info", "--model is required (see 'kvasir info --help')"},
     {"run {M} -p", "-p needs a value (see 'kvasir run --help')"},

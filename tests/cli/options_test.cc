@@ -63,15 +63,15 @@ TEST_F(Options, VariablesAreDefaults) {
   const Variable model("KVASIR_MODEL", model_path());
   const Variable threads("KVASIR_THREADS", "1");
   const Variable policy("KVASIR_KV", "window:size=40");
-  const Variable memory("KVASIR_KV_MEMORY", "1MiB");
+  const Variable memory("KVASIR_KV_MEMORY", "2MiB");
   const Json json = json_of({"run", "-p", "Once", "-n", "2", "--json"});
   EXPECT_EQ(json["kv"]["policy"], "window:size=40");
-  EXPECT_EQ(json["kv"]["budget"], 1 << 20);
+  EXPECT_EQ(json["kv"]["budget"], 2 << 20);
   EXPECT_EQ(json_of({"plan", "--json"})["policy"], "window:size=40");
   // The command line wins, by name and by place.
-  const Json other = json_of({"run", "-p", "Once", "-n", "2", "--kv", "full", "--kv-memory", "2MiB", "--json"});
+  const Json other = json_of({"run", "-p", "Once", "-n", "2", "--kv", "full", "--kv-memory", "8MiB", "--json"});
   EXPECT_EQ(other["kv"]["policy"], "full");
-  EXPECT_EQ(other["kv"]["budget"], 2 << 20);
+  EXPECT_EQ(other["kv"]["budget"], 8 << 20);
   EXPECT_EQ(json_of({"run", "-p", "Once", "-n", "2", "-c", "64", "--json"})["kv"]["policy"],
             "streaming:sinks=4,window=60");
   expect_refused({"plan", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory");
@@ -260,8 +260,7 @@ TEST_F(Options, CompletionInBash) {
   EXPECT_EQ(completed("kvasir eval ppl --compare", 3), "--compare-full\n");
   EXPECT_EQ(completed("kvasir policies h", 2), "h2o\n");
   EXPECT_EQ(completed("kvasir run -m \"\"", 3), "\n");  // a file: the shell's own names
-  expect_refused({"completion", "bsh"}, 2,
-                 "there is no completion for 'bsh'; the shells are: bash, zsh, fish");
+  expect_refused({"completion", "bsh"}, 2, "there is no completion for 'bsh'; the shells are: bash, zsh, fish");
 }
 
 TEST_F(Options, ManualPages) {

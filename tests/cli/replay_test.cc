@@ -171,9 +171,9 @@ TEST_F(Replay, BadCommandLines) {
             "policy 'window': size=0 must be a whole number, 1 to 2^40"},
            {{"--policy", "recompute"}, kEvaluationOnly},
            {{"--policy", "full", "--prefill", "-1"},
-            "prefill=-1 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
+            "--prefill -1 must be from 0 to the 10 tokens of '" + trace_ + "'"},
            {{"--policy", "full", "--prefill", "11"},
-            "prefill=11 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
+            "--prefill 11 must be from 0 to the 10 tokens of '" + trace_ + "'"},
            {{"--policy", "full", "--prefill", "x"}, "--prefill: 'x' is not a whole number (0 or more)" + see("replay")},
            {{"--policy", "full", "--chunk", "4"}, "--chunk cuts the prompt that --prefill names; give --prefill too"},
            {{"--policy", "full", "--prefill", "4", "--chunk", "0"}, "--chunk=0 must be at least 1"},
@@ -186,7 +186,7 @@ TEST_F(Replay, BadCommandLines) {
   refuses({"replay", "--policy", "full"}, "--trace is required" + see("replay"));
   // Every trace must fit, before any is replayed.
   refuses(replay_arguments(folder_.path(), {"--policy", "full", "--prefill", "7"}),
-          "prefill=7 must be from 0 to the 6 tokens of '" + other_ + "' [--prefill]");
+          "--prefill 7 must be from 0 to the 6 tokens of '" + other_ + "'");
 }
 
 TEST_F(Replay, FullDisk) {
