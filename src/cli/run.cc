@@ -409,13 +409,6 @@ void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
   command.add_option("--seed", sampling.seed, "Seed of the sampler; 0: a fresh one")->capture_default_str();
 }
 
-Status read_system_file(const std::string& file, RunOptions& options) {
-  KVASIR_ASSIGN_OR_RETURN(options.system, read_text_file(file));
-  if (options.system.empty()) return invalid_argument("'{}' is empty; give a system message", printable(file, 200));
-  options.system_option = "--system-file";
-  return {};
-}
-
 }  // namespace
 
 void add_run(CLI::App& program, Outcome& outcome) {
@@ -494,8 +487,10 @@ void add_run(CLI::App& program, Outcome& outcome) {
       return;
     }
     if (!system_file->empty()) {
-      outcome.status = read_system_file(*system_file, *options);
-      if (!outcome.status.ok()) return;
+      const Result<std::string> message = read_system_file(*system_file);
+      if (outcome.status = message.status(); !message.ok()) return;
+      options->system = *message;
+      options->system_option = "--system-file";
     }
     outcome.status = run(*options);
   });

@@ -31,6 +31,12 @@ Result<std::string> read_text_file(const std::string& path) {
   return bytes;
 }
 
+Result<std::string> read_system_file(const std::string& path) {
+  Result<std::string> text = read_text_file(path);
+  if (text.ok() && text->empty()) return invalid_argument("'{}' is empty; give a system message", printable(path, 200));
+  return text;
+}
+
 Result<std::string> unescaped(std::string_view text) {
   std::string out;
   while (!text.empty()) {

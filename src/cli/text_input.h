@@ -20,6 +20,9 @@ Result<std::string_view> text_in(std::string_view bytes, const std::string& path
 // Reads a text from a file, or standard input if `path` is "-". Errors: those of read_file and text_in.
 Result<std::string> read_text_file(const std::string& path);
 
+// Reads a system message. Errors: as read_text_file; kInvalidArgument for an empty one.
+Result<std::string> read_system_file(const std::string& path);
+
 // Returns the text with its escapes replaced: \n, \t, \r, \\ and \xHH, a byte in two hexadecimal digits. Errors:
 // kInvalidArgument for any other.
 Result<std::string> unescaped(std::string_view text);
