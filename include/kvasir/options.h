@@ -57,6 +57,8 @@ struct GenerateOptions {
   // Goes on with the draws and the sampling options of the session's last generation, as if that had not ended. Has no
   // effect where there was none.
   bool resume = false;
+  // Reports each token with its log-probability and this many of the likeliest in its place; 0 to 100, -1: no report.
+  int logprobs = -1;
 };
 
 struct BeamOptions {

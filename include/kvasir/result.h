@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kvasir/finish_reason.h"
 #include "kvasir/status.h"
@@ -38,6 +39,19 @@ struct CacheReport {
   std::uint64_t budget = 0;      // bytes there may be
 };
 
+// A token that was, or might have been, generated at some place. Log-probabilities are those of the model itself: the
+// log-softmax of its raw logits, before penalties, truncation and temperature.
+struct TokenChoice {
+  std::int32_t id = 0;
+  std::string bytes;  // perhaps part of a character; a control token's name
+  double log_probability = 0;
+};
+
+struct GeneratedToken {
+  TokenChoice token;
+  std::vector<TokenChoice> likeliest;  // likeliest first
+};
+
 struct GenerateResult {
   std::string text;                // all of it
   std::int64_t prompt_tokens = 0;  // of a session: read since the last generate(); of a request: of its prompt
@@ -46,6 +60,9 @@ struct GenerateResult {
   double seconds = 0;              // of generation; of a request: from there to its end, waiting included
   FinishReason finish_reason = FinishReason::kEnd;
   std::uint64_t seed = 0;  // that the sampler used
+  // With GenerateOptions::logprobs: one for each token generated, also of a stop string that the text ends before. An
+  // end token is not among them. They grow with the tokens, as the text does.
+  std::vector<GeneratedToken> choices;
   KvReport kv;
   Status status;  // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };

@@ -10,6 +10,7 @@
 
 #include "base/counted.h"
 #include "base/status.h"
+#include "cli/logprobs.h"
 
 namespace kvasir::cli {
 namespace {
@@ -50,7 +51,11 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
   Status written;
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<GenerateResult> results,
-      session.sample(options.generate, options.samples, [](std::size_t, std::string_view) { return !interrupted(); }));
+      session.sample(options.generate, options.samples, [&](std::size_t sample, std::string_view text) {
+        if (options.json_stream) written = print_json({{"sample", sample}, {"text", text}});
+        return written.ok() && !interrupted();
+      }));
+  KVASIR_RETURN_IF_ERROR(written);
   const double seconds = results.front().seconds;
   std::int64_t tokens = 0;
   std::int64_t longest = 0;
@@ -67,6 +72,7 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
                     {"tokens", result.tokens},
                     {"finish_reason", finish_reason_name(result.finish_reason)},
                     {"seed", result.seed}});
+    add_choices(list.back(), options.generate, result);
     if (!options.json)
       KVASIR_RETURN_IF_ERROR(
           print(fmt::format("--- sample {} of {}, seed {}, {}, ended by {}\n{}\n", s + 1, results.size(), result.seed,
@@ -157,12 +163,10 @@ Status Runner::say(std::string_view content, std::string_view role) {
   return session_.say(role, content, progress(bar));
 }
 
-Result<GenerateResult> Runner::answer(const GenerateOptions& options, bool prints, bool says_how_to_stop) {
+Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writer& write) {
   Status written;
   auto result = session_.generate(options, [&](std::string_view text) {
-    if (std::exchange(says_how_to_stop, false))
-      note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
-    if (prints) written = print(text);
+    written = write(text);
     notices_.check(session_);
     return written.ok() && !interrupted();
   });
@@ -181,12 +185,12 @@ Session::Progress Runner::progress(ProgressBar& bar) {
 void print_summary(const GenerateResult& result, std::string_view scope) {
   const KvReport& kv = result.kv;
   note(
-      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}; KV {} {}: kept "
-      "{} of {} seen, {} (peak {} of {} allowed)\n",
+      "kvasir: {}read {} in {:.1f} s ({:.0f}/s), wrote {} in {:.1f} s ({:.1f}/s), ended by {}, seed {}; KV {} {}: "
+      "kept {} of {} seen, {} (peak {} of {} allowed)\n",
       scope, counted(result.prompt_tokens, "token"), result.prompt_seconds,
       rate(result.prompt_tokens, result.prompt_seconds), result.tokens, result.seconds,
-      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), kv.policy, kv.codec, kv.kept,
-      counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
+      rate(result.tokens, result.seconds), finish_reason_name(result.finish_reason), result.seed, kv.policy, kv.codec,
+      kv.kept, counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
 void note_forgotten(const Session& session) {
@@ -214,19 +218,26 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
   if (!options.files.empty() && options.prompt) note_forgotten(session);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
-  const bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
-  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result,
-                          runner.answer(options.generate, !options.json, says_how_to_stop));
+  bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;
+  const auto write = [&](std::string_view text) {
+    if (std::exchange(says_how_to_stop, false))
+      note("kvasir: no -n is given: Ctrl-C stops a text that does not end by itself\n");
+    if (options.json_stream) return print_json({{"text", text}});
+    return options.json ? Status() : print(text);
+  };
+  KVASIR_ASSIGN_OR_RETURN(const GenerateResult result, runner.answer(options.generate, write));
   if (!options.save.empty()) KVASIR_RETURN_IF_ERROR(session.save(options.save));
   if (options.json) {
-    KVASIR_RETURN_IF_ERROR(print_json({{"text", result.text},
-                                       {"prompt_tokens", result.prompt_tokens},
-                                       {"tokens", result.tokens},
-                                       {"tokens_per_s", rate(result.tokens, result.seconds)},
-                                       {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
-                                       {"finish_reason", finish_reason_name(result.finish_reason)},
-                                       {"seed", result.seed},
-                                       {"kv", to_json(result.kv)}}));
+    Json report = {{"text", result.text},
+                   {"prompt_tokens", result.prompt_tokens},
+                   {"tokens", result.tokens},
+                   {"tokens_per_s", rate(result.tokens, result.seconds)},
+                   {"prompt_tokens_per_s", rate(result.prompt_tokens, result.prompt_seconds)},
+                   {"finish_reason", finish_reason_name(result.finish_reason)},
+                   {"seed", result.seed},
+                   {"kv", to_json(result.kv)}};
+    add_choices(report, options.generate, result);
+    KVASIR_RETURN_IF_ERROR(print_json(report));
   } else {
     KVASIR_RETURN_IF_ERROR(print("\n"));
     print_summary(result);

@@ -2,6 +2,7 @@
 // it has done so.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,11 +31,13 @@ class Runner {
  public:
   Runner(const Engine& engine, Session& session) : session_(session), notices_(session, engine.model().context) {}
 
-  // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of standard output.
+  // Called with text as it becomes complete. An error ends the generation.
+  using Writer = std::function<Status(std::string_view)>;
+
+  // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
   Status read(std::string_view text);
   Status say(std::string_view content, std::string_view role = "user");
-  // `says_how_to_stop`: in front of the text, on standard error.
-  Result<GenerateResult> answer(const GenerateOptions& options, bool prints, bool says_how_to_stop = false);
+  Result<GenerateResult> answer(const GenerateOptions& options, const Writer& write);
 
  private:
   ReadingWork work() const { return reading_work(session_.kv().policy); }

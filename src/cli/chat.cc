@@ -30,7 +30,7 @@ std::string with_home(const std::string& path) {
 }
 
 void note_error(const Status& status) {
-  note("kvasir: {}\n", printable(status.message(), 2000));
+  write_error(fmt::format("kvasir: {}\n", printable(status.message(), 2000)));
 }
 
 class Chat {
@@ -168,13 +168,13 @@ Status Chat::send(const std::string& text) {
 
 // Generates and prints an answer. The state before it gives up its pages if the answer has no other room.
 Status Chat::answer(const GenerateOptions& options) {
-  KVASIR_ASSIGN_OR_RETURN(last_, runner_->answer(options, true));
+  KVASIR_ASSIGN_OR_RETURN(last_, runner_->answer(options, print));
   if (last_->finish_reason == FinishReason::kKvMemory && before_ != nullptr) {
     before_.reset();
     GenerateOptions rest = options;
     rest.resume = true;
     if (rest.max_tokens >= 0) rest.max_tokens -= last_->tokens;
-    KVASIR_ASSIGN_OR_RETURN(GenerateResult more, runner_->answer(rest, true));
+    KVASIR_ASSIGN_OR_RETURN(GenerateResult more, runner_->answer(rest, print));
     more.text = last_->text + more.text;
     more.tokens += last_->tokens;
     more.seconds += last_->seconds;

@@ -29,6 +29,7 @@ namespace {
 
 std::atomic<bool> g_interrupted{false};
 std::atomic<int> g_signal{0};  // that interrupted
+bool g_quiet = false;          // no notes, no progress
 int g_wake[2] = {-1, -1};      // a pipe, so that an interrupt just before a wait also ends that wait
 std::atomic<void (*)()> g_restore{nullptr};
 
@@ -56,24 +57,6 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Returns the program and the (sub)commands that the command line names.
-std::vector<const CLI::App*> commands(const CLI::App& program) {
-  std::vector<const CLI::App*> path = {&program};
-  while (!path.back()->get_subcommands().empty()) path.push_back(path.back()->get_subcommands().front());
-  return path;
-}
-
-std::string no_command(const std::string& name) {
-  return fmt::format("there is no command '{}'", name);
-}
-
-// Adds where help on the last of the commands is.
-std::string with_hint(std::string_view problem, const std::vector<const CLI::App*>& path) {
-  std::string command;
-  for (const CLI::App* app : path) command += (command.empty() ? "" : " ") + app->get_name();
-  return fmt::format("{} (see '{} --help')", printable(problem, 300), command);
-}
-
 }  // namespace
 
 int exit_code(const Status& status) {
@@ -90,58 +73,11 @@ int exit_code(const Status& status) {
   return 1;
 }
 
-std::string error_text(const Status& status, const CLI::App& program) {
-  const CLI::App& command = *commands(program).back();
-  // Settings whose options have other names.
-  static constexpr std::pair<std::string_view, const char*> kOptions[] = {
-      {"policy", "--kv"},         {"policies", "--kv"},      {"page_slots", "--page"},
-      {"max_tokens", "--tokens"}, {"depths", "--depth"},     {"first_scored", "--skip"},
-      {"tokens", "--fill"},       {"temperature", "--temp"}, {"repetition_penalty", "--repeat-penalty"}};
-  std::string options;
-  for (const std::string_view setting : status.settings()) {
-    std::string name = "--" + std::string(setting);
-    std::ranges::replace(name, '_', '-');
-    for (const auto& [other, option] : kOptions)
-      if (command.get_option_no_throw(name) == nullptr && other == setting) name = option;
-    // Options of other commands are omitted.
-    if (command.get_option_no_throw(name) != nullptr) options += (options.empty() ? " [" : ", ") + name;
-  }
-  return printable(status.message(), 2000) + options + (options.empty() ? "" : "]");
-}
-
-std::string error_text(const CLI::ParseError& error, const CLI::App& program) {
-  const std::vector<const CLI::App*> path = commands(program);
-  const CLI::App* at = path.back();
-  std::string problem = error.what();
-  const std::string option = problem.substr(0, problem.find(':'));
-  if (at->get_require_subcommand_min() > 0) {
-    problem = at->remaining().empty() ? "a command is missing" : no_command(at->remaining().front());
-  } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !at->remaining().empty()) {
-    problem = fmt::format("the argument '{}' is not expected", at->remaining().front());
-  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    problem = problem.ends_with("missing") ? option + " needs a value" : option + " is given more than once";
-  } else if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
-    // "Could not convert: --chunk = 99999999999"
-    const std::string what = problem.substr(problem.find(':') + 2);
-    problem = fmt::format("{}: '{}' is not a number in range", what.substr(0, what.find(" = ")),
-                          what.substr(std::min(what.find(" = ") + 3, what.size())));
-  }
-  return with_hint(problem, path);
-}
-
-std::optional<std::string> unknown_command(const CLI::App& program) {
-  std::vector<const CLI::App*> path;
-  for (const CLI::App* app : commands(program)) {
-    path.push_back(app);
-    const std::vector<std::string> rest = app->remaining();
-    if (app->get_require_subcommand_min() > 0 && !rest.empty() && !rest.front().starts_with('-'))
-      return with_hint(no_command(rest.front()), path);
-  }
-  return std::nullopt;
-}
-
 void add_model_option(CLI::App& command, std::string& path) {
-  command.add_option("-m,--model", path, "GGUF file of the model")->required()->type_name("FILE");
+  command.add_option("-m,--model,model", path, "GGUF file of the model; its name alone will do, without -m")
+      ->required()
+      ->type_name("FILE")
+      ->envname("KVASIR_MODEL");
 }
 
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
@@ -159,7 +95,9 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
 
 void add_engine_options(CLI::App& command, EngineOptions& options) {
   add_model_option(command, options.model);
-  command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")->capture_default_str();
+  command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
+      ->capture_default_str()
+      ->envname("KVASIR_THREADS");
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx512")->capture_default_str();
   command.add_option("--kv-type", options.kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();
@@ -173,43 +111,31 @@ void add_chunk_option(CLI::App& command, EngineOptions& options) {
 
 void add_kv_memory_option(CLI::App& command, EngineOptions& options) {
   add_bytes_option(command, "--kv-memory", options.kv_memory,
-                   "Bound of all KV memory, for example 512MiB; 0: what the policy needs");
+                   "Bound of all KV memory, for example 512MiB; 0: what the policy needs")
+      ->envname("KVASIR_KV_MEMORY");
 }
 
-void add_policy_option(CLI::App& command, std::string& policy, const std::string& help) {
+CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help) {
   const auto not_empty = [](std::string& text) {
     return text.empty() ? "a policy needs a name; 'kvasir policies' lists them" : "";
   };
-  command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
+  return command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
 }
 
-void check_values(CLI::App& program) {
-  const auto fits = [](const std::string& text, auto number) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    const bool octal = text.size() > 1 && text.front() == '0';  // as CLI11 would read it
-    return error == std::errc() && end == text.data() + text.size() && !octal;
-  };
-  const auto add = [](CLI::Option* option, auto check, const char* complaint) {
-    option->check(CLI::Validator(
-        [=](std::string& text) { return check(text) ? "" : fmt::format("'{}' {}", printable(text, 40), complaint); },
-        ""));
-  };
-  const auto named = [](const std::string& text) { return text.empty() ? "a file needs a name" : ""; };
-  for (CLI::Option* option : program.get_options({})) {
-    if (option->get_type_name() == "FILE") option->check(CLI::Validator(named, ""));
-    if (option->get_type_name() == "FLOAT")
-      add(
-          option, [](const std::string& text) { return !text.empty(); }, "is not a number");  // CLI11 reads it as 0
-    if (option->get_type_name() == "INT")
-      add(
-          option, [=](const std::string& text) { return fits(text, std::int64_t{}); },
-          "is not a whole number in range");
-    if (option->get_type_name() == "UINT")
-      add(
-          option, [=](const std::string& text) { return fits(text, std::uint64_t{}); },
-          "is not a whole number in range, 0 or more");
-  }
-  for (CLI::App* command : program.get_subcommands({})) check_values(*command);
+void add_quiet_option(CLI::App& program) {
+  const std::vector<CLI::App*> commands = program.get_subcommands({});
+  if (commands.empty())
+    program.add_flag_callback(
+        "-q,--quiet", [] { g_quiet = true; }, "No notes and no progress on standard error; errors stay");
+  for (CLI::App* command : commands) add_quiet_option(*command);
+}
+
+void write_error(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+void write_note(std::string_view text) {
+  if (!g_quiet) write_error(text);
 }
 
 Status print(std::string_view text) {
@@ -431,7 +357,7 @@ ProgressBar::~ProgressBar() {
 void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_view unit) {
   const double now = now_seconds();
   if (terminal_) left_.add(now - started_, static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
-  if (!terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
+  if (g_quiet || !terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
   last_ = now;
   shown_ = true;
   winsize size{};

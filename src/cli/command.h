@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/command_line.h"
 #include "cli/time_left.h"
 #include "kvasir/engine.h"
 #include "kvasir/options.h"
@@ -27,18 +28,9 @@ using Json = nlohmann::ordered_json;
 // Exit codes: 0 done; 1 a run failed; 2 the command line or an input was wrong.
 int exit_code(const Status& status);
 
-// Return an error as one line for people. `program`: the parser of the command line. For a Status: its message,
-// followed by the command's options that would mend it: "... [--kv-memory, --chunk]". For a parse error: what is wrong
-// with the command line, and where help is.
-std::string error_text(const Status& status, const CLI::App& program);
-std::string error_text(const CLI::ParseError& error, const CLI::App& program);
-
-// Returns the error of a command line that names an unknown command along with a request for help or the version;
-// nullopt if it names none. Call it where parsing ended with such a request.
-std::optional<std::string> unknown_command(const CLI::App& program);
-
-// Receives the status of the command that ran.
+// What a command is given, and where it leaves the status of its run.
 struct Outcome {
+  const CommandLine& line;
   Status status;
   int signal = 0;  // not 0: the process is to end by this signal once the status is reported
 };
@@ -55,26 +47,29 @@ void add_record(CLI::App& program, Outcome& outcome);
 void add_inspect(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 void add_demo(CLI::App& program, Outcome& outcome);
+void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, which help does not show
 
-void add_model_option(CLI::App& command, std::string& path);           // -m
+void add_model_option(CLI::App& command, std::string& path);           // -m, or the first argument by its place
 void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
 // Adds --kv, one policy. Refuses an empty name, which would be taken for the default.
-void add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
+CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
 // Adds an option for a byte count such as 512MiB or 2GiB.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 
-// Makes every numeric option reject values out of its type's range, and empty ones, which CLI11 itself would wrap or
-// clamp, or read as 0; and every option of type FILE empty names. Call it after all commands are added.
-void check_values(CLI::App& program);
+// Adds --quiet, which silences note() and ProgressBar, to every command. Call it after all commands are added.
+void add_quiet_option(CLI::App& program);
 
-// Writes to standard error. Ignores failures: a full disk under a log file does not end a run.
+// Write to standard error: an error always, a note unless --quiet was given. Ignore failures: a full disk under a log
+// file does not end a run.
+void write_error(std::string_view text);
+void write_note(std::string_view text);
+
 template <class... Args>
 void note(fmt::format_string<Args...> format, Args&&... args) {
-  const std::string text = fmt::format(format, std::forward<Args>(args)...);
-  std::fwrite(text.data(), 1, text.size(), stderr);
+  write_note(fmt::format(format, std::forward<Args>(args)...));
 }
 
 // Writes to standard output, unbuffered. Errors: kResourceExhausted for a full disk; kCancelled for an interrupt while

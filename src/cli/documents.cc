@@ -1,10 +1,9 @@
 #include "cli/documents.h"
 
-#include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/text_input.h"
 #include "text/tokenizer.h"
-#include "text/utf8.h"
 
 namespace kvasir::cli {
 
@@ -19,12 +18,10 @@ void join_part(std::string& text, std::string_view part) {
 }
 
 Result<std::string> read_document(const std::string& file) {
-  const std::string name = file == "-" ? "standard input" : "'" + printable(file, 200) + "'";
-  KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(file, kMaxTextBytes));
-  if (text.empty()) return invalid_argument("{} is empty; give a file with text", name);
-  if (const Status valid = check_utf8(text); !valid.ok())
-    return make_status(valid.code(), "{}: {}", name, valid.message());
-  return text;
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_text_file(file));
+  if (!text.empty()) return text;
+  return invalid_argument("{} is empty; give a file with text",
+                          file == "-" ? "standard input" : "'" + printable(file, 200) + "'");
 }
 
 Result<std::string> read_documents(std::span<const std::string> files, const std::optional<std::string>& prompt) {

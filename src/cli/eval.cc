@@ -3,6 +3,7 @@
 
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "cli/text_input.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {
@@ -29,7 +30,7 @@ Status check_not_empty(std::string_view text) {
 }
 
 Result<std::string> read_text(const std::string& file) {
-  KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(file, kMostText));
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_text_file(file));
   KVASIR_RETURN_IF_ERROR(check_not_empty(text));
   return text;
 }

@@ -19,9 +19,8 @@ void add_eval_restream(CLI::App& eval, Outcome& outcome);
 Result<std::shared_ptr<LoadedModel>> open_model(const EngineOptions& options);
 
 void add_text_option(CLI::App& command, std::string& file, const std::string& help);  // -f
-inline constexpr std::size_t kMostText = kMaxTextBytes;                               // bytes of a text
 Status check_not_empty(std::string_view text);                                        // errors: kInvalidArgument
-// Reads the text of -f. Errors: as read_file and check_not_empty.
+// Reads the text of -f. Errors: as read_text_file and check_not_empty.
 Result<std::string> read_text(const std::string& file);
 void add_policies_option(CLI::App& command, std::vector<std::string>& policies);  // --kv, repeated
 void add_report_option(CLI::App& command, std::string& file);                     // --report

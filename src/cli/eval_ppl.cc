@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "cli/eval.h"
 #include "cli/eval_report.h"
+#include "cli/text_input.h"
 #include "eval/perplexity.h"
 #include "retention/registry.h"
 
@@ -283,7 +284,7 @@ Status eval_perplexity(PerplexityCommand options) {
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, text_paths(options.files));
   std::vector<std::string> contents;
   for (const std::string& path : paths) {
-    KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, kMostText));
+    KVASIR_ASSIGN_OR_RETURN(std::string text, read_text_file(path));
     KVASIR_RETURN_IF_ERROR(name_text(path, paths.size() > 1, check_not_empty(text)));
     contents.push_back(std::move(text));
   }

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "backend/cpu/cpu_backend.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "base/thread_pool.h"
@@ -187,16 +188,16 @@ Status info(const std::string& path, bool tensors, bool json) {
     return print_json(out);
   }
   std::string out =
-      fmt::format("{}: GGUF version {}, {}, {} tensors with {} parameters\nRuns here: {}{}\n", printable(path, 200),
-                  file.version(), human_bytes(file.size_bytes()), file.tensors().size(), parameters,
-                  runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
+      fmt::format("{}: GGUF version {}, {}, {} with {} parameters\nRuns here: {}{}\n", printable(path, 200),
+                  file.version(), human_bytes(file.size_bytes()), counted(std::ssize(file.tensors()), "tensor"),
+                  parameters, runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
   if (needs.ok())
-    out += fmt::format(
-        "Memory: {} of weights, {} of KV for all {} tokens of its context, {} to work in; {} available: {}\n",
-        human_bytes(needs->weights), human_bytes(needs->kv), needs->tokens, human_bytes(needs->workspace),
-        human_bytes(needs->available), memory_verdict(*needs));
+    out += fmt::format("Memory: {} of weights, {} of KV for a context of {}, {} to work in; {} available: {}\n",
+                       human_bytes(needs->weights), human_bytes(needs->kv), counted(needs->tokens, "token"),
+                       human_bytes(needs->workspace), human_bytes(needs->available), memory_verdict(*needs));
   if (vocabulary.ok())
-    out += fmt::format("Tokenizer: {}, {} tokens\n", tokenizer_text(*vocabulary), vocabulary->pieces.size());
+    out += fmt::format("Tokenizer: {}, {}\n", tokenizer_text(*vocabulary),
+                       counted(std::ssize(vocabulary->pieces), "token"));
   if (chat)
     out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
                        chat->name());
@@ -227,7 +228,7 @@ void add_info(CLI::App& program, Outcome& outcome) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = program.add_subcommand("info", "What a GGUF file holds, and whether it runs here");
-  command->add_option("model", options->path, "GGUF file")->required()->type_name("FILE");
+  add_model_option(*command, options->path);
   command->add_flag("--tensors", options->tensors, "List the tensors too");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = info(options->path, options->tensors, options->json); });

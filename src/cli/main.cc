@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "cli/values.h"
 #include "kvasir/version.h"
 
 namespace {
@@ -24,7 +25,12 @@ int main(int argc, char** argv) {
   program.set_version_flag("--version", std::string("kvasir ") + kvasir::kVersion);
   program.require_subcommand(1);
   program.get_formatter()->column_width(34);
-  Outcome outcome;
+  program.footer(
+      "Environment: KVASIR_MODEL, KVASIR_THREADS, KVASIR_KV and KVASIR_KV_MEMORY are defaults of --model, --threads,\n"
+      "--kv and --kv-memory. 'kvasir completion bash' (or zsh, fish) writes a completion script, 'kvasir man' a manual "
+      "page.");
+  const CommandLine line(argc, argv);
+  Outcome outcome{line, {}};
   add_run(program, outcome);
   add_eval(program, outcome);
   add_replay(program, outcome);
@@ -36,13 +42,21 @@ int main(int argc, char** argv) {
   add_policies(program, outcome);
   add_info(program, outcome);
   add_tokenize(program, outcome);
+  add_shell(program, outcome);
+  add_quiet_option(program);
   check_values(program);
+  program.parse_complete_callback([&] { line.check_places(program); });
   ignore_write_signals();
+  const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
+  if (const auto problem = line.single_dash(program)) {
+    refuse(*problem);
+    return 2;
+  }
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (const auto problem = unknown_command(program); error.get_exit_code() == 0 && problem) {
-      note("kvasir: {}\n", *problem);
+    if (const auto problem = CommandLine::unknown_command(program); error.get_exit_code() == 0 && problem) {
+      refuse(*problem);
       return 2;
     }
     if (error.get_exit_code() == 0) {
@@ -50,11 +64,11 @@ int main(int argc, char** argv) {
       program.exit(error, text, text);
       outcome.status = print(text.str());
     } else {
-      note("kvasir: {}\n", error_text(error, program));
+      refuse(line.error_text(error, program));
       return 2;
     }
   }
-  if (!outcome.status.message().empty()) note("kvasir: {}\n", error_text(outcome.status, program));
+  if (!outcome.status.message().empty()) refuse(line.error_text(outcome.status, program));
   if (outcome.signal != 0) end_by_signal(outcome.signal);
   return exit_code(outcome.status);
 }

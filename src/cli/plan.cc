@@ -166,7 +166,8 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<PlanOptions>();
   CLI::App* command = program.add_subcommand("plan", "Memory plan, from a model's header alone");
   add_model_option(*command, options->model);
-  command->add_option("--ctx", options->context, "Tokens per sequence; 0: the trained context")->capture_default_str();
+  command->add_option("-c,--ctx", options->context, "Tokens per sequence; 0: the trained context")
+      ->capture_default_str();
   command->add_option("--prompt", options->prompt, "How many of them are a prompt, read in chunks; -1: all")
       ->capture_default_str();
   command->add_option("--batch", options->batch, "Sequences side by side")->capture_default_str();
@@ -175,7 +176,8 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
   command->add_option("--kv-type", options->kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();
-  add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap");
+  add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
+      ->envname("KVASIR_KV");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = plan(*options); });

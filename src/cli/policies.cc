@@ -1,16 +1,25 @@
 // kvasir policies: lists the policies and their options.
 #include <fmt/core.h>
 
+#include <vector>
+
+#include "base/status.h"
 #include "cli/command.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {
 namespace {
 
-Status list_policies(bool json) {
+// `name`: of the one policy to list; empty: all.
+Status list_policies(const std::string& name, bool json) {
+  std::vector<const PolicyInfo*> policies(all_policies().begin(), all_policies().end());
+  if (!name.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(const PolicyInfo* info, policy_named(name));
+    policies = {info};
+  }
   if (json) {
     Json list = Json::array();
-    for (const PolicyInfo* info : all_policies()) {
+    for (const PolicyInfo* info : policies) {
       Json options = Json::array();
       for (const PolicyOption& option : info->options)
         options.push_back({{"name", option.name},
@@ -35,7 +44,7 @@ Status list_policies(bool json) {
       "  full            100%       keeps everything; as the default of 'run' does while it fits\n"
       "  cake, snapkv    75%, 62%   keep what the end of the prompt attends to, so what the question needs\n"
       "  streaming, cascade, h2o, tova, lethe, random   0%   decide before they know the question\n";
-  for (const PolicyInfo* info : all_policies()) {
+  for (const PolicyInfo* info : policies) {
     out += fmt::format("\n{}{}\n  {}\n  {}\n  Decides: {}\n  Source: {}\n", info->name,
                        info->evaluation_only ? "  (only in 'kvasir eval')" : "", info->summary, info->formula,
                        info->acts, info->reference);
@@ -49,10 +58,15 @@ Status list_policies(bool json) {
 }  // namespace
 
 void add_policies(CLI::App& program, Outcome& outcome) {
-  auto json = std::make_shared<bool>(false);
+  struct Options {
+    std::string name;
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
   CLI::App* command = program.add_subcommand("policies", "Retention policies, their options, formulas and sources");
-  command->add_flag("--json", *json, "One JSON object on standard output");
-  command->callback([json, &outcome] { outcome.status = list_policies(*json); });
+  command->add_option("name", options->name, "The one policy to describe; without it, all");
+  command->add_flag("--json", options->json, "One JSON object on standard output");
+  command->callback([options, &outcome] { outcome.status = list_policies(options->name, options->json); });
 }
 
 }  // namespace kvasir::cli

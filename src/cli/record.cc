@@ -89,8 +89,9 @@ Status record(const RecordCommand& command) {
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));
   KVASIR_ASSIGN_OR_RETURN(AttentionTraceWriter writer,
                           AttentionTraceWriter::open(command.out, model->config.layers, model->config.heads, count));
-  note("kvasir: {} layers of {} query heads, {} tokens: '{}' will have {}\n", model->config.layers, model->config.heads,
-       count, printable(command.out, 200), human_bytes(trace_bytes(*model, count)));
+  note("kvasir: {} of {}, {}: '{}' will have {}\n", counted(model->config.layers, "layer"),
+       counted(model->config.heads, "query head"), counted(count, "token"), printable(command.out, 200),
+       human_bytes(trace_bytes(*model, count)));
   catch_interrupts();
   ObservedText result;
   {

@@ -15,7 +15,9 @@
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "cli/documents.h"
+#include "cli/run_help.h"
 #include "cli/run_options.h"
+#include "cli/text_input.h"
 #include "engine/task.h"
 #include "text/tokenizer.h"
 
@@ -25,6 +27,9 @@ namespace {
 // Without -n, of output that is printed only once it has ended.
 constexpr std::int64_t kMostUnasked = 1024;
 
+constexpr std::int64_t kLeastContext = 5;  // of -c: four sinks and a window
+constexpr std::int64_t kMostContext = std::int64_t{1} << 40;
+
 // Refuses options that exclude each other, and those without effect.
 Status check_options(const RunOptions& options) {
   const bool several = options.samples > 1 || options.beams > 0;
@@ -32,6 +37,10 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--samples {} is outside 1 to 64", options.samples);
   if (options.beams < 0 || options.beams > 64)
     return invalid_argument("--beams {} is outside 1 to 64 (0: none)", options.beams);
+  if (options.generate.logprobs >= 0 && !options.json)
+    return invalid_argument("--logprobs is for JSON; give --json too");
+  if (options.generate.logprobs >= 0 && options.beams > 0)
+    return invalid_argument("--logprobs is of tokens that are drawn; omit it, or --beams");
   if (options.samples > 1 && options.beams > 0)
     return invalid_argument("--samples and --beams exclude each other; omit one of them");
   if (options.beams > 0 && options.generate.max_tokens < 1)
@@ -50,6 +59,11 @@ Status check_options(const RunOptions& options) {
   if (!options.load.empty() && options.engine_given)
     return invalid_argument(
         "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and --chunk");
+  if (!options.load.empty() && options.context != 0)
+    return invalid_argument("--load takes what is kept from the file; omit -c");
+  if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
+    return invalid_argument("-c {} is outside {} to 2^40 tokens (0: the trained context)", options.context,
+                            kLeastContext);
   return {};
 }
 
@@ -75,6 +89,7 @@ bool is_conversation(const RunOptions& options) {
 
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
+  if (options.context > 0) options.session.policy = fmt::format("streaming:cap={}", options.context);
   const auto stdins = std::ranges::count(options.files, "-");
   if (stdins > 1) return invalid_argument("--file - is given more than once; standard input can be read once");
   if (options.prompt && options.prompt->empty())
@@ -83,7 +98,7 @@ Status run(RunOptions options) {
   const bool chat = is_conversation(options);
   if (!chat && !options.chat)
     for (const auto& [name, value] :
-         {std::pair("--system", &options.system), {"--chat-template", &options.chat_template}})
+         {std::pair(options.system_option.c_str(), &options.system), {"--chat-template", &options.chat_template}})
       if (!value->empty()) return invalid_argument("{} is for a chat; add --chat", name);
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (chat && (options.samples > 1 || options.beams > 0))
@@ -97,7 +112,7 @@ Status run(RunOptions options) {
   std::optional<std::string_view> prompt = options.prompt;
   if (files.size() == 1 && !options.prompt && !chat) {
     KVASIR_ASSIGN_OR_RETURN(mapped, InputText::open(files.front(), kMaxTextBytes));
-    prompt = mapped.text();
+    KVASIR_ASSIGN_OR_RETURN(prompt, text_in(mapped.text(), files.front()));
   } else if (!files.empty()) {
     KVASIR_ASSIGN_OR_RETURN(joined, read_documents(files, options.prompt));
     prompt = joined;
@@ -190,16 +205,37 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_flag("--chat", options->chat,
                     "Say the text as a user's message and end after the answer; without -p, on a terminal: "
                     "a chat about the files");
-  command->add_option("--system", options->system, "System message at the start of a chat");
+  CLI::Option* system = command->add_option("--system", options->system, "System message at the start of a chat");
+  auto system_file = std::make_shared<std::string>();
+  command->add_option("--system-file", *system_file, "File with the system message")
+      ->excludes(system)
+      ->type_name("FILE");
   add_chat_template_option(*command, options->chat_template);
-  add_policy_option(*command, options->session.policy,
-                    "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
-                    "--kv-memory is full, then streaming");
+  CLI::Option* kv =
+      add_policy_option(*command, options->session.policy,
+                        "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
+                        "--kv-memory is full, then streaming")
+          ->envname("KVASIR_KV");
+  command->add_option("-c,--ctx", options->context, "Tokens kept, as --kv streaming:cap=N; 0: the trained context")
+      ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
-  command->add_option("--stop", options->generate.stop, "End before this string; may be repeated")
+  command
+      ->add_option("--stop", options->generate.stop,
+                   "End before this string, in which \\n, \\t, \\r, \\\\ and \\xHH are escapes; may be repeated")
+      ->transform(CLI::Validator(
+          [](std::string& text) {
+            const Result<std::string> plain = unescaped(text);
+            if (plain.ok()) text = *plain;
+            return plain.status().message();
+          },
+          ""))
       ->take_all()
       ->allow_extra_args(false);
   command->add_flag("--json", options->json, "One JSON object on standard output instead of the text");
+  command->add_flag("--json-stream", options->json_stream,
+                    "One JSON object a line: {\"text\": ...} for each piece as it comes, at the end that of --json");
+  command->add_option("--logprobs", options->generate.logprobs,
+                      "With JSON: log-probabilities of each token and of this many of the likeliest in its place");
   command->add_option("--samples", options->samples, "Continuations to sample side by side; sample i has seed + i")
       ->capture_default_str();
   command->add_option("--beams", options->beams, "Beams of a beam search, best first; 0: no beam search")
@@ -211,10 +247,13 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_option("--save", options->save, "Write the session to this file after the run");
   command->add_option("--load", options->load, "Continue the session of this file, with or without a prompt");
   add_sampling_options(*command, options->generate.sampling);
-  command->callback([options, command, &outcome] {
+  arrange_help(*command);
+  command->callback([options, command, kv, system_file, &outcome] {
     const auto given = [&](std::initializer_list<const char*> names) {
-      return std::ranges::any_of(names, [&](const char* name) { return command->count(name) > 0; });
+      return std::ranges::any_of(names,
+                                 [&](const char* name) { return outcome.line.gives(*command->get_option(name)); });
     };
+    options->json = options->json || options->json_stream;
     options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
                                      "--frequency-penalty", "--presence-penalty", "--penalty-window", "--dry",
                                      "--dry-base", "--dry-length", "--dry-window", "--seed"});
@@ -227,6 +266,16 @@ void add_run(CLI::App& program, Outcome& outcome) {
         outcome.status = invalid_argument("{} needs the name of a file", name);
         return;
       }
+    if (options->context != 0 && outcome.line.gives(*kv)) {
+      outcome.status = invalid_argument("-c and --kv both say what is kept; omit one of them");
+      return;
+    }
+    if (!system_file->empty()) {
+      const Result<std::string> message = read_system_file(*system_file);
+      if (outcome.status = message.status(); !message.ok()) return;
+      options->system = *message;
+      options->system_option = "--system-file";
+    }
     outcome.status = run(*options);
     if (outcome.status.code() == StatusCode::kCancelled && interrupted() && interrupting_signal() == SIGINT)
       outcome.signal = SIGINT;

@@ -1,6 +1,7 @@
 // The options of kvasir run, as its parts share them.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@ struct RunOptions {
   std::vector<std::string> files;
   std::string chat_template;
   std::string system;
+  std::string system_option = "--system";  // that gave it, for messages
+  std::int64_t context = 0;                // tokens kept; 0: the policy's
   std::string save;
   std::string load;
   int samples = 1;
@@ -27,6 +30,7 @@ struct RunOptions {
   bool engine_given = false;    // at least one option was given that a session file decides
   bool chat = false;
   bool json = false;
+  bool json_stream = false;  // with json: a line for each piece of text before the report
 };
 
 }  // namespace kvasir::cli

@@ -3,11 +3,11 @@
 
 #include <optional>
 
-#include "base/mapped_file.h"
 #include "base/status.h"
 #include "chat/chat_template.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "cli/text_input.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
@@ -19,6 +19,7 @@ namespace {
 struct TokenizeOptions {
   std::string model;
   std::optional<std::string> text;
+  std::string file;
   std::string chat_template;
   bool chat = false;
   bool no_answer = false;
@@ -55,7 +56,7 @@ Status tokenize(const TokenizeOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(std::move(vocabulary)));
   std::optional<std::string> text = options.text;
   if (!text) {
-    KVASIR_ASSIGN_OR_RETURN(text, read_file("-", kMaxTextBytes));
+    KVASIR_ASSIGN_OR_RETURN(text, read_text_file(options.file.empty() ? "-" : options.file));
   }
   Encoded encoded;
   if (options.chat) {
@@ -84,9 +85,12 @@ Status tokenize(const TokenizeOptions& options) {
 
 void add_tokenize(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<TokenizeOptions>();
-  CLI::App* command = program.add_subcommand("tokenize", "Token ids of a text (standard input without -p)");
+  CLI::App* command = program.add_subcommand("tokenize", "Token ids of a text (standard input without -p or -f)");
   add_model_option(*command, options->model);
-  command->add_option("-p,--prompt", options->text, "Text");
+  auto* text = command->add_option("-p,--prompt", options->text, "Text");
+  command->add_option("-f,--file", options->file, "File with the text; -: standard input")
+      ->excludes(text)
+      ->type_name("FILE");
   command->add_flag("--ids", options->ids, "Ids alone, separated by spaces");
   command->add_flag("--no-bos", options->no_bos, "No token for the beginning of the text");
   auto* special = command->add_flag("--special", options->special, "Recognise control tokens written out in the text");

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "backend/cpu/cpu_backend.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "engine/memory_plan.h"
@@ -30,7 +31,7 @@ Result<PageFormat> page_shape(std::string_view kv_type, int page_slots) {
   const auto type = kv_type_from_name(kv_type);
   if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type).about({"kv_type"});
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
-    return invalid_argument("a page of {} tokens is not possible; choose 16, 32 or 64", page_slots)
+    return invalid_argument("a page of {} is not possible; choose 16, 32 or 64", counted(page_slots, "token"))
         .about({"page_slots"});
   return PageFormat{0, page_slots, *type};
 }
@@ -87,9 +88,9 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   if (const std::uint64_t given = options.kv_memory, least = KvCache::cost(model->kv_shape, {}, 1);
       given > 0 && given < least)
     return invalid_argument(
-               "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); give it "
+               "a KV memory of {} holds not even one page of each of the model's {} lanes ({} bytes); give it "
                "more",
-               given, model->kv_shape.lanes(), least)
+               counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.lanes(), least)
         .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // Of a pass of one token.

@@ -296,6 +296,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     const bool read = request.told == task.prompt_tokens();
     GenerateResult& result = event.result;
     result.text = generation.text();
+    result.choices = generation.choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();
     result.prompt_seconds = seconds_between(request.submitted, read ? request.read : now);

@@ -199,6 +199,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
   sampler_ = done.state().sampler;
   result.text = done.text();
+  result.choices = done.choices();
   result.tokens = done.tokens();
   result.finish_reason = *done.finish_reason();
   result.seconds = now_seconds() - start;
@@ -249,6 +250,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     const Generation& generation = tasks[s].generation();
     GenerateResult& result = results[s];
     result.text = generation.text();
+    result.choices = generation.choices();
     result.prompt_tokens = unreported_;
     result.prompt_seconds = prompt_seconds_;
     result.tokens = generation.tokens();
@@ -309,7 +311,7 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
   for (const Beam& beam : beams) {
     TokenStream stream(*model_->tokenizer, false);
     BeamResult result;
-    for (const TokenId token : beam.tokens) result.text += stream.push(token);
+    for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
     result.text += stream.flush();
     result.tokens = static_cast<std::int64_t>(beam.tokens.size());
     result.log_probability = beam.log_probability;

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "engine/context_rules.h"
 #include "retention/registry.h"
@@ -167,9 +168,8 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
   trial.ask.resize(asked);
   const auto room = length - static_cast<std::int64_t>(begin_.size() + trial.fact.size() + trial.ask.size());
   if (room < 0)
-    return invalid_argument(
-               "a prompt of {} tokens has no room for the fact and the question, {} tokens; make it longer", length,
-               length - room)
+    return invalid_argument("a prompt of {} has no room for the fact and the question, {}; make it longer",
+                            counted(length, "token"), counted(length - room, "token"))
         .about({"lengths"});
   trial.filler_size = static_cast<std::size_t>(room);
   if (trial.filler_size > filler_.size())

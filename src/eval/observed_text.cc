@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "engine/context_rules.h"
 #include "engine/sequence_runner.h"
@@ -65,7 +66,8 @@ Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::i
 Status check_observed_text(const LoadedModel& model, std::int64_t tokens, const ObservedTextOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
   if (options.prefill < 0 || options.prefill > tokens)
-    return invalid_argument("prefill={} must be from 0 to the {} tokens", options.prefill, tokens).about({"prefill"});
+    return invalid_argument("prefill={} must be from 0 to the {}", options.prefill, counted(tokens, "token"))
+        .about({"prefill"});
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
   const std::int64_t context = model.config.context;
   if (tokens > 0)

@@ -23,9 +23,9 @@ Status check(std::span<const TokenId> text, const RestreamOptions& options) {
           .about({"distances"});
     if (distance >= fill)
       return invalid_argument(
-                 "a distance of {} tokens goes back before the beginning of the {} that are read; "
+                 "a distance of {} goes back before the beginning of the {} that are read; "
                  "read a longer text, or give a shorter distance",
-                 distance, fill)
+                 counted(distance, "token"), fill)
           .about({"distances", "tokens"});
   }
   if (fill + std::ranges::max(options.distances) > kMostPlannedTokens)

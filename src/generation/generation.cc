@@ -1,13 +1,18 @@
 #include "generation/generation.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
 #include "base/status.h"
+#include "generation/log_probabilities.h"
 #include "text/utf8.h"
 
 namespace kvasir {
 namespace {
+
+constexpr int kMostLogprobs = 100;
 
 // REQUIRES: no string is empty.
 std::vector<std::string> all_stops(const GenerateOptions& options, std::span<const std::string> template_stops) {
@@ -38,6 +43,9 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.pending && state.undrawn == std::array<std::uint64_t, 4>{})
     return damaged("the generator's words before its newest draw are all zero");
   if (state.pending && state.finish_reason) return damaged("it has finished, but has a token to run");
+  if (state.logprobs < -1 || state.logprobs > kMostLogprobs ||
+      std::ssize(state.choices) != (state.logprobs < 0 ? 0 : state.tokens + pending))
+    return damaged("the log-probabilities are not those of its tokens");
   if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
     return damaged("its end token and its finish reason disagree");
   if (state.end_token && !tokenizer.is_end(*state.end_token)) return damaged("its end token ends nothing");
@@ -69,6 +77,9 @@ Status validate(const GenerateOptions& options) {
     return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens).about({"max_tokens"});
   for (const std::string& stop : options.stop)
     if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it").about({"stop"});
+  if (options.logprobs < -1 || options.logprobs > kMostLogprobs)
+    return invalid_argument("logprobs={} is outside 0 to {} (-1: none)", options.logprobs, kMostLogprobs)
+        .about({"logprobs"});
   return {};
 }
 
@@ -85,6 +96,7 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerateOptions& option
   KVASIR_CHECK(validate(options).ok());
   max_tokens_ = options.max_tokens;
   ignore_eos_ = options.ignore_eos;
+  logprobs_ = options.logprobs;
   for (const TokenId token : newest) observe(token);
 }
 
@@ -108,12 +120,14 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.undrawn_ = state.undrawn;
   generation.finish_reason_ = state.finish_reason;
   generation.end_token_ = state.end_token;
+  generation.logprobs_ = state.logprobs;
+  generation.choices_ = std::move(state.choices);
   return generation;
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_,     ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,       matcher_.state(),
-          stream_.state(), text_,       tokens_,          pending_,         finish_reason_, end_token_};
+  return {max_tokens_, ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,   matcher_.state(), stream_.state(),
+          text_,       tokens_,     pending_,         finish_reason_,   end_token_, logprobs_,        choices_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -132,7 +146,18 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   pending_ = token;
+  if (logprobs_ >= 0) report(logits, token);
   return pending_;
+}
+
+void Generation::report(std::span<const float> logits, TokenId token) {
+  const auto choice = [&](TokenId id, double log_probability) {
+    return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability};
+  };
+  GeneratedToken generated{choice(token, log_probability(logits, token)), {}};
+  for (const TokenLogProbability& likely : top_log_probabilities(logits, logprobs_))
+    generated.likeliest.push_back(choice(likely.token, likely.log_probability));
+  choices_.push_back(std::move(generated));
 }
 
 std::string Generation::accept(TokenId token) {
@@ -140,7 +165,10 @@ std::string Generation::accept(TokenId token) {
   pending_.reset();
   observe(token);
   ++tokens_;
-  std::string text = matcher_.push(stream_.push(token));
+  // A marker's text is seen only by a stop string that equals it.
+  const std::string& piece = tokenizer_->vocabulary().pieces[static_cast<std::size_t>(token)];
+  const bool stops = is_marker(tokenizer_->vocabulary(), token) && std::ranges::count(matcher_.stops(), piece) > 0;
+  std::string text = matcher_.push(stops ? stream_.push(token) : stream_.push_shown(token));
   text_ += text;
   if (matcher_.stopped()) settle(FinishReason::kStop);
   return text;
@@ -155,6 +183,7 @@ void Generation::settle(FinishReason reason) {
   if (finished()) return;
   finish_reason_ = reason;
   if (pending_) sampler_.set_random(undrawn_);
+  if (pending_ && logprobs_ >= 0) choices_.pop_back();
   pending_.reset();
 }
 

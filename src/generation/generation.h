@@ -24,6 +24,7 @@
 #include "generation/token_stream.h"
 #include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
+#include "kvasir/result.h"
 #include "kvasir/status.h"
 #include "text/tokenizer.h"
 
@@ -46,6 +47,8 @@ struct GenerationState {
   std::optional<TokenId> pending;  // chosen but not accepted yet
   std::optional<FinishReason> finish_reason;
   std::optional<TokenId> end_token;
+  int logprobs = -1;
+  std::vector<GeneratedToken> choices;  // of the tokens accepted and the pending one; none without logprobs
 };
 
 class Generation {
@@ -89,6 +92,8 @@ class Generation {
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
   const std::string& text() const { return text_; }                // all that accept() and flush() returned
+  // With GenerateOptions::logprobs: of the tokens accepted, and of the pending one.
+  const std::vector<GeneratedToken>& choices() const { return choices_; }
 
   // Returns true while the accepted tokens end inside a UTF-8 character that has not been flushed.
   bool mid_character() const { return stream_.mid_character(); }
@@ -102,6 +107,7 @@ class Generation {
   Generation(const Tokenizer& tokenizer, Parts parts);
   void settle(FinishReason reason);
   void observe(TokenId token);
+  void report(std::span<const float> logits, TokenId token);
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;
@@ -115,6 +121,8 @@ class Generation {
   std::array<std::uint64_t, 4> undrawn_{};  // the generator's words before the newest draw
   std::optional<FinishReason> finish_reason_;
   std::optional<TokenId> end_token_;
+  int logprobs_ = -1;
+  std::vector<GeneratedToken> choices_;
 };
 
 }  // namespace kvasir

@@ -46,6 +46,13 @@ std::string TokenStream::push(TokenId token) {
   return text;
 }
 
+std::string TokenStream::push_shown(TokenId token) {
+  std::string text = push(token);
+  // A marker's text is complete, so it stands at the end.
+  if (is_marker(tokenizer_->vocabulary(), token)) text.resize(text.size() - tokenizer_->bytes_of(token).size());
+  return text;
+}
+
 std::string TokenStream::flush() {
   // What push() held back is one incomplete character, hence one maximal subpart.
   const bool incomplete = !pending_.empty();

@@ -30,6 +30,9 @@ class TokenStream {
   // Adds a token and returns the text that it completes; may be empty.
   std::string push(TokenId token);
 
+  // As push, but leaves out the text of a marker (is_marker): what was generated is shown without it.
+  std::string push_shown(TokenId token);
+
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/counted.h"
 #include "base/status.h"
 #include "gguf/cursor.h"
 #include "gguf/file_impl.h"
@@ -152,7 +153,8 @@ Status check_magic(std::span<const std::byte> bytes) {
   if (text.starts_with("version https://git-lfs"))
     return data_loss("this is a Git LFS pointer, not the model itself; fetch the model with 'git lfs pull'");
   if (std::string_view("GGUF").starts_with(magic))
-    return data_loss("the file is truncated: it has {} bytes; download it again", bytes.size());
+    return data_loss("the file is truncated: it has {}; download it again",
+                     counted(static_cast<std::int64_t>(bytes.size()), "byte"));
   return data_loss("this is not a GGUF file: it begins with {} instead of 'GGUF'; convert the model to GGUF first",
                    quoted(magic));
 }

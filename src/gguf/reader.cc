@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <variant>
 
@@ -89,6 +91,9 @@ std::string_view value_type_name(ValueType type) {
 }
 
 Result<File> File::open(const std::string& path, const OpenOptions& options) {
+  std::error_code unknown;
+  if (std::filesystem::is_directory(path, unknown))
+    return invalid_argument("'{}' is a directory; give the .gguf file in it", path);
   KVASIR_ASSIGN_OR_RETURN(MappedFile mapping, MappedFile::open(path));
   auto contents = parse_or_exhausted(mapping.bytes(), options);
   if (!contents.ok()) return make_status(contents.status().code(), "'{}': {}", path, contents.status().message());

@@ -110,6 +110,8 @@ Status refuse_split(const gguf::File& file) {
 Result<ModelConfig> read_model_config(const gguf::File& file) {
   ModelConfig config;
   KVASIR_RETURN_IF_ERROR(refuse_split(file));
+  if (file.tensors().empty() && file.find("tokenizer.ggml.tokens") != nullptr)
+    return data_loss("this file has a tokenizer but no weights; give the model's own .gguf file");
   KVASIR_ASSIGN_OR_RETURN(const std::string_view architecture, file.get_string("general.architecture"));
   config.architecture = find_architecture(architecture);
   if (config.architecture == nullptr)

@@ -7,6 +7,7 @@
 #include "backend/attention_mass.h"
 #include "backend/backend.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 
 namespace kvasir {
@@ -271,8 +272,8 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
     return unsupported("'{}' has {} layers of {} query heads; at most {} of {} can be replayed", trace.path(),
                        trace.layers(), trace.heads(), kMostLayers, kMaxHeads);
   if (options.prefill < 0 || options.prefill > trace.tokens())
-    return invalid_argument("prefill={} must be from 0 to the {} tokens of '{}'", options.prefill, trace.tokens(),
-                            trace.path())
+    return invalid_argument("prefill={} must be from 0 to the {} of '{}'", options.prefill,
+                            counted(trace.tokens(), "token"), trace.path())
         .about({"prefill"});
   if (options.chunk < 0) return invalid_argument("chunk={} must be 0 or more", options.chunk).about({"chunk"});
   if (options.kv_heads < 0 || (options.kv_heads > 0 && trace.heads() % options.kv_heads != 0))

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 
 namespace kvasir {
@@ -49,10 +50,11 @@ Result<AttentionTrace> AttentionTrace::parse(std::span<const std::byte> bytes, s
   KVASIR_RETURN_IF_ERROR(trace.set_shape(header));
   trace.data_ = bytes.subspan(header.data_offset);
   if (trace.data_.size() < header.data_bytes)
-    return data_loss("'{}' is truncated: {} bytes of weights instead of {}", trace.path_, trace.data_.size(),
-                     header.data_bytes);
+    return data_loss("'{}' is truncated: {} of weights instead of {}", trace.path_,
+                     counted(std::ssize(trace.data_), "byte"), header.data_bytes);
   if (trace.data_.size() > header.data_bytes)
-    return data_loss("'{}' is damaged: {} bytes follow the array", trace.path_, trace.data_.size() - header.data_bytes);
+    return data_loss("'{}' is damaged: {} too many behind the array", trace.path_,
+                     counted(std::ssize(trace.data_) - static_cast<std::int64_t>(header.data_bytes), "byte"));
   return trace;
 }
 

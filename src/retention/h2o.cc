@@ -6,7 +6,8 @@ namespace {
 
 constexpr PolicyOption kOptions[] = {
     {"budget", "1024", kBudgetRange, "tokens kept, or their share of the tokens seen, rounded up"},
-    {"recent", "512", "0 to 2^40", "most recent tokens, never dropped; counted in budget"},
+    {"recent", "auto", "auto or 0 to 2^40",
+     "most recent tokens, never dropped; counted in budget; auto: half of it, or 512 where it is a percentage"},
     {"sinks", "0", "0 to 2^40", "first tokens of the text, never dropped; counted in budget"},
     kEveryOption,
     kPosOption,
@@ -27,7 +28,19 @@ class H2oPolicy final : public ScoredPolicy {
   KeepRule rule_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+// Puts a number in place of recent=auto: at most what the sinks leave of the budget.
+Status fill_in_recent(PolicySpec& spec) {
+  if (spec.text("recent") != "auto") return {};
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t sinks, spec.get_int("sinks", 0, kMostTokens));
+  const std::int64_t half = std::min(budget.tokens / 2, std::max<std::int64_t>(budget.tokens - sinks, 0));
+  spec.set("recent", budget.is_share() ? 512 : half);
+  return {};
+}
+
+Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& given) {
+  PolicySpec spec = given;
+  KVASIR_RETURN_IF_ERROR(fill_in_recent(spec));
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());

@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "base/check.h"
+#include "base/nearest.h"
 #include "base/status.h"
 #include "retention/composed.h"
 
@@ -28,10 +29,21 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kRecomputePolicy,
 });
 
-std::string joined_names(std::span<const PolicyOption> options) {
+std::vector<std::string_view> names_of(std::span<const PolicyOption> options) {
   std::vector<std::string_view> names;
   for (const PolicyOption& option : options) names.push_back(option.name);
+  return names;
+}
+
+std::string joined(const std::vector<std::string_view>& names) {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+// "; the options are: a, b", or where a name is near, "; did you mean 'a'? (the options are: a, b)".
+std::string choices(std::string_view typed, std::string_view what, const std::vector<std::string_view>& names) {
+  const std::string nearest = did_you_mean(typed, names);
+  const std::string list = fmt::format("{} are: {}", what, joined(names));
+  return nearest.empty() ? "; " + list : fmt::format("{} ({})", nearest, list);
 }
 
 const PolicyOption* find_option(const PolicyInfo& info, std::string_view key) {
@@ -86,16 +98,18 @@ const PolicyInfo* find_policy(std::string_view name) {
   return nullptr;
 }
 
+Result<const PolicyInfo*> policy_named(std::string_view name) {
+  if (const PolicyInfo* info = find_policy(name)) return info;
+  std::vector<std::string_view> names;
+  for (const PolicyInfo* known : kPolicies) names.push_back(known->name);
+  return invalid_argument("unknown retention policy '{}'{}", name, choices(name, "the policies", names));
+}
+
 Result<PolicySpec> PolicySpec::parse(std::string_view text) {
   PolicySpec spec;
   const std::size_t colon = text.find(':');
   spec.name_ = text.substr(0, colon);
-  const PolicyInfo* info = find_policy(spec.name_);
-  if (info == nullptr) {
-    std::vector<std::string_view> names;
-    for (const PolicyInfo* known : kPolicies) names.push_back(known->name);
-    return invalid_argument("unknown retention policy '{}'; the policies are: {}", spec.name_, fmt::join(names, ", "));
-  }
+  KVASIR_ASSIGN_OR_RETURN(const PolicyInfo* info, policy_named(spec.name_));
   if (colon == std::string_view::npos) return spec;
   std::string_view rest = text.substr(colon + 1);
   for (;;) {
@@ -104,11 +118,11 @@ Result<PolicySpec> PolicySpec::parse(std::string_view text) {
     const std::size_t equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == item.size())
       return invalid_argument("policy spec '{}': '{}' is not of the form key=value; the options of '{}' are: {}", text,
-                              item, spec.name_, joined_names(info->options));
+                              item, spec.name_, joined(names_of(info->options)));
     const std::string_view key = item.substr(0, equals);
     if (find_option(*info, key) == nullptr)
-      return invalid_argument("policy '{}' has no option '{}'; its options are: {}", spec.name_, key,
-                              joined_names(info->options));
+      return invalid_argument("policy '{}' has no option '{}'{}", spec.name_, key,
+                              choices(key, "its options", names_of(info->options)));
     if (!spec.values_.emplace(key, item.substr(equals + 1)).second)
       return invalid_argument("policy spec '{}': option '{}' is given twice", text, key);
     if (comma == std::string_view::npos) return spec;
@@ -125,6 +139,11 @@ std::string_view PolicySpec::text(std::string_view key) const {
   KVASIR_CHECK(option != nullptr);
   const auto found = values_.find(key);
   return found != values_.end() ? std::string_view(found->second) : option->default_value;
+}
+
+void PolicySpec::set(std::string_view key, std::int64_t value) {
+  KVASIR_CHECK(accepts(key));
+  values_.insert_or_assign(std::string(key), fmt::format("{}", value));
 }
 
 Status PolicySpec::refuse(std::string_view key, std::string_view kind) const {

@@ -28,7 +28,7 @@ struct PolicyOption {
 class PolicySpec {
  public:
   // Errors: kInvalidArgument for a malformed spec, an unknown name or key, a key given twice; the message names the
-  // accepted ones.
+  // accepted ones, and the nearest.
   static Result<PolicySpec> parse(std::string_view text);
 
   const std::string& name() const { return name_; }
@@ -50,6 +50,9 @@ class PolicySpec {
   // Whether the policy has the option; and its value as it was given, or its default.
   bool accepts(std::string_view key) const;
   std::string_view text(std::string_view key) const;
+
+  // Gives the option a value, as if the spec had it. REQUIRES: accepts(key).
+  void set(std::string_view key, std::int64_t value);
 
   // The spec in canonical form: the options in the policy's order, those of `always` and those that differ from their
   // defaults, numbers without superfluous digits.
@@ -75,6 +78,8 @@ struct PolicyInfo {
 
 std::span<const PolicyInfo* const> all_policies();
 const PolicyInfo* find_policy(std::string_view name);  // nullptr if unknown
+// The same. Errors: kInvalidArgument; the message names all policies, and the nearest.
+Result<const PolicyInfo*> policy_named(std::string_view name);
 
 // Whether the spec names a policy that is for evaluation only.
 bool is_evaluation_only(std::string_view spec);

@@ -27,13 +27,13 @@ std::optional<std::size_t> find_invalid_utf8(std::string_view text) {
   return std::nullopt;
 }
 
-Status check_utf8(std::string_view text, std::size_t before) {
+Status check_utf8(std::string_view text, std::size_t before, std::string_view what) {
   const std::optional<std::size_t> offset = find_invalid_utf8(text);
   if (!offset) return {};
   return invalid_argument(
-      "the text is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
+      "{} is not valid UTF-8 at byte {} (0x{:02X}); convert it with iconv, for example "
       "`iconv -f WINDOWS-1252 -t UTF-8`",
-      before + *offset, static_cast<unsigned char>(text[*offset]));
+      what, before + *offset, static_cast<unsigned char>(text[*offset]));
 }
 
 std::size_t white_space_prefix(std::string_view text) {

@@ -14,8 +14,8 @@ namespace kvasir {
 std::optional<std::size_t> find_invalid_utf8(std::string_view text);
 
 // Errors: kInvalidArgument naming the first invalid byte by its offset; `before` bytes of the whole text precede
-// `text`.
-Status check_utf8(std::string_view text, std::size_t before = 0);
+// `text`. `what`: how the message calls the whole.
+Status check_utf8(std::string_view text, std::size_t before = 0, std::string_view what = "the text");
 
 // Returns the length in bytes of the character that starts with `lead`. REQUIRES: `lead` starts a valid character.
 inline std::size_t utf8_length(char lead) {

@@ -1,6 +1,7 @@
 #include "text/vocabulary.h"
 
 #include <limits>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
@@ -14,6 +15,16 @@ Status check_id(const char* name, TokenId id, std::size_t size) {
 }
 
 }  // namespace
+
+bool is_marker(const Vocabulary& vocabulary, TokenId token) {
+  const auto index = static_cast<std::size_t>(token);
+  if (vocabulary.kinds[index] != TokenKind::kUserDefined) return false;
+  const std::string_view piece = vocabulary.pieces[index];
+  const auto framed = [&](std::string_view open, std::string_view close) {
+    return piece.size() > open.size() + close.size() && piece.starts_with(open) && piece.ends_with(close);
+  };
+  return framed("<|", "|>") || framed("<\uFF5C", "\uFF5C>");
+}
 
 Status check_vocabulary(const Vocabulary& vocabulary) {
   const std::size_t size = vocabulary.pieces.size();

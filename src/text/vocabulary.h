@@ -48,6 +48,10 @@ struct Vocabulary {
   bool add_space_prefix = true;  // SPM only
 };
 
+// Returns whether a token is user-defined and spelt like a control token, "<|user|>": some files call a chat template's
+// markers so. What is generated shows them no more than control tokens. REQUIRES: an id of the vocabulary.
+bool is_marker(const Vocabulary& vocabulary, TokenId token);
+
 // Errors: kDataLoss if the lists differ in length, an id is out of range, or BOS or EOS is to be added but not named.
 Status check_vocabulary(const Vocabulary& vocabulary);
 

@@ -50,9 +50,10 @@ inline const std::string kEvaluationOnly =
     "policy 'recompute' is a baseline for the evaluation of perplexity only; choose another";
 inline const std::string kStreamingOptions =
     "the options of 'streaming' are: sinks, window, cap, every, slack, overlap, refresh, max_drop, realign";
-inline const std::string kChunk = "chunk=-1 is outside 1 to 4096 tokens (0: the policy's own) [--chunk]";
+inline const std::string kChunk = "--chunk -1 is outside 1 to 4096 tokens (0: the policy's own)";
 inline const std::string kNoPage =
     " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
+inline const std::string kDirectory = " is a directory; give the .gguf file in it";
 inline const std::string kSize = "; give bytes, or a unit with them, such as 512MiB or 2GB";
 inline const std::string kIconv = "; convert it with iconv, for example `iconv -f WINDOWS-1252 -t UTF-8`";
 inline const std::string kNoGguf =

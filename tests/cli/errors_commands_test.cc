@@ -8,9 +8,9 @@ TEST_F(Errors, Info) {
   const std::string model = model_path();
   const std::string text = file("text");
   expect_all_refused({
-      {{"info"}, 2, "model is required" + see("info")},
+      {{"info"}, 2, "--model is required" + see("info")},
       {{"info", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
-      {{"info", folder()}, 2, "'" + folder() + "' is not a regular file"},
+      {{"info", folder()}, 2, "'" + folder() + "'" + kDirectory},
       {{"info", file("empty")}, 2, "'" + file("empty") + "': the file is empty; download it again"},
       {{"info", text}, 2, "'" + text + "'" + kNoGguf},
       {{"info", model, "extra"}, 2, "the argument 'extra' is not expected" + see("info")},
@@ -61,14 +61,14 @@ TEST_F(Errors, Bench) {
   });
   expect_all_refused(
       {
-          {{"--prefill", "-1"}, 2, "prefill=-1 is outside 0 to 2^26 tokens [--prefill]"},
-          {{"--prefill", "99999999"}, 2, "prefill=99999999 is outside 0 to 2^26 tokens [--prefill]"},
+          {{"--prefill", "-1"}, 2, "--prefill -1 is outside 0 to 2^26 tokens"},
+          {{"--prefill", "99999999"}, 2, "--prefill 99999999 is outside 0 to 2^26 tokens"},
           {{"--prefill", "0", "--decode", "0"},
            2,
            "there is nothing to measure; give tokens to prefill or decode [--prefill, --decode]"},
-          {{"--repeat", "0"}, 2, "repeat=0 is outside 1 to 1000 [--repeat]"},
+          {{"--repeat", "0"}, 2, "--repeat 0 is outside 1 to 1000"},
           {{"--depth", "-1"}, 2, "a depth of -1 is outside 0 to 2^26 tokens [--depth]"},
-          {{"--depth", "1,x"}, 2, "--depth: 'x' is not a whole number in range" + see("bench")},
+          {{"--depth", "1,x"}, 2, "--depth: 'x' is not a whole number (0 to 2^26)" + see("bench")},
           {{"--kv", "nope"}, 2, unknown_policy("nope")},
           {{"--kv", "recompute"}, 2, kEvaluationOnly},
           {{"--decode", "0", "--depth", "5"}, 2, "--depth and --batch are for decoding; omit them, or --decode 0"},
@@ -79,7 +79,8 @@ TEST_F(Errors, Bench) {
 
 TEST_F(Errors, Policies) {
   expect_all_refused({
-      {{"policies", "extra"}, 2, "the argument 'extra' is not expected" + see("policies")},
+      {{"policies", "extra"}, 2, unknown_policy("extra")},
+      {{"policies", "full", "extra"}, 2, "the argument 'extra' is not expected" + see("policies")},
   });
 }
 

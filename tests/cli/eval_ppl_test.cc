@@ -206,10 +206,10 @@ TEST_F(EvalPpl, StandardInputAndTextsThatAreNotThere) {
            path("short") + ": the text has 4 tokens, at least 60 are needed; give a longer text"},
           {{"-f", path("other"), "--bins", "100000"},
            2,
-           "bins=100000 is outside 0 to 383: no more than the positions that are scored, or than 10000 [--bins]"},
+           "--bins 100000 is outside 0 to 383: no more than the positions that are scored, or than 10000"},
           {{"-f", path("other"), "--tokens", "50", "--bins", "50"},
            2,
-           "bins=50 is outside 0 to 49: no more than the positions that are scored, or than 10000 [--bins]"},
+           "--bins 50 is outside 0 to 49: no more than the positions that are scored, or than 10000"},
       },
       arguments("ppl", {}));
 }

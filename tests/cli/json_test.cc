@@ -50,6 +50,7 @@ TEST(JsonPage, DescribesEveryField) {
   };
   expect_described(of({"run"}, {"-p", "Once", "-n", "2"}), "run");
   expect_described(of({"run"}, {"-p", "Once", "-n", "2", "--samples", "2"}), "run");
+  expect_described(of({"run"}, {"-p", "Once", "-n", "2", "--logprobs", "2"}), "run");
   expect_described(of({"run"}, {"-p", "Once", "-n", "2", "--beams", "2"}), "run");
   expect_described(of({"plan"}, {"--memory", "1GiB"}), "plan");
   expect_described(json_of({"policies", "--json"}), "policies");

@@ -315,9 +315,9 @@ TEST(Memory, SmallerBudgetGivesTheLargestCapThatFits) {
 
 TEST(Memory, TooLittleIsOneClearLine) {
   const std::string no_page =
-      " bytes holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
+      " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
   expect_all_refused(
-      {{{"--kv-memory", "1"}, 2, "a KV memory of 1" + no_page},
+      {{{"--kv-memory", "1"}, 2, "a KV memory of 1 byte" + no_page},
        {{"--kv-memory", "100kB"},
         2,
         "100000 bytes of KV memory hold no cache at all for this model (at least <number> are needed with chunk=16); "
@@ -336,7 +336,7 @@ TEST(Memory, TooLittleIsOneClearLine) {
         "1048576; a chunk of <number> would fit, but it is part of what the policy decides; or give it more, or a "
         "smaller "
         "size [--kv-memory, --kv, --chunk]"},
-       {{"--kv-memory", "70kB", "--kv", "full"}, 2, "a KV memory of 70000" + no_page}},
+       {{"--kv-memory", "70kB", "--kv", "full"}, 2, "a KV memory of 70000 bytes" + no_page}},
       run_arguments({"-p", "Once", "-n", "3"}));
 }
 

@@ -102,9 +102,9 @@ TEST_F(Outputs, PoliciesThatDropNothingAreNamed) {
 
 TEST_F(Outputs, NumbersThatAreNone) {
   expect_refused({"run", "-m", model_path(), "-p", "Hi", "--temp", ""}, 2,
-                 "--temp: '' is not a number (see 'kvasir run --help')");
+                 "--temp: '' is not a number (0 to 100) (see 'kvasir run --help')");
   expect_refused({"plan", "-m", model_path(), "--kv", "h2o:budget=4000"}, 2,
-                 "policy 'h2o:budget=4000,recent=512' shows a pass up to 4256 tokens (what it keeps and a chunk of "
+                 "policy 'h2o:budget=4000,recent=2000' shows a pass up to 4256 tokens (what it keeps and a chunk of "
                  "256), more than the trained context of 2048; give it a smaller size (budget, size, max) or a smaller "
                  "chunk [--kv, --chunk]");
   EXPECT_EQ(run_program({"--version"}, {.output_file = "/dev/full"}).exit_code, 1);

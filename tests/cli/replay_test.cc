@@ -127,7 +127,7 @@ TEST_F(Replay, BadFiles) {
   const std::string sound = trace_bytes(2, 2, 10, uniform_weight);
   refused(sound.substr(0, 30), " is truncated: it ends inside its header");
   refused(sound.substr(0, sound.size() - 1), " is truncated: 1599 bytes of weights instead of 1600");
-  refused(sound + "x", " is damaged: 1 bytes follow the array");
+  refused(sound + "x", " is damaged: 1 byte too many behind the array");
   refused(npy_bytes(npy_dictionary("(2, 3, 4)"), std::vector<float>(24)),
           " has the shape (2, 3, 4); attention weights have [layers, heads, T, T]");
   refused(npy_bytes(npy_dictionary("(1, 1, 2, 3)"), std::vector<float>(6)),
@@ -171,22 +171,22 @@ TEST_F(Replay, BadCommandLines) {
             "policy 'window': size=0 must be a whole number, 1 to 2^40"},
            {{"--policy", "recompute"}, kEvaluationOnly},
            {{"--policy", "full", "--prefill", "-1"},
-            "prefill=-1 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
+            "--prefill -1 must be from 0 to the 10 tokens of '" + trace_ + "'"},
            {{"--policy", "full", "--prefill", "11"},
-            "prefill=11 must be from 0 to the 10 tokens of '" + trace_ + "' [--prefill]"},
-           {{"--policy", "full", "--prefill", "x"}, "--prefill: 'x' is not a whole number in range" + see("replay")},
+            "--prefill 11 must be from 0 to the 10 tokens of '" + trace_ + "'"},
+           {{"--policy", "full", "--prefill", "x"}, "--prefill: 'x' is not a whole number (0 or more)" + see("replay")},
            {{"--policy", "full", "--chunk", "4"}, "--chunk cuts the prompt that --prefill names; give --prefill too"},
            {{"--policy", "full", "--prefill", "4", "--chunk", "0"}, "--chunk=0 must be at least 1"},
            {{"--policy", "full", "--kv-heads", "0"}, "--kv-heads=0 must be at least 1"},
            {{"--policy", "full", "--kv-heads", "3"},
             "the 2 query heads of '" + trace_ + "' cannot be shared among 3 KV heads; give a divisor [--kv-heads]"},
-           {{"--policy", "full", "--trace", "twice"}, "--trace is given more than once" + see("replay")},
+           {{"--policy", "full", "--trace", "twice"}, "cannot open 'twice': No such file or directory"},
            {{"--policy", "full", "extra"}, "the argument 'extra' is not expected" + see("replay")}})
     refuses(replay_arguments(trace_, more), message);
   refuses({"replay", "--policy", "full"}, "--trace is required" + see("replay"));
   // Every trace must fit, before any is replayed.
   refuses(replay_arguments(folder_.path(), {"--policy", "full", "--prefill", "7"}),
-          "prefill=7 must be from 0 to the 6 tokens of '" + other_ + "' [--prefill]");
+          "--prefill 7 must be from 0 to the 6 tokens of '" + other_ + "'");
 }
 
 TEST_F(Replay, FullDisk) {

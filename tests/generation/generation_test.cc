@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <random>
@@ -95,6 +96,65 @@ TEST_F(GenerationTest, IgnoredEndTokensAreRun) {
   EXPECT_FALSE(*one.push(wanting(byte_token('y'))));
   EXPECT_EQ(one.finish_reason(), FinishReason::kLength);
   EXPECT_FALSE(one.end_token());
+}
+
+// User-defined tokens spelt like control tokens have no text, but a stop string may name one.
+TEST_F(GenerationTest, MarkersHaveNoText) {
+  Vocabulary vocabulary = test::byte_vocabulary();
+  Tokens markers;
+  for (const char* piece : {"<|user|>", "<\uFF5CUser\uFF5C>", "<think>", "<||>"}) {
+    markers.push_back(static_cast<TokenId>(vocabulary.pieces.size()));
+    vocabulary.pieces.emplace_back(piece);
+    vocabulary.scores.push_back(0);
+    vocabulary.kinds.push_back(TokenKind::kUserDefined);
+  }
+  tokenizer_ = test::tokenizer_of(std::move(vocabulary));
+  const auto written = [&](const GenerateOptions& options) {
+    Generation one = generation(options);
+    std::string text;
+    for (const TokenId token : {byte_token('a'), markers[0], byte_token('b'), markers[1], markers[2], markers[3]}) {
+      if (one.finished()) break;
+      EXPECT_EQ(**one.push(wanting(token)), token);
+      text += one.accept(token);
+    }
+    if (!one.finished()) one.finish(FinishReason::kLength);
+    return std::pair(text + flush(one), *one.finish_reason());
+  };
+  EXPECT_EQ(written({}), std::pair(std::string("ab<think><||>"), FinishReason::kLength));
+  EXPECT_EQ(written({.stop = {"<|user|>"}}), std::pair(std::string("a"), FinishReason::kStop));
+  EXPECT_EQ(written({.stop = {"a<|user|>"}}).second, FinishReason::kLength);
+  EXPECT_EQ(written({.stop = {"ac", "<|user|>"}}), std::pair(std::string("a"), FinishReason::kStop));
+}
+
+// Log-probabilities are those of the logits as they came; a token that is drawn but not run has none.
+TEST_F(GenerationTest, ReportsLogProbabilities) {
+  GenerateOptions options{.logprobs = 2};
+  options.sampling = {.temperature = 0, .presence_penalty = 5};
+  Generation one(*tokenizer_, options, {}, byte_tokens("a"));
+  Logits logits(tokenizer_->vocabulary().pieces.size(), -kInf);
+  const auto at = [&](char c) -> float& { return logits[static_cast<std::size_t>(byte_token(c))]; };
+  at('a') = std::log(0.5F), at('b') = std::log(0.25F), at('c') = std::log(0.25F);
+  ASSERT_EQ(**one.push(logits), byte_token('b')) << "the penalty is on a";
+  one.accept(byte_token('b'));
+  ASSERT_EQ(one.choices().size(), 1U);
+  const GeneratedToken generated = one.choices().front();
+  EXPECT_EQ(generated.token.id, byte_token('b'));
+  EXPECT_EQ(generated.token.bytes, "b");
+  EXPECT_NEAR(generated.token.log_probability, std::log(0.25), 1e-6);
+  ASSERT_EQ(generated.likeliest.size(), 2U);
+  EXPECT_EQ(generated.likeliest[0].id, byte_token('a'));
+  EXPECT_NEAR(generated.likeliest[0].log_probability, std::log(0.5), 1e-6);
+  EXPECT_EQ(generated.likeliest[1].id, byte_token('b'));
+
+  ASSERT_TRUE(one.push(logits)->has_value());
+  EXPECT_EQ(one.choices().size(), 2U);
+  Generation other = *Generation::from_state(*tokenizer_, one.state());
+  for (Generation* each : {&one, &other}) {
+    each->finish(FinishReason::kContext);
+    EXPECT_EQ(each->choices().size(), 1U);
+  }
+  EXPECT_TRUE(Generation::from_state(*tokenizer_, one.state()).ok());
+  for (const int wrong : {-2, 101}) EXPECT_FALSE(validate(GenerateOptions{.logprobs = wrong}).ok());
 }
 
 TEST_F(GenerationTest, LengthIsCheckedBeforeAnyTokenIsChosen) {
@@ -478,6 +538,9 @@ TEST_F(GenerationTest, DamagedStatesAreRefused) {
       [](GenerationState& s) { s.finish_reason = static_cast<FinishReason>(17); },
       [](GenerationState& s) { s.finish_reason = FinishReason::kLength, s.pending = 5; },
       [](GenerationState& s) { s.end_token = 2; },
+      [](GenerationState& s) { s.logprobs = 101; },
+      [](GenerationState& s) { s.logprobs = 0; },
+      [](GenerationState& s) { s.choices.emplace_back(); },
       [](GenerationState& s) { s.pending = 259; },
       [](GenerationState& s) { s.pending = -1; },
       [](GenerationState& s) { s.text = "\xFF"; },

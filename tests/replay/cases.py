@@ -334,7 +334,7 @@ REFUSED = [
     ("window:size=abc", ""),
     ("window:size=-3", ""),
     ("h2o:budget=16,recent=12,sinks=8", ""),
-    ("h2o:budget=16", ""),
+    ("h2o:budget=16,recent=17", ""),
     ("cascade:size=10,n=4", ""),
     ("cascade:reduce=min", "median"),
     ("cascade:select=perhaps", ""),

@@ -106,7 +106,7 @@ TEST(NpyTest, RefusesWhatIsNoNumpyFile) {
     expect_refused(sound.substr(0, cut), StatusCode::kDataLoss, "truncated: it ends inside its header");
   for (std::size_t cut = sound.size() - 4; cut < sound.size(); ++cut)
     expect_refused(sound.substr(0, cut), StatusCode::kDataLoss, "truncated: ");
-  expect_refused(sound + "!", StatusCode::kDataLoss, "1 bytes follow");
+  expect_refused(sound + "!", StatusCode::kDataLoss, "1 byte too many");
   std::string version = sound;
   version[6] = 4;
   expect_refused(version, StatusCode::kUnsupported, "version 4.0");

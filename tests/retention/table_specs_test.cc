@@ -70,9 +70,31 @@ TEST(TableSpecs, BudgetsAreTokensOrPercentages) {
 }
 
 TEST(TableSpecs, ProtectedTokensFitTheBudget) {
-  expect_refused("h2o:budget=256", {"sinks=0", "recent=512", "budget=256"});
+  expect_refused("h2o:budget=256,recent=512", {"sinks=0", "recent=512", "budget=256"});
   expect_refused("h2o:budget=16,recent=8,sinks=9", {"sinks=9", "recent=8", "budget=16"});
   EXPECT_TRUE(make_policy("h2o:budget=16,recent=8,sinks=8").ok());
+  expect_refused("h2o:budget=16,sinks=17", {"sinks=17", "recent=0", "budget=16"});
+}
+
+// Without `recent`, half the budget is for the recent tokens, but no more than the sinks leave.
+TEST(TableSpecs, HeavyHittersGiveHalfTheBudgetToTheRecent) {
+  const std::pair<std::string, std::string> specs[] = {
+      {"h2o:budget=256", "h2o:budget=256,recent=128"},
+      {"h2o:budget=7", "h2o:budget=7,recent=3"},
+      {"h2o:budget=1", "h2o:budget=1,recent=0"},
+      {"h2o:budget=2048,recent=auto", "h2o:budget=2048,recent=1024"},
+      {"h2o:sinks=4", "h2o:budget=1024,recent=512,sinks=4"},
+      {"h2o:budget=16,sinks=10", "h2o:budget=16,recent=6,sinks=10"},
+      {"h2o:budget=16,sinks=16", "h2o:budget=16,recent=0,sinks=16"},
+      {"h2o:budget=30%", "h2o:budget=30%,recent=512"},
+  };
+  for (const auto& [given, canonical] : specs) {
+    const auto policy = make_policy(given);
+    ASSERT_TRUE(policy.ok()) << policy.status().message();
+    EXPECT_EQ((*policy)->traits().spec, canonical);
+    EXPECT_EQ((*make_policy(canonical))->traits().spec, canonical);
+  }
+  expect_refused("h2o:recent=half", {"recent=half", "auto or 0 to 2^40"});
 }
 
 TEST(TableSpecs, ValuesOutOfRangeAreToldTheRange) {

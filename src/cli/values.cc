@@ -1,0 +1,123 @@
+#include "cli/values.h"
+
+#include <fmt/core.h>
+
+#include <charconv>
+#include <cstdint>
+#include <string_view>
+#include <system_error>
+
+#include "cli/command.h"
+
+namespace kvasir::cli {
+namespace {
+
+// The values that an option accepts, for people; the commands check them. Those of one command come first.
+struct Range {
+  std::string_view command;  // empty: any
+  std::string_view option;
+  std::string_view values;
+};
+constexpr Range kRanges[] = {
+    {"run", "tokens", "-1 or more"},
+    {"run", "ctx", "0, or 5 to 2^40"},
+    {"plan", "ctx", "0 to 2^40"},
+    {"plan", "prompt", "-1 or more"},
+    {"demo", "tokens", "0 or more"},
+    {"plan", "batch", "1 to 65536"},
+    {"bench", "prefill", "0 to 2^26"},
+    {"bench", "decode", "0 to 2^26"},
+    {"bench", "batch", "1 to 256"},
+    {"replay", "chunk", "1 or more"},
+    {"record", "tokens", "0 to 2048"},
+    {"inspect", "tokens", "0 to 16384"},
+    {"inspect", "bins", "1 to 1024"},
+    {"", "threads", "0 to 1024"},
+    {"", "chunk", "0 to 4096"},
+    {"", "page", "16, 32 or 64"},
+    {"", "temp", "0 to 100"},
+    {"", "top-k", "0 or more"},
+    {"", "top-p", "above 0, up to 1"},
+    {"", "min-p", "0 to 1"},
+    {"", "repeat-penalty", "above 0, up to 10"},
+    {"", "frequency-penalty", "-10 to 10"},
+    {"", "presence-penalty", "-10 to 10"},
+    {"", "length-penalty", "-10 to 10"},
+    {"", "penalty-window", "0 to 65536"},
+    {"", "dry", "0 to 100"},
+    {"", "dry-base", "1 to 10"},
+    {"", "dry-length", "1 to 1024"},
+    {"", "dry-window", "1 to 65536"},
+    {"", "seed", "0 to 2^64 - 1"},
+    {"", "samples", "1 to 64"},
+    {"", "beams", "0 to 64"},
+    {"", "logprobs", "0 to 100"},
+    {"", "depth", "0 to 2^26"},
+    {"", "depths", "0 to 1"},
+    {"", "repeat", "1 to 1000"},
+    {"", "trials", "1 to 100000"},
+    {"", "lengths", "1 or more"},
+    {"", "distances", "1 or more"},
+    {"", "kv-heads", "1 or more"},
+    {"", "prefill", "0 or more"},
+    {"", "tokens", "0 or more"},
+    {"", "fill", "0 or more"},
+    {"", "window", "0, or 4 to 2^24"},
+    {"", "windows", "0 or more"},
+    {"", "skip", "0 or more"},
+    {"", "bins", "0 or more"},
+    {"", "top", "1 to 4096"},
+    {"", "matrix", "1 to 1024"},
+    {"", "layers", "0 or more"},
+};
+
+std::string range_of(const CLI::App& command, const CLI::Option* option) {
+  if (option == nullptr || option->get_lnames().empty()) return "";
+  for (const Range& range : kRanges)
+    if (range.option == option->get_lnames().front() && (range.command.empty() || range.command == command.get_name()))
+      return fmt::format(" ({})", range.values);
+  return "";
+}
+
+template <class Number>
+bool is_number(const std::string& text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const bool octal = text.size() > 1 && text.front() == '0';  // as CLI11 would read it
+  return error == std::errc() && end == text.data() + text.size() && !octal;
+}
+
+void check_number(const CLI::App& command, CLI::Option* option, bool (*accepts)(const std::string&)) {
+  const auto check = [&command, option, accepts](std::string& text) {
+    return accepts(text) ? "" : number_complaint(command, option, text);
+  };
+  option->check(CLI::Validator(check, ""));
+}
+
+}  // namespace
+
+std::string number_complaint(const CLI::App& command, const CLI::Option* option, const std::string& text) {
+  const bool whole = option == nullptr || option->get_type_name() != "FLOAT";
+  const std::size_t digits = text.starts_with('-') ? 1 : 0;
+  const bool is_whole = digits < text.size() && text.find_first_not_of("0123456789", digits) == std::string::npos &&
+                        (text[digits] != '0' || text.size() == digits + 1);
+  const std::string_view problem = is_whole ? "is out of range" : whole ? "is not a whole number" : "is not a number";
+  return fmt::format("'{}' {}{}", printable(text, 40), problem, range_of(command, option));
+}
+
+void check_values(CLI::App& program) {
+  const auto named = [](const std::string& text) { return text.empty() ? "a file needs a name" : ""; };
+  for (CLI::Option* option : program.get_options({})) {
+    const std::string type = option->get_type_name();
+    if (type == "FILE") option->check(CLI::Validator(named, ""));
+    // CLI11 reads an empty one as 0.
+    if (type == "FLOAT") check_number(program, option, [](const std::string& text) { return !text.empty(); });
+    if (type == "INT") check_number(program, option, is_number<std::int64_t>);
+    if (type == "UINT") check_number(program, option, is_number<std::uint64_t>);
+    if (option->get_expected_max() <= 1 && option->get_multi_option_policy() == CLI::MultiOptionPolicy::Throw)
+      option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  for (CLI::App* command : program.get_subcommands({})) check_values(*command);
+}
+
+}  // namespace kvasir::cli
