@@ -45,11 +45,7 @@ std::string normalise_newlines(std::string_view source) {
 
 class Lexer {
  public:
-  explicit Lexer(std::string_view source) : source_(normalise_newlines(source)) {
-    starts_.push_back(0);
-    for (std::size_t i = 0; i < source_.size(); ++i)
-      if (source_[i] == '\n') starts_.push_back(i + 1);
-  }
+  explicit Lexer(std::string_view source) : source_(normalise_newlines(source)) {}
 
   std::vector<Token> run() {
     while (at_ < source_.size()) text_and_tag();
@@ -58,13 +54,18 @@ class Lexer {
   }
 
  private:
-  Place place(std::size_t offset) const {
-    const auto after = std::upper_bound(starts_.begin(), starts_.end(), offset);
-    const std::size_t start = *std::prev(after);
-    const std::string_view line = std::string_view(source_).substr(start, offset - start);
-    return {static_cast<int>(after - starts_.begin()), static_cast<int>(count_characters(line)) + 1};
+  // Counts on from the place asked for last, so that all tokens of a long line take linear time.
+  Place place(std::size_t offset) {
+    if (offset < counted_) counted_ = 0, reached_ = {};
+    while (counted_ < offset) {
+      const std::size_t size = character_size(rest(counted_));
+      const bool ends_line = source_[counted_] == '\n';
+      reached_ = ends_line ? Place{reached_.line + 1, 1} : Place{reached_.line, reached_.column + 1};
+      counted_ += size;
+    }
+    return reached_;
   }
-  [[noreturn]] void fail_at(std::size_t offset, std::string message) const {
+  [[noreturn]] void fail_at(std::size_t offset, std::string message) {
     throw PlacedFailure{place(offset), std::move(message)};
   }
   void add(Token::Kind kind, std::string text, std::size_t offset) {
@@ -327,9 +328,10 @@ class Lexer {
   }
 
   std::string source_;
-  std::vector<std::size_t> starts_;  // of lines
   std::size_t at_ = 0;
   bool line_starts_ = true;  // the text at at_ starts a line
+  std::size_t counted_ = 0;  // place() counted up to here
+  Place reached_;            // and this is its place
   std::vector<Token> tokens_;
 };
 

@@ -169,6 +169,7 @@ Given rest_of(const Given& given, std::size_t from) {
 
 Value map(Heap& heap, const Value& value, const Given& given) {
   std::vector<Value> items;
+  if (!truth(value)) return heap.list({}, Form::kIterator);
   if (given.positional.empty()) {
     const auto bound = bind("map", given, {"attribute", "default"}, 1);
     for (const Value& item : iterate(heap, value)) {
@@ -191,6 +192,7 @@ Value select(Heap& heap, const Value& value, const Given& given, bool keeps, boo
   const bool tests = given.positional.size() > test_at;
   const Given arguments = tests ? rest_of(given, test_at + 1) : Given{};
   std::vector<Value> items;
+  if (!truth(value)) return heap.list({}, Form::kIterator);
   for (const Value& item : iterate(heap, value)) {
     const Value tested = attribute_of(heap, item, path);
     const bool holds =

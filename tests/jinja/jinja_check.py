@@ -66,11 +66,21 @@ def environment():
     return made
 
 
-def expected(made, source, variables):
-    """The text, or None where jinja2 fails, with why."""
+def compiled(made, source):
+    """What jinja2 makes of a source: the template, or why there is none."""
     try:
-        return made.from_string(source).render(**variables), ""
+        return made.from_string(source)
     except Exception as error:  # any: this is what a caller of transformers would see
+        return error
+
+
+def expected(template, variables):
+    """The text, or None where jinja2 fails, with why."""
+    if isinstance(template, Exception):
+        return None, repr(template)
+    try:
+        return template.render(**variables), ""
+    except Exception as error:
         return None, repr(error)
 
 
@@ -197,8 +207,9 @@ def compare(program, cases):
     made, compared, failed, different = environment(), 0, 0, 0
     requests = [{"template": source, "now": NOW, "variables": sets} for _, source, sets in cases]
     for (name, source, sets), answers in zip(cases, ask(program, requests), strict=True):
+        template = compiled(made, source)
         for variables, answer in zip(sets, answers, strict=True):
-            want, why = expected(made, source, variables)
+            want, why = expected(template, variables)
             got = answer.get("text")
             compared += 1
             failed += want is None

@@ -32,7 +32,7 @@ TEST(JinjaLimits, Memory) {
             StatusCode::kResourceExhausted);
   // What is dropped does not count.
   Limits limits;
-  limits.memory_bytes = 100'000;
+  limits.memory_bytes = 200'000;
   EXPECT_EQ(code("{% for i in range(999) %}{% set x = 'x' * 9999 %}{% endfor %}", limits), StatusCode::kOk);
 }
 
