@@ -158,7 +158,7 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"memory", nullptr},
              {"tokenizer", vocabulary.ok() ? Json(tokenizer_text(*vocabulary)) : Json(nullptr)},
              {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
-             {"chat_template_unknown", chat && chat->stands_in()},
+             {"chat_template_unknown", chat && !chat->failure().ok()},
              {"metadata", nullptr},
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
@@ -186,8 +186,8 @@ Status info(const std::string& path, bool tensors, bool json) {
   if (vocabulary.ok())
     out += fmt::format("Tokenizer: {}, {} tokens\n", tokenizer_text(*vocabulary), vocabulary->pieces.size());
   if (chat)
-    out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
-                       chat->name());
+    out += fmt::format("Chat template: {}{}\n", chat->name(),
+                       chat->failure().ok() ? "" : "; cannot be used: " + printable(chat->failure().message(), 500));
   if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));

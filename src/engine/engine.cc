@@ -23,7 +23,7 @@ class EngineImpl final : public Engine {
                 model_->config.context,     model_->config.vocabulary,
                 model_->weight_bytes,       std::string(model_->kernels->name),
                 model_->threads->threads(), std::string(model_->chat->name()),
-                model_->chat->stands_in(),  model_->tokenizer->vocabulary().pre_tokenizer_assumed};
+                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed};
   }
 
   const ModelSummary& model() const override { return summary_; }

@@ -10,15 +10,21 @@
 
 namespace kvasir::jinja {
 
-Interpreter::Interpreter(const Variables& variables, std::time_t now, const Limits& limits)
+Interpreter::Interpreter(const Variables& variables, std::time_t now, const Limits& limits, Trace* trace)
     : limits_(limits),
       now_(now),
       heap_(limits.steps, limits.memory_bytes),
-      scope_(std::make_shared<Scope>(Scope{variables, nullptr})) {}
+      scope_(std::make_shared<Scope>(Scope{variables, nullptr})),
+      trace_(trace) {
+  if (trace_ == nullptr) return;
+  trace_->loops.clear();
+  for (std::size_t i = 0; i < trace_->subjects.size(); ++i) subjects_.emplace(trace_->subjects[i].dict(), i);
+}
 
 Text Interpreter::run(const Body& body) {
   Text text;
   out_ = &text;
+  output_ = &text;
   execute(body);
   return text;
 }
@@ -146,14 +152,26 @@ Interpreter::Flow Interpreter::execute_for(const Statement& statement) {
   }
   const std::shared_ptr<Loop> loop = heap_.loop(std::move(items));
   const Value variable = heap_.loop_value(loop);
+  Trace::Loop traced;
   for (; loop->index < loop->items.size(); ++loop->index) {
     heap_.step();
     const InScope scope(this, nullptr);
     set("loop", variable);
     assign(statement.target, loop->items[loop->index]);
+    trace_round(loop->items[loop->index], &traced);
     if (execute(statement.body) == Flow::kBreak) break;
   }
+  if (!traced.rounds.empty()) {
+    traced.end = output_->size();
+    trace_->loops.push_back(std::move(traced));
+  }
   return Flow::kNext;
+}
+
+void Interpreter::trace_round(const Value& item, Trace::Loop* loop) const {
+  if (trace_ == nullptr || out_ != output_) return;
+  const auto subject = subjects_.find(item.dict());
+  if (subject != subjects_.end()) loop->rounds.push_back({subject->second, output_->size()});
 }
 
 void Interpreter::execute_call(const Statement& statement) {
@@ -173,8 +191,9 @@ Result<Template> parse(std::string_view source) {
   }
 }
 
-Result<Text> render(const Template& parsed, const Variables& variables, std::time_t now, const Limits& limits) {
-  Interpreter interpreter(variables, now, limits);
+Result<Text> render(const Template& parsed, const Variables& variables, std::time_t now, const Limits& limits,
+                    Trace* trace) {
+  Interpreter interpreter(variables, now, limits, trace);
   try {
     return interpreter.run(parsed.program().body);
   } catch (const Failure& failure) {

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <memory>
 #include <string_view>
+#include <unordered_map>
 
 #include "jinja/calls.h"
 #include "jinja/heap.h"
@@ -15,7 +16,8 @@ namespace kvasir::jinja {
 
 class Interpreter {
  public:
-  Interpreter(const Variables& variables, std::time_t now, const Limits& limits);
+  // `trace` may be null.
+  Interpreter(const Variables& variables, std::time_t now, const Limits& limits, Trace* trace);
 
   // Throws Failure; place() is then where.
   Text run(const Body& body);
@@ -29,6 +31,7 @@ class Interpreter {
   Flow execute(const Body& body);
   Flow execute(const Statement& statement);
   Flow execute_for(const Statement& statement);
+  void trace_round(const Value& item, Trace::Loop* loop) const;
   Flow execute_if(const Statement& statement);
   void execute_call(const Statement& statement);
   void write(const Text& text);
@@ -57,6 +60,9 @@ class Interpreter {
   Heap heap_;
   std::shared_ptr<Scope> scope_;
   Text* out_ = nullptr;
+  const Text* output_ = nullptr;  // of the whole template
+  Trace* trace_;
+  std::unordered_map<const Dict*, std::size_t> subjects_;
   std::size_t written_ = 0;       // bytes of all texts that are being written
   const Place* place_ = nullptr;  // of the innermost node that is at work
   int depth_ = 0;

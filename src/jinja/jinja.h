@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "jinja/text.h"
 #include "jinja/value.h"
@@ -42,9 +43,25 @@ struct Limits {
   int depth = 600;                        // of nested statements, expressions and macro calls
 };
 
-// `now` is what strftime_now tells, in local time.
+// Where the loops of a template wrote about some of the caller's dictionaries.
+struct Trace {
+  struct Round {
+    std::size_t subject;  // index in `subjects`
+    std::size_t from;     // offset in the output where the round starts
+  };
+  // A loop that wrote to the output directly, and had at least one round over a subject. Never empty.
+  struct Loop {
+    std::vector<Round> rounds;  // in their order
+    std::size_t end = 0;        // offset in the output where the loop ends
+  };
+  std::vector<Value> subjects;  // of the caller: dictionaries, known by their identity
+  std::vector<Loop> loops;      // in the order of their ends
+};
+
+// `now` is what strftime_now tells, in local time. `trace`: may be null; its loops are valid if the render succeeds.
 // Errors: kInvalidArgument naming line and column; with the template's own message where it raises an exception.
 // kResourceExhausted where a limit is exceeded.
-Result<Text> render(const Template& parsed, const Variables& variables, std::time_t now, const Limits& limits = {});
+Result<Text> render(const Template& parsed, const Variables& variables, std::time_t now, const Limits& limits = {},
+                    Trace* trace = nullptr);
 
 }  // namespace kvasir::jinja
