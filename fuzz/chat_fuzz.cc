@@ -67,7 +67,7 @@ const std::vector<std::unique_ptr<Tokenizer>>& tokenizers() {
 }
 
 Family family_of(const Tokenizer& tokenizer, std::string_view source) {
-  auto chat = make_chat_template(tokenizer.vocabulary(), source, 0);
+  auto chat = make_chat_template(tokenizer.vocabulary(), {std::string(source), true, 0, {}});
   KVASIR_CHECK(chat.ok());
   return {std::move(*chat), &tokenizer};
 }
@@ -115,7 +115,7 @@ void check_prompt(const Family& family, const Result<ChatPrompt>& prompt, bool s
 
 void check_family(const Family& family, const std::vector<ChatMessage>& messages, bool open_answer, bool sentinel) {
   check_prompt(family, family.chat->render(messages, open_answer), sentinel);
-  const ChatTemplate::Closing& closing = family.chat->closing();
+  const ChatClosing& closing = family.chat->closing();
   for (std::size_t first = 0; first < messages.size(); ++first) {
     const auto said = std::span(messages).first(first + 1);
     const auto prompt = family.chat->render_next(said, first, false);

@@ -50,7 +50,7 @@ const jinja::Trace::Loop* message_loop(const jinja::Trace& trace) {
     const auto in_order = [](const auto& left, const auto& right) { return left.subject < right.subject; };
     if (loop.rounds.back().subject + 1 != trace.subjects.size()) continue;
     if (!std::is_sorted(loop.rounds.begin(), loop.rounds.end(), in_order)) continue;
-    if (chosen == nullptr || size(loop) >= size(*chosen)) chosen = &loop;
+    if (size(loop) > 0 && (chosen == nullptr || size(loop) >= size(*chosen))) chosen = &loop;
   }
   return chosen;
 }
@@ -71,7 +71,8 @@ Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const 
                                                            "eos_token"};
   for (const auto& [name, text] : options.arguments) {
     if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end())
-      return invalid_argument("the template argument '{}' is set by the conversation; give another name", name);
+      return invalid_argument("the template argument '{}' is set by the conversation; give another name", name)
+          .about({"template_arguments"});
     std::optional<Value> json = jinja::parse_json(text);
     Value value = json ? std::move(*json) : Value::string(text);
     const auto same = [&](const auto& variable) { return variable.first == name; };
@@ -206,11 +207,14 @@ Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messag
   if (leads && system_ == SystemPlace::kInUser) {
     const auto is_user = [](const ChatMessage& message) { return message.role == "user"; };
     if (messages.size() == 1) {
-      KVASIR_RETURN_IF_ERROR(write(messages_behind(messages), false).status());
-      return ChatPrompt{};
+      KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages_behind(messages), false));
+      ChatPrompt nothing = prompt_of(written.text, true);
+      nothing.segments.clear();
+      return nothing;
     }
     starts |= first == 1;
-    if (first > 1 && std::any_of(messages.begin() + 1, messages.begin() + static_cast<std::ptrdiff_t>(first), is_user)) {
+    if (first > 1 &&
+        std::any_of(messages.begin() + 1, messages.begin() + static_cast<std::ptrdiff_t>(first), is_user)) {
       messages = messages.subspan(1);
       --first;
     }
@@ -252,17 +256,18 @@ Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std
     from = before.starts.empty() ? before.text.size() : before.starts[first];
     if (!text.bytes().starts_with(std::string_view(before.text.bytes()).substr(0, from)))
       return unsupported(
-          "the model's chat template writes earlier messages anew with each message; a conversation cannot be continued "
+          "the model's chat template writes earlier messages anew with each message; a conversation cannot be "
+          "continued "
           "with it");
   } else if (first > 0) {
     from = written.starts[first];
   }
   const std::size_t to = open_answer || written.starts.empty() ? text.size() : written.starts[count];
   Text newest = text.substring(from, to - from);
-  if (open_answer || count == 0 || messages.back().role != "assistant" || written.starts.empty()) return newest;
+  if (open_answer || count == 0 || written.starts.empty()) return newest;
   const std::string closing = closing_.before + closing_.end + closing_.after;
-  if (newest.bytes().ends_with(closing)) return newest;
-  // The newest answer may stay without its end until something follows it.
+  if (messages.back().role == "assistant" && newest.bytes().ends_with(closing)) return newest;
+  // The newest message may stay without its end until something follows it.
   const Result<Written> later = write(messages_behind(messages), false);
   if (!later.ok() || later->starts.empty()) return newest;
   const std::size_t begin = first == 0 ? 0 : later->starts[first];
@@ -297,7 +302,7 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
       tags ? jinja::parse(form.source) : invalid_argument("line 1, column 1: there is no tag, {{{{ }}}} or {{% %}}");
   Status failure;
   if (!parsed.ok()) failure = Status(parsed.status().code(), "the chat template, " + parsed.status().message());
-  if (!failure.ok() && !options.defer_errors) return failure;
+  if (!failure.ok() && !options.defer_errors) return std::move(failure).about({"chat_template"});
   return std::make_unique<ChatTemplate>(std::move(form), parsed.ok() ? std::optional(std::move(*parsed)) : std::nullopt,
                                         std::move(failure), std::move(variables), options.now, vocabulary);
 }

@@ -78,10 +78,16 @@ int exit_code(const Status& status) {
 std::string error_text(const Status& status, const CLI::App& program) {
   const CLI::App& command = *commands(program).back();
   // Settings whose options have other names.
-  static constexpr std::pair<std::string_view, const char*> kOptions[] = {
-      {"policy", "--kv"},         {"policies", "--kv"},      {"page_slots", "--page"},
-      {"max_tokens", "--tokens"}, {"depths", "--depth"},     {"first_scored", "--skip"},
-      {"tokens", "--fill"},       {"temperature", "--temp"}, {"repetition_penalty", "--repeat-penalty"}};
+  static constexpr std::pair<std::string_view, const char*> kOptions[] = {{"policy", "--kv"},
+                                                                          {"policies", "--kv"},
+                                                                          {"page_slots", "--page"},
+                                                                          {"max_tokens", "--tokens"},
+                                                                          {"depths", "--depth"},
+                                                                          {"first_scored", "--skip"},
+                                                                          {"tokens", "--fill"},
+                                                                          {"temperature", "--temp"},
+                                                                          {"repetition_penalty", "--repeat-penalty"},
+                                                                          {"template_arguments", "--template-arg"}};
   std::string options;
   for (const std::string_view setting : status.settings()) {
     std::string name = "--" + std::string(setting);

@@ -106,7 +106,12 @@ Interpreter::Flow Interpreter::execute(const Statement& statement) {
     case Kind::kOutput: write(to_text(heap_, evaluate(*statement.expression))); break;
     case Kind::kFor: return execute_for(statement);
     case Kind::kIf: return execute_if(statement);
-    case Kind::kSet: assign(statement.target, evaluate(*statement.expression)); break;
+    case Kind::kSet: {
+      Value value = evaluate(*statement.expression);
+      trace_round(value);
+      assign(statement.target, std::move(value));
+      break;
+    }
     case Kind::kSetBlock:
       assign(statement.target, filter_block(statement.expression.get(), heap_.string(capture(statement.body))));
       break;
@@ -153,14 +158,22 @@ Interpreter::Flow Interpreter::execute_for(const Statement& statement) {
   const std::shared_ptr<Loop> loop = heap_.loop(std::move(items));
   const Value variable = heap_.loop_value(loop);
   Trace::Loop traced;
+  Trace::Loop* const around = std::exchange(traced_, &traced);
+  const bool in_subject = in_subject_;
+  const std::size_t round_from = round_from_;
   for (; loop->index < loop->items.size(); ++loop->index) {
     heap_.step();
     const InScope scope(this, nullptr);
     set("loop", variable);
     assign(statement.target, loop->items[loop->index]);
-    trace_round(loop->items[loop->index], &traced);
+    in_subject_ = false;
+    round_from_ = output_->size();
+    trace_round(loop->items[loop->index]);
     if (execute(statement.body) == Flow::kBreak) break;
   }
+  traced_ = around;
+  in_subject_ = in_subject;
+  round_from_ = round_from;
   if (!traced.rounds.empty()) {
     traced.end = output_->size();
     trace_->loops.push_back(std::move(traced));
@@ -168,10 +181,13 @@ Interpreter::Flow Interpreter::execute_for(const Statement& statement) {
   return Flow::kNext;
 }
 
-void Interpreter::trace_round(const Value& item, Trace::Loop* loop) const {
-  if (trace_ == nullptr || out_ != output_) return;
+// Notes that the current round of the innermost loop is about this value.
+void Interpreter::trace_round(const Value& item) {
+  if (trace_ == nullptr || traced_ == nullptr || in_subject_ || out_ != output_) return;
   const auto subject = subjects_.find(item.dict());
-  if (subject != subjects_.end()) loop->rounds.push_back({subject->second, output_->size()});
+  if (subject == subjects_.end()) return;
+  traced_->rounds.push_back({subject->second, round_from_});
+  in_subject_ = true;
 }
 
 void Interpreter::execute_call(const Statement& statement) {

@@ -31,7 +31,7 @@ class Interpreter {
   Flow execute(const Body& body);
   Flow execute(const Statement& statement);
   Flow execute_for(const Statement& statement);
-  void trace_round(const Value& item, Trace::Loop* loop) const;
+  void trace_round(const Value& item);
   Flow execute_if(const Statement& statement);
   void execute_call(const Statement& statement);
   void write(const Text& text);
@@ -62,6 +62,9 @@ class Interpreter {
   Text* out_ = nullptr;
   const Text* output_ = nullptr;  // of the whole template
   Trace* trace_;
+  Trace::Loop* traced_ = nullptr;  // the innermost loop
+  std::size_t round_from_ = 0;     // offset in the output where its round starts
+  bool in_subject_ = false;        // its round is over a subject
   std::unordered_map<const Dict*, std::size_t> subjects_;
   std::size_t written_ = 0;       // bytes of all texts that are being written
   const Place* place_ = nullptr;  // of the innermost node that is at work

@@ -49,7 +49,8 @@ struct Trace {
     std::size_t subject;  // index in `subjects`
     std::size_t from;     // offset in the output where the round starts
   };
-  // A loop that wrote to the output directly, and had at least one round over a subject. Never empty.
+  // A loop that wrote to the output directly, and had at least one round over a subject: its element, or else the first
+  // that a {% set %} of the round itself takes. Never empty.
   struct Loop {
     std::vector<Round> rounds;  // in their order
     std::size_t end = 0;        // offset in the output where the loop ends
