@@ -94,12 +94,13 @@ std::string ChatPrompt::text() const {
 }
 
 ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure,
-                           jinja::Variables variables, std::time_t now, const Vocabulary& vocabulary)
+                           jinja::Variables variables, const ChatTemplateOptions& options, const Vocabulary& vocabulary)
     : form_(std::move(form)),
       parsed_(std::move(parsed)),
       failure_(std::move(failure)),
       variables_(std::move(variables)),
-      now_(now),
+      now_(options.now),
+      limits_(options.limits),
       bos_text_(piece_of(vocabulary, vocabulary.bos)) {
   KVASIR_CHECK(parsed_.has_value() == failure_.ok());
   if (form_.control) reserve(vocabulary);
@@ -135,7 +136,7 @@ Result<ChatTemplate::Written> ChatTemplate::write(std::span<const ChatMessage> m
   variables.emplace_back("messages", Value::list(trace.subjects));
   variables.emplace_back("add_generation_prompt", Value::boolean(open_answer));
   Written written;
-  Result<Text> text = jinja::render(*parsed_, variables, now_, {}, &trace);
+  Result<Text> text = jinja::render(*parsed_, variables, now_, limits_, &trace);
   if (!text.ok()) return Status(text.status().code(), "the chat template, " + text.status().message());
   written.text = std::move(*text);
   if (const jinja::Trace::Loop* loop = message_loop(trace)) {
@@ -304,7 +305,7 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
   if (!parsed.ok()) failure = Status(parsed.status().code(), "the chat template, " + parsed.status().message());
   if (!failure.ok() && !options.defer_errors) return std::move(failure).about({"chat_template"});
   return std::make_unique<ChatTemplate>(std::move(form), parsed.ok() ? std::optional(std::move(*parsed)) : std::nullopt,
-                                        std::move(failure), std::move(variables), options.now, vocabulary);
+                                        std::move(failure), std::move(variables), options, vocabulary);
 }
 
 Result<std::vector<TokenId>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start,

@@ -41,6 +41,7 @@ struct ChatTemplateOptions {
   std::time_t now = std::time(nullptr);  // the date for templates that write today's, in local time
   // More variables for the template: name and value, which is read as JSON if it is JSON; any other is a string.
   std::vector<std::pair<std::string, std::string>> arguments;
+  jinja::Limits limits;  // of one render
 };
 
 // A template's source before it is parsed.
@@ -64,7 +65,7 @@ class ChatTemplate {
  public:
   // `parsed`: null, or `form.source` parsed; null makes render() fail with `failure`.
   ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure, jinja::Variables variables,
-               std::time_t now, const Vocabulary& vocabulary);
+               const ChatTemplateOptions& options, const Vocabulary& vocabulary);
 
   std::string_view name() const { return form_.name; }
   // What is wrong with the template's source; OK if it can be used.
@@ -125,6 +126,7 @@ class ChatTemplate {
   Status failure_;
   jinja::Variables variables_;  // all but the messages and add_generation_prompt
   std::time_t now_;
+  jinja::Limits limits_;
   std::string bos_text_;
   SystemPlace system_ = SystemPlace::kOwn;
   std::vector<TokenId> reserved_;
