@@ -46,7 +46,7 @@ Value indent(Heap& heap, const Value& value, const Given& given) {
     heap.require(static_cast<std::size_t>(width));
     space = Text(std::string(static_cast<std::size_t>(width), ' '), Origin::kTemplate);
   }
-  const Text text = to_text(heap, value);
+  const Text& text = string_argument(&value, "indent");
   const std::vector<Range> lines = lines_of(text.bytes() + "\n");
   Text indented;
   if (flag(bound[1], false)) indented.append(space);

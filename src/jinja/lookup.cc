@@ -104,7 +104,7 @@ Value get_slice(Heap& heap, const Value& value, const Value& from, const Value& 
   if (value.list() != nullptr && has_positions(*value.list())) {
     const auto& items = value.list()->items;
     const auto slice = slice_of(static_cast<std::int64_t>(items.size()), from, to, step);
-    if (!slice) return Value();
+    if (!slice) fail("a slice needs integers");
     heap.step(static_cast<std::size_t>(slice->count()));
     heap.require(static_cast<std::size_t>(slice->count()) * sizeof(Value));
     std::vector<Value> part;
@@ -113,11 +113,11 @@ Value get_slice(Heap& heap, const Value& value, const Value& from, const Value& 
     return heap.list(std::move(part), value.list()->form);
   }
   const Text* text = value.text();
-  if (text == nullptr) return Value();
+  if (text == nullptr) fail("{} has no slices", value.type_name());
   heap.step(text->size() / 16);
   const std::string_view bytes = text->bytes();
   const auto slice = slice_of(length(value), from, to, step);
-  if (!slice) return Value();
+  if (!slice) fail("a slice needs integers");
   if (slice->step == 1) {
     const std::size_t start = character_offset(bytes, static_cast<std::size_t>(slice->from));
     const std::size_t size = character_offset(bytes.substr(start), static_cast<std::size_t>(slice->count()));

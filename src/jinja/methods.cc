@@ -37,7 +37,7 @@ std::int64_t characters_before(const Text& text, std::size_t offset) {
 // Splits at white space, from the left or from the right.
 std::vector<Range> words_of(std::string_view text, std::int64_t count, bool right) {
   std::vector<Range> words;
-  Range rest = strip(text, nullptr, true, true);
+  Range rest = strip(text, nullptr, !right, right);
   while (rest.size > 0) {
     const std::string_view bytes = text.substr(rest.from, rest.size);
     std::size_t cut = right ? 0 : bytes.size();  // where the word starts, or ends

@@ -39,6 +39,8 @@ Value key_of(Heap& heap, const Value& value, const Value* path, bool case_sensit
 // Sorts stably, and keeps the order of equals when reversed, as Python does. A merge sort, since comparisons may throw.
 void sort_by(Heap& heap, std::vector<std::pair<Value, Value>>* keyed, bool reverse) {
   const auto before = [&](const auto& one, const auto& other) {
+    // jinja2 compares keys as items of lists, where equal ones need no order.
+    if (equals(heap, one.first, other.first)) return false;
     return reverse ? less(heap, other.first, one.first) : less(heap, one.first, other.first);
   };
   std::vector<std::pair<Value, Value>> merged(keyed->size());
