@@ -141,10 +141,28 @@ TEST(ChatTemplate, RefusesUnknownRolesAndBadText) {
   }
 }
 
-const char* const kOwn[] = {"chatml",  "chatml-default",   "chatml-lines",  "gemma",
-                            "llama-2", "llama-3",          "llama-3-dated", "mistral-v1",
-                            "phi-3",   "mistral-first",    "mistral-v3",    "phi-3-bos",
-                            "phi-4",   "thoughts-dropped", "zephyr"};
+const char* const kOwn[] = {"chatml",
+                            "chatml-default",
+                            "chatml-lines",
+                            "gemma",
+                            "llama-2",
+                            "llama-3",
+                            "llama-3-dated",
+                            "mistral-v1",
+                            "phi-3",
+                            "mistral-first",
+                            "mistral-v3",
+                            "phi-3-bos",
+                            "phi-4",
+                            "thoughts-dropped",
+                            "zephyr",
+                            "deepseek",
+                            "chatml-apart",
+                            "llama-3-open",
+                            "unknown-upper",
+                            "unknown-system-twice",
+                            "unknown-last-bare",
+                            "unknown-inline-if"};
 
 std::string next_text(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, std::size_t first,
                       bool open_answer = false) {
