@@ -25,10 +25,6 @@ std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token)
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
 }
 
-bool is_role(std::string_view role) {
-  return role == "system" || role == "user" || role == "assistant";
-}
-
 Status no_place(std::size_t index) {
   return invalid_argument("message {}: the model's chat template has no place for a system message{}", index + 1,
                           index == 0 ? "; say it as the user" : " here");
@@ -37,7 +33,7 @@ Status no_place(std::size_t index) {
 Status check_messages(std::span<const ChatMessage> messages, std::size_t first) {
   if (messages.empty()) return invalid_argument("there is no message; give one at least");
   for (const ChatMessage& message : messages.subspan(first))
-    if (!is_role(message.role))
+    if (message.role != "system" && message.role != "user" && message.role != "assistant")
       return invalid_argument("the role \"{}\" is not known; use system, user or assistant", message.role);
   return {};
 }
@@ -75,7 +71,7 @@ Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const 
           .about({"template_arguments"});
     std::optional<Value> json = jinja::parse_json(text);
     Value value = json ? std::move(*json) : Value::string(text);
-    const auto same = [&](const auto& variable) { return variable.first == name; };
+    const auto same = [&key = name](const auto& variable) { return variable.first == key; };
     const auto old = std::find_if(variables.begin(), variables.end(), same);
     if (old != variables.end())
       old->second = std::move(value);
