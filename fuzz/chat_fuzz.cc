@@ -1,6 +1,6 @@
-// Any bytes as a chat template's source and as messages: it is recognised or not, and what is written by it, and by all
-// the families of tests/chat/templates, keeps contents apart from the template's own text. Only the latter gives
-// control tokens, and an answer ends as closing() says.
+// Any bytes as a chat template's source and as messages: what is written by it, and by all templates of
+// tests/chat/templates, keeps contents apart from the template's own text. Only the latter gives control tokens, and an
+// answer ends as closing() of our own says.
 //
 // The input: options, the template's source, then messages, each behind a zero byte: s, u, a or another role, content.
 #include <algorithm>
@@ -67,7 +67,9 @@ const std::vector<std::unique_ptr<Tokenizer>>& tokenizers() {
 }
 
 Family family_of(const Tokenizer& tokenizer, std::string_view source) {
-  auto chat = make_chat_template(tokenizer.vocabulary(), source, 0);
+  auto chat = make_chat_template(
+      tokenizer.vocabulary(),
+      {.source = std::string(source), .defer_errors = true, .now = 0, .limits = {100'000, 1u << 20, 16u << 20, 100}});
   KVASIR_CHECK(chat.ok());
   return {std::move(*chat), &tokenizer};
 }
@@ -100,7 +102,9 @@ int count_special(const Tokenizer& tokenizer, const ChatPrompt& prompt, std::spa
 
 void check_prompt(const Family& family, const Result<ChatPrompt>& prompt, bool sentinel) {
   if (!prompt.ok()) {
-    KVASIR_CHECK(prompt.status().code() == StatusCode::kInvalidArgument);
+    const StatusCode code = prompt.status().code();
+    KVASIR_CHECK(code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported ||
+                 code == StatusCode::kResourceExhausted);
     return;
   }
   int from_marks = 0;
@@ -115,12 +119,12 @@ void check_prompt(const Family& family, const Result<ChatPrompt>& prompt, bool s
 
 void check_family(const Family& family, const std::vector<ChatMessage>& messages, bool open_answer, bool sentinel) {
   check_prompt(family, family.chat->render(messages, open_answer), sentinel);
-  const ChatTemplate::Closing& closing = family.chat->closing();
+  const ChatClosing& closing = family.chat->closing();
   for (std::size_t first = 0; first < messages.size(); ++first) {
     const auto said = std::span(messages).first(first + 1);
     const auto prompt = family.chat->render_next(said, first, false);
     check_prompt(family, prompt, sentinel);
-    if (prompt.ok() && messages[first].role == "assistant")
+    if (sentinel && prompt.ok() && messages[first].role == "assistant")
       KVASIR_CHECK(prompt->text().ends_with(closing.before + closing.end + closing.after));
   }
 }

@@ -143,7 +143,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   KVASIR_CHECK(!find_invalid_utf8(streamed));
   if (valid) KVASIR_CHECK(streamed == text);
 
-  const auto chat = make_chat_template(tokenizer.vocabulary(), {});
+  const auto chat = make_chat_template(tokenizer.vocabulary(), ChatTemplateOptions());
   KVASIR_CHECK(chat.ok());
   const auto special = [&](const std::string& content) {
     const std::vector<ChatMessage> messages = {{"user", content}};

@@ -56,8 +56,8 @@ struct ModelSummary {
   std::uint64_t weight_bytes = 0;
   std::string isa;
   int threads = 0;
-  std::string chat_template;           // the form that messages take: "chatml", "llama-3", ..., "plain"
-  bool chat_template_unknown = false;  // the file brings a template that is not recognised; another takes its place
+  std::string chat_template;           // "jinja": one that is interpreted; without one "markers", "chatml" or "plain"
+  bool chat_template_unknown = false;  // the file's template is no template: messages are refused with what is wrong
   bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvasir {
@@ -38,6 +39,9 @@ struct EngineOptions {
   int chunk = 0;                // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
                                 // part of the policy 512, or as few as 16 where memory is short
   std::string chat_template;    // Jinja source of the chat template; empty: the file's own
+  // Variables of the chat template: name and value. A value that is JSON is read as such (true, 5, [...]); any other is
+  // a string.
+  std::vector<std::pair<std::string, std::string>> template_arguments;
 };
 
 // One context and what is kept of it.

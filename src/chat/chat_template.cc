@@ -1,97 +1,84 @@
 #include "chat/chat_template.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
-#include <utility>
 
 #include "base/check.h"
-#include "chat/chat_writer.h"
-#include "chat/recognise_template.h"
+#include "base/status.h"
+#include "chat/closing.h"
+#include "chat/stand_in.h"
+#include "jinja/json_value.h"
 
 namespace kvasir {
 namespace {
 
-bool is_marker(const Vocabulary& vocabulary, std::size_t token) {
-  return vocabulary.kinds[token] == TokenKind::kControl || vocabulary.kinds[token] == TokenKind::kUserDefined;
-}
+using jinja::Origin;
+using jinja::Text;
+using jinja::Value;
 
-std::optional<TokenId> find_marker(const Vocabulary& vocabulary, std::string_view piece) {
-  if (piece.empty()) return std::nullopt;
-  for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i)
-    if (vocabulary.pieces[i] == piece && is_marker(vocabulary, i)) return static_cast<TokenId>(i);
-  return std::nullopt;
-}
+// Contents of messages by which a template is asked how it writes.
+constexpr std::string_view kProbe = "Kvasir0";
+const ChatMessage kProbeUser = {"user", std::string(kProbe)};
 
 std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token) {
   if (!token || *token < 0 || static_cast<std::size_t>(*token) >= vocabulary.pieces.size()) return {};
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
 }
 
-// Formats a date like strftime's "%d %b %Y", in English.
-std::string date_text(std::time_t now) {
-  static constexpr std::array<const char*, 12> kMonths = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
-                                                          "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
-  std::tm date{};
-  KVASIR_CHECK(localtime_r(&now, &date) != nullptr);
-  return fmt::format("{:02} {} {}", date.tm_mday, kMonths[static_cast<std::size_t>(date.tm_mon)], date.tm_year + 1900);
+Status no_place(std::size_t index) {
+  return invalid_argument("message {}: the model's chat template has no place for a system message{}", index + 1,
+                          index == 0 ? "; say it as the user" : " here");
 }
 
-// Makes the `markers` format. Without a <|system|> marker, a system message is written as a user's.
-std::optional<ChatFormat> marker_format(const Vocabulary& vocabulary) {
-  ChatFormat format;
-  for (const char* marker : {"<|user|>", "<|assistant|>", "<|end|>"}) {
-    const auto token = find_marker(vocabulary, marker);
-    if (!token) return std::nullopt;
-    format.reserved.push_back(*token);
+Status check_messages(std::span<const ChatMessage> messages, std::size_t first) {
+  if (messages.empty()) return invalid_argument("there is no message; give one at least");
+  for (const ChatMessage& message : messages.subspan(first))
+    if (message.role != "system" && message.role != "user" && message.role != "assistant")
+      return invalid_argument("the role \"{}\" is not known; use system, user or assistant", message.role);
+  return {};
+}
+
+// The loop that writes the messages: the one that writes most of those that take them in order, the newest included.
+const jinja::Trace::Loop* message_loop(const jinja::Trace& trace) {
+  const jinja::Trace::Loop* chosen = nullptr;
+  const auto size = [](const jinja::Trace::Loop& loop) { return loop.end - loop.rounds.front().from; };
+  for (const jinja::Trace::Loop& loop : trace.loops) {
+    const auto in_order = [](const auto& left, const auto& right) { return left.subject < right.subject; };
+    if (loop.rounds.back().subject + 1 != trace.subjects.size()) continue;
+    if (!std::is_sorted(loop.rounds.begin(), loop.rounds.end(), in_order)) continue;
+    if (size(loop) > 0 && (chosen == nullptr || size(loop) >= size(*chosen))) chosen = &loop;
   }
-  const auto system = find_marker(vocabulary, "<|system|>");
-  if (system) format.reserved.push_back(*system);
-  format.name = "markers";
-  format.user = {"<|user|>", "<|end|>"};
-  format.assistant = {"<|assistant|>", "<|end|>"};
-  format.system = {system ? "<|system|>" : "<|user|>", "<|end|>"};
-  format.late_system = format.system;
-  format.open = "<|assistant|>";
-  format.end = "<|end|>";
-  return format;
+  return chosen;
 }
 
-std::optional<ChatFormat> chatml_format(const Vocabulary& vocabulary) {
-  if (!find_marker(vocabulary, "<|im_start|>") || !find_marker(vocabulary, "<|im_end|>")) return std::nullopt;
-  ChatFormat format;
-  format.name = "chatml";
-  format.user = {"<|im_start|>user\n", "<|im_end|>\n"};
-  format.assistant = {"<|im_start|>assistant\n", "<|im_end|>\n"};
-  format.system = {"<|im_start|>system\n", "<|im_end|>\n"};
-  format.late_system = format.system;
-  format.open = format.assistant.before;
-  format.end = "<|im_end|>";
-  return format;
+bool contains(const Text& text, std::size_t from, std::size_t to, std::string_view part) {
+  return std::string_view(text.bytes()).substr(from, to - from).find(part) != std::string_view::npos;
 }
 
-ChatFormat plain_format() {
-  ChatFormat format;
-  format.name = "plain";
-  format.control = false;
-  format.user = {"User: ", "\n"};
-  format.assistant = {"Assistant: ", "\n"};
-  format.system = {"System: ", "\n"};
-  format.late_system = format.system;
-  format.open = "Assistant:";  // the model's first word starts with a space
-  format.stops = {"\nUser:", "\nSystem:"};
-  return format;
-}
-
-// Returns all text that a format writes itself, except its own system messages.
-std::string marks_of(const ChatFormat& format) {
-  std::string marks = format.open + format.final + format.fold_before + format.fold_after;
-  for (const ChatForm* form : {&format.system, &format.late_system, &format.user, &format.assistant})
-    marks += form->before + form->after;
-  if (format.think_switch) marks += format.think_switch->empty_thought;
-  if (format.thoughts != Thoughts::kKept) marks += "<think></think>";
-  return marks;
+Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const Vocabulary& vocabulary) {
+  // As transformers passes them.
+  jinja::Variables variables = {
+      {"bos_token", Value::string(piece_of(vocabulary, vocabulary.bos), Origin::kTemplate)},
+      {"eos_token", Value::string(piece_of(vocabulary, vocabulary.eos), Origin::kTemplate)},
+      {"tools", Value::none()},
+      {"documents", Value::none()},
+  };
+  static constexpr std::array<std::string_view, 4> kOwn = {"messages", "add_generation_prompt", "bos_token",
+                                                           "eos_token"};
+  for (const auto& [name, text] : options.arguments) {
+    if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end())
+      return invalid_argument("the template argument '{}' is set by the conversation; give another name", name)
+          .about({"template_arguments"});
+    std::optional<Value> json = jinja::parse_json(text);
+    Value value = json ? std::move(*json) : Value::string(text);
+    const auto same = [&key = name](const auto& variable) { return variable.first == key; };
+    const auto old = std::find_if(variables.begin(), variables.end(), same);
+    if (old != variables.end())
+      old->second = std::move(value);
+    else
+      variables.emplace_back(name, std::move(value));
+  }
+  return variables;
 }
 
 }  // namespace
@@ -102,49 +89,219 @@ std::string ChatPrompt::text() const {
   return text;
 }
 
-ChatTemplate::ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool stands_in)
-    : format_(std::move(format)), stands_in_(stands_in) {
-  const std::string& after = format_.assistant.after;
-  const std::size_t end = format_.end.empty() ? 0 : after.find(format_.end);
-  KVASIR_CHECK(end != std::string::npos);
-  closing_ = {after.substr(0, end), format_.end, after.substr(end + format_.end.size()), format_.control};
-  end_token_ = find_marker(vocabulary, format_.end);
-  if (!format_.end.empty() && !end_token_) format_.stops.push_back(format_.end);
-  if (format_.control && format_.reserved.empty()) reserve(vocabulary);
+ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure,
+                           jinja::Variables variables, const ChatTemplateOptions& options, const Vocabulary& vocabulary)
+    : form_(std::move(form)),
+      parsed_(std::move(parsed)),
+      failure_(std::move(failure)),
+      variables_(std::move(variables)),
+      now_(options.now),
+      limits_(options.limits),
+      bos_text_(piece_of(vocabulary, vocabulary.bos)) {
+  KVASIR_CHECK(parsed_.has_value() == failure_.ok());
+  if (form_.control) reserve(vocabulary);
+  if (parsed_) system_ = find_system_place();
+  const std::optional<std::string> after = parsed_ ? text_after_answer() : std::nullopt;
+  closing_ = split_closing(after ? *after : piece_of(vocabulary, vocabulary.eos), vocabulary);
+  closing_.control = form_.control;
+  if (!form_.control) closing_ = {"", "", closing_.before + closing_.end + closing_.after};
+  end_token_ = find_marker(vocabulary, closing_.end);
+  if (!closing_.end.empty() && !end_token_) form_.stops.push_back(closing_.end);
 }
 
-// Contents never produce control tokens. User-defined tokens are reserved only if they look like markers; others, such
-// as runs of spaces, may occur in any text.
+// Contents never produce control tokens. User-defined tokens are reserved only if the template writes them and they
+// look like markers; others, such as runs of spaces, may occur in any text.
 void ChatTemplate::reserve(const Vocabulary& vocabulary) {
-  const std::string marks = marks_of(format_);
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
     const std::string& piece = vocabulary.pieces[i];
     if (vocabulary.kinds[i] != TokenKind::kUserDefined || piece.size() < 3 || (piece[0] != '<' && piece[0] != '['))
       continue;
-    if (marks.find(piece) != std::string::npos) format_.reserved.push_back(static_cast<TokenId>(i));
+    if (form_.name == "markers" || form_.source.find(piece) != std::string::npos)
+      reserved_.push_back(static_cast<TokenId>(i));
   }
 }
 
+Result<ChatTemplate::Written> ChatTemplate::write(std::span<const ChatMessage> messages, bool open_answer) const {
+  if (!parsed_) return failure_;
+  jinja::Trace trace;
+  for (const ChatMessage& message : messages)
+    // The roles are checked, so the program vouches for them: templates write them inside their marks.
+    trace.subjects.push_back(Value::dict(
+        {{"role", Value::string(message.role, Origin::kTemplate)}, {"content", Value::string(message.content)}}));
+  jinja::Variables variables = variables_;
+  variables.emplace_back("messages", Value::list(trace.subjects));
+  variables.emplace_back("add_generation_prompt", Value::boolean(open_answer));
+  Written written;
+  Result<Text> text = jinja::render(*parsed_, variables, now_, limits_, &trace);
+  if (!text.ok()) return Status(text.status().code(), "the chat template, " + text.status().message());
+  written.text = std::move(*text);
+  if (const jinja::Trace::Loop* loop = message_loop(trace)) {
+    auto round = loop->rounds.begin();
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      while (round->subject < i) ++round;
+      written.starts.push_back(round->from);
+    }
+    written.starts.push_back(loop->end);
+  }
+  return written;
+}
+
+ChatTemplate::SystemPlace ChatTemplate::find_system_place() const {
+  const std::array<ChatMessage, 2> messages = {ChatMessage{"system", "Kvasir1"}, kProbeUser};
+  const Result<Written> written = write(messages, false);
+  if (!written.ok()) return SystemPlace::kOwn;  // the message itself will tell why
+  const Text& text = written->text;
+  const std::size_t own = written->starts.empty() ? text.size() : written->starts[1];
+  if (contains(text, 0, own, messages[0].content)) return SystemPlace::kOwn;
+  return contains(text, own, text.size(), messages[0].content) ? SystemPlace::kInUser : SystemPlace::kNone;
+}
+
+std::optional<std::string> ChatTemplate::text_after_answer() const {
+  const std::array<ChatMessage, 3> messages = {kProbeUser, {"assistant", "Kvasir1"}, {"user", "Kvasir2"}};
+  const auto behind = [&](const Text& text, std::size_t from, std::size_t to) -> std::optional<std::string> {
+    const std::string round = text.bytes().substr(from, to - from);
+    const std::size_t at = round.rfind(messages[1].content);
+    if (at == std::string::npos) return std::nullopt;
+    return round.substr(at + messages[1].content.size());
+  };
+  Result<Written> written = write(messages, false);
+  if (written.ok() && !written->starts.empty())
+    if (auto text = behind(written->text, written->starts[1], written->starts[2])) return text;
+  written = write(std::span(messages).first(2), false);
+  return written.ok() ? behind(written->text, 0, written->text.size()) : std::nullopt;
+}
+
+ChatPrompt ChatTemplate::prompt_of(const Text& text, bool starts) const {
+  ChatPrompt prompt;
+  prompt.reserved = reserved_;
+  std::size_t from = 0;
+  for (const jinja::Run& run : text.runs()) {
+    const bool own = run.origin == Origin::kTemplate;
+    if (starts && from == 0 && own && !bos_text_.empty() && text.bytes().starts_with(bos_text_) &&
+        run.end >= bos_text_.size()) {
+      prompt.bos = true;
+      from = bos_text_.size();
+    }
+    if (run.end > from) prompt.segments.push_back({text.bytes().substr(from, run.end - from), own && form_.control});
+    from = run.end;
+  }
+  return prompt;
+}
+
 Result<ChatPrompt> ChatTemplate::render(std::span<const ChatMessage> messages, bool open_answer) const {
-  return write_chat(format_, messages, {.first = 0, .whole = true, .open_answer = open_answer});
+  KVASIR_RETURN_IF_ERROR(check_messages(messages, 0));
+  KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages, open_answer));
+  return prompt_of(written.text, true);
 }
 
 Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messages, std::size_t first,
                                              bool open_answer) const {
-  return write_chat(format_, messages, {.first = first, .whole = false, .open_answer = open_answer});
+  KVASIR_CHECK(first <= messages.size());
+  KVASIR_RETURN_IF_ERROR(check_messages(messages, first));
+  const bool leads = messages[0].role == "system";
+  if (leads && first == 0 && system_ == SystemPlace::kNone) return no_place(0);
+  bool starts = first == 0;  // nothing is written yet
+  if (leads && system_ == SystemPlace::kInUser) {
+    const auto is_user = [](const ChatMessage& message) { return message.role == "user"; };
+    if (messages.size() == 1) {
+      KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages_behind(messages), false));
+      ChatPrompt nothing = prompt_of(written.text, true);
+      nothing.segments.clear();
+      return nothing;
+    }
+    starts |= first == 1;
+    if (first > 1 &&
+        std::any_of(messages.begin() + 1, messages.begin() + static_cast<std::ptrdiff_t>(first), is_user)) {
+      messages = messages.subspan(1);
+      --first;
+    }
+  } else if (leads && first == 1) {
+    // An empty system message may have left no trace.
+    KVASIR_ASSIGN_OR_RETURN(const Text system, write_from(messages.first(1), 0, false));
+    starts = prompt_of(system, true).segments.empty();
+  }
+  KVASIR_ASSIGN_OR_RETURN(const Text text, write_from(messages, starts ? 0 : first, open_answer));
+  KVASIR_RETURN_IF_ERROR(check_systems(messages, std::max<std::size_t>(first, 1)));
+  return prompt_of(text, starts);
 }
 
-Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocabulary, std::string_view source,
-                                                         std::time_t now) {
-  std::optional<ChatFormat> format;
-  if (!source.empty())
-    format = recognise_template(
-        source, {piece_of(vocabulary, vocabulary.bos), piece_of(vocabulary, vocabulary.eos), date_text(now)});
-  const bool stands_in = !source.empty() && !format;
-  if (!format) format = marker_format(vocabulary);
-  if (!format) format = chatml_format(vocabulary);
-  if (!format) format = plain_format();
-  return std::make_unique<ChatTemplate>(std::move(*format), vocabulary, stands_in);
+// The messages, followed by a user's: many templates refuse a conversation without one, and end the newest message
+// otherwise than they end it later.
+std::vector<ChatMessage> ChatTemplate::messages_behind(std::span<const ChatMessage> messages) {
+  std::vector<ChatMessage> more(messages.begin(), messages.end());
+  more.push_back(kProbeUser);
+  return more;
+}
+
+// What the template writes about messages[first, ...), with all that it writes in front if `first` is 0.
+Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std::size_t first,
+                                      bool open_answer) const {
+  const std::size_t count = messages.size();
+  if (!open_answer && count > 0 && messages.back().role == "system") {
+    KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages_behind(messages), false));
+    if (!written.starts.empty()) {
+      const std::size_t from = first == 0 ? 0 : written.starts[first];
+      return written.text.substring(from, written.starts[count] - from);
+    }
+  }
+  KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages, open_answer));
+  const Text& text = written.text;
+  std::size_t from = 0;
+  if (first == count || (first > 0 && written.starts.empty())) {
+    // An answer may be opened inside the loop.
+    KVASIR_ASSIGN_OR_RETURN(const Written before, write(messages.first(first), false));
+    from = before.starts.empty() ? before.text.size() : before.starts[first];
+    if (!text.bytes().starts_with(std::string_view(before.text.bytes()).substr(0, from)))
+      return unsupported(
+          "the model's chat template writes earlier messages anew with each message; a conversation cannot be "
+          "continued "
+          "with it");
+  } else if (first > 0) {
+    from = written.starts[first];
+  }
+  const std::size_t to = open_answer || written.starts.empty() ? text.size() : written.starts[count];
+  Text newest = text.substring(from, to - from);
+  if (open_answer || count == 0 || written.starts.empty()) return newest;
+  const std::string closing = closing_.before + closing_.end + closing_.after;
+  if (messages.back().role == "assistant" && newest.bytes().ends_with(closing)) return newest;
+  // The newest message may stay without its end until something follows it.
+  const Result<Written> later = write(messages_behind(messages), false);
+  if (!later.ok() || later->starts.empty()) return newest;
+  const std::size_t begin = first == 0 ? 0 : later->starts[first];
+  Text ended = later->text.substring(begin, later->starts[count] - begin);
+  return ended.bytes().starts_with(newest.bytes()) ? ended : newest;
+}
+
+// Refuses system messages of messages[first, ...) that the template does not write where they stand.
+Status ChatTemplate::check_systems(std::span<const ChatMessage> messages, std::size_t first) const {
+  std::vector<ChatMessage> probes = messages_behind(messages);
+  bool any = false;
+  for (std::size_t i = first; i < messages.size(); ++i) {
+    if (messages[i].role != "system") continue;
+    any = true;
+    probes[i].content = kProbe;
+  }
+  if (!any) return {};
+  const Result<Written> written = write(probes, false);
+  if (!written.ok() || written->starts.empty()) return {};
+  for (std::size_t i = first; i < messages.size(); ++i)
+    if (messages[i].role == "system" && !contains(written->text, written->starts[i], written->starts[i + 1], kProbe))
+      return no_place(i);
+  return {};
+}
+
+Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocabulary,
+                                                         const ChatTemplateOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(jinja::Variables variables, variables_of(options, vocabulary));
+  ChatForm form = options.source.empty() ? stand_in(vocabulary) : ChatForm{"jinja", options.source};
+  const bool tags = form.source.find("{{") != std::string::npos || form.source.find("{%") != std::string::npos;
+  Result<jinja::Template> parsed =
+      tags ? jinja::parse(form.source) : invalid_argument("line 1, column 1: there is no tag, {{{{ }}}} or {{% %}}");
+  Status failure;
+  if (!parsed.ok()) failure = Status(parsed.status().code(), "the chat template, " + parsed.status().message());
+  if (!failure.ok() && !options.defer_errors) return std::move(failure).about({"chat_template"});
+  return std::make_unique<ChatTemplate>(std::move(form), parsed.ok() ? std::optional(std::move(*parsed)) : std::nullopt,
+                                        std::move(failure), std::move(variables), options, vocabulary);
 }
 
 Result<std::vector<TokenId>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start,

@@ -1,8 +1,7 @@
-// Writes conversations as a model's chat template does.
+// Writes conversations by a model's chat template, which is interpreted (src/jinja).
 //
-// The text comes in segments. Control tokens written out in the template's own segments become these tokens; in a
-// message's content they stay plain text. A model file holds its template as Jinja source, which is never run:
-// templates of known families are recognised as a whole and written natively (docs/operations/text.md lists them).
+// The text comes in segments. Control tokens written out in the template's own text become these tokens; in what a
+// person or a program gave, contents of messages and other variables, they stay plain text.
 // Thread-safety: a ChatTemplate is immutable.
 #pragma once
 
@@ -12,9 +11,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "chat/chat_format.h"
+#include "jinja/jinja.h"
 #include "kvasir/status.h"
 #include "text/tokenizer.h"
 #include "text/vocabulary.h"
@@ -34,67 +34,114 @@ struct ChatPrompt {
   std::string text() const;  // all segments, joined
 };
 
+struct ChatTemplateOptions {
+  std::string source;  // Jinja; empty: the model has no template, and a stand-in takes its place
+  // A source that is no template makes render() fail; false: it makes no ChatTemplate.
+  bool defer_errors = false;
+  std::time_t now = std::time(nullptr);  // the date for templates that write today's, in local time
+  // More variables for the template: name and value, which is read as JSON if it is JSON; any other is a string.
+  std::vector<std::pair<std::string, std::string>> arguments;
+  jinja::Limits limits;  // of one render
+};
+
+// A template's source before it is parsed.
+struct ChatForm {
+  std::string name;  // "jinja": the model's own, or one given instead; "markers", "chatml" or "plain": a stand-in
+  std::string source;
+  bool control = true;             // control tokens written out in the template's text become these tokens
+  std::vector<std::string> stops;  // strings that end an answer, beside end tokens
+};
+
+// What a template writes after an answer: before, end, after. The model writes `end` itself, as its last token. If the
+// answer broke off, `end` is missing, and so is `before`, which few templates have.
+struct ChatClosing {
+  std::string before;
+  std::string end;       // may be empty
+  std::string after;     // up to the next message, such as a new line
+  bool control = false;  // control tokens written out in these texts become these tokens
+};
+
 class ChatTemplate {
  public:
-  // `stands_in`: this template replaces one that was not recognised.
-  ChatTemplate(ChatFormat format, const Vocabulary& vocabulary, bool stands_in);
+  // `parsed`: null, or `form.source` parsed; null makes render() fail with `failure`.
+  ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure, jinja::Variables variables,
+               const ChatTemplateOptions& options, const Vocabulary& vocabulary);
 
-  std::string_view name() const { return format_.name; }
-  bool stands_in() const { return stands_in_; }
+  std::string_view name() const { return form_.name; }
+  // What is wrong with the template's source; OK if it can be used.
+  const Status& failure() const { return failure_; }
 
   // Writes a whole conversation, character by character as the model's template does. `open_answer`: end with the
   // opening of an assistant message, for the model to continue (the template's add_generation_prompt).
-  // Errors: kInvalidArgument if there is no message, for an unknown role, and where the template raises an exception:
-  // roles out of order, or a role that it has no form for.
+  // Errors: kInvalidArgument if there is no message, for an unknown role, and where the template fails or raises an
+  // exception: its message, line and column. kResourceExhausted if the template takes too much time or memory.
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const;
 
   // Writes messages[first, ...) behind a context that already holds messages[0, first), each written when it was the
-  // newest. Hence:
+  // newest. It is what the template's loop over the messages writes from message `first` on. Hence:
   //   - The start of a conversation (BOS, a default system message) comes with the first message only.
-  //   - A message that the template writes as part of the next one gives no text yet: Llama 2 and Mistral write the
-  //     system message inside the user message that follows it.
+  //   - A leading system message that the template writes as part of the next one gives no text yet, as with Llama 2
+  //     and Mistral. Once it is written, the template no longer sees it.
   //   - Text in the context never changes, although render() might write it differently later: Qwen3 and DeepSeek drop
   //     the thoughts of earlier answers, Mistral Nemo moves the system message to the newest user message, DeepSeek
   //     moves a later one to the top.
-  //   - The end of a conversation (such as Phi-3's EOS) is not written, only the ends of messages.
-  // A message that render() would drop, or place before text in the context, is an error. Errors: as render().
+  //   - What follows the loop is written with `open_answer` only, so a conversation's end (such as Phi-3's EOS) is not.
+  // A system message that the template would drop, or place before text in the context, is an error. Where no loop of
+  // the template writes the messages in their order, the text must start with that of messages[0, first), or the
+  // conversation cannot be continued: kUnsupported. Other errors: as render().
   // REQUIRES: first <= messages.size().
   Result<ChatPrompt> render_next(std::span<const ChatMessage> messages, std::size_t first, bool open_answer) const;
 
-  // The text that the template writes after an answer: before, end, after. The model writes `end` itself, as its last
-  // token. If the answer broke off, `end` is missing, and so is `before`, which few templates have.
-  struct Closing {
-    std::string before;
-    std::string end;       // may be empty
-    std::string after;     // up to the next message, such as a new line
-    bool control = false;  // control tokens written out in these texts become these tokens
-  };
-  const Closing& closing() const { return closing_; }
+  const ChatClosing& closing() const { return closing_; }
 
-  // The token of `end`, if the vocabulary has it. It ends generation whether or not the file says so.
+  // The token of `closing().end`, if the vocabulary has it. It ends generation whether or not the file says so.
   std::optional<TokenId> end_token() const { return end_token_; }
 
   // Strings that end an answer, in addition to end tokens. Each is the start of the text that follows an answer:
   // closing(), then a message.
-  const std::vector<std::string>& stop() const { return format_.stops; }
+  const std::vector<std::string>& stop() const { return form_.stops; }
 
  private:
+  // The text of a conversation, and where in it the messages are.
+  struct Written {
+    jinja::Text text;
+    // Where the template's loop over the messages writes each of them, and at last where the loop ends. Empty if no
+    // loop writes them in their order.
+    std::vector<std::size_t> starts;
+  };
+  // Where a system message that leads the conversation is written.
+  enum class SystemPlace { kOwn, kInUser, kNone };
+
+  Result<Written> write(std::span<const ChatMessage> messages, bool open_answer) const;
+  Result<jinja::Text> write_from(std::span<const ChatMessage> messages, std::size_t first, bool open_answer) const;
+  Status check_systems(std::span<const ChatMessage> messages, std::size_t first) const;
+  static std::vector<ChatMessage> messages_behind(std::span<const ChatMessage> messages);
+  ChatPrompt prompt_of(const jinja::Text& text, bool starts) const;
+  SystemPlace find_system_place() const;
+  std::optional<std::string> text_after_answer() const;
   void reserve(const Vocabulary& vocabulary);
 
-  ChatFormat format_;
-  bool stands_in_;
-  Closing closing_;
+  ChatForm form_;
+  std::optional<jinja::Template> parsed_;
+  Status failure_;
+  jinja::Variables variables_;  // all but the messages and add_generation_prompt
+  std::time_t now_;
+  jinja::Limits limits_;
+  std::string bos_text_;
+  SystemPlace system_ = SystemPlace::kOwn;
+  std::vector<TokenId> reserved_;
+  ChatClosing closing_;
   std::optional<TokenId> end_token_;
 };
 
-// Makes the template of a model. `source`: the file's tokenizer.chat_template, or empty. If it is empty or not
-// recognised, it is replaced by the first of these whose tokens are in the vocabulary:
+// Makes the template of a model. Without a source it is the first of these whose tokens are in the vocabulary:
 //   markers  <|user|>...<|end|><|assistant|>       with all three; <|system|> too if it is there
 //   chatml   <|im_start|>user\n...<|im_end|>\n     with both
 //   plain    User: ...\nAssistant:
-// `now`: the date for templates that write today's, in local time.
-Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocabulary, std::string_view source,
-                                                         std::time_t now = std::time(nullptr));
+// Errors: kInvalidArgument for a source that has no tag or does not parse, naming line and column, unless
+// `options.defer_errors`; for an argument that is a variable of every template.
+Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocabulary,
+                                                         const ChatTemplateOptions& options);
 
 // Returns the token ids of a prompt. `start`: the context is empty, so BOS is added, once, if the template or the
 // vocabulary asks for it; EOS is never added. `continues`: as in EncodeOptions. Errors: as Tokenizer::encode().

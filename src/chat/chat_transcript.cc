@@ -46,16 +46,33 @@ Result<ChatTranscript> ChatTranscript::from_state(const Tokenizer& tokenizer, co
 
 Result<ChatTranscript::Rendered> ChatTranscript::render(std::string_view role, std::string_view content,
                                                         const ContextEnd& context) const {
-  KVASIR_RETURN_IF_ERROR(check_utf8(content));  // encoding would count the template's bytes, too
+  const ChatMessage message = {std::string(role), std::string(content)};
+  return render(std::span(&message, 1), context);
+}
+
+Result<ChatTranscript::Rendered> ChatTranscript::render(std::span<const ChatMessage> messages,
+                                                        const ContextEnd& context) const {
+  KVASIR_CHECK(!messages.empty());
   Rendered rendered;
   rendered.position = messages_.size();
-  rendered.opens_answer = role == "user";
-  bool fills = role == "assistant" && ending_.kind == Kind::kAwaited;
-  if (!fills && !messages_.empty() && messages_.back().role == "user") rendered.messages.push_back({"assistant", ""});
-  rendered.messages.push_back({std::string(role), std::string(content)});
+  rendered.opens_answer = messages.back().role == "user";
+  bool fills = messages.front().role == "assistant" && ending_.kind == Kind::kAwaited;
   std::vector<ChatMessage> all = messages_;
-  all.insert(all.end(), rendered.messages.begin(), rendered.messages.end());
-  KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(all, &fills));
+  std::size_t first = all.size();
+  for (const ChatMessage& message : messages) {
+    KVASIR_RETURN_IF_ERROR(check_utf8(message.content));  // encoding would count the template's bytes, too
+    const bool asked = !all.empty() && all.back().role == "user";
+    if (all.size() == messages_.size()) {
+      // The context holds the opening of this empty answer: only its closing is missing.
+      if (asked && !fills) all.push_back({"assistant", ""});
+      first = all.size();
+    } else if (asked && message.role != "assistant") {
+      all.push_back({"assistant", ""});
+    }
+    all.push_back(message);
+  }
+  rendered.messages.assign(all.begin() + static_cast<std::ptrdiff_t>(messages_.size()), all.end());
+  KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, render_newest(all, first, &fills));
   rendered.waits = prompt.segments.empty();
   if (!rendered.waits) {
     KVASIR_ASSIGN_OR_RETURN(rendered.tokens, encode(std::move(prompt), fills, context));
@@ -97,11 +114,11 @@ std::span<const std::string> ChatTranscript::stops() const {
   return chat_->stop();
 }
 
-// Writes the newest of `messages`. `fills`, on input: true if the context already ends with the opening of this answer,
+// Writes messages[first, ...). `fills`, on input: true if the context already ends with the opening of this answer,
 // which is then not written again. On output: false if the template would open it differently. An opening that lets the
 // model think (DeepSeek R1) is filled behind an empty thought, as such models write it.
-Result<ChatPrompt> ChatTranscript::render_newest(std::span<const ChatMessage> messages, bool* fills) const {
-  const std::size_t first = messages.size() - 1;
+Result<ChatPrompt> ChatTranscript::render_newest(std::span<const ChatMessage> messages, std::size_t first,
+                                                 bool* fills) const {
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, chat_->render_next(messages, first, messages.back().role == "user"));
   if (!*fills || prompt.segments.empty()) return prompt;
   KVASIR_ASSIGN_OR_RETURN(const ChatPrompt opened, chat_->render_next(messages.first(first), first, true));
@@ -121,7 +138,7 @@ Result<ChatPrompt> ChatTranscript::render_newest(std::span<const ChatMessage> me
 Result<std::vector<TokenId>> ChatTranscript::encode(ChatPrompt message, bool fills, const ContextEnd& context) const {
   const bool in_text = ends_in_text(context.newest);
   if (fills) return encode_chat(*tokenizer_, message, false, in_text);
-  const ChatTemplate::Closing& closing = chat_->closing();
+  const ChatClosing& closing = chat_->closing();
   std::vector<TextSegment>& segments = message.segments;
   if (ending_.kind == Kind::kEndToken) {
     segments.insert(segments.begin(), {closing.after, closing.control});
@@ -144,7 +161,7 @@ Result<std::vector<TokenId>> ChatTranscript::encode(ChatPrompt message, bool fil
 
 // Returns the part of the template's closing text that the end of the context lacks.
 Result<std::string> ChatTranscript::missing_closing(std::span<const TokenId> newest) const {
-  const ChatTemplate::Closing& closing = chat_->closing();
+  const ChatClosing& closing = chat_->closing();
   KVASIR_ASSIGN_OR_RETURN(const bool closed, ends_with_closing(closing.end + closing.after, newest));
   if (closed) return std::string();
   if (!newest.empty() && tokenizer_->is_end(newest.back())) return closing.after;

@@ -59,16 +59,18 @@ class ChatTranscript {
 
   // A message that is ready to enter the context.
   struct Rendered {
-    std::vector<ChatMessage> messages;  // the message, preceded by an empty answer if the last question has none
-    std::vector<TokenId> tokens;        // to run: the closing of the previous message, then this one
+    std::vector<ChatMessage> messages;  // the messages; each question without an answer is followed by an empty one
+    std::vector<TokenId> tokens;        // to run: the closing of the previous message, then these
     bool waits = false;                 // the template writes it as part of the next message: nothing to run yet
     bool opens_answer = false;          // the tokens end with the opening of an answer
-    std::size_t position = 0;           // number of messages before it
+    std::size_t position = 0;           // number of messages before
   };
 
   // Writes a message behind the context. Errors: kInvalidArgument for a role or an order of roles that the template
   // does not support, and for invalid UTF-8, also in a message that waits.
   Result<Rendered> render(std::string_view role, std::string_view content, const ContextEnd& context) const;
+  // The same for several messages at once, which the template is run for only once. REQUIRES: not empty.
+  Result<Rendered> render(std::span<const ChatMessage> messages, const ContextEnd& context) const;
 
   // Records a rendered message of which `read` tokens entered the context. Zero means that the message was refused; it
   // is then not recorded, unless it waits. A message that entered in part stays open. REQUIRES: 0 <= read <=
@@ -99,7 +101,7 @@ class ChatTranscript {
   const std::vector<ChatMessage>& messages() const { return messages_; }
 
  private:
-  Result<ChatPrompt> render_newest(std::span<const ChatMessage> messages, bool* fills) const;
+  Result<ChatPrompt> render_newest(std::span<const ChatMessage> messages, std::size_t first, bool* fills) const;
   Result<std::vector<TokenId>> encode(ChatPrompt message, bool fills, const ContextEnd& context) const;
   Result<std::string> missing_closing(std::span<const TokenId> newest) const;
   Result<bool> ends_with_closing(std::string_view text, std::span<const TokenId> newest) const;

@@ -19,8 +19,22 @@ Result<std::string> read_chat_template(const std::string& file) {
   return source;
 }
 
-void note_stand_in(std::string_view name) {
-  note("kvasir: the chat template is not recognised; messages are written in the form '{}' instead\n", name);
+CLI::Option* add_template_arg_option(CLI::App& command, std::vector<std::pair<std::string, std::string>>& arguments) {
+  return command
+      .add_option_function<std::vector<std::string>>(
+          "--template-arg",
+          [&arguments](const std::vector<std::string>& given) {
+            for (const std::string& each : given) {
+              const std::size_t at = each.find('=');
+              if (at == std::string::npos || at == 0)
+                throw CLI::ValidationError("--template-arg", "needs NAME=VALUE, not '" + printable(each, 200) + "'");
+              arguments.emplace_back(each.substr(0, at), each.substr(at + 1));
+            }
+          },
+          "Variable of the chat template, such as enable_thinking=false; may be repeated")
+      ->take_all()
+      ->allow_extra_args(false)
+      ->type_name("NAME=VALUE");
 }
 
 Result<std::vector<ChatMessage>> parse_messages(std::string_view json) {

@@ -16,8 +16,8 @@ CLI::Option* add_chat_template_option(CLI::App& command, std::string& file);
 // Returns the file's content; "" if `file` is empty. Errors: those of reading; kInvalidArgument for an empty template.
 Result<std::string> read_chat_template(const std::string& file);
 
-// Reports on standard error that the model's template is not recognised, and which one replaces it.
-void note_stand_in(std::string_view name);
+// Adds --template-arg NAME=VALUE, which may be repeated; stores the pairs.
+CLI::Option* add_template_arg_option(CLI::App& command, std::vector<std::pair<std::string, std::string>>& arguments);
 
 // Parses [{"role": "user", "content": "Hello"}, ...]. Errors: kInvalidArgument.
 Result<std::vector<ChatMessage>> parse_messages(std::string_view json);

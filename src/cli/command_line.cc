@@ -93,10 +93,18 @@ std::string with_hint(std::string_view problem, const std::vector<const CLI::App
 // Returns the option that gives a setting its value, or null.
 const CLI::Option* option_of(std::string_view setting, const CLI::App& command) {
   // Settings whose options have other names.
-  static constexpr std::pair<std::string_view, const char*> kOptions[] = {
-      {"policy", "--kv"},         {"policies", "--kv"},      {"page_slots", "--page"},
-      {"max_tokens", "--tokens"}, {"depths", "--depth"},     {"first_scored", "--skip"},
-      {"tokens", "--fill"},       {"temperature", "--temp"}, {"repetition_penalty", "--repeat-penalty"}};
+  static constexpr std::pair<std::string_view, const char*> kOptions[] = {{"policy", "--kv"},
+                                                                          {"policies", "--kv"},
+                                                                          {"page_slots", "--page"},
+                                                                          {"max_tokens", "--tokens"},
+                                                                          {"depths", "--depth"},
+                                                                          {"first_scored", "--skip"},
+                                                                          {"tokens", "--fill"},
+                                                                          {"temperature", "--temp"},
+                                                                          {"repetition_penalty", "--repeat-penalty"},
+                                                                          {"template_arguments", "--template-arg"},
+                                                                          {"dry_multiplier", "--dry"},
+                                                                          {"dry_allowed_length", "--dry-length"}};
   std::string name = "--" + std::string(setting);
   std::ranges::replace(name, '_', '-');
   for (const auto& [other, option] : kOptions)

@@ -172,7 +172,7 @@ Status info(const std::string& path, bool tensors, bool json) {
              {"memory", nullptr},
              {"tokenizer", vocabulary.ok() ? Json(tokenizer_text(*vocabulary)) : Json(nullptr)},
              {"chat_template", chat ? Json(chat->name()) : Json(nullptr)},
-             {"chat_template_unknown", chat && chat->stands_in()},
+             {"chat_template_unknown", chat && !chat->failure().ok()},
              {"metadata", nullptr},
              {"tensors", Json::array()}};
     out["metadata"] = std::move(metadata);
@@ -199,8 +199,8 @@ Status info(const std::string& path, bool tensors, bool json) {
     out += fmt::format("Tokenizer: {}, {}\n", tokenizer_text(*vocabulary),
                        counted(std::ssize(vocabulary->pieces), "token"));
   if (chat)
-    out += fmt::format("Chat template: {}{}\n", chat->stands_in() ? "the file's own is not recognised; instead: " : "",
-                       chat->name());
+    out += fmt::format("Chat template: {}{}\n", chat->name(),
+                       chat->failure().ok() ? "" : "; cannot be used: " + printable(chat->failure().message(), 500));
   if (!by_type.empty()) out += "\n";
   for (const auto& [name, totals] : by_type)
     out += fmt::format("  {:<8} {:>4} tensors {:>12}\n", name, totals.first, human_bytes(totals.second));

@@ -100,6 +100,8 @@ Status run(RunOptions options) {
     for (const auto& [name, value] :
          {std::pair(options.system_option.c_str(), &options.system), {"--chat-template", &options.chat_template}})
       if (!value->empty()) return invalid_argument("{} is for a chat; add --chat", name);
+  if (!chat && !options.chat && !options.engine.template_arguments.empty())
+    return invalid_argument("--template-arg is for a chat; add --chat");
   if (chat && options.json) return invalid_argument("--json needs a prompt: give -p, -f or standard input");
   if (chat && (options.samples > 1 || options.beams > 0))
     return invalid_argument("--samples and --beams need a prompt: give -p, -f or standard input");
@@ -148,7 +150,6 @@ Status run(RunOptions options) {
     note(
         "kvasir: the file names no pre-tokenizer (tokenizer.ggml.pre); GPT-2's is assumed, which may cut text "
         "wrongly\n");
-  if ((chat || options.chat) && engine->model().chat_template_unknown) note_stand_in(engine->model().chat_template);
   catch_interrupts();
   if (chat) return kvasir::cli::chat(options, *engine, std::move(session), std::string(prompt.value_or("")));
   return run_once(options, *engine, *session, prompt);
@@ -211,6 +212,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->excludes(system)
       ->type_name("FILE");
   add_chat_template_option(*command, options->chat_template);
+  add_template_arg_option(*command, options->engine.template_arguments);
   CLI::Option* kv =
       add_policy_option(*command, options->session.policy,
                         "Retention policy (see 'kvasir policies'); default: everything until the trained context or "

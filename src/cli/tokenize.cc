@@ -21,6 +21,7 @@ struct TokenizeOptions {
   std::optional<std::string> text;
   std::string file;
   std::string chat_template;
+  std::vector<std::pair<std::string, std::string>> template_arguments;
   bool chat = false;
   bool no_answer = false;
   bool ids = false;
@@ -49,10 +50,12 @@ Result<Encoded> encode_conversation(const TokenizeOptions& options, std::string_
 }
 
 Status tokenize(const TokenizeOptions& options) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string source, read_chat_template(options.chat_template));
+  ChatTemplateOptions form;
+  form.arguments = options.template_arguments;
+  KVASIR_ASSIGN_OR_RETURN(form.source, read_chat_template(options.chat_template));
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, chat_template_from_gguf(file, vocabulary, source));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat, chat_template_from_gguf(file, vocabulary, form));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer, make_tokenizer(std::move(vocabulary)));
   std::optional<std::string> text = options.text;
   if (!text) {
@@ -60,7 +63,6 @@ Status tokenize(const TokenizeOptions& options) {
   }
   Encoded encoded;
   if (options.chat) {
-    if (chat->stands_in()) note_stand_in(chat->name());
     KVASIR_ASSIGN_OR_RETURN(encoded, encode_conversation(options, *text, *chat, *tokenizer));
   } else {
     KVASIR_ASSIGN_OR_RETURN(
@@ -100,6 +102,7 @@ void add_tokenize(CLI::App& program, Outcome& outcome) {
   chat->excludes(special);
   command->add_flag("--no-answer", options->no_answer, "With --chat: no start of an answer at the end")->needs(chat);
   add_chat_template_option(*command, options->chat_template)->needs(chat);
+  add_template_arg_option(*command, options->template_arguments)->needs(chat);
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = tokenize(*options); });
 }

@@ -19,11 +19,11 @@ namespace {
 class EngineImpl final : public Engine {
  public:
   explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
-    summary_ = {model_->config.name,        std::string(model_->config.architecture->name),
-                model_->config.context,     model_->config.vocabulary,
-                model_->weight_bytes,       std::string(model_->kernels->name),
-                model_->threads->threads(), std::string(model_->chat->name()),
-                model_->chat->stands_in(),  model_->tokenizer->vocabulary().pre_tokenizer_assumed};
+    summary_ = {model_->config.name,           std::string(model_->config.architecture->name),
+                model_->config.context,        model_->config.vocabulary,
+                model_->weight_bytes,          std::string(model_->kernels->name),
+                model_->threads->threads(),    std::string(model_->chat->name()),
+                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed};
   }
 
   const ModelSummary& model() const override { return summary_; }

@@ -49,7 +49,7 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   return KvCacheShape{config.layers, config.kv_heads, page, config.sliding_window};
 }
 
-Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template) {
+Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {
   ModelHeader header;
   KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
   KVASIR_ASSIGN_OR_RETURN(header.weights, map_weights(file, header.config));
@@ -58,7 +58,7 @@ Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view c
   if (vocabulary.pieces.size() != static_cast<std::size_t>(header.config.vocabulary))
     return data_loss("the tokenizer has {} tokens, the embedding {}; convert the model again", vocabulary.pieces.size(),
                      header.config.vocabulary);
-  KVASIR_ASSIGN_OR_RETURN(header.chat, chat_template_from_gguf(file, vocabulary, chat_template));
+  KVASIR_ASSIGN_OR_RETURN(header.chat, chat_template_from_gguf(file, vocabulary, std::move(chat)));
   if (const auto end = header.chat->end_token()) vocabulary.ends.push_back(*end);
   KVASIR_ASSIGN_OR_RETURN(header.tokenizer, make_tokenizer(std::move(vocabulary)));
   return header;
@@ -79,7 +79,10 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_RETURN_IF_ERROR(page_shape(options.kv_type, options.page_slots).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
-  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, options.chat_template));
+  ChatTemplateOptions chat;
+  chat.source = options.chat_template;
+  chat.arguments = options.template_arguments;
+  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat)));
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
   model->chat = std::move(header.chat);

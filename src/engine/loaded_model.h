@@ -60,8 +60,8 @@ struct ModelHeader {
   std::uint64_t weight_bytes = 0;  // that loading would allocate
 };
 
-// `chat_template`: in place of the file's own, unless empty. Errors: those of the file.
-Result<ModelHeader> read_model_header(const gguf::File& file, std::string_view chat_template = {});
+// `chat`: a source in place of the file's own, unless empty. Errors: those of the file and of the template.
+Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat = {});
 
 // Checks every option before any work. Errors: kInvalidArgument naming the option, and those of the file.
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,

@@ -9,14 +9,11 @@ namespace {
 Result<RequestText> encode_messages(const LoadedModel& model, std::span<const Message> messages) {
   ChatTranscript transcript(*model.tokenizer, *model.chat);
   RequestText text;
-  for (const Message& message : messages) {
-    KVASIR_ASSIGN_OR_RETURN(
-        ChatTranscript::Rendered rendered,
-        transcript.render(message.role, message.content, {static_cast<std::int64_t>(text.tokens.size()), text.tokens}));
-    text.tokens.insert(text.tokens.end(), rendered.tokens.begin(), rendered.tokens.end());
-    const auto read = static_cast<std::int64_t>(rendered.tokens.size());
-    transcript.add(std::move(rendered), read);
-  }
+  std::vector<ChatMessage> said;
+  for (const Message& message : messages) said.push_back({message.role, message.content});
+  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered rendered, transcript.render(said, {}));
+  text.tokens = rendered.tokens;
+  transcript.add(std::move(rendered), static_cast<std::int64_t>(text.tokens.size()));
   text.stops.assign(transcript.stops().begin(), transcript.stops().end());
   return text;
 }

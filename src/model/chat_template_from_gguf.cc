@@ -5,13 +5,13 @@
 namespace kvasir {
 
 Result<std::unique_ptr<ChatTemplate>> chat_template_from_gguf(const gguf::File& file, const Vocabulary& vocabulary,
-                                                              std::string_view instead) {
+                                                              ChatTemplateOptions options) {
   static constexpr std::string_view kKey = "tokenizer.chat_template";
-  std::string_view source = instead;
-  if (source.empty() && file.find(kKey) != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(source, file.get_string(kKey));
+  if (options.source.empty() && file.find(kKey) != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(options.source, file.get_string(kKey));
+    options.defer_errors = true;
   }
-  return make_chat_template(vocabulary, source);
+  return make_chat_template(vocabulary, options);
 }
 
 }  // namespace kvasir

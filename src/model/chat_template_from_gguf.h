@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 
 #include "chat/chat_template.h"
 #include "gguf/reader.h"
@@ -12,9 +11,9 @@
 
 namespace kvasir {
 
-// `instead`: Jinja source that replaces the file's template; empty uses the file's. Errors: kDataLoss if the file's
-// template is not a string.
+// `options.source` replaces the file's template; empty uses the file's, and an error in that is met when messages are
+// written. Errors: kDataLoss if the file's template is not a string; otherwise as make_chat_template().
 Result<std::unique_ptr<ChatTemplate>> chat_template_from_gguf(const gguf::File& file, const Vocabulary& vocabulary,
-                                                              std::string_view instead = {});
+                                                              ChatTemplateOptions options = {});
 
 }  // namespace kvasir

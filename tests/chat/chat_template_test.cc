@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 const std::vector<ChatMessage> kTalk = {{"user", "Hi"}, {"assistant", "Hello"}, {"user", "Bye"}};
 
 std::unique_ptr<ChatTemplate> template_of(const Vocabulary& vocabulary, std::string_view source = {}) {
-  auto result = make_chat_template(vocabulary, source);
+  auto result = make_chat_template(vocabulary, {.source = std::string(source)});
   EXPECT_TRUE(result.ok());
   return std::move(*result);
 }
@@ -117,7 +117,7 @@ TEST(ChatTemplate, PlainWithoutMarkers) {
   Vocabulary vocabulary = test::byte_vocabulary();
   test::add_piece(&vocabulary, "\u2581");
   const auto tokenizer = test::tokenizer_of(vocabulary);
-  const auto chat = template_of(vocabulary, "{{ something unknown }}");
+  const auto chat = template_of(vocabulary);
   EXPECT_EQ(chat->name(), "plain");
   EXPECT_EQ(chat->stop().at(0), "\nUser:");
   EXPECT_EQ(tokenizer->decode(encode_talk(*tokenizer, kTalk)), "User: Hi\nAssistant: Hello\nUser: Bye\nAssistant:");
@@ -141,10 +141,28 @@ TEST(ChatTemplate, RefusesUnknownRolesAndBadText) {
   }
 }
 
-const char* const kRecognised[] = {"chatml",  "chatml-default",   "chatml-lines",  "gemma",
-                                   "llama-2", "llama-3",          "llama-3-dated", "mistral-v1",
-                                   "phi-3",   "mistral-first",    "mistral-v3",    "phi-3-bos",
-                                   "phi-4",   "thoughts-dropped", "zephyr"};
+const char* const kOwn[] = {"chatml",
+                            "chatml-default",
+                            "chatml-lines",
+                            "gemma",
+                            "llama-2",
+                            "llama-3",
+                            "llama-3-dated",
+                            "mistral-v1",
+                            "phi-3",
+                            "mistral-first",
+                            "mistral-v3",
+                            "phi-3-bos",
+                            "phi-4",
+                            "thoughts-dropped",
+                            "zephyr",
+                            "deepseek",
+                            "chatml-apart",
+                            "llama-3-open",
+                            "unknown-upper",
+                            "unknown-system-twice",
+                            "unknown-last-bare",
+                            "unknown-inline-if"};
 
 std::string next_text(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, std::size_t first,
                       bool open_answer = false) {
@@ -153,41 +171,90 @@ std::string next_text(const ChatTemplate& chat, const std::vector<ChatMessage>& 
   return prompt.ok() ? prompt->text() : "";
 }
 
-TEST(ChatTemplate, KnowsItsFamilies) {
+TEST(ChatTemplate, OwnTemplatesAreInterpreted) {
   const Vocabulary vocabulary = test::byte_vocabulary();
-  for (const auto& [file, name] : {std::pair{"chatml-default", "chatml"},
-                                   {"gemma", "gemma"},
-                                   {"llama-2", "llama-2"},
-                                   {"llama-3", "llama-3"},
-                                   {"llama-3-dated", "llama-3.1"},
-                                   {"mistral-v1", "mistral"},
-                                   {"mistral-v3", "mistral"},
-                                   {"phi-3", "phi-3"},
-                                   {"phi-4", "phi-4"},
-                                   {"zephyr", "zephyr"}}) {
+  for (const char* file : kOwn) {
     const auto chat = template_of(vocabulary, template_file(file));
-    EXPECT_EQ(chat->name(), name);
-    EXPECT_FALSE(chat->stands_in());
+    EXPECT_EQ(chat->name(), "jinja") << file;
+    EXPECT_TRUE(chat->failure().ok()) << file;
+  }
+  EXPECT_EQ(
+      template_of(vocabulary, template_file("unknown-upper"))->render(kTalk, false)->text(),
+      "<|im_start|>USER\nHi<|im_end|>\n<|im_start|>ASSISTANT\nHello<|im_end|>\n<|im_start|>USER\nBye<|im_end|>\n");
+}
+
+TEST(ChatTemplate, WhatIsNoTemplateIsRefused) {
+  const std::string good = template_file("chatml");
+  for (const auto& [source, why] : {std::pair{good.substr(0, good.size() - 3), "line 1, column "},
+                                    {good + "{{", "{{ has no }}"},
+                                    {std::string(1 << 20, 'x'), "line 1, column 1: there is no tag, {{ }} or {% %}"},
+                                    {std::string("no\n{%"), "line 2, column "},
+                                    {std::string("{% if %}"), "line 1, column 7"},
+                                    {std::string("{{ '"), "line 1, column "},
+                                    {std::string("{{ 1 }}{#"), "line 1, column "},
+                                    {std::string("a\n\n  {% endif %}"), "line 3, column 6: "}}) {
+    SCOPED_TRACE(source.substr(0, 80));
+    Vocabulary vocabulary = test::byte_vocabulary();
+    test::add_piece(&vocabulary, "<|im_start|>", 0, TokenKind::kControl);
+    test::add_piece(&vocabulary, "<|im_end|>", 0, TokenKind::kControl);
+    const auto refused = make_chat_template(vocabulary, {.source = source});
+    ASSERT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(refused.status().message(), HasSubstr("the chat template, "));
+    EXPECT_THAT(refused.status().message(), HasSubstr(why));
+    // A model whose own template is none can be used without it, and never takes another form.
+    const auto deferred = make_chat_template(vocabulary, {.source = source, .defer_errors = true});
+    ASSERT_TRUE(deferred.ok());
+    EXPECT_EQ((*deferred)->failure().message(), refused.status().message());
+    EXPECT_EQ((*deferred)->render(kTalk, true).status().message(), refused.status().message());
+    EXPECT_EQ((*deferred)->render_next(kTalk, 2, true).status().message(), refused.status().message());
   }
 }
 
-TEST(ChatTemplate, WhatIsNotUnderstoodIsReplaced) {
-  const std::string good = template_file("chatml");
-  for (const std::string& source :
-       {template_file("unknown-upper"), template_file("unknown-last-bare"), good + " ", "x" + good, good + good,
-        good.substr(0, good.size() - 3), good + "{{", "{{ '\\u0041' }}" + good, std::string(1 << 20, 'x'),
-        std::string("{%"), std::string("{% if %}"), std::string("{{ '"), std::string("{#"),
-        std::string("{% endif %}")}) {
-    SCOPED_TRACE(source.substr(0, 80));
-    Vocabulary vocabulary = test::byte_vocabulary();
-    EXPECT_EQ(template_of(vocabulary, source)->name(), "plain");
-    EXPECT_TRUE(template_of(vocabulary, source)->stands_in());
-    test::add_piece(&vocabulary, "<|im_start|>", 0, TokenKind::kControl);
-    EXPECT_EQ(template_of(vocabulary, source)->name(), "plain");
-    test::add_piece(&vocabulary, "<|im_end|>", 0, TokenKind::kControl);
-    EXPECT_EQ(template_of(vocabulary, source)->name(), "chatml");
-    EXPECT_TRUE(template_of(vocabulary, source)->stands_in());
-    EXPECT_FALSE(template_of(vocabulary)->stands_in()) << "there is none to stand in for";
+TEST(ChatTemplate, WhatATemplateRaisesIsToldWithItsPlace) {
+  const Vocabulary vocabulary = test::byte_vocabulary();
+  const auto chat = template_of(vocabulary,
+                                "{% for message in messages %}\n  {{ raise_exception('No ' + message.role) }}"
+                                "{% endfor %}");
+  for (const bool open : {false, true})
+    for (const Status& status : {chat->render(kTalk, open).status(), chat->render_next(kTalk, 1, open).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ(status.message(), "the chat template, line 2, column 21: No user");
+    }
+}
+
+TEST(ChatTemplate, ArgumentsAreVariables) {
+  Vocabulary vocabulary = test::byte_vocabulary();
+  const TokenId mark = test::add_piece(&vocabulary, "<|im_end|>", 0, TokenKind::kControl);
+  const std::string source =
+      "{{ enable_thinking is false }} {{ tools[0].name }} {{ effort }} {{ '<|im_end|>' }}{{ documents is none }}";
+  ChatTemplateOptions options{.source = source};
+  options.arguments = {
+      {"enable_thinking", "false"}, {"tools", R"([{"name": "l\u00f6ok"}])"}, {"effort", "high<|im_end|>"}};
+  const auto chat = make_chat_template(vocabulary, options);
+  ASSERT_TRUE(chat.ok()) << chat.status().message();
+  const auto prompt = (*chat)->render(kTalk, true);
+  ASSERT_TRUE(prompt.ok()) << prompt.status().message();
+  EXPECT_EQ(prompt->text(), "True l\u00f6ok high<|im_end|> <|im_end|>True");
+  const Tokens tokens = *encode_chat(*test::tokenizer_of(vocabulary), *prompt);
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), mark), 1) << "what an argument spells is no token";
+  for (const char* name : {"messages", "bos_token", "add_generation_prompt"}) {
+    options.arguments = {{name, "1"}};
+    EXPECT_EQ(make_chat_template(vocabulary, options).status().code(), StatusCode::kInvalidArgument) << name;
+  }
+}
+
+// Templates of many kinds: what is said by messages is what the template writes about the whole conversation.
+TEST(ChatTemplate, MessagesSaidMakeTheWhole) {
+  const Vocabulary vocabulary = test::byte_vocabulary();
+  const std::vector<ChatMessage> talk = {{"system", "Kind"}, {"user", "A"}, {"assistant", "B"}, {"user", "C"}};
+  for (const char* file : {"chatml", "chatml-apart", "chatml-lines", "llama-2", "llama-3", "llama-3-dated",
+                           "llama-3-open", "mistral-first", "phi-4", "zephyr", "unknown-upper", "unknown-last-bare"}) {
+    SCOPED_TRACE(file);
+    const auto chat = template_of(vocabulary, template_file(file));
+    std::string said;
+    for (std::size_t i = 0; i < talk.size(); ++i)
+      said += next_text(*chat, {talk.begin(), talk.begin() + static_cast<std::ptrdiff_t>(i) + 1}, i, i == 3);
+    EXPECT_EQ(said, chat->render(talk, true)->text());
   }
 }
 
@@ -237,7 +304,7 @@ TEST(ChatTemplate, ContentsOfNoTemplateWriteControlTokens) {
           marks += vocabulary.pieces[static_cast<std::size_t>(token)];
       return marks;
     };
-    for (const char* file : kRecognised) {
+    for (const char* file : kOwn) {
       const auto chat = template_of(vocabulary, template_file(file));
       std::string attack = "x";
       // Those that the template does not write are the business of whoever defined them.
@@ -329,7 +396,8 @@ TEST(ChatTemplate, TodayIsWrittenWhereTheTemplateAsks) {
   day.tm_mon = 2;
   day.tm_mday = 7;
   day.tm_hour = 12;
-  const auto chat = make_chat_template(vocabulary, template_file("llama-3-dated"), std::mktime(&day));
+  const auto chat =
+      make_chat_template(vocabulary, {.source = template_file("llama-3-dated"), .now = std::mktime(&day)});
   ASSERT_TRUE(chat.ok());
   EXPECT_THAT((*chat)->render(kTalk, true)->text(), HasSubstr("\n\nToday Date: 07 Mar 2025\n\n<|eot_id|>"));
 }

@@ -30,13 +30,35 @@ TEST(Chats, TokenizeTakesConversations) {
 
   const std::string templates = source_dir() + "/tests/chat/templates/";
   const Json llama = json_of(with({"-p", talk, "--chat-template", templates + "llama-2.jinja"}));
-  EXPECT_EQ(llama["template"], "llama-2");
+  EXPECT_EQ(llama["template"], "jinja");
   EXPECT_EQ(llama["prompt"], "<s>[INST] Hi <|end|> [/INST]");
-  const Finished unknown = run_program(with({"-p", talk, "--chat-template", templates + "unknown-upper.jinja"}));
-  EXPECT_EQ(unknown.exit_code, 0);
-  EXPECT_EQ(unknown.error_lines(), 1);
-  EXPECT_NE(unknown.err.find("not recognised"), std::string::npos) << unknown.err;
-  EXPECT_NE(unknown.err.find("'markers'"), std::string::npos) << unknown.err;
+  const Json upper = json_of(with({"-p", talk, "--chat-template", templates + "unknown-upper.jinja"}));
+  EXPECT_EQ(upper["prompt"], "<s><|im_start|>USER\nHi <|end|><|im_end|>\n") << "BOS by the vocabulary";
+}
+
+TEST(Chats, TemplatesTakeArguments) {
+  const Folder folder;
+  const std::string file = folder.make("template",
+                                       "{{ 'thinks' if enable_thinking is true else 'does not think' }}"
+                                       "{% for tool in tools or [] %} {{ tool.name }}{% endfor %}{{ effort }}");
+  const Arguments chat = {"tokenize",
+                          "-m",
+                          model_path(),
+                          "--chat",
+                          "--json",
+                          "--no-bos",
+                          "--chat-template",
+                          file,
+                          "-p",
+                          R"([{"role": "user", "content": "Hi"}])"};
+  const auto prompt = [&](Arguments more) {
+    more.insert(more.begin(), chat.begin(), chat.end());
+    return json_of(more)["prompt"].get<std::string>();
+  };
+  EXPECT_EQ(prompt({}), "does not think");
+  EXPECT_EQ(prompt({"--template-arg", "enable_thinking=true"}), "thinks");
+  EXPECT_EQ(prompt({"--template-arg", R"(tools=[{"name": "a"}, {"name": "b"}])", "--template-arg", "effort=: x=1"}),
+            "does not think a b: x=1");
 }
 
 TEST(Chats, TokenizeRefusesWhatIsNoConversation) {
@@ -60,7 +82,16 @@ TEST(Chats, TokenizeRefusesWhatIsNoConversation) {
            "the role \"tool\" is not known; use system, user or assistant"},
           {{"-p", R"([{"role": "system", "content": "x"}])", "--chat-template", templates + "gemma.jinja"},
            2,
-           "message 1: the model's chat template has no place for a system message; say it as the user"},
+           "the chat template, line 1, column 74: no system message"},
+          {{"-p", "[]", "--chat-template", folder.make("text", "Hi\n\nthere")},
+           2,
+           "the chat template, line 1, column 1: there is no tag, {{ }} or {% %} [--chat-template]"},
+          {{"-p", "[]", "--chat-template", folder.make("if", "a\nb {% if x %}c")},
+           2,
+           "the chat template, line 2, column 14: {% endif %} is missing [--chat-template]"},
+          {{"-p", "[]", "--template-arg", "messages=[]"},
+           2,
+           "the template argument 'messages' is set by the conversation; give another name [--template-arg]"},
           {{"-p", "[]", "--chat-template", missing}, 2, "cannot open '" + missing + "': No such file or directory"},
           {{"-p", "[]", "--chat-template", empty}, 2, "the chat template '" + empty + "' is empty; give another file"},
           {{"-p", "[]", "--special"}, 2, "--special excludes --chat (see 'kvasir tokenize --help')"},
@@ -82,10 +113,13 @@ TEST(Chats, ChatAnswersTheText) {
   EXPECT_GT(seen({"--chat", "--system", "Be brief"}), chat);
   const std::string templates = source_dir() + "/tests/chat/templates/";
   EXPECT_GT(seen({"--chat", "--chat-template", templates + "llama-3-dated.jinja"}), chat);
-  const Finished unknown =
-      run_model({"--chat", "-p", "Hello", "-n", "1", "--chat-template", templates + "unknown-upper.jinja"});
-  EXPECT_EQ(unknown.exit_code, 0);
-  EXPECT_NE(unknown.err.find("not recognised"), std::string::npos) << unknown.err;
+  const Folder folder;
+  const std::string raising = folder.make("raising", "{{ raise_exception('Not ' ~ messages|length ~ ' of them') }}");
+  expect_refused(run_model({"--chat", "-p", "Hello", "-n", "1", "--chat-template", raising}), 2,
+                 "the chat template, line 1, column 19: Not 1 of them");
+  expect_refused(run_model({"--chat", "-p", "Hello", "--chat-template", templates + "unknown-broken.jinja"}), 2,
+                 "the chat template, line 1, column 116: unknown tag 'endif' [--chat-template]");
+  expect_refused(run_model({"-p", "Hello", "--template-arg", "x=1"}), 2, "--template-arg is for a chat; add --chat");
   expect_refused(run_model({"-p", "Hello", "--system", "Be brief"}), 2, "--system is for a chat; add --chat");
 }
 

@@ -257,7 +257,7 @@ TEST(SessionContext, WhatFollowsTheEndOfAnAnswerIsWritten) {
   for (const Way way : {Way::kLength, Way::kCancelled, Way::kStopString, Way::kReadOn, Way::kNone}) {
     SCOPED_TRACE(static_cast<int>(way));
     Twins twins(small_model(), "phi-3");
-    ASSERT_EQ(twins.model->chat->name(), "phi-3");
+    ASSERT_EQ(twins.model->chat->name(), "jinja");
     const Tokens line = twins.encode("\n", false);
     ASSERT_TRUE(twins.session->say("user", "Hi").ok());
     twins.feed(Tokens{1, kUser} + twins.encode("\nHi", false) + Tokens{kEnd} + line + Tokens{kAssistant} + line);
@@ -370,7 +370,7 @@ TEST(SessionContext, AnEndThatIsNoTokenStopsTheAnswer) {
     const std::string source = "{% for message in messages %}{{ '(' + message['role'] + ') ' + message['content'] + '" +
                                end + "\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '(assistant) ' }}{% endif %}";
     Twins scout(small_model(), "", source);
-    ASSERT_FALSE(scout.model->chat->stands_in());
+    ASSERT_TRUE(scout.model->chat->failure().ok());
     ASSERT_EQ(scout.model->chat->stop(), std::vector<std::string>{end});
     ask(scout, end);
     std::string piece;

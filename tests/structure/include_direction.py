@@ -21,6 +21,7 @@ NEVER = {
     'retention': {'model', 'text', 'chat', 'generation', 'gguf'},
     'model': {'retention', 'generation', 'engine'},
     'text': {'chat', 'generation', 'gguf', 'model', 'backend', 'kv', 'engine'},
+    'jinja': {'text', 'chat', 'generation', 'gguf', 'model', 'backend', 'kv', 'retention', 'engine'},
     'chat': {'generation', 'gguf', 'model', 'backend', 'kv', 'retention', 'engine'},
     'generation': {'chat', 'gguf', 'model', 'backend', 'kv', 'retention', 'engine'},
     'base': {'tensor', 'gguf', 'text', 'backend', 'kv'},
