@@ -205,7 +205,8 @@ Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messag
     const auto is_user = [](const ChatMessage& message) { return message.role == "user"; };
     if (messages.size() == 1) {
       KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages_behind(messages), false));
-      ChatPrompt nothing = prompt_of(written.text, true);
+      const std::size_t to = written.starts.empty() ? written.text.size() : written.starts[1];
+      ChatPrompt nothing = prompt_of(written.text.substring(0, to), true);
       nothing.segments.clear();
       return nothing;
     }

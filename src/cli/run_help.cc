@@ -21,9 +21,8 @@ void arrange_help(CLI::App& run) {
   run.footer(
       "Examples:\n"
       "  kvasir run model.gguf                                    a conversation, on a terminal\n"
-      "  kvasir run model.gguf -f book.txt -n 200 -c 4096         200 tokens more of a book, 4,096 kept\n"
-      "  kvasir run model.gguf --chat -f letter.txt -p 'Sum up.'  a question about a document\n"
-      "  kvasir run model.gguf --chat -p 'Who are you?' --json    one answer, as JSON");
+      "  kvasir run model.gguf --chat -f letter.txt -p 'Sum up.'  one answer, about a document\n"
+      "  kvasir run model.gguf -f book.txt -n 200 -c 4096         200 tokens more of a book, 4,096 kept");
 }
 
 }  // namespace kvasir::cli

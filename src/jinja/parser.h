@@ -30,7 +30,7 @@ class Parser {
 
  private:
   // parser.cc: tokens and statements.
-  struct Nesting;
+  class Nesting;
   const Token& current() const { return tokens_[at_]; }
   const Token& look() const { return tokens_[at_ + 1 < tokens_.size() ? at_ + 1 : at_]; }
   Token next() { return at_ + 1 < tokens_.size() ? tokens_[at_++] : tokens_[at_]; }
@@ -101,14 +101,17 @@ class Parser {
 };
 
 // Counts one more level of nesting while it lives.
-struct Parser::Nesting {
-  explicit Nesting(Parser* parser) : parser(parser) {
-    if (++parser->depth_ > kMaxDepth) parser->fail_here("the template is nested too deeply");
+class Parser::Nesting {
+ public:
+  explicit Nesting(Parser* parser) : parser_(parser) {
+    if (++parser_->depth_ > kMaxDepth) parser_->fail_here("the template is nested too deeply");
   }
-  ~Nesting() { --parser->depth_; }
+  ~Nesting() { --parser_->depth_; }
   Nesting(const Nesting&) = delete;
   Nesting& operator=(const Nesting&) = delete;
-  Parser* parser;
+
+ private:
+  Parser* parser_;
 };
 
 }  // namespace kvasir::jinja

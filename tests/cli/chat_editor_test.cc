@@ -1,5 +1,6 @@
 // The line editor of a chat, as a newcomer uses it: pasting, arrow keys, history, Ctrl-C at each stage.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 
@@ -253,6 +254,7 @@ TEST_F(ChatEditor, WhatEndsTheProcessRestoresTheTerminal) {
   for (const int signal : {SIGQUIT, SIGABRT}) {
     Terminal terminal(arguments(), settings());
     start(terminal);
+    for (int i = 0; i < 500 && terminal.has_line_mode(); ++i) ::usleep(10'000);  // the prompt comes first
     EXPECT_FALSE(terminal.has_line_mode());
     ::kill(terminal.process(), signal);
     EXPECT_EQ(terminal.finish(), -signal) << terminal.seen();

@@ -21,7 +21,7 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
   }
   // The message is lost; the exit code remains.
   EXPECT_EQ(run_model({"-p", "Once", "--isa", "none"}, {.error_file = "/dev/full"}).exit_code, 2);
-  const Finished cut = run_model({"-p", "Once", "--ignore-eos"}, {.most_output = 10});
+  const Finished cut = run_model({"-p", "Once", "--ignore-eos", "-n", "-1"}, {.most_output = 10});
   EXPECT_EQ(cut.exit_code, 1) << "signal " << cut.signal;
   EXPECT_FALSE(cut.timed_out);
   EXPECT_EQ(cut.err, "kvasir: cannot write to standard output: Broken pipe\n");

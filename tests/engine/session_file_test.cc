@@ -217,7 +217,7 @@ TEST_F(SessionFile, FilesOfOtherModelsAndFormatsAreRefused) {
   EXPECT_EQ(loaded.status().code(), StatusCode::kInvalidArgument);
   EXPECT_NE(loaded.status().message().find("another model"), std::string::npos);
   std::vector<std::byte> later = bytes_of();
-  later[7] = std::byte{'2'};
+  later[7] = std::byte{'3'};
   EXPECT_EQ(parse_session(later, model_, cache_maker()).status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(load_session(path("missing"), model_, cache_maker()).status().code(), StatusCode::kNotFound);
 }
