@@ -243,6 +243,23 @@ TEST(ChatTemplate, ArgumentsAreVariables) {
   }
 }
 
+TEST(ChatTemplate, WhatAnArgumentWritesAfterAnAnswerIsNoToken) {
+  const Vocabulary vocabulary = marker_vocabulary(TokenKind::kControl);
+  ChatTemplateOptions options{.source = "{% for m in messages %}{{ m.content }}{{ sep }}{% endfor %}"};
+  options.arguments = {{"sep", "<|end|>"}};
+  const auto chat = make_chat_template(vocabulary, options);
+  ASSERT_TRUE(chat.ok()) << chat.status().message();
+  EXPECT_FALSE((*chat)->closing().control);
+  EXPECT_EQ((*chat)->closing().end, "");
+  EXPECT_EQ((*chat)->closing().after, "<|end|>");
+  EXPECT_EQ((*chat)->end_token(), std::nullopt);
+  EXPECT_THAT((*chat)->stop(), ElementsAre());
+  options.source = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
+  const auto own = make_chat_template(vocabulary, options);
+  EXPECT_TRUE((*own)->closing().control);
+  EXPECT_EQ((*own)->end_token(), kEnd);
+}
+
 // Templates of many kinds: what is said by messages is what the template writes about the whole conversation.
 TEST(ChatTemplate, MessagesSaidMakeTheWhole) {
   const Vocabulary vocabulary = test::byte_vocabulary();
