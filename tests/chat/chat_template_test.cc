@@ -141,28 +141,11 @@ TEST(ChatTemplate, RefusesUnknownRolesAndBadText) {
   }
 }
 
-const char* const kOwn[] = {"chatml",
-                            "chatml-default",
-                            "chatml-lines",
-                            "gemma",
-                            "llama-2",
-                            "llama-3",
-                            "llama-3-dated",
-                            "mistral-v1",
-                            "phi-3",
-                            "mistral-first",
-                            "mistral-v3",
-                            "phi-3-bos",
-                            "phi-4",
-                            "thoughts-dropped",
-                            "zephyr",
-                            "deepseek",
-                            "chatml-apart",
-                            "llama-3-open",
-                            "unknown-upper",
-                            "unknown-system-twice",
-                            "unknown-last-bare",
-                            "unknown-inline-if"};
+const char* const kOwn[] = {
+    "chatml",        "chatml-default",   "chatml-lines", "gemma",         "llama-2",      "llama-3",
+    "llama-3-dated", "mistral-v1",       "phi-3",        "mistral-first", "mistral-v3",   "phi-3-bos",
+    "phi-4",         "thoughts-dropped", "zephyr",       "deepseek",      "chatml-apart", "llama-3-open",
+    "upper-roles",   "system-twice",     "last-bare",    "inline-if"};
 
 std::string next_text(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, std::size_t first,
                       bool open_answer = false) {
@@ -179,7 +162,7 @@ TEST(ChatTemplate, OwnTemplatesAreInterpreted) {
     EXPECT_TRUE(chat->failure().ok()) << file;
   }
   EXPECT_EQ(
-      template_of(vocabulary, template_file("unknown-upper"))->render(kTalk, false)->text(),
+      template_of(vocabulary, template_file("upper-roles"))->render(kTalk, false)->text(),
       "<|im_start|>USER\nHi<|im_end|>\n<|im_start|>ASSISTANT\nHello<|im_end|>\n<|im_start|>USER\nBye<|im_end|>\n");
 }
 
@@ -265,7 +248,7 @@ TEST(ChatTemplate, MessagesSaidMakeTheWhole) {
   const Vocabulary vocabulary = test::byte_vocabulary();
   const std::vector<ChatMessage> talk = {{"system", "Kind"}, {"user", "A"}, {"assistant", "B"}, {"user", "C"}};
   for (const char* file : {"chatml", "chatml-apart", "chatml-lines", "llama-2", "llama-3", "llama-3-dated",
-                           "llama-3-open", "mistral-first", "phi-4", "zephyr", "unknown-upper", "unknown-last-bare"}) {
+                           "llama-3-open", "mistral-first", "phi-4", "zephyr", "upper-roles", "last-bare"}) {
     SCOPED_TRACE(file);
     const auto chat = template_of(vocabulary, template_file(file));
     std::string said;
