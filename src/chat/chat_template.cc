@@ -20,6 +20,14 @@ using jinja::Value;
 constexpr std::string_view kProbe = "Kvasir0";
 const ChatMessage kProbeUser = {"user", std::string(kProbe)};
 
+// Of the renders by which a template is asked how it writes, before anybody talks to the model.
+jinja::Limits probe_limits(const jinja::Limits& limits) {
+  return {.steps = std::min<std::int64_t>(limits.steps, 500'000),
+          .output_bytes = limits.output_bytes,
+          .memory_bytes = std::min<std::size_t>(limits.memory_bytes, 16u << 20),
+          .depth = limits.depth};
+}
+
 std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token) {
   if (!token || *token < 0 || static_cast<std::size_t>(*token) >= vocabulary.pieces.size()) return {};
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
@@ -96,7 +104,7 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
       failure_(std::move(failure)),
       variables_(std::move(variables)),
       now_(options.now),
-      limits_(options.limits),
+      limits_(probe_limits(options.limits)),
       bos_text_(piece_of(vocabulary, vocabulary.bos)) {
   KVASIR_CHECK(parsed_.has_value() == failure_.ok());
   if (form_.control) reserve(vocabulary);
@@ -108,6 +116,7 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
   if (!closing_.control) closing_ = {"", "", closing_.before + closing_.end + closing_.after};
   end_token_ = find_marker(vocabulary, closing_.end);
   if (!closing_.end.empty() && !end_token_) form_.stops.push_back(closing_.end);
+  limits_ = options.limits;
 }
 
 // Contents never produce control tokens. User-defined tokens are reserved only if the template writes them and they

@@ -389,6 +389,16 @@ TEST(ChatTemplate, AnswersEndAsTheTemplateWrites) {
   EXPECT_EQ(llama->end_token(), 2);
 }
 
+// A hostile template keeps nobody waiting who only loads the model.
+TEST(ChatTemplate, ProbesEndSoon) {
+  const std::clock_t start = std::clock();
+  const auto chat = template_of(test::byte_vocabulary(),
+                                "{% for i in range(99999) %}{% for j in range(99999) %}"
+                                "{% set x = i * j %}{% endfor %}{% endfor %}");
+  EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC);
+  EXPECT_EQ(chat->render(kTalk, false).status().code(), StatusCode::kResourceExhausted);
+}
+
 TEST(ChatTemplate, TodayIsWrittenWhereTheTemplateAsks) {
   const Vocabulary vocabulary = test::byte_vocabulary();
   std::tm day{};
