@@ -24,7 +24,7 @@ namespace {
 
 using namespace kvasir;
 
-constexpr char kSentinel = '\x7F';  // in every content, and in no template of the families
+constexpr char kSentinel = '\x7F';  // in every content, and in no template of tests/chat/templates
 
 Vocabulary make_vocabulary(TokenKind marks) {
   Vocabulary vocabulary;
@@ -47,7 +47,7 @@ Vocabulary make_vocabulary(TokenKind marks) {
   return vocabulary;
 }
 
-struct Family {
+struct Writer {
   std::unique_ptr<ChatTemplate> chat;
   const Tokenizer* tokenizer;
 };
@@ -66,7 +66,7 @@ const std::vector<std::unique_ptr<Tokenizer>>& tokenizers() {
   return made;
 }
 
-Family family_of(const Tokenizer& tokenizer, std::string_view source) {
+Writer writer_of(const Tokenizer& tokenizer, std::string_view source) {
   auto chat = make_chat_template(
       tokenizer.vocabulary(),
       {.source = std::string(source), .defer_errors = true, .now = 0, .limits = {100'000, 1u << 20, 16u << 20, 100}});
@@ -74,13 +74,13 @@ Family family_of(const Tokenizer& tokenizer, std::string_view source) {
   return {std::move(*chat), &tokenizer};
 }
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> made = [] {
-    std::vector<Family> all;
+const std::vector<Writer>& writers() {
+  static const std::vector<Writer> made = [] {
+    std::vector<Writer> all;
     for (const auto& tokenizer : tokenizers())
       for (const auto& entry : std::filesystem::directory_iterator(KVASIR_TEMPLATES)) {
         std::ifstream file(entry.path(), std::ios::binary);
-        all.push_back(family_of(*tokenizer, std::string(std::istreambuf_iterator<char>(file), {})));
+        all.push_back(writer_of(*tokenizer, std::string(std::istreambuf_iterator<char>(file), {})));
       }
     KVASIR_CHECK(all.size() > 20);
     return all;
@@ -100,7 +100,7 @@ int count_special(const Tokenizer& tokenizer, const ChatPrompt& prompt, std::spa
   return count;
 }
 
-void check_prompt(const Family& family, const Result<ChatPrompt>& prompt, bool sentinel) {
+void check_prompt(const Writer& writer, const Result<ChatPrompt>& prompt, bool sentinel) {
   if (!prompt.ok()) {
     const StatusCode code = prompt.status().code();
     KVASIR_CHECK(code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported ||
@@ -111,19 +111,19 @@ void check_prompt(const Family& family, const Result<ChatPrompt>& prompt, bool s
   for (const TextSegment& segment : prompt->segments) {
     if (!segment.parse_special) continue;
     if (sentinel) KVASIR_CHECK(segment.text.find(kSentinel) == std::string::npos);
-    from_marks += count_special(*family.tokenizer, *prompt, {&segment, 1});
+    from_marks += count_special(*writer.tokenizer, *prompt, {&segment, 1});
   }
-  const int count = count_special(*family.tokenizer, *prompt, prompt->segments);
+  const int count = count_special(*writer.tokenizer, *prompt, prompt->segments);
   KVASIR_CHECK(count == -1 || count == from_marks);
 }
 
-void check_family(const Family& family, const std::vector<ChatMessage>& messages, bool open_answer, bool sentinel) {
-  check_prompt(family, family.chat->render(messages, open_answer), sentinel);
-  const ChatClosing& closing = family.chat->closing();
+void check_writer(const Writer& writer, const std::vector<ChatMessage>& messages, bool open_answer, bool sentinel) {
+  check_prompt(writer, writer.chat->render(messages, open_answer), sentinel);
+  const ChatClosing& closing = writer.chat->closing();
   for (std::size_t first = 0; first < messages.size(); ++first) {
     const auto said = std::span(messages).first(first + 1);
-    const auto prompt = family.chat->render_next(said, first, false);
-    check_prompt(family, prompt, sentinel);
+    const auto prompt = writer.chat->render_next(said, first, false);
+    check_prompt(writer, prompt, sentinel);
     if (sentinel && prompt.ok() && messages[first].role == "assistant")
       KVASIR_CHECK(prompt->text().ends_with(closing.before + closing.end + closing.after));
   }
@@ -155,7 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view source = input.substr(0, input.find('\0'));
   const std::vector<ChatMessage> messages = parse_messages(input.substr(std::min(source.size() + 1, input.size())));
   const bool open_answer = (data[0] & 1) != 0;
-  check_family(family_of(*tokenizers()[data[0] >> 1 & 1], source), messages, open_answer, false);
-  check_family(families()[(data[0] >> 2) % families().size()], messages, open_answer, true);
+  check_writer(writer_of(*tokenizers()[data[0] >> 1 & 1], source), messages, open_answer, false);
+  check_writer(writers()[(data[0] >> 2) % writers().size()], messages, open_answer, true);
   return 0;
 }

@@ -20,6 +20,14 @@ using jinja::Value;
 constexpr std::string_view kProbe = "Kvasir0";
 const ChatMessage kProbeUser = {"user", std::string(kProbe)};
 
+// Of the renders by which a template is asked how it writes, before anybody talks to the model.
+jinja::Limits probe_limits(const jinja::Limits& limits) {
+  return {.steps = std::min<std::int64_t>(limits.steps, 500'000),
+          .output_bytes = limits.output_bytes,
+          .memory_bytes = std::min<std::size_t>(limits.memory_bytes, 16u << 20),
+          .depth = limits.depth};
+}
+
 std::string piece_of(const Vocabulary& vocabulary, std::optional<TokenId> token) {
   if (!token || *token < 0 || static_cast<std::size_t>(*token) >= vocabulary.pieces.size()) return {};
   return vocabulary.pieces[static_cast<std::size_t>(*token)];
@@ -96,17 +104,19 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
       failure_(std::move(failure)),
       variables_(std::move(variables)),
       now_(options.now),
-      limits_(options.limits),
+      limits_(probe_limits(options.limits)),
       bos_text_(piece_of(vocabulary, vocabulary.bos)) {
   KVASIR_CHECK(parsed_.has_value() == failure_.ok());
   if (form_.control) reserve(vocabulary);
   if (parsed_) system_ = find_system_place();
-  const std::optional<std::string> after = parsed_ ? text_after_answer() : std::nullopt;
-  closing_ = split_closing(after ? *after : piece_of(vocabulary, vocabulary.eos), vocabulary);
-  closing_.control = form_.control;
-  if (!form_.control) closing_ = {"", "", closing_.before + closing_.end + closing_.after};
+  const std::optional<Text> after = parsed_ ? text_after_answer() : std::nullopt;
+  closing_ = split_closing(after ? after->bytes() : piece_of(vocabulary, vocabulary.eos), vocabulary);
+  // What the caller's variables write after an answer spells no control token.
+  closing_.control = form_.control && (!after || after->origin() == Origin::kTemplate);
+  if (!closing_.control) closing_ = {"", "", closing_.before + closing_.end + closing_.after};
   end_token_ = find_marker(vocabulary, closing_.end);
   if (!closing_.end.empty() && !end_token_) form_.stops.push_back(closing_.end);
+  limits_ = options.limits;
 }
 
 // Contents never produce control tokens. User-defined tokens are reserved only if the template writes them and they
@@ -156,13 +166,13 @@ ChatTemplate::SystemPlace ChatTemplate::find_system_place() const {
   return contains(text, own, text.size(), messages[0].content) ? SystemPlace::kInUser : SystemPlace::kNone;
 }
 
-std::optional<std::string> ChatTemplate::text_after_answer() const {
+std::optional<Text> ChatTemplate::text_after_answer() const {
   const std::array<ChatMessage, 3> messages = {kProbeUser, {"assistant", "Kvasir1"}, {"user", "Kvasir2"}};
-  const auto behind = [&](const Text& text, std::size_t from, std::size_t to) -> std::optional<std::string> {
-    const std::string round = text.bytes().substr(from, to - from);
-    const std::size_t at = round.rfind(messages[1].content);
+  const auto behind = [&](const Text& text, std::size_t from, std::size_t to) -> std::optional<Text> {
+    const std::size_t at = text.bytes().substr(from, to - from).rfind(messages[1].content);
     if (at == std::string::npos) return std::nullopt;
-    return round.substr(at + messages[1].content.size());
+    const std::size_t end = from + at + messages[1].content.size();
+    return text.substring(end, to - end);
   };
   Result<Written> written = write(messages, false);
   if (written.ok() && !written->starts.empty())

@@ -56,7 +56,7 @@ struct ChatForm {
 // answer broke off, `end` is missing, and so is `before`, which few templates have.
 struct ChatClosing {
   std::string before;
-  std::string end;       // may be empty
+  std::string end;       // empty if there is none, or if a variable of the caller's writes a part of the closing
   std::string after;     // up to the next message, such as a new line
   bool control = false;  // control tokens written out in these texts become these tokens
 };
@@ -118,7 +118,7 @@ class ChatTemplate {
   static std::vector<ChatMessage> messages_behind(std::span<const ChatMessage> messages);
   ChatPrompt prompt_of(const jinja::Text& text, bool starts) const;
   SystemPlace find_system_place() const;
-  std::optional<std::string> text_after_answer() const;
+  std::optional<jinja::Text> text_after_answer() const;
   void reserve(const Vocabulary& vocabulary);
 
   ChatForm form_;

@@ -6,6 +6,7 @@
 
 #include "jinja/calls.h"
 #include "jinja/failure.h"
+#include "jinja/search.h"
 
 namespace kvasir::jinja {
 namespace {
@@ -99,7 +100,8 @@ Value repeat(Heap& heap, const Value& sequence, std::int64_t times) {
 Value add(Heap& heap, const Value& left, const Value& right) {
   if (left.text() != nullptr && right.text() != nullptr) {
     heap.require(left.text()->size() + right.text()->size());
-    heap.step((left.text()->size() + right.text()->size()) / 64);
+    heap.copy(*left.text());
+    heap.copy(*right.text());
     Text both = *left.text();
     both.append(*right.text());
     return heap.string(std::move(both));
@@ -193,8 +195,7 @@ bool less(Heap& heap, const Value& left, const Value& right) {
 bool contains(Heap& heap, const Value& container, const Value& item) {
   if (const Text* text = container.text()) {
     if (item.text() == nullptr) fail("'in <string>' needs a string, not {}", item.type_name());
-    heap.step(text->size() / 64);
-    return text->bytes().find(item.text()->bytes()) != std::string::npos;
+    return find_part(heap, text->bytes(), item.text()->bytes()) != std::string::npos;
   }
   if (container.dict() != nullptr) return find(heap, *container.dict(), item) != nullptr;
   const std::vector<Value> items = iterate(heap, container);

@@ -62,7 +62,8 @@ Value make_namespace(Heap& heap, const Given& given) {
 }
 
 Value strftime_now(Heap& heap, const Given& given, std::time_t now) {
-  const std::string& form = string_argument(bind("strftime_now", given, {"format"}, 1)[0], "strftime_now").bytes();
+  const Text& text = string_argument(bind("strftime_now", given, {"format"}, 1)[0], "strftime_now");
+  const std::string& form = text.bytes();
   if (form.size() > 200 || form.find('\0') != std::string::npos) fail("the date format is not usable");
   std::tm date{};
   KVASIR_CHECK(localtime_r(&now, &date) != nullptr);
@@ -70,7 +71,7 @@ Value strftime_now(Heap& heap, const Given& given, std::time_t now) {
   // A mark in front tells an empty date from one that is too long.
   const std::size_t size = std::strftime(shown, sizeof shown, ("." + form).c_str(), &date);
   if (size == 0) fail("the date is too long");
-  return heap.string(std::string_view(shown, size).substr(1), Origin::kTemplate);
+  return heap.string(std::string_view(shown, size).substr(1), text.origin());
 }
 
 }  // namespace

@@ -23,8 +23,10 @@ Value Interpreter::evaluate_optional(const ExpressionPtr& expression) {
 }
 
 Value Interpreter::look_up(const std::string& name) {
-  for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->around.get())
+  for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->around.get()) {
+    heap_.step(scope->variables.size() / 16);
     if (const Value* found = find(scope->variables, name)) return *found;
+  }
   return is_function(name) ? heap_.function(name) : undefined(name);
 }
 
@@ -99,7 +101,7 @@ Value Interpreter::concatenate(const Expression& expression) {
   for (const ExpressionPtr& part : expression.children) {
     const Text more = to_text(heap_, evaluate(*part));
     heap_.require(text.size() + more.size());
-    heap_.step(more.size() / 64);
+    heap_.copy(more);
     text.append(more);
   }
   return heap_.string(std::move(text));

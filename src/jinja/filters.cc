@@ -9,6 +9,7 @@
 #include "jinja/arithmetic.h"
 #include "jinja/calls.h"
 #include "jinja/failure.h"
+#include "jinja/search.h"
 
 namespace kvasir::jinja {
 namespace {
@@ -47,11 +48,13 @@ Value indent(Heap& heap, const Value& value, const Given& given) {
     space = Text(std::string(static_cast<std::size_t>(width), ' '), Origin::kTemplate);
   }
   const Text& text = string_argument(&value, "indent");
+  heap.step(text.size() / 2);
   const std::vector<Range> lines = lines_of(text.bytes() + "\n");
   Text indented;
   if (flag(bound[1], false)) indented.append(space);
   for (std::size_t i = 0; i < lines.size(); ++i) {
     heap.step(lines[i].size / 64 + 1);
+    heap.copy(space);
     heap.require(indented.size() + space.size() + lines[i].size);
     if (i > 0) indented.append("\n", Origin::kTemplate);
     if (i > 0 && (lines[i].size > 0 || flag(bound[2], false))) indented.append(space);
@@ -184,20 +187,27 @@ Value trim(Heap& heap, const Value& value, const Given& given) {
   const Text text = to_text(heap, value);
   const bool any = characters != nullptr && !characters->is_none();
   const Range kept = strip(text.bytes(), any ? &string_argument(characters, "trim").bytes() : nullptr, true, true);
+  heap.step(text.size() - kept.size + (any ? characters->text()->size() : 0));
   return heap.string(text.substring(kept.from, kept.size));
+}
+
+Value cased(Heap& heap, const Value& value, Case to) {
+  const Text text = to_text(heap, value);
+  heap.step(text.size() / 4);
+  return heap.string(change_case(text, to));
 }
 
 }  // namespace
 
 Text replace(Heap& heap, const Text& text, const Text& old, const Text& with, std::int64_t count) {
-  heap.step(text.size() / 16);
   Text replaced;
   std::size_t at = 0;
   const std::string_view bytes = text.bytes();
   while (count != 0) {
-    std::size_t found = bytes.find(old.bytes(), at);
+    const std::size_t found = find_part(heap, bytes, old.bytes(), at);
     if (found == std::string_view::npos) break;
     heap.step();
+    heap.copy(with);
     heap.require(replaced.size() + with.size() + text.size());
     replaced.append(text, at, found - at);
     replaced.append(with);
@@ -220,6 +230,7 @@ Value apply_filter(Heap& heap, std::string_view name, const Value& value, const 
   if (name == "trim") return trim(heap, value, given);
   if (name == "replace") return replace_filter(heap, value, given);
   if (name == "indent") return indent(heap, value, given);
+  if ((name == "int" || name == "float") && value.text() != nullptr) heap.step(value.text()->size() / 4);
   if (name == "int") return to_int(value, given);
   if (name == "float") return to_float(value, given);
   if (name == "round") return round(value, given);
@@ -237,12 +248,15 @@ Value apply_filter(Heap& heap, std::string_view name, const Value& value, const 
   Value result;
   if (apply_sequence_filter(heap, name, value, given, &result)) return result;
   bind(name, given, {});
-  if (name == "upper") return heap.string(change_case(to_text(heap, value), Case::kUpper));
-  if (name == "lower") return heap.string(change_case(to_text(heap, value), Case::kLower));
-  if (name == "capitalize") return heap.string(change_case(to_text(heap, value), Case::kCapital));
+  if (name == "upper") return cased(heap, value, Case::kUpper);
+  if (name == "lower") return cased(heap, value, Case::kLower);
+  if (name == "capitalize") return cased(heap, value, Case::kCapital);
   if (name == "title") return title(heap, value);
   if (name == "string" || name == "safe") return heap.string(to_text(heap, value));
-  if (name == "length" || name == "count") return Value::integer(length(value));
+  if (name == "length" || name == "count") {
+    if (value.text() != nullptr) heap.step(value.text()->size() / 16);
+    return Value::integer(length(value));
+  }
   if (name == "abs") return absolute(value);
   fail("there is no filter '{}'", name);
 }

@@ -51,6 +51,7 @@ class Heap {
 
   // Count; they throw Failure where the limit is exceeded.
   void step(std::size_t steps = 1);
+  void copy(const Text& text) { step(text.size() / 64 + text.runs().size() / 8); }
   // Refuses what is about to be made if so many bytes more are too much.
   void require(std::size_t bytes) const;
 

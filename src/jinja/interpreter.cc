@@ -40,7 +40,7 @@ void Interpreter::write(const Text& text) {
   if (text.size() > limits_.output_bytes - written_)
     throw Failure{StatusCode::kResourceExhausted, "the template writes too much"};
   written_ += text.size();
-  heap_.step(text.size() / 64);
+  heap_.copy(text);
   out_->append(text);
 }
 
@@ -59,6 +59,7 @@ Text Interpreter::capture_here(const Body& body) {
 }
 
 void Interpreter::set(const std::string& name, Value value) {
+  heap_.step(scope_->variables.size() / 16);
   for (auto& [key, old] : scope_->variables)
     if (key == name) {
       old = std::move(value);

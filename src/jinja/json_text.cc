@@ -18,7 +18,7 @@ class JsonWriter {
     if (options[1] != nullptr && !options[1]->is_none()) {
       indented_ = true;
       if (options[1]->text() != nullptr) {
-        indent_ = options[1]->text()->bytes();
+        indent_ = given_text(*options[1]->text());
       } else {
         const std::int64_t width = std::max<std::int64_t>(whole(options[1], 0), 0);
         heap_.require(static_cast<std::size_t>(width));
@@ -29,8 +29,8 @@ class JsonWriter {
     if (options[2] != nullptr && !options[2]->is_none()) {
       const std::vector<Value> both = iterate(heap, *options[2]);
       if (both.size() != 2) fail("tojson needs two separators");
-      comma_ = string_argument(&both[0], "tojson").bytes();
-      colon_ = string_argument(&both[1], "tojson").bytes();
+      comma_ = given_text(string_argument(&both[0], "tojson"));
+      colon_ = given_text(string_argument(&both[1], "tojson"));
     }
     sorted_ = flag(options[3], false);
   }
@@ -41,14 +41,29 @@ class JsonWriter {
   }
 
  private:
+  const std::string& given_text(const Text& text) {
+    if (text.origin() == Origin::kCaller) origin_ = Origin::kCaller;
+    return text.bytes();
+  }
+
   void new_line() {
     if (!indented_) return;
+    const std::size_t bytes = static_cast<std::size_t>(level_) * indent_.size();
+    heap_.require(json_.size() + bytes);
+    heap_.step(bytes / 64);
     json_ += '\n';
     for (int i = 0; i < level_; ++i) json_ += indent_;
   }
 
+  void append(const std::string& separator) {
+    heap_.require(json_.size() + separator.size());
+    heap_.step(separator.size() / 64);
+    json_ += separator;
+  }
+
   void write_string(const Text& text) {
-    heap_.step(text.size() / 16);
+    heap_.step(text.size() / 8);
+    heap_.require(json_.size() + 6 * text.size());  // as \u0000
     if (text.origin() == Origin::kCaller) origin_ = Origin::kCaller;
     json_ += '"';
     std::string_view rest = text.bytes();
@@ -95,7 +110,7 @@ class JsonWriter {
     ++level_;
     bool first = true;
     for (const Value& item : items) {
-      if (!std::exchange(first, false)) json_ += comma_;
+      if (!std::exchange(first, false)) append(comma_);
       new_line();
       write(item);
     }
@@ -118,10 +133,10 @@ class JsonWriter {
     ++level_;
     bool first = true;
     for (const auto* item : items) {
-      if (!std::exchange(first, false)) json_ += comma_;
+      if (!std::exchange(first, false)) append(comma_);
       new_line();
       write_key(item->first);
-      json_ += colon_;
+      append(colon_);
       write(item->second);
     }
     --level_;

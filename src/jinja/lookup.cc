@@ -83,7 +83,7 @@ Value get_item(Heap& heap, const Value& value, const Value& key) {
       if (at < 0) at += size;
       if (at >= 0 && at < size) return value.list()->items[static_cast<std::size_t>(at)];
     } else if (const Text* text = value.text()) {
-      heap.step(text->size() / 64);
+      heap.step(text->size() / 16);
       if (at < 0) at += length(value);
       if (at >= 0) {
         const std::size_t offset = character_offset(text->bytes(), static_cast<std::size_t>(at));

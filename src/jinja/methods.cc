@@ -6,6 +6,7 @@
 #include "jinja/arithmetic.h"
 #include "jinja/calls.h"
 #include "jinja/failure.h"
+#include "jinja/search.h"
 
 namespace kvasir::jinja {
 namespace {
@@ -61,27 +62,32 @@ std::vector<Range> words_of(std::string_view text, std::int64_t count, bool righ
   return words;
 }
 
-std::vector<Range> parts_of(const std::string& text, const std::string& separator, std::int64_t count, bool right) {
+std::string reversed(const std::string& bytes) {
+  return {bytes.rbegin(), bytes.rend()};
+}
+
+std::vector<Range> parts_of(Heap& heap, const std::string& text, const std::string& separator, std::int64_t count) {
   if (separator.empty()) fail("the separator is empty");
   std::vector<Range> parts;
   std::size_t from = 0;
-  std::size_t to = text.size();
   while (count < 0 || static_cast<std::int64_t>(parts.size()) < count) {
-    if (right) {
-      if (to < separator.size()) break;
-      const std::size_t found = text.rfind(separator, to - separator.size());
-      if (found == std::string::npos) break;
-      parts.push_back({found + separator.size(), to - found - separator.size()});
-      to = found;
-    } else {
-      const std::size_t found = text.find(separator, from);
-      if (found == std::string::npos) break;
-      parts.push_back({from, found - from});
-      from = found + separator.size();
-    }
+    const std::size_t found = find_part(heap, text, separator, from);
+    if (found == std::string::npos) break;
+    heap.step();
+    parts.push_back({from, found - from});
+    from = found + separator.size();
   }
-  parts.push_back({from, to - from});
-  if (right) std::reverse(parts.begin(), parts.end());
+  parts.push_back({from, text.size() - from});
+  return parts;
+}
+
+std::vector<Range> parts_of(Heap& heap, const std::string& text, const std::string& separator, std::int64_t count,
+                            bool right) {
+  if (!right) return parts_of(heap, text, separator, count);
+  heap.require(text.size() + separator.size());
+  std::vector<Range> parts = parts_of(heap, reversed(text), reversed(separator), count);
+  for (Range& part : parts) part.from = text.size() - part.from - part.size;
+  std::reverse(parts.begin(), parts.end());
   return parts;
 }
 
@@ -90,11 +96,11 @@ Value split(Heap& heap, const Text& text, const Given& given, bool right) {
   const std::int64_t count = whole(bound[1], -1);
   const bool at_spaces = bound[0] == nullptr || bound[0]->is_none();
   // From the right, each word is looked for from the start of the text.
-  heap.step(text.size() / 16 * (right && at_spaces ? 1 + text.size() / 16 : 1));
+  heap.step(text.size() / 4 * (right && at_spaces ? 1 + text.size() / 4 : 1));
   std::vector<Value> items;
-  for (const Range& part : at_spaces
-                               ? words_of(text.bytes(), count, right)
-                               : parts_of(text.bytes(), string_argument(bound[0], "split").bytes(), count, right)) {
+  for (const Range& part :
+       at_spaces ? words_of(text.bytes(), count, right)
+                 : parts_of(heap, text.bytes(), string_argument(bound[0], "split").bytes(), count, right)) {
     heap.step();
     items.push_back(heap.string(text.substring(part.from, part.size)));
   }
@@ -103,7 +109,7 @@ Value split(Heap& heap, const Text& text, const Given& given, bool right) {
 
 Value partition(Heap& heap, const Text& text, const Given& given, bool right) {
   const Text& separator = string_argument(bind("partition", given, {"sep"}, 1)[0], "partition");
-  const auto parts = parts_of(text.bytes(), separator.bytes(), 1, right);
+  const auto parts = parts_of(heap, text.bytes(), separator.bytes(), 1, right);
   const auto part = [&](std::size_t i) { return heap.string(text.substring(parts[i].from, parts[i].size)); };
   const Value empty = heap.string(Text());
   if (parts.size() == 1)
@@ -152,7 +158,9 @@ Value format(Heap& heap, const Text& text, const Given& given) {
     else
       value = find(given.named, field);
     if (value == nullptr) fail("format() has no argument for '{{{}}}'", field);
-    formatted.append(to_text(heap, *value));
+    const Text shown = to_text(heap, *value);
+    heap.copy(shown);
+    formatted.append(shown);
     at = end + 1;
   }
   return heap.string(std::move(formatted));
@@ -164,16 +172,22 @@ Value join_strings(Heap& heap, const Text& between, const Given& given) {
   for (const Value& item : iterate(heap, *bind("join", given, {"iterable"}, 1)[0])) {
     if (item.text() == nullptr) fail("join() needs strings, not {}", item.type_name());
     heap.require(joined.size() + between.size() + item.text()->size());
+    heap.copy(between);
+    heap.copy(*item.text());
     if (!std::exchange(first, false)) joined.append(between);
     joined.append(*item.text());
   }
   return heap.string(std::move(joined));
 }
 
-Value search(const Text& text, std::string_view name, const Given& given) {
+Value search(Heap& heap, const Text& text, std::string_view name, const Given& given) {
   const std::string& part = string_argument(bind(name, given, {"sub"}, 1)[0], name).bytes();
   const bool right = name == "rfind" || name == "rindex";
-  const std::size_t found = right ? text.bytes().rfind(part) : text.bytes().find(part);
+  heap.step(text.size() / 16);
+  if (right) heap.require(text.size() + part.size());
+  std::size_t found =
+      right ? find_part(heap, reversed(text.bytes()), reversed(part)) : find_part(heap, text.bytes(), part);
+  if (right && found != std::string::npos) found = text.size() - found - part.size();
   if (found != std::string::npos) return Value::integer(characters_before(text, found));
   if (name == "index" || name == "rindex") fail("the substring is not found");
   return Value::integer(-1);
@@ -181,12 +195,14 @@ Value search(const Text& text, std::string_view name, const Given& given) {
 
 Value count(Heap& heap, const Text& text, const Given& given) {
   const Text& part = string_argument(bind("count", given, {"sub"}, 1)[0], "count");
+  heap.step(text.size() / 16);
   if (part.empty()) return Value::integer(static_cast<std::int64_t>(count_characters(text.bytes())) + 1);
   std::int64_t number = 0;
-  heap.step(text.size() / 16);
-  for (std::size_t at = text.bytes().find(part.bytes()); at != std::string::npos;
-       at = text.bytes().find(part.bytes(), at + part.size()))
+  for (std::size_t at = find_part(heap, text.bytes(), part.bytes()); at != std::string::npos;
+       at = find_part(heap, text.bytes(), part.bytes(), at + part.size())) {
+    heap.step();
     ++number;
+  }
   return Value::integer(number);
 }
 
@@ -213,12 +229,13 @@ Value call_on_string(Heap& heap, const Text& text, std::string_view name, const 
     const bool any = characters != nullptr && !characters->is_none();
     const Range kept = strip(text.bytes(), any ? &string_argument(characters, name).bytes() : nullptr, name != "rstrip",
                              name != "lstrip");
+    heap.step(text.size() - kept.size + (any ? characters->text()->size() : 0));
     return heap.string(text.substring(kept.from, kept.size));
   }
   if (name == "split" || name == "rsplit") return split(heap, text, given, name == "rsplit");
   if (name == "partition" || name == "rpartition") return partition(heap, text, given, name == "rpartition");
   if (name == "startswith" || name == "endswith") return has_end(text, name, given);
-  if (name == "find" || name == "rfind" || name == "index" || name == "rindex") return search(text, name, given);
+  if (name == "find" || name == "rfind" || name == "index" || name == "rindex") return search(heap, text, name, given);
   if (name == "count") return count(heap, text, given);
   if (name == "join") return join_strings(heap, text, given);
   if (name == "format") return format(heap, text, given);
@@ -234,6 +251,7 @@ Value call_on_string(Heap& heap, const Text& text, std::string_view name, const 
     return heap.string(text.substring(fits && front ? part.size() : 0, text.size() - (fits ? part.size() : 0)));
   }
   bind(name, given, {});
+  heap.step(text.size() / 4);
   if (name == "upper") return heap.string(change_case(text, Case::kUpper));
   if (name == "lower") return heap.string(change_case(text, Case::kLower));
   if (name == "title") return heap.string(change_case(text, Case::kTitle));

@@ -33,6 +33,7 @@ Value attribute_of(Heap& heap, Value value, const Value* path) {
 Value key_of(Heap& heap, const Value& value, const Value* path, bool case_sensitive) {
   Value key = attribute_of(heap, value, path);
   if (case_sensitive || key.text() == nullptr) return key;
+  heap.step(key.text()->size() / 4);
   return heap.string(change_case(*key.text(), Case::kLower));
 }
 
@@ -123,7 +124,9 @@ Value join(Heap& heap, const Value& value, const Given& given) {
   for (const Value& item : iterate(heap, value)) {
     const Text text = to_text(heap, attribute_of(heap, item, bound[1]));
     heap.require(joined.size() + between.size() + text.size());
-    heap.step(1 + text.size() / 64);
+    heap.step(1);
+    heap.copy(between);
+    heap.copy(text);
     if (!std::exchange(first, false)) joined.append(between);
     joined.append(text);
   }
@@ -165,7 +168,9 @@ Value end_of(Heap& heap, std::string_view name, const Value& value) {
 }
 
 // The arguments from `from` on.
-Given rest_of(const Given& given, std::size_t from) {
+Given rest_of(Heap& heap, const Given& given, std::size_t from) {
+  heap.require(given.positional.size() * sizeof(Value) + given.named.size() * 3 * sizeof(Value));
+  heap.step(given.positional.size() + given.named.size());
   return {{given.positional.begin() + static_cast<std::ptrdiff_t>(from), given.positional.end()}, given.named};
 }
 
@@ -180,7 +185,9 @@ Value map(Heap& heap, const Value& value, const Given& given) {
     }
   } else {
     const std::string& filter = string_argument(&given.positional[0], "map").bytes();
-    const Given arguments = rest_of(given, 1);
+    // Each would call the next one, as deep as there are arguments.
+    if (filter == "map") fail("map cannot be the filter of map");
+    const Given arguments = rest_of(heap, given, 1);
     for (const Value& item : iterate(heap, value)) items.push_back(apply_filter(heap, filter, item, arguments));
   }
   return heap.list(std::move(items), Form::kIterator);
@@ -192,7 +199,7 @@ Value select(Heap& heap, const Value& value, const Given& given, bool keeps, boo
   if (attribute && given.positional.empty()) fail("the filter needs an attribute");
   const Value* path = attribute ? &given.positional[0] : nullptr;
   const bool tests = given.positional.size() > test_at;
-  const Given arguments = tests ? rest_of(given, test_at + 1) : Given{};
+  const Given arguments = tests ? rest_of(heap, given, test_at + 1) : Given{};
   std::vector<Value> items;
   if (!truth(value)) return heap.list({}, Form::kIterator);
   for (const Value& item : iterate(heap, value)) {

@@ -44,7 +44,7 @@ void show(Heap& heap, const Value& value, std::string* shown, Origin* origin) {
   } else if (value.is_real()) {
     *shown += float_text(value.as_real());
   } else if (const Text* text = value.text()) {
-    heap.step(text->size() / 16);
+    heap.step(text->size() / 4);
     if (text->origin() == Origin::kCaller) *origin = Origin::kCaller;
     *shown += quoted(text->bytes());
   } else if (value.list() != nullptr) {
@@ -69,7 +69,7 @@ void show(Heap& heap, const Value& value, std::string* shown, Origin* origin) {
 Text to_text(Heap& heap, const Value& value) {
   if (value.is_undefined()) return {};
   if (value.text() != nullptr) {
-    heap.step(value.text()->size() / 256);
+    heap.copy(*value.text());
     return *value.text();
   }
   std::string shown;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <unordered_set>
 
 namespace kvasir::jinja {
 
@@ -83,11 +84,12 @@ bool is_space(std::string_view character) {
 }
 
 Range strip(std::string_view text, const std::string* characters, bool left, bool right) {
-  const auto goes = [&](std::string_view character) {
-    if (characters == nullptr) return is_space(character);
+  std::unordered_set<std::string_view> set;
+  if (characters != nullptr)
     for (std::string_view rest = *characters; !rest.empty(); rest.remove_prefix(character_size(rest)))
-      if (rest.substr(0, character_size(rest)) == character) return true;
-    return false;
+      set.insert(rest.substr(0, character_size(rest)));
+  const auto goes = [&](std::string_view character) {
+    return characters == nullptr ? is_space(character) : set.contains(character);
   };
   std::size_t from = 0;
   while (left && from < text.size()) {

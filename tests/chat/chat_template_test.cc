@@ -141,28 +141,11 @@ TEST(ChatTemplate, RefusesUnknownRolesAndBadText) {
   }
 }
 
-const char* const kOwn[] = {"chatml",
-                            "chatml-default",
-                            "chatml-lines",
-                            "gemma",
-                            "llama-2",
-                            "llama-3",
-                            "llama-3-dated",
-                            "mistral-v1",
-                            "phi-3",
-                            "mistral-first",
-                            "mistral-v3",
-                            "phi-3-bos",
-                            "phi-4",
-                            "thoughts-dropped",
-                            "zephyr",
-                            "deepseek",
-                            "chatml-apart",
-                            "llama-3-open",
-                            "unknown-upper",
-                            "unknown-system-twice",
-                            "unknown-last-bare",
-                            "unknown-inline-if"};
+const char* const kOwn[] = {
+    "chatml",        "chatml-default",   "chatml-lines", "gemma",         "llama-2",      "llama-3",
+    "llama-3-dated", "mistral-v1",       "phi-3",        "mistral-first", "mistral-v3",   "phi-3-bos",
+    "phi-4",         "thoughts-dropped", "zephyr",       "deepseek",      "chatml-apart", "llama-3-open",
+    "upper-roles",   "system-twice",     "last-bare",    "inline-if"};
 
 std::string next_text(const ChatTemplate& chat, const std::vector<ChatMessage>& messages, std::size_t first,
                       bool open_answer = false) {
@@ -179,7 +162,7 @@ TEST(ChatTemplate, OwnTemplatesAreInterpreted) {
     EXPECT_TRUE(chat->failure().ok()) << file;
   }
   EXPECT_EQ(
-      template_of(vocabulary, template_file("unknown-upper"))->render(kTalk, false)->text(),
+      template_of(vocabulary, template_file("upper-roles"))->render(kTalk, false)->text(),
       "<|im_start|>USER\nHi<|im_end|>\n<|im_start|>ASSISTANT\nHello<|im_end|>\n<|im_start|>USER\nBye<|im_end|>\n");
 }
 
@@ -243,12 +226,29 @@ TEST(ChatTemplate, ArgumentsAreVariables) {
   }
 }
 
+TEST(ChatTemplate, WhatAnArgumentWritesAfterAnAnswerIsNoToken) {
+  const Vocabulary vocabulary = marker_vocabulary(TokenKind::kControl);
+  ChatTemplateOptions options{.source = "{% for m in messages %}{{ m.content }}{{ sep }}{% endfor %}"};
+  options.arguments = {{"sep", "<|end|>"}};
+  const auto chat = make_chat_template(vocabulary, options);
+  ASSERT_TRUE(chat.ok()) << chat.status().message();
+  EXPECT_FALSE((*chat)->closing().control);
+  EXPECT_EQ((*chat)->closing().end, "");
+  EXPECT_EQ((*chat)->closing().after, "<|end|>");
+  EXPECT_EQ((*chat)->end_token(), std::nullopt);
+  EXPECT_THAT((*chat)->stop(), ElementsAre());
+  options.source = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
+  const auto own = make_chat_template(vocabulary, options);
+  EXPECT_TRUE((*own)->closing().control);
+  EXPECT_EQ((*own)->end_token(), kEnd);
+}
+
 // Templates of many kinds: what is said by messages is what the template writes about the whole conversation.
 TEST(ChatTemplate, MessagesSaidMakeTheWhole) {
   const Vocabulary vocabulary = test::byte_vocabulary();
   const std::vector<ChatMessage> talk = {{"system", "Kind"}, {"user", "A"}, {"assistant", "B"}, {"user", "C"}};
   for (const char* file : {"chatml", "chatml-apart", "chatml-lines", "llama-2", "llama-3", "llama-3-dated",
-                           "llama-3-open", "mistral-first", "phi-4", "zephyr", "unknown-upper", "unknown-last-bare"}) {
+                           "llama-3-open", "mistral-first", "phi-4", "zephyr", "upper-roles", "last-bare"}) {
     SCOPED_TRACE(file);
     const auto chat = template_of(vocabulary, template_file(file));
     std::string said;
@@ -387,6 +387,16 @@ TEST(ChatTemplate, AnswersEndAsTheTemplateWrites) {
   EXPECT_EQ(llama->closing().end, "</s>");
   EXPECT_EQ(llama->closing().after, "");
   EXPECT_EQ(llama->end_token(), 2);
+}
+
+// A hostile template keeps nobody waiting who only loads the model.
+TEST(ChatTemplate, ProbesEndSoon) {
+  const std::clock_t start = std::clock();
+  const auto chat = template_of(test::byte_vocabulary(),
+                                "{% for i in range(99999) %}{% for j in range(99999) %}"
+                                "{% set x = i * j %}{% endfor %}{% endfor %}");
+  EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC);
+  EXPECT_EQ(chat->render(kTalk, false).status().code(), StatusCode::kResourceExhausted);
 }
 
 TEST(ChatTemplate, TodayIsWrittenWhereTheTemplateAsks) {

@@ -32,7 +32,7 @@ TEST(Chats, TokenizeTakesConversations) {
   const Json llama = json_of(with({"-p", talk, "--chat-template", templates + "llama-2.jinja"}));
   EXPECT_EQ(llama["template"], "jinja");
   EXPECT_EQ(llama["prompt"], "<s>[INST] Hi <|end|> [/INST]");
-  const Json upper = json_of(with({"-p", talk, "--chat-template", templates + "unknown-upper.jinja"}));
+  const Json upper = json_of(with({"-p", talk, "--chat-template", templates + "upper-roles.jinja"}));
   EXPECT_EQ(upper["prompt"], "<s><|im_start|>USER\nHi <|end|><|im_end|>\n") << "BOS by the vocabulary";
 }
 
@@ -117,7 +117,7 @@ TEST(Chats, ChatAnswersTheText) {
   const std::string raising = folder.make("raising", "{{ raise_exception('Not ' ~ messages|length ~ ' of them') }}");
   expect_refused(run_model({"--chat", "-p", "Hello", "-n", "1", "--chat-template", raising}), 2,
                  "the chat template, line 1, column 19: Not 1 of them");
-  expect_refused(run_model({"--chat", "-p", "Hello", "--chat-template", templates + "unknown-broken.jinja"}), 2,
+  expect_refused(run_model({"--chat", "-p", "Hello", "--chat-template", templates + "broken.jinja"}), 2,
                  "the chat template, line 1, column 116: unknown tag 'endif' [--chat-template]");
   expect_refused(run_model({"-p", "Hello", "--template-arg", "x=1"}), 2, "--template-arg is for a chat; add --chat");
   expect_refused(run_model({"-p", "Hello", "--system", "Be brief"}), 2, "--system is for a chat; add --chat");

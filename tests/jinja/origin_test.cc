@@ -37,6 +37,9 @@ TEST(JinjaOrigin, FollowsEveryByte) {
 TEST(JinjaOrigin, OfWhatIsComputedFromBoth) {
   EXPECT_EQ(marked("{{ {'k': x}|tojson }}"), "[{\"k\": \"Ab c\"}]");
   EXPECT_EQ(marked("{{ {'k': 1}|tojson }}"), "{\"k\": 1}");
+  EXPECT_EQ(marked("{{ {'k': 1}|tojson(separators=(x, ':')) }}"), "[{\"k\":1}]");
+  EXPECT_EQ(marked("{{ [1]|tojson(indent=x) }}"), "[[\nAb c1\n]]");
+  EXPECT_EQ(marked("{{ strftime_now(x) }}"), "[Ab c]");
   EXPECT_EQ(marked("{{ [x] }}"), "[['Ab c']]");
 }
 
