@@ -264,9 +264,8 @@ Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std
     from = before.starts.empty() ? before.text.size() : before.starts[first];
     if (!text.bytes().starts_with(std::string_view(before.text.bytes()).substr(0, from)))
       return unsupported(
-          "the model's chat template writes earlier messages anew with each message; a conversation cannot be "
-          "continued "
-          "with it");
+          "the model's chat template writes earlier messages anew with each message; "
+          "a conversation cannot be continued with it");
   } else if (first > 0) {
     from = written.starts[first];
   }

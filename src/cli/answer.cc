@@ -158,9 +158,13 @@ Status Runner::read(std::string_view text) {
   return session_.read(text, progress(bar));
 }
 
-Status Runner::say(std::string_view content, std::string_view role) {
+Status Runner::say(std::string_view content, std::string_view role, const std::function<void()>& begun) {
   ProgressBar bar("reading", work());
-  return session_.say(role, content, progress(bar));
+  const Session::Progress report = progress(bar);
+  return session_.say(role, content, [&](std::int64_t done, std::int64_t total) {
+    if (begun) begun();
+    return report(done, total);
+  });
 }
 
 Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writer& write) {

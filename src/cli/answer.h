@@ -36,7 +36,8 @@ class Runner {
 
   // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
   Status read(std::string_view text);
-  Status say(std::string_view content, std::string_view role = "user");
+  // `begun` (may be empty) is called once part of the message has been read.
+  Status say(std::string_view content, std::string_view role = "user", const std::function<void()>& begun = {});
   Result<GenerateResult> answer(const GenerateOptions& options, const Writer& write);
 
  private:

@@ -90,9 +90,8 @@ Status Chat::run() {
     }
     if (typed.kind == Typed::Kind::kCut) {
       note(
-          "kvasir: the line is not sent, as this terminal cuts lines at {} bytes; /read FILE reads a longer text from "
-          "a "
-          "file\n",
+          "kvasir: the line is not sent, as this terminal cuts lines at {} bytes; "
+          "/read FILE reads a longer text from a file\n",
           4095);
       continue;
     }
@@ -148,8 +147,8 @@ Status Chat::send(const std::string& text) {
   std::string message = std::exchange(documents_, {});
   const bool asks_documents = !message.empty();
   join_part(message, text);
-  before_.reset();
-  const Status said = runner_->say(message);
+  // A message that is refused leaves /again as it was. Once one is read, the state before the last answer is of no use.
+  const Status said = runner_->say(message, "user", [this] { before_.reset(); });
   if (said.code() == StatusCode::kCancelled) {
     note("kvasir: stopped while reading; {} seen\n", counted(session_->kv().seen, "token"));
     return {};
@@ -249,14 +248,18 @@ void Chat::save(const std::string& file) {
 }
 
 void Chat::load(const std::string& file) {
-  before_.reset();
   Result<Engine::LoadedSession> loaded = engine_.load_session(file);
+  if (loaded.status().code() == StatusCode::kResourceExhausted && before_ != nullptr) {
+    before_.reset();  // its pages may be what is missing
+    loaded = engine_.load_session(file);
+  }
   if (!loaded.ok()) {
     note_error(loaded.status());
     if (loaded.status().code() == StatusCode::kResourceExhausted)
       note("kvasir: it has no room beside this conversation: /clear that first, or start again with --load\n");
     return;
   }
+  before_.reset();
   use(std::move(loaded->session));
   last_.reset();
   generate_.resume = !options_.sampling_given;

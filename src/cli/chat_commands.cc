@@ -3,9 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
+#include "base/nearest.h"
 #include "base/status.h"
 #include "cli/command.h"
 
@@ -37,29 +37,11 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
 }
 
-// Returns the number of characters to insert, remove or replace.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t above = row[j];
-      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      diagonal = above;
-    }
-  }
-  return row.back();
-}
-
 Status unknown(std::string_view name) {
-  const auto* nearest = std::ranges::min_element(
-      kCommands, {}, [&](const CommandInfo& info) { return edit_distance(name.substr(0, 40), info.name); });
-  const bool near = edit_distance(name.substr(0, 40), nearest->name) <= 2;
-  return invalid_argument("there is no command '{}'{}; /help lists them, and '/{}' sends it as a message",
-                          printable(name, 40), near ? fmt::format(" (do you mean {}?)", nearest->name) : "",
-                          printable(name, 40));
+  std::vector<std::string_view> names;
+  for (const CommandInfo& info : kCommands) names.push_back(info.name);
+  return invalid_argument("there is no command '{}'{} (/help lists them, and '/{}' sends it as a message)",
+                          printable(name, 40), did_you_mean(name.substr(0, 40), names), printable(name, 40));
 }
 
 }  // namespace

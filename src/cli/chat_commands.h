@@ -17,9 +17,8 @@ struct ChatLine {
 };
 
 // `line`: one message as it was typed. Text of several lines is a message, whatever it begins with; "//x" is the
-// message
-// "/x". Errors: kInvalidArgument for an unknown command (the message names the nearest), and one that lacks its file or
-// has an argument too many.
+// message "/x". Errors: kInvalidArgument for an unknown command (the message names the nearest), and one that lacks its
+// file or has an argument too many.
 Result<ChatLine> parse_chat_line(std::string_view line);
 
 // Returns the lines that /help shows. `edits`: the line can be edited.

@@ -32,7 +32,6 @@ int exit_code(const Status& status);
 struct Outcome {
   const CommandLine& line;
   Status status;
-  int signal = 0;  // not 0: the process is to end by this signal once the status is reported
 };
 
 // One function per command, each in its file: adds the subcommand to the program.

@@ -7,15 +7,14 @@
 #include <vector>
 
 #include "base/counted.h"
-#include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/documents.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {
 namespace {
 
-constexpr std::size_t kMostDemoText = std::size_t{1} << 20;
 constexpr std::string_view kFact = "The secret number of the copper compass is";
 
 struct DemoOptions {
@@ -184,14 +183,15 @@ Status demo(const DemoOptions& options) {
   if (options.tokens < 0) return invalid_argument("--tokens is {}; it must be at least 0", options.tokens);
   for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(make_policy(policy).status());
   KVASIR_RETURN_IF_ERROR(make_policy(options.continuation).status());
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(options.file, kMostDemoText));
-  if (text.empty()) return invalid_argument("{} is empty; give a text", printable(options.file, 200));
+  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_document(options.file));
   catch_interrupts();
+  const std::string name =
+      options.file == "-" ? "the text" : printable(options.file.substr(options.file.rfind('/') + 1), 80);
   if (!options.json)
     KVASIR_RETURN_IF_ERROR(
         print(fmt::format("In the middle of {} stands this line, and at its end the model is asked for the number:\n\n"
                           "    {} {}.\n\n",
-                          printable(options.file.substr(options.file.rfind('/') + 1), 80), kFact, options.number)));
+                          name, kFact, options.number)));
   KVASIR_ASSIGN_OR_RETURN(const Json answers, ask_all(options, with_question(text, options.number)));
   Json report = {{"number", options.number}, {"answers", answers}};
   if (options.tokens > 0) {

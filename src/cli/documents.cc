@@ -26,13 +26,16 @@ Result<std::string> read_document(const std::string& file) {
 
 Result<std::string> read_documents(std::span<const std::string> files, const std::optional<std::string>& prompt) {
   std::string text;
+  const auto add = [&](std::string_view part) {
+    join_part(text, part);
+    if (text.size() <= kMaxTextBytes) return Status();
+    return exhausted("the documents are larger together than the {} bytes accepted here; split them", kMaxTextBytes);
+  };
   for (const std::string& file : files) {
     KVASIR_ASSIGN_OR_RETURN(const std::string part, read_document(file));
-    join_part(text, part);
+    KVASIR_RETURN_IF_ERROR(add(part));
   }
-  if (prompt) join_part(text, *prompt);
-  if (text.size() > kMaxTextBytes)
-    return invalid_argument("the documents have {} bytes together; at most {} can be read", text.size(), kMaxTextBytes);
+  if (prompt) KVASIR_RETURN_IF_ERROR(add(*prompt));
   return text;
 }
 

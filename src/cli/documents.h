@@ -19,7 +19,7 @@ void join_part(std::string& text, std::string_view part);
 Result<std::string> read_document(const std::string& file);
 
 // Joins the documents, in order, and the prompt if there is one.
-// Errors: as read_document.
+// Errors: as read_document; kResourceExhausted once they are larger together than a single text may be.
 Result<std::string> read_documents(std::span<const std::string> files, const std::optional<std::string>& prompt);
 
 }  // namespace kvasir::cli

@@ -1,12 +1,14 @@
 #include "cli/history_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <span>
 #include <system_error>
 
 #include "base/mapped_file.h"
@@ -42,15 +44,53 @@ std::string unescaped(std::string_view line) {
   return message;
 }
 
-// Opens a regular file for appending, made if needed, readable by its owner alone; -1 if that is not possible.
-int open_to_append(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+// Opens a regular file to write, makes it readable by its owner alone, and locks it against other chats until it is
+// closed. Returns -1 if it cannot be opened.
+int open_locked(const std::string& path, int flags) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);
+  if (fd < 0) return -1;
   struct stat st {};
-  if (fd >= 0 && (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+  if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
     ::close(fd);
     return -1;
   }
+  if ((st.st_mode & 077) != 0) {
+    [[maybe_unused]] const int changed = ::fchmod(fd, st.st_mode & 0700);
+  }
+  while (::flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+  }
   return fd;
+}
+
+int open_to_append(const std::string& path) {
+  return open_locked(path, O_WRONLY | O_APPEND | O_CREAT);
+}
+
+std::vector<std::string_view> lines_of(std::string_view content) {
+  std::vector<std::string_view> lines;
+  for (std::size_t start = 0; start < content.size();) {
+    const std::size_t end = std::min(content.find('\n', start), content.size());
+    if (end > start) lines.push_back(content.substr(start, end - start));
+    start = end + 1;
+  }
+  return lines;
+}
+
+// Removes all but the newest messages, in place: a chat that waits to append has this file open, and none in its stead.
+void trim(const std::string& path) {
+  const int fd = open_locked(path, O_WRONLY);
+  if (fd < 0) return;
+  if (const auto content = read_file(path, kMostFile); content.ok()) {
+    const std::vector<std::string_view> lines = lines_of(*content);
+    std::string kept;
+    for (std::size_t i = lines.size() - std::min<std::size_t>(lines.size(), kMostHistory); i < lines.size(); ++i)
+      kept += std::string(lines[i]) + "\n";
+    const auto size = static_cast<ssize_t>(kept.size());
+    if (kept.size() < content->size() && ::pwrite(fd, kept.data(), kept.size(), 0) == size) {
+      [[maybe_unused]] const int cut = ::ftruncate(fd, size);
+    }
+  }
+  ::close(fd);
 }
 
 }  // namespace
@@ -75,17 +115,10 @@ std::vector<std::string> HistoryFile::load() const {
   if (!std::filesystem::is_regular_file(path_, error)) return {};
   const auto content = read_file(path_, kMostFile);
   if (!content.ok()) return {};
-  std::vector<std::string_view> lines;
-  for (std::size_t start = 0; start < content->size();) {
-    const std::size_t end = std::min(content->find('\n', start), content->size());
-    if (end > start) lines.push_back(std::string_view(*content).substr(start, end - start));
-    start = end + 1;
-  }
+  std::vector<std::string_view> lines = lines_of(*content);
   if (lines.size() > kMostHistory) {
     lines.erase(lines.begin(), lines.end() - kMostHistory);
-    std::string kept;
-    for (const std::string_view line : lines) kept += std::string(line) + "\n";
-    [[maybe_unused]] const Status written = write_file(path_, std::as_bytes(std::span(kept)));
+    trim(path_);
   }
   std::vector<std::string> messages;
   for (const std::string_view line : lines)

@@ -120,6 +120,7 @@ class LineEditor final : public LineReader {
 
   Typed read(const std::string& prompt) override {
     Typed typed;
+    for (Paste& paste : pastes_) paste.in_message = false;
     std::string remembered;  // as it was typed: placeholders stand for pastes
     for (prompt_ = to_wide(prompt);; prompt_ = to_wide(kContinuation)) {
       const std::optional<std::wstring> line = read_line();
@@ -204,6 +205,7 @@ class LineEditor final : public LineReader {
       }
       input_.erase(0, taken_);
       taken_ = 0;
+      note_pastes_in_line();
       if (!wait_for_input([this] { redraw_if_due(); })) {
         input_.clear();
         broken_ = true;
@@ -244,11 +246,12 @@ class LineEditor final : public LineReader {
     }
     if (lines.size() > kMostCharactersShown || std::ranges::count(lines, L'\n') >= kMostLinesShown) {
       const auto ends = std::ranges::count(lines, L'\n');
-      pastes_.push_back(
-          {fmt::format("[paste {}: {}, {}]", pastes_.size() + 1,
-                       counted(static_cast<std::int64_t>(lines.size()), "character"),
-                       counted(static_cast<std::int64_t>(ends + (lines.ends_with(L'\n') ? 0 : 1)), "line")),
-           to_utf8(lines)});
+      Paste held{.beginning = fmt::format("[paste {}:", ++last_paste_), .placeholder = "", .text = to_utf8(lines)};
+      held.placeholder =
+          fmt::format("{} {}, {}]", held.beginning, counted(static_cast<std::int64_t>(lines.size()), "character"),
+                      counted(static_cast<std::int64_t>(ends + (lines.ends_with(L'\n') ? 0 : 1)), "line"));
+      held.in_message = true;
+      pastes_.push_back(std::move(held));
       lines = to_wide(pastes_.back().placeholder);
     }
     return ::el_winsertstr(edit_, lines.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
@@ -266,12 +269,22 @@ class LineEditor final : public LineReader {
     return CC_REFRESH;
   }
 
-  // Whether a placeholder was edited, so that it no longer stands for its paste.
+  // Marks the pastes whose placeholders stand in the line, also in one that history brought back.
+  void note_pastes_in_line() {
+    if (pastes_.empty()) return;
+    const LineInfoW* info = ::el_wline(edit_);
+    const std::string line = to_utf8({info->buffer, static_cast<std::size_t>(info->lastchar - info->buffer)});
+    for (Paste& paste : pastes_)
+      paste.in_message = paste.in_message || line.find(paste.placeholder) != std::string::npos;
+  }
+
+  // Whether a placeholder of this message was edited, so that it no longer stands for its paste.
   bool has_damaged_paste(std::string text) const {
-    for (std::size_t i = 0; i < pastes_.size(); ++i) {
-      const std::string& mark = pastes_[i].placeholder;
+    for (const Paste& paste : pastes_) {
+      if (!paste.in_message) continue;
+      const std::string& mark = paste.placeholder;
       for (std::size_t at; (at = text.find(mark)) != std::string::npos;) text.erase(at, mark.size());
-      if (text.find(fmt::format("[paste {}:", i + 1)) != std::string::npos) return true;
+      if (text.find(paste.beginning) != std::string::npos) return true;
     }
     return false;
   }
@@ -298,11 +311,27 @@ class LineEditor final : public LineReader {
     HistEventW event;
     ::history_w(history_, &event, H_ENTER, to_wide(typed).c_str());
     file_.append(text);
+    forget_pastes();
+  }
+
+  // Drops the pastes that no entry of the history names, so that nothing can bring them back.
+  void forget_pastes() {
+    if (pastes_.empty()) return;
+    std::vector<std::string> entries;
+    HistEventW event;
+    for (int found = ::history_w(history_, &event, H_FIRST); found >= 0; found = ::history_w(history_, &event, H_NEXT))
+      entries.push_back(to_utf8(event.str));
+    std::erase_if(pastes_, [&](const Paste& paste) {
+      return std::ranges::none_of(
+          entries, [&](const std::string& entry) { return entry.find(paste.placeholder) != std::string::npos; });
+    });
   }
 
   struct Paste {
+    std::string beginning;  // of the placeholder, "[paste 1:"
     std::string placeholder;
     std::string text;
+    bool in_message = false;  // the one that is typed
   };
 
   ChatTerminal terminal_;
@@ -315,7 +344,8 @@ class LineEditor final : public LineReader {
   std::string unfinished_;
   bool broken_ = false;        // by an interrupt
   bool ended_ = false;         // the input
-  std::vector<Paste> pastes_;  // of the whole chat: history may name them
+  std::vector<Paste> pastes_;  // in the message that is typed, or in one that history names
+  int last_paste_ = 0;         // its number
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 
+#include <csignal>
 #include <sstream>
 #include <string_view>
 
@@ -69,6 +70,7 @@ int main(int argc, char** argv) {
     }
   }
   if (!outcome.status.message().empty()) refuse(line.error_text(outcome.status, program));
-  if (outcome.signal != 0) end_by_signal(outcome.signal);
+  if (outcome.status.code() == kvasir::StatusCode::kCancelled && interrupted() && interrupting_signal() == SIGINT)
+    end_by_signal(SIGINT);
   return exit_code(outcome.status);
 }

@@ -72,7 +72,8 @@ Status plan(const PlanOptions& options) {
   const std::int64_t context = options.context > 0 ? options.context : config.context;
   const std::int64_t prompt = options.prompt >= 0 ? options.prompt : context;
   if (options.context < 0 || context > std::int64_t{1} << 40)
-    return invalid_argument("--ctx {} is outside 1 to 2^40 tokens", options.context);
+    return invalid_argument("ctx is {}; it must be 0 to 2^40 tokens (0: the trained context)", options.context)
+        .about({"ctx"});
   if (options.prompt < -1) return invalid_argument("--prompt {} is below -1 (all tokens)", options.prompt);
   if (prompt > context) return invalid_argument("--prompt {} is more than --ctx {}", prompt, context);
   if (options.batch < 1 || options.batch > 65536)

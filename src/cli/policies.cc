@@ -36,16 +36,14 @@ Status list_policies(const std::string& name, bool json) {
     }
     return print_json({{"policies", list}});
   }
-  std::string out =
-      "Retention policies: name or name:key=value,key=value (--kv); A+B prunes prompts by A, answers by B\n"
-      "\nA bounded cache forgets the middle of a text that is longer than it: questions about that part fail. Of facts "
-      "in\n"
-      "the middle of 2,048 tokens (bundled model, cache of 512, the question at the end of the prompt) these recall:\n"
-      "  full            100%       keeps everything; as the default of 'run' does while it fits\n"
-      "  cake, snapkv    75%, 62%   keep what the end of the prompt attends to, so what the question needs\n"
-      "  streaming, cascade, h2o, tova, lethe, random   0%   decide before they know the question\n";
+  std::string out;
+  if (name.empty())
+    out =
+        "Retention policies: name or name:key=value,key=value (--kv); A+B prunes prompts by A, answers by B\n"
+        "\nA bounded cache forgets the middle of a text that is longer than it: questions about that part fail.\n"
+        "'snapkv' and 'cake' keep what the end of the prompt attends to, so often what a question there needs.\n";
   for (const PolicyInfo* info : policies) {
-    out += fmt::format("\n{}{}\n  {}\n  {}\n  Decides: {}\n  Source: {}\n", info->name,
+    out += fmt::format("{}{}{}\n  {}\n  {}\n  Decides: {}\n  Source: {}\n", out.empty() ? "" : "\n", info->name,
                        info->evaluation_only ? "  (only in 'kvasir eval')" : "", info->summary, info->formula,
                        info->acts, info->reference);
     for (const PolicyOption& option : info->options)

@@ -279,8 +279,6 @@ void add_run(CLI::App& program, Outcome& outcome) {
       options->system_option = "--system-file";
     }
     outcome.status = run(*options);
-    if (outcome.status.code() == StatusCode::kCancelled && interrupted() && interrupting_signal() == SIGINT)
-      outcome.signal = SIGINT;
   });
 }
 

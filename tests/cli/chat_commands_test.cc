@@ -164,14 +164,28 @@ TEST_F(ChatCommands, KvSaysWhatIsKeptAndForgotten) {
   EXPECT_NE(shown.find("which ones differs between layers and heads"), std::string::npos) << shown;
 }
 
+TEST_F(ChatCommands, WhatIsRefusedLeavesAgain) {
+  const std::string big = folder_.make("big", some_text(20000));
+  Terminal terminal(arguments({"--kv", "full"}), plain());
+  start(terminal);
+  reply(terminal, "Hello");
+  EXPECT_NE(reply(terminal, "/load " + folder_.path("none")).find("none"), std::string::npos) << terminal.seen();
+  EXPECT_EQ(reply(terminal, "/again"), answer_by_seed("2"));
+  reply(terminal, "/read " + big);
+  EXPECT_NE(reply(terminal, "Why?").find("kvasir: the documents in front of this message are dropped"),
+            std::string::npos)
+      << terminal.seen();
+  EXPECT_EQ(reply(terminal, "/again"), answer_by_seed("3"));
+}
+
 TEST_F(ChatCommands, SlashesThatAreNoCommands) {
   Terminal terminal(arguments({"--temp", "0"}), plain());
   start(terminal);
   EXPECT_EQ(reply(terminal, "/raed x"),
-            "kvasir: there is no command '/raed' (do you mean /read?); /help lists them, and '//raed' sends it as a "
-            "message");
+            "kvasir: there is no command '/raed'; did you mean '/read'? (/help lists them, and '//raed' sends it as a "
+            "message)");
   EXPECT_EQ(reply(terminal, "/usr/bin/env"),
-            "kvasir: there is no command '/usr/bin/env'; /help lists them, and '//usr/bin/env' sends it as a message");
+            "kvasir: there is no command '/usr/bin/env' (/help lists them, and '//usr/bin/env' sends it as a message)");
   EXPECT_EQ(reply(terminal, "/kv x"), "kvasir: /kv takes no argument; '//kv x' sends the line as a message");
   EXPECT_EQ(reply(terminal, "//kv"), greedy_answer_to("/kv"));
   const std::string help = reply(terminal, "/help");

@@ -1,4 +1,6 @@
 // The line editor of a chat, as a newcomer uses it: pasting, arrow keys, history, Ctrl-C at each stage.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -202,8 +204,9 @@ TEST_F(ChatEditor, HistoryIsBoundedAndMayBeOff) {
     EXPECT_EQ(bytes_of(file), old.substr(old.find("message 500\n")));
   }
   Folder home;
-  for (const auto& [off, expected] : {std::pair(true, 0), {false, 1}}) {
-    TerminalSettings chosen{.term = "xterm", .history = "", .home = off ? "" : home.path(), .program = ""};
+  for (const bool off : {true, false}) {
+    TerminalSettings chosen{.term = "xterm", .history = std::nullopt, .home = home.path(), .program = ""};
+    if (off) chosen.history = "";
     Terminal terminal(arguments(), chosen);
     start(terminal);
     terminal.type("Hello\r");
@@ -211,6 +214,65 @@ TEST_F(ChatEditor, HistoryIsBoundedAndMayBeOff) {
     EXPECT_EQ(std::filesystem::exists(home.path(".local/state/kvasir/history")), !off);
   }
   EXPECT_EQ(bytes_of(home.path(".local/state/kvasir/history")), "Hello\n");
+}
+
+TEST_F(ChatEditor, HistoryBecomesItsOwnersAlone) {
+  const std::string file = folder_.make("history", "old\n");
+  ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
+  Terminal terminal(arguments(), settings());
+  start(terminal);
+  terminal.type("/kv\r");
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
+  struct stat st {};
+  ASSERT_EQ(::stat(file.c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0600u);
+  EXPECT_EQ(history(), "old\n/kv\n");
+}
+
+// Another chat appends while this one is about to trim the file.
+TEST_F(ChatEditor, TrimmingLosesNoLineOfAnotherChat) {
+  std::string old;
+  for (int i = 0; i < 1500; ++i) old += "message " + std::to_string(i) + "\n";
+  const std::string file = folder_.make("history", old);
+  const int other = ::open(file.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  ASSERT_GE(other, 0);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  Terminal terminal(arguments(), settings());
+  ASSERT_TRUE(terminal.await_blocked());
+  ASSERT_EQ(::write(other, "parallel\n", 9), 9);
+  ::close(other);
+  start(terminal);
+  EXPECT_EQ(history(), old.substr(old.find("message 501\n")) + "parallel\n");
+}
+
+TEST_F(ChatEditor, TextThatLooksLikeAMarkIsSent) {
+  Terminal terminal(arguments(), settings());
+  start(terminal);
+  terminal.paste(pasted_text(2000));
+  ASSERT_TRUE(terminal.await("lines]")) << terminal.seen();
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
+  terminal.type("/clear\r");
+  ASSERT_TRUE(terminal.await("cleared\r\n> ")) << terminal.seen();
+  const std::string text = "what does [paste 1: mean?";
+  terminal.type(text + "\r");
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
+  EXPECT_EQ(terminal.seen().find("not sent"), std::string::npos) << terminal.seen();
+  expect_message(terminal, text);
+}
+
+TEST_F(ChatEditor, AMarkThatHistoryBroughtBackIsCheckedToo) {
+  Terminal terminal(arguments(), settings());
+  start(terminal);
+  terminal.paste(pasted_text(2000));
+  ASSERT_TRUE(terminal.await("lines]")) << terminal.seen();
+  terminal.type("\r");
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
+  terminal.type(kUp);
+  ASSERT_TRUE(terminal.await("lines]")) << terminal.rest();
+  terminal.type(kLeft + "\x7f\r");
+  ASSERT_TRUE(terminal.await("kvasir: the message is not sent, as the mark of a paste in it was edited"))
+      << terminal.rest();
 }
 
 TEST_F(ChatEditor, InterruptStopsWhatGoesOnAtEachStage) {
@@ -249,7 +311,7 @@ TEST_F(ChatEditor, InterruptStopsWhatGoesOnAtEachStage) {
   EXPECT_TRUE(terminal.has_line_mode());
 }
 
-// The second one, while the first has not been seen yet, ends the process: the terminal must be usable all the same.
+// The terminal must be usable after a signal that no polling sees.
 TEST_F(ChatEditor, WhatEndsTheProcessRestoresTheTerminal) {
   for (const int signal : {SIGQUIT, SIGABRT}) {
     Terminal terminal(arguments(), settings());
@@ -261,6 +323,21 @@ TEST_F(ChatEditor, WhatEndsTheProcessRestoresTheTerminal) {
     EXPECT_TRUE(terminal.has_line_mode());
     EXPECT_NE(terminal.seen().find("\x1b[?2004l"), std::string::npos);
   }
+}
+
+// The second one, while the first has not been seen yet, ends the process. Two kinds, as equal ones would merge into
+// one while the process is stopped.
+TEST_F(ChatEditor, ASecondInterruptBeforeTheFirstIsSeenEndsTheProcess) {
+  Terminal terminal(arguments(), settings());
+  start(terminal);
+  for (int i = 0; i < 500 && terminal.has_line_mode(); ++i) ::usleep(10'000);
+  ASSERT_FALSE(terminal.has_line_mode());
+  ASSERT_TRUE(terminal.await_blocked());
+  for (const int signal : {SIGSTOP, SIGINT, SIGTERM, SIGCONT}) ASSERT_EQ(::kill(terminal.process(), signal), 0);
+  const int end = terminal.finish();
+  EXPECT_TRUE(end == -SIGINT || end == -SIGTERM) << end << " " << terminal.seen();
+  EXPECT_TRUE(terminal.has_line_mode());
+  EXPECT_NE(terminal.seen().find("\x1b[?2004l"), std::string::npos);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST(Demo, WrongInput) {
     return done.err;
   };
   EXPECT_EQ(error({"-f", tale(), "--number", "12a"}), "kvasir: --number '12a' is not 1 to 9 digits\n");
-  EXPECT_EQ(error({"-f", "/dev/null"}), "kvasir: /dev/null is empty; give a text\n");
+  EXPECT_EQ(error({"-f", "/dev/null"}), "kvasir: '/dev/null' is empty; give a file with text\n");
   EXPECT_EQ(error({"-f", tale(), "--tokens", "-2"}), "kvasir: --tokens is -2; it must be at least 0\n");
   EXPECT_NE(error({"-f", tale(), "--kv", "ful"}).find("unknown retention policy 'ful'"), std::string::npos);
 }

@@ -58,6 +58,15 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
   EXPECT_EQ(whole.err.find("forgotten"), std::string::npos) << whole.err;
 }
 
+// As a single file that is too large. The third is not read.
+TEST(Documents, AreBoundedTogether) {
+  const Folder folder;
+  const std::string one = folder.make("one", "");
+  std::filesystem::resize_file(one, std::size_t{140} << 20);
+  expect_refused(run_model({"-f", one, "-f", one, "-f", folder.path("none")}), 1,
+                 "the documents are larger together than the 268435456 bytes accepted here; split them");
+}
+
 TEST(Documents, AreNotReplacedByTheSession) {
   const Folder folder;
   const std::string one = folder.make("one", "The lamp is red.");

@@ -35,8 +35,10 @@ TEST_F(Errors, Plan) {
   });
   expect_all_refused(
       {
-          {{"--ctx", "-1"}, 2, "--ctx -1 is outside 1 to 2^40 tokens"},
-          {{"--ctx", "99999999999999"}, 2, "--ctx 99999999999999 is outside 1 to 2^40 tokens"},
+          {{"-c", "-1"}, 2, "-c is -1; it must be 0 to 2^40 tokens (0: the trained context)"},
+          {{"--ctx", "99999999999999"},
+           2,
+           "--ctx is 99999999999999; it must be 0 to 2^40 tokens (0: the trained context)"},
           {{"--ctx", "5", "--prompt", "9"}, 2, "--prompt 9 is more than --ctx 5"},
           {{"--prompt", "-7"}, 2, "--prompt -7 is below -1 (all tokens)"},
           {{"--batch", "0"}, 2, "--batch 0 is outside 1 to 65536 sequences"},

@@ -201,7 +201,8 @@ TEST_F(Replay, InterruptsStopItSoon) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const Finished done =
         run_program(arguments, {.interrupt = Interrupt::kCaught, .interrupt_after = 0.5, .signal = signal});
-    EXPECT_EQ(done.exit_code, 1) << "signal " << done.signal;
+    EXPECT_EQ(done.signal, signal == SIGINT ? SIGINT : 0) << "exit code " << done.exit_code;
+    EXPECT_EQ(done.exit_code, signal == SIGINT ? -1 : 1) << "signal " << done.signal;
     EXPECT_LT(done.after_signal, kSoon);
     EXPECT_EQ(done.err, "kvasir: stopped\n");
     EXPECT_EQ(done.out, "");

@@ -54,11 +54,14 @@ Terminal::Terminal(const Arguments& arguments, const TerminalSettings& settings)
   child_ = ::forkpty(&fd_, nullptr, nullptr, &size);
   if (child_ == 0) {
     ::setenv("TERM", settings.term.c_str(), 1);
-    ::setenv("KVASIR_HISTORY", settings.history.c_str(), 1);
+    if (settings.history) {
+      ::setenv("KVASIR_HISTORY", settings.history->c_str(), 1);
+    } else {
+      ::unsetenv("KVASIR_HISTORY");
+    }
     if (!settings.home.empty()) {
       ::setenv("HOME", settings.home.c_str(), 1);
       ::unsetenv("XDG_STATE_HOME");
-      ::unsetenv("KVASIR_HISTORY");
     }
     ::execvp(argv[0], argv.data());
     ::_exit(127);

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "cli/program.h"
@@ -22,10 +23,10 @@ bool has_terminals();
 bool await_blocked(pid_t process);
 
 struct TerminalSettings {
-  std::string term = "xterm";  // TERM
-  std::string history;         // KVASIR_HISTORY; empty: none
-  std::string home;            // HOME, if not empty
-  std::string program;         // empty: kvasir
+  std::string term = "xterm";               // TERM
+  std::optional<std::string> history = "";  // KVASIR_HISTORY; nullopt: unset
+  std::string home;                         // HOME, if not empty; XDG_STATE_HOME is then unset
+  std::string program;                      // empty: kvasir
 };
 
 // A program on a terminal of its own, 80 columns wide.
