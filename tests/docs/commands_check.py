@@ -77,9 +77,10 @@ def set_up(folder, kvasir, model, source):
     (folder / "book.txt").write_text(book)
     (folder / "report.txt").write_text(book[:4000])
     (folder / "letter.txt").write_text(book[:1500])
+    (folder / "annex.txt").write_text(book[4000:6000])
     (folder / "books").mkdir()
-    for number in (1, 2):
-        (folder / f"books/{number}.txt").write_text(book[number * 2000 :])
+    for number in (1, 2, 3):
+        (folder / f"books/{number}.txt").write_text(book[(number - 1) * 1000 :] * 2)
     (folder / "models").mkdir()
     run = lambda *more: subprocess.run([kvasir, *more], cwd=folder, check=True, capture_output=True)
     run("run", "-m", "MODEL", "--chat", "-p", "Hello", "-n", "5", "--save", "chat.kvs")
