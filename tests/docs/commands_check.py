@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-TIMEOUT = 600  # seconds a command
+TIMEOUT = 120  # seconds a command
 
 
 def commands(page):
