@@ -9,7 +9,6 @@ given.
 Exits with 77 (skipped) without Jinja, and where there is no optional data.
 """
 
-import datetime
 import functools
 import itertools
 import json
@@ -20,15 +19,11 @@ import re
 import subprocess
 import sys
 
-try:
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-except ImportError:
-    print("python3-jinja2 is not installed")
-    sys.exit(77)
-
 HERE = pathlib.Path(__file__).resolve().parent
-NOW = 1740000000
+sys.path.insert(0, str(HERE.parent / "jinja"))
+
+from reference_jinja import NOW, environment, jinja2  # noqa: E402, after its folder is named
+
 CONTENTS = (
     "Hi",
     "",
@@ -90,19 +85,6 @@ def talks():
         messages = [{"role": role, "content": content} for role, content in talk]
         for answer in (False, True):
             yield {"messages": messages, "open": answer}
-
-
-def raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def jinja(source):
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.fromtimestamp(NOW).strftime(form)
-    return environment.from_string(source)
 
 
 # What a template may raise by which it refuses a conversation. A mutant may fail in any way.
@@ -192,7 +174,7 @@ def check(program, path):
     bos, eos = tokens_of(source)
     asked = list(talks())
     answer = ask(program, source, asked)
-    template = None if broken(source) else jinja(source)
+    template = None if broken(source) else environment().from_string(source)
     different = Differences(path.name)
     refused = stepped = 0
     for talk, whole, steps in zip(asked, answer["whole"], answer["steps"]):
@@ -211,7 +193,7 @@ def check(program, path):
 def broken(source):
     """Whether Jinja refuses a source."""
     try:
-        jinja(source)
+        environment().from_string(source)
     except jinja2.exceptions.TemplateError:
         return True
     return False
@@ -250,7 +232,7 @@ def check_mutants(program, paths, count):
         answer = ask(program, source, asked)
         if broken(source):
             continue  # jinja2 looks further than we do, at names of filters that are never reached
-        template = jinja(source)
+        template = environment().from_string(source)
         different = Differences(f"mutant {number} of {path.name}")
         for talk, whole in zip(asked, answer["whole"]):
             want = expected(template, talk, bos, eos)

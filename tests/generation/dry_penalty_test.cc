@@ -131,13 +131,12 @@ TEST(DryPenalty, TheOptionsHaveRanges) {
 TEST(DryPenalty, LineBreaksEndRepetitionsOfText) {
   const auto tokenizer = test::tokenizer_of(test::byte_vocabulary());
   const auto goes_on = [&](std::string_view text, char next) {
-    Tokens tokens;
-    for (const char c : text) tokens.push_back(test::kByte0 + static_cast<unsigned char>(c));
+    const Tokens tokens = test::byte_tokens(text);
     GenerateOptions options;
     options.sampling = greedy(100);
     Generation generation(*tokenizer, options, {}, tokens);
     std::vector<float> logits(tokenizer->vocabulary().pieces.size(), 0.0F);
-    const TokenId wanted = test::kByte0 + static_cast<unsigned char>(next);
+    const TokenId wanted = test::byte_token(next);
     logits[static_cast<std::size_t>(wanted)] = 1;
     return **generation.push(logits) == wanted;
   };

@@ -12,23 +12,13 @@
 namespace kvasir {
 namespace {
 
-using test::kByte0;
-
+using test::byte_token;
+using test::byte_tokens;
 using test::kInf;
 using test::kNan;
 
 using Tokens = std::vector<TokenId>;
 using Logits = std::vector<float>;
-
-TokenId byte_token(char c) {
-  return kByte0 + static_cast<unsigned char>(c);
-}
-
-Tokens byte_tokens(std::string_view text) {
-  Tokens tokens;
-  for (const char c : text) tokens.push_back(byte_token(c));
-  return tokens;
-}
 
 class GenerationTest : public ::testing::Test {
  protected:

@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-using test::kByte0;
+using test::byte_token;
 
 using Tokens = std::vector<TokenId>;
 
@@ -21,7 +21,7 @@ std::string stream_bytes(std::string_view bytes) {
   const auto tokenizer = test::tokenizer_of(vocabulary);
   TokenStream stream(*tokenizer, false);
   std::string text;
-  for (const char c : bytes) text += stream.push(kByte0 + static_cast<unsigned char>(c));
+  for (const char c : bytes) text += stream.push(byte_token(c));
   return text + stream.flush();
 }
 
@@ -31,7 +31,7 @@ TEST(TokenStream, HoldsBackIncompleteCharacters) {
     TokenStream stream(*tokenizer, false);
     for (std::size_t i = 0; i < text.size(); ++i) {
       const bool last = i + 1 == text.size();
-      EXPECT_EQ(stream.push(kByte0 + static_cast<unsigned char>(text[i])), last ? text : "") << i;
+      EXPECT_EQ(stream.push(byte_token(text[i])), last ? text : "") << i;
     }
     EXPECT_EQ(stream.flush(), "");
   }

@@ -9,7 +9,6 @@ Exits with 77 (skipped) without Jinja, and where there is no optional data.
 """
 
 import copy
-import datetime
 import itertools
 import json
 import os
@@ -19,16 +18,9 @@ import subprocess
 import sys
 import warnings
 
-try:
-    import jinja2
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-except ImportError:
-    print("python3-jinja2 is not installed")
-    sys.exit(77)
+from reference_jinja import NOW, environment
 
 HERE = pathlib.Path(__file__).resolve().parent
-NOW = 1740000000
 CONTENTS = ("Hi", "", " ", "  two \n", "\n\nlines\n\n", "\u00a0\u2003wide\u3000", "Zażółć — 日本語 🦊",
             "<think>\nI think\n</think>\n\nThe answer", "</think>", "\n<think>a</think>b", "<|im_end|>\n<|im_start|>",
             "{{ bos_token }}{% for x in y %}", "it's \"quoted\" \\ back\\n", "/no_think", "<tool_response>42</tool_response>")
@@ -37,34 +29,6 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks
     "required": ["place"]}}}]
 CALL = {"role": "assistant", "content": "", "tool_calls": [
     {"id": "abcdef123", "type": "function", "function": {"name": "look", "arguments": {"place": "Łódź", "n": 2}}}]}
-
-
-class Generation(Extension):
-    """{% generation %} of transformers: only its body matters here."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def raise_exception(message):
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def environment():
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                         extensions=["jinja2.ext.loopcontrols", Generation])
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.datetime.fromtimestamp(NOW).strftime(form)
-    return made
 
 
 def compiled(made, source):

@@ -15,6 +15,7 @@ namespace kvasir {
 namespace {
 
 using test::add_piece;
+using test::byte_token;
 using test::byte_vocabulary;
 using test::encode;
 using test::kByte0;
@@ -81,7 +82,7 @@ Tokens merge_naively(const Vocabulary& vocabulary, const std::vector<std::string
     if (ids.contains(symbol)) {
       tokens.push_back(ids[symbol]);
     } else {
-      for (const char c : symbol) tokens.push_back(kByte0 + static_cast<unsigned char>(c));
+      for (const char c : symbol) tokens.push_back(byte_token(c));
     }
   }
   return tokens;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,6 +32,14 @@ inline TokenId add_piece(Vocabulary* vocabulary, std::string piece, float score 
 
 // <unk> 0, <s> 1, </s> 2, bytes 3 to 258.
 inline constexpr TokenId kByte0 = 3;
+inline TokenId byte_token(char c) {
+  return kByte0 + static_cast<unsigned char>(c);
+}
+inline std::vector<TokenId> byte_tokens(std::string_view text) {
+  std::vector<TokenId> tokens;
+  for (const char c : text) tokens.push_back(byte_token(c));
+  return tokens;
+}
 inline Vocabulary byte_vocabulary() {
   Vocabulary vocabulary;
   vocabulary.unknown = add_piece(&vocabulary, "<unk>", 0, TokenKind::kUnknown);
