@@ -37,6 +37,7 @@ std::vector<std::pair<Value, Value>> entries(Heap& heap, std::string_view callee
   std::vector<std::pair<Value, Value>> items;
   if (!given.positional.empty()) {
     const Value& first = given.positional[0];
+    require_defined(first);
     if (first.dict() != nullptr) {
       heap.require(first.dict()->items.size() * 2 * sizeof(Value));
       items = first.dict()->items;
