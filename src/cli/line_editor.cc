@@ -4,6 +4,7 @@
 #include <histedit.h>
 #include <langinfo.h>
 #include <unistd.h>
+#include <utf8proc.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -34,19 +35,13 @@ constexpr std::size_t kMostCharactersShown = 400;
 constexpr wchar_t kInvalidByte = 0xdc00;
 
 void append_utf8(std::string& out, wchar_t character) {
-  const auto code = static_cast<std::uint32_t>(character);
-  const auto low = [&](int shift) { return static_cast<char>(0x80 | (code >> shift & 0x3f)); };
-  if (code >= kInvalidByte + 0x80 && code < kInvalidByte + 0x100) {
-    out += static_cast<char>(code - kInvalidByte);
-  } else if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += {static_cast<char>(0xc0 | code >> 6), low(0)};
-  } else if (code < 0x10000) {
-    out += {static_cast<char>(0xe0 | code >> 12), low(6), low(0)};
-  } else {
-    out += {static_cast<char>(0xf0 | code >> 18), low(12), low(6), low(0)};
+  if (character >= kInvalidByte + 0x80 && character < kInvalidByte + 0x100) {
+    out += static_cast<char>(character - kInvalidByte);
+    return;
   }
+  utf8proc_uint8_t bytes[4];
+  const auto size = utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), bytes);
+  out.append(reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(size));
 }
 
 std::string to_utf8(std::wstring_view text) {
@@ -177,6 +172,7 @@ class LineEditor final : public LineReader {
     unfinished_.clear();
     broken_ = false;
     int count = 0;
+    ::el_wset(edit_, EL_PREP_TERM, 1);  // before the prompt: libedit alone would echo keys until it reads the first
     const wchar_t* line = ::el_wgets(edit_, &count);
     if (line == nullptr || count <= 0) {
       ended_ = !broken_ || ended_;
