@@ -71,7 +71,6 @@ constexpr Mistake kMisspelt[] = {
 };
 
 constexpr Mistake kContradictory[] = {
-    {"run {M} -p x -f {T}", "-p excludes -f (see 'kvasir run --help')"},
     {"tokenize {M} --prompt x -f {T}", "--prompt excludes -f (see 'kvasir tokenize --help')"},
     {"run {M} -p x -c 512 --kv full", "-c and --kv both say what is kept; omit one of them"},
     {"run {M} -p x -c 512 --load {T}", "--load takes what is kept from the file; omit -c"},
