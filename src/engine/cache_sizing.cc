@@ -65,12 +65,6 @@ CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy
   return fit;
 }
 
-// What several sequences side by side take at most, as far as there is so much.
-std::uint64_t for_several(std::uint64_t needed, std::uint64_t limit, int sequences) {
-  const auto count = static_cast<std::uint64_t>(sequences);
-  return needed > limit / count ? limit : needed * count;
-}
-
 // Returns the largest smaller chunk with which the policy fits; nullopt if none does.
 std::optional<int> smaller_chunk(const CacheConditions& conditions, const RetentionPolicy& policy, int chunk) {
   for (int smaller = 2048; smaller > 0; smaller /= 2)
@@ -177,6 +171,11 @@ std::uint64_t least_with_prompt(const KvCacheShape& shape, const RetentionPolicy
 }
 
 }  // namespace
+
+std::uint64_t for_several(std::uint64_t needed, std::uint64_t limit, int sequences) {
+  const auto count = static_cast<std::uint64_t>(sequences);
+  return needed > limit / count ? limit : needed * count;
+}
 
 CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& policy) {
   CacheFit fit;

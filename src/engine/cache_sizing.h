@@ -37,6 +37,9 @@ struct CacheFit {
 // to try, unless none is given and it changes no bit (policies by range, but for realign=rotate): then 512, 256, ... 16.
 CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& policy);
 
+// Returns what `sequences` side by side take at most, each of them `needed`, but at most `limit`.
+std::uint64_t for_several(std::uint64_t needed, std::uint64_t limit, int sequences);
+
 struct CacheSize {
   std::unique_ptr<RetentionPolicy> policy;
   int chunk = 0;            // of prompts; 0: the policy's own

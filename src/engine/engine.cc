@@ -135,9 +135,8 @@ class EngineImpl final : public Engine {
                        policy.traits().spec, fit.needed, fit.limit)
           .about({"kv_memory"});
     if (fit.chunk != prompt_chunk(policy, head.chunk)) *chunk = fit.chunk;
-    const auto several = static_cast<std::uint64_t>(sequences);
     std::uint64_t budget = model_->options.kv_memory;
-    if (budget == 0) budget = fit.needed > fit.limit / several ? fit.limit : fit.needed * several;
+    if (budget == 0) budget = for_several(fit.needed, fit.limit, sequences);
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget));
     driver_ = std::make_shared<Driver>(model_, cache);
     return cache;
