@@ -1,5 +1,7 @@
 #include "base/system_memory.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -123,11 +125,11 @@ std::uint64_t left_in_groups(const std::string& root) {
   return left;
 }
 
-std::uint64_t left_of_address_space(const std::string& root) {
+std::uint64_t left_of_address_space(const std::string& root, std::uint64_t others) {
   // "Max address space         SOFT                 HARD                 bytes", where a limit may be "unlimited".
   const auto limit = number_of(text_of(root + "/proc/self/limits"), "Max address space ");
   if (!limit) return kUnlimited;
-  return left_of(*limit, kib_of(text_of(root + "/proc/self/status"), "VmSize:").value_or(0));
+  return left_of(left_of(*limit, kib_of(text_of(root + "/proc/self/status"), "VmSize:").value_or(0)), others);
 }
 
 std::uint64_t left_in_system(const std::string& root) {
@@ -140,9 +142,31 @@ std::uint64_t left_in_system(const std::string& root) {
 
 }  // namespace
 
-std::uint64_t available_memory(const std::string& root) {
-  const std::uint64_t left = std::min({left_in_system(root), left_in_groups(root), left_of_address_space(root)});
-  return left == kUnlimited ? 0 : left;
+std::optional<std::uint64_t> available_memory(const std::string& root, std::uint64_t address_space) {
+  const std::uint64_t left =
+      std::min({left_in_system(root), left_in_groups(root), left_of_address_space(root, address_space)});
+  if (left == kUnlimited) return std::nullopt;
+  return left;
+}
+
+std::uint64_t memory_bound(std::uint64_t address_space) {
+  return available_memory("", address_space).value_or(kUnlimited);
+}
+
+bool address_space_is_limited() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+}
+
+std::uint64_t stack_bytes(int threads) {
+  pthread_attr_t defaults;
+  if (threads <= 1 || ::pthread_getattr_default_np(&defaults) != 0) return 0;
+  std::size_t stack = 0;
+  std::size_t guard = 0;
+  ::pthread_attr_getstacksize(&defaults, &stack);
+  ::pthread_attr_getguardsize(&defaults, &guard);
+  ::pthread_attr_destroy(&defaults);
+  return static_cast<std::uint64_t>(threads - 1) * (stack + guard);
 }
 
 }  // namespace kvasir

@@ -170,7 +170,7 @@ void note_slow_kernels(std::string_view asked, std::string_view used) {
 }
 
 void note_kv_memory(std::uint64_t kv_memory) {
-  const std::uint64_t available = available_memory();
+  const std::uint64_t available = memory_bound();
   if (kv_memory > available)
     note("kvasir: --kv-memory {} is more than the {} of memory available: the system may end a run that uses more\n",
          human_bytes(kv_memory), human_bytes(available));

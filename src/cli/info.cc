@@ -8,7 +8,6 @@
 #include "backend/cpu/cpu_backend.h"
 #include "base/counted.h"
 #include "base/status.h"
-#include "base/system_memory.h"
 #include "base/thread_pool.h"
 #include "cli/command.h"
 #include "engine/cache_sizing.h"
@@ -110,7 +109,7 @@ Result<Needs> needs_of(const gguf::File& file) {
   const EngineOptions defaults;
   KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(config, defaults.kv_type, defaults.page_slots));
   needs.tokens = std::min(config.context, kMostPlannedTokens);
-  needs.available = available_memory();
+  needs.available = memory_for_run(usable_cores());
   CacheConditions conditions{shape, needs.tokens, 0, 0, needs.available - std::min(needs.available, needs.weights), {}};
   conditions.workspace_bytes = [&](const Backend::WorkspaceRequest& work) {
     return needs.workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
@@ -131,7 +130,7 @@ std::string memory_verdict(const Needs& needs) {
                      needs.default_run);
 }
 
-// Returns nullptr if the vocabulary is not known.
+// Of a model that does not run. Returns nullptr if the vocabulary is not known.
 std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Result<Vocabulary>& vocabulary) {
   if (!vocabulary.ok()) return nullptr;
   auto chat = chat_template_from_gguf(file, *vocabulary);
@@ -154,10 +153,12 @@ Status info(const std::string& path, bool tensors, bool json) {
     bytes += tensor.bytes.size();
     parameters += tensor.elements;
   }
-  const Status runs = read_model_header(file).status();
+  // Stays until the memory is known, of which `run` has no more left when it decides.
+  Result<ModelHeader> header = read_model_header(file);
+  const Status runs = header.status();
   const Result<Needs> needs = needs_of(file);
   const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
-  const std::unique_ptr<ChatTemplate> chat = chat_template_of(file, vocabulary);
+  const std::unique_ptr<ChatTemplate> chat = header.ok() ? std::move(header->chat) : chat_template_of(file, vocabulary);
   if (json) {
     // Keys are unique, so append without look-up, which would take time quadratic in their number.
     Json::object_t metadata;

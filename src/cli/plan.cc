@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/counted.h"
@@ -41,7 +42,7 @@ struct RunDecision {
 
 RunDecision decide(const PlanOptions& options, const ModelConfig& config, const KvCacheShape& shape,
                    std::uint64_t weight_bytes, std::int64_t prompt) {
-  const std::uint64_t memory = options.memory > 0 ? options.memory : available_memory();
+  const std::uint64_t memory = options.memory > 0 ? options.memory : memory_for_run(usable_cores());
   RunDecision decision{options.chunk, {}, {}};
   if (weight_bytes >= memory) {
     decision.refusal = exhausted("the model's weights take {} bytes, of {} that there are", weight_bytes, memory);
@@ -88,6 +89,9 @@ Status plan(const PlanOptions& options) {
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
                             std::min(policy->bound().value_or(context), context));
 
+  // `run` holds the tokenizer too, which counts where the address space is limited.
+  std::optional<Result<ModelHeader>> held;
+  if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
   const RunDecision decision = decide(options, config, shape, weight_bytes, prompt);
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});

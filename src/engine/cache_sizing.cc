@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -15,6 +16,8 @@ namespace {
 
 constexpr std::int64_t kSinks = 4;  // of the default policy
 constexpr int kLeastChosenChunk = 16;
+// Address space set aside for texts, tables and the allocator's own gaps, bytes.
+constexpr std::uint64_t kReserve = std::uint64_t{4} << 20;
 // Most tokens of a chosen chunk, as a part of the default policy's cap.
 constexpr std::int64_t kChunkPart = 16;
 // Tokens of a text without end: the plan of a bounded policy is periodic, and costs no more than for a short text.
@@ -171,6 +174,10 @@ std::uint64_t least_with_prompt(const KvCacheShape& shape, const RetentionPolicy
 }
 
 }  // namespace
+
+std::uint64_t memory_for_run(int threads) {
+  return memory_bound(stack_bytes(threads) + kReserve);
+}
 
 std::uint64_t for_several(std::uint64_t needed, std::uint64_t limit, int sequences) {
   const auto count = static_cast<std::uint64_t>(sequences);

@@ -1,6 +1,7 @@
 // How the memory for keys and values is spent: the size of the default policy, the chunk of its prompts, the bytes of
 // the cache; and what can never fit. The engine decides by these functions, and `plan` and `info` report what it would
-// decide. Thread-safety: pure functions of their arguments.
+// decide. Thread-safety: pure functions of their
+// arguments, but for memory_for_run, which asks the system.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,11 @@
 #include "retention/policy.h"
 
 namespace kvasir {
+
+// Returns the bytes that a run may take for weights, cache and workspace. Under a limit on address space, the stacks of
+// `threads` threads that are still to be started (the caller is one of them) and a reserve for everything else that is
+// allocated are set aside.
+std::uint64_t memory_for_run(int threads);
 
 struct CacheConditions {
   KvCacheShape shape;
@@ -34,7 +40,8 @@ struct CacheFit {
 };
 
 // Returns the fit with the largest chunk that fits; if none does, with the smallest that was tried. There is one chunk
-// to try, unless none is given and it changes no bit (policies by range, but for realign=rotate): then 512, 256, ... 16.
+// to try, unless none is given and it changes no bit (policies by range, but for realign=rotate): then 512, 256,
+// ... 16.
 CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& policy);
 
 // Returns what `sequences` side by side take at most, each of them `needed`, but at most `limit`.

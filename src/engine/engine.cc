@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "base/status.h"
-#include "base/system_memory.h"
 #include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
 #include "engine/driver.h"
@@ -70,7 +69,7 @@ class EngineImpl final : public Engine {
 
  private:
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const {
-    CacheConditions conditions{shape, model_->config.context, chunk, model_->options.kv_memory, available_memory(), {}};
+    CacheConditions conditions{shape, model_->config.context, chunk, model_->options.kv_memory, memory_for_run(1), {}};
     conditions.workspace_bytes = [this](const Backend::WorkspaceRequest& work) {
       return model_->backend->workspace_bytes(work);
     };

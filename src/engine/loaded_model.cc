@@ -1,11 +1,13 @@
 #include "engine/loaded_model.h"
 
 #include <fmt/ranges.h>
+#include <malloc.h>
 
 #include "backend/cpu/cpu_backend.h"
 #include "base/counted.h"
 #include "base/status.h"
 #include "base/system_memory.h"
+#include "engine/cache_sizing.h"
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
@@ -96,9 +98,12 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.lanes(), least)
         .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
+  // glibc reserves 64 MiB of address space and more for each thread that allocates.
+  if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
   // Of a pass of one token.
   const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
-  if (const std::uint64_t available = available_memory(); weight_bytes > available || work > available - weight_bytes)
+  if (const std::uint64_t available = memory_for_run(threads);
+      weight_bytes > available || work > available - weight_bytes)
     return exhausted(
         "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
         "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",

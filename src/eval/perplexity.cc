@@ -173,11 +173,11 @@ class SideBySide {
     }
     std::uint64_t bytes = 0;
     for (const Track& track : tracks_) bytes += track.cache->budget().capacity();
-    if (tracks_.size() > 1 && bytes > available_memory())
+    if (tracks_.size() > 1 && bytes > memory_bound())
       return exhausted(
                  "the caches of {} policies side by side take {} bytes, more than this machine has left ({}); compare "
                  "fewer at a time, or give each less",
-                 tracks_.size(), bytes, available_memory())
+                 tracks_.size(), bytes, memory_bound())
           .about({"policies", "kv_memory"});
     return {};
   }

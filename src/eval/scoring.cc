@@ -54,7 +54,7 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
   for (const MemoryRequest& request : requests) {
     longest = std::max(longest, request.tokens);
     const std::int64_t kept = std::min(policy.bound().value_or(request.tokens), request.tokens);
-    if (budget == 0 && least_kv_bytes(shape, kept) > available_memory())
+    if (budget == 0 && least_kv_bytes(shape, kept) > memory_bound())
       return exhausted(
                  "policy '{}' keeps up to {} tokens, more than this machine has memory for; choose one that keeps "
                  "fewer",
@@ -63,11 +63,11 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
     if (budget == 0) needed = std::max(needed, plan_kv_memory(shape, policy, request).bytes);
   }
   if (budget == 0) budget = needed;
-  if (budget > available_memory())
+  if (budget > memory_bound())
     return exhausted(
                "policy '{}' over {} tokens needs {} bytes of KV memory, more than this machine has left ({}); give it "
                "less",
-               policy.traits().spec, longest, budget, available_memory())
+               policy.traits().spec, longest, budget, memory_bound())
         .about({"policy", "kv_memory"});
   return new_cache(model, shape, budget);
 }

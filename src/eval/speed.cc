@@ -102,7 +102,7 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
 Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& m) {
   const KvCacheShape& shape = model.kv_shape;
   const std::int64_t depth = m.figure.depth;
-  if (least_kv_bytes(shape, std::min(m.policy->bound().value_or(depth), depth)) > available_memory())
+  if (least_kv_bytes(shape, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
     return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
         .about({"depths"});
   const auto plan = [&](std::int64_t tokens, std::int64_t prompt) {
@@ -134,9 +134,9 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
     work +=
         m.figure.batch * (m.figure.depth + m.figure.tokens * (options.repeat + (m.figure.name == "prefill" ? 0 : 1)));
   }
-  if (budget > available_memory())
+  if (budget > memory_bound())
     return exhausted("these depths need {} bytes of KV memory, more than this machine has left ({}); give smaller ones",
-                     budget, available_memory())
+                     budget, memory_bound())
         .about({"depths"});
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, new_cache(model, budget));
 

@@ -2,13 +2,16 @@
 #include "base/system_memory.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <thread>
 
 namespace kvasir {
 namespace {
@@ -61,7 +64,7 @@ class SystemMemory : public ::testing::Test {
   }
   void member_of(const std::string& lines) const { put("/proc/self/cgroup", lines); }
 
-  std::uint64_t available() const { return available_memory(root_); }
+  std::optional<std::uint64_t> available() const { return available_memory(root_); }
 
  private:
   std::string root_;
@@ -170,11 +173,11 @@ TEST_F(SystemMemory, WhatIsMissingBoundsNothing) {
   put("/sys/fs/cgroup/a/memory.current", mib(64));
   EXPECT_EQ(available(), kSystem);
   remove("/proc/meminfo");
-  EXPECT_EQ(available(), 0u) << "nothing is known";
+  EXPECT_EQ(available(), std::nullopt) << "nothing is known";
   group("/a", mib(64), mib(4));
   EXPECT_EQ(available(), 60 * kMiB);
   remove("/proc");
-  EXPECT_EQ(available(), 0u);
+  EXPECT_EQ(available(), std::nullopt);
 }
 
 TEST_F(SystemMemory, HostileContentsBoundNothing) {
@@ -204,7 +207,7 @@ TEST_F(SystemMemory, HostileContentsBoundNothing) {
   EXPECT_EQ(available(), kSystem);
   for (const char* text : {"MemAvailable:", "MemAvailable: lots", "MemAvailable: 18446744073709551615 kB"}) {
     put("/proc/meminfo", text);
-    EXPECT_EQ(available(), 0u) << text;
+    EXPECT_EQ(available(), std::nullopt) << text;
   }
 }
 
@@ -218,13 +221,18 @@ TEST_F(SystemMemory, AddressSpaceIsBounded) {
   address_space("many", 100);
   EXPECT_EQ(available(), kSystem);
   address_space("1073741824", 100);
+  EXPECT_EQ(available_memory(root_, 24 * kMiB), 900 * kMiB) << "less what else is to be mapped";
+  EXPECT_EQ(available_memory(root_, 924 * kMiB), 0u);
+  address_space("unlimited", 100);
+  EXPECT_EQ(available_memory(root_, 24 * kMiB), kSystem) << "the rest is not limited by it";
+  address_space("1073741824", 100);
   remove("/proc/self/status");
   EXPECT_EQ(available(), 1024 * kMiB);
 }
 
 // On the machine itself.
 TEST(AvailableMemory, StaysBelowTheLimitOnAddressSpace) {
-  EXPECT_GT(available_memory(), 0u);
+  EXPECT_GT(available_memory().value_or(0), 0u);
   std::uint64_t pages = 0;  // mapped
   ASSERT_TRUE(std::ifstream("/proc/self/statm") >> pages);
   rlimit old{};
@@ -232,10 +240,25 @@ TEST(AvailableMemory, StaysBelowTheLimitOnAddressSpace) {
   rlimit tight = old;
   tight.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + 256 * kMiB;
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
-  const std::uint64_t left = available_memory();
+  const std::uint64_t left = memory_bound();
   ASSERT_EQ(::setrlimit(RLIMIT_AS, &old), 0);
   EXPECT_LE(left, 256 * kMiB);
   EXPECT_GT(left, 128 * kMiB);
+}
+
+TEST(StackBytes, CoverWhatAThreadHas) {
+  std::size_t of_thread = 0;
+  std::thread([&] {
+    pthread_attr_t own;
+    if (::pthread_getattr_np(::pthread_self(), &own) != 0) return;
+    ::pthread_attr_getstacksize(&own, &of_thread);
+    ::pthread_attr_destroy(&own);
+  }).join();
+  EXPECT_GT(of_thread, 0u);
+  EXPECT_GE(stack_bytes(2), of_thread);
+  EXPECT_LE(stack_bytes(2), of_thread + kMiB);
+  EXPECT_EQ(stack_bytes(1), 0u);
+  EXPECT_EQ(stack_bytes(5), 4 * stack_bytes(2));
 }
 
 }  // namespace

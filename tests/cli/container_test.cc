@@ -1,4 +1,5 @@
 // Little memory: `info`, `plan` and `run` agree about it, and nothing is killed.
+#include <fmt/core.h>
 #include <sys/stat.h>
 
 #include "cli/program.h"
@@ -9,7 +10,8 @@ namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-void expect_agreement(const std::string& model, const Surroundings& tight, std::uint64_t limit) {
+// `threads`: 0 for the default, which is what `info` and `plan` assume.
+void expect_agreement(const std::string& model, const Surroundings& tight, std::uint64_t limit, int threads = 1) {
   const Json memory = json_of({"info", model, "--json"}, tight)["memory"];
   const std::uint64_t available = memory["available_bytes"];
   EXPECT_LT(available, limit);
@@ -18,7 +20,8 @@ void expect_agreement(const std::string& model, const Surroundings& tight, std::
        {"full", "", "streaming:cap=1000", "h2o:budget=512,recent=256", "snapkv:budget=512"}) {
     SCOPED_TRACE(policy);
     Arguments planned = {"plan", "-m", model, "--ctx", "1500", "--prompt", "600", "--json"};
-    Arguments run = {"run", "-m", model, "-t", "1", "-p", some_text(600), "-n", "4", "--ignore-eos", "--json"};
+    Arguments run = {"run", "-m", model, "-p", some_text(600), "-n", "4", "--ignore-eos", "--json"};
+    if (threads > 0) run.insert(run.end(), {"-t", std::to_string(threads)});
     if (!policy.empty()) planned.insert(planned.end(), {"--kv", policy});
     if (!policy.empty()) run.insert(run.end(), {"--kv", policy});
     const Json plan = json_of(planned, tight);
@@ -45,12 +48,51 @@ TEST(LittleMemory, LimitOnAddressSpace) {
     SCOPED_TRACE(limit);
     Surroundings tight;
     tight.address_space_limit = limit;
-    expect_agreement(model_path(), tight, limit);
+    expect_agreement(model_path(), tight, limit, 1);
+    expect_agreement(model_path(), tight, limit, 0);
     // Too much is asked for: noted, and refused where the system does not give it.
     const Finished noted = run_model({"-p", "Once", "-n", "1", "--kv-memory", std::to_string(limit)}, tight);
     EXPECT_EQ(noted.signal, 0);
     EXPECT_NE(noted.err.find("is more than the"), std::string::npos) << noted.err;
   }
+}
+
+// Hardly more than the program itself maps. What the threads' stacks take counts too.
+TEST(LittleMemory, LimitCloseToTheWeights) {
+  int ran = 0;
+  int refused = 0;
+  for (const std::uint64_t kib : {20000, 24000, 28000, 32000, 40000, 48000, 64000}) {
+    Surroundings tight;
+    tight.address_space_limit = kib * 1024;
+    for (const int threads : {0, 1, 2, 4}) {
+      for (const std::string policy : {"", "full", "streaming:cap=500"}) {
+        SCOPED_TRACE(fmt::format("{} KiB, {} threads, {}", kib, threads, policy));
+        Arguments planned = {"plan", "-m", model_path(), "--ctx", "1500", "--prompt", "600", "--json"};
+        Arguments run = {"run", "-m", model_path(), "-p", some_text(600), "-n", "4", "--ignore-eos", "--json"};
+        if (!policy.empty()) planned.insert(planned.end(), {"--kv", policy});
+        if (!policy.empty()) run.insert(run.end(), {"--kv", policy});
+        if (threads > 0) run.insert(run.end(), {"-t", std::to_string(threads)});
+        const Finished done = run_program(run, tight);
+        EXPECT_EQ(done.signal, 0) << done.err;
+        (done.exit_code == 0 ? ran : refused)++;
+        if (done.exit_code != 0) {
+          EXPECT_EQ(done.exit_code, 1) << done.err;
+          EXPECT_EQ(done.error_lines(), 1) << done.err;
+          EXPECT_NE(done.err.find(" bytes"), std::string::npos) << "names no figures: " << done.err;
+          EXPECT_EQ(done.err.find("the system"), std::string::npos) << "was admitted: " << done.err;
+        }
+        if (threads > 0) continue;
+        const Json plan = json_of(planned, tight);
+        EXPECT_EQ(plan["run_refuses"].is_null(), done.exit_code == 0) << plan["run_refuses"] << done.err;
+        const Json memory = json_of({"info", model_path(), "--json"}, tight)["memory"];
+        if (memory["fits"].get<bool>()) {
+          EXPECT_EQ(done.exit_code, 0) << done.err;
+        }
+      }
+    }
+  }
+  EXPECT_GT(ran, 0);
+  EXPECT_GT(refused, 0);
 }
 
 // A control group, on a system whose files are replaced for the program alone. They do not follow what it uses.

@@ -250,7 +250,7 @@ class Container : public ::testing::TestWithParam<std::tuple<bool, std::uint64_t
     const std::string group = root_ + "/sys/fs/cgroup/" + (old ? "memory/" : "");
     put("/sys/fs/cgroup/" + std::string(old ? "memory/memory.limit_in_bytes" : "memory.max"), std::to_string(limit));
     put("/sys/fs/cgroup/" + std::string(old ? "memory/memory.usage_in_bytes" : "memory.current"), std::to_string(used));
-    return available_memory(root_);
+    return available_memory(root_).value();
   }
 
   std::string root_;

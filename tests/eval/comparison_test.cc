@@ -235,7 +235,7 @@ TEST_F(Comparison, MemoryBoundsThePolicyNotTheMeasure) {
   const auto full = evaluate_perplexity(small, text(300), {.policies = {"full"}, .compare_full = true}, {});
   EXPECT_EQ(full.status().code(), StatusCode::kResourceExhausted);
   // More than any machine has, for two caches.
-  const auto huge = load(file_->path(), {.threads = 1, .kv_type = "f16", .kv_memory = available_memory() / 4 * 3});
+  const auto huge = load(file_->path(), {.threads = 1, .kv_type = "f16", .kv_memory = memory_bound() / 4 * 3});
   const auto two = evaluate_perplexity(huge, text(300), {.policies = {"full", "window"}, .compare_full = true}, {});
   EXPECT_EQ(two.status().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(two.status().message().find("side by side"), std::string::npos) << two.status().message();
