@@ -1,7 +1,6 @@
 // How the memory for keys and values is spent: the size of the default policy, the chunk of its prompts, the bytes of
 // the cache; and what can never fit. The engine decides by these functions, and `plan` and `info` report what it would
-// decide. Thread-safety: pure functions of their
-// arguments, but for memory_for_run, which asks the system.
+// decide. Thread-safety: pure functions of their arguments, but for memory_for_run, which asks the system.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,9 @@ class SystemMemory : public ::testing::Test {
   }
   void member_of(const std::string& lines) const { put("/proc/self/cgroup", lines); }
 
-  std::optional<std::uint64_t> available() const { return available_memory(root_); }
+  std::optional<std::uint64_t> available(std::uint64_t address_space = 0) const {
+    return available_memory(root_, address_space);
+  }
 
  private:
   std::string root_;
@@ -221,10 +223,10 @@ TEST_F(SystemMemory, AddressSpaceIsBounded) {
   address_space("many", 100);
   EXPECT_EQ(available(), kSystem);
   address_space("1073741824", 100);
-  EXPECT_EQ(available_memory(root_, 24 * kMiB), 900 * kMiB) << "less what else is to be mapped";
-  EXPECT_EQ(available_memory(root_, 924 * kMiB), 0u);
+  EXPECT_EQ(available(24 * kMiB), 900 * kMiB) << "less what else is to be mapped";
+  EXPECT_EQ(available(924 * kMiB), 0u);
   address_space("unlimited", 100);
-  EXPECT_EQ(available_memory(root_, 24 * kMiB), kSystem) << "the rest is not limited by it";
+  EXPECT_EQ(available(24 * kMiB), kSystem) << "the rest is not limited by it";
   address_space("1073741824", 100);
   remove("/proc/self/status");
   EXPECT_EQ(available(), 1024 * kMiB);
