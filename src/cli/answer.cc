@@ -197,14 +197,16 @@ void print_summary(const GenerateResult& result, std::string_view scope) {
       kv.kept, counted(kv.seen, "token"), human_bytes(kv.bytes), human_bytes(kv.bytes_peak), human_bytes(kv.budget));
 }
 
-void note_forgotten(const Session& session) {
+void note_forgotten(const Session& session, std::int64_t context) {
   const KvReport kv = session.kv();
   const Session::Forgotten forgotten = session.forgotten();
   if (forgotten.dropped == 0 || !drops_ranges(kv.policy)) return;
-  note(
-      "kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; a larger cache, or --kv snapkv, "
-      "keeps what the question needs\n",
-      forgotten.first, forgotten.first + forgotten.dropped - 1, kv.seen, kv.policy);
+  // A policy that keeps what the question needs must first hold the whole text.
+  const std::string remedy = kv.seen <= context ? "a larger cache, or --kv snapkv, keeps what the question needs"
+                                                : fmt::format("the model was trained for {}: ask about a shorter part",
+                                                              counted(context, "token"));
+  note("kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; {}\n", forgotten.first,
+       forgotten.first + forgotten.dropped - 1, kv.seen, kv.policy, remedy);
 }
 
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,
@@ -219,7 +221,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
                        human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
-  if (!options.files.empty() && options.prompt) note_forgotten(session);
+  if (!options.files.empty() && options.prompt) note_forgotten(session, engine.model().context);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
   bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;

@@ -52,8 +52,8 @@ class Runner {
 void print_summary(const GenerateResult& result, std::string_view scope = "");
 
 // Reports that parts of what was read are forgotten, where the policy keeps only the start and the newest tokens: a
-// question about them has no answer.
-void note_forgotten(const Session& session);
+// question about them has no answer. `context`: the model's trained one, tokens.
+void note_forgotten(const Session& session, std::int64_t context);
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,

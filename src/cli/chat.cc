@@ -151,6 +151,8 @@ Status Chat::send(const std::string& text) {
   const Status said = runner_->say(message, "user", [this] { before_.reset(); });
   if (said.code() == StatusCode::kCancelled) {
     note("kvasir: stopped while reading; {} seen\n", counted(session_->kv().seen, "token"));
+    if (asks_documents)
+      note("kvasir: the documents are read in part only; for a whole answer /clear, and /read them again\n");
     return {};
   }
   if (said.code() == StatusCode::kInvalidArgument || said.code() == StatusCode::kResourceExhausted) {
@@ -159,7 +161,7 @@ Status Chat::send(const std::string& text) {
     return {};
   }
   KVASIR_RETURN_IF_ERROR(said);
-  if (asks_documents) note_forgotten(*session_);
+  if (asks_documents) note_forgotten(*session_, engine_.model().context);
   agains_ = 0;
   if (Result<std::unique_ptr<Session>> fork = session_->fork(); fork.ok()) before_ = std::move(*fork);
   return answer(generate_);
@@ -235,8 +237,7 @@ void Chat::read_file(const std::string& file) {
 
 void Chat::save(const std::string& file) {
   const std::vector<std::string> inputs = {options_.engine.model, options_.chat_template};
-  Status status = check_output(file, inputs);
-  if (status.ok()) status = check_replaceable(file);
+  Status status = check_session_output(file, inputs);
   if (status.ok()) status = session_->save(file);
   if (!status.ok()) {
     note_error(status);

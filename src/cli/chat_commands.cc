@@ -47,6 +47,7 @@ Status unknown(std::string_view name) {
 }  // namespace
 
 Result<ChatLine> parse_chat_line(std::string_view line) {
+  if (line == "/quit" || line == "/exit") return ChatLine{ChatCommand::kBye, ""};
   if (!line.starts_with('/') || line.find('\n') != std::string_view::npos) return ChatLine{{}, std::string(line)};
   if (line.starts_with("//")) return ChatLine{{}, std::string(line.substr(1))};
   const std::size_t end = std::min(line.find_first_of(" \t\r"), line.size());

@@ -15,9 +15,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <system_error>
 
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "cli/byte_size.h"
@@ -259,6 +261,19 @@ Status check_output(const std::string& path, std::span<const std::string> inputs
     if (std::filesystem::equivalent(path, input, error))
       return invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path);
   }
+  return {};
+}
+
+Status check_session_output(const std::string& path, std::span<const std::string> inputs) {
+  KVASIR_RETURN_IF_ERROR(check_output(path, inputs));
+  KVASIR_RETURN_IF_ERROR(check_replaceable(path));
+  constexpr std::string_view kMagic = "KVASIRS";  // of every format
+  char begin[kMagic.size()] = {};
+  std::ifstream file(path, std::ios::binary);
+  file.read(begin, sizeof begin);
+  const std::string_view found(begin, static_cast<std::size_t>(file.gcount()));
+  if (!found.empty() && found != kMagic)
+    return invalid_argument("'{}' exists and is not a session file; give another name, or remove it", path);
   return {};
 }
 

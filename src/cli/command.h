@@ -101,6 +101,10 @@ std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 // Checks that an output file is not one of the inputs. Errors: kInvalidArgument.
 Status check_output(const std::string& path, std::span<const std::string> inputs);
 
+// Checks that a session can be written to `path`, and replaces nothing but a session file. Errors: kInvalidArgument;
+// those of check_replaceable.
+Status check_session_output(const std::string& path, std::span<const std::string> inputs);
+
 // Returns `path` if it is a file; for a folder, its files whose names end in `extension`, sorted by name. `what`: the
 // files' content, for messages. Errors: kIo; kInvalidArgument for a folder without such a file.
 Result<std::vector<std::string>> files_at(const std::string& path, std::string_view extension, std::string_view what);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "base/nearest.h"
@@ -80,6 +82,9 @@ std::string no_argument(std::string_view argument, const CLI::App& app) {
       if (elsewhere == typed && exists(here.substr(2))) question = fmt::format("; did you mean '{}'?", here.substr(2));
     if (const std::size_t quote = question.find('\''); quote != std::string::npos) question.insert(quote + 1, "--");
   }
+  std::error_code error;
+  if (!dashed && question.empty() && exists("file") && std::filesystem::is_regular_file(argument, error))
+    question = "; a text is given by -f";
   return fmt::format("the argument '{}' is not expected{}", argument, question);
 }
 

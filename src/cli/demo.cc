@@ -88,12 +88,13 @@ Result<Answer> ask(const DemoOptions& options, const std::string& policy, std::s
   return answer;
 }
 
-// Returns how the answer came about: "found", or why it was not.
-std::string verdict(const Answer& answer) {
+// Returns how the answer came about: "found", or why it was not. `missed_whole`: the model did not find the number even
+// in the whole text.
+std::string verdict(const Answer& answer, bool missed_whole) {
   if (answer.found) return "found";
   if (answer.forgotten.dropped == 0) return "not found, although nothing was dropped";
-  return fmt::format("forgotten: {} dropped, the first is token {}", counted(answer.forgotten.dropped, "token"),
-                     answer.forgotten.first);
+  return fmt::format("{}: {} dropped, the first is token {}", missed_whole ? "not found" : "forgotten",
+                     counted(answer.forgotten.dropped, "token"), answer.forgotten.first);
 }
 
 Json to_json(const Answer& answer) {
@@ -127,15 +128,17 @@ Result<Json> ask_all(const DemoOptions& options, std::string_view prompt) {
   if (!options.json)
     KVASIR_RETURN_IF_ERROR(print(fmt::format("{:<{}}  {:>13}  {:>9}  {:>9}  {:>6}  {}\n", "policy", width,
                                              "kept of read", "KV memory", "peak", "time", "answer")));
+  bool missed_whole = false;
   for (const std::string& policy : options.policies) {
     KVASIR_ASSIGN_OR_RETURN(const Answer answer, ask(options, policy, prompt));
     answers.push_back(to_json(answer));
+    missed_whole = missed_whole || (!answer.found && answer.forgotten.dropped == 0);
     if (options.json) continue;
     const KvReport& kv = answer.result.kv;
     KVASIR_RETURN_IF_ERROR(print(fmt::format(
         "{:<{}}  {:>13}  {:>9}  {:>9}  {:>4.1f} s  {}: {}\n", policy, width, fmt::format("{} of {}", kv.kept, kv.seen),
         human_bytes(kv.bytes), human_bytes(kv.bytes_peak), answer.result.prompt_seconds + answer.result.seconds,
-        printable(answer.text, 40), verdict(answer))));
+        printable(answer.text, 40), verdict(answer, missed_whole))));
   }
   if (!options.json) KVASIR_RETURN_IF_ERROR(print(legend(options.policies)));
   return answers;
@@ -210,7 +213,9 @@ void add_demo(CLI::App& program, Outcome& outcome) {
   add_model_option(*command, options->engine.model);
   command->add_option("-t,--threads", options->engine.threads, "Threads; 0: one per core")->capture_default_str();
   command->add_option("-f,--file", options->file, "Text in which the number is hidden")->required()->type_name("FILE");
-  command->add_option("--number", options->number, "The number, 1 to 9 digits")->capture_default_str();
+  command
+      ->add_option("--number", options->number, "The number, 1 to 9 digits; the bundled model recalls numbers of five")
+      ->capture_default_str();
   command->add_option("--kv", options->policies, "Retention policy; may be repeated, one row each")
       ->take_all()
       ->allow_extra_args(false)

@@ -4,6 +4,7 @@
 #include "cli/command.h"
 #include "cli/text_input.h"
 #include "text/tokenizer.h"
+#include "text/utf8.h"
 
 namespace kvasir::cli {
 
@@ -19,9 +20,10 @@ void join_part(std::string& text, std::string_view part) {
 
 Result<std::string> read_document(const std::string& file) {
   KVASIR_ASSIGN_OR_RETURN(std::string text, read_text_file(file));
-  if (!text.empty()) return text;
-  return invalid_argument("{} is empty; give a file with text",
-                          file == "-" ? "standard input" : "'" + printable(file, 200) + "'");
+  if (white_space_prefix(text) < text.size()) return text;
+  return invalid_argument("{} is {}; give a file with text",
+                          file == "-" ? "standard input" : "'" + printable(file, 200) + "'",
+                          text.empty() ? "empty" : "blank");
 }
 
 Result<std::string> read_documents(std::span<const std::string> files, const std::optional<std::string>& prompt) {

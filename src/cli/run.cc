@@ -74,8 +74,7 @@ Status check_save(const RunOptions& options, bool reads_input) {
   for (const std::string& file : options.files)
     if (file != "-") inputs.push_back(file);
   if (reads_input) inputs.emplace_back("/dev/stdin");
-  KVASIR_RETURN_IF_ERROR(check_output(options.save, inputs));
-  return check_replaceable(options.save);
+  return check_session_output(options.save, inputs);
 }
 
 // Whether the command holds a conversation: nothing says what to answer, and somebody can be asked. With --chat and

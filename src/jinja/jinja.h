@@ -37,7 +37,7 @@ Result<Template> parse(std::string_view source);
 
 // What a render may use. The defaults suit conversations of some megabytes.
 struct Limits {
-  std::int64_t steps = 50'000'000;        // evaluated nodes, loop rounds and elements handled by filters
+  std::int64_t steps = 20'000'000;        // evaluated nodes, loop rounds and elements handled by filters
   std::size_t output_bytes = 64u << 20;   // of the rendered text
   std::size_t memory_bytes = 512u << 20;  // of all values alive at one time, roughly
   int depth = 600;                        // of nested statements, expressions and macro calls

@@ -43,14 +43,16 @@ std::vector<Range> words_of(std::string_view text, std::int64_t count, bool righ
     const std::string_view bytes = text.substr(rest.from, rest.size);
     std::size_t cut = right ? 0 : bytes.size();  // where the word starts, or ends
     if (count < 0 || static_cast<std::int64_t>(words.size()) < count) {
-      for (std::size_t at = 0; at < bytes.size();) {
-        const std::size_t size = character_size(bytes.substr(at));
-        if (is_space(bytes.substr(at, size))) {
-          cut = right ? at + size : at;
-          if (!right) break;
-        }
-        at += size;
+      const auto size_at = [&](std::size_t at) {
+        return right ? last_character_size(bytes.substr(0, at)) : character_size(bytes.substr(at));
+      };
+      std::size_t at = right ? bytes.size() : 0;
+      for (const std::size_t end = cut; at != end;) {
+        const std::size_t size = size_at(at);
+        if (is_space(bytes.substr(right ? at - size : at, size))) break;
+        at = right ? at - size : at + size;
       }
+      cut = at;
     }
     words.push_back(right ? Range{rest.from + cut, bytes.size() - cut} : Range{rest.from, cut});
     const Range left =

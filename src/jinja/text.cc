@@ -83,6 +83,13 @@ bool is_space(std::string_view character) {
          code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
 }
 
+std::size_t last_character_size(std::string_view text) {
+  std::size_t size = 1;
+  for (std::size_t more = 2; more <= 4 && more <= text.size(); ++more)
+    if (character_size(text.substr(text.size() - more)) == more) size = more;
+  return size;
+}
+
 Range strip(std::string_view text, const std::string* characters, bool left, bool right) {
   std::unordered_set<std::string_view> set;
   if (characters != nullptr)
@@ -99,10 +106,7 @@ Range strip(std::string_view text, const std::string* characters, bool left, boo
   }
   std::size_t end = text.size();
   while (right && end > from) {
-    // The last character: the longest of up to four bytes that is one character.
-    std::size_t size = 1;
-    for (std::size_t more = 2; more <= 4 && more <= end - from; ++more)
-      if (character_size(text.substr(end - more, more)) == more) size = more;
+    const std::size_t size = last_character_size(text.substr(from, end - from));
     if (!goes(text.substr(end - size, size))) break;
     end -= size;
   }

@@ -50,6 +50,8 @@ class Text {
 // Returns the length in bytes of the character at the start of `text`. A byte that is not part of valid UTF-8 counts as
 // one character. REQUIRES: not empty.
 std::size_t character_size(std::string_view text);
+// Returns the bytes of the last character of a text that is not empty: the longest of up to four that is one.
+std::size_t last_character_size(std::string_view text);
 std::size_t count_characters(std::string_view text);
 // Returns the offset in bytes of character `index`, or text.size() behind the last.
 std::size_t character_offset(std::string_view text, std::size_t index);

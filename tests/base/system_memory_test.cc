@@ -13,10 +13,13 @@
 #include <string>
 #include <thread>
 
+#include "support/mebibyte.h"
+
 namespace kvasir {
 namespace {
 
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+using test::kMiB;
+
 constexpr std::uint64_t kSystem = 4096 * kMiB;  // MemAvailable of every system here
 
 std::string mib(std::uint64_t count) {

@@ -3,12 +3,11 @@
 #include <sys/stat.h>
 
 #include "cli/program.h"
+#include "support/mebibyte.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 // `threads`: 0 for the default, which is what `info` and `plan` assume.
 void expect_agreement(const std::string& model, const Surroundings& tight, std::uint64_t limit, int threads = 1) {

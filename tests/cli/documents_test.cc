@@ -61,10 +61,39 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
 // As a single file that is too large. The third is not read.
 TEST(Documents, AreBoundedTogether) {
   const Folder folder;
-  const std::string one = folder.make("one", "");
-  std::filesystem::resize_file(one, std::size_t{140} << 20);
+  const std::string one = folder.make("one", std::string(std::size_t{140} << 20, 'a'));
   expect_refused(run_model({"-f", one, "-f", one, "-f", folder.path("none")}), 1,
                  "the documents are larger together than the 268435456 bytes accepted here; split them");
+}
+
+TEST(Documents, WhatIsNoTextIsNamed) {
+  const Folder folder;
+  using namespace std::string_literals;
+  const std::pair<std::string, std::string> kinds[] = {
+      {"\xff\xfeH\0i\0"s, " is in UTF-16, not UTF-8; convert it with `iconv -f UTF-16 -t UTF-8`"},
+      {"\xfe\xff\0H\0i"s, " is in UTF-16, not UTF-8; convert it with `iconv -f UTF-16 -t UTF-8`"},
+      {"H\0i\0"s, " is no text: byte 1 is NUL; convert it to UTF-8 if it is text in UTF-16 or UTF-32"},
+      {"GGUF\3\0\0\0"s, " is a GGUF file, not a text; the model is given by -m"},
+      {"KVASIRS2\1"s, " is a session file, not a text; --load continues it"},
+      {"%PDF-1.7\n"s, " is a PDF, not a text; convert it first, for example with `pdftotext`"},
+      {"PK\3\4"s, " is compressed, not a text; unpack it first"},
+      {" \n\xc2\xa0\n"s, " is blank; give a file with text"}};
+  for (const auto& [content, message] : kinds) {
+    const std::string file = folder.make("file", content);
+    expect_refused(run_model({"-f", file, "-p", "Why?"}), 2, "'" + file + "'" + message);
+  }
+}
+
+TEST(Documents, OnlySessionFilesAreReplaced) {
+  const Folder folder;
+  const std::string notes = folder.make("notes", "Buy milk.");
+  expect_refused(run_model({"-p", "Why?", "-n", "1", "--save", notes}), 2,
+                 "'" + notes + "' exists and is not a session file; give another name, or remove it");
+  EXPECT_EQ(folder.content("notes"), "Buy milk.");
+  const std::string session = folder.make("session", "");
+  for (int time = 0; time < 2; ++time)
+    EXPECT_EQ(run_model({"-p", "Why?", "-n", "1", "--save", session}).exit_code, 0) << time;
+  EXPECT_TRUE(folder.content("session").starts_with("KVASIRS"));
 }
 
 TEST(Documents, AreNotReplacedByTheSession) {

@@ -21,7 +21,7 @@ class Errors : public ::testing::Test {
     std::filesystem::create_directories(folder_);
     std::ofstream(file("empty"));
     std::ofstream(file("text")) << some_text(50);
-    std::ofstream(file("binary")) << std::string("\xff\xfe\x00\x01", 4);
+    std::ofstream(file("binary")) << "\xff\xfa\x02\x01";
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string folder() const { return folder_.string(); }

@@ -67,7 +67,7 @@ TEST_F(Errors, EvalPpl) {
           {{"--report", ""}, 2, "--report: a report needs a file to be written to" + see("eval ppl")},
           {{"--report", folder()}, 2, "cannot open '" + folder() + "': Is a directory"},
           {{"-f", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
-          {{text}, 2, "the argument '" + text + "' is not expected" + see("eval ppl")},
+          {{text}, 2, "the argument '" + text + "' is not expected; a text is given by -f" + see("eval ppl")},
       },
       {"eval", "ppl", "-m", model, "-f", text});
 }

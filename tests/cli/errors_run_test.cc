@@ -22,7 +22,7 @@ TEST_F(Errors, RunWithoutAModel) {
       {{"run", "-m", file("binary"), "-p", "x"},
        2,
        "'" + file("binary") +
-           "': this is not a GGUF file: it begins with '\\xff\\xfe\\x00\\x01' instead of 'GGUF'; convert the model to "
+           "': this is not a GGUF file: it begins with '\\xff\\xfa\\x02\\x01' instead of 'GGUF'; convert the model to "
            "GGUF first"},
       {{"run", "-m", "/dev/null", "-p", "x"}, 2, "'/dev/null' is not a regular file"},
       {{"run", "-m", "/dev/zero", "-p", "x"}, 2, "'/dev/zero' is not a regular file"},

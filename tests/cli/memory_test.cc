@@ -1,11 +1,10 @@
 // Memory: predicted, bounded, reported; and all three agree.
 #include "cli/program.h"
 #include "support/engine_fixture.h"
+#include "support/mebibyte.h"
 
 namespace kvasir::test {
 namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 Json plan(const Arguments& more) {
   Arguments arguments = {"plan", "-m", model_path(), "--json"};

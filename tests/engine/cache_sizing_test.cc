@@ -14,12 +14,11 @@
 #include "kvasir/engine.h"
 #include "model/transformer.h"
 #include "support/engine_fixture.h"
+#include "support/mebibyte.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 // A model of the shape of the small one, with memory to spare.
 CacheConditions plenty() {

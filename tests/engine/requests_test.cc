@@ -8,12 +8,11 @@
 #include "engine/policy_cases.h"
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
+#include "support/mebibyte.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
-
-constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 std::string tale(int sentences) {
   std::string text;

@@ -48,6 +48,17 @@ TEST(Jinja, Statements) {
   EXPECT_EQ(rendered("{% generation %}x{% endgeneration %}"), "x");
 }
 
+TEST(Jinja, WhatIsUndefinedStartsNoDictionary) {
+  EXPECT_FALSE(try_render("{{ dict(nothing) }}").ok());
+  EXPECT_FALSE(try_render("{% set ns = namespace(nothing, x=1) %}{{ ns.x }}").ok());
+}
+
+TEST(Jinja, SplitsFromTheRight) {
+  EXPECT_EQ(rendered("{{ ' a\u00a0b  ż c '.rsplit()|tojson }}"), R"(["a", "b", "ż", "c"])");
+  EXPECT_EQ(rendered("{{ ' a b  ż\u3000c '.rsplit(none, 1)|tojson }}"), R"([" a b  ż", "c"])");
+  EXPECT_EQ(rendered("{{ ' ab '.rsplit(none, 3)|tojson }}"), R"(["ab"])");
+}
+
 TEST(Jinja, FiltersAndMethods) {
   EXPECT_EQ(rendered("{{ {'a': [1, 'ż\"', none]}|tojson }}"), "{\"a\": [1, \"ż\\\"\", null]}");
   EXPECT_EQ(rendered("{{ [1, {'b': 2}]|tojson(indent=2) }}"), "[\n  1,\n  {\n    \"b\": 2\n  }\n]");
