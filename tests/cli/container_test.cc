@@ -42,7 +42,16 @@ void expect_agreement(const std::string& model, const Surroundings& tight, std::
 }
 
 // As under `ulimit -v`.
-TEST(LittleMemory, LimitOnAddressSpace) {
+class LittleMemory : public testing::Test {
+ protected:
+  void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a sanitizer's shadow memory is larger than these limits";
+#endif
+  }
+};
+
+TEST_F(LittleMemory, LimitOnAddressSpace) {
   for (const std::uint64_t limit : {96 * kMiB, 128 * kMiB, 256 * kMiB, 1024 * kMiB}) {
     SCOPED_TRACE(limit);
     Surroundings tight;
@@ -57,7 +66,7 @@ TEST(LittleMemory, LimitOnAddressSpace) {
 }
 
 // Hardly more than the program itself maps. What the threads' stacks take counts too.
-TEST(LittleMemory, LimitCloseToTheWeights) {
+TEST_F(LittleMemory, LimitCloseToTheWeights) {
   int ran = 0;
   int refused = 0;
   for (const std::uint64_t kib : {20000, 24000, 28000, 32000, 40000, 48000, 64000}) {
@@ -95,7 +104,7 @@ TEST(LittleMemory, LimitCloseToTheWeights) {
 }
 
 // A control group, on a system whose files are replaced for the program alone. They do not follow what it uses.
-TEST(LittleMemory, ControlGroups) {
+TEST_F(LittleMemory, ControlGroups) {
   const std::string of_process = bytes_of("/proc/self/cgroup");
   int tried = 0;
   for (const bool old : {false, true}) {

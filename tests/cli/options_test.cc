@@ -220,8 +220,8 @@ TEST_F(Options, LogProbabilities) {
   // None of the likeliest; of each sample.
   EXPECT_TRUE(run_json({"-p", "Once", "-n", "1", "--logprobs", "0"})["logprobs"][0]["top"].empty());
   EXPECT_FALSE(run_json({"-p", "Once", "-n", "1"}).contains("logprobs"));
-  for (const Json& sample : run_json({"-p", "Once", "-n", "2", "--samples", "2", "--logprobs", "1"})["samples"])
-    EXPECT_EQ(sample["logprobs"].size(), sample["tokens"]);
+  const Json several = run_json({"-p", "Once", "-n", "2", "--samples", "2", "--logprobs", "1"});
+  for (const Json& sample : several["samples"]) EXPECT_EQ(sample["logprobs"].size(), sample["tokens"]);
   expect_all_refused({{{"--logprobs", "2"}, 2, "--logprobs is for JSON; give --json too"},
                       {{"--json", "--logprobs", "101"}, 2, "--logprobs 101 is outside 0 to 100 (-1: none)"}},
                      run_arguments({"-p", "x"}));
