@@ -33,8 +33,6 @@ class BpeTokenizer final : public Tokenizer {
   BpeTokenizer& operator=(const BpeTokenizer&) = delete;
 
   Status initialize();
-  Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                               std::span<const TokenId> reserved, bool continues) const override;
   std::string bytes_of(TokenId token, bool special) const override;
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
@@ -43,7 +41,7 @@ class BpeTokenizer final : public Tokenizer {
     std::size_t begin;
     std::size_t count;
   };
-  struct Encoding {  // state of one call of encode_segments
+  struct Encoding {  // state of one call of encode_parts
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
     BpeMerger merger;
@@ -51,6 +49,8 @@ class BpeTokenizer final : public Tokenizer {
     const char* missing = nullptr;                      // the first byte that has no token
   };
 
+  Result<std::vector<TokenId>> encode_parts(std::span<const TextPart> parts, bool add_special,
+                                            std::span<const TokenId> reserved, bool continues) const override;
   void read_pieces();
   Status read_merge(std::size_t index);
   Symbol intern(std::string bytes);
@@ -133,12 +133,12 @@ Status BpeTokenizer::initialize() {
   return {};
 }
 
-Result<std::vector<TokenId>> BpeTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                           std::span<const TokenId> reserved,
-                                                           bool /*continues*/) const {
-  KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(segments, vocabulary_, *special_, reserved));
+Result<std::vector<TokenId>> BpeTokenizer::encode_parts(std::span<const TextPart> parts, bool add_special,
+                                                        std::span<const TokenId> reserved, bool /*continues*/) const {
+  KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(parts, vocabulary_, *special_, reserved));
   Encoding encoding;
   encoding.reserved = reserved;
+  encoding.tokens.reserve(fragmented.text().size() / 4);  // about what prose takes
   if (add_special && vocabulary_.add_bos) encoding.tokens.push_back(*vocabulary_.bos);
   for (const Fragment& fragment : fragmented.fragments) {
     if (fragment.token != kNoToken) {
@@ -149,7 +149,8 @@ Result<std::vector<TokenId>> BpeTokenizer::encode_segments(std::span<const TextS
         splitter_->split(fragmented.text_of(fragment), [&](std::string_view word) { encode_word(word, &encoding); }));
     if (encoding.missing != nullptr) {
       return invalid_argument("the model has no token for byte 0x{:02X}, which the text has at byte {}; remove it",
-                              static_cast<unsigned char>(*encoding.missing), encoding.missing - fragmented.text.data());
+                              static_cast<unsigned char>(*encoding.missing),
+                              encoding.missing - fragmented.text().data());
     }
   }
   if (add_special && vocabulary_.add_eos) encoding.tokens.push_back(*vocabulary_.eos);

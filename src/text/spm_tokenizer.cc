@@ -103,18 +103,18 @@ class SpmTokenizer final : public Tokenizer {
   SpmTokenizer& operator=(const SpmTokenizer&) = delete;
 
   Status initialize();
-  Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                               std::span<const TokenId> reserved, bool continues) const override;
   std::string bytes_of(TokenId token, bool special) const override;
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
  private:
-  struct Encoding {  // state of one call of encode_segments
+  struct Encoding {  // state of one call of encode_parts
     std::span<const TokenId> reserved;
     std::vector<TokenId> tokens;
     SpmMerger merger;
   };
 
+  Result<std::vector<TokenId>> encode_parts(std::span<const TextPart> parts, bool add_special,
+                                            std::span<const TokenId> reserved, bool continues) const override;
   void encode_text(std::string_view text, Encoding* encoding) const;
   void merge_run(std::string_view run, Encoding* encoding) const;
   void emit_character(std::string_view character, Encoding* encoding) const;
@@ -159,9 +159,9 @@ Status SpmTokenizer::initialize() {
   return {};
 }
 
-Result<std::vector<TokenId>> SpmTokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                           std::span<const TokenId> reserved, bool continues) const {
-  KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(segments, vocabulary_, *special_, reserved));
+Result<std::vector<TokenId>> SpmTokenizer::encode_parts(std::span<const TextPart> parts, bool add_special,
+                                                        std::span<const TokenId> reserved, bool continues) const {
+  KVASIR_ASSIGN_OR_RETURN(const FragmentedText fragmented, fragment_text(parts, vocabulary_, *special_, reserved));
   Encoding encoding;
   encoding.reserved = reserved;
   if (add_special && vocabulary_.add_bos) encoding.tokens.push_back(*vocabulary_.bos);

@@ -8,14 +8,14 @@
 namespace kvasir {
 namespace {
 
-Status check_text(std::span<const TextSegment> segments) {
+Status check_text(std::span<const TextPart> parts) {
   std::size_t total = 0;
-  for (const TextSegment& segment : segments) {
-    if (segment.text.size() > kMaxTextBytes - total) {
+  for (const TextPart& part : parts) {
+    if (part.text.size() > kMaxTextBytes - total) {
       return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
     }
-    KVASIR_RETURN_IF_ERROR(check_utf8(segment.text, total));
-    total += segment.text.size();
+    KVASIR_RETURN_IF_ERROR(check_utf8(part.text, total));
+    total += part.text.size();
   }
   return {};
 }
@@ -31,7 +31,7 @@ class Fragmenter {
   }
 
   void add_plain(std::size_t begin, std::size_t end) {
-    if (strips_) begin += white_space_prefix(std::string_view(out_.text).substr(begin, end - begin));
+    if (strips_) begin += white_space_prefix(out_.text().substr(begin, end - begin));
     if (begin == end) return;
     strips_ = false;
     std::vector<Fragment>& fragments = out_.fragments;
@@ -50,24 +50,28 @@ class Fragmenter {
 
 }  // namespace
 
-Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
+Result<FragmentedText> fragment_text(std::span<const TextPart> parts, const Vocabulary& vocabulary,
                                      const SpecialTokens& special, std::span<const TokenId> reserved) {
-  KVASIR_RETURN_IF_ERROR(check_text(segments));
+  KVASIR_RETURN_IF_ERROR(check_text(parts));
   FragmentedText fragmented;
-  for (const TextSegment& segment : segments) fragmented.text += segment.text;
+  if (parts.size() == 1) {
+    fragmented.only = parts.front().text;
+  } else {
+    for (const TextPart& part : parts) fragmented.joined += part.text;
+  }
   Fragmenter fragmenter(vocabulary, &fragmented);
-  std::size_t segment_begin = 0;
-  for (const TextSegment& segment : segments) {
-    std::size_t rest = segment_begin;
-    for (const SpecialTokens::Place& place : special.find(segment.text, segment.parse_special, reserved)) {
-      const std::size_t begin = segment_begin + place.begin;
+  std::size_t part_begin = 0;
+  for (const TextPart& part : parts) {
+    std::size_t rest = part_begin;
+    for (const SpecialTokens::Place& place : special.find(part.text, part.parse_special, reserved)) {
+      const std::size_t begin = part_begin + place.begin;
       const std::size_t end = begin + vocabulary.pieces[static_cast<std::size_t>(place.token)].size();
       fragmenter.add_plain(rest, begin);
       fragmenter.add_token(begin, end, place.token);
       rest = end;
     }
-    segment_begin += segment.text.size();
-    fragmenter.add_plain(rest, segment_begin);
+    part_begin += part.text.size();
+    fragmenter.add_plain(rest, part_begin);
   }
   return fragmented;
 }

@@ -22,18 +22,21 @@ struct Fragment {
 };
 
 struct FragmentedText {
-  std::string text;  // of all segments
+  std::string_view only;  // the text if there is one part: that part
+  std::string joined;     // otherwise: of all parts
   // From left to right; two plain fragments are never adjacent. White space stripped after a token of `strip_after` is
   // in no fragment.
   std::vector<Fragment> fragments;
 
+  std::string_view text() const { return joined.empty() ? only : std::string_view(joined); }
   std::string_view text_of(const Fragment& fragment) const {
-    return std::string_view(text).substr(fragment.begin, fragment.end - fragment.begin);
+    return text().substr(fragment.begin, fragment.end - fragment.begin);
   }
 };
 
-// `reserved` and errors: as Tokenizer::encode_segments(). REQUIRES: `special` belongs to the same vocabulary.
-Result<FragmentedText> fragment_text(std::span<const TextSegment> segments, const Vocabulary& vocabulary,
+// `reserved` and errors: as Tokenizer::encode_segments(). The result may refer to the text of a part. REQUIRES:
+// `special` belongs to the same vocabulary.
+Result<FragmentedText> fragment_text(std::span<const TextPart> parts, const Vocabulary& vocabulary,
                                      const SpecialTokens& special, std::span<const TokenId> reserved);
 
 inline bool contains(std::span<const TokenId> tokens, TokenId token) {

@@ -9,10 +9,16 @@
 namespace kvasir {
 
 Result<std::vector<TokenId>> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
-  if (text.size() > kMaxTextBytes)  // before it is copied
-    return invalid_argument("the text is longer than {} MiB; give it in parts", kMaxTextBytes >> 20);
-  const TextSegment segment{std::string(text), options.parse_special};
-  return encode_segments({&segment, 1}, options.add_special, {}, options.continues);
+  const TextPart part{text, options.parse_special};
+  return encode_parts({&part, 1}, options.add_special, {}, options.continues);
+}
+
+Result<std::vector<TokenId>> Tokenizer::encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                                        std::span<const TokenId> reserved, bool continues) const {
+  std::vector<TextPart> parts;
+  parts.reserve(segments.size());
+  for (const TextSegment& segment : segments) parts.push_back({segment.text, segment.parse_special});
+  return encode_parts(parts, add_special, reserved, continues);
 }
 
 std::string Tokenizer::decode(std::span<const TokenId> tokens, bool special) const {

@@ -29,20 +29,26 @@ struct TextSegment {
   bool parse_special = false;
 };
 
+// The same of a text that the caller holds; the text must outlive the part.
+struct TextPart {
+  std::string_view text;
+  bool parse_special = false;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
   // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8 or has a byte that the vocabulary cannot
-  // express, and if it is longer than kMaxTextBytes; kResourceExhausted if there is no memory.
+  // express, and if it is longer than kMaxTextBytes; kResourceExhausted if there is no memory. Byte-level BPE takes no
+  // copy of the text.
   Result<std::vector<TokenId>> encode(std::string_view text, const EncodeOptions& options) const;
 
   // Encodes one text given in parts. Ordinary pieces may span parts; tokens recognised whole may not. Tokens in
   // `reserved`, user-defined ones included, are never produced from a part without parse_special. `continues`: as in
   // EncodeOptions. Errors: as encode(); byte offsets count over all parts.
-  virtual Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
-                                                       std::span<const TokenId> reserved,
-                                                       bool continues = false) const = 0;
+  Result<std::vector<TokenId>> encode_segments(std::span<const TextSegment> segments, bool add_special,
+                                               std::span<const TokenId> reserved, bool continues = false) const;
 
   // Returns the bytes of a token, possibly part of a UTF-8 sequence. Control and unknown tokens give "" unless
   // `special`. REQUIRES: 0 <= token < vocabulary().pieces.size().
@@ -57,6 +63,11 @@ class Tokenizer {
   bool is_end(TokenId token) const;
 
   virtual const Vocabulary& vocabulary() const = 0;
+
+ private:
+  // As encode_segments().
+  virtual Result<std::vector<TokenId>> encode_parts(std::span<const TextPart> parts, bool add_special,
+                                                    std::span<const TokenId> reserved, bool continues) const = 0;
 };
 
 // Makes the SentencePiece BPE tokenizer of Llama 2 (GGUF's tokenizer.ggml.model = "llama").
