@@ -33,6 +33,7 @@ int main(int argc, char** argv) {
   const CommandLine line(argc, argv);
   Outcome outcome{line, {}};
   add_run(program, outcome);
+  add_serve(program, outcome);
   add_eval(program, outcome);
   add_replay(program, outcome);
   add_record(program, outcome);

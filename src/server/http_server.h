@@ -1,0 +1,94 @@
+// An HTTP/1.1 server on one thread: it reads requests within limits, hands them to a handler, and writes what the
+// handler answers, whole or as a stream. It knows nothing of models or JSON.
+//
+// Everything a client can send or hold open has a limit (HttpLimits). A client that goes away, stops reading, or reads
+// too slowly while an answer is written is reported to the answer's `on_closed`.
+//
+// Thread-safety: HttpServer::run() is the I/O thread. The handler, answers and their callbacks run there and nowhere
+// else; post(), stop() and drain() may be called from any thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvasir/status.h"
+
+namespace kvasir::server {
+
+struct HttpLimits {
+  std::size_t header_bytes = 16 << 10;  // request line and header fields; more is answered with 431
+  int header_fields = 64;
+  std::size_t body_bytes = 8 << 20;       // more is answered with 413
+  int connections = 1024;                 // in all; one more is closed at once
+  int connections_per_address = 512;      // from one client address
+  std::size_t queued_bytes = 1 << 20;     // of a stream that its reader has not taken; more ends the connection
+  std::chrono::seconds header_time{10};   // from a request's first byte to the end of its header
+  std::chrono::seconds body_grace{10};    // for a body, besides body_rate
+  std::size_t body_rate = 1024;           // least bytes a second at which a body must come
+  std::chrono::seconds write_stall{30};   // without any progress of a write
+  std::chrono::seconds keep_alive{60};    // between two requests
+  std::chrono::seconds heartbeat{15};     // between comments in a stream that says nothing else
+};
+
+struct HttpRequest {
+  std::string method;
+  std::string path;   // without the query
+  std::string query;  // behind '?'
+  std::vector<std::pair<std::string, std::string>> fields;  // names in lower case
+  std::string body;
+  std::string address;  // of the client
+
+  // Returns the value of the first field of this name (lower case), or "".
+  std::string_view field(std::string_view name) const;
+};
+
+using HttpFields = std::vector<std::pair<std::string, std::string>>;
+
+// The answer to one request: either send(), or begin_stream(), write() any number of times, and end(). Calls after the
+// connection closed have no effect. Dropping an answer that was not finished closes the connection.
+class HttpAnswer {
+ public:
+  virtual ~HttpAnswer() = default;
+  virtual void send(int status, std::string_view content_type, std::string body, const HttpFields& fields = {}) = 0;
+  // Begins a stream of server-sent events, with status 200.
+  virtual void begin_stream(const HttpFields& fields = {}) = 0;
+  // Adds bytes to the stream.
+  virtual void write(std::string_view bytes) = 0;
+  virtual void end() = 0;
+  // Sets what is called once if the connection closes before the answer is finished: the client left or does not read.
+  virtual void on_closed(std::function<void()> callback) = 0;
+};
+
+class HttpServer {
+ public:
+  using Handler = std::function<void(HttpRequest, std::shared_ptr<HttpAnswer>)>;
+
+  // Listens on an address and a port (0: any that is free). Errors: kInvalidArgument (an address that is none), kIo (in
+  // use, not permitted).
+  static Result<std::unique_ptr<HttpServer>> open(const std::string& address, std::uint16_t port,
+                                                  const HttpLimits& limits, Handler handler);
+  virtual ~HttpServer() = default;
+
+  virtual std::uint16_t port() const = 0;
+  // Serves until stop(), or until drain() has come to its end.
+  virtual void run() = 0;
+  // Runs a function on the I/O thread.
+  virtual void post(std::function<void()> function) = 0;
+  // Runs a function on the I/O thread, again and again.
+  virtual void every(std::chrono::milliseconds period, std::function<void()> function) = 0;
+  // Accepts no more connections, closes idle ones, and lets answers under way finish; those that have not at the
+  // deadline are closed.
+  virtual void drain(std::chrono::milliseconds deadline) = 0;
+  virtual void stop() = 0;
+
+  // Connections open now; I/O thread only.
+  virtual int connections() const = 0;
+};
+
+}  // namespace kvasir::server

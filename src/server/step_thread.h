@@ -1,0 +1,105 @@
+// The thread that runs the engine: it takes requests from a bounded queue, runs one forward pass after the other for
+// all of them, and hands what happened to the I/O thread.
+//
+// Thread-safety: any thread may call; callbacks run through Options::post.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kvasir/engine.h"
+
+namespace kvasir::server {
+
+// Names a request of a StepThread; never used twice.
+enum class Ticket : std::uint64_t {};
+
+// What the engine does now, as of the newest pass.
+struct StepReport {
+  std::int64_t running = 0;  // requests that the engine has and that are not waiting in the queue
+  std::int64_t queued = 0;   // requests that the engine has not taken yet
+  CacheReport cache;
+  std::uint64_t passes = 0;
+  double pass_seconds = 0;  // of all passes together
+};
+
+class StepThread {
+ public:
+  struct Options {
+    // Runs a function on the thread that callbacks are for. Must be thread-safe.
+    std::function<void(std::function<void()>)> post;
+    std::size_t queue = 1024;  // requests that may wait to be taken
+  };
+  // What a request's owner hears of it, in order. `accepted` comes first, once; after an error nothing else comes.
+  struct Listener {
+    std::function<void(const Status&)> accepted;
+    std::function<void(const Event&)> happened;
+  };
+
+  StepThread(std::unique_ptr<Engine> engine, Options options);
+  StepThread(const StepThread&) = delete;
+  StepThread& operator=(const StepThread&) = delete;
+  // Stops after the pass under way; requests that have not ended hear nothing more.
+  ~StepThread();
+
+  const ModelSummary& model() const { return summary_; }
+
+  // Queues a request. Errors: kResourceExhausted while the queue is full.
+  Result<Ticket> submit(RequestOptions options, Listener listener);
+  // Ends a request between two passes; its listener hears nothing more.
+  void cancel(Ticket ticket);
+
+  StepReport report() const;
+  // How long the pass under way has been running; 0 between passes.
+  std::chrono::steady_clock::duration busy() const;
+
+ private:
+  struct Asked {
+    Ticket ticket{};
+    RequestOptions options;
+    Listener listener;
+  };
+  struct Known {
+    RequestId id{};
+    std::int64_t samples = 1;  // that have not ended
+    std::shared_ptr<Listener> listener;
+  };
+
+  void run();
+  void take(Asked asked);
+  void drop(Ticket ticket);
+  void pass();
+  void publish();
+
+  const Options options_;
+  const std::unique_ptr<Engine> engine_;
+  const ModelSummary summary_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Asked> asked_;
+  std::vector<Ticket> cancelled_;
+  bool stopping_ = false;
+  std::uint64_t next_ = 1;
+  StepReport report_;
+  std::atomic<std::chrono::steady_clock::rep> pass_began_{0};
+
+  // Of the step thread alone.
+  std::map<Ticket, Known> known_;
+  std::map<RequestId, Ticket> tickets_;
+  std::uint64_t passes_ = 0;
+  double pass_seconds_ = 0;
+
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace kvasir::server
