@@ -33,6 +33,11 @@ std::string_view view(beast::string_view text) {
   return {text.data(), text.size()};
 }
 
+// Whether an error says that the connection is gone, not that its bytes are wrong.
+bool is_lost(const Error& error) {
+  return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
+}
+
 class Connection;
 
 // What connections share.
@@ -184,13 +189,11 @@ void Connection::read_header() {
   expire_after(shared_.limits.header_time);
   http::async_read_header(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t) {
     if (self->state_ != State::kReading) return;
+    if (!error) return self->take_header();
     if (error == http::error::header_limit) return self->refuse(431, "the header is too large");
     if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
-    if (error == http::error::end_of_stream || error.category() == asio::error::get_system_category() ||
-        error == asio::error::eof)
-      return self->close();
-    if (error) return self->refuse(400, "this is not HTTP/1.1");
-    self->take_header();
+    if (error == http::error::end_of_stream || is_lost(error)) return self->close();
+    self->refuse(400, "this is not HTTP/1.1");
   });
 }
 
@@ -228,12 +231,11 @@ void Connection::read_body() {
   http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t bytes) {
     if (self->state_ != State::kReading) return;
     self->body_read_ += bytes;
+    if (!error) return self->read_body();
     if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
-    if (error == http::error::end_of_stream || error == http::error::partial_message ||
-        error.category() == asio::error::get_system_category())
+    if (error == http::error::end_of_stream || error == http::error::partial_message || is_lost(error))
       return self->close();
-    if (error) return self->refuse(400, "the body is not as the header says");
-    self->read_body();
+    self->refuse(400, "the body is not as the header says");
   });
 }
 

@@ -127,12 +127,15 @@ def check_many(server):
 
 def main(kvasir, model):
     server = Server(kvasir, model)
-    for check in (check_answers, check_errors, check_leaving, check_many):
-        began = time.time()
-        check(server)
-        print(f"{check.__name__}: {time.time() - began:.1f} s")
-    assert server.end() == 0
-    print("ended as it should")
+    try:
+        for check in (check_answers, check_errors, check_leaving, check_many):
+            began = time.time()
+            check(server)
+            print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)
+        assert server.end() == 0
+        print("ended as it should")
+    finally:
+        server.process.kill()
 
 
 if __name__ == "__main__":
