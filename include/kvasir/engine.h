@@ -117,6 +117,12 @@ class Session {
   virtual KvReport kv() const = 0;
 };
 
+// Bytes of KV memory. See Engine::set_quota.
+struct TenantQuota {
+  std::uint64_t floor = 0;
+  std::uint64_t ceiling = 0;
+};
+
 class Engine {
  public:
   // `progress` (may be empty) is called with the bytes of weights loaded and in all. Errors: any, each with one line
@@ -168,8 +174,14 @@ class Engine {
   // Requests whose last event poll() has not returned yet.
   virtual std::int64_t unfinished() const = 0;
 
+  // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
+  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. Errors:
+  // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache).
+  virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
+
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;
+  virtual EngineReport report() const = 0;
 };
 
 }  // namespace kvasir

@@ -40,6 +40,17 @@ struct RequestOptions {
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.
   int samples = 1;
+
+  // When it runs: less runs earlier; among equals, the one that arrived first.
+  int priority = 0;
+  // On whose quota its pages count: see Engine::set_quota.
+  int tenant = 0;
+
+  // Requests share cached prefixes only where their salts are equal.
+  std::string salt;
+  bool bypass = false;  // neither continues a cached prefix nor leaves one
+  bool pin = false;     // the prefix that it leaves goes last, after all that are not pinned
+  double ttl = 0;       // seconds for which the prefix that it leaves can be continued; 0: for as long as there is room
 };
 
 // Names a request of one engine; never used twice.

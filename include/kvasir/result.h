@@ -39,6 +39,25 @@ struct CacheReport {
   std::uint64_t budget = 0;      // bytes there may be
 };
 
+// The engine as of the newest pass, and what it did since it was opened.
+struct EngineReport {
+  CacheReport cache;
+  std::uint64_t request_bytes = 0;  // of `cache`, held by requests, each shared page once
+  std::uint64_t prefix_bytes = 0;   // of `cache`, held by the prefix cache alone
+  std::uint64_t page_bytes = 0;     // what one page is charged
+  int page_slots = 0;               // tokens per page
+  int lanes = 0;                    // pages that a column of tokens takes, in all layers and heads
+  std::int64_t running = 0;         // requests that hold pages
+  std::int64_t waiting = 0;         // requests that hold none
+  std::int64_t preemptions = 0;
+  std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
+  std::int64_t generated_tokens = 0;
+  std::int64_t recomputed_tokens = 0;  // run again after preemptions
+  std::int64_t prefix_queries = 0;     // prompt tokens of requests that asked the prefix cache
+  std::int64_t prefix_hits = 0;        // of these, found there
+  std::int64_t evicted_tokens = 0;     // that policies dropped, averaged over layers, of requests that ended
+};
+
 // A token that was, or might have been, generated at some place. Log-probabilities are those of the model itself: the
 // log-softmax of its raw logits, before penalties, truncation and temperature.
 struct TokenChoice {
@@ -64,7 +83,13 @@ struct GenerateResult {
   // end token is not among them. They grow with the tokens, as the text does.
   std::vector<GeneratedToken> choices;
   KvReport kv;
-  Status status;  // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
+  // Of a request.
+  std::int64_t cached = 0;       // prompt tokens that came from the prefix cache
+  std::string cache_miss;        // why no more of them did; empty if all did that could
+  std::int64_t preemptions = 0;  // times that it gave up its pages
+  std::int64_t recomputed = 0;   // tokens that it ran again for that
+  double queue_seconds = 0;      // of prompt_seconds: until its first pass
+  Status status;                 // kFailed: why, kDataLoss (the model's output is NaN); otherwise ok
 };
 
 }  // namespace kvasir

@@ -1,6 +1,4 @@
 // kvasir serve: the OpenAI API on one model.
-#include "server/http_server.h"
-
 #include <fmt/core.h>
 
 #include <csignal>
@@ -9,6 +7,7 @@
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "server/http_server.h"
 #include "server/service.h"
 #include "server/step_thread.h"
 
@@ -70,9 +69,9 @@ Status serve(const ServeOptions& options) {
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
-  server::StepThread steps(std::move(engine), {[&](std::function<void()> function) { http->post(std::move(function)); },
-                                               options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy});
+  server::StepThread steps(std::move(engine),
+                           {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
+  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr});
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {

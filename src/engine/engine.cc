@@ -61,6 +61,21 @@ class EngineImpl final : public Engine {
   }
   std::int64_t unfinished() const override { return requests_ != nullptr ? requests_->unfinished() : 0; }
 
+  Status set_quota(int tenant, const TenantQuota& quota) override {
+    if (tenant < 0 || (quota.ceiling > 0 && quota.ceiling < quota.floor))
+      return invalid_argument("tenant {} cannot have a floor of {} and a ceiling of {}", tenant, quota.floor,
+                              quota.ceiling)
+          .about({"tenant"});
+    return {};
+  }
+
+  EngineReport report() const override {
+    EngineReport report;
+    report.cache = cache();
+    report.running = unfinished();
+    return report;
+  }
+
   CacheReport cache() const override {
     if (driver_ == nullptr) return {};
     const MemoryBudget& budget = driver_->cache()->budget();

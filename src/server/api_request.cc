@@ -121,8 +121,10 @@ Result<std::string> read_content(const Json& message, std::size_t index) {
   for (const Json& part : *content) {
     const Json* type = part.is_object() ? find(part, "type") : nullptr;
     if (type == nullptr || *type != "text")
-      return make_status(StatusCode::kUnsupported, "'messages[{}].content' has a part that is no text, which is not "
-                         "supported here", index)
+      return make_status(StatusCode::kUnsupported,
+                         "'messages[{}].content' has a part that is no text, which is not "
+                         "supported here",
+                         index)
           .about({"messages"});
     const Json* said = find(part, "text");
     if (said == nullptr || !said->is_string())

@@ -27,8 +27,8 @@ struct ApiRequest {
 Result<nlohmann::json> parse_body(std::string_view body);
 
 // Reads the body of POST /v1/chat/completions, or of /v1/completions. Fields that are unknown are ignored. Errors:
-// kInvalidArgument for a value of the wrong type or out of range, kUnsupported for a field that cannot be honoured; both
-// are about() the field.
+// kInvalidArgument for a value of the wrong type or out of range, kUnsupported for a field that cannot be honoured;
+// both are about() the field.
 Result<ApiRequest> read_request(const nlohmann::json& body, bool chat);
 
 // Reads the messages of a chat, as in its body. Errors: as read_request.

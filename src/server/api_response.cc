@@ -29,7 +29,9 @@ Json chat_logprobs(const std::vector<GeneratedToken>& tokens) {
 }
 
 Json completion_logprobs(const std::vector<GeneratedToken>& tokens) {
-  Json all = {{"tokens", Json::array()}, {"token_logprobs", Json::array()}, {"top_logprobs", Json::array()},
+  Json all = {{"tokens", Json::array()},
+              {"token_logprobs", Json::array()},
+              {"top_logprobs", Json::array()},
               {"text_offset", Json::array()}};
   std::size_t offset = 0;
   for (const GeneratedToken& token : tokens) {
@@ -50,7 +52,10 @@ Json logprobs_of(const AnswerHead& head, const GenerateResult& result, bool logp
 }
 
 Json object_of(const AnswerHead& head, std::string_view object) {
-  return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model},
+  return {{"id", head.id},
+          {"object", object},
+          {"created", head.created},
+          {"model", head.model},
           {"choices", Json::array()}};
 }
 
@@ -71,10 +76,10 @@ std::string_view api_finish_reason(FinishReason reason) {
 
 Json kv_of(const GenerateResult& result) {
   const KvReport& kv = result.kv;
-  return {{"policy", kv.policy},   {"codec", kv.codec},
-          {"seen", kv.seen},       {"kept", kv.kept},
-          {"bytes", kv.bytes},     {"bytes_peak", kv.bytes_peak},
-          {"seed", result.seed},   {"finish_reason", finish_reason_name(result.finish_reason)}};
+  return {{"policy", kv.policy}, {"codec", kv.codec},
+          {"seen", kv.seen},     {"kept", kv.kept},
+          {"bytes", kv.bytes},   {"bytes_peak", kv.bytes_peak},
+          {"seed", result.seed}, {"finish_reason", finish_reason_name(result.finish_reason)}};
 }
 
 Json usage_of(std::int64_t prompt_tokens, std::int64_t completion_tokens) {
@@ -114,7 +119,8 @@ Json first_chunk(const AnswerHead& head, int sample) {
 }
 
 Json text_chunk(const AnswerHead& head, int sample, std::string_view text) {
-  return head.chat ? chunk_of(head, sample, {{"delta", {{"content", text}}}}) : chunk_of(head, sample, {{"text", text}});
+  return head.chat ? chunk_of(head, sample, {{"delta", {{"content", text}}}})
+                   : chunk_of(head, sample, {{"text", text}});
 }
 
 Json last_chunk(const AnswerHead& head, int sample, const GenerateResult& result, bool logprobs) {

@@ -111,7 +111,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool keep_alive_ = false;
   bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
   bool streams_ = false;
-  bool ended_ = false;    // the answer is complete, perhaps not written yet
+  bool ended_ = false;  // the answer is complete, perhaps not written yet
   bool writing_ = false;
   bool head_only_ = false;
   std::string out_, next_;  // being written, and behind that
@@ -203,8 +203,8 @@ void Connection::take_header() {
     return refuse(431, "the header has too many fields");
   if (message.version() < 10 || message.version() > 11) return refuse(505, "the HTTP version must be 1.0 or 1.1");
   if (const auto size = parser_->content_length(); size && *size > shared_.limits.body_bytes)
-    return refuse(413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size,
-                                   shared_.limits.body_bytes));
+    return refuse(
+        413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size, shared_.limits.body_bytes));
   if (message.count(http::field::expect) > 0 && !parser_->is_done()) {
     if (!beast::iequals(message[http::field::expect], "100-continue"))
       return refuse(417, "the expectation cannot be met");
@@ -269,9 +269,10 @@ void Connection::dispatch() {
 void Connection::refuse(int status, std::string_view message) {
   state_ = State::kAnswering;
   keep_alive_ = false;
-  send(number_, status, "application/json",
-       fmt::format(R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":null}}}})", message),
-       {});
+  send(
+      number_, status, "application/json",
+      fmt::format(R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":null}}}})", message),
+      {});
 }
 
 // Notices a client that leaves while its request is answered. Where it has sent more bytes already, which hide its

@@ -24,22 +24,22 @@ namespace kvasir::server {
 struct HttpLimits {
   std::size_t header_bytes = 16 << 10;  // request line and header fields; more is answered with 431
   int header_fields = 64;
-  std::size_t body_bytes = 8 << 20;       // more is answered with 413
-  int connections = 1024;                 // in all; one more is closed at once
-  int connections_per_address = 512;      // from one client address
-  std::size_t queued_bytes = 1 << 20;     // of a stream that its reader has not taken; more ends the connection
-  std::chrono::seconds header_time{10};   // from a request's first byte to the end of its header
-  std::chrono::seconds body_grace{10};    // for a body, besides body_rate
-  std::size_t body_rate = 1024;           // least bytes a second at which a body must come
-  std::chrono::seconds write_stall{30};   // without any progress of a write
-  std::chrono::seconds keep_alive{60};    // between two requests
-  std::chrono::seconds heartbeat{15};     // between comments in a stream that says nothing else
+  std::size_t body_bytes = 8 << 20;      // more is answered with 413
+  int connections = 1024;                // in all; one more is closed at once
+  int connections_per_address = 512;     // from one client address
+  std::size_t queued_bytes = 1 << 20;    // of a stream that its reader has not taken; more ends the connection
+  std::chrono::seconds header_time{10};  // from a request's first byte to the end of its header
+  std::chrono::seconds body_grace{10};   // for a body, besides body_rate
+  std::size_t body_rate = 1024;          // least bytes a second at which a body must come
+  std::chrono::seconds write_stall{30};  // without any progress of a write
+  std::chrono::seconds keep_alive{60};   // between two requests
+  std::chrono::seconds heartbeat{15};    // between comments in a stream that says nothing else
 };
 
 struct HttpRequest {
   std::string method;
-  std::string path;   // without the query
-  std::string query;  // behind '?'
+  std::string path;                                         // without the query
+  std::string query;                                        // behind '?'
   std::vector<std::pair<std::string, std::string>> fields;  // names in lower case
   std::string body;
   std::string address;  // of the client

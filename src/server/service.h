@@ -1,4 +1,4 @@
-// The server's routes: what each path does with a request.
+// All that the server answers: it puts the routes together.
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
@@ -6,41 +6,49 @@
 #include <memory>
 #include <string>
 
+#include "server/completions.h"
 #include "server/http_server.h"
+#include "server/router.h"
 #include "server/step_thread.h"
+#include "server/traffic.h"
 
 namespace kvasir::server {
 
 struct ServiceOptions {
-  std::string model;   // as clients name it
-  std::string policy;  // of requests that name none; empty: the engine's default
+  std::string model;     // as clients name it
+  std::string policy;    // of requests that name none; empty: the engine's default
+  Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
 };
 
 class Service {
  public:
+  // `steps` must outlive this.
   Service(StepThread& steps, ServiceOptions options);
 
   // Answers a request, now or later.
-  void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer);
+  void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
+    router_.handle(std::move(request), std::move(answer));
+  }
 
   // From now on /ready and new requests say that the server is going down.
-  void begin_drain() { draining_ = true; }
+  void begin_drain();
+
+  // To add routes and observers before the first request.
+  Router& router() { return router_; }
+  Traffic& traffic() { return traffic_; }
 
  private:
-  class Flight;
-
-  void complete(const HttpRequest& request, std::shared_ptr<HttpAnswer> answer, bool chat);
-  void list_models(HttpAnswer& answer) const;
-  void health(HttpAnswer& answer) const;
-  void ready(HttpAnswer& answer) const;
-  bool knows_model(const std::string& name) const { return name.empty() || name == options_.model; }
+  void list_models(const Exchange& exchange) const;
+  void health(const Exchange& exchange) const;
+  void ready(const Exchange& exchange) const;
 
   StepThread& steps_;
   ServiceOptions options_;
   std::int64_t started_;
-  std::uint64_t next_ = 1;
-  std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;
+  Traffic traffic_;
+  Completions completions_;
+  Router router_;
 };
 
 }  // namespace kvasir::server

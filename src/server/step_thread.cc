@@ -47,6 +47,17 @@ void StepThread::cancel(Ticket ticket) {
   wake_.notify_all();
 }
 
+Status StepThread::ask(std::function<void(Engine&)> question) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (questions_.size() >= options_.queue)
+      return exhausted("{} questions are waiting already; try again later", options_.queue);
+    questions_.push_back(std::move(question));
+  }
+  wake_.notify_all();
+  return {};
+}
+
 StepReport StepThread::report() const {
   const std::lock_guard lock(mutex_);
   return report_;
@@ -61,12 +72,16 @@ void StepThread::run() {
   while (true) {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
+    std::vector<std::function<void(Engine&)>> questions;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stopping_ || !asked_.empty() || !cancelled_.empty() || engine_->unfinished() > 0; });
+      wake_.wait(lock, [&] {
+        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || engine_->unfinished() > 0;
+      });
       if (stopping_) return;
       asked.swap(asked_);
       cancelled.swap(cancelled_);
+      questions.swap(questions_);
     }
     pass_began_ = Clock::now().time_since_epoch().count();
     for (Asked& each : asked) {
@@ -74,6 +89,7 @@ void StepThread::run() {
       if (std::ranges::find(cancelled, each.ticket) == cancelled.end()) take(std::move(each));
     }
     for (const Ticket ticket : cancelled) drop(ticket);
+    for (const auto& question : questions) question(*engine_);
     if (engine_->unfinished() > 0) pass();
     publish();
     pass_began_ = 0;
@@ -126,7 +142,7 @@ void StepThread::publish() {
   const std::lock_guard lock(mutex_);
   report_.running = static_cast<std::int64_t>(known_.size());
   report_.queued = static_cast<std::int64_t>(asked_.size());
-  report_.cache = engine_->cache();
+  report_.engine = engine_->report();
   report_.passes = passes_;
   report_.pass_seconds = pass_seconds_;
 }

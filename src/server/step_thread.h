@@ -27,7 +27,7 @@ enum class Ticket : std::uint64_t {};
 struct StepReport {
   std::int64_t running = 0;  // requests that the engine has and that are not waiting in the queue
   std::int64_t queued = 0;   // requests that the engine has not taken yet
-  CacheReport cache;
+  EngineReport engine;
   std::uint64_t passes = 0;
   double pass_seconds = 0;  // of all passes together
 };
@@ -57,6 +57,10 @@ class StepThread {
   Result<Ticket> submit(RequestOptions options, Listener listener);
   // Ends a request between two passes; its listener hears nothing more.
   void cancel(Ticket ticket);
+
+  // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. Errors:
+  // kResourceExhausted while the queue is full.
+  Status ask(std::function<void(Engine&)> question);
 
   StepReport report() const;
   // How long the pass under way has been running; 0 between passes.
@@ -88,6 +92,7 @@ class StepThread {
   std::condition_variable wake_;
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
+  std::vector<std::function<void(Engine&)>> questions_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;
   StepReport report_;

@@ -1,0 +1,44 @@
+// The routes that generate: POST /v1/chat/completions and POST /v1/completions.
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "server/router.h"
+#include "server/step_thread.h"
+#include "server/traffic.h"
+
+namespace kvasir::server {
+
+struct CompletionOptions {
+  std::string model;   // as clients name it
+  std::string policy;  // of requests that name none; empty: the engine's default
+};
+
+class Completions {
+ public:
+  // `steps` and `traffic` must outlive this.
+  Completions(StepThread& steps, Traffic& traffic, CompletionOptions options);
+
+  // This must outlive the router.
+  void add_routes(Router& router);
+
+  // From now on requests are refused: the server is going down.
+  void begin_drain() { draining_ = true; }
+
+ private:
+  class Flight;
+
+  void complete(Exchange exchange, bool chat);
+  void refuse(const Exchange& exchange, const Status& status);
+
+  StepThread& steps_;
+  Traffic& traffic_;
+  CompletionOptions options_;
+  std::uint64_t next_ = 1;
+  std::string id_prefix_;  // of this process: ids of two runs differ
+  bool draining_ = false;
+};
+
+}  // namespace kvasir::server

@@ -1,0 +1,64 @@
+// What the server's metrics, usage records and logs hear of each request.
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvasir::server {
+
+// A request that has ended. Times are in seconds, as the I/O thread saw them; those of steps that were not reached are
+// negative.
+struct RequestRecord {
+  std::string id;
+  std::string path;
+  std::string tenant;
+  std::string policy;
+  std::string finish_reason;  // of the engine, of its first sample; "error", or "abandoned" where the client left
+  int http = 200;
+  std::int64_t samples = 1;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t cached_tokens = 0;      // of the prompt, from the prefix cache
+  std::int64_t recomputed_tokens = 0;  // that were run again after a preemption
+  std::int64_t generated_tokens = 0;   // of all samples
+  std::int64_t preemptions = 0;
+  std::int64_t seen = 0, kept = 0;  // tokens of the KV cache, of the first sample
+  double queue_seconds = -1;        // until its first pass
+  double first_token_seconds = -1;  // from its arrival
+  double prefill_seconds = -1;      // from its first pass until its prompt was read
+  double decode_seconds = -1;       // from there to its end
+  double total_seconds = 0;
+};
+
+class TrafficObserver {
+ public:
+  virtual ~TrafficObserver() = default;
+  // Seconds between two texts of one sample.
+  virtual void on_token_gap(double seconds) { static_cast<void>(seconds); }
+  // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...).
+  virtual void on_refused(std::string_view reason) { static_cast<void>(reason); }
+  virtual void on_finished(const RequestRecord& record) { static_cast<void>(record); }
+};
+
+// Tells several observers, in order.
+class Traffic final : public TrafficObserver {
+ public:
+  // `observer` must outlive this.
+  void add(TrafficObserver* observer) { observers_.push_back(observer); }
+  void on_token_gap(double seconds) override {
+    for (TrafficObserver* observer : observers_) observer->on_token_gap(seconds);
+  }
+  void on_refused(std::string_view reason) override {
+    for (TrafficObserver* observer : observers_) observer->on_refused(reason);
+  }
+  void on_finished(const RequestRecord& record) override {
+    for (TrafficObserver* observer : observers_) observer->on_finished(record);
+  }
+
+ private:
+  std::vector<TrafficObserver*> observers_;
+};
+
+}  // namespace kvasir::server
