@@ -162,6 +162,16 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
   return member.found;
 }
 
+// Whether a member before this one is reading what it could take from the cache later.
+bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
+  if (prefixes_ == nullptr) return false;
+  return std::ranges::any_of(before, [&](const Member* other) {
+    return other->task->reads() && other->task->prompt_done() < other->task->prompt_tokens() &&
+           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >
+               std::max(member.found, other->task->prompt_done());
+  });
+}
+
 // Bytes that sequences may have: what is free, and what the prefix cache can give back.
 std::uint64_t RequestQueue::available() const {
   return driver_->cache()->budget().available() + (prefixes_ ? prefixes_->cache().evictable_bytes() : 0);
@@ -189,7 +199,10 @@ std::vector<int> RequestQueue::rows_of(std::span<Member* const> all) const {
     const std::int64_t chunk = prompt_chunk(*member->request->policy, member->text.chunk);
     std::int64_t left = member->task->left();
     // Those behind get no row whatever the cache holds for them.
-    if (reads && member->text.sequence == nullptr && asked < limits_.prompt_rows) left -= tokens_found(*member);
+    if (reads && member->text.sequence == nullptr && asked < limits_.prompt_rows) {
+      left -= tokens_found(*member);
+      if (waits_for_prefix(*member, all.first(demands.size()))) left = 0;
+    }
     demands.push_back({reads, reads ? static_cast<int>(std::min(left, chunk)) : 1});
     if (reads) asked += demands.back().rows;
   }
@@ -210,6 +223,11 @@ bool RequestQueue::run_pass() {
   };
   while (prefixes_ != nullptr && std::ranges::any_of(decisions, takes_pages) && prefixes_->cache().evict_one())
     decisions = decide(all, rows);
+  // What is shared frees nothing itself, but need not be copied any more once it is not shared.
+  if (prefixes_ != nullptr && std::ranges::count(decisions, Decision::kReject) > 0 && !prefixes_->cache().empty()) {
+    prefixes_->cache().clear();
+    decisions = decide(all, rows);
+  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (decisions[i] != Decision::kPreempt) continue;
     ++counters_.preempted;
@@ -237,6 +255,7 @@ bool RequestQueue::run_pass() {
   }
   Step::Plan plan = driver_->plan(turns);
   while (prefixes_ != nullptr && !plan.fits && prefixes_->cache().evict_one()) plan = driver_->plan(turns);
+  if (prefixes_ != nullptr && !plan.fits) prefixes_->cache().clear();
   // The bytes of a task that starts were an estimate.
   while (estimated && turns.size() > 1 && !driver_->plan(turns).fits) {
     if (running.back()->starts) turns.back().task->release();

@@ -80,6 +80,7 @@ class RequestQueue {
   std::uint64_t bytes_to_start(const Member& member) const;
   void start(Member& member);
   std::int64_t tokens_found(Member& member) const;
+  bool waits_for_prefix(const Member& member, std::span<Member* const> before) const;
   static PrefixText text_of(const Member& member);
   std::uint64_t available() const;
   void leave_prefix(Member& member);
