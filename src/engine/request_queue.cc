@@ -46,6 +46,7 @@ struct RequestQueue::Request {
   PrefixUse prefix;
   bool asked_prefix = false;
   std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
+  std::string_view cached_from;
   PrefixMiss miss = PrefixMiss::kUnknown;
   std::int64_t told = 0;  // prompt tokens that events told of
   Clock::time_point submitted = Clock::now();
@@ -141,6 +142,7 @@ void RequestQueue::start(Member& member) {
   if (prefixes_ != nullptr && !std::exchange(request.asked_prefix, true) && !request.prefix.bypass) {
     request.cached = start.tokens;
     request.miss = start.miss;
+    if (start.tokens > 0) request.cached_from = start.snapshot ? "snapshot" : "pages";
     counters_.prefix_queries += member.task->prompt_tokens();
     counters_.prefix_hits += start.tokens;
   }
@@ -210,6 +212,7 @@ std::vector<int> RequestQueue::rows_of(std::span<Member* const> all) const {
 }
 
 bool RequestQueue::run_pass() {
+  if (prefixes_ != nullptr) prefixes_->expire();
   for (Member* member : members()) settle(*member);
   remove_ended();
   const std::vector<Member*> all = members();
@@ -397,6 +400,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.seed = request.seed + static_cast<std::uint64_t>(member.sample);
     result.kv = report_of(member);
     result.cached = request.cached;
+    result.cached_from = request.cached_from;
     if (prefixes_ != nullptr) result.cache_miss = request.prefix.bypass ? "bypass" : prefix_miss_name(request.miss);
     events_.push_back(std::move(event));
     if (prefixes_ != nullptr) prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));

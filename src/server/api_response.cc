@@ -76,13 +76,18 @@ std::string_view api_finish_reason(FinishReason reason) {
 
 Json kv_of(const GenerateResult& result) {
   const KvReport& kv = result.kv;
-  return {{"policy", kv.policy}, {"codec", kv.codec},
-          {"seen", kv.seen},     {"kept", kv.kept},
-          {"bytes", kv.bytes},   {"bytes_peak", kv.bytes_peak},
+  return {{"policy", kv.policy},
+          {"codec", kv.codec},
+          {"seen", kv.seen},
+          {"kept", kv.kept},
+          {"bytes", kv.bytes},
+          {"bytes_peak", kv.bytes_peak},
           {"cached", result.cached},
+          {"cached_from", result.cached_from},
           {"cache_miss", result.cache_miss},
           {"preemptions", result.preemptions},
-          {"seed", result.seed}, {"finish_reason", finish_reason_name(result.finish_reason)}};
+          {"seed", result.seed},
+          {"finish_reason", finish_reason_name(result.finish_reason)}};
 }
 
 Json usage_of(std::int64_t prompt_tokens, std::int64_t completion_tokens) {
