@@ -9,6 +9,7 @@
 #include "engine/guarded.h"
 #include "engine/kv_report.h"
 #include "engine/memory_plan.h"
+#include "engine/session.h"
 
 namespace kvasir {
 namespace {
@@ -30,6 +31,7 @@ struct RequestQueue::Member {
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
+  std::size_t told_choices = 0;      // of the generation's, those that events told of
   bool ended = false;
 };
 
@@ -39,7 +41,9 @@ struct RequestQueue::Request {
   std::uint64_t seed = 0;
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
   std::vector<std::unique_ptr<Member>> members;
-  std::int64_t told = 0;  // prompt tokens that events told of
+  std::shared_ptr<Session> session;  // that it continues, or null
+  SessionBase* base = nullptr;       // the same
+  std::int64_t told = 0;             // prompt tokens that events told of
   Clock::time_point submitted = Clock::now();
   Clock::time_point read = submitted;  // when the prompt was
 };
@@ -60,8 +64,15 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->policy = std::move(policy);
   auto member = std::make_unique<Member>(request.get(), 0);
   member->text.chunk = chunk.value_or(model.options.chunk);
-  Generation generation(*model.tokenizer, generate, text.stops, text.tokens);
+  std::vector<TokenId> newest;
+  if ((request->session = options.session) != nullptr) {
+    request->base = dynamic_cast<SessionBase*>(options.session.get());
+    newest = member->text.newest = request->base->held().newest;
+  }
+  newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
+  Generation generation(*model.tokenizer, generate, text.stops, newest);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
+  if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
   requests_.push_back(std::move(request));
@@ -116,9 +127,15 @@ std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
   return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
 }
 
-void RequestQueue::start(Member& member) const {
+// Errors: kResourceExhausted for a request that continues a session, where there is no room for its page tables.
+Status RequestQueue::start(Member& member) const {
+  if (const SessionBase* base = member.request->base; base != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(member.text.sequence, base->held().sequence->fork());
+    return {};
+  }
   member.text.sequence =
       std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
+  return {};
 }
 
 // Runs one pass, if any request has work. A round without a pass has made tasks give up pages, or end.
@@ -142,7 +159,12 @@ bool RequestQueue::run_pass() {
   remove_ended();
   const std::vector<Member*> all = members();
   if (all.empty()) return false;
-  if (all.front()->text.sequence == nullptr) start(*all.front());
+  if (all.front()->text.sequence == nullptr) {
+    if (const Status started = start(*all.front()); !started.ok()) {
+      all.front()->task->fail(started);
+      return false;
+    }
+  }
   const std::vector<int> rows = rows_of(all);
   const std::vector<Decision> decisions = decide(all, rows);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -163,7 +185,7 @@ bool RequestQueue::run_pass() {
       end(*all[i], kv_memory_full(driver_->cache()->budget(), plan.bytes));
     } else if (decisions[i] == Decision::kRun) {
       if (all[i]->text.sequence == nullptr) {
-        start(*all[i]);
+        if (const Status started = start(*all[i]); !started.ok()) continue;  // it waits
         estimated = true;
       }
       turns.push_back({&*all[i]->task, rows[i]});
@@ -232,8 +254,10 @@ void RequestQueue::collect(Member& member) {
       fork_samples(request);
     }
   }
-  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty())
+  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty()) {
+    event.choices = fresh_choices(member);
     events_.push_back(std::move(event));
+  }
   settle(member);
 }
 
@@ -258,7 +282,8 @@ void RequestQueue::fork_samples(Request& request) {
 // The report of what the member holds; while it has not caught up with what it gave up, of that.
 KvReport RequestQueue::report_of(Member& member) const {
   if (member.text.sequence == nullptr && member.released) return *member.released;
-  if (member.text.sequence == nullptr) start(member);  // never held anything: a report of zeros
+  // Never held anything: a report of zeros, or of the session.
+  if (member.text.sequence == nullptr && !start(member).ok()) return kv_report(*member.request->base->held().sequence);
   KvReport now = kv_report(*member.text.sequence);
   return member.released && member.released->seen > now.seen ? *member.released : now;
 }
@@ -277,8 +302,17 @@ void RequestQueue::end(Member& member, const Status& why) {
   for (std::size_t sample = made; sample < request.members.size(); ++sample) tell_end(*request.members[sample], why);
 }
 
+std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
+  const Generation& generation = member.task->generation();
+  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
+  const auto first = static_cast<std::ptrdiff_t>(std::exchange(member.told_choices, accepted));
+  return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
+}
+
 void RequestQueue::tell_end(Member& member, const Status& why) {
   Task& task = *member.task;
+  const bool mid_character = task.generation().mid_character();
   const Request& request = *member.request;
   const auto now = Clock::now();
   if (!task.status().ok()) {
@@ -289,14 +323,17 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
       events_.push_back(event_of(member, Event::Kind::kText));
       events_.back().text = std::move(text);
+      events_.back().choices = fresh_choices(member);
     }
     Event event = event_of(member, Event::Kind::kFinished);
     event.status = why;
+    event.choices = fresh_choices(member);
     const Generation& generation = task.generation();
     const bool read = request.told == task.prompt_tokens();
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();
+    result.prompt_choices = task.prompt_choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();
     result.prompt_seconds = seconds_between(request.submitted, read ? request.read : now);
@@ -304,6 +341,8 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.finish_reason = *generation.finish_reason();
     result.seed = request.seed + static_cast<std::uint64_t>(member.sample);
     result.kv = report_of(member);
+    if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
+      request.base->end(std::move(member.text), generation, mid_character);
     events_.push_back(std::move(event));
   }
   member.ended = true;

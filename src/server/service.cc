@@ -16,13 +16,18 @@ constexpr std::chrono::seconds kLongestPass{30};
 
 }  // namespace
 
-Service::Service(StepThread& steps, ServiceOptions options)
+Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
     : steps_(steps),
       options_(std::move(options)),
       started_(std::time(nullptr)),
-      completions_(steps, traffic_, {options_.model, options_.policy}),
+      sessions_(options_.sessions.empty()
+                    ? nullptr
+                    : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
+      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy}),
+      text_routes_(steps, texts, options_.policy),
       router_(options_.gate) {
   completions_.add_routes(router_);
+  text_routes_.add_routes(router_);
   router_.add("GET", "/v1/models", [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);
