@@ -83,6 +83,14 @@ class EngineImpl final : public Engine {
     EngineReport report;
     report.cache = cache();
     report.running = unfinished();
+    report.request_bytes = report.cache.bytes;
+    if (requests_ == nullptr) return report;
+    report.prefix_queries = requests_->counters().prefix_queries;
+    report.prefix_hits = requests_->counters().prefix_hits;
+    if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
+      report.prefix_bytes = prefixes->evictable_bytes();
+      report.request_bytes -= report.prefix_bytes;
+    }
     return report;
   }
 
@@ -152,7 +160,7 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *policy, context_place(tables), tables.shortest(),
                                         static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
                                         model_->config.context, cache().budget));
-    if (requests_ == nullptr) requests_ = std::make_unique<RequestQueue>(driver_);
+    ensure_queue();
     return requests_->add(options, std::move(text), std::move(policy), base->held().chunk);
   }
 
@@ -166,8 +174,14 @@ class EngineImpl final : public Engine {
                                         static_cast<std::int64_t>(text.tokens.size()), place.chunk,
                                         model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
-    if (requests_ == nullptr) requests_ = std::make_unique<RequestQueue>(driver_);
+    ensure_queue();
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
+  }
+
+  void ensure_queue() {
+    if (requests_ != nullptr) return;
+    requests_ = std::make_unique<RequestQueue>(driver_);
+    if (model_->options.prefix_memory > 0) requests_->cache_prefixes(model_->options.prefix_memory);
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.
