@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/status.h"
+#include "server/api_response.h"
 #include "server/json_fields.h"
 
 namespace kvasir::server {
@@ -83,9 +84,8 @@ Result<std::string> read_content(const Json& message, std::size_t index) {
     const Json* type = part.is_object() ? find_field(part, "type") : nullptr;
     if (type == nullptr || *type != "text")
       return make_status(StatusCode::kUnsupported,
-                         "'messages[{}].content' has a part that is no text, which is not "
-                         "supported here",
-                         index)
+                         "'messages[{}].content' has a part of type {}, which is not supported here; text is", index,
+                         type != nullptr ? text_of(*type).substr(0, 64) : "none")
           .about({"messages"});
     const Json* said = find_field(part, "text");
     if (said == nullptr || !said->is_string())

@@ -68,8 +68,8 @@ void Flight::prepared() {
   if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
   options.salt.insert(0, exchange_.caller.salt);
   options.tenant = exchange_.caller.tenant_number;
-  // Nobody overtakes another tenant by asking for it.
-  if (!exchange_.caller.tenant.empty()) options.priority = std::max(options.priority, 0);
+  // A tenant may put its own requests behind others', not in front of them.
+  if (exchange_.caller.tenant_number != 0) options.priority = std::max(options.priority, 0);
   options.priority += exchange_.caller.priority;
   record_.samples = options.samples * static_cast<int>(std::max<std::size_t>(1, ready_.prompts.size()));
   if (request().session.empty()) return submit();
@@ -158,7 +158,7 @@ void Flight::happened(std::size_t part, const Event& event) {
   Sample& sample = parts_[part].samples[number];
   const int index = choice_of(part, number).index;
   switch (event.kind) {
-    case Event::Kind::kPrompt: break;
+    case Event::Kind::kPrompt: parts_[part].prompt_read = event.done; break;
     case Event::Kind::kText:
       heard_text(sample);
       if (request().stream)
@@ -181,6 +181,7 @@ void Flight::heard_text(Sample& sample) {
   if (record_.first_token_seconds < 0) record_.first_token_seconds = seconds_between(arrived_, now);
   if (sample.newest_text != Clock::time_point()) deck_.traffic.on_token_gap(seconds_between(sample.newest_text, now));
   sample.newest_text = now;
+  ++sample.texts;
 }
 
 void Flight::ended() {
@@ -285,6 +286,7 @@ void Flight::land() {
   deck_.steps.retire(std::exchange(session_.session, nullptr));
   if (std::exchange(took_, false)) deck_.sessions->give_back(name_);
   exchange_.answer.reset();
+  exchange_.caller.hold.reset();
 }
 
 Choice Flight::choice_of(std::size_t part, std::size_t sample) const {
@@ -321,9 +323,10 @@ std::vector<Choice> Flight::best_choices() const {
 Usage Flight::usage() const {
   Usage usage;
   for (const Part& part : parts_) {
-    usage.prompt += part.samples.front().result.prompt_tokens;
+    // Samples that did not end have no result: what was read and told of them counts.
+    usage.prompt += std::max(part.samples.front().result.prompt_tokens, part.prompt_read);
     usage.cached += part.samples.front().result.cached;
-    for (const Sample& sample : part.samples) usage.completion += sample.result.tokens;
+    for (const Sample& sample : part.samples) usage.completion += std::max(sample.result.tokens, sample.texts);
   }
   return usage;
 }

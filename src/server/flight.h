@@ -47,10 +47,12 @@ class Flight : public std::enable_shared_from_this<Flight> {
     GenerateResult result;
     std::size_t offset = 0;  // characters of its text that were told
     Clock::time_point newest_text;
+    std::int64_t texts = 0;  // that were told; each is of one token at least
   };
   struct Part {
     Ticket ticket{};
     std::vector<Sample> samples;
+    std::int64_t prompt_read = 0;  // tokens
   };
 
   void prepare();   // on the text thread: reads body_ and writes ready_
