@@ -28,7 +28,8 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       router_(options_.gate) {
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
-  router_.add("GET", "/v1/models", [this](const Exchange& exchange) { list_models(exchange); });
+  for (const char* path : {"/v1/models", "/v1/models/{id}"})
+    router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);
   router_.add(
@@ -45,8 +46,13 @@ void Service::list_models(const Exchange& exchange) const {
                       {"object", "model"},
                       {"created", started_},
                       {"owned_by", "kvasir"},
+                      {"root", options_.model},
+                      {"parent", nullptr},
                       {"max_model_len", steps_.model().context}};
-  exchange.send_json(200, text_of({{"object", "list"}, {"data", Json::array({model})}}));
+  if (exchange.parameter.empty())
+    return exchange.send_json(200, text_of({{"object", "list"}, {"data", Json::array({model})}}));
+  if (exchange.parameter == options_.model) return exchange.send_json(200, text_of(model));
+  exchange.refuse(404, "there is no model of this name here; GET /v1/models lists what there is", "model_not_found");
 }
 
 void Service::health(const Exchange& exchange) const {

@@ -44,7 +44,7 @@ class Service {
   Traffic& traffic() { return traffic_; }
 
  private:
-  void list_models(const Exchange& exchange) const;
+  void list_models(const Exchange& exchange) const;  // or the one that the path names
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 

@@ -7,6 +7,7 @@
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"
+#include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {

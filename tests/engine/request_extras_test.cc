@@ -3,9 +3,12 @@
 
 #include <filesystem>
 
+#include "engine/request_queue.h"
+#include "engine/session.h"
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"
+#include "support/shared_data.h"
 
 namespace kvasir::test {
 namespace {
@@ -82,34 +85,67 @@ TEST_P(SessionRequests, GiveTheAnswersOfTheSessionsOwnCalls) {
   std::filesystem::remove(path);
 }
 
-// A pool too small for all makes the request of the session give up its pages, and begin again from the session.
-TEST_P(SessionRequests, KeepTheirBitsWhenTheyGiveUpTheirPages) {
-  const auto answers = [&](std::uint64_t memory, bool crowd) {
-    const auto engine = open_engine(memory);
-    std::shared_ptr<Session> session = *engine->new_session({.policy = GetParam()});
-    EXPECT_TRUE(session->say("user", "Tell me a story of a fox and a crow, and of the cheese.").ok());
-    EXPECT_TRUE(session->generate(greedy(20), {}).ok());
-    for (int i = 0; crowd && i < 12; ++i) {
-      RequestOptions other;
-      other.policy = "full";
-      other.prompt = "The old man went down to the river and there he sat, number " + std::to_string(i);
-      other.generate = greedy(120);
-      other.generate.ignore_eos = true;
-      EXPECT_TRUE(engine->submit(other).ok());
-    }
-    RequestOptions options;
-    options.messages = {{"user", "And then?"}};
-    options.generate = greedy(60);
-    options.generate.ignore_eos = true;
-    options.session = session;
-    const Result<RequestId> id = engine->submit(options);
-    EXPECT_TRUE(id.ok()) << id.status().message();
-    const GenerateResult result = result_of(run(*engine), *id);
-    EXPECT_EQ(session->kv().seen, result.kv.seen);
-    const std::string second = session->generate(greedy(5), {})->text;
-    return result.text + "|" + second;
+struct Crowded {
+  std::string text;
+  int preemptions = 0;  // of the session's request
+  FinishReason reason = FinishReason::kEnd;
+};
+
+// A session's request among others that arrive before and behind it, and then the session's own next answer.
+Crowded run_crowd(const std::shared_ptr<LoadedModel>& model, const std::string& policy, std::uint64_t memory) {
+  const auto driver = std::make_shared<Driver>(model, *new_cache(model, memory));
+  const std::shared_ptr<Session> session = make_session(driver, *make_policy(policy));
+  auto* base = dynamic_cast<SessionBase*>(session.get());
+  EXPECT_TRUE(session->say("user", "Tell me a story of a fox and a crow, and of the cheese.").ok());
+  EXPECT_TRUE(session->generate(greedy(20), {}).ok());
+  RequestQueue queue(driver);
+  const auto add_other = [&](int number) {
+    RequestOptions other;
+    other.prompt = "The old man went down to the river, number " + std::to_string(number);
+    other.generate = greedy(120);
+    other.generate.ignore_eos = true;
+    queue.add(other, *encode_request(*model, other), *make_policy("full"));
   };
-  EXPECT_EQ(answers(2 * kMiB, true), answers(64 * kMiB, false));
+  for (int i = 0; i < 3; ++i) add_other(i);
+  RequestOptions options;
+  options.messages = {{"user", "And then?"}};
+  options.generate = greedy(60);
+  options.generate.ignore_eos = true;
+  options.session = session;
+  const RequestId id = queue.add(options, *base->begin(options), *make_policy(policy), base->held().chunk);
+  for (int i = 3; i < 5; ++i) add_other(i);
+  Crowded result;
+  bool held = false;
+  while (queue.unfinished() > 0) {
+    for (const Event& event : *queue.poll())
+      if (event.request == id && event.kind == Event::Kind::kFinished) {
+        result.text = event.result.text;
+        result.reason = event.result.finish_reason;
+        EXPECT_EQ(session->kv().seen, event.result.kv.seen);
+      }
+    const bool holds = queue.sequence_of(id, 0) != nullptr;
+    result.preemptions += held && !holds && result.text.empty() ? 1 : 0;
+    held = holds;
+  }
+  result.text += "|" + session->generate(greedy(5), {})->text;
+  return result;
+}
+
+// A pool too small for all makes the session's request give up its pages, and begin again from the session.
+TEST_P(SessionRequests, KeepTheirBitsWhenTheyGiveUpTheirPages) {
+  const auto model = load(small_model(), {.threads = 1});
+  const Crowded want = run_crowd(model, GetParam(), 64 * kMiB);
+  EXPECT_EQ(want.reason, FinishReason::kLength);
+  EXPECT_EQ(want.preemptions, 0);
+  const auto driver = std::make_shared<Driver>(model, *new_cache(model, 64 * kMiB));
+  const std::uint64_t page_column = KvCache::cost(driver->cache()->shape(), {}, 1);
+  int preemptions = 0;
+  for (std::uint64_t columns = 16; columns <= 40; columns += 3) {
+    const Crowded got = run_crowd(model, GetParam(), columns * page_column);
+    preemptions += got.preemptions;
+    if (got.reason == FinishReason::kLength) EXPECT_EQ(got.text, want.text) << columns;
+  }
+  EXPECT_GT(preemptions, 0) << "it never gave up its pages: this shows nothing";
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, SessionRequests,

@@ -190,6 +190,7 @@ def check_kv(server):
 
     # Without max_tokens the answer says what the limit is; a text that fills the context says that it did.
     model = json.loads(server.ask("GET", "/v1/models")[2])["data"][0]
+    assert json.loads(server.ask("GET", "/v1/models/m")[2]) == model and server.ask("GET", "/v1/models/x")[0] == 404
     messages = [{"role": "user", "content": "Hi"}]
     status, got = server.post("/v1/chat/completions", {"messages": messages, "kv": {"policy": "full"}, **GREEDY})
     assert status == 200 and 0 < got["kv"]["max_tokens"] <= model["max_model_len"] - got["usage"]["prompt_tokens"], got
