@@ -26,6 +26,8 @@ struct SamplingOptions {
   int dry_allowed_length = 2;   // tokens that may be repeated freely; 1 to 1,024
   int dry_window = 4096;        // the last this many tokens of the context are searched; 1 to 65,536
   std::uint64_t seed = 0;       // 0: the engine draws one and reports it
+  // Token ids and what is added to their logits, -100 to 100, before penalties and all else. At most 1,024, each once.
+  std::vector<std::pair<std::int32_t, float>> logit_bias;
 };
 
 // Options of an Engine: one model, one KV pool, one set of threads.
@@ -66,6 +68,8 @@ struct GenerateOptions {
   bool resume = false;
   // Reports each token with its log-probability and this many of the likeliest in its place; 0 to 100, -1: no report.
   int logprobs = -1;
+  // Of a request: reports the same of each token of the prompt but the first. Without effect on a session.
+  int prompt_logprobs = -1;
 };
 
 struct BeamOptions {

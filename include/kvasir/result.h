@@ -82,6 +82,8 @@ struct GenerateResult {
   // With GenerateOptions::logprobs: one for each token generated, also of a stop string that the text ends before. An
   // end token is not among them. They grow with the tokens, as the text does.
   std::vector<GeneratedToken> choices;
+  // With GenerateOptions::prompt_logprobs: one for each token of the prompt but the first.
+  std::vector<GeneratedToken> prompt_choices;
   KvReport kv;
   // Of a request.
   std::int64_t cached = 0;       // prompt tokens that came from the prefix cache

@@ -9,6 +9,7 @@
 #include "engine/guarded.h"
 #include "engine/kv_report.h"
 #include "engine/memory_plan.h"
+#include "engine/session.h"
 
 namespace kvasir {
 namespace {
@@ -30,6 +31,7 @@ struct RequestQueue::Member {
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
+  std::size_t told_choices = 0;      // of the generation's, those that events told of
   bool ended = false;
   std::int64_t left_prefix = 0;     // prompt tokens done when it last left a prefix
   bool starts = false;              // in the pass that is being made
@@ -43,6 +45,8 @@ struct RequestQueue::Request {
   std::uint64_t seed = 0;
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
   std::vector<std::unique_ptr<Member>> members;
+  std::shared_ptr<Session> session;  // that it continues, or null
+  SessionBase* base = nullptr;       // the same
   PrefixUse prefix;
   bool asked_prefix = false;
   std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
@@ -71,11 +75,20 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->samples = options.samples;
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
-  request->prefix = {options.bypass, options.salt, options.pin, options.ttl};
+  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  request->prefix = {bypass, options.salt, options.pin, options.ttl};
   auto member = std::make_unique<Member>(request.get(), 0);
   member->text.chunk = chunk.value_or(model.options.chunk);
-  Generation generation(*model.tokenizer, generate, text.stops, text.tokens);
+  std::vector<TokenId> newest;
+  if ((request->session = options.session) != nullptr) {
+    request->base = dynamic_cast<SessionBase*>(options.session.get());
+    newest = member->text.newest = request->base->held().newest;
+  }
+  newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
+  Generation generation(*model.tokenizer, generate, text.stops, newest);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
+  if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
   requests_.push_back(std::move(request));
@@ -134,9 +147,14 @@ PrefixText RequestQueue::text_of(const Member& member) {
   return {member.task->tokens(), member.task->prompt_tokens(), member.request->policy.get(), member.text.chunk};
 }
 
-// Gives a member a sequence: one that continues a cached prefix, or an empty one.
-void RequestQueue::start(Member& member) {
+// Gives a member a sequence: one that continues its session or a cached prefix, or an empty one. Errors:
+// kResourceExhausted where there is no room for the page tables of a session's copy.
+Status RequestQueue::start(Member& member) {
   Request& request = *member.request;
+  if (request.base != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(member.text.sequence, request.base->held().sequence->fork());
+    return {};
+  }
   PrefixStore::Start start;
   if (prefixes_ != nullptr) start = prefixes_->start(request.prefix, text_of(member));
   if (prefixes_ != nullptr && !std::exchange(request.asked_prefix, true) && !request.prefix.bypass) {
@@ -152,6 +170,7 @@ void RequestQueue::start(Member& member) {
   } else {
     member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone());
   }
+  return {};
 }
 
 // Returns the tokens that a member without a sequence would not have to run.
@@ -217,7 +236,12 @@ bool RequestQueue::run_pass() {
   remove_ended();
   const std::vector<Member*> all = members();
   if (all.empty()) return false;
-  if (all.front()->text.sequence == nullptr) start(*all.front());
+  if (all.front()->text.sequence == nullptr) {
+    if (const Status started = start(*all.front()); !started.ok()) {
+      all.front()->task->fail(started);
+      return false;
+    }
+  }
   const std::vector<int> rows = rows_of(all);
   std::vector<Decision> decisions = decide(all, rows);
   // Nothing that runs gives way to the prefix cache.
@@ -249,7 +273,7 @@ bool RequestQueue::run_pass() {
       end(*all[i], kv_memory_full(driver_->cache()->budget(), plan.bytes));
     } else if (decisions[i] == Decision::kRun) {
       if (all[i]->text.sequence == nullptr) {
-        start(*all[i]);
+        if (const Status started = start(*all[i]); !started.ok()) continue;  // it waits
         all[i]->starts = estimated = true;
       }
       turns.push_back({&*all[i]->task, rows[i]});
@@ -324,8 +348,10 @@ void RequestQueue::collect(Member& member) {
       fork_samples(request);
     }
   }
-  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty())
+  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty()) {
+    event.choices = fresh_choices(member);
     events_.push_back(std::move(event));
+  }
   leave_prefix(member);
   settle(member);
 }
@@ -351,6 +377,8 @@ void RequestQueue::fork_samples(Request& request) {
 // The report of what the member holds; while it has not caught up with what it gave up, of that.
 KvReport RequestQueue::report_of(Member& member) {
   if (member.text.sequence == nullptr && member.released) return *member.released;
+  if (member.text.sequence == nullptr && member.request->base != nullptr)
+    return kv_report(*member.request->base->held().sequence);
   if (member.text.sequence == nullptr)  // never held anything: a report of zeros
     member.text.sequence =
         std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
@@ -372,8 +400,17 @@ void RequestQueue::end(Member& member, const Status& why) {
   for (std::size_t sample = made; sample < request.members.size(); ++sample) tell_end(*request.members[sample], why);
 }
 
+std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
+  const Generation& generation = member.task->generation();
+  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
+  const auto first = static_cast<std::ptrdiff_t>(std::exchange(member.told_choices, accepted));
+  return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
+}
+
 void RequestQueue::tell_end(Member& member, const Status& why) {
   Task& task = *member.task;
+  const bool mid_character = task.generation().mid_character();
   const Request& request = *member.request;
   const auto now = Clock::now();
   if (!task.status().ok()) {
@@ -384,14 +421,17 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
       events_.push_back(event_of(member, Event::Kind::kText));
       events_.back().text = std::move(text);
+      events_.back().choices = fresh_choices(member);
     }
     Event event = event_of(member, Event::Kind::kFinished);
     event.status = why;
+    event.choices = fresh_choices(member);
     const Generation& generation = task.generation();
     const bool read = request.told == task.prompt_tokens();
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();
+    result.prompt_choices = task.prompt_choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();
     result.prompt_seconds = seconds_between(request.submitted, read ? request.read : now);
@@ -402,8 +442,11 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.cached = request.cached;
     result.cached_from = request.cached_from;
     if (prefixes_ != nullptr) result.cache_miss = request.prefix.bypass ? "bypass" : prefix_miss_name(request.miss);
+    if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
+      request.base->end(std::move(member.text), generation, mid_character);
     events_.push_back(std::move(event));
-    if (prefixes_ != nullptr) prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
+    if (prefixes_ != nullptr && request.base == nullptr)
+      prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
   }
   member.ended = true;
   member.text.sequence.reset();

@@ -17,6 +17,7 @@
 #include "engine/driver.h"
 #include "engine/prefix_store.h"
 #include "engine/schedule.h"
+#include "kvasir/model_text.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
 
@@ -28,7 +29,14 @@ struct RequestText {
   std::vector<std::string> stops;  // of the chat template, for messages
 };
 
-// Checks all of a request but its policy, and encodes its prompt. Errors: kInvalidArgument naming the field.
+// Checks the settings of a request but its policy. Errors: kInvalidArgument naming the field.
+Status check_request(const LoadedModel& model, const RequestOptions& options);
+// Returns the field that holds the prompt. Errors: kInvalidArgument unless it is one.
+Result<std::string_view> prompt_field(const RequestOptions& options);
+// See Engine::text.
+std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> model);
+
+// check_request, and encodes the prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
 
 // The Status, said to be about the field of RequestOptions that it came from unless it names others.
@@ -78,7 +86,7 @@ class RequestQueue {
   std::vector<int> rows_of(std::span<Member* const> members) const;
   std::vector<Decision> decide(std::span<Member* const> members, std::span<const int> rows) const;
   std::uint64_t bytes_to_start(const Member& member) const;
-  void start(Member& member);
+  Status start(Member& member);
   std::int64_t tokens_found(Member& member) const;
   bool waits_for_prefix(const Member& member, std::span<Member* const> before) const;
   static PrefixText text_of(const Member& member);
@@ -87,6 +95,7 @@ class RequestQueue {
   void run(std::span<const Turn> turns, std::span<Member* const> running);
   void collect(Member& member);
   KvReport report_of(Member& member);
+  static std::vector<GeneratedToken> fresh_choices(Member& member);
   void fork_samples(Request& request);
   void settle(Member& member);
   void end(Member& member, const Status& why = {});

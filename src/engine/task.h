@@ -67,6 +67,11 @@ class Task {
   // Returns the next piece of text that was held back; see Generation::flush.
   std::string flush() { return generation_->flush(); }
 
+  // Reports the prompt's tokens with this many of the likeliest in their places; see GenerateOptions::prompt_logprobs.
+  // REQUIRES: has_generation(), nothing has run.
+  void report_prompt(int likeliest) { prompt_logprobs_ = likeliest; }
+  const std::vector<GeneratedToken>& prompt_choices() const { return prompt_choices_; }
+
   // Gives up the sequence, and with it its pages. The task goes on once the text has a new one: all tokens are run
   // again, on the same chunks, without being drawn or shown again. The new sequence then has the same bits.
   // REQUIRES: the task began with an empty sequence.
@@ -94,6 +99,8 @@ class Task {
 
  private:
   void note_newest(std::span<const TokenId> tokens);
+  bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
+  void note_prompt(const StepResult& result);
 
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
@@ -104,6 +111,8 @@ class Task {
   std::optional<Generation> generation_;
   TokenId next_ = kNoToken;  // drawn and not run yet
   std::string fresh_;        // text that take_text will return
+  int prompt_logprobs_ = -1;
+  std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
   Status status_;
 };
 
