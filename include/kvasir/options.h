@@ -57,9 +57,12 @@ struct EngineOptions {
   std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
-  int chunk = 0;                // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
-                                // part of the policy 512, or as few as 16 where memory is short
-  std::string chat_template;    // Jinja source of the chat template; empty: the file's own
+  // Bytes of kv_memory that requests may leave behind for others that begin with the same tokens; they are given back
+  // whenever a request needs them. 0: nothing is left.
+  std::uint64_t prefix_memory = 0;
+  int chunk = 0;              // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
+                              // part of the policy 512, or as few as 16 where memory is short
+  std::string chat_template;  // Jinja source of the chat template; empty: the file's own
   // Variables of the chat template: name and value. A value that is JSON is read as such (true, 5, [...]); any other is
   // a string.
   std::vector<std::pair<std::string, std::string>> template_arguments;

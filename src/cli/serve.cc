@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <csignal>
+#include <limits>
 #include <optional>
 
 #include "base/status.h"
@@ -95,6 +96,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
+  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+                   "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
+                   "default: whatever requests leave free");
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);

@@ -73,6 +73,14 @@ class EngineImpl final : public Engine {
     EngineReport report;
     report.cache = cache();
     report.running = unfinished();
+    report.request_bytes = report.cache.bytes;
+    if (requests_ == nullptr) return report;
+    report.prefix_queries = requests_->counters().prefix_queries;
+    report.prefix_hits = requests_->counters().prefix_hits;
+    if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
+      report.prefix_bytes = prefixes->evictable_bytes();
+      report.request_bytes -= report.prefix_bytes;
+    }
     return report;
   }
 
@@ -122,7 +130,10 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
                                         place.chunk, model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
-    if (requests_ == nullptr) requests_ = std::make_unique<RequestQueue>(driver_);
+    if (requests_ == nullptr) {
+      requests_ = std::make_unique<RequestQueue>(driver_);
+      if (model_->options.prefix_memory > 0) requests_->cache_prefixes(model_->options.prefix_memory);
+    }
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
   }
 

@@ -119,6 +119,13 @@ void Task::release() {
   run_ = 0;
 }
 
+void Task::skip(std::int64_t count) {
+  KVASIR_CHECK(run_ == 0 && count < std::ssize(tokens_));
+  run_ = static_cast<std::size_t>(count);
+  if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
+  noted_ = std::max(noted_, run_);
+}
+
 Task Task::fork(TextState* text, std::uint64_t seed) const {
   Task copy = *this;
   copy.text_ = text;

@@ -76,11 +76,16 @@ class Task {
   // release(). REQUIRES: as release, if it has none.
   Task fork(TextState* text, std::uint64_t seed) const;
 
+  // The sequence has seen the first `count` tokens already: they need not be run. REQUIRES: nothing has run, and more
+  // tokens than these are to be run.
+  void skip(std::int64_t count);
+
   bool reads() const;                          // whether the next pass may run more than one token
   bool at_start() const { return run_ == 0; }  // nothing has run, or nothing since release()
   std::int64_t left() const { return static_cast<std::int64_t>(tokens_.size() - run_); }  // to run before a new token
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }
   std::int64_t prompt_done() const { return static_cast<std::int64_t>(std::min(run_, prompt_)); }
+  std::span<const TokenId> tokens() const { return tokens_; }  // that it keeps: the prompt, then what was generated
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }

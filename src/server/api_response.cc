@@ -79,6 +79,9 @@ Json kv_of(const GenerateResult& result) {
   return {{"policy", kv.policy}, {"codec", kv.codec},
           {"seen", kv.seen},     {"kept", kv.kept},
           {"bytes", kv.bytes},   {"bytes_peak", kv.bytes_peak},
+          {"cached", result.cached},
+          {"cache_miss", result.cache_miss},
+          {"preemptions", result.preemptions},
           {"seed", result.seed}, {"finish_reason", finish_reason_name(result.finish_reason)}};
 }
 
