@@ -10,6 +10,7 @@
 #include "server/http_server.h"
 #include "server/service.h"
 #include "server/step_thread.h"
+#include "server/tenancy.h"
 
 namespace kvasir::cli {
 namespace {
@@ -25,6 +26,8 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  std::string api_keys;
+  std::string usage_db;
 };
 
 bool is_loopback(std::string_view host) {
@@ -55,11 +58,15 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
 }
 
 Status serve(const ServeOptions& options) {
-  if (!is_loopback(options.host))
+  if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
-        "there are no API keys, so the server binds to this machine alone; give --host 127.0.0.1 and put a proxy in "
-        "front of it");
+        "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
+        "FILE, or --host 127.0.0.1");
+  const auto log = [](const std::string& line) { note("kvasir: {}\n", line); };
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
+                          server::Tenancy::open({options.api_keys, options.usage_db, log}));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
+  KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
   std::optional<server::Service> service;
@@ -71,7 +78,8 @@ Status serve(const ServeOptions& options) {
                                }));
   server::StepThread steps(std::move(engine),
                            {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr});
+  service.emplace(steps, server::ServiceOptions{name, options.policy, tenancy->gate()});
+  tenancy->join(*service, steps, *http);
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -84,7 +92,9 @@ Status serve(const ServeOptions& options) {
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
        human_bytes(budget));
+  if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
   http->run();
+  tenancy->leave();
   return {};
 }
 
@@ -103,6 +113,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")->capture_default_str();
   command->add_option("--name", options->name, "Name of the model for clients; default: that of the file");
+  command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
+      ->type_name("FILE");
+  command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
+      ->type_name("FILE");
   command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
       ->capture_default_str();
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -35,6 +36,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
         exchange_(std::move(exchange)) {
     results_.resize(static_cast<std::size_t>(request_.options.samples));
     newest_text_.resize(results_.size());
+    texts_.resize(results_.size());
     record_.id = head_.id;
     record_.path = exchange_.request.path;
     record_.tenant = exchange_.caller.tenant;
@@ -54,6 +56,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
       if (std::exchange(self->over_, true)) return;
       self->steps_.cancel(ticket);
       self->tell("abandoned", 499);
+      self->exchange_.caller.hold.reset();
     });
   }
 
@@ -77,7 +80,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     if (over_) return;
     const auto sample = static_cast<std::size_t>(event.sample);
     switch (event.kind) {
-      case Event::Kind::kPrompt: break;
+      case Event::Kind::kPrompt: prompt_read_ = event.done; break;
       case Event::Kind::kText:
         note_text(sample);
         if (request_.stream) exchange_.answer->write(event_of(text_chunk(head_, event.sample, event.text)));
@@ -97,6 +100,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     if (record_.first_token_seconds < 0) record_.first_token_seconds = seconds_between(arrived_, now);
     if (newest_text_[sample] != Clock::time_point()) traffic_.on_token_gap(seconds_between(newest_text_[sample], now));
     newest_text_[sample] = now;
+    ++texts_[sample];
   }
 
   void failed(const Status& status) {
@@ -130,10 +134,12 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     record_.finish_reason = finish_reason;
     record_.http = http;
     record_.policy = first.kv.policy;
-    record_.prompt_tokens = first.prompt_tokens;
+    // Samples that did not end have no result: what was read and told of them counts.
+    record_.prompt_tokens = std::max(first.prompt_tokens, prompt_read_);
     record_.seen = first.kv.seen;
     record_.kept = first.kv.kept;
-    for (const GenerateResult& result : results_) record_.generated_tokens += result.tokens;
+    for (std::size_t i = 0; i < results_.size(); ++i)
+      record_.generated_tokens += std::max(results_[i].tokens, texts_[i]);
     if (ended_ > 0) {
       record_.prefill_seconds = first.prompt_seconds;
       record_.decode_seconds = first.seconds;
@@ -147,6 +153,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     over_ = true;
     say();
     exchange_.answer.reset();
+    exchange_.caller.hold.reset();
   }
 
   StepThread& steps_;
@@ -157,6 +164,8 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
   RequestRecord record_;
   Clock::time_point arrived_ = Clock::now();
   std::vector<Clock::time_point> newest_text_;  // by sample
+  std::vector<std::int64_t> texts_;             // by sample: how many; each is of one token at least
+  std::int64_t prompt_read_ = 0;                // tokens
   std::vector<GenerateResult> results_;
   int ended_ = 0;
   bool over_ = false;
@@ -197,6 +206,8 @@ void Completions::complete(Exchange exchange, bool chat) {
   if (options.policy.empty()) options.policy = options_.policy;
   options.salt = exchange.caller.salt + options.salt;
   options.tenant = exchange.caller.tenant_number;
+  // A tenant may put its own requests behind others', not in front of them.
+  if (exchange.caller.tenant_number != 0) options.priority = std::max(options.priority, 0);
   options.priority += exchange.caller.priority;
   AnswerHead head{chat, fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++), std::time(nullptr),
                   options_.model};
