@@ -1,6 +1,7 @@
 #include "server/flight.h"
 
 #include <algorithm>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -46,9 +47,13 @@ void Flight::start() {
 
 void Flight::prepare() {
   if (left_behind_) return;
-  Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
-  preparation_ = ready.status();
-  if (ready.ok()) ready_ = std::move(*ready);
+  try {
+    Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
+    preparation_ = ready.status();
+    if (ready.ok()) ready_ = std::move(*ready);
+  } catch (const std::bad_alloc&) {
+    preparation_ = exhausted("there is no memory for a body of {} bytes", body_.size());
+  }
   body_ = {};
 }
 
@@ -91,8 +96,8 @@ void Flight::opened(Result<OpenedSession> opened) {
   if (over_) return land();
   if (!opened.ok()) {
     const bool no_room = opened.status().code() == StatusCode::kResourceExhausted;
-    return refuse(no_room ? 503 : http_status(opened.status()), opened.status(), no_room ? "no_room" : "invalid",
-                  no_room ? "session_no_room" : "");
+    return refuse(no_room ? 503 : http_status(opened.status()), in_body(opened.status()),
+                  no_room ? "no_room" : "invalid", no_room ? "session_no_room" : "");
   }
   if (ready_.restores_only) {
     exchange_.send_json(200, text_of({{"object", "session"}, {"session", session_answer(session_.kv)}}));
