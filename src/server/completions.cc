@@ -45,14 +45,19 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     StepThread::Listener listener;
     listener.accepted = [self = shared_from_this()](const Status& status) { self->accepted(status); };
     listener.happened = [self = shared_from_this()](const Event& event) { self->happened(event); };
-    const Result<Ticket> ticket = steps_.submit(request_.options, std::move(listener));
+    RequestOptions options = request_.options;
+    if (!request_.echo) request_.options.prompt.clear();  // which may be large
+    request_.options.messages.clear();
+    request_.options.tokens.clear();
+    const Result<Ticket> ticket = steps_.submit(std::move(options), std::move(listener));
     if (!ticket.ok()) {
       traffic_.on_refused("queue_full");
       return exchange_.refuse(429, ticket.status().message(), "queue_full", {{"Retry-After", "1"}});
     }
-    exchange_.answer->on_closed([self = shared_from_this(), ticket = *ticket] {
+    ticket_ = *ticket;
+    exchange_.answer->on_closed([self = shared_from_this()] {
       if (std::exchange(self->over_, true)) return;
-      self->steps_.cancel(ticket);
+      self->steps_.cancel(self->ticket_);
       self->tell("abandoned", 499);
     });
   }
@@ -99,7 +104,9 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     newest_text_[sample] = now;
   }
 
+  // One sample's failure ends them all.
   void failed(const Status& status) {
+    steps_.cancel(ticket_);
     finish([&] {
       tell("error", request_.stream ? 200 : http_status(status));
       if (!request_.stream) return exchange_.refuse(status);
@@ -155,6 +162,7 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
   AnswerHead head_;
   Exchange exchange_;
   RequestRecord record_;
+  Ticket ticket_{};
   Clock::time_point arrived_ = Clock::now();
   std::vector<Clock::time_point> newest_text_;  // by sample
   std::vector<GenerateResult> results_;
@@ -184,6 +192,7 @@ void Completions::complete(Exchange exchange, bool chat) {
     return exchange.refuse(503, "the server is going down", {}, {{"Retry-After", "5"}});
   }
   const Result<Json> body = parse_body(exchange.request.body);
+  exchange.request.body = {};
   if (!body.ok()) return refuse(exchange, body.status());
   Result<ApiRequest> asked = read_request(*body, chat);
   if (!asked.ok()) return refuse(exchange, asked.status());

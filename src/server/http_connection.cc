@@ -72,7 +72,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
   ~Connection() override {
-    hold_body(0);
+    close();
     shared_.open.erase(this);
     if (const auto found = shared_.by_address.find(address_); --found->second == 0) shared_.by_address.erase(found);
     if (shared_.closed) shared_.closed();
@@ -328,20 +328,18 @@ void Connection::watch() {
   beat();
 }
 
+// Holds the connection while its answer is under way: nothing else may be pending then.
 void Connection::beat() {
   beat_.expires_after(std::chrono::seconds(1));
-  beat_.async_wait([self = weak_from_this(), number = number_](Error error) {
-    const auto connection = self.lock();
-    if (error || connection == nullptr || connection->number_ != number) return;
-    if (connection->state_ != State::kAnswering || connection->ended_) return;
+  beat_.async_wait([self = shared_from_this(), number = number_](Error error) {
+    if (error || self->number_ != number || self->state_ != State::kAnswering || self->ended_) return;
     tcp_info info{};
     socklen_t size = sizeof info;
-    if (::getsockopt(connection->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+    if (::getsockopt(self->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
         (info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_CLOSE))
-      return connection->close();
-    if (connection->streams_ && Clock::now() - connection->said_ >= connection->shared_.limits.heartbeat)
-      connection->queue(": waiting\n\n");
-    connection->beat();
+      return self->close();
+    if (self->streams_ && Clock::now() - self->said_ >= self->shared_.limits.heartbeat) self->queue(": waiting\n\n");
+    self->beat();
   });
 }
 
@@ -435,6 +433,7 @@ void Connection::write_more() {
 }
 
 void Connection::finish() {
+  beat_.cancel();
   closed_ = {};
   if (keep_alive_) return read_request();
   linger();
