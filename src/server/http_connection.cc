@@ -439,8 +439,8 @@ void Connection::finish() {
   linger();
 }
 
-// Says that nothing more comes, and reads what the client still sends, for a moment: closing with unread bytes would
-// reset the connection, and the client might lose the answer.
+// Says that nothing more comes, and reads what the client still sends, for a moment and no more than a body: closing
+// with unread bytes would reset the connection, and the client might lose the answer.
 void Connection::linger() {
   state_ = State::kLingering;
   Error error;
@@ -450,15 +450,16 @@ void Connection::linger() {
   hold_body(0);
   buffer_.clear();
   struct Drop {
-    static void read(const std::shared_ptr<Connection>& self) {
-      self->socket_.async_read_some(self->buffer_.prepare(kReadBytes), [self](Error read_error, std::size_t) {
-        if (self->state_ != State::kLingering) return;
-        if (read_error) return self->close();
-        read(self);
-      });
+    static void read(const std::shared_ptr<Connection>& self, std::size_t left) {
+      self->socket_.async_read_some(self->buffer_.prepare(kReadBytes),
+                                    [self, left](Error read_error, std::size_t bytes) {
+                                      if (self->state_ != State::kLingering) return;
+                                      if (read_error || bytes >= left) return self->close();
+                                      read(self, left - bytes);
+                                    });
     }
   };
-  Drop::read(shared_from_this());
+  Drop::read(shared_from_this(), shared_.limits.body_bytes);
 }
 
 }  // namespace
