@@ -1,6 +1,7 @@
 #include "server/http_connection.h"
 
 #include <fmt/core.h>
+#include <malloc.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
@@ -272,8 +273,10 @@ void Connection::read_body() {
   });
 }
 
-// Counts a body that is read or answered; 0: it is gone.
+// Counts a body that is read or answered; 0: it is gone. What was made of a large one leaves much memory between what
+// stays, which the system gets back only on demand.
 void Connection::hold_body(std::size_t bytes) {
+  if (bytes == 0 && body_held_ >= (1 << 20)) ::malloc_trim(0);
   shared_.body_bytes += bytes - body_held_;
   body_held_ = bytes;
 }
