@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <csignal>
+#include <limits>
 #include <optional>
 
 #include "base/status.h"
@@ -10,6 +11,7 @@
 #include "server/http_server.h"
 #include "server/service.h"
 #include "server/step_thread.h"
+#include "server/text_thread.h"
 
 namespace kvasir::cli {
 namespace {
@@ -25,6 +27,7 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  std::string sessions;
 };
 
 bool is_loopback(std::string_view host) {
@@ -59,6 +62,7 @@ Status serve(const ServeOptions& options) {
     return invalid_argument(
         "there are no API keys, so the server binds to this machine alone; give --host 127.0.0.1 and put a proxy in "
         "front of it");
+  if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
@@ -69,9 +73,10 @@ Status serve(const ServeOptions& options) {
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
-  server::StepThread steps(std::move(engine),
-                           {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr});
+  const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
+  server::StepThread steps(std::move(engine), {post, options.queue});
+  server::TextThread texts({post, options.queue});
+  service.emplace(steps, texts, server::ServiceOptions{name, options.policy, nullptr, options.sessions, {}});
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -95,6 +100,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
+  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+                   "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
+                   "default: whatever requests leave free");
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
@@ -107,6 +116,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
   command->callback([options, &outcome] { outcome.status = serve(*options); });

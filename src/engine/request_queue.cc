@@ -9,6 +9,7 @@
 #include "engine/guarded.h"
 #include "engine/kv_report.h"
 #include "engine/memory_plan.h"
+#include "engine/session.h"
 
 namespace kvasir {
 namespace {
@@ -30,7 +31,12 @@ struct RequestQueue::Member {
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
+  std::size_t told_choices = 0;      // of the generation's, those that events told of
   bool ended = false;
+  std::int64_t left_prefix = 0;     // prompt tokens done when it last left a prefix
+  bool starts = false;              // in the pass that is being made
+  std::int64_t found = 0;           // tokens that the prefix cache has of its text
+  std::uint64_t found_version = 0;  // of the prefix cache, when it was asked
 };
 
 struct RequestQueue::Request {
@@ -39,6 +45,13 @@ struct RequestQueue::Request {
   std::uint64_t seed = 0;
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
   std::vector<std::unique_ptr<Member>> members;
+  std::shared_ptr<Session> session;  // that it continues, or null
+  SessionBase* base = nullptr;       // the same
+  PrefixUse prefix;
+  bool asked_prefix = false;
+  std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
+  std::string_view cached_from;
+  PrefixMiss miss = PrefixMiss::kUnknown;
   std::int64_t told = 0;  // prompt tokens that events told of
   Clock::time_point submitted = Clock::now();
   Clock::time_point read = submitted;  // when the prompt was
@@ -49,6 +62,10 @@ RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits&
 
 RequestQueue::~RequestQueue() = default;
 
+void RequestQueue::cache_prefixes(std::uint64_t most_bytes) {
+  prefixes_ = std::make_unique<PrefixStore>(driver_->model(), driver_->cache(), most_bytes);
+}
+
 RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
                             std::optional<int> chunk) {
   const LoadedModel& model = *driver_->model();
@@ -58,10 +75,20 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->samples = options.samples;
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
+  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  request->prefix = {bypass, options.salt, options.pin, options.ttl};
   auto member = std::make_unique<Member>(request.get(), 0);
   member->text.chunk = chunk.value_or(model.options.chunk);
-  Generation generation(*model.tokenizer, generate, text.stops, text.tokens);
+  std::vector<TokenId> newest;
+  if ((request->session = options.session) != nullptr) {
+    request->base = dynamic_cast<SessionBase*>(options.session.get());
+    newest = member->text.newest = request->base->held().newest;
+  }
+  newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
+  Generation generation(*model.tokenizer, generate, text.stops, newest);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
+  if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
   requests_.push_back(std::move(request));
@@ -116,9 +143,67 @@ std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
   return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
 }
 
-void RequestQueue::start(Member& member) const {
-  member.text.sequence =
-      std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
+PrefixText RequestQueue::text_of(const Member& member) {
+  return {member.task->tokens(), member.task->prompt_tokens(), member.request->policy.get(), member.text.chunk};
+}
+
+// Gives a member a sequence: one that continues its session or a cached prefix, or an empty one. Errors:
+// kResourceExhausted where there is no room for the page tables of a session's copy.
+Status RequestQueue::start(Member& member) {
+  Request& request = *member.request;
+  if (request.base != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(member.text.sequence, request.base->held().sequence->fork());
+    return {};
+  }
+  PrefixStore::Start start;
+  if (prefixes_ != nullptr) start = prefixes_->start(request.prefix, text_of(member));
+  if (prefixes_ != nullptr && !std::exchange(request.asked_prefix, true) && !request.prefix.bypass) {
+    request.cached = start.tokens;
+    request.miss = start.miss;
+    if (start.tokens > 0) request.cached_from = start.snapshot ? "snapshot" : "pages";
+    counters_.prefix_queries += member.task->prompt_tokens();
+    counters_.prefix_hits += start.tokens;
+  }
+  if (start.sequence != nullptr) {
+    member.text.sequence = std::move(start.sequence);
+    member.task->skip(start.tokens);
+  } else {
+    member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone());
+  }
+  return {};
+}
+
+// Returns the tokens that a member without a sequence would not have to run.
+std::int64_t RequestQueue::tokens_found(Member& member) const {
+  if (prefixes_ == nullptr) return 0;
+  if (const std::uint64_t version = prefixes_->cache().version(); member.found_version != version) {
+    member.found = prefixes_->find(member.request->prefix, text_of(member));
+    member.found_version = version;
+  }
+  return member.found;
+}
+
+// Whether a member before this one is reading what it could take from the cache later.
+bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
+  if (prefixes_ == nullptr) return false;
+  return std::ranges::any_of(before, [&](const Member* other) {
+    return other->task->reads() && other->task->prompt_done() < other->task->prompt_tokens() &&
+           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >
+               std::max(member.found, other->task->prompt_done());
+  });
+}
+
+// Bytes that sequences may have: what is free, and what the prefix cache can give back.
+std::uint64_t RequestQueue::available() const {
+  return driver_->cache()->budget().available() + (prefixes_ ? prefixes_->cache().evictable_bytes() : 0);
+}
+
+// Leaves what others may continue, at the end of a chunk of the prompt.
+void RequestQueue::leave_prefix(Member& member) {
+  if (prefixes_ == nullptr || member.text.sequence == nullptr || member.text.sequence->in_chunk()) return;
+  if (!member.task->status().ok() || member.task->prompt_done() == member.left_prefix) return;
+  member.left_prefix = member.task->prompt_done();
+  prefixes_->leave(member.request->prefix, text_of(member), *member.text.sequence);
 }
 
 // Runs one pass, if any request has work. A round without a pass has made tasks give up pages, or end.
@@ -129,22 +214,47 @@ void RequestQueue::advance() {
 
 std::vector<int> RequestQueue::rows_of(std::span<Member* const> all) const {
   std::vector<RowDemand> demands;
-  for (const Member* member : all) {
+  std::int64_t asked = 0;  // rows of prompts
+  for (Member* member : all) {
     const bool reads = member->task->reads();
     const std::int64_t chunk = prompt_chunk(*member->request->policy, member->text.chunk);
-    demands.push_back({reads, reads ? static_cast<int>(std::min(member->task->left(), chunk)) : 1});
+    std::int64_t left = member->task->left();
+    // Those behind get no row whatever the cache holds for them.
+    if (reads && member->text.sequence == nullptr && asked < limits_.prompt_rows) {
+      left -= tokens_found(*member);
+      if (waits_for_prefix(*member, all.first(demands.size()))) left = 0;
+    }
+    demands.push_back({reads, reads ? static_cast<int>(std::min(left, chunk)) : 1});
+    if (reads) asked += demands.back().rows;
   }
   return share_rows(demands, limits_.prompt_rows);
 }
 
 bool RequestQueue::run_pass() {
+  if (prefixes_ != nullptr) prefixes_->expire();
   for (Member* member : members()) settle(*member);
   remove_ended();
   const std::vector<Member*> all = members();
   if (all.empty()) return false;
-  if (all.front()->text.sequence == nullptr) start(*all.front());
+  if (all.front()->text.sequence == nullptr) {
+    if (const Status started = start(*all.front()); !started.ok()) {
+      all.front()->task->fail(started);
+      return false;
+    }
+  }
   const std::vector<int> rows = rows_of(all);
-  const std::vector<Decision> decisions = decide(all, rows);
+  std::vector<Decision> decisions = decide(all, rows);
+  // Nothing that runs gives way to the prefix cache.
+  const auto takes_pages = [](Decision decision) {
+    return decision == Decision::kPreempt || decision == Decision::kReject;
+  };
+  while (prefixes_ != nullptr && std::ranges::any_of(decisions, takes_pages) && prefixes_->cache().evict_one())
+    decisions = decide(all, rows);
+  // What is shared frees nothing itself, but need not be copied any more once it is not shared.
+  if (prefixes_ != nullptr && std::ranges::count(decisions, Decision::kReject) > 0 && !prefixes_->cache().empty()) {
+    prefixes_->cache().clear();
+    decisions = decide(all, rows);
+  }
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (decisions[i] != Decision::kPreempt) continue;
     ++counters_.preempted;
@@ -163,19 +273,23 @@ bool RequestQueue::run_pass() {
       end(*all[i], kv_memory_full(driver_->cache()->budget(), plan.bytes));
     } else if (decisions[i] == Decision::kRun) {
       if (all[i]->text.sequence == nullptr) {
-        start(*all[i]);
-        estimated = true;
+        if (const Status started = start(*all[i]); !started.ok()) continue;  // it waits
+        all[i]->starts = estimated = true;
       }
       turns.push_back({&*all[i]->task, rows[i]});
       running.push_back(all[i]);
     }
   }
+  Step::Plan plan = driver_->plan(turns);
+  while (prefixes_ != nullptr && !plan.fits && prefixes_->cache().evict_one()) plan = driver_->plan(turns);
+  if (prefixes_ != nullptr && !plan.fits) prefixes_->cache().clear();
   // The bytes of a task that starts were an estimate.
   while (estimated && turns.size() > 1 && !driver_->plan(turns).fits) {
-    if (turns.back().task->at_start()) turns.back().task->release();
+    if (running.back()->starts) turns.back().task->release();
     turns.pop_back();
     running.pop_back();
   }
+  for (Member* member : all) member->starts = false;
   if (!turns.empty()) run(turns, running);
   remove_ended();
   return !turns.empty();
@@ -184,7 +298,7 @@ bool RequestQueue::run_pass() {
 std::vector<Decision> RequestQueue::decide(std::span<Member* const> all, std::span<const int> rows) const {
   std::vector<ScheduleTask> tasks;
   std::uint64_t wanted = 0;
-  const std::uint64_t available = driver_->cache()->budget().available();
+  const std::uint64_t available = this->available();
   for (std::size_t i = 0; i < all.size(); ++i) {
     ScheduleTask task;
     task.holds = all[i]->text.sequence != nullptr;
@@ -196,7 +310,9 @@ std::vector<Decision> RequestQueue::decide(std::span<Member* const> all, std::sp
   }
   // Pages are only counted when they may have to be given up.
   for (std::size_t i = 0; i < all.size() && wanted > available; ++i)
-    if (tasks[i].holds) tasks[i].held = bytes_freed_without(*all[i]->text.sequence);
+    if (tasks[i].holds)
+      tasks[i].held =
+          bytes_freed_without(*all[i]->text.sequence, prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody);
   return schedule(tasks, available, limits_.running);
 }
 
@@ -232,8 +348,11 @@ void RequestQueue::collect(Member& member) {
       fork_samples(request);
     }
   }
-  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty())
+  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty()) {
+    event.choices = fresh_choices(member);
     events_.push_back(std::move(event));
+  }
+  leave_prefix(member);
   settle(member);
 }
 
@@ -256,9 +375,13 @@ void RequestQueue::fork_samples(Request& request) {
 }
 
 // The report of what the member holds; while it has not caught up with what it gave up, of that.
-KvReport RequestQueue::report_of(Member& member) const {
+KvReport RequestQueue::report_of(Member& member) {
   if (member.text.sequence == nullptr && member.released) return *member.released;
-  if (member.text.sequence == nullptr) start(member);  // never held anything: a report of zeros
+  if (member.text.sequence == nullptr && member.request->base != nullptr)
+    return kv_report(*member.request->base->held().sequence);
+  if (member.text.sequence == nullptr)  // never held anything: a report of zeros
+    member.text.sequence =
+        std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
   KvReport now = kv_report(*member.text.sequence);
   return member.released && member.released->seen > now.seen ? *member.released : now;
 }
@@ -277,8 +400,17 @@ void RequestQueue::end(Member& member, const Status& why) {
   for (std::size_t sample = made; sample < request.members.size(); ++sample) tell_end(*request.members[sample], why);
 }
 
+std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
+  const Generation& generation = member.task->generation();
+  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
+  const auto first = static_cast<std::ptrdiff_t>(std::exchange(member.told_choices, accepted));
+  return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
+}
+
 void RequestQueue::tell_end(Member& member, const Status& why) {
   Task& task = *member.task;
+  const bool mid_character = task.generation().mid_character();
   const Request& request = *member.request;
   const auto now = Clock::now();
   if (!task.status().ok()) {
@@ -289,14 +421,17 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
       events_.push_back(event_of(member, Event::Kind::kText));
       events_.back().text = std::move(text);
+      events_.back().choices = fresh_choices(member);
     }
     Event event = event_of(member, Event::Kind::kFinished);
     event.status = why;
+    event.choices = fresh_choices(member);
     const Generation& generation = task.generation();
     const bool read = request.told == task.prompt_tokens();
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();
+    result.prompt_choices = task.prompt_choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();
     result.prompt_seconds = seconds_between(request.submitted, read ? request.read : now);
@@ -304,7 +439,14 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.finish_reason = *generation.finish_reason();
     result.seed = request.seed + static_cast<std::uint64_t>(member.sample);
     result.kv = report_of(member);
+    result.cached = request.cached;
+    result.cached_from = request.cached_from;
+    if (prefixes_ != nullptr) result.cache_miss = request.prefix.bypass ? "bypass" : prefix_miss_name(request.miss);
+    if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
+      request.base->end(std::move(member.text), generation, mid_character);
     events_.push_back(std::move(event));
+    if (prefixes_ != nullptr && request.base == nullptr)
+      prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
   }
   member.ended = true;
   member.text.sequence.reset();

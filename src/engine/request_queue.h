@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "engine/driver.h"
+#include "engine/prefix_store.h"
 #include "engine/schedule.h"
+#include "kvasir/model_text.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
 
@@ -27,7 +29,14 @@ struct RequestText {
   std::vector<std::string> stops;  // of the chat template, for messages
 };
 
-// Checks all of a request but its policy, and encodes its prompt. Errors: kInvalidArgument naming the field.
+// Checks the settings of a request but its policy. Errors: kInvalidArgument naming the field.
+Status check_request(const LoadedModel& model, const RequestOptions& options);
+// Returns the field that holds the prompt. Errors: kInvalidArgument unless it is one.
+Result<std::string_view> prompt_field(const RequestOptions& options);
+// See Engine::text.
+std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> model);
+
+// check_request, and encodes the prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
 
 // The Status, said to be about the field of RequestOptions that it came from unless it names others.
@@ -37,6 +46,10 @@ class RequestQueue {
  public:
   explicit RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits = {});
   ~RequestQueue();
+
+  // From now on requests continue what others left, and leave prefixes themselves. `most_bytes`: see PrefixCache.
+  void cache_prefixes(std::uint64_t most_bytes);
+  PrefixCache* prefixes() { return prefixes_ ? &prefixes_->cache() : nullptr; }
 
   // `text` is that of `options`, `policy` as it stands at its start, `chunk` that of prompts (0: the policy's
   // own; without one, that of the engine's options). REQUIRES: text and policy were checked.
@@ -51,11 +64,13 @@ class RequestQueue {
   // What happened so far. For tests: that what they are about did happen.
   struct Counters {
     std::int64_t passes = 0;
-    std::int64_t mixed = 0;        // passes of prompt rows and generated rows
-    std::int64_t preempted = 0;    // tasks that gave up their pages
-    std::int64_t rejected = 0;     // that ended because the memory does not suffice for them alone
-    std::size_t most_running = 0;  // tasks in a pass
-    int most_rows = 0;             // of prompts in a pass
+    std::int64_t mixed = 0;           // passes of prompt rows and generated rows
+    std::int64_t preempted = 0;       // tasks that gave up their pages
+    std::int64_t rejected = 0;        // that ended because the memory does not suffice for them alone
+    std::size_t most_running = 0;     // tasks in a pass
+    int most_rows = 0;                // of prompts in a pass
+    std::int64_t prefix_queries = 0;  // prompt tokens of requests that asked the prefix cache
+    std::int64_t prefix_hits = 0;     // of these, found there
   };
   const Counters& counters() const { return counters_; }
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
@@ -71,10 +86,16 @@ class RequestQueue {
   std::vector<int> rows_of(std::span<Member* const> members) const;
   std::vector<Decision> decide(std::span<Member* const> members, std::span<const int> rows) const;
   std::uint64_t bytes_to_start(const Member& member) const;
-  void start(Member& member) const;
+  Status start(Member& member);
+  std::int64_t tokens_found(Member& member) const;
+  bool waits_for_prefix(const Member& member, std::span<Member* const> before) const;
+  static PrefixText text_of(const Member& member);
+  std::uint64_t available() const;
+  void leave_prefix(Member& member);
   void run(std::span<const Turn> turns, std::span<Member* const> running);
   void collect(Member& member);
-  KvReport report_of(Member& member) const;
+  KvReport report_of(Member& member);
+  static std::vector<GeneratedToken> fresh_choices(Member& member);
   void fork_samples(Request& request);
   void settle(Member& member);
   void end(Member& member, const Status& why = {});
@@ -83,6 +104,7 @@ class RequestQueue {
   Event event_of(const Member& member, Event::Kind kind) const;
 
   std::shared_ptr<Driver> driver_;
+  std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
   ScheduleLimits limits_;
   std::uint64_t next_id_ = 1;
   std::vector<std::unique_ptr<Request>> requests_;

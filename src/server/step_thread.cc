@@ -93,6 +93,15 @@ Status StepThread::ask(std::function<void(Engine&)> question) {
   return {};
 }
 
+void StepThread::retire(std::shared_ptr<Session> session) {
+  if (session == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    retired_.push_back(std::move(session));
+  }
+  wake_.notify_all();
+}
+
 StepReport StepThread::report() const {
   const std::lock_guard lock(mutex_);
   return report_;
@@ -108,15 +117,18 @@ void StepThread::run() {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
     std::vector<std::function<void(Engine&)>> questions;
+    std::vector<std::shared_ptr<Session>> retired;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] {
-        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || engine_->unfinished() > 0;
+        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty() ||
+               engine_->unfinished() > 0;
       });
       if (stopping_) return;
       asked.swap(asked_);
       cancelled.swap(cancelled_);
       questions.swap(questions_);
+      retired.swap(retired_);
     }
     pass_began_ = Clock::now().time_since_epoch().count();
     for (Asked& each : asked) {
@@ -125,6 +137,8 @@ void StepThread::run() {
     }
     for (const Ticket ticket : cancelled) drop(ticket);
     for (const auto& question : questions) question(*engine_);
+    questions.clear();
+    retired.clear();
     if (engine_->unfinished() > 0) pass();
     publish();
     pass_began_ = 0;

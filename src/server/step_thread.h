@@ -52,6 +52,10 @@ class StepThread {
   ~StepThread();
 
   const ModelSummary& model() const { return summary_; }
+  // See Engine; for any thread.
+  const ModelText& text() const { return engine_->text(); }
+  // See Engine; for any thread. REQUIRES: the engine has made its cache.
+  Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
 
   // Queues a request. Errors: kResourceExhausted while the queue is full.
   Result<Ticket> submit(RequestOptions options, Listener listener);
@@ -61,6 +65,12 @@ class StepThread {
   // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. Errors:
   // kResourceExhausted while the queue is full.
   Status ask(std::function<void(Engine&)> question);
+
+  // Gives up a session between two passes; whoever has it must not keep it. Never refused.
+  void retire(std::shared_ptr<Session> session);
+
+  // Runs a function on the thread that callbacks are for.
+  void post(std::function<void()> function) const { options_.post(std::move(function)); }
 
   StepReport report() const;
   // How long the pass under way has been running; 0 between passes.
@@ -97,6 +107,7 @@ class StepThread {
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
   std::vector<std::function<void(Engine&)>> questions_;
+  std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;
   StepReport report_;
