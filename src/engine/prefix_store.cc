@@ -76,7 +76,9 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
-  query.most_snapshot = by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt, known) - 1;
+  // A snapshot of a longer prompt must not lie where this one's end is felt already.
+  query.most_snapshot =
+      by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
   query.now = now();
   return query;
 }
@@ -85,6 +87,19 @@ std::int64_t PrefixStore::find(const PrefixUse& use, const PrefixText& text) con
   if (use.bypass) return 0;
   const std::string lineage = lineage_of(text);
   return cache_.find(query_of(use, text, lineage)).tokens;
+}
+
+std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
+                                    const PrefixText& other) const {
+  if (use.bypass || other_use.bypass || use.salt != other_use.salt) return 0;
+  const PrefixQuery query = query_of(use, text, {});
+  const std::int64_t most = std::min(query.most_exact, other.policy->exact_prefix(other.prompt));
+  const auto length = static_cast<std::size_t>(std::max<std::int64_t>(most, 0));
+  const auto mine = text.tokens.first(std::min(length, text.tokens.size()));
+  const auto theirs = other.tokens.first(std::min(length, other.tokens.size()));
+  const std::int64_t common = std::ranges::mismatch(mine, theirs).in1 - mine.begin();
+  const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
+  return common / multiple * multiple;
 }
 
 PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& text) {
@@ -108,6 +123,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     if (start.sequence == nullptr) return start;
   }
   start.tokens = match.tokens;
+  start.snapshot = match.snapshot != nullptr;
   return start;
 }
 

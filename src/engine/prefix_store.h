@@ -42,10 +42,14 @@ class PrefixStore {
   struct Start {
     std::unique_ptr<Sequence> sequence;  // null: nothing was found, or there is no room for its tables
     std::int64_t tokens = 0;             // that the sequence has seen
+    bool snapshot = false;               // they come from a snapshot; otherwise from exact pages
     PrefixMiss miss = PrefixMiss::kUnknown;
   };
   // Returns the tokens that start() would find. Changes nothing.
   std::int64_t find(const PrefixUse& use, const PrefixText& text) const;
+  // Returns the tokens of a text that start() would find once another prompt has been read to its end.
+  std::int64_t will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
+                         const PrefixText& other) const;
   // Returns a sequence that holds the longest known beginning of the text, but for its last token.
   Start start(const PrefixUse& use, const PrefixText& text);
 

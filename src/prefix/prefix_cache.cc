@@ -97,9 +97,10 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   PrefixMatch match;
   const auto length = static_cast<std::int64_t>(query.tokens.size());
   const std::int64_t blocks = length / slots_;
-  if (blocks == 0) match.miss = PrefixMiss::kShort;
   const Root* root = root_of(query.salt);
-  if (root == nullptr) return match;
+  Root none;
+  none.hash = hash64(std::as_bytes(std::span(query.salt)));
+  if (root == nullptr) root = &none;
   const Node* node = nullptr;
   std::int64_t exact = 0;  // blocks
   std::int64_t known = 0;  // tokens of this text that were found in any form
@@ -110,11 +111,13 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
     const Node* child = child_of(*root, node, block(query.tokens, depth), &hash);
     if (child == nullptr) {
       const auto gone = gone_.find(hash);
-      miss = gone == gone_.end() ? PrefixMiss::kUnknown : gone->second;
+      if (miss == PrefixMiss::kNone) miss = gone == gone_.end() ? PrefixMiss::kUnknown : gone->second;
       break;
     }
     node = child;
-    paged = paged && !node->pages.empty() && node->life.until > query.now;
+    const bool expired = !node->pages.empty() && node->life.until <= query.now;
+    if (paged && expired) miss = PrefixMiss::kExpired;
+    paged = paged && !node->pages.empty() && !expired;
     if (paged) exact = depth + 1;
     known = paged ? (depth + 1) * slots_ : known;
     const std::int64_t here = (depth + 1) * slots_;
@@ -136,9 +139,11 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
     match.snapshot = nullptr;
   }
   const std::int64_t most = std::max(query.most_exact / slots_ * slots_, query.most_snapshot);
-  if (match.tokens >= most / slots_ * slots_) {
+  if (most < slots_) {
+    match.miss = PrefixMiss::kShort;
+  } else if (match.tokens >= most / slots_ * slots_) {
     match.miss = PrefixMiss::kNone;
-  } else if (blocks > 0) {
+  } else {
     match.miss = known > match.tokens ? PrefixMiss::kPolicy : miss == PrefixMiss::kNone ? PrefixMiss::kUnknown : miss;
   }
   return match;
@@ -391,7 +396,7 @@ void PrefixCache::keep_within_bound() {
 
 std::uint64_t PrefixCache::evictable_bytes() const {
   const PagePool& pool = cache_->pool();
-  std::uint64_t bytes = (pages_ - pool.shared_pages(owner_)) * pool.page_cost() + charge_.bytes();
+  std::uint64_t bytes = (pages_ - pool.shared_pages(owner_)) * pool.page_cost();
   for (const auto& [number, snapshot] : snapshots_) bytes += snapshot->own_bytes();
   return bytes;
 }

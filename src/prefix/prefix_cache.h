@@ -119,7 +119,7 @@ class PrefixCache {
   PageOwner owner() const { return owner_; }
   std::uint64_t version() const { return version_; }  // differs after every change of what find returns
 
-  // Bytes that come free at least when the cache is cleared.
+  // Bytes that come free at least by evict_one.
   std::uint64_t evictable_bytes() const;
   // Bytes of all that it refers to, shared with sequences or not.
   std::uint64_t bytes() const;

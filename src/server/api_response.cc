@@ -8,6 +8,12 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Messages repeat what a client sent, which may be large.
+std::string shortened(std::string_view message) {
+  constexpr std::size_t kMost = 1000;
+  return message.size() <= kMost ? std::string(message) : std::string(message.substr(0, kMost)) + " ...";
+}
+
 Json bytes_of(std::string_view text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
@@ -219,7 +225,7 @@ Json error_of(const Status& status, std::string_view type) {
   const int http = http_status(status);
   if (type.empty()) type = http < 500 ? "invalid_request_error" : "server_error";
   return {{"error",
-           {{"message", status.message()},
+           {{"message", shortened(status.message())},
             {"type", type},
             {"param", status.settings().empty() ? Json() : Json(status.settings().front())},
             {"code", status.code() == StatusCode::kResourceExhausted ? Json("context_length_exceeded") : Json()}}}};
@@ -227,7 +233,7 @@ Json error_of(const Status& status, std::string_view type) {
 
 Json error_of(int http, std::string_view message, std::string_view code) {
   return {{"error",
-           {{"message", message},
+           {{"message", shortened(message)},
             {"type", http < 500 ? "invalid_request_error" : "server_error"},
             {"param", nullptr},
             {"code", code.empty() ? Json() : Json(code)}}}};

@@ -10,8 +10,42 @@ namespace kvasir::server {
 
 using Clock = std::chrono::steady_clock;
 
+class StepThread::Backlog {
+ public:
+  // Waits until little is left, or for the end.
+  void add() {
+    std::unique_lock lock(mutex_);
+    less_.wait(lock, [&] { return ended_ || count_ < kMost; });
+    ++count_;
+  }
+  void remove() {
+    {
+      const std::lock_guard lock(mutex_);
+      --count_;
+    }
+    less_.notify_one();
+  }
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    less_.notify_one();
+  }
+
+ private:
+  static constexpr int kMost = 1024;
+  std::mutex mutex_;
+  std::condition_variable less_;
+  int count_ = 0;
+  bool ended_ = false;
+};
+
 StepThread::StepThread(std::unique_ptr<Engine> engine, Options options)
-    : options_(std::move(options)), engine_(std::move(engine)), summary_(engine_->model()) {
+    : options_(std::move(options)),
+      engine_(std::move(engine)),
+      summary_(engine_->model()),
+      backlog_(std::make_shared<Backlog>()) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -21,6 +55,7 @@ StepThread::~StepThread() {
     stopping_ = true;
   }
   wake_.notify_all();
+  backlog_->end();
   thread_.join();
 }
 
@@ -117,7 +152,7 @@ void StepThread::take(Asked asked) {
     known_[asked.ticket] = {*id, asked.options.samples, listener};
     tickets_[*id] = asked.ticket;
   }
-  options_.post([listener, status = id.status()] { listener->accepted(status); });
+  tell([listener, status = id.status()] { listener->accepted(status); });
 }
 
 void StepThread::drop(Ticket ticket) {
@@ -133,7 +168,11 @@ void StepThread::pass() {
   Result<std::vector<Event>> events = engine_->poll();
   ++passes_;
   pass_seconds_ += std::chrono::duration<double>(Clock::now() - began).count();
-  if (!events.ok()) return;  // the system refused memory: the events come with the next call
+  if (!events.ok()) {
+    // The system refused memory: the events come with the next call. Perhaps it has some then.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return;
+  }
   std::vector<std::pair<std::shared_ptr<Listener>, Event>> told;
   for (Event& event : *events) {
     const auto ticket = tickets_.find(event.request);
@@ -147,9 +186,15 @@ void StepThread::pass() {
     }
   }
   if (told.empty()) return;
-  options_.post([told = std::move(told)] {
+  tell([told = std::move(told)] {
     for (const auto& [listener, event] : told) listener->happened(event);
   });
+}
+
+void StepThread::tell(std::function<void()> function) {
+  backlog_->add();
+  options_.post([function = std::move(function),
+                 backlog = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); })] { function(); });
 }
 
 void StepThread::publish() {

@@ -82,6 +82,8 @@ class StepThread {
     RequestOptions options;
     Listener listener;
   };
+  // What was posted and has not run yet. Where the I/O thread falls behind, the step thread waits for it.
+  class Backlog;
   struct Known {
     RequestId id{};
     std::int64_t samples = 1;  // that have not ended
@@ -92,11 +94,13 @@ class StepThread {
   void take(Asked asked);
   void drop(Ticket ticket);
   void pass();
+  void tell(std::function<void()> function);
   void publish();
 
   const Options options_;
   const std::unique_ptr<Engine> engine_;
   const ModelSummary summary_;
+  const std::shared_ptr<Backlog> backlog_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
