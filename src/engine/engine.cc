@@ -1,6 +1,7 @@
 #include "kvasir/engine.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <map>
 
@@ -41,6 +42,9 @@ class EngineImpl final : public Engine {
 
   Result<LoadedSession> load_session(const std::string& path, int sequences) override {
     return guarded([&]() -> Result<LoadedSession> {
+      std::error_code unknown;  // the file's own error comes when it is read
+      const std::uintmax_t size = std::filesystem::file_size(path, unknown);
+      if (!unknown) evict_prefixes(size + size / 8);
       int chunk = 0;
       const auto make_cache = [&](const SessionHead& head, const RetentionPolicy& policy) {
         return cache_for(head, policy, sequences, &chunk);
@@ -204,6 +208,13 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
     ensure_queue();
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
+  }
+
+  // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.
+  void evict_prefixes(std::uint64_t bytes) {
+    PrefixCache* prefixes = requests_ != nullptr ? requests_->prefixes() : nullptr;
+    while (prefixes != nullptr && driver_->cache()->budget().available() < bytes && prefixes->evict_one()) {
+    }
   }
 
   void ensure_queue() {

@@ -117,7 +117,11 @@ PrefixText RequestQueue::text_of(const Member& member) {
 Status RequestQueue::start(Member& member) {
   Request& request = *member.request;
   if (request.base != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(member.text.sequence, request.base->held().sequence->fork());
+    Result<std::unique_ptr<Sequence>> copy = request.base->held().sequence->fork();
+    while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one())
+      copy = request.base->held().sequence->fork();
+    KVASIR_RETURN_IF_ERROR(copy.status());
+    member.text.sequence = std::move(*copy);
     return {};
   }
   PrefixStore::Start start;
