@@ -130,13 +130,14 @@ class Server {
       task.bytes = job.holds ? memory.bytes(job.done + task.rows) - now : whole;
       task.held = task.used = job.holds ? now : 0;
       task.due = job.holds && task.reads ? std::max(whole - now, task.bytes) : task.bytes;
-      task.estimate = memory.bytes(job.total);
+      task.estimate =
+          memory.bytes(std::max(job.total, std::min<std::int64_t>(job.prompt + options_.max_tokens, memory.most)));
       task.spared = job.spared;
       task.priority = job.priority;
       task.tenant = job.tenant;
-      task.cost = preemption_cost({job.prompt, job.known - job.prompt, 0, true}, options_.cost,
-                                  options_.limits.prompt_rows)
-                      .least();
+      task.cost =
+          preemption_cost({job.prompt, job.known - job.prompt, 0, true}, options_.cost, options_.limits.prompt_rows)
+              .least();
       tasks_.push_back(task);
     }
   }
@@ -145,8 +146,8 @@ class Server {
     int generating = 0;
     for (const Job& job : jobs_) generating += job.holds && !job.reads() ? 1 : 0;
     ScheduleLimits limits = options_.limits;
-    limits.prompt_rows = prompt_rows_within(options_.max_itl, rates_.rates(), rates_.excess(), generating,
-                                            options_.limits.prompt_rows);
+    limits.prompt_rows =
+        prompt_rows_within(options_.max_itl, rates_.rates(), rates_.excess(), generating, options_.limits.prompt_rows);
     describe(limits.prompt_rows);
     const std::vector<Verdict> verdicts =
         schedule(tasks_, quotas_, {options_.capacity, options_.capacity - used_}, limits);
@@ -230,8 +231,7 @@ class Server {
     batch_ += seconds * holding_;
     bytes_ += seconds * static_cast<double>(used_);
     live_ += seconds * static_cast<double>(live_tokens_) * static_cast<double>(options_.memory.token_bytes);
-    for (std::size_t t = 0; t < quotas_.size(); ++t)
-      tenant_bytes_[t] += seconds * static_cast<double>(tenant_used_[t]);
+    for (std::size_t t = 0; t < quotas_.size(); ++t) tenant_bytes_[t] += seconds * static_cast<double>(tenant_used_[t]);
   }
 
   SimulationOptions options_;

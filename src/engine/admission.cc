@@ -61,8 +61,7 @@ int Admissions::index_of(int tenant) const {
 
 ScheduleLimits Admissions::limits(int generating) const {
   ScheduleLimits limits = limits_;
-  limits.prompt_rows =
-      prompt_rows_within(max_itl_, rates_.rates(), rates_.excess(), generating, limits_.prompt_rows);
+  limits.prompt_rows = prompt_rows_within(max_itl_, rates_.rates(), rates_.excess(), generating, limits_.prompt_rows);
   return limits;
 }
 

@@ -175,7 +175,8 @@ class EngineImpl final : public Engine {
     const std::uint64_t needed = least_prompt_bytes(shape, *place.policy, tokens, place.chunk);
     if (needed <= ceiling) return {};
     return exhausted(
-               "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but its tenant may hold {} "
+               "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but its tenant may hold "
+               "{} "
                "in all; raise the ceiling, or choose a policy that forgets more",
                tokens, place.policy->traits().spec, needed, ceiling)
         .about({"tenant", "policy"});

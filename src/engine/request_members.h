@@ -54,7 +54,7 @@ struct RequestQueue::Request {
   std::int64_t told = 0;  // prompt tokens that events told of
   RequestClock::time_point submitted = RequestClock::now();
   std::optional<RequestClock::time_point> started;  // when its first pass began
-  RequestClock::time_point read = submitted;  // when the prompt was
+  RequestClock::time_point read = submitted;        // when the prompt was
 };
 
 }  // namespace kvasir

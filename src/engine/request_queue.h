@@ -61,16 +61,16 @@ class RequestQueue {
   // What happened so far. For tests: that what they are about did happen.
   struct Counters {
     std::int64_t passes = 0;
-    std::int64_t mixed = 0;           // passes of prompt rows and generated rows
-    std::int64_t preempted = 0;       // tasks that gave up their pages
-    std::int64_t rejected = 0;        // that ended because the memory does not suffice for them alone
-    std::size_t most_running = 0;     // tasks in a pass
-    int most_rows = 0;                // of prompts in a pass
-    std::int64_t prefix_queries = 0;  // prompt tokens of requests that asked the prefix cache
-    std::int64_t prefix_hits = 0;     // of these, found there
+    std::int64_t mixed = 0;            // passes of prompt rows and generated rows
+    std::int64_t preempted = 0;        // tasks that gave up their pages
+    std::int64_t rejected = 0;         // that ended because the memory does not suffice for them alone
+    std::size_t most_running = 0;      // tasks in a pass
+    int most_rows = 0;                 // of prompts in a pass
+    std::int64_t prefix_queries = 0;   // prompt tokens of requests that asked the prefix cache
+    std::int64_t prefix_hits = 0;      // of these, found there
     std::int64_t preempted_twice = 0;  // tasks that gave up their pages before a token came since the last time
-    std::int64_t over_ceiling = 0;    // tasks that ended because their tenant's ceiling is too low for them alone
-    std::int64_t prompt_tokens = 0;   // read or taken from the prefix cache
+    std::int64_t over_ceiling = 0;     // tasks that ended because their tenant's ceiling is too low for them alone
+    std::int64_t prompt_tokens = 0;    // read or taken from the prefix cache
     std::int64_t generated_tokens = 0;
     std::int64_t recomputed_tokens = 0;  // that were run again after a preemption
     std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended

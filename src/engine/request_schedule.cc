@@ -41,11 +41,10 @@ std::uint64_t RequestQueue::used(const Member& member) const {
   if (member.request->samples == 1) return all;
   std::uint64_t own = 0;
   for (int t = 0; t < sequence.tables().tables(); ++t) own += sequence.tables().table(t).own_pages();
-  const std::uint64_t alone = own * sequence.cache()->pool().page_cost() + sequence.tables().table_bytes() +
-                              sequence.state_bytes();
-  const auto sharing = std::ranges::count_if(member.request->members, [](const std::unique_ptr<Member>& other) {
-    return other->text.sequence != nullptr;
-  });
+  const std::uint64_t alone =
+      own * sequence.cache()->pool().page_cost() + sequence.tables().table_bytes() + sequence.state_bytes();
+  const auto sharing = std::ranges::count_if(
+      member.request->members, [](const std::unique_ptr<Member>& other) { return other->text.sequence != nullptr; });
   return alone + (all - std::min(alone, all)) / static_cast<std::uint64_t>(sharing);
 }
 
