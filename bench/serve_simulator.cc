@@ -168,7 +168,10 @@ Table blocks(const SimulationOptions& base) {
   return table;
 }
 
+// The same memory, allocated as whole sequences.
 SimulationOptions contiguous(SimulationOptions options) {
+  if (options.capacity == 0)
+    options.capacity = 64 * options.memory.bytes(static_cast<std::int64_t>(options.workload.mean));
   options.memory.contiguous = true;
   return options;
 }
@@ -247,15 +250,14 @@ Table latency(const SimulationOptions& base) {
 
 Table tenants(const SimulationOptions& base) {
   Table table{"tenants",
-              "floors and ceilings as shares of the cache, a third of the clients each",
+              "floors and ceilings as shares of the cache, 40 clients each",
               {"tenant", "floor %", "ceiling %", "held %", "preemptions", "first token p50 ms"},
               {}};
   SimulationOptions options = base;
   const auto capacity = 64 * options.memory.bytes(static_cast<std::int64_t>(options.workload.mean));
   const auto part = [&](double share) { return static_cast<std::uint64_t>(share * static_cast<double>(capacity)); };
   options.capacity = capacity;
-  options.clients = 150;
-  options.tenants = {{{part(0.5), 0}, 0, 1}, {{part(0.2), part(0.3)}, 0, 1}, {{0, 0}, 0, 1}};
+  options.tenants = {{{part(0.5), 0}, 0, 40}, {{part(0.2), part(0.3)}, 0, 40}, {{0, 0}, 0, 40}};
   const SimulationResult result = simulate(options);
   const char* names[] = {"gold", "silver", "none"};
   for (std::size_t t = 0; t < 3; ++t) {

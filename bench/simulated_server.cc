@@ -68,15 +68,12 @@ struct Job {
 
 class Server {
  public:
-  explicit Server(const SimulationOptions& options)
-      : options_(options), lengths_(options.workload, options.seed), random_(options.seed + 1) {
+  explicit Server(const SimulationOptions& options) : options_(options), lengths_(options.workload, options.seed) {
     if (options_.capacity == 0)
       options_.capacity = 64 * MemoryModel(options.memory).bytes(static_cast<std::int64_t>(options.workload.mean));
-    if (options_.tenants.empty()) options_.tenants.emplace_back();
-    for (const SimulatedTenant& tenant : options_.tenants) {
-      quotas_.push_back(tenant.quota);
-      shares_.push_back(tenant.share);
-    }
+    if (options_.tenants.empty()) options_.tenants.push_back({{}, 0, options_.clients});
+    for (const SimulatedTenant& tenant : options_.tenants) quotas_.push_back(tenant.quota);
+    clients_.resize(quotas_.size());
     tenant_bytes_.resize(quotas_.size());
     tenant_used_.resize(quotas_.size());
     tenant_first_.resize(quotas_.size());
@@ -85,7 +82,8 @@ class Server {
 
   SimulationResult run() {
     while (result_.finished + result_.rejected < options_.requests) {
-      while (std::ssize(jobs_) < options_.clients && sent_ < options_.requests) arrive();
+      for (std::size_t t = 0; t < clients_.size(); ++t)
+        while (clients_[t] < options_.tenants[t].clients && sent_ < options_.requests) arrive(t);
       pass();
     }
     const double seconds = result_.seconds = clock_;
@@ -104,15 +102,16 @@ class Server {
   }
 
  private:
-  void arrive() {
+  void arrive(std::size_t tenant) {
     const Lengths::Request lengths = lengths_.next();
     Job job;
     job.prompt = job.known = lengths.prompt;
     job.total = lengths.prompt + lengths.answer;
-    job.tenant = std::discrete_distribution<int>(shares_.begin(), shares_.end())(random_);
-    job.priority = options_.tenants[static_cast<std::size_t>(job.tenant)].priority;
+    job.tenant = static_cast<int>(tenant);
+    job.priority = options_.tenants[tenant].priority;
     job.arrived = clock_;
     jobs_.insert(std::ranges::upper_bound(jobs_, job.priority, {}, &Job::priority), job);
+    ++clients_[tenant];
     ++sent_;
   }
 
@@ -224,6 +223,7 @@ class Server {
   void end(Job& job) {
     set_tokens(job, 0);
     job.done = job.total = 0;
+    --clients_[static_cast<std::size_t>(job.tenant)];
     --holding_;
   }
 
@@ -236,12 +236,11 @@ class Server {
 
   SimulationOptions options_;
   Lengths lengths_;
-  std::mt19937_64 random_;
   RateEstimator rates_;
   std::vector<ScheduleQuota> quotas_;
-  std::vector<double> shares_;
   std::vector<Job> jobs_;  // in order of priority, then of arrival
   std::vector<ScheduleTask> tasks_;
+  std::vector<int> clients_;  // of each tenant, under way
   std::int64_t sent_ = 0;
   double clock_ = 0;
   std::uint64_t used_ = 0;

@@ -55,12 +55,12 @@ struct MemoryModel {
 struct SimulatedTenant {
   ScheduleQuota quota;
   int priority = 0;
-  double share = 1;  // of the requests
+  int clients = 0;
 };
 
 struct SimulationOptions {
   std::int64_t requests = 100000;
-  int clients = 96;  // each sends its next request when its last one has ended
+  int clients = 96;  // each sends its next request when its last one has ended; of tenants, those of each
   std::uint64_t seed = 1;
   Workload workload;
   int max_tokens = 0;  // that each request names as its limit, at least; 0: it names as many as it gets

@@ -155,9 +155,12 @@ TEST_F(RequestOrder, ABoundOnLatencyMakesPromptsWait) {
   std::vector<std::string> texts(2);
   for (const RequestOptions& options : requests)
     queue.add(options, *encode_request(*model_, options), std::move(*make_policy(options.policy)));
-  while (queue.unfinished() > 0)
-    for (const Event& event : *queue.poll())
+  while (queue.unfinished() > 0) {
+    const auto events = queue.poll();
+    ASSERT_TRUE(events.ok());
+    for (const Event& event : *events)
       if (event.kind == Event::Kind::kFinished) texts[static_cast<std::size_t>(event.request) - 1] = event.result.text;
+  }
   for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(texts[i], alone(model_, requests[i]).text);
   EXPECT_GT(queue.counters().mixed, 0);
   EXPECT_GE(queue.counters().passes, 60);
