@@ -1,8 +1,10 @@
 // kvasir serve: the OpenAI API on one model.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <csignal>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/status.h"
@@ -55,8 +57,11 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache, for as many requests side by side; it stays when the session goes.
-  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = options.batch}).status());
+  // Sizes the cache, for as many requests side by side below the stop mark; it stays when the session goes.
+  const double mark = options.engine.scheduler.stop_mark;
+  int sequences = options.batch;
+  if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
+  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = sequences}).status());
   return engine;
 }
 
@@ -103,6 +108,27 @@ Status serve(const ServeOptions& options) {
   return {};
 }
 
+void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
+  const std::map<std::string, Admission> admissions = {{"use", Admission::kUse}, {"reserve", Admission::kReserve}};
+  command
+      .add_option("--max-itl", options.max_itl,
+                  "Seconds between two tokens of an answer that prompts of others may take at most; 0: no bound")
+      ->capture_default_str();
+  command
+      .add_option("--stop-mark", options.stop_mark,
+                  "Share of the KV memory below which usage and a request's peak must stay for it to start")
+      ->capture_default_str();
+  command
+      .add_option("--preempt-mark", options.preempt_mark,
+                  "Share of the KV memory up to which requests grow before one of them gives up its pages")
+      ->capture_default_str();
+  command
+      .add_option("--admission", options.admission,
+                  "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
+      ->transform(CLI::CheckedTransformer(admissions))
+      ->default_str("use");
+}
+
 }  // namespace
 
 void add_serve(CLI::App& program, Outcome& outcome) {
@@ -128,6 +154,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
       ->capture_default_str();
+  add_scheduler_options(*command, options->engine.scheduler);
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
