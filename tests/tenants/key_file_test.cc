@@ -161,7 +161,9 @@ TEST(KeyFile, RefusesFilesThatOthersMayRead) {
     ASSERT_EQ(::chmod(path.c_str(), static_cast<mode_t>(mode)), 0);
     const Result<KeyFile> read = load_key_file(path);
     EXPECT_EQ(read.ok(), allowed) << std::oct << mode;
-    if (!read.ok()) EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos) << read.status().message();
+    if (!read.ok()) {
+      EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos) << read.status().message();
+    }
   }
 }
 
