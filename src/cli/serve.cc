@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <csignal>
+#include <limits>
 #include <optional>
 
 #include "base/status.h"
@@ -11,6 +12,7 @@
 #include "server/service.h"
 #include "server/step_thread.h"
 #include "server/tenancy.h"
+#include "server/text_thread.h"
 
 namespace kvasir::cli {
 namespace {
@@ -26,6 +28,7 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  std::string sessions;
   std::string api_keys;
   std::string usage_db;
 };
@@ -62,6 +65,7 @@ Status serve(const ServeOptions& options) {
     return invalid_argument(
         "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
         "FILE, or --host 127.0.0.1");
+  if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
   const auto log = [](const std::string& line) { note("kvasir: {}\n", line); };
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
                           server::Tenancy::open({options.api_keys, options.usage_db, log}));
@@ -76,9 +80,10 @@ Status serve(const ServeOptions& options) {
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
-  server::StepThread steps(std::move(engine),
-                           {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, tenancy->gate()});
+  const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
+  server::StepThread steps(std::move(engine), {post, options.queue});
+  server::TextThread texts({post, options.queue});
+  service.emplace(steps, texts, server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}});
   tenancy->join(*service, steps, *http);
   catch_interrupts();
   bool drains = false;
@@ -105,6 +110,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
+  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+                   "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
+                   "default: whatever requests leave free");
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
@@ -121,6 +130,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
   command->callback([options, &outcome] { outcome.status = serve(*options); });
