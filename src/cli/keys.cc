@@ -197,10 +197,9 @@ Status list_keys(const KeysOptions& options) {
   std::string out = fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", "tenant", "floor", "ceiling",
                                 "requests/min", "tokens/min", "concurrent", "priority");
   for (const Tenant& tenant : file.tenants)
-    out +=
-        fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", tenant.name, byte_size_text(tenant.floor),
-                    tenant.ceiling == 0 ? "-" : byte_size_text(tenant.ceiling), limit_text(tenant.requests_per_minute),
-                    limit_text(tenant.tokens_per_minute), limit_text(tenant.concurrent), tenant.priority);
+    out += fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", tenant.name, size_text(tenant.floor),
+                       size_text(tenant.ceiling), limit_text(tenant.requests_per_minute),
+                       limit_text(tenant.tokens_per_minute), limit_text(tenant.concurrent), tenant.priority);
   out += fmt::format("\n{:<10} {:<20} {:<8} {:<21} {:<21} {:>8}\n", "key", "tenant", "state", "created", "expires",
                      "priority");
   for (const ApiKey& key : file.keys)
