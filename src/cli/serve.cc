@@ -25,6 +25,7 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  bool inspector = true;
 };
 
 bool is_loopback(std::string_view host) {
@@ -71,7 +72,8 @@ Status serve(const ServeOptions& options) {
                                }));
   server::StepThread steps(std::move(engine),
                            {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr});
+  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr, options.inspector});
+  http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -109,6 +111,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
+  command->add_flag("--inspector,!--no-inspector", options->inspector,
+                    "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
   command->callback([options, &outcome] { outcome.status = serve(*options); });
 }
 

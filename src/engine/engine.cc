@@ -10,6 +10,7 @@
 #include "engine/guarded.h"
 #include "engine/loaded_model.h"
 #include "engine/request_queue.h"
+#include "engine/sequence_view.h"
 #include "engine/session.h"
 
 namespace kvasir {
@@ -74,6 +75,14 @@ class EngineImpl final : public Engine {
     report.cache = cache();
     report.running = unfinished();
     return report;
+  }
+
+  SequenceList sequences(int tenant, std::size_t most) const override {
+    return requests_ != nullptr ? list_sequences(*requests_, tenant, most) : SequenceList();
+  }
+  Result<TokenView> tokens_of(const TokenQuery& query) const override {
+    if (requests_ == nullptr) return make_status(StatusCode::kNotFound, "there is no request '{}'", query.label);
+    return view_tokens(*requests_, *model_->tokenizer, query);
   }
 
   CacheReport cache() const override {

@@ -35,6 +35,7 @@ struct RequestQueue::Member {
 
 struct RequestQueue::Request {
   RequestId id{};
+  RequestTag tag;
   int samples = 1;
   std::uint64_t seed = 0;
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
@@ -55,6 +56,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   const GenerateOptions generate = with_seed(options.generate);
   auto request = std::make_unique<Request>();
   request->id = RequestId{next_id_};
+  request->tag = {options.label, options.tenant, options.inspect};
   request->samples = options.samples;
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
@@ -278,6 +280,7 @@ void RequestQueue::end(Member& member, const Status& why) {
 }
 
 void RequestQueue::tell_end(Member& member, const Status& why) {
+  if (member.request->tag.inspect) ended_views_.add(state_of(member));
   Task& task = *member.task;
   const Request& request = *member.request;
   const auto now = Clock::now();
@@ -314,6 +317,23 @@ void RequestQueue::remove_ended() {
   untold_ += static_cast<std::int64_t>(std::erase_if(requests_, [](const std::unique_ptr<Request>& request) {
     return std::ranges::all_of(request->members, [](const auto& member) { return member->ended; });
   }));
+}
+
+void RequestQueue::each_sample(const std::function<void(const SampleState&)>& visit) const {
+  for (const auto& request : requests_)
+    for (const auto& member : request->members)
+      if (!member->ended) visit(state_of(*member));
+}
+
+SampleState RequestQueue::state_of(const Member& member) const {
+  const Request& request = *member.request;
+  return {request.id,
+          &request.tag,
+          member.sample,
+          &*member.task,
+          member.text.sequence.get(),
+          &*request.policy,
+          member.text.sequence == nullptr && member.released.has_value()};
 }
 
 Event RequestQueue::event_of(const Member& member, Event::Kind kind) const {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "engine/driver.h"
 #include "engine/schedule.h"
+#include "engine/sequence_view.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
 
@@ -58,6 +60,10 @@ class RequestQueue {
     int most_rows = 0;             // of prompts in a pass
   };
   const Counters& counters() const { return counters_; }
+  // Calls visit for each sample that has not ended, oldest request first.
+  void each_sample(const std::function<void(const SampleState&)>& visit) const;
+  const EndedViews& ended_views() const { return ended_views_; }
+
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
   const Sequence* sequence_of(RequestId request, int sample) const;
 
@@ -80,6 +86,7 @@ class RequestQueue {
   void end(Member& member, const Status& why = {});
   void tell_end(Member& member, const Status& why);
   void remove_ended();
+  SampleState state_of(const Member& member) const;
   Event event_of(const Member& member, Event::Kind kind) const;
 
   std::shared_ptr<Driver> driver_;
@@ -89,6 +96,7 @@ class RequestQueue {
   std::vector<Event> events_;  // that poll has not returned yet
   std::int64_t untold_ = 0;    // requests whose last event is among them
   Counters counters_;
+  EndedViews ended_views_;
 };
 
 }  // namespace kvasir

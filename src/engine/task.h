@@ -81,6 +81,9 @@ class Task {
   std::int64_t left() const { return static_cast<std::int64_t>(tokens_.size() - run_); }  // to run before a new token
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }
   std::int64_t prompt_done() const { return static_cast<std::int64_t>(std::min(run_, prompt_)); }
+  // Those that it keeps: the prompt and, unless it began with a sequence, what was generated; and how many have run.
+  std::span<const TokenId> tokens() const { return tokens_; }
+  std::int64_t tokens_run() const { return static_cast<std::int64_t>(run_); }
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }

@@ -212,6 +212,10 @@ Status read_kv(const Json& body, RequestOptions& options) {
   if (policy != nullptr && !policy->is_string())
     return invalid_argument("'kv.policy' must be a string").about({"kv.policy"});
   if (policy != nullptr) options.policy = policy->get<std::string>();
+  const Json* inspect = find(*kv, "inspect");
+  if (inspect != nullptr && !inspect->is_boolean())
+    return invalid_argument("'kv.inspect' must be true or false").about({"kv.inspect"});
+  options.inspect = inspect != nullptr && inspect->get<bool>();
   return {};
 }
 

@@ -200,6 +200,7 @@ void Completions::complete(Exchange exchange, bool chat) {
   options.priority += exchange.caller.priority;
   AnswerHead head{chat, fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++), std::time(nullptr),
                   options_.model};
+  options.label = head.id;
   std::make_shared<Flight>(steps_, traffic_, std::move(*asked), std::move(head), std::move(exchange))->start();
 }
 

@@ -21,8 +21,10 @@ Service::Service(StepThread& steps, ServiceOptions options)
       options_(std::move(options)),
       started_(std::time(nullptr)),
       completions_(steps, traffic_, {options_.model, options_.policy}),
+      inspector_(steps, {options_.model, options_.policy}),
       router_(options_.gate) {
   completions_.add_routes(router_);
+  if (options_.inspector) inspector_.add_routes(router_);
   router_.add("GET", "/v1/models", [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);
@@ -33,6 +35,7 @@ Service::Service(StepThread& steps, ServiceOptions options)
 void Service::begin_drain() {
   draining_ = true;
   completions_.begin_drain();
+  inspector_.end_streams();
 }
 
 void Service::list_models(const Exchange& exchange) const {

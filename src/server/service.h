@@ -2,12 +2,14 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "server/completions.h"
 #include "server/http_server.h"
+#include "server/inspector.h"
 #include "server/router.h"
 #include "server/step_thread.h"
 #include "server/traffic.h"
@@ -18,6 +20,7 @@ struct ServiceOptions {
   std::string model;     // as clients name it
   std::string policy;    // of requests that name none; empty: the engine's default
   Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  bool inspector = true;
 };
 
 class Service {
@@ -32,6 +35,10 @@ class Service {
 
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
+
+  // Sends what changes by itself. Call it every kTick.
+  static constexpr std::chrono::milliseconds kTick{250};
+  void tick() { inspector_.tick(); }
 
   // To add routes and observers before the first request.
   Router& router() { return router_; }
@@ -48,6 +55,7 @@ class Service {
   bool draining_ = false;
   Traffic traffic_;
   Completions completions_;
+  Inspector inspector_;
   Router router_;
 };
 

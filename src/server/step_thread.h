@@ -62,6 +62,9 @@ class StepThread {
   // kResourceExhausted while the queue is full.
   Status ask(std::function<void(Engine&)> question);
 
+  // Runs a function on the thread that callbacks are for.
+  void post(std::function<void()> function) const { options_.post(std::move(function)); }
+
   StepReport report() const;
   // How long the pass under way has been running; 0 between passes.
   std::chrono::steady_clock::duration busy() const;
