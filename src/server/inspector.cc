@@ -78,8 +78,7 @@ Json json_of(const TokenView& view) {
 
 // What the whole cache holds. Where there are tenants, a caller learns nothing from which it could tell that a request
 // of another hit the prefix cache.
-Json memory_of(const StepReport& report, bool alone) {
-  const EngineReport& engine = report.engine;
+Json memory_of(const EngineReport& engine, bool alone) {
   Json memory = {{"budget", engine.cache.budget},
                  {"used", engine.cache.bytes},
                  {"page_bytes", engine.page_bytes},
@@ -91,10 +90,9 @@ Json memory_of(const StepReport& report, bool alone) {
   return memory;
 }
 
-Json load_of(const StepReport& report) {
-  const EngineReport& engine = report.engine;
+Json load_of(const EngineReport& engine, std::int64_t queued) {
   return {{"running", engine.running},
-          {"waiting", engine.waiting + report.queued},
+          {"waiting", engine.waiting + queued},
           {"preemptions", engine.preemptions},
           {"prompt_tokens", engine.prompt_tokens},
           {"generated_tokens", engine.generated_tokens},
@@ -135,6 +133,7 @@ struct Inspector::Watcher {
 
 // What one watcher sees.
 struct Inspector::Seen {
+  EngineReport engine;
   SequenceList list;
   std::optional<TokenView> selected;
 };
@@ -173,6 +172,7 @@ Result<TokenQuery> read_query(const Exchange& exchange) {
 // Runs on the step thread.
 Inspector::Seen Inspector::look(const Engine& engine, const TokenQuery& query) {
   Seen seen;
+  seen.engine = engine.report();
   seen.list = engine.sequences(query.tenant, kMostSequences);
   if (query.label.empty()) return seen;
   if (Result<TokenView> view = engine.tokens_of(query); view.ok()) seen.selected = std::move(*view);
@@ -199,17 +199,16 @@ Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, boo
 }
 
 void Inspector::deliver(Watcher& watcher, const Seen& seen) const {
-  const StepReport report = steps_.report();
   const bool alone = watcher.exchange.caller.tenant.empty();
   Json sequences = Json::array();
   for (const SequenceView& view : seen.list.sequences) sequences.push_back(json_of(view));
   Json json = {{"model", options_.model},
                {"tenant", watcher.exchange.caller.tenant},
-               {"memory", memory_of(report, alone)},
+               {"memory", memory_of(seen.engine, alone)},
                {"sequences", std::move(sequences)},
                {"sequences_left_out", seen.list.left_out},
                {"selected", seen.selected ? json_of(*seen.selected) : Json()}};
-  if (alone) json["load"] = load_of(report);
+  if (alone) json["load"] = load_of(seen.engine, steps_.report().queued);
   if (!watcher.streams) return watcher.exchange.send_json(200, text_of(json), {{"Cache-Control", "no-store"}});
   std::string event = event_of(json);
   if (seen.selected) watcher.query.first = seen.selected->next();

@@ -67,13 +67,18 @@ function pause(milliseconds) {
   });
 }
 
+let plans = true;  // whether the server makes any
+
 async function plan(body) {
+  if (!plans) return;
   try {
     const { stream, stream_options, ...rest } = body;
     const answer = await getJson('v1/kv/plan', { body: rest });
     panel.plan = typeof answer.bytes === 'number' ? answer : null;
     panel.planned();
-  } catch { /* the plan is an extra: the request itself says what is wrong with it */ }
+  } catch (error) {  // the request itself says what is wrong with it
+    plans = error.status !== 404;
+  }
 }
 
 async function load() {

@@ -95,7 +95,7 @@ export class CachePanel {
       const share = view.seen ? ` (${Math.round((100 * view.kept) / view.seen)}%)` : '';
       figures.push(['Policy', view.policy], ['Seen', count(view.seen)], ['Kept', count(view.kept) + share],
         ['Evicted', count(Math.max(0, view.seen - view.kept))],
-        ['From the prefix cache', this.cached === null ? '–' : count(this.cached)],
+        ['Cached', this.cached === null ? '–' : count(this.cached)],
         ['Pages', count(view.pages)], ['Bytes', bytesText(view.bytes)]);
     } else {
       figures.push(['Policy', '–'], ['Seen', '–'], ['Kept', '–'], ['Evicted', '–'], ['Pages', '–'], ['Bytes', '–']);
@@ -111,7 +111,7 @@ export class CachePanel {
     const { view } = tokens;
     drawTokens(byId('token-map'), tokens);
     const pages = drawPages(byId('page-map'), view);
-    byId('growth').hidden = points.length < 2;
+    byId('growth').hidden = byId('growth-title').hidden = points.length < 2;
     if (points.length >= 2) drawGrowth(byId('growth'), points);
     const last = points.at(-1);
     byId('growth').setAttribute('aria-label', last ? `Chart: ${last.kept} tokens kept of ${last.seen} seen` : '');

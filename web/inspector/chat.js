@@ -40,7 +40,7 @@ export class Chat {
     document.addEventListener('keydown', (event) => { if (event.key === 'Escape') this.stop(); });
     byId('stop').addEventListener('click', () => { this.stop(); byId('prompt').focus(); });
     byId('again').addEventListener('click', () => this.regenerate());
-    byId('new').addEventListener('click', () => this.clear());
+    byId('new').addEventListener('click', () => { this.clear(); byId('prompt').focus(); });
     this.clear();
   }
 
@@ -54,7 +54,6 @@ export class Chat {
       + 'A small window, such as streaming:window=60 in the settings, shows most.';
     byId('messages').replaceChildren(hint);
     byId('again').disabled = true;
-    byId('prompt').focus({ preventScroll: true });
   }
 
   stop() { this.flight?.abort(); }
