@@ -77,7 +77,7 @@ struct TokenView {
   // completes it has all of it. Of a control token: its name.
   std::int64_t first = 0;
   std::vector<std::string> texts;
-  std::vector<std::int64_t> controls;  // tokens, of those with texts, that are control tokens
+  std::vector<std::int64_t> controls;  // tokens, of those with texts, that are control tokens or markers
 
   std::int64_t next() const { return first + static_cast<std::int64_t>(texts.size()); }
 };

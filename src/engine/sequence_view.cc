@@ -140,10 +140,9 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
   for (std::int64_t index = view.first; index < end; ++index) {
     const TokenId token = token_at(index);
     view.texts.push_back(stream.push(token));
-    if (tokenizer.vocabulary().kinds[static_cast<std::size_t>(token)] == TokenKind::kControl) {
-      view.texts.back() += tokenizer.bytes_of(token, true);
-      view.controls.push_back(index);
-    }
+    const bool control = tokenizer.vocabulary().kinds[static_cast<std::size_t>(token)] == TokenKind::kControl;
+    if (control) view.texts.back() += tokenizer.bytes_of(token, true);
+    if (control || is_marker(tokenizer.vocabulary(), token)) view.controls.push_back(index);
     if (!stream.mid_character()) complete = index + 1;
   }
   // Tokens that end inside a character come with those that complete it; at the end of a text they never do.

@@ -230,7 +230,7 @@ async function checkContrast(page) {
 async function checkPhone(page) {
   const fits = async () => assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= 375
     && [...document.querySelectorAll('main *')].every((each) => each.closest('#sequences') || each.getBoundingClientRect().right <= 376.5)), 'nothing is wider than the phone');
-  await configure(page, 'snapkv:budget=40,window=8', 120);
+  await configure(page, 'snapkv:budget=14,window=4', 120);
   await say(page, 'Describe the garden behind the old house, with all its trees and flowers.');
   await done(page);
   await page.locator('article.assistant mark').first().waitFor();

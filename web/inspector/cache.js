@@ -92,8 +92,9 @@ export class CachePanel {
     byId('watched').textContent = view === null ? '' : `${this.tokens.request}${view.sample ? ` #${view.sample}` : ''}, ${view.state}`;
     const figures = [];
     if (view !== null) {
-      const share = view.seen ? ` (${Math.round((100 * view.kept) / view.seen)}%)` : '';
-      figures.push(['Policy', view.policy], ['Seen', count(view.seen)], ['Kept', count(view.kept) + share],
+      const kept = element('span', '', count(view.kept));
+      if (view.seen) kept.append(' ', element('small', '', `${Math.round((100 * view.kept) / view.seen)}%`));
+      figures.push(['Policy', view.policy], ['Seen', count(view.seen)], ['Kept', kept],
         ['Evicted', count(Math.max(0, view.seen - view.kept))],
         ['Cached', this.cached === null ? '–' : count(this.cached)],
         ['Pages', count(view.pages)], ['Bytes', bytesText(view.bytes)]);
