@@ -20,8 +20,8 @@
 // waiting requests hold pages, and requests wait or end while sessions do.
 //
 // Thread-safety: an Engine, its sessions and its requests belong to one thread at a time (they share one set of kernel
-// threads). Ownership: sessions keep their engine's parts alive through a shared pointer; either may go first. Requests
-// end with their engine.
+// threads). Two things may be used by other threads meanwhile: text(), and plan() as it says. Ownership: sessions keep
+// their engine's parts alive through a shared pointer; either may go first. Requests end with their engine.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,9 @@
 #include <vector>
 
 #include "kvasir/finish_reason.h"
+#include "kvasir/model_text.h"
 #include "kvasir/options.h"
+#include "kvasir/plan.h"
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
@@ -133,6 +135,14 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual const ModelSummary& model() const = 0;
+
+  // The model's tokenizer and chat template; lives as long as the engine. Any thread may use it at any time.
+  virtual const ModelText& text() const = 0;
+
+  // Says what a request would take, by the arithmetic of admission; changes nothing. Once a first session or request
+  // has made the cache, any thread may call it at any time. Errors: kInvalidArgument (the policy, figures out of
+  // range). What can never fit is no error: see RequestPlan::refusal.
+  virtual Result<RequestPlan> plan(const PlanRequest& request) const = 0;
 
   // All sessions and forks share one cache. Without EngineOptions::kv_memory the policy of the first session sizes it,
   // for that session alone; give kv_memory to hold several. Errors: kInvalidArgument (the policy, or kv_memory too

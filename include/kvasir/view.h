@@ -25,6 +25,7 @@ struct SequenceView {
   std::string policy;              // canonical spec
   std::int64_t prompt_tokens = 0;  // of the prompt
   std::int64_t tokens = 0;         // of the prompt, and generated so far
+  std::int64_t cached = 0;         // of the prompt, from the prefix cache
   // As in KvReport, of what it holds now; zero while it holds no pages. kEnded: of what it held last.
   std::int64_t seen = 0;
   std::int64_t kept = 0;
@@ -34,7 +35,7 @@ struct SequenceView {
 
 // Samples that have not ended.
 struct SequenceList {
-  std::vector<SequenceView> sequences;  // of one tenant, oldest request first
+  std::vector<SequenceView> sequences;  // of one tenant, in the order in which they run
   std::int64_t left_out = 0;            // of the same tenant, for which there was no place in the list
 };
 

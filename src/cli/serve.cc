@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <csignal>
+#include <limits>
 #include <optional>
 
 #include "base/status.h"
@@ -10,6 +11,8 @@
 #include "server/http_server.h"
 #include "server/service.h"
 #include "server/step_thread.h"
+#include "server/tenancy.h"
+#include "server/text_thread.h"
 
 namespace kvasir::cli {
 namespace {
@@ -25,6 +28,9 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  std::string sessions;
+  std::string api_keys;
+  std::string usage_db;
   bool inspector = true;
 };
 
@@ -56,11 +62,16 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
 }
 
 Status serve(const ServeOptions& options) {
-  if (!is_loopback(options.host))
+  if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
-        "there are no API keys, so the server binds to this machine alone; give --host 127.0.0.1 and put a proxy in "
-        "front of it");
+        "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
+        "FILE, or --host 127.0.0.1");
+  if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
+  const auto log = [](const std::string& line) { note("kvasir: {}\n", line); };
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
+                          server::Tenancy::open({options.api_keys, options.usage_db, log}));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
+  KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
   std::optional<server::Service> service;
@@ -70,9 +81,13 @@ Status serve(const ServeOptions& options) {
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
-  server::StepThread steps(std::move(engine),
-                           {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr, options.inspector});
+  const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
+  server::StepThread steps(std::move(engine), {post, options.queue});
+  server::TextThread texts({post, options.queue});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}, options.inspector});
+  tenancy->join(*service, steps, *http);
   http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
   bool drains = false;
@@ -86,7 +101,9 @@ Status serve(const ServeOptions& options) {
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
        human_bytes(budget));
+  if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
   http->run();
+  tenancy->leave();
   return {};
 }
 
@@ -97,6 +114,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
+  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+                   "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
+                   "default: whatever requests leave free");
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
@@ -105,10 +126,15 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")->capture_default_str();
   command->add_option("--name", options->name, "Name of the model for clients; default: that of the file");
+  command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
+      ->type_name("FILE");
+  command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
+      ->type_name("FILE");
   command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
       ->capture_default_str();
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
   command->add_flag("--inspector,!--no-inspector", options->inspector,

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "engine/request_queue.h"
+#include "engine/request_members.h"
 #include "generation/token_stream.h"
 
 namespace kvasir {
@@ -92,11 +92,12 @@ std::vector<TokenView::Pages> view_table(const PageTable& table, KeptCounter& co
 SequenceView view_sample(const SampleState& sample) {
   SequenceView view;
   view.request = sample.request;
-  view.label = sample.tag->label;
+  view.label = sample.label;
   view.sample = sample.sample;
   view.policy = sample.policy->traits().spec;
   view.prompt_tokens = sample.task->prompt_tokens();
   view.tokens = sample.task->known_tokens();
+  view.cached = sample.cached;
   view.state = sample.preempted ? SequenceView::State::kPreempted : SequenceView::State::kWaiting;
   if (sample.sequence == nullptr) return view;
   const KvSequence& tables = sample.sequence->tables();
@@ -154,7 +155,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
 }
 
 bool answers(const SampleState& sample, const TokenQuery& query) {
-  return sample.tag->label == query.label && sample.tag->tenant == query.tenant && sample.sample == query.sample;
+  return sample.label == query.label && sample.tenant == query.tenant && sample.sample == query.sample;
 }
 
 }  // namespace
@@ -172,7 +173,7 @@ void view_tables(const KvSequence& tables, TokenView& view) {
 }
 
 void EndedViews::add(const SampleState& sample) {
-  View kept{view_without_texts(sample), sample.tag->label, sample.tag->tenant, {}, first_known(sample)};
+  View kept{view_without_texts(sample), std::string(sample.label), sample.tenant, {}, first_known(sample)};
   kept.view.sequence.state = SequenceView::State::kEnded;
   if (sample.task->tokens().size() <= kMostTokens)
     kept.tokens.assign(sample.task->tokens().begin(), sample.task->tokens().end());
@@ -191,10 +192,31 @@ const EndedViews::View* EndedViews::find(const TokenQuery& query) const {
   return found == views_.rend() ? nullptr : &*found;
 }
 
+void RequestQueue::each_sample(const std::function<void(const SampleState&)>& visit) const {
+  for (const auto& request : requests_)
+    for (const auto& member : request->members)
+      if (!member->ended) visit(state_of(*member));
+}
+
+SampleState RequestQueue::state_of(const Member& member) {
+  const Request& request = *member.request;
+  SampleState state;
+  state.request = request.id;
+  state.label = request.label;
+  state.tenant = request.tenant;
+  state.sample = member.sample;
+  state.cached = request.cached;
+  state.task = &*member.task;
+  state.sequence = member.text.sequence.get();
+  state.policy = request.policy.get();
+  state.preempted = state.sequence == nullptr && member.preemptions > 0;
+  return state;
+}
+
 SequenceList list_sequences(const RequestQueue& queue, int tenant, std::size_t most) {
   SequenceList list;
   queue.each_sample([&](const SampleState& sample) {
-    if (sample.tag->tenant != tenant) return;
+    if (sample.tenant != tenant) return;
     if (list.sequences.size() < most) {
       list.sequences.push_back(view_sample(sample));
     } else {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/task.h"
@@ -15,26 +16,21 @@ namespace kvasir {
 
 class RequestQueue;
 
-// What views need of a request's options.
-struct RequestTag {
-  std::string label;
-  int tenant = 0;
-  bool inspect = false;
-};
-
 // One sample of a request.
 struct SampleState {
   RequestId request{};
-  const RequestTag* tag = nullptr;
+  std::string_view label;
+  int tenant = 0;
   int sample = 0;
+  std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
   const Task* task = nullptr;
   const Sequence* sequence = nullptr;  // null while it holds no pages
   const RetentionPolicy* policy = nullptr;
   bool preempted = false;
 };
 
-// The newest views of samples that have ended and whose requests ask for it (RequestTag::inspect): at most kMost, and
-// at most kMostTokens tokens in all.
+// The newest views of samples that have ended and whose requests ask for it (RequestOptions::inspect): at most kMost,
+// and at most kMostTokens tokens in all.
 class EndedViews {
  public:
   static constexpr std::size_t kMost = 32;

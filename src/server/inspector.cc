@@ -39,6 +39,7 @@ Json json_of(const SequenceView& view) {
           {"policy", view.policy},
           {"prompt_tokens", view.prompt_tokens},
           {"tokens", view.tokens},
+          {"cached", view.cached},
           {"seen", view.seen},
           {"kept", view.kept},
           {"pages", view.pages},

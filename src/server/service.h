@@ -11,7 +11,10 @@
 #include "server/http_server.h"
 #include "server/inspector.h"
 #include "server/router.h"
+#include "server/session_desk.h"
 #include "server/step_thread.h"
+#include "server/text_routes.h"
+#include "server/text_thread.h"
 #include "server/traffic.h"
 
 namespace kvasir::server {
@@ -20,13 +23,16 @@ struct ServiceOptions {
   std::string model;     // as clients name it
   std::string policy;    // of requests that name none; empty: the engine's default
   Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
+  std::string sessions;
+  SessionLimits session_limits;
   bool inspector = true;
 };
 
 class Service {
  public:
-  // `steps` must outlive this.
-  Service(StepThread& steps, ServiceOptions options);
+  // `steps` and `texts` must outlive this.
+  Service(StepThread& steps, TextThread& texts, ServiceOptions options);
 
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
@@ -45,7 +51,7 @@ class Service {
   Traffic& traffic() { return traffic_; }
 
  private:
-  void list_models(const Exchange& exchange) const;
+  void list_models(const Exchange& exchange) const;  // or the one that the path names
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 
@@ -54,7 +60,9 @@ class Service {
   std::int64_t started_;
   bool draining_ = false;
   Traffic traffic_;
+  std::unique_ptr<SessionDesk> sessions_;  // null: there are none
   Completions completions_;
+  TextRoutes text_routes_;
   Inspector inspector_;
   Router router_;
 };

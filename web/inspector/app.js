@@ -15,10 +15,6 @@ let policies = [];
 const chat = new Chat({
   started: (body) => { panel.reset(); plan(body); },
   watching: (request) => watch(request, 0),
-  ended: ({ kv, usage }) => {
-    panel.cached = kv?.cached ?? usage?.prompt_tokens_details?.cached_tokens ?? null;
-    if (panel.state) panel.update(panel.state, tokens);
-  },
 });
 const panel = new CachePanel((request, sample) => { panel.reset(); watch(request, sample); });
 
@@ -74,7 +70,7 @@ async function plan(body) {
   try {
     const { stream, stream_options, ...rest } = body;
     const answer = await getJson('v1/kv/plan', { body: rest });
-    panel.plan = typeof answer.bytes === 'number' ? answer : null;
+    panel.plan = answer;
     panel.planned();
   } catch (error) {  // the request itself says what is wrong with it
     plans = error.status !== 404;

@@ -21,7 +21,6 @@ export class CachePanel {
     this.onWatch = onWatch;
     this.points = [];
     this.plan = null;
-    this.cached = null;
     byId('text').addEventListener('toggle', () => this.showText());
     byId('token-map').addEventListener('mousemove', (event) => this.pointAt(event));
     new ResizeObserver(() => this.draw()).observe(byId('cache'));
@@ -31,7 +30,6 @@ export class CachePanel {
   reset() {
     this.points = [];
     this.plan = null;
-    this.cached = null;
     this.planned();
   }
 
@@ -82,8 +80,8 @@ export class CachePanel {
     byId('plan').hidden = plan === null;
     if (plan === null) return;
     const now = this.state?.selected?.bytes ?? 0;
-    byId('plan').textContent = `Plan of this request: ${plan.exact === false ? 'at most ' : ''}${bytesText(plan.bytes)} at its peak`
-      + (now > 0 ? `; it holds ${bytesText(now)}, ${Math.round((100 * now) / plan.bytes)}% of that.` : '.');
+    byId('plan').textContent = `Plan of this request: ${plan.kv_exact === false ? 'at most ' : ''}${bytesText(plan.kv_bytes)} at its peak`
+      + (now > 0 ? `; it holds ${bytesText(now)}, ${Math.round((100 * now) / plan.kv_bytes)}% of that.` : '.');
   }
 
   sequence() {
@@ -96,7 +94,7 @@ export class CachePanel {
       if (view.seen) kept.append(' ', element('small', '', `${Math.round((100 * view.kept) / view.seen)}%`));
       figures.push(['Policy', view.policy], ['Seen', count(view.seen)], ['Kept', kept],
         ['Evicted', count(Math.max(0, view.seen - view.kept))],
-        ['Cached', this.cached === null ? '–' : count(this.cached)],
+        ['Cached', count(view.cached)],
         ['Pages', count(view.pages)], ['Bytes', bytesText(view.bytes)]);
     } else {
       figures.push(['Policy', '–'], ['Seen', '–'], ['Kept', '–'], ['Evicted', '–'], ['Pages', '–'], ['Bytes', '–']);

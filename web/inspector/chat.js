@@ -24,7 +24,7 @@ export function settings() {
 }
 
 export class Chat {
-  // on: started(body), watching(request id), ended()
+  // on: started(body), watching(request id)
   constructor(on) {
     this.on = on;
     this.model = undefined;
@@ -136,7 +136,6 @@ export class Chat {
     this.finish(answer, end);
     this.flight = null;
     this.busy(false);
-    this.on.ended(end);
   }
 
   hear(answer, text) {
