@@ -243,7 +243,21 @@ void Inspector::live(const Exchange& exchange) {
   tick();
 }
 
+// Ends the streams of callers that the gate no longer lets pass, as their keys were revoked.
+void Inspector::end_refused() {
+  if (options_.gate == nullptr) return;
+  std::vector<std::shared_ptr<Watcher>> refused;
+  std::erase_if(watchers_, [&](const std::shared_ptr<Watcher>& watcher) {
+    Caller caller;
+    if (!options_.gate->check(watcher->exchange.request, caller)) return false;
+    refused.push_back(watcher);
+    return true;
+  });
+  for (const auto& watcher : refused) watcher->exchange.answer->end();
+}
+
 void Inspector::tick() {
+  end_refused();
   if (asking_ || watchers_.empty()) return;
   first_ = (first_ + 1) % watchers_.size();
   std::vector<std::shared_ptr<Watcher>> order(watchers_);

@@ -28,9 +28,10 @@ namespace kvasir::server {
 class Inspector {
  public:
   struct Options {
-    std::string model;   // as clients name it
-    std::string policy;  // of requests that name none; empty: the engine's default
-    int watchers = 64;   // streams at once; more are answered with 429
+    std::string model;     // as clients name it
+    std::string policy;    // of requests that name none; empty: the engine's default
+    Gate* gate = nullptr;  // asked again while streams last; may be null. Must outlive the Inspector
+    int watchers = 64;     // streams at once; more are answered with 429
     int watchers_of_tenant = 16;
   };
 
@@ -54,6 +55,7 @@ class Inspector {
   void state(const Exchange& exchange);
   void live(const Exchange& exchange);
   void policies(const Exchange& exchange) const;
+  void end_refused();
   Status ask(const std::vector<std::shared_ptr<Watcher>>& watchers, bool stream);
   void deliver(Watcher& watcher, const Seen& seen) const;
   static Seen look(const Engine& engine, const TokenQuery& query);

@@ -25,7 +25,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy}),
       text_routes_(steps, texts, options_.policy),
-      inspector_(steps, {options_.model, options_.policy}),
+      inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate) {
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);

@@ -4,8 +4,11 @@ Starts the server on a free port, and checks the page's headers, /v1/kv/state an
 """
 
 import json
+import os
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -62,11 +65,12 @@ def check_ended(server):
     assert server.post("/v1/completions", {"prompt": "x", "kv": {"inspect": 1}})[0] == 400
 
 
-def open_stream(server, path, body=None):
+def open_stream(server, path, body=None, headers=None):
     raw = socket.create_connection(("127.0.0.1", server.port), 30)
     data = b"" if body is None else json.dumps(body).encode()
     method = b"GET" if body is None else b"POST"
-    raw.sendall(method + f" {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    fields = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    raw.sendall(method + f" {path} HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     return raw
 
 
@@ -128,6 +132,49 @@ def check_many_watchers(server):
     return [streams[0], again]  # still open when the server ends
 
 
+def check_tenants(kvasir, model):
+    """A tenant sees its own requests, of others only bytes; a revoked key ends what it watches."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = os.path.join(folder, "keys.toml")
+
+        def manage(*arguments):
+            return subprocess.run([kvasir, "keys", *arguments, "--api-keys", keys], check=True, capture_output=True,
+                                  text=True).stdout.strip()
+
+        for tenant in ("ann", "bob"):
+            manage("tenant", tenant)
+        headers = {tenant: {"Authorization": "Bearer " + manage("add", "--tenant", tenant)} for tenant in ("ann", "bob")}
+        server = Server(kvasir, model, "--api-keys", keys)
+        try:
+            assert server.ask("GET", "/")[0] == 200 and server.ask("GET", "/assets/app.js")[0] == 200
+            for path in ("/v1/kv/state", "/v1/kv/live", "/v1/kv/policies"):
+                assert server.ask("GET", path)[0] == 401, path
+            body = {"prompt": "Once", "max_tokens": 4000, "stream": True, "ignore_eos": True, "kv": {"inspect": True}}
+            answer = open_stream(server, "/v1/completions", body, headers["ann"])
+            name = json.loads(events(read_until(answer, lambda text: text.count(b"data: ") > 2))[0])["id"]
+            seen = {}
+            for tenant in ("ann", "bob"):
+                status, _, text = server.ask("GET", "/v1/kv/state?request=" + name, headers=headers[tenant])
+                assert status == 200
+                seen[tenant] = json.loads(text)
+            assert seen["ann"]["selected"]["request"] == name and len(seen["ann"]["sequences"]) == 1
+            assert seen["bob"]["selected"] is None and seen["bob"]["sequences"] == []
+            assert seen["bob"]["memory"]["used"] > 0 and "prefix" not in seen["bob"]["memory"]
+            assert "load" not in seen["bob"] and name not in json.dumps(seen["bob"])
+            live = open_stream(server, "/v1/kv/live?request=" + name, None, headers["ann"])
+            read_until(live, lambda text: b"data: " in text)
+            listed = json.loads(manage("list", "--json"))
+            [key] = [each["id"] for each in listed["keys"] if each["tenant"] == "ann"]
+            manage("revoke", key)
+            began = time.time()
+            while live.recv(65536):
+                assert time.time() - began < 10, "a revoked key goes on watching"
+            answer.close()
+            assert server.end() == 0
+        finally:
+            server.process.kill()
+
+
 def main(kvasir, model):
     server = Server(kvasir, model, "--drain", "20")
     try:
@@ -149,6 +196,8 @@ def main(kvasir, model):
         assert server.end() == 0
     finally:
         server.process.kill()
+    check_tenants(kvasir, model)
+    print("tenants see their own")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ let watching = null;  // AbortController of the stream of the cache
 let policies = [];
 
 const chat = new Chat({
-  started: (body) => { panel.reset(); plan(body); },
-  watching: (request) => watch(request, 0),
+  started: () => panel.reset(),
+  watching: (request, body) => { watch(request, 0); plan(body); },
 });
 const panel = new CachePanel((request, sample) => { panel.reset(); watch(request, sample); });
 

@@ -24,7 +24,7 @@ export function settings() {
 }
 
 export class Chat {
-  // on: started(body), watching(request id)
+  // on: started(), watching(request id, body)
   constructor(on) {
     this.on = on;
     this.model = undefined;
@@ -113,7 +113,7 @@ export class Chat {
     const answer = this.add('assistant', '');
     answer.element.classList.add('live');
     this.request = '';
-    this.on.started(body);
+    this.on.started();
     const end = { began: 0, usage: null, kv: null, stopped: false };
     try {
       for await (const event of events('v1/chat/completions', { body, signal: flight.signal })) {
@@ -121,7 +121,7 @@ export class Chat {
         if (this.request !== event.id) {
           this.request = event.id;
           end.began = performance.now();
-          this.on.watching(event.id);
+          this.on.watching(event.id, body);
         }
         if (event.kv) end.kv = event.kv;
         if (event.usage) end.usage = event.usage;
