@@ -38,6 +38,7 @@
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
+#include "kvasir/view.h"
 
 namespace kvasir {
 
@@ -197,6 +198,12 @@ class Engine {
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;
   virtual EngineReport report() const = 0;
+
+  // What a tenant's requests hold; at most `most` samples.
+  virtual SequenceList sequences(int tenant, std::size_t most) const = 0;
+  // Which tokens of one sample are kept; takes less than a millisecond, whatever the length. Errors: kNotFound for a
+  // request that is unknown, has ended (but see RequestOptions::inspect) or is another tenant's.
+  virtual Result<TokenView> tokens_of(const TokenQuery& query) const = 0;
 };
 
 }  // namespace kvasir

@@ -33,6 +33,7 @@ struct ServeOptions {
   std::string sessions;
   std::string api_keys;
   std::string usage_db;
+  bool inspector = true;
 };
 
 bool is_loopback(std::string_view host) {
@@ -88,8 +89,11 @@ Status serve(const ServeOptions& options) {
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
   server::StepThread steps(std::move(engine), {post, options.queue});
   server::TextThread texts({post, options.queue});
-  service.emplace(steps, texts, server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}, options.inspector});
   tenancy->join(*service, steps, *http);
+  http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -160,6 +164,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
+  command->add_flag("--inspector,!--no-inspector", options->inspector,
+                    "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
   command->callback([options, &outcome] { outcome.status = serve(*options); });
 }
 
