@@ -33,6 +33,7 @@
 
 #include "kvasir/finish_reason.h"
 #include "kvasir/options.h"
+#include "kvasir/prefix_listener.h"
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
@@ -178,6 +179,11 @@ class Engine {
   // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. Errors:
   // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
+
+  // Optional; may be null. Tells the listener of every exact block that the prefix cache holds now, and from then on of
+  // each change. The listener must outlive the engine, or be replaced before it goes. Nothing is reported at the
+  // engine's end.
+  virtual void set_prefix_listener(PrefixListener* listener) = 0;
 
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;

@@ -69,6 +69,12 @@ class EngineImpl final : public Engine {
     return {};
   }
 
+  void set_prefix_listener(PrefixListener* listener) override {
+    listener_ = listener;
+    if (PrefixCache* prefixes = requests_ == nullptr ? nullptr : requests_->prefixes(); prefixes != nullptr)
+      prefixes->set_listener(listener);
+  }
+
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
@@ -132,7 +138,10 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
     if (requests_ == nullptr) {
       requests_ = std::make_unique<RequestQueue>(driver_);
-      if (model_->options.prefix_memory > 0) requests_->cache_prefixes(model_->options.prefix_memory);
+      if (model_->options.prefix_memory > 0) {
+        requests_->cache_prefixes(model_->options.prefix_memory);
+        requests_->prefixes()->set_listener(listener_);
+      }
     }
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
   }
@@ -175,6 +184,7 @@ class EngineImpl final : public Engine {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
+  PrefixListener* listener_ = nullptr;
   ModelSummary summary_;
 };
 

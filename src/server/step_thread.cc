@@ -91,6 +91,7 @@ void StepThread::run() {
     for (const Ticket ticket : cancelled) drop(ticket);
     for (const auto& question : questions) question(*engine_);
     if (engine_->unfinished() > 0) pass();
+    if (options_.after_pass) options_.after_pass(*engine_);
     publish();
     pass_began_ = 0;
   }
