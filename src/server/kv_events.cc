@@ -91,7 +91,7 @@ bool receive(const Socket& socket, std::vector<std::string>& frames) {
   return true;
 }
 
-Result<std::string> bind(const Socket& socket, const std::string& endpoint) {
+Result<std::string> bind_socket(const Socket& socket, const std::string& endpoint) {
   if (endpoint.find('[') != std::string::npos) set(socket, ZMQ_IPV6, 1);
   if (zmq_bind(socket.get(), endpoint.c_str()) != 0) {
     const int error = zmq_errno();
@@ -136,13 +136,13 @@ class KvEvents::Sender {
     publisher_.reset(zmq_socket(context_.get(), ZMQ_PUB));
     set(publisher_, ZMQ_SNDHWM, kUnsent);
     set(publisher_, ZMQ_LINGER, kLinger);
-    KVASIR_ASSIGN_OR_RETURN(endpoint_, bind(publisher_, options_.endpoint));
+    KVASIR_ASSIGN_OR_RETURN(endpoint_, bind_socket(publisher_, options_.endpoint));
     if (!options_.replay.empty()) {
       router_.reset(zmq_socket(context_.get(), ZMQ_ROUTER));
       set(router_, ZMQ_SNDHWM, static_cast<int>(options_.kept_batches) + 1);
       set(router_, ZMQ_LINGER, 0);
       zmq_setsockopt(router_.get(), ZMQ_MAXMSGSIZE, &kLongestRequest, sizeof(kLongestRequest));
-      KVASIR_ASSIGN_OR_RETURN(replay_endpoint_, bind(router_, options_.replay));
+      KVASIR_ASSIGN_OR_RETURN(replay_endpoint_, bind_socket(router_, options_.replay));
     }
     thread_ = std::thread([this] { run(); });
     return {};
