@@ -245,7 +245,7 @@ def check_template(kvasir, model):
                    "{% if style is defined %}\n{{ style.name + deep[0] }}{% if fail %}\n{{ raise_exception('not so') }}{% endif %}"
                    "{% endif %}\n")
         file.flush()
-        server = Server(kvasir, model, "--chat-template", "@" + file.name)
+        server = Server(kvasir, model, "--chat-template", file.name)
         try:
             body = {"messages": [{"role": "user", "content": "Hi"}]}
             plain = server.post("/v1/chat/completions/render", body)[1]["token_ids"]
