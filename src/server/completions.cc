@@ -27,12 +27,15 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 // One completion under way. Lives as long as the engine or the connection may call it.
 class Completions::Flight : public std::enable_shared_from_this<Flight> {
  public:
-  Flight(StepThread& steps, Traffic& traffic, ApiRequest request, AnswerHead head, Exchange exchange)
+  // `waits_in_silence`: a stream begins with the first pass, so that a request that never has one can be refused.
+  Flight(StepThread& steps, Traffic& traffic, ApiRequest request, AnswerHead head, Exchange exchange,
+         bool waits_in_silence)
       : steps_(steps),
         traffic_(traffic),
         request_(std::move(request)),
         head_(std::move(head)),
-        exchange_(std::move(exchange)) {
+        exchange_(std::move(exchange)),
+        waits_in_silence_(waits_in_silence) {
     results_.resize(static_cast<std::size_t>(request_.options.samples));
     newest_text_.resize(results_.size());
     record_.id = head_.id;
@@ -50,11 +53,25 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
       traffic_.on_refused("queue_full");
       return exchange_.refuse(429, ticket.status().message(), "queue_full", {{"Retry-After", "1"}});
     }
+    ticket_ = *ticket;
     exchange_.answer->on_closed([self = shared_from_this(), ticket = *ticket] {
       if (std::exchange(self->over_, true)) return;
       self->steps_.cancel(ticket);
       self->tell("abandoned", 499);
     });
+  }
+
+  // Ends the request if it has not had a pass by then. Returns whether it still waits.
+  bool wait_until(Clock::time_point latest_arrival) {
+    if (over_ || began_) return false;
+    if (arrived_ > latest_arrival) return true;
+    steps_.cancel(ticket_);
+    traffic_.on_refused("queue_timeout");
+    finish([&] {
+      exchange_.refuse(503, "the server is busy: the request has waited too long; try again later", "queue_timeout",
+                       {{"Retry-After", "5"}});
+    });
+    return false;
   }
 
  private:
@@ -64,7 +81,11 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
       traffic_.on_refused(status.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
       return finish([&] { exchange_.refuse(status); });
     }
-    if (!request_.stream) return;
+    if (!waits_in_silence_) begin_stream();
+  }
+
+  void begin_stream() {
+    if (!request_.stream || std::exchange(streams_, true)) return;
     HttpAnswer& answer = *exchange_.answer;
     answer.begin_stream();
     for (int sample = 0; sample < request_.options.samples; ++sample) {
@@ -75,6 +96,8 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
 
   void happened(const Event& event) {
     if (over_) return;
+    began_ = true;
+    begin_stream();
     const auto sample = static_cast<std::size_t>(event.sample);
     switch (event.kind) {
       case Event::Kind::kPrompt: break;
@@ -131,11 +154,16 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
     record_.http = http;
     record_.policy = first.kv.policy;
     record_.prompt_tokens = first.prompt_tokens;
+    record_.cached_tokens = first.cached;
+    record_.recomputed_tokens = first.recomputed;
+    record_.preemptions = first.preemptions;
+    record_.dead_share = first.kv.dead_share;
     record_.seen = first.kv.seen;
     record_.kept = first.kv.kept;
     for (const GenerateResult& result : results_) record_.generated_tokens += result.tokens;
     if (ended_ > 0) {
-      record_.prefill_seconds = first.prompt_seconds;
+      record_.queue_seconds = first.queue_seconds;
+      record_.prefill_seconds = first.prompt_seconds - first.queue_seconds;
       record_.decode_seconds = first.seconds;
     }
     record_.total_seconds = seconds_between(arrived_, Clock::now());
@@ -159,6 +187,10 @@ class Completions::Flight : public std::enable_shared_from_this<Flight> {
   std::vector<Clock::time_point> newest_text_;  // by sample
   std::vector<GenerateResult> results_;
   int ended_ = 0;
+  Ticket ticket_{};
+  const bool waits_in_silence_;
+  bool began_ = false;    // it has had a pass
+  bool streams_ = false;  // the stream has begun
   bool over_ = false;
 };
 
@@ -200,7 +232,18 @@ void Completions::complete(Exchange exchange, bool chat) {
   options.priority += exchange.caller.priority;
   AnswerHead head{chat, fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++), std::time(nullptr),
                   options_.model};
-  std::make_shared<Flight>(steps_, traffic_, std::move(*asked), std::move(head), std::move(exchange))->start();
+  const bool may_end_waiting = options_.queue_timeout.count() > 0;
+  const auto flight = std::make_shared<Flight>(steps_, traffic_, std::move(*asked), std::move(head),
+                                               std::move(exchange), may_end_waiting);
+  if (may_end_waiting) waiting_.push_back(flight);
+  flight->start();
+}
+
+void Completions::end_long_waits() {
+  std::erase_if(waiting_, [latest = Clock::now() - options_.queue_timeout](const std::weak_ptr<Flight>& waiting) {
+    const std::shared_ptr<Flight> flight = waiting.lock();
+    return flight == nullptr || !flight->wait_until(latest);
+  });
 }
 
 }  // namespace kvasir::server

@@ -2,8 +2,11 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "server/router.h"
 #include "server/step_thread.h"
@@ -14,6 +17,8 @@ namespace kvasir::server {
 struct CompletionOptions {
   std::string model;   // as clients name it
   std::string policy;  // of requests that name none; empty: the engine's default
+  // How long a request may wait for its first pass before it is refused with 503; 0: for ever.
+  std::chrono::seconds queue_timeout{0};
 };
 
 class Completions {
@@ -27,6 +32,9 @@ class Completions {
   // From now on requests are refused: the server is going down.
   void begin_drain() { draining_ = true; }
 
+  // Refuses requests that have waited longer than queue_timeout.
+  void end_long_waits();
+
  private:
   class Flight;
 
@@ -39,6 +47,7 @@ class Completions {
   std::uint64_t next_ = 1;
   std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;
+  std::vector<std::weak_ptr<Flight>> waiting_;  // oldest first; filled only if there is a queue_timeout
 };
 
 }  // namespace kvasir::server

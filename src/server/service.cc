@@ -20,7 +20,7 @@ Service::Service(StepThread& steps, ServiceOptions options)
     : steps_(steps),
       options_(std::move(options)),
       started_(std::time(nullptr)),
-      completions_(steps, traffic_, {options_.model, options_.policy}),
+      completions_(steps, traffic_, {options_.model, options_.policy, options_.queue_timeout}),
       router_(options_.gate) {
   completions_.add_routes(router_);
   router_.add("GET", "/v1/models", [this](const Exchange& exchange) { list_models(exchange); });

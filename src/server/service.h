@@ -2,6 +2,7 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -15,9 +16,10 @@
 namespace kvasir::server {
 
 struct ServiceOptions {
-  std::string model;     // as clients name it
-  std::string policy;    // of requests that name none; empty: the engine's default
-  Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  std::string model;                      // as clients name it
+  std::string policy;                     // of requests that name none; empty: the engine's default
+  Gate* gate = nullptr;                   // may be null: then everybody passes. Must outlive the service
+  std::chrono::seconds queue_timeout{0};  // see CompletionOptions
 };
 
 class Service {
@@ -32,6 +34,9 @@ class Service {
 
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
+
+  // Ends requests that have waited too long. To be called several times a second.
+  void end_long_waits() { completions_.end_long_waits(); }
 
   // To add routes and observers before the first request.
   Router& router() { return router_; }
