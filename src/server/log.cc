@@ -105,7 +105,7 @@ class Sink final : public spdlog::sinks::sink {
     std::string_view rest = line_;
     while (!rest.empty()) {
       pollfd ready{file_, POLLOUT, 0};
-      const int events = ::poll(&ready, 1, static_cast<int>(kWaitToWrite.count()));
+      const int events = ::poll(&ready, 1, is_late() ? 0 : static_cast<int>(kWaitToWrite.count()));
       if (events <= 0) {
         if (is_late() || (events < 0 && errno != EINTR)) return false;
         continue;

@@ -1,5 +1,6 @@
 """Logs, limits in time and the end of `kvasir serve`: operations_check.py KVASIR MODEL"""
 
+import http.client
 import json
 import os
 import re
@@ -114,21 +115,26 @@ def check_queue_timeout(kvasir, model):
     """A request that no pass reaches in time is refused with 503, also one that asked for a stream."""
     with LiveServer(kvasir, model, "--queue-timeout", "1", "--max-batch", "1", "--kv", "full", "--drain", "0") as server:
         # Requests of the whole context, until one waits.
-        holders, threads, answers = [], [], []
+        threads, answers = [], []
         body = {"max_tokens": 100000, "ignore_eos": True}
-        holders.append(server.stream(**body))
+        holder = server.stream(**body)
 
         def late(stream):
-            answers.append(server.ask("POST", "/v1/completions", {"prompt": "a word " * 3000, "stream": stream, **body}))
+            try:
+                asked = {"prompt": "a word " * 3000, "stream": stream, **body}
+                answers.append((stream, *server.ask("POST", "/v1/completions", asked)))
+            except (OSError, http.client.HTTPException):
+                pass  # one that got a place, and was closed at the end
 
         for stream in (False, True, False, True):
             threads.append(threading.Thread(target=late, args=(stream,)))
             threads[-1].start()
-        wait_for(lambda: any(a[0] == 503 for a in answers), 30)
-        late_answers = [a for a in answers if a[0] == 503]
-        assert all(json.loads(a[2])["error"]["code"] == "queue_timeout" and a[1]["Retry-After"] for a in late_answers)
+        wait_for(lambda: {stream for stream, status, *_ in answers if status == 503} == {False, True}, 30)
+        for _, status, headers, text in answers:
+            assert status == 503 and json.loads(text)["error"]["code"] == "queue_timeout" and headers["Retry-After"]
         assert server.metrics()['kvasir:admission_rejections_total{reason="queue_timeout",model_name="m"}'] != "0"
         server.end()
+        holder.close()
         for thread in threads:
             thread.join()
 
@@ -181,12 +187,11 @@ def check_deadline(kvasir, model):
 
 def check_second_signal(kvasir, model):
     with LiveServer(kvasir, model) as server:
-        server.stream(max_tokens=100000)
-        began = time.time()
-        server.signal(signal.SIGINT)
-        time.sleep(0.3)
-        server.signal(signal.SIGINT)
-        assert server.process.wait(10) == -signal.SIGINT and time.time() - began < 5
+        with server.stream(max_tokens=100000):
+            server.signal(signal.SIGINT)
+            time.sleep(0.3)
+            server.signal(signal.SIGINT)
+            assert server.process.wait(20) == -signal.SIGINT, "less than the 30 s of --drain"
 
 
 def main(kvasir, model):
