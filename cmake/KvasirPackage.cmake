@@ -1,5 +1,5 @@
-# The Debian package: `cpack -G DEB` in the build folder, once kvasir_cli and kvasir_shell are built. It has the program
-# with its pages and completions (component program) and what a service needs (component service); no headers, no library.
+# The Debian package: `cpack -G DEB` in the build folder, once kvasir_cli and kvasir_shell are built. It has the
+# program with its pages and completions (component program) and what a service needs (component service).
 set(deploy ${PROJECT_SOURCE_DIR}/deploy)
 # These stand at fixed places of a Debian system, so `cmake --install` leaves them out.
 install(FILES ${deploy}/debian/kvasir.toml DESTINATION /etc/kvasir COMPONENT service EXCLUDE_FROM_ALL)
@@ -15,7 +15,6 @@ set(CPACK_PACKAGE_VENDOR "Kvasir")
 set(CPACK_PACKAGE_CONTACT "Kvasir <kvasir@localhost>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "LLM inference and serving in bounded KV memory")
 set(CPACK_PACKAGE_DESCRIPTION "Runs and serves large language models on CPUs; retention policies bound the KV cache.")
-set(CPACK_PACKAGE_CHECKSUM "")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_SET_DESTDIR ON)
 set(CPACK_INSTALL_PREFIX /usr)

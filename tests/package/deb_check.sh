@@ -74,7 +74,7 @@ request = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}/v1/completions
 answer = json.load(urllib.request.urlopen(request, timeout=30))
 assert answer["usage"]["completion_tokens"] == 5, answer
 END
-kill -TERM "$server"
+kill -TERM "$(pgrep -P "$server")"  # timeout has another exit code
 wait "$server" || fail "the server ended with code $?"
 server=
 

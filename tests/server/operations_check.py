@@ -53,7 +53,8 @@ def check_log(kvasir, model, folder):
     old, new = lines_of(path + ".1"), lines_of(path)
     events = [json.loads(line) for line in old + new]
     assert all(e["time"][10] == "T" and e["level"] in ("debug", "info") for e in events)
-    assert {e["event"] for e in events} == {"serving", "http", "request", "refused", "log_reopened", "draining", "ended"}
+    assert {e["event"] for e in events} == {"serving", "http", "request", "refused", "log_reopened", "draining",
+                                           "ended"}
     done, left = [e for e in events if e["event"] == "request"]
     assert done["id"] == answer["id"] and done["path"] == "/v1/completions" and done["http"] == 200, done
     assert done["finish_reason"] == "length" and done["generated_tokens"] == 7, done
@@ -113,7 +114,8 @@ def check_full_disk(kvasir, model):
 
 def check_queue_timeout(kvasir, model):
     """A request that no pass reaches in time is refused with 503, also one that asked for a stream."""
-    with LiveServer(kvasir, model, "--queue-timeout", "1", "--max-batch", "1", "--kv", "full", "--drain", "0") as server:
+    options = ["--queue-timeout", "1", "--max-batch", "1", "--kv", "full", "--drain", "0"]
+    with LiveServer(kvasir, model, *options) as server:
         # Requests of the whole context, until one waits.
         threads, answers = [], []
         body = {"max_tokens": 100000, "ignore_eos": True}
