@@ -86,7 +86,9 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
 void add_operations_options(CLI::App& command, OperationsOptions& options) {
   add_seconds(command, "--queue-timeout", options.queue_timeout, 0,
               "Seconds that a request may wait for its first pass, then it is answered with 503; 0: for ever");
+  command.option_defaults()->group("Limits");
   add_limits(command, options.limits);
+  command.option_defaults()->group("Logs and metrics");
   command.add_option("--log-file", options.log.file, "Log file, opened again on SIGHUP; default: standard error")
       ->type_name("FILE");
   command.add_option("--log-format", options.log_format, "Lines of the log: text or json")->capture_default_str();
@@ -94,6 +96,7 @@ void add_operations_options(CLI::App& command, OperationsOptions& options) {
                      "Least that is logged: debug, info, warning or error; default: info, with --quiet error");
   command.add_flag("--vllm-metrics", options.vllm_metrics, "Write metrics under vLLM's names too");
   command.add_flag("--metrics-open", options.metrics_open, "Let anybody read /metrics where there are API keys");
+  command.option_defaults()->group("Options");
 }
 
 Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options) {
