@@ -6,6 +6,10 @@
 
 namespace kvasir {
 
+std::uint64_t hash64(std::span<const std::byte> bytes, std::uint64_t seed) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+}
+
 struct Hasher::State {
   XXH3_state_t xxh;
 };

@@ -17,6 +17,9 @@ struct Hash128 {
   std::string hex() const;  // 32 digits
 };
 
+// Returns the XXH3-64 of bytes.
+std::uint64_t hash64(std::span<const std::byte> bytes, std::uint64_t seed = 0);
+
 // Hashes bytes that come in parts: the result depends on their concatenation alone.
 class Hasher {
  public:

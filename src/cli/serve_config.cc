@@ -33,7 +33,7 @@ bool is_configurable(const CLI::Option& option) {
 
 CLI::Option* find(CLI::App& command, const std::string& name) {
   for (CLI::Option* option : command.get_options({}))
-    if (is_configurable(*option) && option->check_lname(name)) return option;
+    if (is_configurable(*option) && long_name(*option) == name) return option;
   return nullptr;
 }
 
@@ -76,7 +76,6 @@ void apply(CLI::App& command, const std::string& file, const ConfigValue& value)
   if (const std::string problem = type_problem(*option, value.type); !problem.empty())
     refuse(fmt::format("{}{}: {}", place, value.name, problem));
   if (option->count() > 0 || value.texts.empty()) return;
-  if (value.type == ConfigValue::Type::kFlag && value.texts.front() == "false") return;
   for (const std::string& text : value.texts) option->add_result(text);
   try {
     option->run_callback();
@@ -96,7 +95,10 @@ void read_config(CLI::App& command, const std::string& file) {
 // Returns an option's value as TOML; empty where it has none.
 std::string value_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
-  if (option.get_items_expected_max() == 0) return option.count() > 0 ? "true" : "false";
+  if (option.get_items_expected_max() == 0) {
+    const std::string otherwise = option.get_default_str().empty() ? "false" : option.get_default_str();
+    return option.count() > 0 ? option.results().back() : otherwise;
+  }
   const bool number = type == "INT" || type == "UINT" || type == "FLOAT" || type == "BYTES";
   const auto quoted = [&](const std::string& text) { return number ? text : server::toml_string(text); };
   if (option.get_items_expected_max() > 1) {

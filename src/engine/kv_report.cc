@@ -27,15 +27,20 @@ KvReport kv_report(const Sequence& sequence) {
   return report;
 }
 
-std::uint64_t bytes_freed_without(const Sequence& sequence) {
+std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
   const PagePool& pool = sequence.cache()->pool();
   const KvSequence& tables = sequence.tables();
   std::uint64_t pages = 0;
-  for (int t = 0; t < tables.tables(); ++t)
-    tables.table(t).for_each_column([&](std::span<const PageId> column) {
-      pages += static_cast<std::uint64_t>(
-          std::ranges::count_if(column, [&](PageId page) { return pool.references(page) == 1; }));
+  for (int t = 0; t < tables.tables(); ++t) {
+    const PageTable& table = tables.table(t);
+    const auto is_freed = [&](PageId page) {
+      return pool.references(page) == 1 ||
+             (beside != PageOwner::kNobody && pool.belongs_to(page, table.owner(), beside));
+    };
+    table.for_each_column([&](std::span<const PageId> column) {
+      pages += static_cast<std::uint64_t>(std::ranges::count_if(column, is_freed));
     });
+  }
   return pages * pool.page_cost() + tables.table_bytes() + sequence.state_bytes();
 }
 

@@ -11,7 +11,8 @@ namespace kvasir {
 
 KvReport kv_report(const Sequence& sequence);
 
-// Bytes that are free once the sequence is gone: its tables, and the pages that nothing else refers to.
-std::uint64_t bytes_freed_without(const Sequence& sequence);
+// Bytes that are free once the sequence is gone: its tables, and the pages that nothing else refers to, but perhaps
+// `beside`.
+std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside = PageOwner::kNobody);
 
 }  // namespace kvasir

@@ -162,7 +162,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
 }
 
 Status Sequence::make_room(const PassPlan& plan) {
-  if (const MemoryBudget& budget = cache_->budget(); plan.bytes + plan.reserve > budget.available())
+  if (MemoryBudget& budget = cache_->budget(); !budget.make_available(plan.bytes + plan.reserve))
     return kv_memory_full(budget, plan.bytes + plan.reserve);
   Status before = std::exchange(
       status_, exhausted("a pass over this text was given up halfway, as the system refused memory; begin it again"));
@@ -274,6 +274,7 @@ Status Sequence::own_pages() {
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_RETURN_IF_ERROR(status_);
   KVASIR_CHECK(!in_chunk());
+  static_cast<void>(cache_->budget().make_available(tables_.table_bytes() + state_.bytes()));
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
   std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));
   KVASIR_RETURN_IF_ERROR(copy->charge_state());

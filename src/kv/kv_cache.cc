@@ -119,6 +119,35 @@ Status KvSequence::append(int tokens) {
   return {};
 }
 
+Status KvSequence::adopt(std::span<const PageId> pages) {
+  const auto lanes = static_cast<std::size_t>(tables_.front().lanes());
+  const std::size_t all = lanes * tables_.size();
+  KVASIR_CHECK(pages.size() % all == 0);
+  std::vector<PageId> of_table;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    of_table.clear();
+    for (std::size_t column = 0; column < pages.size(); column += all) {
+      const auto first = pages.begin() + static_cast<std::ptrdiff_t>(column + t * lanes);
+      of_table.insert(of_table.end(), first, first + static_cast<std::ptrdiff_t>(lanes));
+    }
+    KVASIR_RETURN_IF_ERROR(tables_[t].adopt(of_table));
+  }
+  return {};
+}
+
+std::int64_t KvSequence::whole_columns() const {
+  std::int64_t least = tables_.front().whole_columns();
+  for (const PageTable& table : tables_) least = std::min(least, table.whole_columns());
+  return least;
+}
+
+void KvSequence::add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const {
+  for (const PageTable& table : tables_) {
+    const auto of_table = table.pages_of_whole(column);
+    pages.insert(pages.end(), of_table.begin(), of_table.end());
+  }
+}
+
 std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
   const int lanes = shape.lanes_per_table(layout.scope);
   const std::uint64_t pages = static_cast<std::uint64_t>(lanes) * (shape.page.bytes() + PagePool::kPageOverhead);

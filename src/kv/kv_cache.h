@@ -64,6 +64,15 @@ class KvSequence {
   std::uint64_t slots_moved() const;   // of one lane, over tables, so far
   std::uint64_t pages_copied() const;  // because they were shared and written, so far
 
+  // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
+  // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
+  // REQUIRES: as PageTable::adopt. Errors: kResourceExhausted.
+  Status adopt(std::span<const PageId> pages);
+  // See PageTable::whole_columns: the least over tables.
+  std::int64_t whole_columns() const;
+  // Appends the pages of all lanes of such a column.
+  void add_pages_of_whole(std::int64_t column, std::vector<PageId>& pages) const;
+
   // Room for `tokens` tokens in every table, and in the budget for what applying a plan may copy. Succeeds whole or
   // leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);

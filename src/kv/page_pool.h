@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -28,6 +29,16 @@ class MemoryBudget {
   std::uint64_t peak() const { return peak_; }
   std::uint64_t available() const { return capacity_ - used_; }
 
+  // Optional: called to give something back that is held in case it is useful; returns false when there is nothing
+  // more. Must outlive its use.
+  void set_reclaimer(std::function<bool()> reclaimer) { reclaimer_ = std::move(reclaimer); }
+  // Has memory given back until `bytes` are available. False, with nothing left to give back, if they are not.
+  bool make_available(std::uint64_t bytes) {
+    while (bytes > available())
+      if (!reclaimer_ || !reclaimer_()) return false;
+    return true;
+  }
+
   bool try_charge(std::uint64_t bytes);  // false, and nothing charged, if it does not fit
   void release(std::uint64_t bytes);     // REQUIRES: charged before
 
@@ -35,6 +46,7 @@ class MemoryBudget {
   std::uint64_t capacity_;
   std::uint64_t used_ = 0;
   std::uint64_t peak_ = 0;
+  std::function<bool()> reclaimer_;
 };
 
 // Bytes of one owner, charged to a budget until it is destroyed. Move-only. The budget outlives it.
@@ -101,6 +113,11 @@ class PagePool {
   // reference, another owner's included. REQUIRES: not kNobody.
   std::uint64_t shared_pages(PageOwner owner) const { return shared_[index(owner)]; }
   std::uint32_t references(PageId page) const { return references_[index(page)]; }
+  // Whether these two, and nobody else, refer to it.
+  bool belongs_to(PageId page, PageOwner one, PageOwner other) const {
+    return references_[index(page)] == 2 &&
+           links_[index(page)] == (static_cast<std::uint32_t>(one) ^ static_cast<std::uint32_t>(other));
+  }
   // Where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
     static_cast<void>(page);

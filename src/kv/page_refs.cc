@@ -29,6 +29,14 @@ void PageRefs::reset(std::size_t at, std::size_t count) {
     if (id != kNoPage) pool_->release(std::exchange(id, kNoPage), owner_);
 }
 
+void PageRefs::add(std::span<const PageId> pages) {
+  ids_.reserve(ids_.size() + pages.size());  // may throw, so before anything is referred to
+  for (const PageId id : pages) {
+    pool_->retain(id, owner_);
+    ids_.push_back(id);
+  }
+}
+
 void PageRefs::share(const PageRefs& other) {
   KVASIR_CHECK(ids_.empty() && pool_ == other.pool_);
   ids_.assign(other.ids_.begin(), other.ids_.end());

@@ -37,6 +37,7 @@ class PageRefs {
 
   // The page numbers; those of empty references mean nothing.
   std::span<const PageId> ids() const { return ids_; }
+  PageOwner owner() const { return owner_; }
   std::size_t size() const { return ids_.size(); }
   std::size_t capacity() const { return ids_.capacity(); }
   // References to pages that have others too.
@@ -51,6 +52,9 @@ class PageRefs {
 
   // Gives back the references of [at, at + count), which are then empty.
   void reset(std::size_t at, std::size_t count);
+
+  // Adds references to pages in use, none of which it refers to yet.
+  void add(std::span<const PageId> pages);
 
   // Refers to the same pages as `other`. REQUIRES: size() == 0.
   void share(const PageRefs& other);

@@ -95,6 +95,11 @@ class PageTable {
   // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
   // token attends to has pages; 0 while nothing was given back.
   TokenIndex truncatable_from() const { return given_back_.empty() ? 0 : given_back_.end - 1 + layout_.window; }
+  PageOwner owner() const { return pages_.owner(); }  // of its references to pages
+  // Pages that nobody else refers to. O(1).
+  std::uint64_t own_pages() const {
+    return static_cast<std::uint64_t>(columns_) * static_cast<std::uint64_t>(lanes_) - pages_.shared();
+  }
   int columns() const { return columns_; }  // that hold pages, spare ones included
   std::int64_t dead_slots() const { return written_ - stored(); }
   bool lists() const { return lists_; }
@@ -137,6 +142,18 @@ class PageTable {
     std::uint64_t bytes = 0;  // pages and arrays together
   };
   AppendPlan plan_append(int tokens) const;
+
+  // Fills an empty table with the first pages.size() / lanes() * slots tokens of a text, whose keys and values are in
+  // these pages ([column][lane]) already: the table is then as if they had been appended. Succeeds whole or leaves no
+  // trace. REQUIRES: nothing was appended yet; one run. Errors: kResourceExhausted.
+  Status adopt(std::span<const PageId> pages);
+  // The whole columns that hold the first tokens of the text, if all of its tokens are retained and have pages, and 0
+  // otherwise. Column i holds tokens [i * slots, (i + 1) * slots).
+  std::int64_t whole_columns() const;
+  // The pages of such a column.
+  std::span<const PageId> pages_of_whole(std::int64_t column) const {
+    return pages_of(entries_of(frames_.front())[static_cast<std::size_t>(column)].column);
+  }
 
   // Makes room for `tokens` tokens behind the newest. Succeeds whole or leaves no trace. Errors: kResourceExhausted.
   Status append(int tokens);

@@ -69,6 +69,14 @@ class ComposedPolicy final : public RetentionPolicy {
     return std::min(first_->exact_prefix(n), second_->exact_prefix(n));
   }
 
+  std::int64_t shared_prefix(std::int64_t n) const override {
+    return std::min(first_->shared_prefix(n), second_->shared_prefix(n));
+  }
+  void move_prompt_end(TokenIndex end) override {
+    first_->move_prompt_end(end);
+    second_->move_prompt_end(end);
+  }
+
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override {
     return first_.wants(chunk, row, reduction) || second_.wants(chunk, row, reduction);
   }

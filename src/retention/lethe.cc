@@ -72,6 +72,11 @@ class LethePolicy final : public ScoredPolicy {
     return options_.max ? std::min(threshold, *options_.max) : threshold;
   }
 
+  void move_prompt_end(TokenIndex end) override {
+    for (State& state : states_)
+      if (state.prompt_end >= 0) state.prompt_end = end;
+  }
+
   void score(ScoreList& list, const Step& step, std::span<const double> mass) override {
     State& state = states_[static_cast<std::size_t>(step.table)];
     // All rows of a prompt are one step.

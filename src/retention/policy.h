@@ -144,6 +144,12 @@ class RetentionPolicy {
   // chunk size; depends on options only.
   virtual std::int64_t exact_prefix(std::int64_t n) const = 0;
 
+  // Returns the longest prefix of an n-token prompt after which the state is what it would be in any longer prompt that
+  // begins alike, once move_prompt_end was called. Depends on options only.
+  virtual std::int64_t shared_prefix(std::int64_t n) const { return n; }
+  // Says that the prompt under way ends at `end`, not where its chunks so far said. REQUIRES: no chunk is under way.
+  virtual void move_prompt_end(TokenIndex end) { static_cast<void>(end); }
+
   // -- During a chunk. --
 
   // Whether a row's mass of traits().reductions[reduction] matters. Where it is false, masses[reduction] may be empty.

@@ -36,6 +36,7 @@ class PromptWindowPolicy : public ScoredPolicy {
     return chunk.prompt && Step{chunk, 0, row}.prompt_left() < options_.window;
   }
   std::int64_t exact_prefix(std::int64_t n) const override { return std::max<std::int64_t>(n - options_.window, 0); }
+  std::int64_t shared_prefix(std::int64_t n) const override { return exact_prefix(n); }
 
  protected:
   // Decides for each KV head, by the mean over its query heads, at the end of prompts; `traits` has the spec, the

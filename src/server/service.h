@@ -9,23 +9,31 @@
 
 #include "server/completions.h"
 #include "server/http_server.h"
+#include "server/inspector.h"
 #include "server/router.h"
+#include "server/session_desk.h"
 #include "server/step_thread.h"
+#include "server/text_routes.h"
+#include "server/text_thread.h"
 #include "server/traffic.h"
 
 namespace kvasir::server {
 
 struct ServiceOptions {
-  std::string model;                      // as clients name it
-  std::string policy;                     // of requests that name none; empty: the engine's default
-  Gate* gate = nullptr;                   // may be null: then everybody passes. Must outlive the service
-  std::chrono::seconds queue_timeout{0};  // see CompletionOptions
+  std::string model;     // as clients name it
+  std::string policy;    // of requests that name none; empty: the engine's default
+  Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
+  std::string sessions;
+  SessionLimits session_limits;
+  bool inspector = true;
+  std::chrono::seconds queue_timeout{0};  // see FlightDeck
 };
 
 class Service {
  public:
-  // `steps` must outlive this.
-  Service(StepThread& steps, ServiceOptions options);
+  // `steps` and `texts` must outlive this.
+  Service(StepThread& steps, TextThread& texts, ServiceOptions options);
 
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
@@ -35,15 +43,16 @@ class Service {
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
 
-  // Ends requests that have waited too long. To be called several times a second.
-  void end_long_waits() { completions_.end_long_waits(); }
+  // Sends what changes by itself, and ends requests that have waited too long. Call it every kTick.
+  static constexpr std::chrono::milliseconds kTick{250};
+  void tick();
 
   // To add routes and observers before the first request.
   Router& router() { return router_; }
   Traffic& traffic() { return traffic_; }
 
  private:
-  void list_models(const Exchange& exchange) const;
+  void list_models(const Exchange& exchange) const;  // or the one that the path names
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 
@@ -52,7 +61,10 @@ class Service {
   std::int64_t started_;
   bool draining_ = false;
   Traffic traffic_;
+  std::unique_ptr<SessionDesk> sessions_;  // null: there are none
   Completions completions_;
+  TextRoutes text_routes_;
+  Inspector inspector_;
   Router router_;
 };
 

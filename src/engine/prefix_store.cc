@@ -1,0 +1,197 @@
+#include "engine/prefix_store.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/check.h"
+#include "engine/kv_report.h"
+
+namespace kvasir {
+namespace {
+
+class SequenceSnapshot final : public PrefixSnapshot {
+ public:
+  explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {}
+  std::uint64_t own_bytes() const override {
+    const KvSequence& tables = sequence_->tables();
+    std::uint64_t pages = 0;
+    for (int t = 0; t < tables.tables(); ++t) pages += tables.table(t).own_pages();
+    return pages * sequence_->cache()->pool().page_cost() + tables.table_bytes() + sequence_->state_bytes();
+  }
+  const Sequence& sequence() const { return *sequence_; }
+
+ private:
+  std::unique_ptr<Sequence> sequence_;
+};
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+PrefixKeep keep_of(const PrefixUse& use) {
+  PrefixKeep keep;
+  keep.pinned = use.pinned;
+  if (use.ttl > 0) keep.until = now() + use.ttl;
+  return keep;
+}
+
+// Whether the cuts between chunks show in what the policy keeps, or in the bits of keys.
+bool chunk_matters(const RetentionPolicy& policy) {
+  return policy.traits().compacts || policy.traits().realign == Realign::kRotate;
+}
+
+std::string lineage_of(const PrefixText& text) {
+  if (!chunk_matters(*text.policy)) return text.policy->traits().spec;
+  return fmt::format("{} chunk={}", text.policy->traits().spec, prompt_chunk(*text.policy, text.chunk));
+}
+
+// Whether the sequence still has the keys and values of all its tokens, as any policy would have them.
+bool is_exact(const Sequence& sequence) {
+  return !sequence.first_dropped() && sequence.truncatable_from() == 0;
+}
+
+}  // namespace
+
+PrefixStore::PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes)
+    : model_(std::move(model)), kv_(std::move(cache)), cache_(kv_.get(), most_bytes) {
+  kv_->budget().set_reclaimer([this] { return !busy_ && cache_.evict_one(); });
+}
+
+PrefixStore::~PrefixStore() {
+  kv_->budget().set_reclaimer({});
+}
+
+PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
+  const RetentionPolicy& policy = *text.policy;
+  const bool by_range = !policy.traits().compacts;
+  // What was generated under a policy that looks at attention is run again token by token.
+  const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
+  PrefixQuery query;
+  query.salt = use.salt;
+  query.lineage = lineage;
+  query.tokens = text.tokens.first(static_cast<std::size_t>(known));
+  query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
+  if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
+  if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
+  // A snapshot of a longer prompt must not lie where this one's end is felt already.
+  query.most_snapshot =
+      by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
+  query.now = now();
+  return query;
+}
+
+std::int64_t PrefixStore::find(const PrefixUse& use, const PrefixText& text) const {
+  if (use.bypass) return 0;
+  const std::string lineage = lineage_of(text);
+  return cache_.find(query_of(use, text, lineage)).tokens;
+}
+
+std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
+                                    const PrefixText& other) const {
+  if (use.bypass || other_use.bypass || use.salt != other_use.salt) return 0;
+  const PrefixQuery query = query_of(use, text, {});
+  const std::int64_t most = std::min(query.most_exact, other.policy->exact_prefix(other.prompt));
+  const auto length = static_cast<std::size_t>(std::max<std::int64_t>(most, 0));
+  const auto mine = text.tokens.first(std::min(length, text.tokens.size()));
+  const auto theirs = other.tokens.first(std::min(length, other.tokens.size()));
+  const std::int64_t common = std::ranges::mismatch(mine, theirs).in1 - mine.begin();
+  const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
+  return common / multiple * multiple;
+}
+
+PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& text) {
+  Start start;
+  if (use.bypass) return start;
+  const std::string lineage = lineage_of(text);
+  const PrefixQuery query = query_of(use, text, lineage);
+  const PrefixMatch match = cache_.find(query);
+  start.miss = match.miss;
+  if (match.tokens == 0) return start;
+  busy_ = true;
+  const auto done = std::shared_ptr<void>(nullptr, [this](void*) { busy_ = false; });
+  if (match.snapshot != nullptr) {
+    cache_.touch(query, *match.snapshot);
+    auto copy = static_cast<const SequenceSnapshot*>(match.snapshot)->sequence().fork();
+    if (!copy.ok()) return start;
+    start.sequence = std::move(*copy);
+    start.sequence->mutable_policy().move_prompt_end(text.prompt);
+  } else {
+    start.sequence = adopt(text, cache_.pages(query, match.tokens), match.tokens);
+    if (start.sequence == nullptr) return start;
+  }
+  start.tokens = match.tokens;
+  start.snapshot = match.snapshot != nullptr;
+  return start;
+}
+
+// Returns a sequence as a cold run would have left it: null where there is no room for its tables.
+std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, std::span<const PageId> pages,
+                                             std::int64_t tokens) const {
+  auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone());
+  if (!sequence->mutable_tables().adopt(pages).ok()) return nullptr;
+  RetentionPolicy& policy = sequence->mutable_policy();
+  const int tables = sequence->tables().tables();
+  const int grid = prompt_chunk(policy, text.chunk);
+  KeepPlan plan;
+  for (std::int64_t first = 0; first < tokens;) {
+    const int want = next_chunk_rows(first, tokens, tokens, grid);
+    const int rows = policy.chunk_rows(want);
+    const PolicyChunk chunk{first, rows, true, std::max(text.prompt, tokens + 1) - first - rows};
+    const auto decide = [&](const auto& ask) {
+      for (int table = 0; table < tables; ++table) {
+        plan.clear();
+        ask(table);
+        KVASIR_CHECK(plan.drop.empty() && plan.moves.empty());
+      }
+    };
+    decide([&](int table) { policy.end_chunk(chunk, table, plan); });
+    decide([&](int table) { policy.finish_chunk(chunk, table, plan); });
+    first += rows;
+  }
+  if (!sequence->charge_state().ok()) return nullptr;
+  sequence->mutable_tables().give_back();
+  sequence->set_counters({tokens, tokens, -1});
+  return sequence;
+}
+
+void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence) {
+  if (use.bypass) return;
+  const RetentionPolicy& policy = *text.policy;
+  const std::int64_t seen = sequence.tables().next_index();
+  const auto tokens = text.tokens.first(static_cast<std::size_t>(seen));
+  const bool exact = is_exact(sequence) && policy.exact_prefix(text.prompt) > 0;
+  // A policy that can continue no pages does not leave any: they would cost it copies when it prunes.
+  if (exact) cache_.add_pages(use.salt, tokens, sequence.tables(), keep_of(use));
+  if (exact && policy.exact_prefix(text.prompt) >= seen) return;
+  const std::int64_t most = std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
+  const std::int64_t grid = prompt_chunk(policy, text.chunk);
+  bool wanted = false;
+  for (std::int64_t part = most; part >= grid && !wanted; part /= 2) wanted = seen == part / grid * grid;
+  if (!wanted) return;
+  auto copy = sequence.fork();
+  if (!copy.ok()) return;
+  cache_.add_snapshot(use.salt, lineage_of(text), tokens, std::make_unique<SequenceSnapshot>(std::move(*copy)),
+                      keep_of(use));
+}
+
+void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence) {
+  if (use.bypass || !sequence->status().ok() || sequence->in_chunk()) return;
+  const RetentionPolicy& policy = *text.policy;
+  const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
+  if (is_exact(*sequence)) {
+    if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(use.salt, tokens, sequence->tables(), keep_of(use));
+  } else if (!chunk_matters(policy)) {
+    const std::string lineage = lineage_of(text);
+    cache_.add_snapshot(use.salt, lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
+                        keep_of(use));
+  }
+}
+
+void PrefixStore::expire() {
+  cache_.expire(now());
+}
+
+}  // namespace kvasir

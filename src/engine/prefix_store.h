@@ -1,0 +1,80 @@
+// The prefix cache as requests use it: what a request may continue, and what it leaves for others.
+//
+// Exact pages serve every policy up to RetentionPolicy::exact_prefix. Snapshots serve requests of the same policy and
+// chunk: those of policies by range wherever they stand, those of the others at chunk boundaries strictly inside a
+// prompt, before anything happens that depends on where it ends. A request that continues either has the bits that it
+// would have had without.
+//
+// Thread-safety: none; as the requests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "engine/sequence.h"
+#include "prefix/prefix_cache.h"
+
+namespace kvasir {
+
+// How one request uses the cache.
+struct PrefixUse {
+  bool bypass = false;
+  std::string salt;
+  bool pinned = false;
+  double ttl = 0;  // seconds; 0: no limit
+};
+
+// What a sequence has run, and under which policy it started.
+struct PrefixText {
+  std::span<const TokenId> tokens;  // of the prompt, then those generated
+  std::int64_t prompt = 0;          // of these, the prompt's
+  const RetentionPolicy* policy = nullptr;
+  int chunk = 0;  // of prompts; 0: the policy's own
+};
+
+class PrefixStore {
+ public:
+  // `most_bytes`: see PrefixCache.
+  PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes);
+
+  struct Start {
+    std::unique_ptr<Sequence> sequence;  // null: nothing was found, or there is no room for its tables
+    std::int64_t tokens = 0;             // that the sequence has seen
+    bool snapshot = false;               // they come from a snapshot; otherwise from exact pages
+    PrefixMiss miss = PrefixMiss::kUnknown;
+  };
+  // Returns the tokens that start() would find. Changes nothing.
+  std::int64_t find(const PrefixUse& use, const PrefixText& text) const;
+  // Returns the tokens of a text that start() would find once another prompt has been read to its end.
+  std::int64_t will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
+                         const PrefixText& other) const;
+  // Returns a sequence that holds the longest known beginning of the text, but for its last token.
+  Start start(const PrefixUse& use, const PrefixText& text);
+
+  // The sequence, at a chunk boundary, has seen `seen` tokens of the text: leaves what others may continue. Does
+  // nothing most times.
+  void leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence);
+  // The sequence is not needed any more.
+  void leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence);
+
+  ~PrefixStore();
+  PrefixStore(const PrefixStore&) = delete;
+  PrefixStore& operator=(const PrefixStore&) = delete;
+
+  PrefixCache& cache() { return cache_; }
+  const PrefixCache& cache() const { return cache_; }
+  void expire();
+
+ private:
+  PrefixQuery query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const;
+  std::unique_ptr<Sequence> adopt(const PrefixText& text, std::span<const PageId> pages, std::int64_t tokens) const;
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> kv_;
+  PrefixCache cache_;
+  bool busy_ = false;  // what was found must not go
+};
+
+}  // namespace kvasir

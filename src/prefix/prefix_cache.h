@@ -1,0 +1,223 @@
+// A cache of what texts begin with: a tree over blocks of tokens, with the pages that hold their keys and values, and
+// snapshots of sequences that stand at some place in it.
+//
+// A block is as many tokens as a page has slots. Its pages are exact: those of a sequence that had hidden and dropped
+// nothing, so any sequence may continue them as far as its policy allows. A snapshot is what a policy has made of a
+// text; it serves its own lineage alone (policy, options, grid of chunks). Tokens are compared, not hashes alone.
+// Texts of different salts never meet.
+//
+// The cache refers to pages as sequences do: a page is free once the last reference goes. Everything it holds is
+// charged to the budget of the KV cache, and evict_one gives it back, least recently used first: those that are not
+// pinned, then the others. What has passed its time to live is found no more.
+//
+// Thread-safety: none; as the KV cache.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <list>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "base/hash.h"
+#include "kv/kv_cache.h"
+
+namespace kvasir {
+
+using TokenId = std::int32_t;  // as in text/vocabulary.h
+
+// A sequence at some place in a text, for those that know what to do with it.
+class PrefixSnapshot {
+ public:
+  virtual ~PrefixSnapshot() = default;
+  // Bytes that come free with it: its tables, its state, and the pages that nobody else refers to.
+  virtual std::uint64_t own_bytes() const = 0;
+};
+
+// Why no more of a text was found.
+enum class PrefixMiss {
+  kNone,     // all was found that could be
+  kShort,    // the text is shorter than a block
+  kUnknown,  // no text was seen that goes on like this
+  kEvicted,  // it was, but had to go since
+  kExpired,  // it was, but its time to live has passed
+  kPolicy,   // it was, but this policy cannot continue from there
+};
+std::string_view prefix_miss_name(PrefixMiss miss);
+
+// How long something stays.
+struct PrefixKeep {
+  bool pinned = false;
+  double until = std::numeric_limits<double>::infinity();  // on the caller's clock, seconds
+};
+
+struct PrefixQuery {
+  std::string_view salt;
+  std::string_view lineage;         // of snapshots
+  std::span<const TokenId> tokens;  // the text
+  std::int64_t most_exact = 0;      // tokens for which exact pages may stand in
+  std::int64_t exact_multiple = 1;  // of which their number must be a multiple
+  std::int64_t most_snapshot = 0;   // tokens that a snapshot may stand for
+  double now = 0;                   // on the caller's clock, seconds
+};
+
+struct PrefixMatch {
+  std::int64_t tokens = 0;                   // that need not be run
+  const PrefixSnapshot* snapshot = nullptr;  // that holds them; null: pages do. Valid until the cache changes
+  PrefixMiss miss = PrefixMiss::kUnknown;
+};
+
+// A listener hears of exact blocks. Hashes are those of a block and of all blocks before it.
+class PrefixListener {
+ public:
+  virtual ~PrefixListener() = default;
+  // `parent`: of the block before, or 0 for the first.
+  virtual void stored(std::uint64_t hash, std::uint64_t parent, std::span<const TokenId> tokens,
+                      std::string_view salt) = 0;
+  virtual void removed(std::uint64_t hash) = 0;
+};
+
+class PrefixCache {
+ public:
+  // `cache` must outlive this. `most_bytes`: of all that the prefix cache refers to, shared with sequences or not.
+  PrefixCache(KvCache* cache, std::uint64_t most_bytes);
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
+  ~PrefixCache();
+
+  // Finds the longest known beginning of a text. Changes nothing.
+  PrefixMatch find(const PrefixQuery& query) const;
+  // Returns the pages [column][lane] of the first `tokens` tokens, and marks them as used now. REQUIRES: find, with
+  // nothing changed since, returned them as exact.
+  std::vector<PageId> pages(const PrefixQuery& query, std::int64_t tokens);
+  // Marks a snapshot that find returned as used now.
+  void touch(const PrefixQuery& query, const PrefixSnapshot& snapshot);
+
+  // Refers to the whole columns that hold the first tokens of a text. REQUIRES: the sequence has hidden and dropped
+  // nothing so far, and tokens are those it has seen. Keeps less where there is no room.
+  void add_pages(std::string_view salt, std::span<const TokenId> tokens, const KvSequence& sequence,
+                 const PrefixKeep& keep);
+
+  // Keeps a snapshot of a sequence that has seen these tokens, in place of one of the same lineage. Drops it where
+  // there is no room.
+  void add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,
+                    std::unique_ptr<PrefixSnapshot> snapshot, const PrefixKeep& keep);
+
+  // Gives back the least recently used block or snapshot of those that free memory. False if none does: what is left is
+  // shared with sequences.
+  bool evict_one();
+  void clear();
+  // Gives back what has passed its time to live. Cheap where nothing has one.
+  void expire(double now);
+  bool empty() const { return order_.empty(); }
+  PageOwner owner() const { return owner_; }
+  std::uint64_t version() const { return version_; }  // differs after every change of what find returns
+
+  // Bytes that come free at least by evict_one.
+  std::uint64_t evictable_bytes() const;
+  // Bytes of all that it refers to, shared with sequences or not.
+  std::uint64_t bytes() const;
+
+  // Optional; may be null. Must outlive this.
+  void set_listener(PrefixListener* listener) { listener_ = listener; }
+  // KVASIR_CHECKs that its structures agree with each other.
+  void check_invariants() const;
+  // Adds its references to pages ([pool capacity]).
+  void count_references(std::span<std::uint32_t> references) const;
+  // Bytes charged for its own structures.
+  std::uint64_t charged_bytes() const { return charge_.bytes(); }
+  const std::unordered_map<std::uint64_t, const PrefixSnapshot*>& snapshots() const { return snapshots_; }
+
+ private:
+  struct Node;
+  // Texts of one salt.
+  struct Root {
+    std::string salt;
+    std::uint64_t hash = 0;
+    std::int64_t nodes = 0;
+  };
+  // Something that can be evicted: the pages of a block (no block behind it has pages), or a snapshot.
+  struct Item {
+    bool pinned = false;
+    std::uint64_t used = 0;
+    std::uint64_t number = 0;  // distinct
+    Node* node = nullptr;
+    bool operator<(const Item& other) const {
+      return std::tie(pinned, used, number) < std::tie(other.pinned, other.used, other.number);
+    }
+  };
+  struct Life {
+    bool pinned = false;
+    double until = 0;
+    std::uint64_t used = 0;
+    std::uint64_t number = 0;
+  };
+  struct Snapshot {
+    std::string lineage;
+    std::vector<TokenId> tail;  // tokens behind the node's
+    std::unique_ptr<PrefixSnapshot> snapshot;
+    Life life;
+    std::uint64_t charged = 0;
+  };
+  struct Node {
+    Root* root = nullptr;
+    Node* parent = nullptr;
+    std::uint64_t hash = 0;
+    std::int64_t depth = 0;  // blocks up to this one
+    std::vector<TokenId> tokens;
+    std::vector<PageId> pages;  // [lane], or empty
+    std::int64_t children = 0;
+    std::int64_t paged_children = 0;
+    std::vector<Snapshot> snapshots;
+    Life life;  // of the pages
+  };
+
+  std::uint64_t node_bytes() const;
+  static std::uint64_t snapshot_bytes(const Snapshot& snapshot);
+  std::uint64_t hash_of(const Root& root, const Node* parent, std::span<const TokenId> tokens) const;
+  const Root* root_of(std::string_view salt) const;
+  const Node* child_of(const Root& root, const Node* parent, std::span<const TokenId> tokens,
+                       std::uint64_t* hash) const;
+  // Null where there is no room, or another text has the same hash.
+  Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
+  Root* make_root(std::string_view salt);
+  void remove_if_bare(Node* node);
+  void keep_within_bound();
+  void keep_for(Node* node, Life& life, const PrefixKeep& keep);
+  void use(Node* node, Life& life);
+  void enter(Node* node, const Life& life) { order_.insert({life.pinned, life.used, life.number, node}); }
+  void leave(Node* node, const Life& life) { order_.erase({life.pinned, life.used, life.number, node}); }
+  bool in_order(const Node& node) const { return !node.pages.empty() && node.paged_children == 0; }
+  bool frees(const Item& item) const;
+  void evict(const Item& item, PrefixMiss why);
+  void remember(std::uint64_t hash, PrefixMiss why);
+  std::span<const TokenId> block(std::span<const TokenId> tokens, std::int64_t number) const;
+
+  KvCache* cache_;
+  std::uint64_t most_bytes_;
+  std::int64_t slots_;
+  std::size_t lanes_;
+  PageOwner owner_;
+  MemoryCharge charge_;
+  std::uint64_t pages_ = 0;  // that it refers to
+  std::uint64_t clock_ = 0;  // of uses
+  std::uint64_t numbers_ = 0;
+  std::uint64_t version_ = 1;
+  double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives there were
+  std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
+  std::set<Item> order_;
+  std::unordered_map<std::uint64_t, const PrefixSnapshot*> snapshots_;  // by number
+  // The blocks that went last, and why.
+  std::unordered_map<std::uint64_t, PrefixMiss> gone_;
+  std::list<std::uint64_t> gone_order_;
+  PrefixListener* listener_ = nullptr;
+};
+
+}  // namespace kvasir
