@@ -30,6 +30,27 @@ struct SamplingOptions {
   std::vector<std::pair<std::int32_t, float>> logit_bias;
 };
 
+// When a request may start; see SchedulerOptions::admission.
+enum class Admission {
+  kUse,      // usage now and its own peak stay below the stop mark
+  kReserve,  // the peaks of all that run fit the cache: none of them is ever preempted for memory
+};
+
+// How requests share the cache and the passes. None of it changes a token.
+struct SchedulerOptions {
+  // Seconds between two tokens of a request that are not to be exceeded: as many prompt tokens join a pass as the
+  // measured speed allows, but at least a few. 0: no bound.
+  double max_itl = 0;
+  // Shares of the KV memory, above 0 and up to 1, preempt_mark at least stop_mark. A request starts while usage and its
+  // peak stay below the stop mark; running requests grow up to the preempt mark, and then one of them gives up its
+  // pages.
+  double stop_mark = 0.90;
+  double preempt_mark = 0.98;
+  Admission admission = Admission::kUse;
+  int max_running = 64;   // requests (each sample counts) that hold pages, 1 or more
+  int prompt_rows = 256;  // prompt tokens of all requests together in one pass, 1 to 4096
+};
+
 // Options of an Engine: one model, one KV pool, one set of threads.
 struct EngineOptions {
   std::string model;            // path of a GGUF file
@@ -47,6 +68,7 @@ struct EngineOptions {
   // Variables of the chat template: name and value. A value that is JSON is read as such (true, 5, [...]); any other is
   // a string.
   std::vector<std::pair<std::string, std::string>> template_arguments;
+  SchedulerOptions scheduler;  // of requests
 };
 
 // One context and what is kept of it.

@@ -1,9 +1,12 @@
 #include "kvasir/engine.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
+#include <map>
 
 #include "base/status.h"
+#include "engine/admission.h"
 #include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
 #include "engine/driver.h"
@@ -11,6 +14,7 @@
 #include "engine/loaded_model.h"
 #include "engine/request_plan.h"
 #include "engine/request_queue.h"
+#include "engine/sequence_view.h"
 #include "engine/session.h"
 #include "retention/registry.h"
 
@@ -39,6 +43,9 @@ class EngineImpl final : public Engine {
 
   Result<LoadedSession> load_session(const std::string& path, int sequences) override {
     return guarded([&]() -> Result<LoadedSession> {
+      std::error_code unknown;  // the file's own error comes when it is read
+      const std::uintmax_t size = std::filesystem::file_size(path, unknown);
+      if (!unknown) evict_prefixes(size + size / 8);
       int chunk = 0;
       const auto make_cache = [&](const SessionHead& head, const RetentionPolicy& policy) {
         return cache_for(head, policy, sequences, &chunk);
@@ -76,22 +83,55 @@ class EngineImpl final : public Engine {
       return invalid_argument("tenant {} cannot have a floor of {} and a ceiling of {}", tenant, quota.floor,
                               quota.ceiling)
           .about({"tenant"});
+    const std::uint64_t budget = driver_ != nullptr ? cache().budget : model_->options.kv_memory;
+    std::uint64_t left = budget;
+    for (const auto& [other, theirs] : quotas_)
+      if (other != tenant) left -= std::min(left, theirs.floor);
+    if (budget > 0 && quota.floor > left)
+      return invalid_argument(
+                 "tenant {} cannot have a floor of {} bytes: the cache has {}, of which the floors of other tenants "
+                 "leave {}",
+                 tenant, quota.floor, budget, left)
+          .about({"tenant"});
+    quotas_[tenant] = quota;
+    if (requests_ != nullptr) requests_->set_quota(tenant, quota);
     return {};
   }
 
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
-    report.running = unfinished();
+    if (driver_ != nullptr) {
+      const KvCacheShape& shape = driver_->cache()->shape();
+      report.page_bytes = driver_->cache()->pool().page_cost();
+      report.page_slots = shape.page.slots;
+      report.lanes = shape.lanes();
+    }
     report.request_bytes = report.cache.bytes;
     if (requests_ == nullptr) return report;
-    report.prefix_queries = requests_->counters().prefix_queries;
-    report.prefix_hits = requests_->counters().prefix_hits;
+    const RequestQueue::Counters& counters = requests_->counters();
+    report.running = requests_->running();
+    report.waiting = requests_->unfinished() - report.running;
+    report.preemptions = counters.preempted;
+    report.prompt_tokens = counters.prompt_tokens;
+    report.generated_tokens = counters.generated_tokens;
+    report.recomputed_tokens = counters.recomputed_tokens;
+    report.evicted_tokens = counters.evicted_tokens;
+    report.prefix_queries = counters.prefix_queries;
+    report.prefix_hits = counters.prefix_hits;
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes();
       report.request_bytes -= report.prefix_bytes;
     }
     return report;
+  }
+
+  SequenceList sequences(int tenant, std::size_t most) const override {
+    return requests_ != nullptr ? list_sequences(*requests_, tenant, most) : SequenceList();
+  }
+  Result<TokenView> tokens_of(const TokenQuery& query) const override {
+    if (requests_ == nullptr) return make_status(StatusCode::kNotFound, "there is no request '{}'", query.label);
+    return view_tokens(*requests_, *model_->tokenizer, query);
   }
 
   CacheReport cache() const override {
@@ -173,15 +213,40 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *place.policy, {}, 0,
                                         static_cast<std::int64_t>(text.tokens.size()), place.chunk,
                                         model_->config.context, place.bytes));
+    KVASIR_RETURN_IF_ERROR(check_ceiling(options.tenant, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
     ensure_queue();
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
   }
 
+  // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.
+  void evict_prefixes(std::uint64_t bytes) {
+    PrefixCache* prefixes = requests_ != nullptr ? requests_->prefixes() : nullptr;
+    while (prefixes != nullptr && driver_->cache()->budget().available() < bytes && prefixes->evict_one()) {
+    }
+  }
+
   void ensure_queue() {
     if (requests_ != nullptr) return;
-    requests_ = std::make_unique<RequestQueue>(driver_);
+    const SchedulerOptions& scheduler = model_->options.scheduler;
+    requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
+    for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
     if (model_->options.prefix_memory > 0) requests_->cache_prefixes(model_->options.prefix_memory);
+  }
+
+  // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
+  Status check_ceiling(int tenant, const CacheSize& place, std::int64_t tokens) const {
+    const auto quota = quotas_.find(tenant);
+    if (quota == quotas_.end() || quota->second.ceiling == 0) return {};
+    const std::uint64_t ceiling = quota->second.ceiling;
+    const std::uint64_t needed = least_prompt_bytes(cache_shape(), *place.policy, tokens, place.chunk);
+    if (needed <= ceiling) return {};
+    return exhausted(
+               "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but its tenant may hold "
+               "{} "
+               "in all; raise the ceiling, or choose a policy that forgets more",
+               tokens, place.policy->traits().spec, needed, ceiling)
+        .about({"tenant", "policy"});
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.
@@ -223,6 +288,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ModelText> text_;
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
+  std::map<int, TenantQuota> quotas_;
   ModelSummary summary_;
 };
 
@@ -231,6 +297,7 @@ class EngineImpl final : public Engine {
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
                                              const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   return guarded([&]() -> Result<std::unique_ptr<Engine>> {
+    KVASIR_RETURN_IF_ERROR(check_scheduler(options.scheduler));
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
     return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
   });

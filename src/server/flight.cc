@@ -1,6 +1,9 @@
 #include "server/flight.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -46,9 +49,13 @@ void Flight::start() {
 
 void Flight::prepare() {
   if (left_behind_) return;
-  Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
-  preparation_ = ready.status();
-  if (ready.ok()) ready_ = std::move(*ready);
+  try {
+    Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
+    preparation_ = ready.status();
+    if (ready.ok()) ready_ = std::move(*ready);
+  } catch (const std::bad_alloc&) {
+    preparation_ = exhausted("there is no memory for a body of {} bytes", body_.size());
+  }
   body_ = {};
 }
 
@@ -91,8 +98,8 @@ void Flight::opened(Result<OpenedSession> opened) {
   if (over_) return land();
   if (!opened.ok()) {
     const bool no_room = opened.status().code() == StatusCode::kResourceExhausted;
-    return refuse(no_room ? 503 : http_status(opened.status()), opened.status(), no_room ? "no_room" : "invalid",
-                  no_room ? "session_no_room" : "");
+    return refuse(no_room ? 503 : http_status(opened.status()), in_body(opened.status()),
+                  no_room ? "no_room" : "invalid", no_room ? "session_no_room" : "");
   }
   if (ready_.restores_only) {
     exchange_.send_json(200, text_of({{"object", "session"}, {"session", session_answer(session_.kv)}}));
@@ -109,6 +116,7 @@ void Flight::submit() {
   left_ = parts_.size() * static_cast<std::size_t>(options.samples);
   for (std::size_t part = 0; part < parts_.size(); ++part) {
     RequestOptions one = options;
+    one.label = parts_.size() == 1 ? head_.id : fmt::format("{}.{}", head_.id, part);
     if (!ready_.prompts.empty()) {
       one.tokens = std::move(ready_.prompts[part].prompt.tokens);
       one.template_stops = std::move(ready_.prompts[part].prompt.stops);

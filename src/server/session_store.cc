@@ -27,14 +27,15 @@ Status no_session(std::string_view id) {
   return make_status(StatusCode::kNotFound, "there is no session '{}'", id).about({"session"});
 }
 
-Status failed(std::string_view what, const std::string& path, const std::string& why) {
-  return make_status(StatusCode::kIo, "cannot {} {}: {}", what, path, why);
+// Messages go to clients, so they name no path.
+Status failed(std::string_view what, std::string_view id, const std::string& why) {
+  return make_status(StatusCode::kIo, "cannot {} the session '{}': {}", what, id, why);
 }
 
-Status make_folder(const std::string& path) {
+std::error_code make_folder(const std::string& path) {
   std::error_code error;
   if (fs::create_directories(path, error)) fs::permissions(path, fs::perms::owner_all, error);
-  return error ? failed("make the folder", path, error.message()) : Status();
+  return error;
 }
 
 // Returns the file's bytes and time, or why it is none.
@@ -47,8 +48,8 @@ Result<SessionInfo> info_of(const std::string& path, std::string_view id) {
 }  // namespace
 
 Status SessionStore::prepare() const {
-  KVASIR_RETURN_IF_ERROR(make_folder(root_));
-  std::error_code error;
+  std::error_code error = make_folder(root_);
+  if (error) return make_status(StatusCode::kIo, "cannot make the folder {}: {}", root_, error.message());
   for (fs::recursive_directory_iterator file(root_, error), end; !error && file != end; file.increment(error)) {
     if (file.depth() > 1) file.disable_recursion_pending();
     std::error_code kept;
@@ -72,7 +73,7 @@ std::string SessionStore::path_of(std::string_view tenant, std::string_view id) 
 }
 
 Result<std::string> SessionStore::place_to_write(std::string_view tenant, std::string_view id) const {
-  KVASIR_RETURN_IF_ERROR(make_folder(folder_of(tenant)));
+  if (const std::error_code error = make_folder(folder_of(tenant)); error) return failed("write", id, error.message());
   const std::string path = path_of(tenant, id);
   if (!info_of(path, id).ok() && list(tenant).size() >= limits_.count)
     return exhausted("there are {} sessions already, as many as there may be; delete one", limits_.count)
@@ -95,11 +96,11 @@ Result<std::uint64_t> SessionStore::commit(std::string_view tenant, std::string_
         .about({"session"});
   }
   fs::rename(written, path, error);
-  if (error) return failed("write", path, error.message());
+  if (error) return failed("write", id, error.message());
   if (const int folder = ::open(folder_of(tenant).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); folder >= 0) {
     const int synced = ::fsync(folder);
     ::close(folder);
-    if (synced != 0) return failed("write", path, std::strerror(errno));
+    if (synced != 0) return failed("write", id, std::strerror(errno));
   }
   return fresh.bytes;
 }
@@ -127,7 +128,7 @@ Status SessionStore::remove(std::string_view tenant, std::string_view id) const 
   KVASIR_RETURN_IF_ERROR(info_of(path, id).status());
   std::error_code error;
   fs::remove(path, error);
-  if (error) return failed("delete", path, error.message());
+  if (error) return failed("delete", id, error.message());
   fs::remove(path + ".new", error);
   return {};
 }

@@ -1,6 +1,7 @@
 #include "server/text_routes.h"
 
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -49,7 +50,14 @@ void TextRoutes::add(Router& router, std::string_view path, Work work) {
     auto result = std::make_shared<Result<std::string>>(Status());
     const auto shared = std::make_shared<Exchange>(std::move(exchange));
     const Status queued = texts_.run(
-        shared->request.body.size(), [this, work, result, shared] { *result = (this->*work)(shared->request.body); },
+        shared->request.body.size(),
+        [this, work, result, shared] {
+          try {
+            *result = (this->*work)(shared->request.body);
+          } catch (const std::bad_alloc&) {
+            *result = exhausted("there is no memory for a body of {} bytes", shared->request.body.size());
+          }
+        },
         [result, shared] {
           if (!result->ok()) return shared->refuse(result->status());
           shared->send_json(200, std::move(**result));

@@ -117,7 +117,7 @@ Crowded run_crowd(const std::shared_ptr<LoadedModel>& model, const std::string& 
   Crowded result;
   bool held = false;
   while (queue.unfinished() > 0) {
-    for (const Event& event : *queue.poll())
+    for (const auto events = queue.poll(); const Event& event : *events)
       if (event.request == id && event.kind == Event::Kind::kFinished) {
         result.text = event.result.text;
         result.reason = event.result.finish_reason;
@@ -143,7 +143,9 @@ TEST_P(SessionRequests, KeepTheirBitsWhenTheyGiveUpTheirPages) {
   for (std::uint64_t columns = 16; columns <= 40; columns += 3) {
     const Crowded got = run_crowd(model, GetParam(), columns * page_column);
     preemptions += got.preemptions;
-    if (got.reason == FinishReason::kLength) EXPECT_EQ(got.text, want.text) << columns;
+    if (got.reason == FinishReason::kLength) {
+      EXPECT_EQ(got.text, want.text) << columns;
+    }
   }
   EXPECT_GT(preemptions, 0) << "it never gave up its pages: this shows nothing";
 }

@@ -118,7 +118,7 @@ def check_choices(server):
 
     plain = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logprobs": 5, **GREEDY})[1]
     said = text_of(plain)
-    token = server.post("/tokenize", {"prompt": said, "add_special_tokens": False})[1]["tokens"][-1]
+    token = server.post("/tokenize", {"prompt": "Once" + said, "add_special_tokens": False})[1]["tokens"][-1]
     other = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logit_bias": {str(token): -100}, **GREEDY})[1]
     assert text_of(other) != said, "a banned token came"
     forced = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, "logit_bias": {str(token): 100}})[1]
