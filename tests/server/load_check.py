@@ -204,12 +204,11 @@ class Watched(Server):
         status, _, text = self.ask("GET", "/v1/kv/state")
         if status != 200:
             return None
-        state = json.loads(text)
-        for name in ("request_bytes", "bytes_requests", "requests_bytes"):
-            for place in (state, state.get("cache", {}), state.get("engine", {})):
-                if isinstance(place, dict) and name in place:
-                    return place[name]
-        return None
+        return json.loads(text)["memory"]["requests"]
+
+    def preemptions(self):
+        status, _, text = self.ask("GET", "/v1/kv/state")
+        return json.loads(text)["load"]["preemptions"] if status == 200 else None
 
     def settles(self, read, good, seconds=30):
         """Whether a value becomes good."""
@@ -255,7 +254,8 @@ def check_load(options):
         assert not options.bound_ms or p99 <= options.bound_ms / 1000, f"p99 is above {options.bound_ms} ms"
         pages, good = server.settles(server.pages, lambda value: value in (None, 0))
         assert good, f"{pages} bytes of KV are held by nobody"
-        print(f"KV bytes held by requests: {'not told' if pages is None else pages}")
+        preemptions = server.preemptions()
+        print(f"KV bytes held by requests: {pages}; preemptions: {preemptions}")
         _, good = server.settles(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")), lambda count: count <= descriptors + 2)
         assert good, "descriptors stay open"
         now = server.resident()
