@@ -1,7 +1,8 @@
-"""Sends `kvasir serve` what no honest client sends: hostile_check.py KVASIR MODEL [--seconds 14]
+"""Sends `kvasir serve` what no honest client sends: hostile_check.py KVASIR MODEL [--seconds 14] [--strict]
 
 Each thing gets an answer that refuses it, or a closed connection; the server goes on, its memory returns, and another
-client's requests take no longer meanwhile. Uses slowhttptest too where it is installed.
+client's requests are answered meanwhile: --strict demands that they take hardly longer, on a machine that is otherwise
+idle. Uses slowhttptest too where it is installed.
 """
 
 import argparse
@@ -262,16 +263,17 @@ def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def meanwhile(server, quiet, name, attack):
-    """Runs an attack, and compares what another client sees with the quiet server."""
+def meanwhile(server, quiet, name, attack, strict=False):
+    """Runs an attack, and tells what another client sees; strict: compares it with the quiet server."""
     polite = Polite(server)
     attack()
     seen = polite.end()
     for what, values in seen.items():
         p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
         before = quiet and quiet[what]
+        assert p99 < 30, f"{name}: some {what} requests get no answer"
         print(f"  {name}: {what} p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, of {len(values)}", flush=True)
-        if before:
+        if before and strict:
             assert p50 <= 3 * percentile(before, 0.5) + 0.1, f"{name}: half of the {what} requests wait"
             assert p99 <= 3 * percentile(before, 0.99) + 0.5, f"{name}: some {what} requests wait long"
     return seen
@@ -388,6 +390,7 @@ def main():
     parser.add_argument("kvasir", nargs="?")
     parser.add_argument("model", nargs="?")
     parser.add_argument("--seconds", type=int, default=14, help="of slow clients")
+    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--polite", type=int)
     options = parser.parse_args()
     if options.polite:
@@ -412,9 +415,9 @@ def main():
             check(server)
             done(check.__name__)
         for attack in (check_large, garbage, flood):
-            meanwhile(server, quiet, attack.__name__, lambda: attack(server))
+            meanwhile(server, quiet, attack.__name__, lambda: attack(server), options.strict)
             done(attack.__name__)
-        meanwhile(server, quiet, "slow", lambda: slow(server, options.seconds))
+        meanwhile(server, quiet, "slow", lambda: slow(server, options.seconds), options.strict)
         done("slow")
         assert server.resident() < resident + (64 << 20), "memory does not return"
         assert server.end() == 0
