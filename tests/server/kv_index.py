@@ -26,7 +26,7 @@ class Replica:
 
     def __init__(self, kvasir, model, *options, limit=120):
         self.process = subprocess.Popen(
-            ["timeout", str(limit), kvasir, "serve", "-m", model, "--port", "0", "--name", "m", "--kv-events",
+            ["timeout", "--foreground", str(limit), kvasir, "serve", "-m", model, "--port", "0", "--name", "m", "--kv-events",
              "tcp://127.0.0.1:*", "--kv-events-replay", "tcp://127.0.0.1:*", *options], stderr=subprocess.PIPE,
             text=True)
         self.said = ""
