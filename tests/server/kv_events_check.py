@@ -141,6 +141,20 @@ def check_refusals(kvasir, model):
         assert done.returncode not in (0, 124) and said in done.stderr, (options, done.returncode, done.stderr)
 
 
+def check_warning(kvasir, model):
+    """Addresses that other machines reach are named as what they are."""
+    for endpoint, warned in (("tcp://127.0.0.1:*", False), ("tcp://*:*", True)):
+        process = subprocess.Popen(["timeout", "--foreground", "60", kvasir, "serve", "-m", model, "--port", "0",
+                                    "--kv-events", endpoint], stderr=subprocess.PIPE, text=True)
+        said = ""
+        while "serving" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        process.terminate()
+        assert process.wait(30) == 0 and ("can read them" in said) == warned, said
+
+
 def main(kvasir, model):
     # The encodings that readers rely on: numbers above 2^63 are unsigned.
     assert msgpack.unpackb(b"\xcf" + b"\xff" * 8) == 2**64 - 1
@@ -152,7 +166,7 @@ def main(kvasir, model):
             print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)
     finally:
         replica.kill()
-    for check in (check_evictions, check_refusals):
+    for check in (check_evictions, check_refusals, check_warning):
         began = time.time()
         check(kvasir, model)
         print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::server {
@@ -199,6 +200,7 @@ class KvEventsTest : public ::testing::Test {
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }
+  void TearDown() override { engine_->set_prefix_listener(nullptr); }
   static test::RandomModelSpec spec() {
     test::RandomModelSpec made;
     made.context = 1024;
