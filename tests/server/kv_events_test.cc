@@ -132,7 +132,8 @@ class Reader {
     while (const auto message = next(subscriber_, silence)) {
       ASSERT_EQ(message->size(), 3u);
       last = number_of(message->at(1));
-      for (const Json& event : Json::from_msgpack(message->at(2))[1]) {
+      const Json batch = Json::from_msgpack(message->at(2));
+      for (const Json& event : batch[1]) {
         if (event[0] == "AllBlocksCleared") {
           blocks.clear();
           ++cleared;
