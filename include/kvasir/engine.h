@@ -20,8 +20,8 @@
 // waiting requests hold pages, and requests wait or end while sessions do.
 //
 // Thread-safety: an Engine, its sessions and its requests belong to one thread at a time (they share one set of kernel
-// threads). Ownership: sessions keep their engine's parts alive through a shared pointer; either may go first. Requests
-// end with their engine.
+// threads). Two things may be used by other threads meanwhile: text(), and plan() as it says. Ownership: sessions keep
+// their engine's parts alive through a shared pointer; either may go first. Requests end with their engine.
 #pragma once
 
 #include <cstdint>
@@ -32,11 +32,14 @@
 #include <vector>
 
 #include "kvasir/finish_reason.h"
+#include "kvasir/model_text.h"
 #include "kvasir/options.h"
+#include "kvasir/plan.h"
 #include "kvasir/prefix_listener.h"
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
+#include "kvasir/view.h"
 
 namespace kvasir {
 
@@ -134,6 +137,14 @@ class Engine {
 
   virtual const ModelSummary& model() const = 0;
 
+  // The model's tokenizer and chat template; lives as long as the engine. Any thread may use it at any time.
+  virtual const ModelText& text() const = 0;
+
+  // Says what a request would take, by the arithmetic of admission; changes nothing. Once a first session or request
+  // has made the cache, any thread may call it at any time. Errors: kInvalidArgument (the policy, figures out of
+  // range). What can never fit is no error: see RequestPlan::refusal.
+  virtual Result<RequestPlan> plan(const PlanRequest& request) const = 0;
+
   // All sessions and forks share one cache. Without EngineOptions::kv_memory the policy of the first session sizes it,
   // for that session alone; give kv_memory to hold several. Errors: kInvalidArgument (the policy, or kv_memory too
   // small for it), kResourceExhausted (memory, or a bounded policy that this cache can never hold).
@@ -152,19 +163,23 @@ class Engine {
   // after an error the engine is as it was. Without EngineOptions::kv_memory a first request sizes the cache for
   // itself, as a first session does; later ones then wait for each other. Errors: kInvalidArgument (no prompt or
   // several, invalid UTF-8, an unknown token id, a message that the template has no place for, the policy, options of
-  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context or the whole
-  // cache can never hold; the message has the figures).
+  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context, the whole
+  // cache or its tenant's ceiling can never hold; the message has the figures). What is generated is not counted there:
+  // a text may end early, and one that does not ends with kKvMemory.
   virtual Result<RequestId> submit(const RequestOptions& options) = 0;
 
   // Runs one forward pass for the requests that have work, and returns what happened since the last call, in order;
-  // within a pass the oldest request first. Prompts share a bounded number of rows in a pass, the oldest first, so that
-  // requests which are generating go on in every pass. Returns no event when there is no request.
+  // within a pass in order of priority, then of arrival. Prompts share a bounded number of rows in a pass, the
+  // best-ranked first, so that requests which are generating go on in every pass. Returns no event when there is no
+  // request.
   //
-  // Where the KV memory does not hold the next tokens of all, the requests that arrived last wait. One that held pages
-  // gives them up and reads its tokens again when there is room: that costs time and changes no bit. The oldest request
-  // always goes on; if it cannot although no other request holds pages, as the memory is too small or a session holds
-  // it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that were not
-  // returned come with the next call.
+  // EngineOptions::scheduler says when requests start. Where the KV memory does not hold the next tokens of all, those
+  // that rank last wait: what borrows beyond its tenant's floor, then the worse priority, then the later arrival. One
+  // that held pages gives them up and reads its tokens again when there is room: that costs time and changes no bit,
+  // and it happens to no request twice before it has produced a token. The best-ranked request always goes on; if it
+  // cannot although no other request holds pages (of its tenant, for a ceiling), as the memory is too small or a
+  // session holds it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that
+  // were not returned come with the next call.
   virtual Result<std::vector<Event>> poll() = 0;
 
   // Ends a request between two passes: its pages are free on return, and the next poll() returns kFinished with
@@ -176,8 +191,9 @@ class Engine {
   virtual std::int64_t unfinished() const = 0;
 
   // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
-  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. Errors:
-  // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache).
+  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request
+  // is charged for the pages it refers to; samples divide those they share. Errors: kInvalidArgument (a negative
+  // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
 
   // Optional; may be null. Tells the listener of every exact block that the prefix cache holds now, and from then on of
@@ -188,6 +204,12 @@ class Engine {
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;
   virtual EngineReport report() const = 0;
+
+  // What a tenant's requests hold; at most `most` samples.
+  virtual SequenceList sequences(int tenant, std::size_t most) const = 0;
+  // Which tokens of one sample are kept; takes less than a millisecond, whatever the length. Errors: kNotFound for a
+  // request that is unknown, has ended (but see RequestOptions::inspect) or is another tenant's.
+  virtual Result<TokenView> tokens_of(const TokenQuery& query) const = 0;
 };
 
 }  // namespace kvasir

@@ -26,6 +26,29 @@ struct SamplingOptions {
   int dry_allowed_length = 2;   // tokens that may be repeated freely; 1 to 1,024
   int dry_window = 4096;        // the last this many tokens of the context are searched; 1 to 65,536
   std::uint64_t seed = 0;       // 0: the engine draws one and reports it
+  // Token ids and what is added to their logits, -100 to 100, before penalties and all else. At most 1,024, each once.
+  std::vector<std::pair<std::int32_t, float>> logit_bias;
+};
+
+// When a request may start; see SchedulerOptions::admission.
+enum class Admission {
+  kUse,      // usage now and its own peak stay below the stop mark
+  kReserve,  // the peaks of all that run fit the cache: none of them is ever preempted for memory
+};
+
+// How requests share the cache and the passes. None of it changes a token.
+struct SchedulerOptions {
+  // Seconds between two tokens of a request that are not to be exceeded: as many prompt tokens join a pass as the
+  // measured speed allows, but at least a few. 0: no bound.
+  double max_itl = 0;
+  // Shares of the KV memory, above 0 and up to 1, preempt_mark at least stop_mark. A request starts while usage and its
+  // peak stay below the stop mark; running requests grow up to the preempt mark, and then one of them gives up its
+  // pages.
+  double stop_mark = 0.90;
+  double preempt_mark = 0.98;
+  Admission admission = Admission::kUse;
+  int max_running = 64;   // requests (each sample counts) that hold pages, 1 or more
+  int prompt_rows = 256;  // prompt tokens of all requests together in one pass, 1 to 4096
 };
 
 // Options of an Engine: one model, one KV pool, one set of threads.
@@ -45,6 +68,7 @@ struct EngineOptions {
   // Variables of the chat template: name and value. A value that is JSON is read as such (true, 5, [...]); any other is
   // a string.
   std::vector<std::pair<std::string, std::string>> template_arguments;
+  SchedulerOptions scheduler;  // of requests
 };
 
 // One context and what is kept of it.
@@ -66,6 +90,8 @@ struct GenerateOptions {
   bool resume = false;
   // Reports each token with its log-probability and this many of the likeliest in its place; 0 to 100, -1: no report.
   int logprobs = -1;
+  // Of a request: reports the same of each token of the prompt but the first. Without effect on a session.
+  int prompt_logprobs = -1;
 };
 
 struct BeamOptions {

@@ -14,7 +14,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvasir/options.h"
@@ -22,6 +24,8 @@
 #include "kvasir/status.h"
 
 namespace kvasir {
+
+class Session;
 
 // One message of a conversation.
 struct Message {
@@ -34,6 +38,18 @@ struct RequestOptions {
   std::string prompt;                // text, read as Session::read does
   std::vector<Message> messages;     // read as Session::say does, one after the other
   std::vector<std::int32_t> tokens;  // token ids, read as they stand: the engine adds no BOS
+
+  // Of `messages`: variables of the chat template besides EngineOptions::template_arguments, in the same form. Where
+  // names are equal, these count.
+  std::vector<std::pair<std::string, std::string>> template_arguments;
+  // Of `tokens` that ModelText::encode_prompt made: PromptTokens::stops. They end the text as `generate.stop` does.
+  std::vector<std::string> template_stops;
+
+  // A session to continue; may be null. The prompt is read behind what the session holds, and prompt and answer stay in
+  // it: when kFinished has been told, the session is what it would be after Session::say (or read) and generate. A
+  // request that is cancelled or fails before its prompt has been read leaves the session as it was. REQUIRES: nothing
+  // else uses the session until then; one sample, no template_arguments; `policy` empty or the session's own.
+  std::shared_ptr<Session> session;
 
   std::string policy;        // as SessionOptions::policy
   GenerateOptions generate;  // `resume` has no effect
@@ -51,6 +67,11 @@ struct RequestOptions {
   bool bypass = false;  // neither continues a cached prefix nor leaves one
   bool pin = false;     // the prefix that it leaves goes last, after all that are not pinned
   double ttl = 0;       // seconds for which the prefix that it leaves can be continued; 0: for as long as there is room
+
+  // By what views name the request (kvasir/view.h); any text.
+  std::string label;
+  // Keeps the view of its tokens for Engine::tokens_of when it has ended, until several more such requests have ended.
+  bool inspect = false;
 };
 
 // Names a request of one engine; never used twice.
@@ -71,6 +92,9 @@ struct Event {
   std::int64_t done = 0;
   std::int64_t total = 0;
   std::string text;
+  // With GenerateOptions::logprobs, of kText and kFinished: the tokens that were accepted since the last such event of
+  // this sample. Concatenated they are the result's `choices`.
+  std::vector<GeneratedToken> choices;
   GenerateResult result;
   // kFailed: kDataLoss (the model's output is NaN), kResourceExhausted (the system's memory, or a prompt that outgrew
   // the trained context under its policy). kFinished with kKvMemory: how many bytes were missing. Otherwise ok.

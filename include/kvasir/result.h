@@ -82,9 +82,12 @@ struct GenerateResult {
   // With GenerateOptions::logprobs: one for each token generated, also of a stop string that the text ends before. An
   // end token is not among them. They grow with the tokens, as the text does.
   std::vector<GeneratedToken> choices;
+  // With GenerateOptions::prompt_logprobs: one for each token of the prompt but the first.
+  std::vector<GeneratedToken> prompt_choices;
   KvReport kv;
   // Of a request.
   std::int64_t cached = 0;       // prompt tokens that came from the prefix cache
+  std::string cached_from;       // "pages" (exact), "snapshot" (what the policy had made of them), or empty
   std::string cache_miss;        // why no more of them did; empty if all did that could
   std::int64_t preemptions = 0;  // times that it gave up its pages
   std::int64_t recomputed = 0;   // tokens that it ran again for that

@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,13 +14,20 @@
 
 namespace kvasir {
 
-Result<AtomicFile> AtomicFile::create(const std::string& path) {
+Result<AtomicFile> AtomicFile::create(const std::string& path, mode_t new_mode) {
   KVASIR_ASSIGN_OR_RETURN(const ReplaceTarget target, replace_target(path));
+  struct stat old {};
+  const bool replaces = ::stat(target.path.c_str(), &old) == 0;
+  const mode_t mode = replaces ? target.mode : new_mode;
   for (;;) {
     AtomicFile file(target.path, temporary_name(target.path));
-    file.descriptor_ = ::open(file.partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode);
-    if (file.descriptor_ >= 0) return file;
-    if (errno != EEXIST) return errno_status("create", file.partial_);  // otherwise another process was faster
+    file.descriptor_ = ::open(file.partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file.descriptor_ < 0 && errno == EEXIST) continue;  // another process was faster
+    if (file.descriptor_ < 0) return errno_status("create", file.partial_);
+    if (replaces && (old.st_uid != ::geteuid() || old.st_gid != ::getegid()) &&
+        ::fchown(file.descriptor_, old.st_uid, old.st_gid) == 0)
+      (void)::fchmod(file.descriptor_, mode);  // a change of owner may clear permissions
+    return file;
   }
 }
 

@@ -2,6 +2,8 @@
 // Thread-safety: none.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -12,9 +14,10 @@ namespace kvasir {
 
 class AtomicFile {
  public:
-  // Creates PATH.partial, with a number added if that name is taken. Follows symbolic links. Errors: as replace_target
-  // and check_replaceable (base/mapped_file.h).
-  static Result<AtomicFile> create(const std::string& path);
+  // Creates PATH.partial, with a number added if that name is taken. Follows symbolic links. A file that replaces
+  // another takes over its permissions, and its owner where the system allows it; a new one has the permissions
+  // `new_mode`. Errors: as replace_target and check_replaceable (base/mapped_file.h).
+  static Result<AtomicFile> create(const std::string& path, mode_t new_mode = 0644);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   // Removes the partial file, unless it was committed. A process that is killed leaves it behind. No later writer

@@ -63,17 +63,10 @@ bool contains(const Text& text, std::size_t from, std::size_t to, std::string_vi
   return std::string_view(text.bytes()).substr(from, to - from).find(part) != std::string_view::npos;
 }
 
-Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const Vocabulary& vocabulary) {
-  // As transformers passes them.
-  jinja::Variables variables = {
-      {"bos_token", Value::string(piece_of(vocabulary, vocabulary.bos), Origin::kTemplate)},
-      {"eos_token", Value::string(piece_of(vocabulary, vocabulary.eos), Origin::kTemplate)},
-      {"tools", Value::none()},
-      {"documents", Value::none()},
-  };
+Status add_arguments(std::span<const std::pair<std::string, std::string>> arguments, jinja::Variables& variables) {
   static constexpr std::array<std::string_view, 4> kOwn = {"messages", "add_generation_prompt", "bos_token",
                                                            "eos_token"};
-  for (const auto& [name, text] : options.arguments) {
+  for (const auto& [name, text] : arguments) {
     if (std::find(kOwn.begin(), kOwn.end(), name) != kOwn.end())
       return invalid_argument("the template argument '{}' is set by the conversation; give another name", name)
           .about({"template_arguments"});
@@ -86,6 +79,18 @@ Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const 
     else
       variables.emplace_back(name, std::move(value));
   }
+  return {};
+}
+
+Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const Vocabulary& vocabulary) {
+  // As transformers passes them.
+  jinja::Variables variables = {
+      {"bos_token", Value::string(piece_of(vocabulary, vocabulary.bos), Origin::kTemplate)},
+      {"eos_token", Value::string(piece_of(vocabulary, vocabulary.eos), Origin::kTemplate)},
+      {"tools", Value::none()},
+      {"documents", Value::none()},
+  };
+  KVASIR_RETURN_IF_ERROR(add_arguments(options.arguments, variables));
   return variables;
 }
 
@@ -100,6 +105,7 @@ std::string ChatPrompt::text() const {
 ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure,
                            jinja::Variables variables, const ChatTemplateOptions& options, const Vocabulary& vocabulary)
     : form_(std::move(form)),
+      given_stops_(form_.stops),
       parsed_(std::move(parsed)),
       failure_(std::move(failure)),
       variables_(std::move(variables)),
@@ -117,6 +123,18 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
   end_token_ = find_marker(vocabulary, closing_.end);
   if (!closing_.end.empty() && !end_token_) form_.stops.push_back(closing_.end);
   limits_ = options.limits;
+}
+
+Result<std::unique_ptr<ChatTemplate>> ChatTemplate::with_arguments(
+    std::span<const std::pair<std::string, std::string>> arguments, const Vocabulary& vocabulary) const {
+  jinja::Variables variables = variables_;
+  KVASIR_RETURN_IF_ERROR(add_arguments(arguments, variables));
+  ChatForm form = form_;
+  form.stops = given_stops_;
+  ChatTemplateOptions options;
+  options.now = now_;
+  options.limits = limits_;
+  return std::make_unique<ChatTemplate>(std::move(form), parsed_, failure_, std::move(variables), options, vocabulary);
 }
 
 // Contents never produce control tokens. User-defined tokens are reserved only if the template writes them and they

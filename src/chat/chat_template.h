@@ -67,6 +67,11 @@ class ChatTemplate {
   ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure, jinja::Variables variables,
                const ChatTemplateOptions& options, const Vocabulary& vocabulary);
 
+  // Returns the template as it would be with these arguments besides, which replace those of the same name. Errors:
+  // kInvalidArgument for an argument that is a variable of every template.
+  Result<std::unique_ptr<ChatTemplate>> with_arguments(std::span<const std::pair<std::string, std::string>> arguments,
+                                                       const Vocabulary& vocabulary) const;
+
   std::string_view name() const { return form_.name; }
   // What is wrong with the template's source; OK if it can be used.
   const Status& failure() const { return failure_; }
@@ -122,6 +127,7 @@ class ChatTemplate {
   void reserve(const Vocabulary& vocabulary);
 
   ChatForm form_;
+  std::vector<std::string> given_stops_;  // of `form`: without what the probes found
   std::optional<jinja::Template> parsed_;
   Status failure_;
   jinja::Variables variables_;  // all but the messages and add_generation_prompt

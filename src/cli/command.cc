@@ -19,10 +19,10 @@
 #include <limits>
 #include <system_error>
 
+#include "base/byte_size.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/system_memory.h"
-#include "cli/byte_size.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
 

@@ -37,6 +37,8 @@ struct Outcome {
 // One function per command, each in its file: adds the subcommand to the program.
 void add_run(CLI::App& program, Outcome& outcome);
 void add_serve(CLI::App& program, Outcome& outcome);
+void add_keys(CLI::App& program, Outcome& outcome);
+void add_usage(CLI::App& program, Outcome& outcome);
 void add_info(CLI::App& program, Outcome& outcome);
 void add_tokenize(CLI::App& program, Outcome& outcome);
 void add_plan(CLI::App& program, Outcome& outcome);

@@ -34,6 +34,8 @@ int main(int argc, char** argv) {
   Outcome outcome{line, {}};
   add_run(program, outcome);
   add_serve(program, outcome);
+  add_keys(program, outcome);
+  add_usage(program, outcome);
   add_eval(program, outcome);
   add_replay(program, outcome);
   add_record(program, outcome);

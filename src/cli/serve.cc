@@ -1,8 +1,10 @@
 // kvasir serve: the OpenAI API on one model.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <csignal>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/status.h"
@@ -12,6 +14,8 @@
 #include "server/kv_events.h"
 #include "server/service.h"
 #include "server/step_thread.h"
+#include "server/tenancy.h"
+#include "server/text_thread.h"
 
 namespace kvasir::cli {
 namespace {
@@ -27,6 +31,10 @@ struct ServeOptions {
   int drain = 30;
   server::HttpLimits limits;
   std::size_t queue = 1024;
+  std::string sessions;
+  std::string api_keys;
+  std::string usage_db;
+  bool inspector = true;
   server::KvEventOptions events;
 };
 
@@ -52,8 +60,11 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache, for as many requests side by side; it stays when the session goes.
-  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = options.batch}).status());
+  // Sizes the cache, for as many requests side by side below the stop mark; it stays when the session goes.
+  const double mark = options.engine.scheduler.stop_mark;
+  int sequences = options.batch;
+  if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
+  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = sequences}).status());
   return engine;
 }
 
@@ -80,11 +91,16 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
 }
 
 Status serve(const ServeOptions& options) {
-  if (!is_loopback(options.host))
+  if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
-        "there are no API keys, so the server binds to this machine alone; give --host 127.0.0.1 and put a proxy in "
-        "front of it");
+        "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
+        "FILE, or --host 127.0.0.1");
+  if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
+  const auto log = [](const std::string& line) { note("kvasir: {}\n", line); };
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
+                          server::Tenancy::open({options.api_keys, options.usage_db, log}));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
+  KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
   // Outlives the engine.
@@ -97,12 +113,16 @@ Status serve(const ServeOptions& options) {
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
-  server::StepThread steps(std::move(engine),
-                           {[&](std::function<void()> function) { http->post(std::move(function)); }, options.queue,
-                            [&](Engine& stepped) {
-                              if (events != nullptr) events->end_pass(stepped);
-                            }});
-  service.emplace(steps, server::ServiceOptions{name, options.policy, nullptr});
+  const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
+  server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
+                                                 if (events != nullptr) events->end_pass(stepped);
+                                               }});
+  server::TextThread texts({post, options.queue});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}, options.inspector});
+  tenancy->join(*service, steps, *http);
+  http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -118,8 +138,31 @@ Status serve(const ServeOptions& options) {
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
        human_bytes(budget));
+  if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
   http->run();
+  tenancy->leave();
   return {};
+}
+
+void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
+  const std::map<std::string, Admission> admissions = {{"use", Admission::kUse}, {"reserve", Admission::kReserve}};
+  command
+      .add_option("--max-itl", options.max_itl,
+                  "Seconds between two tokens of an answer that prompts of others may take at most; 0: no bound")
+      ->capture_default_str();
+  command
+      .add_option("--stop-mark", options.stop_mark,
+                  "Share of the KV memory below which usage and a request's peak must stay for it to start")
+      ->capture_default_str();
+  command
+      .add_option("--preempt-mark", options.preempt_mark,
+                  "Share of the KV memory up to which requests grow before one of them gives up its pages")
+      ->capture_default_str();
+  command
+      .add_option("--admission", options.admission,
+                  "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
+      ->transform(CLI::CheckedTransformer(admissions))
+      ->default_str("use");
 }
 
 }  // namespace
@@ -141,12 +184,20 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")->capture_default_str();
   command->add_option("--name", options->name, "Name of the model for clients; default: that of the file");
+  command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
+      ->type_name("FILE");
+  command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
+      ->type_name("FILE");
   command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
       ->capture_default_str();
+  add_scheduler_options(*command, options->engine.scheduler);
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
+  command->add_flag("--inspector,!--no-inspector", options->inspector,
+                    "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
   command
       ->add_option("--kv-events", options->events.endpoint,
                    "Publish over ZeroMQ which beginnings of texts are held, for routers; for example "

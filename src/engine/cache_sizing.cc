@@ -236,6 +236,15 @@ Result<CacheSize> share_cache(const CacheConditions& conditions, const std::stri
   return size;
 }
 
+std::uint64_t least_prompt_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
+                                 int chunk) {
+  const int rows = prompt_chunk(policy, chunk);
+  const std::int64_t first = std::min<std::int64_t>(tokens, rows);
+  if (!policy.bound() || policy.traits().compacts) return need_of_prompt(shape, policy, tokens, first, chunk);
+  const std::int64_t planned = std::min(tokens, 4 * (*policy.bound() + rows));
+  return plan_kv_memory(shape, policy, {planned, planned, chunk, 1}).bytes;
+}
+
 Status check_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, ContextPlace place,
                     std::int64_t least_held, std::int64_t tokens, int chunk, std::int64_t context,
                     std::uint64_t budget) {

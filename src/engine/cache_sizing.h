@@ -62,6 +62,10 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::strin
 // needs more.
 Result<CacheSize> share_cache(const CacheConditions& conditions, const std::string& spec);
 
+// Returns what a new sequence takes at the least to read a prompt of `tokens` tokens. `chunk`: 0: the policy's own.
+std::uint64_t least_prompt_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
+                                 int chunk);
+
 // Checks that `tokens` more of a prompt can be read with all of a cache of `budget` bytes for itself, and within the
 // trained context. `place`: where the sequence stands; `least_held`: tokens in the table that retains fewest. `chunk`:
 // of prompts, 0: the policy's own. Errors: kResourceExhausted with the arithmetic.

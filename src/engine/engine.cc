@@ -1,23 +1,29 @@
 #include "kvasir/engine.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
+#include <map>
 
 #include "base/status.h"
+#include "engine/admission.h"
 #include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
 #include "engine/driver.h"
 #include "engine/guarded.h"
 #include "engine/loaded_model.h"
+#include "engine/request_plan.h"
 #include "engine/request_queue.h"
+#include "engine/sequence_view.h"
 #include "engine/session.h"
+#include "retention/registry.h"
 
 namespace kvasir {
 namespace {
 
 class EngineImpl final : public Engine {
  public:
-  explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)) {
+  explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)), text_(make_model_text(model_)) {
     summary_ = {model_->config.name,           std::string(model_->config.architecture->name),
                 model_->config.context,        model_->config.vocabulary,
                 model_->weight_bytes,          std::string(model_->kernels->name),
@@ -26,9 +32,20 @@ class EngineImpl final : public Engine {
   }
 
   const ModelSummary& model() const override { return summary_; }
+  const ModelText& text() const override { return *text_; }
+
+  Result<RequestPlan> plan(const PlanRequest& request) const override {
+    return guarded([&]() -> Result<RequestPlan> {
+      KVASIR_ASSIGN_OR_RETURN(const CacheSize place, find_place(request.policy, 1));
+      return plan_request(request, cache_shape(), place, model_->config.context);
+    });
+  }
 
   Result<LoadedSession> load_session(const std::string& path, int sequences) override {
     return guarded([&]() -> Result<LoadedSession> {
+      std::error_code unknown;  // the file's own error comes when it is read
+      const std::uintmax_t size = std::filesystem::file_size(path, unknown);
+      if (!unknown) evict_prefixes(size + size / 8);
       int chunk = 0;
       const auto make_cache = [&](const SessionHead& head, const RetentionPolicy& policy) {
         return cache_for(head, policy, sequences, &chunk);
@@ -66,6 +83,18 @@ class EngineImpl final : public Engine {
       return invalid_argument("tenant {} cannot have a floor of {} and a ceiling of {}", tenant, quota.floor,
                               quota.ceiling)
           .about({"tenant"});
+    const std::uint64_t budget = driver_ != nullptr ? cache().budget : model_->options.kv_memory;
+    std::uint64_t left = budget;
+    for (const auto& [other, theirs] : quotas_)
+      if (other != tenant) left -= std::min(left, theirs.floor);
+    if (budget > 0 && quota.floor > left)
+      return invalid_argument(
+                 "tenant {} cannot have a floor of {} bytes: the cache has {}, of which the floors of other tenants "
+                 "leave {}",
+                 tenant, quota.floor, budget, left)
+          .about({"tenant"});
+    quotas_[tenant] = quota;
+    if (requests_ != nullptr) requests_->set_quota(tenant, quota);
     return {};
   }
 
@@ -78,16 +107,37 @@ class EngineImpl final : public Engine {
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
-    report.running = unfinished();
+    if (driver_ != nullptr) {
+      const KvCacheShape& shape = driver_->cache()->shape();
+      report.page_bytes = driver_->cache()->pool().page_cost();
+      report.page_slots = shape.page.slots;
+      report.lanes = shape.lanes();
+    }
     report.request_bytes = report.cache.bytes;
     if (requests_ == nullptr) return report;
-    report.prefix_queries = requests_->counters().prefix_queries;
-    report.prefix_hits = requests_->counters().prefix_hits;
+    const RequestQueue::Counters& counters = requests_->counters();
+    report.running = requests_->running();
+    report.waiting = requests_->unfinished() - report.running;
+    report.preemptions = counters.preempted;
+    report.prompt_tokens = counters.prompt_tokens;
+    report.generated_tokens = counters.generated_tokens;
+    report.recomputed_tokens = counters.recomputed_tokens;
+    report.evicted_tokens = counters.evicted_tokens;
+    report.prefix_queries = counters.prefix_queries;
+    report.prefix_hits = counters.prefix_hits;
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes();
       report.request_bytes -= report.prefix_bytes;
     }
     return report;
+  }
+
+  SequenceList sequences(int tenant, std::size_t most) const override {
+    return requests_ != nullptr ? list_sequences(*requests_, tenant, most) : SequenceList();
+  }
+  Result<TokenView> tokens_of(const TokenQuery& query) const override {
+    if (requests_ == nullptr) return make_status(StatusCode::kNotFound, "there is no request '{}'", query.label);
+    return view_tokens(*requests_, *model_->tokenizer, query);
   }
 
   CacheReport cache() const override {
@@ -102,7 +152,8 @@ class EngineImpl final : public Engine {
     conditions.workspace_bytes = [this](const Backend::WorkspaceRequest& work) {
       return model_->backend->workspace_bytes(work);
     };
-    if (driver_ != nullptr) conditions.kv_memory = conditions.available = cache().budget;
+    // Not cache(): plan() comes here from any thread.
+    if (driver_ != nullptr) conditions.kv_memory = conditions.available = driver_->cache()->budget().capacity();
     return conditions;
   }
 
@@ -127,23 +178,83 @@ class EngineImpl final : public Engine {
     return make_session(driver_, std::move(place.policy), place.chunk);
   }
 
+  // Of the cache; while there is none, of the one that would be made.
+  const KvCacheShape& cache_shape() const { return driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape; }
+
+  // Takes a request that continues a session.
+  Result<RequestId> continue_session(const RequestOptions& options) {
+    auto* base = dynamic_cast<SessionBase*>(options.session.get());
+    KVASIR_RETURN_IF_ERROR(check_request(*model_, options));
+    KVASIR_RETURN_IF_ERROR(prompt_field(options).status());
+    if (base == nullptr || base->driver() != driver_)
+      return invalid_argument("the session is not one of this engine").about({"session"});
+    if (options.samples != 1 || !options.template_arguments.empty())
+      return invalid_argument("a request that continues a session has one sample and no template arguments")
+          .about({"samples", "template_arguments"});
+    const Sequence& sequence = *base->held().sequence;
+    const std::string& spec = sequence.policy().traits().spec;
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
+    if (!options.policy.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> asked, make_policy(options.policy));
+      if (asked->traits().spec != spec)
+        return invalid_argument("the session runs under policy '{}', not '{}'; name that one or none", spec,
+                                asked->traits().spec)
+            .about({"policy"});
+    }
+    KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
+    const KvSequence& tables = sequence.tables();
+    KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *policy, context_place(tables), tables.shortest(),
+                                        static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
+                                        model_->config.context, cache().budget));
+    ensure_queue();
+    return requests_->add(options, std::move(text), std::move(policy), base->held().chunk);
+  }
+
   Result<RequestId> take_request(const RequestOptions& options) {
+    if (options.session != nullptr) return continue_session(options);
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
     Result<CacheSize> found = find_place(options.policy, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
-    const KvCacheShape& shape = driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape;
-    KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
-                                        place.chunk, model_->config.context, place.bytes));
+    KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *place.policy, {}, 0,
+                                        static_cast<std::int64_t>(text.tokens.size()), place.chunk,
+                                        model_->config.context, place.bytes));
+    KVASIR_RETURN_IF_ERROR(check_ceiling(options.tenant, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
-    if (requests_ == nullptr) {
-      requests_ = std::make_unique<RequestQueue>(driver_);
-      if (model_->options.prefix_memory > 0) {
-        requests_->cache_prefixes(model_->options.prefix_memory);
-        requests_->prefixes()->set_listener(listener_);
-      }
-    }
+    ensure_queue();
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
+  }
+
+  // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.
+  void evict_prefixes(std::uint64_t bytes) {
+    PrefixCache* prefixes = requests_ != nullptr ? requests_->prefixes() : nullptr;
+    while (prefixes != nullptr && driver_->cache()->budget().available() < bytes && prefixes->evict_one()) {
+    }
+  }
+
+  void ensure_queue() {
+    if (requests_ != nullptr) return;
+    const SchedulerOptions& scheduler = model_->options.scheduler;
+    requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
+    for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
+    if (model_->options.prefix_memory == 0) return;
+    requests_->cache_prefixes(model_->options.prefix_memory);
+    requests_->prefixes()->set_listener(listener_);
+  }
+
+  // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
+  Status check_ceiling(int tenant, const CacheSize& place, std::int64_t tokens) const {
+    const auto quota = quotas_.find(tenant);
+    if (quota == quotas_.end() || quota->second.ceiling == 0) return {};
+    const std::uint64_t ceiling = quota->second.ceiling;
+    const std::uint64_t needed = least_prompt_bytes(cache_shape(), *place.policy, tokens, place.chunk);
+    if (needed <= ceiling) return {};
+    return exhausted(
+               "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but its tenant may hold "
+               "{} "
+               "in all; raise the ceiling, or choose a policy that forgets more",
+               tokens, place.policy->traits().spec, needed, ceiling)
+        .about({"tenant", "policy"});
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.
@@ -182,8 +293,10 @@ class EngineImpl final : public Engine {
   }
 
   std::shared_ptr<LoadedModel> model_;
+  std::unique_ptr<ModelText> text_;
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
+  std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
   ModelSummary summary_;
 };
@@ -193,6 +306,7 @@ class EngineImpl final : public Engine {
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
                                              const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   return guarded([&]() -> Result<std::unique_ptr<Engine>> {
+    KVASIR_RETURN_IF_ERROR(check_scheduler(options.scheduler));
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
     return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
   });

@@ -76,7 +76,9 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
-  query.most_snapshot = by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt, known) - 1;
+  // A snapshot of a longer prompt must not lie where this one's end is felt already.
+  query.most_snapshot =
+      by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
   query.now = now();
   return query;
 }
@@ -121,6 +123,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     if (start.sequence == nullptr) return start;
   }
   start.tokens = match.tokens;
+  start.snapshot = match.snapshot != nullptr;
   return start;
 }
 

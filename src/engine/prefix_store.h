@@ -42,6 +42,7 @@ class PrefixStore {
   struct Start {
     std::unique_ptr<Sequence> sequence;  // null: nothing was found, or there is no room for its tables
     std::int64_t tokens = 0;             // that the sequence has seen
+    bool snapshot = false;               // they come from a snapshot; otherwise from exact pages
     PrefixMiss miss = PrefixMiss::kUnknown;
   };
   // Returns the tokens that start() would find. Changes nothing.

@@ -8,12 +8,13 @@
 #include "base/status.h"
 #include "engine/guarded.h"
 #include "engine/kv_report.h"
-#include "engine/memory_plan.h"
+#include "engine/request_members.h"
+#include "engine/session.h"
 
 namespace kvasir {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = RequestClock;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -21,39 +22,8 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 
 }  // namespace
 
-struct RequestQueue::Member {
-  Member(Request* of, int number) : request(of), sample(number) {}
-
-  Request* request;
-  int sample;
-  TextState text;
-  std::optional<Task> task;
-  std::uint64_t bytes_to_start = 0;  // while it holds no pages
-  std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
-  bool ended = false;
-  std::int64_t left_prefix = 0;     // prompt tokens done when it last left a prefix
-  bool starts = false;              // in the pass that is being made
-  std::int64_t found = 0;           // tokens that the prefix cache has of its text
-  std::uint64_t found_version = 0;  // of the prefix cache, when it was asked
-};
-
-struct RequestQueue::Request {
-  RequestId id{};
-  int samples = 1;
-  std::uint64_t seed = 0;
-  std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
-  std::vector<std::unique_ptr<Member>> members;
-  PrefixUse prefix;
-  bool asked_prefix = false;
-  std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
-  PrefixMiss miss = PrefixMiss::kUnknown;
-  std::int64_t told = 0;  // prompt tokens that events told of
-  Clock::time_point submitted = Clock::now();
-  Clock::time_point read = submitted;  // when the prompt was
-};
-
-RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits)
-    : driver_(std::move(driver)), limits_(limits) {}
+RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits, double max_itl)
+    : driver_(std::move(driver)), admissions_(limits, max_itl) {}
 
 RequestQueue::~RequestQueue() = default;
 
@@ -70,14 +40,34 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->samples = options.samples;
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
-  request->prefix = {options.bypass, options.salt, options.pin, options.ttl};
+  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  request->prefix = {bypass, options.salt, options.pin, options.ttl};
+  request->priority = options.priority;
+  request->tenant = options.tenant;
+  request->label = options.label;
+  request->inspect = options.inspect;
   auto member = std::make_unique<Member>(request.get(), 0);
   member->text.chunk = chunk.value_or(model.options.chunk);
-  Generation generation(*model.tokenizer, generate, text.stops, text.tokens);
+  std::vector<TokenId> newest;
+  if ((request->session = options.session) != nullptr) {
+    request->base = dynamic_cast<SessionBase*>(options.session.get());
+    newest = member->text.newest = request->base->held().newest;
+  }
+  newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
+  Generation generation(*model.tokenizer, generate, text.stops, newest);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
+  if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
+  const KvCacheShape& shape = driver_->cache()->shape();
+  const std::int64_t prompt = member->task->prompt_tokens();
+  request->peak = peak_bytes(shape, *request->policy,
+                             {prompt, options.generate.max_tokens, model.config.context, member->text.chunk});
+  const bool keeps_all = !request->policy->bound() && !request->policy->traits().compacts && shape.window == 0;
+  if (keeps_all) request->shared = least_kv_bytes(shape, prompt);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
-  requests_.push_back(std::move(request));
+  const auto behind = std::ranges::upper_bound(requests_, request->priority, {}, &Request::priority);
+  requests_.insert(behind, std::move(request));
   return RequestId{next_id_++};
 }
 
@@ -120,61 +110,39 @@ std::vector<RequestQueue::Member*> RequestQueue::members() const {
   return all;
 }
 
-// Bytes that all tokens of the member take, and some more: see ScheduleLimits::ahead.
-std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
-  MemoryRequest request;
-  request.tokens = std::min(member.task->known_tokens() + limits_.ahead, kMostPlannedTokens);
-  request.prompt = std::min(member.task->prompt_tokens(), kMostPlannedTokens);
-  request.chunk = member.text.chunk;
-  return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
-}
-
 PrefixText RequestQueue::text_of(const Member& member) {
   return {member.task->tokens(), member.task->prompt_tokens(), member.request->policy.get(), member.text.chunk};
 }
 
-// Gives a member a sequence: one that continues a cached prefix, or an empty one.
-void RequestQueue::start(Member& member) {
+// Gives a member a sequence: one that continues its session or a cached prefix, or an empty one. Errors:
+// kResourceExhausted where there is no room for the page tables of a session's copy.
+Status RequestQueue::start(Member& member) {
   Request& request = *member.request;
+  if (request.base != nullptr) {
+    Result<std::unique_ptr<Sequence>> copy = request.base->held().sequence->fork();
+    while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one())
+      copy = request.base->held().sequence->fork();
+    KVASIR_RETURN_IF_ERROR(copy.status());
+    member.text.sequence = std::move(*copy);
+    return {};
+  }
   PrefixStore::Start start;
   if (prefixes_ != nullptr) start = prefixes_->start(request.prefix, text_of(member));
   if (prefixes_ != nullptr && !std::exchange(request.asked_prefix, true) && !request.prefix.bypass) {
     request.cached = start.tokens;
     request.miss = start.miss;
+    if (start.tokens > 0) request.cached_from = start.snapshot ? "snapshot" : "pages";
     counters_.prefix_queries += member.task->prompt_tokens();
     counters_.prefix_hits += start.tokens;
   }
   if (start.sequence != nullptr) {
     member.text.sequence = std::move(start.sequence);
     member.task->skip(start.tokens);
+    member.run = start.tokens;
   } else {
     member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone());
   }
-}
-
-// Returns the tokens that a member without a sequence would not have to run.
-std::int64_t RequestQueue::tokens_found(Member& member) const {
-  if (prefixes_ == nullptr) return 0;
-  if (const std::uint64_t version = prefixes_->cache().version(); member.found_version != version) {
-    member.found = prefixes_->find(member.request->prefix, text_of(member));
-    member.found_version = version;
-  }
-  return member.found;
-}
-
-// Whether a member before this one is reading what it could take from the cache later.
-bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
-  if (prefixes_ == nullptr) return false;
-  return std::ranges::any_of(before, [&](const Member* other) {
-    return other->task->reads() && other->task->prompt_done() < other->task->prompt_tokens() &&
-           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >
-               std::max(member.found, other->task->prompt_done());
-  });
-}
-
-// Bytes that sequences may have: what is free, and what the prefix cache can give back.
-std::uint64_t RequestQueue::available() const {
-  return driver_->cache()->budget().available() + (prefixes_ ? prefixes_->cache().evictable_bytes() : 0);
+  return {};
 }
 
 // Leaves what others may continue, at the end of a chunk of the prompt.
@@ -191,68 +159,46 @@ void RequestQueue::advance() {
   }
 }
 
-std::vector<int> RequestQueue::rows_of(std::span<Member* const> all) const {
-  std::vector<RowDemand> demands;
-  std::int64_t asked = 0;  // rows of prompts
-  for (Member* member : all) {
-    const bool reads = member->task->reads();
-    const std::int64_t chunk = prompt_chunk(*member->request->policy, member->text.chunk);
-    std::int64_t left = member->task->left();
-    // Those behind get no row whatever the cache holds for them.
-    if (reads && member->text.sequence == nullptr && asked < limits_.prompt_rows) {
-      left -= tokens_found(*member);
-      if (waits_for_prefix(*member, all.first(demands.size()))) left = 0;
-    }
-    demands.push_back({reads, reads ? static_cast<int>(std::min(left, chunk)) : 1});
-    if (reads) asked += demands.back().rows;
-  }
-  return share_rows(demands, limits_.prompt_rows);
-}
-
 bool RequestQueue::run_pass() {
+  if (prefixes_ != nullptr) prefixes_->expire();
   for (Member* member : members()) settle(*member);
   remove_ended();
   const std::vector<Member*> all = members();
   if (all.empty()) return false;
-  if (all.front()->text.sequence == nullptr) start(*all.front());
-  const std::vector<int> rows = rows_of(all);
-  std::vector<Decision> decisions = decide(all, rows);
+  std::vector<Verdict> verdicts = decide(all);
   // Nothing that runs gives way to the prefix cache.
-  const auto takes_pages = [](Decision decision) {
-    return decision == Decision::kPreempt || decision == Decision::kReject;
+  const auto takes_pages = [](const Verdict& verdict) {
+    return verdict.decision == Decision::kPreempt || verdict.decision == Decision::kReject;
   };
-  while (prefixes_ != nullptr && std::ranges::any_of(decisions, takes_pages) && prefixes_->cache().evict_one())
-    decisions = decide(all, rows);
+  while (prefixes_ != nullptr && std::ranges::any_of(verdicts, takes_pages) && prefixes_->cache().evict_one())
+    verdicts = decide(all);
   // What is shared frees nothing itself, but need not be copied any more once it is not shared.
-  if (prefixes_ != nullptr && std::ranges::count(decisions, Decision::kReject) > 0 && !prefixes_->cache().empty()) {
+  const auto rejects = [](const Verdict& verdict) { return verdict.decision == Decision::kReject; };
+  if (prefixes_ != nullptr && std::ranges::any_of(verdicts, rejects) && !prefixes_->cache().empty()) {
     prefixes_->cache().clear();
-    decisions = decide(all, rows);
+    verdicts = decide(all);
   }
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (decisions[i] != Decision::kPreempt) continue;
-    ++counters_.preempted;
-    all[i]->released = report_of(*all[i]);
-    all[i]->task->release();
-    all[i]->bytes_to_start = bytes_to_start(*all[i]);
-  }
+  for (std::size_t i = 0; i < all.size(); ++i)
+    if (verdicts[i].decision == Decision::kPreempt) preempt(*all[i]);
   std::vector<Turn> turns;
   std::vector<Member*> running;
   bool estimated = false;
+  std::pair<Member*, Status> unstarted;  // it waits
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (decisions[i] == Decision::kReject) {
-      ++counters_.rejected;
-      const Step::Plan plan = driver_->plan(Turn{&*all[i]->task, rows[i]});
-      all[i]->task->finish(FinishReason::kKvMemory);
-      end(*all[i], kv_memory_full(driver_->cache()->budget(), plan.bytes));
-    } else if (decisions[i] == Decision::kRun) {
-      if (all[i]->text.sequence == nullptr) {
-        start(*all[i]);
-        all[i]->starts = estimated = true;
+    reject(*all[i], verdicts[i].decision);
+    if (verdicts[i].decision != Decision::kRun) continue;
+    if (all[i]->text.sequence == nullptr) {
+      if (Status started = start(*all[i]); !started.ok()) {
+        unstarted = {all[i], std::move(started)};
+        continue;
       }
-      turns.push_back({&*all[i]->task, rows[i]});
-      running.push_back(all[i]);
+      all[i]->starts = estimated = true;
     }
+    turns.push_back({&*all[i]->task, verdicts[i].rows});
+    running.push_back(all[i]);
   }
+  // Nothing else runs that could make room for it.
+  if (turns.empty() && unstarted.first != nullptr) unstarted.first->task->fail(unstarted.second);
   Step::Plan plan = driver_->plan(turns);
   while (prefixes_ != nullptr && !plan.fits && prefixes_->cache().evict_one()) plan = driver_->plan(turns);
   if (prefixes_ != nullptr && !plan.fits) prefixes_->cache().clear();
@@ -262,46 +208,35 @@ bool RequestQueue::run_pass() {
     turns.pop_back();
     running.pop_back();
   }
+  // One that starts alone holds its place now: the next round rejects it if even its first rows find no room.
+  if (estimated && turns.size() == 1 && running.front()->starts && !driver_->plan(turns).fits) turns.clear();
   for (Member* member : all) member->starts = false;
   if (!turns.empty()) run(turns, running);
   remove_ended();
   return !turns.empty();
 }
 
-std::vector<Decision> RequestQueue::decide(std::span<Member* const> all, std::span<const int> rows) const {
-  std::vector<ScheduleTask> tasks;
-  std::uint64_t wanted = 0;
-  const std::uint64_t available = this->available();
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    ScheduleTask task;
-    task.holds = all[i]->text.sequence != nullptr;
-    task.rows = rows[i];
-    task.bytes = all[i]->bytes_to_start;
-    if (task.holds) task.bytes = rows[i] > 0 ? driver_->plan(Turn{&*all[i]->task, rows[i]}).bytes : 0;
-    wanted += task.rows > 0 ? std::min(task.bytes, available) : 0;
-    tasks.push_back(task);
-  }
-  // Pages are only counted when they may have to be given up.
-  for (std::size_t i = 0; i < all.size() && wanted > available; ++i)
-    if (tasks[i].holds)
-      tasks[i].held =
-          bytes_freed_without(*all[i]->text.sequence, prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody);
-  return schedule(tasks, available, limits_.running);
-}
-
 void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> running) {
   int prompt_rows = 0;
-  bool generates = false;
+  int other_rows = 0;
+  std::int64_t prompt_left = 0;  // before the pass
+  const auto began = Clock::now();
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const Task& task = *turns[i].task;
-    if (task.reads()) prompt_rows += turns[i].most_rows;
-    generates = generates || !task.reads();
+    (task.reads() ? prompt_rows : other_rows) += turns[i].most_rows;
+    prompt_left += task.left();
+    if (!running[i]->request->started) running[i]->request->started = began;
   }
   ++counters_.passes;
-  counters_.mixed += prompt_rows > 0 && generates ? 1 : 0;
+  counters_.mixed += prompt_rows > 0 && other_rows > 0 ? 1 : 0;
   counters_.most_running = std::max(counters_.most_running, turns.size());
   counters_.most_rows = std::max(counters_.most_rows, prompt_rows);
   const Status status = guarded([&] { return driver_->pass(turns); });
+  const double seconds = seconds_between(began, Clock::now());
+  if (prompt_rows > 0 && other_rows > 0) counters_.longest_mixed = std::max(counters_.longest_mixed, seconds);
+  for (const Member* member : running) prompt_left -= member->task->left();
+  // Where chunks end, a prompt runs fewer rows than it may. Tokens that are run again one at a time are not generated.
+  if (status.ok()) admissions_.note_pass(std::min(prompt_rows, static_cast<int>(prompt_left)), other_rows, seconds);
   for (std::size_t i = 0; i < running.size(); ++i) {
     if (!status.ok()) running[i]->task->fail(status);  // the system's memory: the pass was given up halfway
     collect(*running[i]);
@@ -311,7 +246,19 @@ void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> run
 void RequestQueue::collect(Member& member) {
   Request& request = *member.request;
   Task& task = *member.task;
+  const std::int64_t run = task.known_tokens() - task.left();
+  const std::int64_t again = std::min(run, member.most_run) - member.run;
+  member.recomputed += std::max<std::int64_t>(again, 0);
+  counters_.recomputed_tokens += std::max<std::int64_t>(again, 0);
+  member.run = run;
+  member.most_run = std::max(member.most_run, run);
+  if (const std::int64_t tokens = task.generation().tokens(); tokens > member.generated) {
+    counters_.generated_tokens += tokens - member.generated;
+    member.generated = tokens;
+    member.spared = false;
+  }
   if (task.status().ok() && task.prompt_done() > request.told) {
+    counters_.prompt_tokens += task.prompt_done() - request.told;
     Event event = event_of(member, Event::Kind::kPrompt);
     request.told = event.done = task.prompt_done();
     event.total = task.prompt_tokens();
@@ -321,8 +268,10 @@ void RequestQueue::collect(Member& member) {
       fork_samples(request);
     }
   }
-  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty())
+  if (Event event = event_of(member, Event::Kind::kText); !(event.text = task.take_text()).empty()) {
+    event.choices = fresh_choices(member);
     events_.push_back(std::move(event));
+  }
   leave_prefix(member);
   settle(member);
 }
@@ -339,6 +288,7 @@ void RequestQueue::fork_samples(Request& request) {
     member->text.logits = first.text.logits;
     member->text.chunk = first.text.chunk;
     member->released = first.released;
+    member->run = member->most_run = member->text.sequence != nullptr ? first.run : 0;
     member->task.emplace(first.task->fork(&member->text, request.seed + static_cast<std::uint64_t>(number)));
     member->bytes_to_start = bytes_to_start(*member);
     request.members.push_back(std::move(member));
@@ -348,6 +298,8 @@ void RequestQueue::fork_samples(Request& request) {
 // The report of what the member holds; while it has not caught up with what it gave up, of that.
 KvReport RequestQueue::report_of(Member& member) {
   if (member.text.sequence == nullptr && member.released) return *member.released;
+  if (member.text.sequence == nullptr && member.request->base != nullptr)
+    return kv_report(*member.request->base->held().sequence);
   if (member.text.sequence == nullptr)  // never held anything: a report of zeros
     member.text.sequence =
         std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
@@ -369,8 +321,18 @@ void RequestQueue::end(Member& member, const Status& why) {
   for (std::size_t sample = made; sample < request.members.size(); ++sample) tell_end(*request.members[sample], why);
 }
 
+std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
+  const Generation& generation = member.task->generation();
+  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
+  const auto first = static_cast<std::ptrdiff_t>(std::exchange(member.told_choices, accepted));
+  return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
+}
+
 void RequestQueue::tell_end(Member& member, const Status& why) {
+  if (member.request->inspect) ended_views_.add(state_of(member));
   Task& task = *member.task;
+  const bool mid_character = task.generation().mid_character();
   const Request& request = *member.request;
   const auto now = Clock::now();
   if (!task.status().ok()) {
@@ -381,14 +343,17 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
       events_.push_back(event_of(member, Event::Kind::kText));
       events_.back().text = std::move(text);
+      events_.back().choices = fresh_choices(member);
     }
     Event event = event_of(member, Event::Kind::kFinished);
     event.status = why;
+    event.choices = fresh_choices(member);
     const Generation& generation = task.generation();
     const bool read = request.told == task.prompt_tokens();
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();
+    result.prompt_choices = task.prompt_choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();
     result.prompt_seconds = seconds_between(request.submitted, read ? request.read : now);
@@ -396,10 +361,18 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.finish_reason = *generation.finish_reason();
     result.seed = request.seed + static_cast<std::uint64_t>(member.sample);
     result.kv = report_of(member);
+    result.preemptions = member.preemptions;
+    result.recomputed = member.recomputed;
+    result.queue_seconds = seconds_between(request.submitted, request.started.value_or(now));
+    counters_.evicted_tokens += std::max<std::int64_t>(result.kv.seen - result.kv.kept, 0);
     result.cached = request.cached;
+    result.cached_from = request.cached_from;
     if (prefixes_ != nullptr) result.cache_miss = request.prefix.bypass ? "bypass" : prefix_miss_name(request.miss);
+    if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
+      request.base->end(std::move(member.text), generation, mid_character);
     events_.push_back(std::move(event));
-    if (prefixes_ != nullptr) prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
+    if (prefixes_ != nullptr && request.base == nullptr)
+      prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
   }
   member.ended = true;
   member.text.sequence.reset();

@@ -1,4 +1,4 @@
-// The requests of an engine, in order of arrival, and the passes that move them on together.
+// The requests of an engine, in order of priority and then of arrival, and the passes that move them on together.
 //
 // A request's prompt is read as one task; when it has been read, the other samples fork it. Each pass asks the
 // scheduler (engine/schedule.h) with plain numbers who runs; a task that must give up its pages keeps its tokens and
@@ -8,15 +8,19 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/admission.h"
 #include "engine/driver.h"
 #include "engine/prefix_store.h"
 #include "engine/schedule.h"
+#include "engine/sequence_view.h"
+#include "kvasir/model_text.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
 
@@ -28,7 +32,14 @@ struct RequestText {
   std::vector<std::string> stops;  // of the chat template, for messages
 };
 
-// Checks all of a request but its policy, and encodes its prompt. Errors: kInvalidArgument naming the field.
+// Checks the settings of a request but its policy. Errors: kInvalidArgument naming the field.
+Status check_request(const LoadedModel& model, const RequestOptions& options);
+// Returns the field that holds the prompt. Errors: kInvalidArgument unless it is one.
+Result<std::string_view> prompt_field(const RequestOptions& options);
+// See Engine::text.
+std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> model);
+
+// check_request, and encodes the prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
 
 // The Status, said to be about the field of RequestOptions that it came from unless it names others.
@@ -36,7 +47,8 @@ Status about_unless_said(Status status, std::string_view field);
 
 class RequestQueue {
  public:
-  explicit RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits = {});
+  // `max_itl`: see SchedulerOptions.
+  explicit RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits = {}, double max_itl = 0);
   ~RequestQueue();
 
   // From now on requests continue what others left, and leave prefixes themselves. `most_bytes`: see PrefixCache.
@@ -48,6 +60,9 @@ class RequestQueue {
   RequestId add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
                 std::optional<int> chunk = {});
 
+  // See Engine. REQUIRES: the quota was checked.
+  void set_quota(int tenant, const TenantQuota& quota) { admissions_.set_quota(tenant, quota); }
+
   // See Engine.
   Result<std::vector<Event>> poll();
   Status cancel(RequestId request);
@@ -56,15 +71,26 @@ class RequestQueue {
   // What happened so far. For tests: that what they are about did happen.
   struct Counters {
     std::int64_t passes = 0;
-    std::int64_t mixed = 0;           // passes of prompt rows and generated rows
-    std::int64_t preempted = 0;       // tasks that gave up their pages
-    std::int64_t rejected = 0;        // that ended because the memory does not suffice for them alone
-    std::size_t most_running = 0;     // tasks in a pass
-    int most_rows = 0;                // of prompts in a pass
-    std::int64_t prefix_queries = 0;  // prompt tokens of requests that asked the prefix cache
-    std::int64_t prefix_hits = 0;     // of these, found there
+    std::int64_t mixed = 0;            // passes of prompt rows and generated rows
+    std::int64_t preempted = 0;        // tasks that gave up their pages
+    std::int64_t rejected = 0;         // that ended because the memory does not suffice for them alone
+    std::size_t most_running = 0;      // tasks in a pass
+    int most_rows = 0;                 // of prompts in a pass
+    std::int64_t prefix_queries = 0;   // prompt tokens of requests that asked the prefix cache
+    std::int64_t prefix_hits = 0;      // of these, found there
+    std::int64_t preempted_twice = 0;  // tasks that gave up their pages before a token came since the last time
+    std::int64_t over_ceiling = 0;     // tasks that ended because their tenant's ceiling is too low for them alone
+    std::int64_t prompt_tokens = 0;    // read or taken from the prefix cache
+    std::int64_t generated_tokens = 0;
+    std::int64_t recomputed_tokens = 0;  // that were run again after a preemption
+    std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended
+    double longest_mixed = 0;            // seconds of the longest pass of prompt rows and generated rows
   };
   const Counters& counters() const { return counters_; }
+  std::int64_t running() const;  // requests that hold pages
+  // Calls visit for each sample that has not ended, request by request.
+  void each_sample(const std::function<void(const SampleState&)>& visit) const;
+  const EndedViews& ended_views() const { return ended_views_; }
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
   const Sequence* sequence_of(RequestId request, int sample) const;
 
@@ -75,10 +101,14 @@ class RequestQueue {
   void advance();
   bool run_pass();
   std::vector<Member*> members() const;
-  std::vector<int> rows_of(std::span<Member* const> members) const;
-  std::vector<Decision> decide(std::span<Member* const> members, std::span<const int> rows) const;
+  std::vector<ScheduleTask> tasks_of(std::span<Member* const> members, int prompt_rows) const;
+  std::vector<Verdict> decide(std::span<Member* const> members) const;
   std::uint64_t bytes_to_start(const Member& member) const;
-  void start(Member& member);
+  std::uint64_t estimate(const Member& member) const;
+  std::uint64_t used(const Member& member) const;
+  void preempt(Member& member);
+  void reject(Member& member, Decision decision);
+  Status start(Member& member);
   std::int64_t tokens_found(Member& member) const;
   bool waits_for_prefix(const Member& member, std::span<Member* const> before) const;
   static PrefixText text_of(const Member& member);
@@ -87,21 +117,24 @@ class RequestQueue {
   void run(std::span<const Turn> turns, std::span<Member* const> running);
   void collect(Member& member);
   KvReport report_of(Member& member);
+  static std::vector<GeneratedToken> fresh_choices(Member& member);
   void fork_samples(Request& request);
   void settle(Member& member);
   void end(Member& member, const Status& why = {});
   void tell_end(Member& member, const Status& why);
   void remove_ended();
   Event event_of(const Member& member, Event::Kind kind) const;
+  static SampleState state_of(const Member& member);
 
   std::shared_ptr<Driver> driver_;
   std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
-  ScheduleLimits limits_;
+  Admissions admissions_;
   std::uint64_t next_id_ = 1;
   std::vector<std::unique_ptr<Request>> requests_;
   std::vector<Event> events_;  // that poll has not returned yet
   std::int64_t untold_ = 0;    // requests whose last event is among them
   Counters counters_;
+  EndedViews ended_views_;
 };
 
 }  // namespace kvasir

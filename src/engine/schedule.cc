@@ -1,56 +1,340 @@
 #include "engine/schedule.h"
 
 #include <algorithm>
+#include <cmath>
+#include <tuple>
 
 namespace kvasir {
+namespace {
 
-std::vector<int> share_rows(std::span<const RowDemand> tasks, int prompt_rows) {
-  std::vector<int> rows;
-  rows.reserve(tasks.size());
-  for (const RowDemand& task : tasks) {
-    rows.push_back(task.reads ? std::min(task.rows, prompt_rows) : task.rows);
-    if (task.reads) prompt_rows -= rows.back();
-  }
-  return rows;
+// More than any memory, and little enough for sums of many.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 52;
+
+std::int64_t bytes_of(std::uint64_t bytes) {
+  return static_cast<std::int64_t>(std::min(bytes, kMostBytes));
 }
 
-std::vector<Decision> schedule(std::span<const ScheduleTask> tasks, std::uint64_t available, int running) {
-  std::vector<Decision> decisions(tasks.size(), Decision::kWait);
-  auto holding = std::ranges::count(tasks, true, &ScheduleTask::holds);
-  bool others_hold = holding > (tasks.empty() || !tasks.front().holds ? 0 : 1);
-  bool blocked = false;  // an older task waits to start
-  for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const ScheduleTask& task = tasks[i];
-    if (decisions[i] == Decision::kPreempt) continue;
-    if (task.rows == 0 || (!task.holds && (blocked || holding >= running))) {
-      blocked = blocked || !task.holds;
-      continue;
-    }
-    // The fewest of the youngest whose pages are enough.
-    std::uint64_t found = available;
-    std::size_t from = tasks.size();
-    while (task.bytes > found && from > i + 1) {
-      --from;
-      if (tasks[from].holds && decisions[from] != Decision::kPreempt) found += tasks[from].held;
-    }
-    if (task.bytes <= found || i == 0) {
-      for (std::size_t j = from; j < tasks.size(); ++j) {
-        if (!tasks[j].holds || decisions[j] == Decision::kPreempt) continue;
-        decisions[j] = Decision::kPreempt;
-        --holding;
+std::int64_t share_of(std::int64_t bytes, double share) {
+  return std::llround(static_cast<double>(bytes) * share);
+}
+
+// How much of what a task holds is borrowed.
+enum class Standing : std::uint8_t { kWithinFloor, kStraddles, kBorrows };
+
+struct Tenant {
+  std::int64_t floor = 0;
+  std::int64_t ceiling = 0;   // 0: none
+  std::int64_t used = 0;      // by its tasks, those that this pass adds included
+  std::int64_t due = 0;       // to its tasks that hold pages, and still to come
+  std::int64_t reserved = 0;  // estimates of its tasks that hold pages
+  int holding = 0;            // tasks
+  bool met = false;           // its best-ranked task has had its turn
+  bool met_holder = false;    // and the best-ranked of those that hold pages
+  bool waits = false;         // one of its tasks waits for its ceiling
+};
+
+class Round {
+ public:
+  Round(std::span<const ScheduleTask> tasks, std::span<const ScheduleQuota> quotas, const ScheduleMemory& memory,
+        const ScheduleLimits& limits)
+      : tasks_(tasks),
+        limits_(limits),
+        capacity_(bytes_of(memory.capacity)),
+        free_(bytes_of(memory.available)),
+        beyond_mark_(capacity_ - share_of(capacity_, limits.preempt_mark)),
+        prompt_rows_(limits.prompt_rows),
+        verdicts_(tasks.size()) {
+    tenants_.reserve(quotas.size());
+    for (const ScheduleQuota& quota : quotas) tenants_.push_back({bytes_of(quota.floor), bytes_of(quota.ceiling)});
+    std::int64_t used = 0;
+    for (const ScheduleTask& task : tasks) {
+      if (!task.holds) continue;
+      ++holding_;
+      due_ += bytes_of(task.due);
+      if (task.spared) spared_ += bytes_of(task.due);
+      used += bytes_of(task.used);
+      reserved_ += bytes_of(task.estimate);
+      if (Tenant* tenant = tenant_of(task)) {
+        tenant->used += bytes_of(task.used);
+        tenant->due += bytes_of(task.due);
+        tenant->reserved += bytes_of(task.estimate);
+        ++tenant->holding;
       }
-      available = found;
     }
-    if (task.bytes <= available) {
-      decisions[i] = Decision::kRun;
-      available -= task.bytes;
-      if (!task.holds) ++holding;
-    } else {
-      blocked = true;
-      if (i == 0 && !others_hold) decisions[i] = Decision::kReject;
+    for_requests_ = free_ + used;
+    rank();
+  }
+
+  std::vector<Verdict> decide() {
+    for (place_ = 0; place_ < order_.size(); ++place_) {
+      const std::size_t i = order_[place_];
+      if (verdicts_[i].decision == Decision::kPreempt) continue;
+      const ScheduleTask& task = tasks_[i];
+      verdicts_[i].rows = task.reads ? std::min(task.rows, prompt_rows_) : task.rows;
+      if (verdicts_[i].rows == 0) {
+        blocked_ = blocked_ || !task.holds;
+      } else if (task.holds) {
+        grow(i);
+      } else if (!blocked_) {
+        begin(i);
+      }
+      if (verdicts_[i].decision != Decision::kRun) verdicts_[i].rows = 0;
+      if (Tenant* tenant = tenant_of(task)) {
+        tenant->met = true;
+        tenant->met_holder = tenant->met_holder || task.holds;
+      }
+    }
+    if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; })) break_tie();
+    return std::move(verdicts_);
+  }
+
+ private:
+  Tenant* tenant_of(const ScheduleTask& task) {
+    const auto index = static_cast<std::size_t>(task.tenant);
+    return task.tenant >= 0 && index < tenants_.size() ? &tenants_[index] : nullptr;
+  }
+
+  void rank() {
+    order_.resize(tasks_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
+    standing_.assign(tasks_.size(), Standing::kBorrows);
+    if (std::ranges::none_of(tenants_, [](const Tenant& tenant) { return tenant.floor > 0; })) return;
+    std::vector<std::int64_t> claimed(tenants_.size());
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      const Tenant* tenant = tenant_of(tasks_[i]);
+      if (tenant == nullptr || tenant->floor == 0) continue;
+      std::int64_t& sum = claimed[static_cast<std::size_t>(tenant - tenants_.data())];
+      const std::int64_t before = sum;
+      sum += bytes_of(tasks_[i].bytes) + (tasks_[i].holds ? bytes_of(tasks_[i].used) : 0);
+      if (before < tenant->floor) standing_[i] = sum <= tenant->floor ? Standing::kWithinFloor : Standing::kStraddles;
+    }
+    std::ranges::stable_sort(order_, {}, [&](std::size_t i) { return standing_[i]; });
+  }
+
+  bool is_first() const { return place_ == 0; }
+  bool others_hold(const ScheduleTask& task) const { return holding_ > (task.holds ? 1 : 0); }
+
+  // Whether it may use what lies beyond the marks.
+  bool privileged(std::size_t i) const {
+    return is_first() || standing_[i] == Standing::kWithinFloor || (tasks_[i].holds && tasks_[i].spared);
+  }
+
+  // -- Victims --
+
+  bool may_take(std::size_t i, std::size_t victim, bool of_tenant) const {
+    const ScheduleTask& task = tasks_[i];
+    const ScheduleTask& other = tasks_[victim];
+    if (!other.holds || other.spared || verdicts_[victim].decision != Decision::kWait) return false;
+    const bool same_tenant = task.tenant >= 0 && task.tenant == other.tenant;
+    if (standing_[victim] == Standing::kWithinFloor && !same_tenant) return false;
+    if (task.holds || is_first() || (same_tenant && of_tenant && !tenants_[static_cast<std::size_t>(task.tenant)].met))
+      return true;
+    if (standing_[victim] != standing_[i]) return standing_[victim] > standing_[i];
+    return other.priority > task.priority;
+  }
+
+  // Tasks behind this one whose pages it may take, those to be taken first in front. `tenant`: of its tenant alone.
+  std::vector<std::size_t> victims_of(std::size_t i, bool of_tenant) const {
+    std::vector<std::size_t> victims;
+    for (std::size_t place = place_ + 1; place < order_.size(); ++place) {
+      const std::size_t other = order_[place];
+      if (of_tenant && tasks_[other].tenant != tasks_[i].tenant) continue;
+      if (may_take(i, other, of_tenant)) victims.push_back(other);
+    }
+    std::ranges::sort(victims, [&](std::size_t a, std::size_t b) {
+      return std::tuple(standing_[b], tasks_[b].priority, tasks_[a].cost, b) <
+             std::tuple(standing_[a], tasks_[a].priority, tasks_[b].cost, a);
+    });
+    return victims;
+  }
+
+  void preempt(std::size_t victim) {
+    const ScheduleTask& task = tasks_[victim];
+    verdicts_[victim].decision = Decision::kPreempt;
+    move(task, -1);
+  }
+
+  // Takes a task that holds pages out of the sums, or (sign 1) back into them.
+  void move(const ScheduleTask& task, int sign) {
+    free_ -= sign * bytes_of(task.held);
+    due_ += sign * bytes_of(task.due);
+    if (task.spared) spared_ += sign * bytes_of(task.due);
+    reserved_ += sign * bytes_of(task.estimate);
+    holding_ += sign;
+    if (Tenant* tenant = tenant_of(task)) {
+      tenant->used += sign * bytes_of(task.used);
+      tenant->due += sign * bytes_of(task.due);
+      tenant->reserved += sign * bytes_of(task.estimate);
+      tenant->holding += sign;
     }
   }
-  return decisions;
+
+  // Preempts the first of the victims, as few as it takes for `fits` to hold; none if all are not enough.
+  template <class Fits>
+  bool make_fit(std::span<const std::size_t> victims, const Fits& fits) {
+    std::size_t taken = 0;
+    while (!fits() && taken < victims.size()) move(tasks_[victims[taken++]], -1);
+    const bool enough = fits();
+    for (std::size_t k = taken; k-- > 0;) {
+      const ScheduleTask& task = tasks_[victims[k]];
+      move(task, 1);
+      if (enough && !fits()) preempt(victims[k]);
+    }
+    return enough;
+  }
+
+  // -- Decisions --
+
+  // Bytes that others are not promised.
+  std::int64_t open_to(const ScheduleTask& task) const {
+    return free_ - spared_ + (task.holds && task.spared ? bytes_of(task.due) : 0);
+  }
+
+  void run(std::size_t i) {
+    const ScheduleTask& task = tasks_[i];
+    const std::int64_t bytes = bytes_of(task.bytes);
+    verdicts_[i].decision = Decision::kRun;
+    if (task.reads) prompt_rows_ -= verdicts_[i].rows;
+    free_ -= bytes;
+    Tenant* tenant = tenant_of(task);
+    if (tenant != nullptr) tenant->used += bytes;
+    if (task.holds) {
+      const std::int64_t came = std::min(bytes, bytes_of(task.due));
+      due_ -= came;
+      if (tenant != nullptr) tenant->due -= came;
+      if (task.spared) spared_ -= came;
+      return;
+    }
+    ++holding_;
+    reserved_ += bytes_of(task.estimate);
+    if (tenant == nullptr) return;
+    tenant->reserved += bytes_of(task.estimate);
+    ++tenant->holding;
+  }
+
+  bool any_spared(bool of_tenant, const ScheduleTask& task) const {
+    return std::ranges::any_of(tasks_, [&](const ScheduleTask& other) {
+      return &other != &task && other.holds && other.spared && (!of_tenant || other.tenant == task.tenant);
+    });
+  }
+
+  // Preempts all victims; nothing, if spared tasks are on their way to leave.
+  void take_all(std::size_t i, bool of_tenant) {
+    if (any_spared(of_tenant, tasks_[i])) return;
+    for (const std::size_t victim : victims_of(i, of_tenant)) preempt(victim);
+  }
+
+  void grow(std::size_t i) {
+    const ScheduleTask& task = tasks_[i];
+    const std::int64_t bytes = bytes_of(task.bytes);
+    Tenant* tenant = tenant_of(task);
+    const auto below_ceiling = [&] {
+      return tenant == nullptr || tenant->ceiling == 0 || tenant->used + bytes <= tenant->ceiling;
+    };
+    if (!below_ceiling() && !make_fit(victims_of(i, true), below_ceiling)) {
+      tenant->waits = true;
+      if (tenant->met_holder) return;
+      if (tenant->holding == 1) {
+        verdicts_[i].decision = Decision::kOverCeiling;
+      } else {
+        take_all(i, true);
+      }
+      return;
+    }
+    const auto below_mark = [&] { return bytes <= open_to(task) - beyond_mark_; };
+    const auto fits = [&] { return bytes <= open_to(task); };
+    if (bytes == 0 || below_mark()) return run(i);
+    const std::vector<std::size_t> victims = victims_of(i, false);
+    if (make_fit(victims, below_mark)) return run(i);
+    if (privileged(i) && make_fit(victims, fits)) return run(i);
+    blocked_ = true;
+    if (!is_first()) return;
+    if (others_hold(task)) return take_all(i, false);
+    verdicts_[i].decision = Decision::kReject;
+  }
+
+  // Whether the estimates of all, and what other tenants have not used of their floors, fit.
+  bool can_reserve(const ScheduleTask& task) {
+    const Tenant* own = tenant_of(task);
+    std::int64_t sum = reserved_ + bytes_of(std::max(task.estimate, task.bytes));
+    for (const Tenant& tenant : tenants_) {
+      const std::int64_t more = &tenant == own ? bytes_of(std::max(task.estimate, task.bytes)) : 0;
+      sum += std::max<std::int64_t>(tenant.floor - tenant.reserved - more, 0);
+    }
+    return sum <= for_requests_;
+  }
+
+  void begin(std::size_t i) {
+    const ScheduleTask& task = tasks_[i];
+    if (is_first() && holding_ == 0) return run(i);  // alone it may have all: what it takes is known when it has begun
+    const std::int64_t bytes = bytes_of(task.bytes);
+    const std::int64_t whole = std::max(bytes, bytes_of(task.estimate));
+    const bool reserves = limits_.admission == Admission::kReserve;
+    Tenant* tenant = tenant_of(task);
+    const auto below_ceiling = [&] {
+      if (tenant == nullptr || tenant->ceiling == 0 || tenant->holding == 0) return true;
+      if (reserves) return tenant->reserved + whole <= tenant->ceiling;
+      if (limits_.stop_mark > 1) return tenant->used + bytes <= tenant->ceiling;
+      return tenant->used + tenant->due + whole <= share_of(tenant->ceiling, limits_.stop_mark);
+    };
+    if (tenant != nullptr && tenant->waits) return;
+    if (!below_ceiling() && (reserves || !make_fit(victims_of(i, true), below_ceiling))) {
+      tenant->waits = true;
+      return;
+    }
+    const auto place = [&] { return holding_ < limits_.running; };
+    const auto below_mark = [&] {
+      if (!place() || bytes > open_to(task)) return false;
+      if (reserves) return can_reserve(task);
+      if (limits_.stop_mark > 1) return true;
+      return capacity_ - free_ + due_ + whole < share_of(capacity_, limits_.stop_mark);
+    };
+    const auto fits = [&] { return place() && bytes <= open_to(task); };
+    if (below_mark()) return run(i);
+    if (!reserves && privileged(i)) {
+      if (fits() || make_fit(victims_of(i, false), fits)) return run(i);
+      if (is_first()) take_all(i, false);
+    } else if (!reserves && make_fit(victims_of(i, false), below_mark)) {
+      return run(i);
+    }
+    blocked_ = true;
+  }
+
+  // Nothing runs, though there is work: spared tasks, reservations and floors have come to hold each other up, which
+  // takes others than requests that hold the memory. The best-ranked that holds pages gets those of all others.
+  void break_tie() {
+    std::vector<std::size_t> holders;
+    for (const std::size_t i : order_)
+      if (tasks_[i].holds) holders.push_back(i);
+    const std::size_t kept = holders.size() > 1 ? 1 : 0;
+    for (std::size_t k = kept; k < holders.size(); ++k)
+      if (holders[k] != order_.front()) verdicts_[holders[k]].decision = Decision::kPreempt;
+  }
+
+  std::span<const ScheduleTask> tasks_;
+  const ScheduleLimits& limits_;
+  std::int64_t capacity_ = 0;
+  std::int64_t free_ = 0;
+  std::int64_t beyond_mark_ = 0;   // bytes above the preempt mark
+  std::int64_t for_requests_ = 0;  // bytes that others than requests do not hold
+  std::int64_t due_ = 0;           // of tasks that hold pages
+  std::int64_t spared_ = 0;        // of these, due to spared tasks
+  std::int64_t reserved_ = 0;      // estimates of tasks that hold pages
+  int holding_ = 0;
+  int prompt_rows_ = 0;
+  bool blocked_ = false;   // a task waits to start
+  std::size_t place_ = 0;  // in order_, of the task whose turn it is
+  std::vector<Tenant> tenants_;
+  std::vector<std::size_t> order_;  // tasks by rank
+  std::vector<Standing> standing_;
+  std::vector<Verdict> verdicts_;
+};
+
+}  // namespace
+
+std::vector<Verdict> schedule(std::span<const ScheduleTask> tasks, std::span<const ScheduleQuota> quotas,
+                              const ScheduleMemory& memory, const ScheduleLimits& limits) {
+  return Round(tasks, quotas, memory, limits).decide();
 }
 
 }  // namespace kvasir

@@ -1,10 +1,14 @@
-// Who runs in the next pass, and how many rows each: pure functions of plain numbers. Neither knows a sequence, a
-// model, or a clock. Tasks come in order of arrival, the oldest first. Thread-safety: pure functions.
+// Who runs in the next pass, and with how many rows: a pure function of plain numbers. It knows no sequence, no model
+// and no clock, so that the engine and bench/serve_simulator.cc decide with the same code. Bytes are those of the KV
+// cache. Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
+
+#include "kvasir/options.h"
 
 namespace kvasir {
 
@@ -13,23 +17,40 @@ struct ScheduleLimits {
   int running = 64;       // tasks that hold pages, unless a prompt's samples are more
   int ahead = 64;         // tokens beyond its own that a task must find room for before it starts, so that it does not
                           // have to give up its pages again at once
+  // Shares of the cache, and of a tenant's ceiling. Where a start would bring usage and the task's whole estimate to
+  // the stop mark, it waits; infinity: a start needs no more than ScheduleTask::bytes. The preempt mark is the usage up
+  // to which tasks grow; beyond it one of them gives up its pages.
+  double stop_mark = std::numeric_limits<double>::infinity();
+  double preempt_mark = 1;
+  Admission admission = Admission::kUse;
 };
 
-// The rows that a task could use in the next pass.
-struct RowDemand {
-  bool reads = false;  // a prompt, whose rows are bounded; otherwise one token that was generated
-  int rows = 1;
+// What a tenant's tasks may hold together; see Engine::set_quota. ceiling 0: no limit.
+struct ScheduleQuota {
+  std::uint64_t floor = 0;
+  std::uint64_t ceiling = 0;
 };
 
-// Returns the rows that each task gets: all tasks that generate get theirs, and prompts share `prompt_rows`, the oldest
-// first.
-std::vector<int> share_rows(std::span<const RowDemand> tasks, int prompt_rows);
+struct ScheduleMemory {
+  std::uint64_t capacity = 0;   // of the cache
+  std::uint64_t available = 0;  // bytes that nobody holds, and those of prefix cache entries that can be evicted
+};
 
 struct ScheduleTask {
-  bool holds = false;       // it holds pages, or is about to because it is the oldest
-  int rows = 0;             // that it gets; 0: none in this pass
-  std::uint64_t bytes = 0;  // holds: that its rows may take. Otherwise: that all its text so far would take
+  bool holds = false;       // it holds pages
+  int rows = 0;             // that it could use in this pass
+  std::uint64_t bytes = 0;  // holds: that its rows take. Otherwise: that all its text so far takes, and what is ahead
   std::uint64_t held = 0;   // bytes that are available, at least, once it has given up its pages
+  bool reads = false;       // its rows are a prompt's, and share ScheduleLimits::prompt_rows
+  // It gave up its pages and has produced no token since: it is not preempted again, and the bytes it still needs until
+  // then (`due`) are kept for it.
+  bool spared = false;
+  int priority = 0;            // less runs earlier
+  int tenant = -1;             // index of its quota; -1: none
+  std::uint64_t used = 0;      // bytes held that count as its tenant's: a shared page once
+  std::uint64_t due = 0;       // bytes still to come, `bytes` included, until it holds all its text so far
+  std::uint64_t estimate = 0;  // bytes of its whole peak
+  double cost = 0;             // seconds to bring it back, once it has given up its pages
 };
 
 enum class Decision {
@@ -38,15 +59,40 @@ enum class Decision {
   kPreempt,  // it gives up its pages, and waits
   kReject,   // it cannot go on although no other task holds pages: the memory is too small for it alone, or sessions
              // hold the rest
+  kOverCeiling,  // it cannot go on although no other task of its tenant holds pages: the ceiling is too low for it
 };
 
-// Decides for each task, given the bytes that the cache has available. The bytes of all that run together are
-// available, once those preempted have given up theirs. A task that finds no room takes the pages of younger ones,
-// the youngest first, if theirs are enough; the oldest takes all. Where a task waits to start, no younger one starts.
+struct Verdict {
+  Decision decision = Decision::kWait;
+  int rows = 0;  // kRun: at most ScheduleTask::rows
+
+  bool operator==(const Verdict&) const = default;
+};
+
+// Decides for each task. REQUIRES: tasks in order of priority, those of equal priority in order of arrival; the first
+// can use rows; prompt_rows > 0.
 //
-// Of the oldest task (which must get rows) one of these holds: it runs; others are preempted, and the next call decides
-// again; or it is rejected, and no other task holds anything (sessions may, and they give nothing up). So repeated
-// calls come to an end with every task. `running`: as in ScheduleLimits.
-std::vector<Decision> schedule(std::span<const ScheduleTask> tasks, std::uint64_t available, int running);
+// Rank. What a tenant holds up to its floor is its own, the rest is borrowed. A task within its tenant's floor ranks
+// before one that straddles it, and that before one which only borrows; then the order of `tasks` decides. Without
+// floors that is the rank.
+//
+// Growth. A task that holds pages and finds no room under the preempt mark takes the pages of tasks that rank behind
+// it, if those are enough: of what borrows most first, then of the worst priority, then of the least cost. Spared tasks
+// and other tenants' floors are not taken. If they are not enough it waits. The best-ranked task, and tasks within
+// their floor, may also use what lies beyond the preempt mark.
+//
+// Start. A task starts if usage and its estimate stay below the stop mark (kUse), or if the estimates of all tasks that
+// hold pages, and the unused floors of other tenants, fit the cache (kReserve). Under kUse it may take the pages of
+// tasks that only borrow more than it does or have a worse priority; the best-ranked takes any, and it and tasks within
+// their floor need no more room than `bytes`. Where a task waits to start, none behind it starts; one that waits for
+// its tenant's ceiling holds back that tenant alone.
+//
+// Progress. Of the best-ranked task one of these holds: it runs; others are preempted; it is rejected, and no other
+// task holds anything; or it waits while others run, spared ones or (kReserve) any. Some task has another decision than
+// kWait, so repeated calls come to an end with every task.
+//
+// The work is linear in the number of tasks, unless many that hold pages find no room.
+std::vector<Verdict> schedule(std::span<const ScheduleTask> tasks, std::span<const ScheduleQuota> quotas,
+                              const ScheduleMemory& memory, const ScheduleLimits& limits);
 
 }  // namespace kvasir

@@ -26,7 +26,7 @@ double now_seconds() {
 
 // Joins what a session consists of: a text with its sequence, a ChatTranscript that writes messages behind the context,
 // and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
-class SessionImpl final : public Session {
+class SessionImpl final : public Session, public SessionBase {
  public:
   SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, int chunk)
       : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
@@ -83,6 +83,11 @@ class SessionImpl final : public Session {
 
   KvReport kv() const override { return kv_report(*text_.sequence); }
 
+  const std::shared_ptr<Driver>& driver() const override { return driver_; }
+  const TextState& held() const override { return text_; }
+  Result<RequestText> begin(const RequestOptions& options) override;
+  void end(TextState text, const Generation& generation, bool mid_character) override;
+
  private:
   SessionImpl(const SessionImpl& other, std::unique_ptr<Sequence> sequence)
       : model_(other.model_),
@@ -125,7 +130,8 @@ class SessionImpl final : public Session {
   std::int64_t unreported_ = 0;  // tokens read since the last generate()
   double prompt_seconds_ = 0;    // and the time it took
   ChatTranscript transcript_;
-  std::optional<SamplerState> sampler_;  // of the last generation
+  std::optional<SamplerState> sampler_;            // of the last generation
+  std::optional<ChatTranscript::Rendered> asked_;  // messages of the request that continues the session
 };
 
 Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
@@ -156,6 +162,46 @@ Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
   const Status status = read_tokens(std::move(tokens), progress);
   if (seen() > before) transcript_.add_text();
   return status;
+}
+
+Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+  const bool start = seen() == 0;
+  RequestText text;
+  asked_.reset();
+  if (!options.messages.empty()) {
+    std::vector<ChatMessage> said;
+    for (const Message& message : options.messages) said.push_back({message.role, message.content});
+    KVASIR_ASSIGN_OR_RETURN(asked_, transcript_.render(said, {seen(), text_.newest}));
+    text.tokens = asked_->tokens;
+    text.stops = model_->chat->stop();
+  } else {
+    text.tokens = options.tokens;
+    if (!options.prompt.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(
+          text.tokens, model_->tokenizer->encode(options.prompt,
+                                                 {.add_special = start, .parse_special = false, .continues = !start}));
+    }
+    text.stops.assign(transcript_.stops().begin(), transcript_.stops().end());
+  }
+  if (text.tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
+  return text;
+}
+
+void SessionImpl::end(TextState text, const Generation& generation, bool mid_character) {
+  text_ = std::move(text);
+  if (asked_) {
+    const auto read = static_cast<std::int64_t>(asked_->tokens.size());
+    transcript_.add(*std::exchange(asked_, {}), read);
+  } else {
+    transcript_.add_text();
+  }
+  sampler_ = generation.state().sampler;
+  // An answer that was not to be written stays open, as after say().
+  if (generation.tokens() == 0 && !generation.end_token()) return;
+  transcript_.begin_answer();
+  transcript_.end_answer({generation.text(), *generation.finish_reason(), generation.end_token(), mid_character},
+                         text_.newest);
 }
 
 Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {

@@ -6,11 +6,28 @@
 #include <optional>
 
 #include "engine/driver.h"
+#include "engine/request_queue.h"
 #include "engine/session_file.h"
 #include "kvasir/engine.h"
 #include "retention/policy.h"
 
 namespace kvasir {
+
+// What a request that continues a session needs of it (RequestOptions::session). The request forks the session's
+// sequence, so that it can give up its pages and begin again, and hands over the fork when it has ended.
+class SessionBase {
+ public:
+  virtual ~SessionBase() = default;
+  virtual const std::shared_ptr<Driver>& driver() const = 0;
+  // What the session holds. Does not change between begin() and end().
+  virtual const TextState& held() const = 0;
+  // Returns the request's prompt as tokens behind the context, and remembers it for end(). Errors: as Session::say and
+  // read, but for memory.
+  virtual Result<RequestText> begin(const RequestOptions& options) = 0;
+  // The prompt was read and the answer has ended: the session holds `text` from now on. `mid_character`: of the
+  // generation, before what it held back was flushed. REQUIRES: text.sequence, begin().
+  virtual void end(TextState text, const Generation& generation, bool mid_character) = 0;
+};
 
 // Makes an empty session that holds its tokens in the driver's cache under `policy`. It shares ownership of the driver.
 // `chunk`: of prompts, 0: the policy's own; without one, that of the engine's options.

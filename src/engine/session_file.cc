@@ -87,6 +87,13 @@ void put_sampler(ByteWriter& out, const SamplerState& state) {
   out.put(static_cast<std::int32_t>(o.dry_allowed_length));
   out.put(static_cast<std::int32_t>(o.dry_window));
   out.put_vector(state.dry);
+  // Behind the rest, so that files of sessions without any are as they were before there was a logit bias.
+  if (o.logit_bias.empty()) return;
+  out.put(static_cast<std::uint64_t>(o.logit_bias.size()));
+  for (const auto& [token, bias] : o.logit_bias) {
+    out.put(token);
+    out.put(bias);
+  }
 }
 
 void put_chat(ByteWriter& out, const ChatState& chat) {
@@ -169,7 +176,15 @@ bool get_sampler(ByteReader& in, SamplerState* state) {
   in.get(dry_window);
   o.dry_allowed_length = dry_length;
   o.dry_window = dry_window;
-  return in.get_vector(state->dry, kMaxPenaltyWindow);
+  if (!in.get_vector(state->dry, kMaxPenaltyWindow)) return false;
+  std::uint64_t biases = 0;
+  if (in.left() > 0 && !in.get_count(biases, kMostBiases, 8)) return false;
+  for (std::uint64_t i = 0; i < biases; ++i) {
+    auto& [token, bias] = o.logit_bias.emplace_back();
+    in.get(token);
+    in.get(bias);
+  }
+  return in.ok();
 }
 
 bool get_chat(ByteReader& in, ChatState* chat) {

@@ -9,6 +9,12 @@
 #include "engine/context_rules.h"
 
 namespace kvasir {
+namespace {
+
+// Rows of a pass that has logits of all of them: a row of logits is as long as the vocabulary.
+constexpr int kLogitRows = 32;
+
+}  // namespace
 
 GenerateOptions with_seed(GenerateOptions options) {
   if (options.sampling.seed == 0) options.sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
@@ -76,6 +82,10 @@ Sequence::Input Task::input(int most_rows) const {
   // In replay the next token is known already.
   const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
   if (replays) input.logits = Logits::kNone;
+  if (run_ < prompt_ && reports_prompt()) {
+    input.logits = Logits::kAll;
+    input.most_rows = std::min(most_rows, kLogitRows);
+  }
   return input;
 }
 
@@ -90,11 +100,27 @@ void Task::take(const StepResult& result) {
   } else {
     if (generated) tokens_.push_back(next_);
     run_ += static_cast<std::size_t>(result.tokens);
+    if (reports_prompt()) note_prompt(result);
     if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
     noted_ = std::max(noted_, run_);
   }
-  if (!result.logits.empty()) text_->logits.assign(result.logits.begin(), result.logits.end());
+  if (!result.logits.empty()) {
+    const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
+    text_->logits.assign(newest.begin(), newest.end());
+  }
   if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+}
+
+// Each row's logits are those of the token behind it. Rows that ran again after release() were reported before.
+void Task::note_prompt(const StepResult& result) {
+  const std::size_t vocabulary = result.logits.size() / static_cast<std::size_t>(std::max(result.rows, 1));
+  const std::size_t first = run_ - static_cast<std::size_t>(result.rows);  // index of the first row's token
+  for (std::size_t row = 0; row < static_cast<std::size_t>(result.rows); ++row) {
+    const std::size_t token = first + row + 1;
+    if (token >= prompt_ || token != prompt_choices_.size() + 1) continue;
+    prompt_choices_.push_back(
+        generation_->describe(result.logits.subspan(row * vocabulary, vocabulary), tokens_[token], prompt_logprobs_));
+  }
 }
 
 void Task::fail(Status status) {

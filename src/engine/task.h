@@ -67,6 +67,11 @@ class Task {
   // Returns the next piece of text that was held back; see Generation::flush.
   std::string flush() { return generation_->flush(); }
 
+  // Reports the prompt's tokens with this many of the likeliest in their places; see GenerateOptions::prompt_logprobs.
+  // REQUIRES: has_generation(), nothing has run.
+  void report_prompt(int likeliest) { prompt_logprobs_ = likeliest; }
+  const std::vector<GeneratedToken>& prompt_choices() const { return prompt_choices_; }
+
   // Gives up the sequence, and with it its pages. The task goes on once the text has a new one: all tokens are run
   // again, on the same chunks, without being drawn or shown again. The new sequence then has the same bits.
   // REQUIRES: the task began with an empty sequence.
@@ -86,6 +91,7 @@ class Task {
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }
   std::int64_t prompt_done() const { return static_cast<std::int64_t>(std::min(run_, prompt_)); }
   std::span<const TokenId> tokens() const { return tokens_; }  // that it keeps: the prompt, then what was generated
+  std::int64_t tokens_run() const { return static_cast<std::int64_t>(run_); }  // of these, those that have run
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }
@@ -94,6 +100,8 @@ class Task {
 
  private:
   void note_newest(std::span<const TokenId> tokens);
+  bool reports_prompt() const { return prompt_logprobs_ >= 0 && prompt_choices_.size() + 1 < prompt_; }
+  void note_prompt(const StepResult& result);
 
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
@@ -104,6 +112,8 @@ class Task {
   std::optional<Generation> generation_;
   TokenId next_ = kNoToken;  // drawn and not run yet
   std::string fresh_;        // text that take_text will return
+  int prompt_logprobs_ = -1;
+  std::vector<GeneratedToken> prompt_choices_;  // of the prompt's tokens from the second on
   Status status_;
 };
 

@@ -77,9 +77,9 @@ Status validate(const GenerateOptions& options) {
     return invalid_argument("max_tokens={} is below -1 (no limit)", options.max_tokens).about({"max_tokens"});
   for (const std::string& stop : options.stop)
     if (stop.empty()) return invalid_argument("an empty stop string would end every text; remove it").about({"stop"});
-  if (options.logprobs < -1 || options.logprobs > kMostLogprobs)
-    return invalid_argument("logprobs={} is outside 0 to {} (-1: none)", options.logprobs, kMostLogprobs)
-        .about({"logprobs"});
+  for (const int count : {options.logprobs, options.prompt_logprobs})
+    if (count < -1 || count > kMostLogprobs)
+      return invalid_argument("logprobs={} is outside 0 to {} (-1: none)", count, kMostLogprobs).about({"logprobs"});
   return {};
 }
 
@@ -146,18 +146,18 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     return std::optional<TokenId>();
   }
   pending_ = token;
-  if (logprobs_ >= 0) report(logits, token);
+  if (logprobs_ >= 0) choices_.push_back(describe(logits, token, logprobs_));
   return pending_;
 }
 
-void Generation::report(std::span<const float> logits, TokenId token) {
+GeneratedToken Generation::describe(std::span<const float> logits, TokenId token, int likeliest) const {
   const auto choice = [&](TokenId id, double log_probability) {
     return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability};
   };
   GeneratedToken generated{choice(token, log_probability(logits, token)), {}};
-  for (const TokenLogProbability& likely : top_log_probabilities(logits, logprobs_))
+  for (const TokenLogProbability& likely : top_log_probabilities(logits, likeliest))
     generated.likeliest.push_back(choice(likely.token, likely.log_probability));
-  choices_.push_back(std::move(generated));
+  return generated;
 }
 
 std::string Generation::accept(TokenId token) {

@@ -81,6 +81,10 @@ class Generation {
   // the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
   std::string flush();
 
+  // Returns what GenerateOptions::logprobs reports of a token: `logits` [vocabulary] are those of its place,
+  // `likeliest` is how many of the others are reported.
+  GeneratedToken describe(std::span<const float> logits, TokenId token, int likeliest) const;
+
   // Restarts the random draws with another seed, so that copies differ.
   void reseed(std::uint64_t seed) { sampler_.reseed(seed); }
   // Goes on with the draws of another generation; the tokens that count for penalties stay.
@@ -107,7 +111,6 @@ class Generation {
   Generation(const Tokenizer& tokenizer, Parts parts);
   void settle(FinishReason reason);
   void observe(TokenId token);
-  void report(std::span<const float> logits, TokenId token);
 
   const Tokenizer* tokenizer_;
   std::int64_t max_tokens_ = -1;

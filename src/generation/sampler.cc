@@ -43,9 +43,27 @@ Status check_not_negative(const char* name, int value) {
   return invalid_argument("{} is {}; it must be at least 0", name, value).about({name});
 }
 
+Status check_bias(std::vector<std::pair<TokenId, float>> bias) {
+  if (bias.size() > kMostBiases)
+    return invalid_argument("logit_bias has {} tokens; it may have {}", bias.size(), kMostBiases).about({"logit_bias"});
+  std::sort(bias.begin(), bias.end());
+  for (std::size_t i = 0; i < bias.size(); ++i) {
+    const auto& [token, value] = bias[i];
+    if (token < 0) return invalid_argument("logit_bias names token {}, which is none", token).about({"logit_bias"});
+    if (i > 0 && bias[i - 1].first == token)
+      return invalid_argument("logit_bias names token {} twice", token).about({"logit_bias"});
+    if (!(value >= -100.0F && value <= 100.0F))
+      return invalid_argument("the logit_bias of token {} is {}; it must be at least -100 and at most 100", token,
+                              value)
+          .about({"logit_bias"});
+  }
+  return {};
+}
+
 }  // namespace
 
 Status validate(const SamplingOptions& options) {
+  KVASIR_RETURN_IF_ERROR(check_bias(options.logit_bias));
   KVASIR_RETURN_IF_ERROR(check_range("temperature", options.temperature, 0.0F, 100.0F, true));
   KVASIR_RETURN_IF_ERROR(check_not_negative("top_k", options.top_k));
   KVASIR_RETURN_IF_ERROR(check_range("top_p", options.top_p, 0.0F, 1.0F, false));
@@ -135,13 +153,15 @@ TokenId Sampler::sample(std::span<const float> logits) {
   return draw();
 }
 
-// Collects all tokens whose logit is not NaN, with penalties applied.
+// Collects all tokens whose logit is not NaN, with bias and penalties applied.
 void Sampler::gather(std::span<const float> logits) {
   candidates_.clear();
   sorted_ = false;
   for (std::size_t i = 0; i < logits.size(); ++i) {
     candidates_.push_back({static_cast<TokenId>(i), logits[i], 0.0});
   }
+  for (const auto& [token, bias] : options_.logit_bias)
+    if (static_cast<std::size_t>(token) < logits.size()) candidates_[static_cast<std::size_t>(token)].logit += bias;
   for (const auto& [token, count] : counts_) {
     if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
     float& logit = candidates_[static_cast<std::size_t>(token)].logit;

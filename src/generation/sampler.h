@@ -1,4 +1,4 @@
-// Chooses the next token from logits: penalties, DRY, then top-k, top-p, min-p, temperature, then one draw.
+// Chooses the next token from logits: logit bias, penalties, DRY, then top-k, top-p, min-p, temperature, then one draw.
 // Thread-safety: none; a Sampler belongs to one sequence. Deterministic given options, seed and logits.
 #pragma once
 
@@ -16,6 +16,7 @@
 namespace kvasir {
 
 inline constexpr int kMaxPenaltyWindow = 65536;
+inline constexpr std::size_t kMostBiases = 1024;
 
 // Errors: kInvalidArgument naming the option, the value and the accepted range.
 Status validate(const SamplingOptions& options);

@@ -1,11 +1,18 @@
 #include "server/api_response.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace kvasir::server {
 namespace {
 
 using Json = nlohmann::json;
+
+// Messages repeat what a client sent, which may be large.
+std::string shortened(std::string_view message) {
+  constexpr std::size_t kMost = 1000;
+  return message.size() <= kMost ? std::string(message) : std::string(message.substr(0, kMost)) + " ...";
+}
 
 Json bytes_of(std::string_view text) {
   Json bytes = Json::array();
@@ -17,7 +24,7 @@ Json choice_of(const TokenChoice& choice) {
   return {{"token", choice.bytes}, {"logprob", choice.log_probability}, {"bytes", bytes_of(choice.bytes)}};
 }
 
-Json chat_logprobs(const std::vector<GeneratedToken>& tokens) {
+Json chat_logprobs(std::span<const GeneratedToken> tokens) {
   Json content = Json::array();
   for (const GeneratedToken& token : tokens) {
     Json each = choice_of(token.token);
@@ -28,27 +35,62 @@ Json chat_logprobs(const std::vector<GeneratedToken>& tokens) {
   return {{"content", std::move(content)}, {"refusal", nullptr}};
 }
 
-Json completion_logprobs(const std::vector<GeneratedToken>& tokens) {
-  Json all = {{"tokens", Json::array()},
-              {"token_logprobs", Json::array()},
-              {"top_logprobs", Json::array()},
-              {"text_offset", Json::array()}};
-  std::size_t offset = 0;
-  for (const GeneratedToken& token : tokens) {
-    all["tokens"].push_back(token.token.bytes);
-    all["token_logprobs"].push_back(token.token.log_probability);
-    Json top = Json::object();
-    for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
-    all["top_logprobs"].push_back(std::move(top));
-    all["text_offset"].push_back(offset);
-    offset += token.token.bytes.size();
-  }
-  return all;
+// Characters that begin in some bytes.
+std::size_t characters(std::string_view bytes) {
+  return static_cast<std::size_t>(std::ranges::count_if(bytes, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-Json logprobs_of(const AnswerHead& head, const GenerateResult& result, bool logprobs) {
+// Log-probabilities as completions have them: parallel lists.
+class LogprobLists {
+ public:
+  explicit LogprobLists(std::size_t* offset) : offset_(*offset) {}
+
+  // A token without a log-probability: the first of a prompt.
+  void add(std::string_view piece) { add(piece, nullptr, nullptr); }
+  void add(const GeneratedToken& token) {
+    Json top = Json::object();
+    for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
+    add(token.token.bytes, token.token.log_probability, std::move(top));
+  }
+  Json json() && {
+    return {{"tokens", std::move(tokens_)},
+            {"token_logprobs", std::move(values_)},
+            {"top_logprobs", std::move(top_)},
+            {"text_offset", std::move(offsets_)}};
+  }
+
+ private:
+  void add(std::string_view piece, Json value, Json top) {
+    tokens_.push_back(piece);
+    values_.push_back(std::move(value));
+    top_.push_back(std::move(top));
+    offsets_.push_back(offset_);
+    offset_ += characters(piece);
+  }
+
+  std::size_t& offset_;
+  Json tokens_ = Json::array(), values_ = Json::array(), top_ = Json::array(), offsets_ = Json::array();
+};
+
+Json logprobs_of(const AnswerHead& head, std::span<const GeneratedToken> tokens, bool logprobs, std::size_t* offset) {
   if (!logprobs) return nullptr;
-  return head.chat ? chat_logprobs(result.choices) : completion_logprobs(result.choices);
+  if (head.chat) return chat_logprobs(tokens);
+  LogprobLists lists(offset);
+  for (const GeneratedToken& token : tokens) lists.add(token);
+  return std::move(lists).json();
+}
+
+Json logprobs_of(const AnswerHead& head, const Choice& choice, bool logprobs) {
+  std::size_t offset = 0;
+  if (!logprobs || head.chat || choice.pieces.empty()) {
+    offset = characters(choice.echo);
+    return logprobs_of(head, choice.result->choices, logprobs, &offset);
+  }
+  LogprobLists lists(&offset);
+  lists.add(choice.pieces.front());
+  for (const GeneratedToken& token : choice.result->prompt_choices) lists.add(token);
+  for (const GeneratedToken& token : choice.result->choices) lists.add(token);
+  return std::move(lists).json();
 }
 
 Json object_of(const AnswerHead& head, std::string_view object) {
@@ -74,70 +116,87 @@ std::string_view api_finish_reason(FinishReason reason) {
   return reason == FinishReason::kEnd || reason == FinishReason::kStop ? "stop" : "length";
 }
 
-Json kv_of(const GenerateResult& result) {
+Json kv_of(const Choice& choice) {
+  const GenerateResult& result = *choice.result;
   const KvReport& kv = result.kv;
-  return {{"policy", kv.policy}, {"codec", kv.codec},
-          {"seen", kv.seen},     {"kept", kv.kept},
-          {"bytes", kv.bytes},   {"bytes_peak", kv.bytes_peak},
-          {"cached", result.cached},
-          {"cache_miss", result.cache_miss},
-          {"preemptions", result.preemptions},
-          {"seed", result.seed}, {"finish_reason", finish_reason_name(result.finish_reason)}};
+  Json json = {{"policy", kv.policy},
+               {"codec", kv.codec},
+               {"seen", kv.seen},
+               {"kept", kv.kept},
+               {"cached", result.cached},
+               {"cached_from", result.cached_from.empty() ? Json() : Json(result.cached_from)},
+               {"cache_miss", result.cache_miss.empty() ? Json() : Json(result.cache_miss)},
+               {"bytes", kv.bytes},
+               {"bytes_peak", kv.bytes_peak},
+               {"preemptions", result.preemptions},
+               {"recomputed", result.recomputed},
+               {"seed", result.seed},
+               {"finish_reason", finish_reason_name(result.finish_reason)}};
+  if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
+  return json;
 }
 
-Json usage_of(std::int64_t prompt_tokens, std::int64_t completion_tokens) {
-  return {{"prompt_tokens", prompt_tokens},
-          {"completion_tokens", completion_tokens},
-          {"total_tokens", prompt_tokens + completion_tokens},
-          {"prompt_tokens_details", {{"cached_tokens", 0}}}};
+Json usage_of(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt},
+          {"completion_tokens", usage.completion},
+          {"total_tokens", usage.prompt + usage.completion},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
 }
 
-Json answer_of(const AnswerHead& head, const std::vector<GenerateResult>& results, std::string_view prefix,
-               bool logprobs) {
+Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Usage& usage, bool logprobs) {
   Json answer = object_of(head, head.chat ? "chat.completion" : "text_completion");
-  std::int64_t tokens = 0;
-  for (std::size_t sample = 0; sample < results.size(); ++sample) {
-    const GenerateResult& result = results[sample];
-    tokens += result.tokens;
-    Json choice = {{"index", sample},
-                   {"finish_reason", api_finish_reason(result.finish_reason)},
-                   {"logprobs", logprobs_of(head, result, logprobs)}};
-    const std::string text = std::string(prefix) + result.text;
+  for (const Choice& each : choices) {
+    Json choice = {{"index", each.index},
+                   {"finish_reason", api_finish_reason(each.result->finish_reason)},
+                   {"logprobs", logprobs_of(head, each, logprobs)}};
+    const std::string text = std::string(each.echo) + each.result->text;
     if (head.chat) {
       choice["message"] = {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}};
     } else {
       choice["text"] = text;
     }
-    if (results.size() > 1) choice["kv"] = kv_of(result);
+    if (choices.size() > 1) choice["kv"] = kv_of(each);
     answer["choices"].push_back(std::move(choice));
   }
-  answer["usage"] = usage_of(results.front().prompt_tokens, tokens);
-  answer["kv"] = kv_of(results.front());
+  answer["usage"] = usage_of(usage);
+  answer["kv"] = kv_of(choices.front());
   return answer;
 }
 
-Json first_chunk(const AnswerHead& head, int sample) {
-  return head.chat ? chunk_of(head, sample, {{"delta", {{"role", "assistant"}, {"content", ""}}}})
-                   : chunk_of(head, sample, {{"text", ""}});
+Json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offset) {
+  if (head.chat) return chunk_of(head, choice.index, {{"delta", {{"role", "assistant"}, {"content", ""}}}});
+  *offset += characters(choice.echo);
+  return chunk_of(head, choice.index, {{"text", choice.echo}});
 }
 
-Json text_chunk(const AnswerHead& head, int sample, std::string_view text) {
-  return head.chat ? chunk_of(head, sample, {{"delta", {{"content", text}}}})
-                   : chunk_of(head, sample, {{"text", text}});
+Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::span<const GeneratedToken> tokens,
+                bool logprobs, std::size_t* offset) {
+  Json content = {{"logprobs", logprobs_of(head, tokens, logprobs, offset)}};
+  if (head.chat) {
+    content["delta"] = {{"content", text}};
+  } else {
+    content["text"] = text;
+  }
+  return chunk_of(head, index, std::move(content));
 }
 
-Json last_chunk(const AnswerHead& head, int sample, const GenerateResult& result, bool logprobs) {
-  Json content = {{"finish_reason", api_finish_reason(result.finish_reason)},
-                  {"logprobs", logprobs_of(head, result, logprobs)}};
+Json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens, bool logprobs,
+                std::size_t* offset) {
+  Json content = {{"finish_reason", api_finish_reason(choice.result->finish_reason)},
+                  {"logprobs", logprobs_of(head, tokens, logprobs, offset)}};
   content[head.chat ? "delta" : "text"] = head.chat ? Json::object() : Json("");
-  Json chunk = chunk_of(head, sample, std::move(content));
-  chunk["kv"] = kv_of(result);
+  Json chunk = chunk_of(head, choice.index, std::move(content));
+  chunk["kv"] = kv_of(choice);
   return chunk;
 }
 
-Json usage_chunk(const AnswerHead& head, std::int64_t prompt_tokens, std::int64_t completion_tokens) {
-  Json chunk = object_of(head, head.chat ? "chat.completion.chunk" : "text_completion");
-  chunk["usage"] = usage_of(prompt_tokens, completion_tokens);
+Json extra_chunk(const AnswerHead& head) {
+  return object_of(head, head.chat ? "chat.completion.chunk" : "text_completion");
+}
+
+Json usage_chunk(const AnswerHead& head, const Usage& usage) {
+  Json chunk = extra_chunk(head);
+  chunk["usage"] = usage_of(usage);
   return chunk;
 }
 
@@ -167,7 +226,7 @@ Json error_of(const Status& status, std::string_view type) {
   const int http = http_status(status);
   if (type.empty()) type = http < 500 ? "invalid_request_error" : "server_error";
   return {{"error",
-           {{"message", status.message()},
+           {{"message", shortened(status.message())},
             {"type", type},
             {"param", status.settings().empty() ? Json() : Json(status.settings().front())},
             {"code", status.code() == StatusCode::kResourceExhausted ? Json("context_length_exceeded") : Json()}}}};
@@ -175,7 +234,7 @@ Json error_of(const Status& status, std::string_view type) {
 
 Json error_of(int http, std::string_view message, std::string_view code) {
   return {{"error",
-           {{"message", message},
+           {{"message", shortened(message)},
             {"type", http < 500 ? "invalid_request_error" : "server_error"},
             {"param", nullptr},
             {"code", code.empty() ? Json() : Json(code)}}}};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,18 +25,40 @@ struct AnswerHead {
 // Returns "length" for whatever cut the answer short, and otherwise "stop". The object "kv" has the exact reason.
 std::string_view api_finish_reason(FinishReason reason);
 
-nlohmann::json kv_of(const GenerateResult& result);
-nlohmann::json usage_of(std::int64_t prompt_tokens, std::int64_t completion_tokens);
+// Tokens of all prompts and all samples of an answer.
+struct Usage {
+  std::int64_t prompt = 0;
+  std::int64_t completion = 0;
+  std::int64_t cached = 0;  // of the prompts, from the prefix cache
+};
+nlohmann::json usage_of(const Usage& usage);
 
-// The whole answer. results: by sample; `prefix` stands in front of each text.
-nlohmann::json answer_of(const AnswerHead& head, const std::vector<GenerateResult>& results, std::string_view prefix,
-                         bool logprobs);
+// One choice of an answer.
+struct Choice {
+  int index = 0;
+  const GenerateResult* result = nullptr;
+  std::string_view echo;                // stands in front of its text
+  std::span<const std::string> pieces;  // of the prompt's tokens, where its log-probabilities are reported
+  std::int64_t most_tokens = -1;        // the limit of its tokens that the server set; -1: the client set one
+};
 
-// Parts of a stream: the first of a sample (chat: its role), some text, and the last (with the reason).
-nlohmann::json first_chunk(const AnswerHead& head, int sample);
-nlohmann::json text_chunk(const AnswerHead& head, int sample, std::string_view text);
-nlohmann::json last_chunk(const AnswerHead& head, int sample, const GenerateResult& result, bool logprobs);
-nlohmann::json usage_chunk(const AnswerHead& head, std::int64_t prompt_tokens, std::int64_t completion_tokens);
+// The object "kv": what the cache kept of the text, and why the text ended. The figures are those of one choice.
+nlohmann::json kv_of(const Choice& choice);
+
+// The whole answer. REQUIRES: choices not empty, in order of index.
+nlohmann::json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Usage& usage, bool logprobs);
+
+// Parts of a stream. Each choice begins with its first chunk (chat: its role; otherwise `echo` of the prompt) and ends
+// with its last (with the reason). `logprobs`: whether to report `tokens`, those of this part. `offset`: where the
+// choice's text goes on, in characters; moved on.
+nlohmann::json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offset);
+nlohmann::json text_chunk(const AnswerHead& head, int index, std::string_view text,
+                          std::span<const GeneratedToken> tokens, bool logprobs, std::size_t* offset);
+nlohmann::json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens,
+                          bool logprobs, std::size_t* offset);
+// Of the whole stream: chunks without a choice.
+nlohmann::json usage_chunk(const AnswerHead& head, const Usage& usage);
+nlohmann::json extra_chunk(const AnswerHead& head);
 
 // Returns a server-sent event with an object, invalid UTF-8 replaced.
 std::string event_of(const nlohmann::json& object);

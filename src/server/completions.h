@@ -1,25 +1,27 @@
-// The routes that generate: POST /v1/chat/completions and POST /v1/completions.
+// The routes that generate: POST /v1/chat/completions and POST /v1/completions, and those of sessions, which a
+// completion may continue:
+//
+//   POST /v1/sessions/{id}     reads a prompt or messages into the session, which is made if there is none, and saves
+//                              it; without either restores it, and says what it holds
+//   GET /v1/sessions/{id}      says how large its file is, and how old
+//   DELETE /v1/sessions/{id}
+//   GET /v1/sessions           lists them; each tenant sees its own
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "server/flight.h"
 #include "server/router.h"
-#include "server/step_thread.h"
-#include "server/traffic.h"
 
 namespace kvasir::server {
 
-struct CompletionOptions {
-  std::string model;   // as clients name it
-  std::string policy;  // of requests that name none; empty: the engine's default
-};
-
 class Completions {
  public:
-  // `steps` and `traffic` must outlive this.
-  Completions(StepThread& steps, Traffic& traffic, CompletionOptions options);
+  // What `deck` refers to must outlive this.
+  explicit Completions(const FlightDeck& deck);
 
   // This must outlive the router.
   void add_routes(Router& router);
@@ -28,14 +30,19 @@ class Completions {
   void begin_drain() { draining_ = true; }
 
  private:
-  class Flight;
+  // `session`: see Flight.
+  void fly(Exchange exchange, bool chat, std::string session = {});
+  void add_session_routes(Router& router);
+  void use_session(Exchange exchange);
+  void find_session(Exchange exchange);
+  void list_sessions(Exchange exchange);
+  void delete_session(Exchange exchange);
+  // Returns false, having refused the request, where there are no sessions or the id is none.
+  bool has_sessions(const Exchange& exchange) const;
+  // Runs `work` on the text thread, and sends the body that it returns, or an error.
+  void answer_with(Exchange exchange, std::function<Result<std::string>()> work, std::function<void()> done = {});
 
-  void complete(Exchange exchange, bool chat);
-  void refuse(const Exchange& exchange, const Status& status);
-
-  StepThread& steps_;
-  Traffic& traffic_;
-  CompletionOptions options_;
+  FlightDeck deck_;
   std::uint64_t next_ = 1;
   std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;

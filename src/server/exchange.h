@@ -21,6 +21,8 @@ struct Caller {
   int tenant_number = 0;  // of the engine's tenants: RequestOptions::tenant
   std::string salt;       // of the prefix cache, which no client can choose or know
   int priority = 0;       // added to that of the request; less runs earlier
+  // Counts the request as running while it lives. May be null; may be dropped on any thread.
+  std::shared_ptr<const void> hold;
 };
 
 struct Exchange {

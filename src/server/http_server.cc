@@ -1,432 +1,49 @@
 #include "server/http_server.h"
 
-#include <fmt/core.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
+#include <sys/resource.h>
 
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/write.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/read.hpp>
-#include <boost/beast/http/string_body.hpp>
-#include <map>
+#include <new>
 #include <optional>
-#include <unordered_set>
 
 #include "base/status.h"
+#include "server/http_connection.h"
 
 namespace kvasir::server {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-namespace http = beast::http;
 using asio::ip::tcp;
 using Error = boost::system::error_code;
-using Clock = std::chrono::steady_clock;
 
-std::string_view view(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
-// Whether an error says that the connection is gone, not that its bytes are wrong.
-bool is_lost(const Error& error) {
-  return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
-}
-
-class Connection;
-
-// What connections share.
-struct Shared {
-  HttpLimits limits;
-  HttpServer::Handler handler;
-  std::unordered_set<Connection*> open;
-  std::map<std::string, int> by_address;
-  bool draining = false;
-  std::function<void()> closed;  // called when a connection has closed
-  asio::io_context context{1};   // last: its handlers own connections, which use the others
-};
-
-// One connection: it reads a request, waits for its answer, writes it, and reads the next. Lives as long as one of its
-// operations is pending.
-class Connection : public std::enable_shared_from_this<Connection> {
- public:
-  Connection(Shared& shared, tcp::socket socket, std::string address)
-      : shared_(shared), socket_(std::move(socket)), timer_(shared.context), address_(std::move(address)) {
-    shared_.open.insert(this);
-    ++shared_.by_address[address_];
+// Sees to it that the process may open as many descriptors as so many connections, and all else, need. Returns for how
+// many connections they suffice.
+int descriptors_for(int connections) {
+  constexpr rlim_t kElse = 128;
+  const rlim_t wanted = static_cast<rlim_t>(connections) + kElse;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return connections;
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = std::min(wanted, limit.rlim_max);
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) ::getrlimit(RLIMIT_NOFILE, &limit);
   }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
-  ~Connection() {
-    shared_.open.erase(this);
-    if (const auto found = shared_.by_address.find(address_); --found->second == 0) shared_.by_address.erase(found);
-    if (shared_.closed) shared_.closed();
-  }
-
-  void read_request();
-  bool idle() const { return state_ == State::kIdle; }
-  void close();
-
-  // The answer of request `number`; without effect once that is over.
-  void send(std::uint64_t number, int status, std::string_view type, std::string body, const HttpFields& fields);
-  void begin_stream(std::uint64_t number, const HttpFields& fields);
-  void write(std::uint64_t number, std::string_view bytes);
-  void end(std::uint64_t number);
-  void abandon(std::uint64_t number);
-  void on_closed(std::uint64_t number, std::function<void()> callback);
-
- private:
-  enum class State { kIdle, kReading, kAnswering, kLingering, kClosed };
-
-  bool answers(std::uint64_t number) const { return state_ == State::kAnswering && number == number_ && !ended_; }
-  void expire_after(Clock::duration time);
-  void read_header();
-  void take_header();
-  void read_body();
-  void dispatch();
-  void refuse(int status, std::string_view message);
-  void watch();
-  void beat();
-  void queue(std::string_view bytes);
-  void write_more();
-  void finish();
-  void linger();
-  std::string head(int status, std::string_view type, std::optional<std::size_t> size, const HttpFields& fields) const;
-
-  Shared& shared_;
-  tcp::socket socket_;
-  asio::steady_timer timer_;
-  std::string address_;
-  State state_ = State::kIdle;
-  beast::flat_buffer buffer_;
-  std::optional<http::request_parser<http::string_body>> parser_;
-  Clock::time_point body_began_{};
-  std::size_t body_read_ = 0;
-  std::uint64_t number_ = 0;  // of the request
-  bool keep_alive_ = false;
-  bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
-  bool streams_ = false;
-  bool ended_ = false;  // the answer is complete, perhaps not written yet
-  bool writing_ = false;
-  bool head_only_ = false;
-  std::string out_, next_;  // being written, and behind that
-  Clock::time_point said_{};
-  std::function<void()> closed_;
-};
-
-class Answer final : public HttpAnswer {
- public:
-  Answer(std::weak_ptr<Connection> connection, std::uint64_t number)
-      : connection_(std::move(connection)), number_(number) {}
-  Answer(const Answer&) = delete;
-  Answer& operator=(const Answer&) = delete;
-  ~Answer() override {
-    if (const auto connection = connection_.lock()) connection->abandon(number_);
-  }
-  void send(int status, std::string_view type, std::string body, const HttpFields& fields) override {
-    if (const auto connection = connection_.lock()) connection->send(number_, status, type, std::move(body), fields);
-  }
-  void begin_stream(const HttpFields& fields) override {
-    if (const auto connection = connection_.lock()) connection->begin_stream(number_, fields);
-  }
-  void write(std::string_view bytes) override {
-    if (const auto connection = connection_.lock()) connection->write(number_, bytes);
-  }
-  void end() override {
-    if (const auto connection = connection_.lock()) connection->end(number_);
-  }
-  void on_closed(std::function<void()> callback) override {
-    if (const auto connection = connection_.lock()) connection->on_closed(number_, std::move(callback));
-  }
-
- private:
-  std::weak_ptr<Connection> connection_;
-  std::uint64_t number_;
-};
-
-// Closes the connection unless the state moves on before.
-void Connection::expire_after(Clock::duration time) {
-  timer_.expires_after(time);
-  timer_.async_wait([self = weak_from_this()](Error error) {
-    const auto connection = self.lock();
-    if (!error && connection != nullptr && connection->timer_.expiry() <= Clock::now()) connection->close();
-  });
-}
-
-void Connection::close() {
-  if (state_ == State::kClosed) return;
-  state_ = State::kClosed;
-  timer_.cancel();
-  Error ignored;
-  socket_.close(ignored);
-  if (const auto callback = std::exchange(closed_, {})) callback();
-}
-
-void Connection::read_request() {
-  state_ = State::kIdle;
-  ++number_;
-  ended_ = streams_ = chunked_ = head_only_ = false;
-  if (shared_.draining) return close();
-  if (buffer_.size() > 0) return read_header();
-  expire_after(shared_.limits.keep_alive);
-  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](Error error) {
-    if (self->state_ != State::kIdle) return;
-    if (error) return self->close();
-    self->read_header();
-  });
-}
-
-void Connection::read_header() {
-  state_ = State::kReading;
-  parser_.emplace();
-  parser_->header_limit(static_cast<std::uint32_t>(shared_.limits.header_bytes));
-  parser_->body_limit(shared_.limits.body_bytes);
-  expire_after(shared_.limits.header_time);
-  http::async_read_header(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t) {
-    if (self->state_ != State::kReading) return;
-    if (!error) return self->take_header();
-    if (error == http::error::header_limit) return self->refuse(431, "the header is too large");
-    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
-    if (error == http::error::end_of_stream || is_lost(error)) return self->close();
-    self->refuse(400, "this is not HTTP/1.1");
-  });
-}
-
-void Connection::take_header() {
-  const auto& message = parser_->get();
-  if (std::distance(message.begin(), message.end()) > shared_.limits.header_fields)
-    return refuse(431, "the header has too many fields");
-  if (message.version() < 10 || message.version() > 11) return refuse(505, "the HTTP version must be 1.0 or 1.1");
-  if (const auto size = parser_->content_length(); size && *size > shared_.limits.body_bytes)
-    return refuse(
-        413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size, shared_.limits.body_bytes));
-  if (message.count(http::field::expect) > 0 && !parser_->is_done()) {
-    if (!beast::iequals(message[http::field::expect], "100-continue"))
-      return refuse(417, "the expectation cannot be met");
-    static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-    asio::async_write(socket_, asio::buffer(kContinue), [self = shared_from_this()](Error error, std::size_t) {
-      if (self->state_ != State::kReading) return;
-      if (error) return self->close();
-      self->body_began_ = Clock::now();
-      self->read_body();
-    });
-    return;
-  }
-  body_began_ = Clock::now();
-  body_read_ = 0;
-  read_body();
-}
-
-// A body may take the grace and what the least rate gives it.
-void Connection::read_body() {
-  if (parser_->is_done()) return dispatch();
-  const HttpLimits& limits = shared_.limits;
-  const auto allowed = limits.body_grace + std::chrono::seconds(body_read_ / limits.body_rate);
-  expire_after(body_began_ + allowed - Clock::now());
-  http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t bytes) {
-    if (self->state_ != State::kReading) return;
-    self->body_read_ += bytes;
-    if (!error) return self->read_body();
-    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
-    if (error == http::error::end_of_stream || error == http::error::partial_message || is_lost(error))
-      return self->close();
-    self->refuse(400, "the body is not as the header says");
-  });
-}
-
-void Connection::dispatch() {
-  state_ = State::kAnswering;
-  timer_.cancel();
-  auto message = parser_->release();
-  parser_.reset();
-  HttpRequest request;
-  request.method = view(message.method_string());
-  const std::string_view target = view(message.target());
-  const std::size_t query = target.find('?');
-  request.path = target.substr(0, query);
-  if (query != std::string_view::npos) request.query = target.substr(query + 1);
-  for (const auto& field : message) {
-    std::string name(view(field.name_string()));
-    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    request.fields.emplace_back(std::move(name), view(field.value()));
-  }
-  request.body = std::move(message.body());
-  request.address = address_;
-  keep_alive_ = message.keep_alive();
-  chunked_ = message.version() == 11;
-  head_only_ = message.method() == http::verb::head;
-  auto answer = std::make_shared<Answer>(weak_from_this(), number_);
-  watch();
-  shared_.handler(std::move(request), std::move(answer));
-}
-
-// Answers a request that cannot be read to its end, and closes.
-void Connection::refuse(int status, std::string_view message) {
-  state_ = State::kAnswering;
-  keep_alive_ = false;
-  send(
-      number_, status, "application/json",
-      fmt::format(R"({{"error":{{"message":"{}","type":"invalid_request_error","param":null,"code":null}}}})", message),
-      {});
-}
-
-// Notices a client that leaves while its request is answered. Where it has sent more bytes already, which hide its
-// leaving from a read, the state of the connection tells.
-void Connection::watch() {
-  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this(), number = number_](Error error) {
-    if (self->state_ != State::kAnswering || self->number_ != number) return;
-    char byte = 0;
-    const auto got = error ? -1 : ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return self->close();
-    // beat() asks again, so that bytes that stay unread do not wake this up for ever.
-  });
-  beat();
-}
-
-void Connection::beat() {
-  auto timer = std::make_shared<asio::steady_timer>(shared_.context, std::chrono::seconds(1));
-  timer->async_wait([self = weak_from_this(), number = number_, timer](Error) {
-    const auto connection = self.lock();
-    if (connection == nullptr || connection->state_ != State::kAnswering || connection->number_ != number) return;
-    tcp_info info{};
-    socklen_t size = sizeof info;
-    if (::getsockopt(connection->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-        (info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_CLOSE))
-      return connection->close();
-    if (connection->streams_ && !connection->ended_ &&
-        Clock::now() - connection->said_ >= connection->shared_.limits.heartbeat)
-      connection->queue(": waiting\n\n");
-    connection->beat();
-  });
-}
-
-std::string Connection::head(int status, std::string_view type, std::optional<std::size_t> size,
-                             const HttpFields& fields) const {
-  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nContent-Type: {}\r\n", status,
-                                 view(http::obsolete_reason(static_cast<http::status>(status))), type);
-  if (size) {
-    text += fmt::format("Content-Length: {}\r\n", *size);
-  } else if (chunked_) {
-    text += "Transfer-Encoding: chunked\r\n";
-  }
-  for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
-  return text + (keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
-}
-
-void Connection::send(std::uint64_t number, int status, std::string_view type, std::string body,
-                      const HttpFields& fields) {
-  if (!answers(number) || streams_) return;
-  keep_alive_ = keep_alive_ && !shared_.draining;
-  next_ += head(status, type, body.size(), fields);
-  if (!head_only_) next_ += body;
-  ended_ = true;
-  write_more();
-}
-
-void Connection::begin_stream(std::uint64_t number, const HttpFields& fields) {
-  if (!answers(number) || streams_) return;
-  streams_ = true;
-  keep_alive_ = keep_alive_ && chunked_ && !shared_.draining;
-  HttpFields all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
-  all.insert(all.end(), fields.begin(), fields.end());
-  next_ += head(200, "text/event-stream", {}, all);
-  said_ = Clock::now();
-  write_more();
-}
-
-void Connection::write(std::uint64_t number, std::string_view bytes) {
-  if (answers(number) && streams_ && !bytes.empty()) queue(bytes);
-}
-
-void Connection::queue(std::string_view bytes) {
-  said_ = Clock::now();
-  if (chunked_) next_ += fmt::format("{:x}\r\n", bytes.size());
-  next_ += bytes;
-  if (chunked_) next_ += "\r\n";
-  if (next_.size() > shared_.limits.queued_bytes) return close();
-  write_more();
-}
-
-void Connection::end(std::uint64_t number) {
-  if (!answers(number) || !streams_) return;
-  if (chunked_) next_ += "0\r\n\r\n";
-  ended_ = true;
-  write_more();
-}
-
-void Connection::abandon(std::uint64_t number) {
-  if (answers(number)) close();
-}
-
-void Connection::on_closed(std::uint64_t number, std::function<void()> callback) {
-  if (answers(number)) {
-    closed_ = std::move(callback);
-  } else if (state_ == State::kClosed) {
-    callback();
-  }
-}
-
-void Connection::write_more() {
-  if (writing_) return;
-  if (out_.empty()) out_.swap(next_);
-  if (out_.empty()) {
-    if (ended_) finish();
-    return;
-  }
-  writing_ = true;
-  expire_after(shared_.limits.write_stall);
-  socket_.async_write_some(asio::buffer(out_), [self = shared_from_this()](Error error, std::size_t bytes) {
-    self->writing_ = false;
-    if (self->state_ != State::kAnswering) return;
-    self->timer_.cancel();
-    if (error) return self->close();
-    self->out_.erase(0, bytes);
-    self->write_more();
-  });
-}
-
-void Connection::finish() {
-  closed_ = {};
-  if (keep_alive_) return read_request();
-  linger();
-}
-
-// Says that nothing more comes, and reads what the client still sends, for a moment: closing with unread bytes would
-// reset the connection, and the client might lose the answer.
-void Connection::linger() {
-  state_ = State::kLingering;
-  Error error;
-  socket_.shutdown(tcp::socket::shutdown_send, error);
-  if (error) return close();
-  expire_after(std::chrono::seconds(2));
-  buffer_.clear();
-  struct Drop {
-    static void read(const std::shared_ptr<Connection>& self) {
-      self->socket_.async_read_some(self->buffer_.prepare(4096), [self](Error read_error, std::size_t) {
-        if (self->state_ != State::kLingering) return;
-        if (read_error) return self->close();
-        read(self);
-      });
-    }
-  };
-  Drop::read(shared_from_this());
+  const rlim_t most = std::min(limit.rlim_cur, wanted);
+  return static_cast<int>(most > 2 * kElse ? most - kElse : most / 2);
 }
 
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(const HttpLimits& limits, Handler handler) : acceptor_(shared_.context), retry_(shared_.context) {
     shared_.limits = limits;
+    shared_.limits.connections = std::min(limits.connections, descriptors_for(limits.connections));
     shared_.handler = std::move(handler);
   }
   ~HttpServerImpl() override {
     shared_.closed = {};
     shared_.handler = {};
-    for (Connection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
+    for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
     shared_.context.restart();
     shared_.context.poll();
   }
@@ -453,7 +70,14 @@ class HttpServerImpl final : public HttpServer {
 
   void run() override {
     accept();
-    shared_.context.run();
+    while (true) {
+      try {
+        shared_.context.run();
+        return;
+      } catch (const std::bad_alloc&) {
+        // What asked for memory is gone, with its connection; the others go on.
+      }
+    }
   }
   void stop() override { shared_.context.stop(); }
   void post(std::function<void()> function) override { asio::post(shared_.context, std::move(function)); }
@@ -472,14 +96,14 @@ class HttpServerImpl final : public HttpServer {
       shared_.closed = [this] {
         if (shared_.open.empty()) post([this] { stop(); });
       };
-      const std::vector<Connection*> open(shared_.open.begin(), shared_.open.end());
-      for (Connection* connection : open)
+      const std::vector<HttpConnection*> open(shared_.open.begin(), shared_.open.end());
+      for (HttpConnection* connection : open)
         if (connection->idle()) connection->close();
       if (open.empty()) return stop();
       deadline_.emplace(shared_.context, deadline);
       deadline_->async_wait([this](Error error) {
         if (error) return;
-        for (Connection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
+        for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
         post([this] { stop(); });
       });
     });
@@ -517,14 +141,17 @@ class HttpServerImpl final : public HttpServer {
     if (error) return;
     const std::string address = client.address().to_string();
     const auto from_there = shared_.by_address.find(address);
-    if (connections() >= shared_.limits.connections ||
-        (from_there != shared_.by_address.end() && from_there->second >= shared_.limits.connections_per_address))
+    if (from_there != shared_.by_address.end() && from_there->second >= shared_.limits.connections_per_address)
       return;  // closes it
+    if (connections() >= shared_.limits.connections) {
+      if (shared_.waiting.empty()) return;
+      shared_.waiting.front()->close();
+    }
     socket.set_option(tcp::no_delay(true), error);
-    std::make_shared<Connection>(shared_, std::move(socket), address)->read_request();
+    serve_connection(shared_, std::move(socket), address);
   }
 
-  Shared shared_;
+  HttpShared shared_;
   tcp::acceptor acceptor_;
   asio::steady_timer retry_;
   std::optional<asio::steady_timer> deadline_;

@@ -25,9 +25,12 @@ struct HttpLimits {
   std::size_t header_bytes = 16 << 10;  // request line and header fields; more is answered with 431
   int header_fields = 64;
   std::size_t body_bytes = 8 << 20;      // more is answered with 413
-  int connections = 1024;                // in all; one more is closed at once
-  int connections_per_address = 512;     // from one client address
-  std::size_t queued_bytes = 1 << 20;    // of a stream that its reader has not taken; more ends the connection
+  std::size_t bodies_bytes = 256 << 20;  // of all bodies that are read or answered; more is answered with 503
+  // In all, and no more than descriptors suffice for. One more takes the place of that which has been without a request
+  // for longest; it is closed at once where all have one.
+  int connections = 1024;
+  int connections_per_address = 512;   // from one client address
+  std::size_t queued_bytes = 1 << 20;  // of a stream that its reader has not taken; a write beyond ends the connection
   std::chrono::seconds header_time{10};  // from a request's first byte to the end of its header
   std::chrono::seconds body_grace{10};   // for a body, besides body_rate
   std::size_t body_rate = 1024;          // least bytes a second at which a body must come
@@ -40,7 +43,7 @@ struct HttpRequest {
   std::string method;
   std::string path;                                         // without the query
   std::string query;                                        // behind '?'
-  std::vector<std::pair<std::string, std::string>> fields;  // names in lower case
+  std::vector<std::pair<std::string, std::string>> fields;  // of the header, names in lower case
   std::string body;
   std::string address;  // of the client
 
@@ -61,7 +64,8 @@ class HttpAnswer {
   // Adds bytes to the stream.
   virtual void write(std::string_view bytes) = 0;
   virtual void end() = 0;
-  // Sets what is called once if the connection closes before the answer is finished: the client left or does not read.
+  // Sets what is called once if the connection closes before the answer is finished: the client left, or shut down its
+  // sending side, or does not read.
   virtual void on_closed(std::function<void()> callback) = 0;
 };
 

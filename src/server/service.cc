@@ -16,14 +16,22 @@ constexpr std::chrono::seconds kLongestPass{30};
 
 }  // namespace
 
-Service::Service(StepThread& steps, ServiceOptions options)
+Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
     : steps_(steps),
       options_(std::move(options)),
       started_(std::time(nullptr)),
-      completions_(steps, traffic_, {options_.model, options_.policy}),
+      sessions_(options_.sessions.empty()
+                    ? nullptr
+                    : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
+      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy}),
+      text_routes_(steps, texts, options_.policy),
+      inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate) {
   completions_.add_routes(router_);
-  router_.add("GET", "/v1/models", [this](const Exchange& exchange) { list_models(exchange); });
+  text_routes_.add_routes(router_);
+  if (options_.inspector) inspector_.add_routes(router_);
+  for (const char* path : {"/v1/models", "/v1/models/{id}"})
+    router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);
   router_.add(
@@ -33,6 +41,7 @@ Service::Service(StepThread& steps, ServiceOptions options)
 void Service::begin_drain() {
   draining_ = true;
   completions_.begin_drain();
+  inspector_.end_streams();
 }
 
 void Service::list_models(const Exchange& exchange) const {
@@ -40,8 +49,13 @@ void Service::list_models(const Exchange& exchange) const {
                       {"object", "model"},
                       {"created", started_},
                       {"owned_by", "kvasir"},
+                      {"root", options_.model},
+                      {"parent", nullptr},
                       {"max_model_len", steps_.model().context}};
-  exchange.send_json(200, text_of({{"object", "list"}, {"data", Json::array({model})}}));
+  if (exchange.parameter.empty())
+    return exchange.send_json(200, text_of({{"object", "list"}, {"data", Json::array({model})}}));
+  if (exchange.parameter == options_.model) return exchange.send_json(200, text_of(model));
+  exchange.refuse(404, "there is no model of this name here; GET /v1/models lists what there is", "model_not_found");
 }
 
 void Service::health(const Exchange& exchange) const {

@@ -2,14 +2,19 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "server/completions.h"
 #include "server/http_server.h"
+#include "server/inspector.h"
 #include "server/router.h"
+#include "server/session_desk.h"
 #include "server/step_thread.h"
+#include "server/text_routes.h"
+#include "server/text_thread.h"
 #include "server/traffic.h"
 
 namespace kvasir::server {
@@ -18,12 +23,16 @@ struct ServiceOptions {
   std::string model;     // as clients name it
   std::string policy;    // of requests that name none; empty: the engine's default
   Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
+  std::string sessions;
+  SessionLimits session_limits;
+  bool inspector = true;
 };
 
 class Service {
  public:
-  // `steps` must outlive this.
-  Service(StepThread& steps, ServiceOptions options);
+  // `steps` and `texts` must outlive this.
+  Service(StepThread& steps, TextThread& texts, ServiceOptions options);
 
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
@@ -33,12 +42,16 @@ class Service {
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
 
+  // Sends what changes by itself. Call it every kTick.
+  static constexpr std::chrono::milliseconds kTick{250};
+  void tick() { inspector_.tick(); }
+
   // To add routes and observers before the first request.
   Router& router() { return router_; }
   Traffic& traffic() { return traffic_; }
 
  private:
-  void list_models(const Exchange& exchange) const;
+  void list_models(const Exchange& exchange) const;  // or the one that the path names
   void health(const Exchange& exchange) const;
   void ready(const Exchange& exchange) const;
 
@@ -47,7 +60,10 @@ class Service {
   std::int64_t started_;
   bool draining_ = false;
   Traffic traffic_;
+  std::unique_ptr<SessionDesk> sessions_;  // null: there are none
   Completions completions_;
+  TextRoutes text_routes_;
+  Inspector inspector_;
   Router router_;
 };
 

@@ -10,8 +10,42 @@ namespace kvasir::server {
 
 using Clock = std::chrono::steady_clock;
 
+class StepThread::Backlog {
+ public:
+  // Waits until little is left, or for the end.
+  void add() {
+    std::unique_lock lock(mutex_);
+    less_.wait(lock, [&] { return ended_ || count_ < kMost; });
+    ++count_;
+  }
+  void remove() {
+    {
+      const std::lock_guard lock(mutex_);
+      --count_;
+    }
+    less_.notify_one();
+  }
+  void end() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    less_.notify_one();
+  }
+
+ private:
+  static constexpr int kMost = 1024;
+  std::mutex mutex_;
+  std::condition_variable less_;
+  int count_ = 0;
+  bool ended_ = false;
+};
+
 StepThread::StepThread(std::unique_ptr<Engine> engine, Options options)
-    : options_(std::move(options)), engine_(std::move(engine)), summary_(engine_->model()) {
+    : options_(std::move(options)),
+      engine_(std::move(engine)),
+      summary_(engine_->model()),
+      backlog_(std::make_shared<Backlog>()) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -21,6 +55,7 @@ StepThread::~StepThread() {
     stopping_ = true;
   }
   wake_.notify_all();
+  backlog_->end();
   thread_.join();
 }
 
@@ -58,6 +93,15 @@ Status StepThread::ask(std::function<void(Engine&)> question) {
   return {};
 }
 
+void StepThread::retire(std::shared_ptr<Session> session) {
+  if (session == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    retired_.push_back(std::move(session));
+  }
+  wake_.notify_all();
+}
+
 StepReport StepThread::report() const {
   const std::lock_guard lock(mutex_);
   return report_;
@@ -73,15 +117,18 @@ void StepThread::run() {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
     std::vector<std::function<void(Engine&)>> questions;
+    std::vector<std::shared_ptr<Session>> retired;
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock, [&] {
-        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || engine_->unfinished() > 0;
+        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty() ||
+               engine_->unfinished() > 0;
       });
       if (stopping_) return;
       asked.swap(asked_);
       cancelled.swap(cancelled_);
       questions.swap(questions_);
+      retired.swap(retired_);
     }
     pass_began_ = Clock::now().time_since_epoch().count();
     for (Asked& each : asked) {
@@ -90,6 +137,8 @@ void StepThread::run() {
     }
     for (const Ticket ticket : cancelled) drop(ticket);
     for (const auto& question : questions) question(*engine_);
+    questions.clear();
+    retired.clear();
     if (engine_->unfinished() > 0) pass();
     if (options_.after_pass) options_.after_pass(*engine_);
     publish();
@@ -104,7 +153,7 @@ void StepThread::take(Asked asked) {
     known_[asked.ticket] = {*id, asked.options.samples, listener};
     tickets_[*id] = asked.ticket;
   }
-  options_.post([listener, status = id.status()] { listener->accepted(status); });
+  tell([listener, status = id.status()] { listener->accepted(status); });
 }
 
 void StepThread::drop(Ticket ticket) {
@@ -120,7 +169,11 @@ void StepThread::pass() {
   Result<std::vector<Event>> events = engine_->poll();
   ++passes_;
   pass_seconds_ += std::chrono::duration<double>(Clock::now() - began).count();
-  if (!events.ok()) return;  // the system refused memory: the events come with the next call
+  if (!events.ok()) {
+    // The system refused memory: the events come with the next call. Perhaps it has some then.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return;
+  }
   std::vector<std::pair<std::shared_ptr<Listener>, Event>> told;
   for (Event& event : *events) {
     const auto ticket = tickets_.find(event.request);
@@ -134,9 +187,15 @@ void StepThread::pass() {
     }
   }
   if (told.empty()) return;
-  options_.post([told = std::move(told)] {
+  tell([told = std::move(told)] {
     for (const auto& [listener, event] : told) listener->happened(event);
   });
+}
+
+void StepThread::tell(std::function<void()> function) {
+  backlog_->add();
+  options_.post([function = std::move(function),
+                 backlog = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); })] { function(); });
 }
 
 void StepThread::publish() {

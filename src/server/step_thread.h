@@ -54,6 +54,10 @@ class StepThread {
   ~StepThread();
 
   const ModelSummary& model() const { return summary_; }
+  // See Engine; for any thread.
+  const ModelText& text() const { return engine_->text(); }
+  // See Engine; for any thread. REQUIRES: the engine has made its cache.
+  Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
 
   // Queues a request. Errors: kResourceExhausted while the queue is full.
   Result<Ticket> submit(RequestOptions options, Listener listener);
@@ -63,6 +67,12 @@ class StepThread {
   // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. Errors:
   // kResourceExhausted while the queue is full.
   Status ask(std::function<void(Engine&)> question);
+
+  // Gives up a session between two passes; whoever has it must not keep it. Never refused.
+  void retire(std::shared_ptr<Session> session);
+
+  // Runs a function on the thread that callbacks are for.
+  void post(std::function<void()> function) const { options_.post(std::move(function)); }
 
   StepReport report() const;
   // How long the pass under way has been running; 0 between passes.
@@ -74,6 +84,8 @@ class StepThread {
     RequestOptions options;
     Listener listener;
   };
+  // What was posted and has not run yet. Where the I/O thread falls behind, the step thread waits for it.
+  class Backlog;
   struct Known {
     RequestId id{};
     std::int64_t samples = 1;  // that have not ended
@@ -84,17 +96,20 @@ class StepThread {
   void take(Asked asked);
   void drop(Ticket ticket);
   void pass();
+  void tell(std::function<void()> function);
   void publish();
 
   const Options options_;
   const std::unique_ptr<Engine> engine_;
   const ModelSummary summary_;
+  const std::shared_ptr<Backlog> backlog_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
   std::vector<std::function<void(Engine&)>> questions_;
+  std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;
   StepReport report_;

@@ -11,7 +11,17 @@ namespace kvasir::test {
 namespace {
 
 TEST(Schedule, PromptsShareTheRowsAndGeneratingTasksAlwaysGetTheirs) {
-  const RowDemand tasks[] = {{true, 100}, {false, 1}, {true, 200}, {true, 50}, {false, 1}};
+  const auto share_rows = [](const std::vector<std::pair<bool, int>>& demands, int prompt_rows) {
+    std::vector<ScheduleTask> tasks;
+    for (const auto& [reads, rows] : demands) tasks.push_back({.holds = true, .rows = rows, .reads = reads});
+    std::vector<int> rows;
+    for (const Verdict& verdict : schedule(tasks, {}, {}, {.prompt_rows = prompt_rows})) {
+      EXPECT_EQ(verdict.decision, verdict.rows > 0 ? Decision::kRun : Decision::kWait);
+      rows.push_back(verdict.rows);
+    }
+    return rows;
+  };
+  const std::vector<std::pair<bool, int>> tasks = {{true, 100}, {false, 1}, {true, 200}, {true, 50}, {false, 1}};
   EXPECT_EQ(share_rows(tasks, 256), (std::vector<int>{100, 1, 156, 0, 1}));
   EXPECT_EQ(share_rows(tasks, 1), (std::vector<int>{1, 1, 0, 0, 1}));
   EXPECT_TRUE(share_rows({}, 256).empty());
@@ -20,7 +30,12 @@ TEST(Schedule, PromptsShareTheRowsAndGeneratingTasksAlwaysGetTheirs) {
 using D = Decision;
 
 std::vector<Decision> decide(const std::vector<ScheduleTask>& tasks, std::uint64_t available, int running) {
-  return schedule(tasks, available, running);
+  std::uint64_t capacity = available;
+  for (const ScheduleTask& task : tasks) capacity += task.holds ? task.held : 0;
+  std::vector<Decision> decisions;
+  for (const Verdict& verdict : schedule(tasks, {}, {capacity, available}, {.running = running}))
+    decisions.push_back(verdict.decision);
+  return decisions;
 }
 
 TEST(Schedule, TheYoungestGiveWay) {
@@ -89,18 +104,19 @@ class World {
 
   void step() {
     tasks_.front().holds = true;
-    std::vector<RowDemand> demands;
-    for (const Imagined& task : tasks_)
-      demands.push_back({task.reads(), task.reads() ? static_cast<int>(task.known - task.done) : 1});
-    const std::vector<int> rows = share_rows(demands, 32);
     std::vector<ScheduleTask> asked;
-    for (std::size_t i = 0; i < tasks_.size(); ++i) {
-      const Imagined& task = tasks_[i];
+    for (const Imagined& task : tasks_) {
+      const int rows = task.reads() ? static_cast<int>(std::min<std::uint64_t>(task.known - task.done, 32)) : 1;
       // What comes back is only known to be at least so much.
-      asked.push_back({task.holds, rows[i], task.holds ? static_cast<std::uint64_t>(rows[i]) : task.known + 4,
-                       draw(0, 3) == 0 ? 0 : task.done});
+      asked.push_back({task.holds, rows, task.holds ? static_cast<std::uint64_t>(rows) : task.known + 4,
+                       draw(0, 3) == 0 ? 0 : task.done, task.reads()});
     }
-    const std::vector<Decision> decisions = schedule(asked, memory_ - used_, 8);
+    std::vector<Decision> decisions;
+    std::vector<int> rows;
+    for (const Verdict& verdict : schedule(asked, {}, {memory_, memory_ - used_}, {.prompt_rows = 32, .running = 8})) {
+      decisions.push_back(verdict.decision);
+      rows.push_back(verdict.rows);
+    }
     bool changed = false;
     for (std::size_t i = 0; i < tasks_.size(); ++i) {
       changed = changed || decisions[i] != Decision::kWait;

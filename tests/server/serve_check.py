@@ -6,6 +6,7 @@ should say comes from `kvasir run` with the same options.
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -16,10 +17,10 @@ import time
 
 
 class Server:
-    def __init__(self, kvasir, model, *options):
+    def __init__(self, kvasir, model, *options, before=None, port=0):
         self.kvasir, self.model = kvasir, model
-        self.process = subprocess.Popen([kvasir, "serve", "-m", model, "--port", "0", "--name", "m", *options],
-                                        stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([kvasir, "serve", "-m", model, "--port", str(port), "--name", "m", *options],
+                                        stderr=subprocess.PIPE, text=True, preexec_fn=before)
         for line in self.process.stderr:
             found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
             if found:
@@ -41,6 +42,11 @@ class Server:
     def post(self, path, body):
         status, _, text = self.ask("POST", path, body)
         return status, json.loads(text)
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def run(self, *arguments):
         done = subprocess.run([self.kvasir, "run", "-m", self.model, "--json", "--temp", "0", *arguments], check=True,
@@ -105,7 +111,9 @@ def check_leaving(server):
     with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
         body = json.dumps({"prompt": "Once", "max_tokens": 100000, "stream": True, "ignore_eos": True}).encode()
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        assert b"data: " in raw.recv(10000)
+        got = b""
+        while b"data: " not in got:
+            got += raw.recv(10000)
     assert server.ask("GET", "/health")[0] == 200
 
 

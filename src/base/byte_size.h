@@ -1,12 +1,13 @@
-// Sizes as they are written on the command line.
+// Sizes as people write them, on the command line and in files.
 // Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
-namespace kvasir::cli {
+namespace kvasir {
 
 // Reads a size: a decimal number and a unit, such as 1048576, 512MiB, 1.5 GiB or 2GB. Units: b, and k, m, g, t, p, e
 // alone or with b (powers of 1,000), or with i or ib (powers of 1,024); case does not matter. The result is the exact
@@ -14,4 +15,7 @@ namespace kvasir::cli {
 // than 2^63 bytes.
 std::optional<std::uint64_t> parse_byte_size(std::string_view text);
 
-}  // namespace kvasir::cli
+// Writes a size exactly, in the largest binary unit that leaves a whole number: "512MiB", "2GiB", "1000", "0".
+std::string byte_size_text(std::uint64_t bytes);
+
+}  // namespace kvasir

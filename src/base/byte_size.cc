@@ -1,9 +1,10 @@
-#include "cli/byte_size.h"
+#include "base/byte_size.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
-namespace kvasir::cli {
+namespace kvasir {
 namespace {
 
 constexpr std::uint64_t kMost = std::uint64_t{1} << 63;
@@ -64,4 +65,14 @@ std::optional<std::uint64_t> parse_byte_size(std::string_view text) {
   return bytes > kMost ? std::nullopt : std::optional(bytes);
 }
 
-}  // namespace kvasir::cli
+std::string byte_size_text(std::uint64_t bytes) {
+  constexpr std::string_view kUnits[] = {"", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (bytes != 0 && bytes % 1024 == 0 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return std::to_string(bytes) + std::string(kUnits[unit]);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,97 @@
+#include "engine/request_plan.h"
+
+#include <algorithm>
+
+#include "base/status.h"
+#include "engine/context_rules.h"
+#include "engine/memory_plan.h"
+
+namespace kvasir {
+namespace {
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t tokens,
+                   int sequences) {
+  return plan_kv_memory(shape, *place.policy,
+                        {tokens, std::min(prompt, tokens), prompt_chunk(*place.policy, place.chunk), sequences});
+}
+
+// Returns how many of `most` tokens behind a prompt the whole cache holds, under a policy without a bound.
+std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
+                             std::int64_t most) {
+  const auto fits = [&](std::int64_t tokens) {
+    return least_kv_bytes(shape, tokens) <= place.bytes &&
+           memory_of(shape, place, prompt, tokens, 1).bytes <= place.bytes;
+  };
+  if (fits(prompt + most)) return most;
+  std::int64_t least = 0;
+  while (least < most) {
+    const std::int64_t middle = least + (most - least + 1) / 2;
+    if (fits(prompt + middle)) {
+      least = middle;
+    } else {
+      most = middle - 1;
+    }
+  }
+  return least;
+}
+
+}  // namespace
+
+Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape& shape, const CacheSize& place,
+                                 std::int64_t context) {
+  if (request.prompt < 1 || request.prompt > kMostTokens)
+    return invalid_argument("a prompt of {} tokens is outside 1 to 2^40", request.prompt).about({"prompt"});
+  if (request.max_tokens < -1 || request.max_tokens > kMostTokens)
+    return invalid_argument("max_tokens={} is outside 0 to 2^40 (-1: what there is room for)", request.max_tokens)
+        .about({"max_tokens"});
+  if (request.samples < 1 || request.samples > 64)
+    return invalid_argument("samples={} is outside 1 to 64", request.samples).about({"samples"});
+  const RetentionPolicy& policy = *place.policy;
+  RequestPlan plan;
+  plan.policy = policy.traits().spec;
+  plan.codec = codec_name(shape.page);
+  plan.prompt = request.prompt;
+  plan.budget = place.bytes;
+  plan.bytes_per_token = shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes());
+  plan.endless = policy.bound().has_value() && policy.context_use() != ContextUse::kText;
+  plan.most_tokens = context;
+  const std::int64_t held = std::min(request.prompt, policy.bound().value_or(request.prompt));
+  plan.refusal = least_kv_bytes(shape, std::min(held, kMostTokens)) > place.bytes || held > kMostPlannedTokens
+                     ? exhausted("the prompt's {} tokens take at least {} bytes of KV memory, and there are {}", held,
+                                 least_kv_bytes(shape, held), place.bytes)
+                           .about({"prompt"})
+                     : check_prompt(shape, policy, {}, 0, request.prompt, place.chunk, context, place.bytes);
+  if (!plan.endless) {
+    plan.most_tokens = std::max<std::int64_t>(0, context - request.prompt);
+    if (!plan.refusal.ok()) plan.most_tokens = 0;
+    plan.most_tokens = tokens_that_fit(shape, place, request.prompt, plan.most_tokens);
+  }
+  plan.max_tokens = request.max_tokens >= 0 ? request.max_tokens : plan.most_tokens;
+  plan.tokens = request.prompt + plan.max_tokens;
+  const std::int64_t most_held = std::min(plan.tokens, policy.bound().value_or(plan.tokens));
+  if (most_held > kMostPlannedTokens)
+    return invalid_argument("policy '{}' keeps {} of these tokens; plan at most 2^24 of them", plan.policy, most_held)
+        .about({"max_tokens", "prompt"});
+  const KvMemory memory = memory_of(shape, place, request.prompt, plan.tokens, request.samples);
+  plan.tokens_seen_max = memory.tokens_seen_max;
+  plan.pages = memory.pages;
+  plan.page_bytes = memory.page_bytes;
+  plan.table_bytes = memory.table_bytes;
+  plan.policy_bytes = memory.policy_bytes;
+  plan.bytes = memory.bytes;
+  plan.exact = memory.exact;
+  if (plan.refusal.ok() && !plan.endless && plan.max_tokens > plan.most_tokens)
+    plan.refusal = exhausted(
+                       "a prompt of {} tokens and {} more take {} bytes of KV memory, of {}, in a context of {}; at "
+                       "most {} more have room",
+                       request.prompt, plan.max_tokens, memory.bytes, place.bytes, context, plan.most_tokens)
+                       .about({"max_tokens"});
+  if (plan.refusal.ok() && memory.exact && request.samples == 1 && memory.bytes > place.bytes)
+    plan.refusal = exhausted("the request takes {} bytes of KV memory, and there are {}", memory.bytes, place.bytes)
+                       .about({"policy", "max_tokens"});
+  return plan;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,40 @@
+// What a client says about the KV cache of its request: the object "kv", and "kv_hints".
+// Thread-safety: pure functions.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "kvasir/request.h"
+#include "kvasir/status.h"
+
+namespace kvasir::server {
+
+// Reads "kv": {policy, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
+Status read_kv(const nlohmann::json& body, RequestOptions& options);
+
+// Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.
+//   pin                the prefix that the request leaves goes last
+//   retain             the same prefix can be continued for payload.ttl_seconds; without one, as long as there is room
+//   demote, prefetch   are accepted and do nothing yet: there is no slower tier
+// Other actions, and all those of another protocol version than 0.x, are ignored.
+struct KvHints {
+  struct Action {
+    std::string id;
+    std::string type;
+    std::string outcome;  // "applied", "no_op" or "ignored"
+    std::string reason;   // why it is not "applied"
+  };
+  bool given = false;
+  std::string message_id;
+  std::vector<Action> actions;
+};
+
+// Applies what can be applied to `options`. Errors: kInvalidArgument for what is malformed.
+Status read_kv_hints(const nlohmann::json& body, RequestOptions& options, KvHints& hints);
+
+// The answer to hints.
+nlohmann::json hints_answer(const KvHints& hints);
+
+}  // namespace kvasir::server

@@ -1,0 +1,367 @@
+#include "server/flight.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+// Mean log-probability of the tokens, by which the best of several samples are chosen.
+double mean_log_probability(const GenerateResult& result) {
+  double sum = 0;
+  for (const GeneratedToken& token : result.choices) sum += token.token.log_probability;
+  return result.choices.empty() ? 0 : sum / static_cast<double>(result.choices.size());
+}
+
+}  // namespace
+
+Flight::Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session)
+    : deck_(deck),
+      head_(std::move(head)),
+      exchange_(std::move(exchange)),
+      session_route_(std::move(session)),
+      body_(std::move(exchange_.request.body)) {
+  head_.model = deck.model;
+  record_.id = head_.id;
+  record_.path = exchange_.request.path;
+  record_.tenant = exchange_.caller.tenant;
+}
+
+void Flight::start() {
+  exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
+  const Status queued = deck_.texts.run(
+      body_.size(), [self = shared_from_this()] { self->prepare(); },
+      [self = shared_from_this()] { self->prepared(); });
+  if (!queued.ok()) refuse(429, queued, "queue_full", "queue_full");
+}
+
+void Flight::prepare() {
+  if (left_behind_) return;
+  try {
+    Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
+    preparation_ = ready.status();
+    if (ready.ok()) ready_ = std::move(*ready);
+  } catch (const std::bad_alloc&) {
+    preparation_ = exhausted("there is no memory for a body of {} bytes", body_.size());
+  }
+  body_ = {};
+}
+
+void Flight::prepared() {
+  if (over_) return;
+  if (!preparation_.ok())
+    return refuse(http_status(preparation_), preparation_,
+                  preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
+  if (!request().model.empty() && request().model != deck_.model)
+    return refuse(404,
+                  make_status(StatusCode::kNotFound, "there is no model '{}' here; there is '{}'",
+                              request().model.substr(0, 200), deck_.model)
+                      .about({"model"}),
+                  "unknown_model", "model_not_found");
+  RequestOptions& options = ready_.request.options;
+  // A NUL, which no salt of the server's has, keeps the two apart.
+  if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
+  options.salt.insert(0, exchange_.caller.salt);
+  options.tenant = exchange_.caller.tenant_number;
+  // A tenant may put its own requests behind others', not in front of them.
+  if (exchange_.caller.tenant_number != 0) options.priority = std::max(options.priority, 0);
+  options.priority += exchange_.caller.priority;
+  record_.samples = options.samples * static_cast<int>(std::max<std::size_t>(1, ready_.prompts.size()));
+  if (request().session.empty()) return submit();
+
+  if (deck_.sessions == nullptr)
+    return refuse(400,
+                  invalid_argument("this server keeps no sessions; start it with --sessions DIR").about({"session"}),
+                  "invalid");
+  name_ = {exchange_.caller.tenant, request().session};
+  if (!(took_ = deck_.sessions->take(name_)))
+    return refuse(409, invalid_argument("another request is using the session '{}'", name_.id).about({"session"}),
+                  "session_busy", "session_busy");
+  deck_.sessions->open(name_, options.policy.empty() ? deck_.policy : options.policy, !ready_.restores_only,
+                       [self = shared_from_this()](Result<OpenedSession> opened) { self->opened(std::move(opened)); });
+}
+
+void Flight::opened(Result<OpenedSession> opened) {
+  if (opened.ok()) session_ = std::move(*opened);
+  if (over_) return land();
+  if (!opened.ok()) {
+    const bool no_room = opened.status().code() == StatusCode::kResourceExhausted;
+    return refuse(no_room ? 503 : http_status(opened.status()), in_body(opened.status()),
+                  no_room ? "no_room" : "invalid", no_room ? "session_no_room" : "");
+  }
+  if (ready_.restores_only) {
+    exchange_.send_json(200, text_of({{"object", "session"}, {"session", session_answer(session_.kv)}}));
+    return land();
+  }
+  ready_.request.options.session = session_.session;
+  submit();
+}
+
+void Flight::submit() {
+  RequestOptions& options = ready_.request.options;
+  parts_.resize(std::max<std::size_t>(1, ready_.prompts.size()));
+  for (Part& part : parts_) part.samples.resize(static_cast<std::size_t>(options.samples));
+  left_ = parts_.size() * static_cast<std::size_t>(options.samples);
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    RequestOptions one = options;
+    one.label = parts_.size() == 1 ? head_.id : fmt::format("{}.{}", head_.id, part);
+    if (!ready_.prompts.empty()) {
+      one.tokens = std::move(ready_.prompts[part].prompt.tokens);
+      one.template_stops = std::move(ready_.prompts[part].prompt.stops);
+    } else if (!request().prompts.empty()) {
+      one.prompt = request().prompts.front().text;
+      one.tokens = request().prompts.front().tokens;
+    }
+    if (const Status status = submit_part(part, std::move(one)); !status.ok())
+      return refuse(429, status, "queue_full", "queue_full");
+  }
+  options.session.reset();
+  options.messages.clear();
+}
+
+Status Flight::submit_part(std::size_t part, RequestOptions options) {
+  StepThread::Listener listener;
+  listener.accepted = [self = shared_from_this()](const Status& status) { self->accepted(status); };
+  listener.happened = [self = shared_from_this(), part](const Event& event) { self->happened(part, event); };
+  KVASIR_ASSIGN_OR_RETURN(parts_[part].ticket, deck_.steps.submit(std::move(options), std::move(listener)));
+  return {};
+}
+
+void Flight::accepted(const Status& status) {
+  if (over_) return;
+  if (!status.ok()) {
+    const Status said = in_body(status);
+    deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
+    if (!streams_) {
+      exchange_.refuse(said);
+    } else {
+      exchange_.answer->write(event_of(error_of(said)));
+      exchange_.answer->end();
+    }
+    return land();
+  }
+  if (!request().stream || std::exchange(streams_, true)) return;
+  exchange_.answer->begin_stream();
+  for (std::size_t part = 0; part < parts_.size(); ++part)
+    for (std::size_t sample = 0; sample < parts_[part].samples.size(); ++sample)
+      exchange_.answer->write(
+          event_of(first_chunk(head_, choice_of(part, sample), &parts_[part].samples[sample].offset)));
+}
+
+void Flight::happened(std::size_t part, const Event& event) {
+  if (over_) return;
+  const auto number = static_cast<std::size_t>(event.sample);
+  Sample& sample = parts_[part].samples[number];
+  const int index = choice_of(part, number).index;
+  switch (event.kind) {
+    case Event::Kind::kPrompt: parts_[part].prompt_read = event.done; break;
+    case Event::Kind::kText:
+      heard_text(sample);
+      if (request().stream)
+        exchange_.answer->write(
+            event_of(text_chunk(head_, index, event.text, event.choices, request().logprobs, &sample.offset)));
+      break;
+    case Event::Kind::kFailed: fail(event.status); break;
+    case Event::Kind::kFinished:
+      sample.result = event.result;
+      if (request().stream)
+        exchange_.answer->write(
+            event_of(last_chunk(head_, choice_of(part, number), event.choices, request().logprobs, &sample.offset)));
+      if (--left_ == 0) ended();
+      break;
+  }
+}
+
+void Flight::heard_text(Sample& sample) {
+  const auto now = Clock::now();
+  if (record_.first_token_seconds < 0) record_.first_token_seconds = seconds_between(arrived_, now);
+  if (sample.newest_text != Clock::time_point()) deck_.traffic.on_token_gap(seconds_between(sample.newest_text, now));
+  sample.newest_text = now;
+  ++sample.texts;
+}
+
+void Flight::ended() {
+  if (session_.session == nullptr) return answer();
+  deck_.sessions->save(name_, session_.session,
+                       [self = shared_from_this()](const Result<std::uint64_t>& bytes) { self->saved(bytes); });
+}
+
+void Flight::saved(const Result<std::uint64_t>& bytes) {
+  if (over_) return land();
+  if (!bytes.ok()) return fail(bytes.status());
+  session_bytes_ = *bytes;
+  answer();
+}
+
+void Flight::answer() {
+  tell(finish_reason_name(first().result.finish_reason), 200);
+  if (!request().stream) {
+    Json whole = answer_of(head_, best_choices(), usage(), request().logprobs);
+    if (!session_route_.empty()) {
+      whole.erase("choices");
+      whole["object"] = "session";
+    }
+    add_extras(whole);
+    exchange_.send_json(200, text_of(whole));
+    return land();
+  }
+  if (session_bytes_ > 0 || request().hints.given) {
+    Json extra = extra_chunk(head_);
+    add_extras(extra);
+    exchange_.answer->write(event_of(extra));
+  }
+  if (request().include_usage) exchange_.answer->write(event_of(usage_chunk(head_, usage())));
+  exchange_.answer->write("data: [DONE]\n\n");
+  exchange_.answer->end();
+  land();
+}
+
+void Flight::add_extras(Json& answer) const {
+  if (request().hints.given) answer["kv_hints"] = hints_answer(request().hints);
+  if (session_bytes_ == 0) return;
+  answer["session"] = session_answer(first().result.kv);
+  answer["session"]["saved"] = true;
+  answer["session"]["bytes"] = session_bytes_;
+}
+
+// `kv`: of the session now.
+Json Flight::session_answer(const KvReport& kv) const {
+  Json json = {{"id", name_.id},
+               {"restored", session_.restored},
+               {"restored_tokens", session_.kv.seen},
+               {"tokens", kv.seen},
+               {"kept", kv.kept},
+               {"policy", kv.policy},
+               {"codec", kv.codec},
+               {"kv_bytes", kv.bytes}};
+  if (session_.other_arithmetic)
+    json["warning"] = "written by other kernels: later tokens may differ from what they would have been";
+  return json;
+}
+
+// The answer cannot be completed.
+void Flight::fail(const Status& status) {
+  tell("error", streams_ ? 200 : http_status(status));
+  if (!streams_) {
+    exchange_.refuse(status);
+  } else {
+    exchange_.answer->write(event_of(error_of(status)));
+    exchange_.answer->end();
+  }
+  land();
+}
+
+// The request was not taken.
+void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
+  deck_.traffic.on_refused(reason);
+  if (code.empty()) {
+    exchange_.refuse(status);
+  } else {
+    HttpFields fields;
+    if (http == 429 || http == 503) fields.emplace_back("Retry-After", "1");
+    exchange_.refuse(http, status.message(), code, fields);
+  }
+  land();
+}
+
+// The client has gone.
+void Flight::leave() {
+  if (std::exchange(over_, true)) return;
+  left_behind_ = true;
+  if (!parts_.empty()) tell("abandoned", 499);
+  land();
+}
+
+// Gives back all that the flight holds. While a session is loaded or written, that comes later.
+void Flight::land() {
+  over_ = left_behind_ = true;
+  if (left_ > 0)
+    for (const Part& part : parts_)
+      if (part.ticket != Ticket{}) deck_.steps.cancel(part.ticket);
+  ready_.request.options.session.reset();
+  deck_.steps.retire(std::exchange(session_.session, nullptr));
+  if (std::exchange(took_, false)) deck_.sessions->give_back(name_);
+  exchange_.answer.reset();
+  exchange_.caller.hold.reset();
+}
+
+Choice Flight::choice_of(std::size_t part, std::size_t sample) const {
+  Choice choice;
+  choice.index = static_cast<int>(part) * request().n + static_cast<int>(sample);
+  choice.result = &parts_[part].samples[sample].result;
+  if (part < ready_.prompts.size()) {
+    choice.echo = ready_.prompts[part].echo;
+    choice.pieces = ready_.prompts[part].pieces;
+    choice.most_tokens = ready_.prompts[part].most_tokens;
+  }
+  if (choice.most_tokens < 0 && !request().token_limit_given)
+    choice.most_tokens = request().options.generate.max_tokens;
+  return choice;
+}
+
+std::vector<Choice> Flight::best_choices() const {
+  std::vector<Choice> best;
+  for (std::size_t part = 0; part < parts_.size(); ++part) {
+    std::vector<std::size_t> order(parts_[part].samples.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    if (std::ssize(order) > request().n)
+      std::ranges::stable_sort(order, std::ranges::greater(), [&](std::size_t sample) {
+        return mean_log_probability(parts_[part].samples[sample].result);
+      });
+    for (std::size_t place = 0; place < static_cast<std::size_t>(request().n); ++place) {
+      best.push_back(choice_of(part, order[place]));
+      best.back().index = static_cast<int>(part) * request().n + static_cast<int>(place);
+    }
+  }
+  return best;
+}
+
+Usage Flight::usage() const {
+  Usage usage;
+  for (const Part& part : parts_) {
+    // Samples that did not end have no result: what was read and told of them counts.
+    usage.prompt += std::max(part.samples.front().result.prompt_tokens, part.prompt_read);
+    usage.cached += part.samples.front().result.cached;
+    for (const Sample& sample : part.samples) usage.completion += std::max(sample.result.tokens, sample.texts);
+  }
+  return usage;
+}
+
+void Flight::tell(std::string_view finish_reason, int http) {
+  const GenerateResult& result = first().result;
+  record_.finish_reason = finish_reason;
+  record_.http = http;
+  record_.policy = result.kv.policy;
+  const Usage used = usage();
+  record_.prompt_tokens = used.prompt;
+  record_.cached_tokens = used.cached;
+  record_.generated_tokens = used.completion;
+  for (const Part& part : parts_)
+    for (const Sample& sample : part.samples) {
+      record_.preemptions += sample.result.preemptions;
+      record_.recomputed_tokens += sample.result.recomputed;
+    }
+  record_.seen = result.kv.seen;
+  record_.kept = result.kv.kept;
+  if (left_ == 0) {
+    record_.queue_seconds = result.queue_seconds;
+    record_.prefill_seconds = result.prompt_seconds - result.queue_seconds;
+    record_.decode_seconds = result.seconds;
+  }
+  record_.total_seconds = seconds_between(arrived_, Clock::now());
+  deck_.traffic.on_finished(record_);
+}
+
+}  // namespace kvasir::server

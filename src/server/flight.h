@@ -1,0 +1,106 @@
+// One completion under way: from its body to the end of its answer.
+//
+// The body is prepared on the text thread (server/prepare.h). Each prompt then is a request of the engine; their
+// samples are the answer's choices. A completion of a session first loads it, and writes it back before the answer
+// ends. Thread-safety: the I/O thread's alone, but for what prepare() says.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/api_response.h"
+#include "server/exchange.h"
+#include "server/prepare.h"
+#include "server/session_desk.h"
+#include "server/step_thread.h"
+#include "server/text_thread.h"
+#include "server/traffic.h"
+
+namespace kvasir::server {
+
+// What flights share; outlives them.
+struct FlightDeck {
+  StepThread& steps;
+  TextThread& texts;
+  Traffic& traffic;
+  SessionDesk* sessions;  // null: there are none
+  std::string model;      // as clients name it
+  std::string policy;     // of requests that name none; empty: the engine's default
+};
+
+class Flight : public std::enable_shared_from_this<Flight> {
+ public:
+  // Flights live as long as somebody may call them. `head`: its id and its time; the rest is filled in.
+  // `session`: of POST /v1/sessions/{id}; see Preparation.
+  Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session = {});
+
+  void start();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // A sample of a prompt.
+  struct Sample {
+    GenerateResult result;
+    std::size_t offset = 0;  // characters of its text that were told
+    Clock::time_point newest_text;
+    std::int64_t texts = 0;  // that were told; each is of one token at least
+  };
+  struct Part {
+    Ticket ticket{};
+    std::vector<Sample> samples;
+    std::int64_t prompt_read = 0;  // tokens
+  };
+
+  void prepare();   // on the text thread: reads body_ and writes ready_
+  void prepared();  // from here on ready_ is the I/O thread's
+  void opened(Result<OpenedSession> opened);
+  void submit();
+  Status submit_part(std::size_t part, RequestOptions options);
+  void accepted(const Status& status);
+  void happened(std::size_t part, const Event& event);
+  void heard_text(Sample& sample);
+  void ended();
+  void saved(const Result<std::uint64_t>& bytes);
+  void answer();
+  void fail(const Status& status);
+  void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
+  void leave();
+  void land();
+  void tell(std::string_view finish_reason, int http);
+  void add_extras(nlohmann::json& answer) const;
+  nlohmann::json session_answer(const KvReport& kv) const;
+
+  const ApiRequest& request() const { return ready_.request; }
+  const Sample& first() const { return parts_.front().samples.front(); }
+  Choice choice_of(std::size_t part, std::size_t sample) const;
+  std::vector<Choice> best_choices() const;
+  Usage usage() const;
+
+  const FlightDeck& deck_;
+  AnswerHead head_;
+  Exchange exchange_;
+  std::string session_route_;
+  std::string body_;
+  Status preparation_;
+  ReadyRequest ready_;
+  std::vector<Part> parts_;
+  std::size_t left_ = 0;                   // samples that have not ended
+  bool streams_ = false;                   // the stream has begun
+  bool over_ = false;                      // nothing more is told to anybody
+  std::atomic<bool> left_behind_ = false;  // over_, for the text thread
+
+  // Of a session.
+  SessionName name_;
+  bool took_ = false;
+  OpenedSession session_;
+  std::uint64_t session_bytes_ = 0;
+
+  RequestRecord record_;
+  Clock::time_point arrived_ = Clock::now();
+};
+
+}  // namespace kvasir::server

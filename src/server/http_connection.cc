@@ -1,0 +1,489 @@
+#include "server/http_connection.h"
+
+#include <fmt/core.h>
+#include <malloc.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <exception>
+#include <optional>
+#include <utility>
+
+namespace kvasir::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using Error = boost::system::error_code;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t kReadBytes = 64 << 10;
+
+std::string_view view(beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// Whether an error says that the connection is gone, not that its bytes are wrong.
+bool is_lost(const Error& error) {
+  return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
+}
+
+// Returns the path and the query of a target that names the server too, as clients of proxies send it.
+std::string_view without_origin(std::string_view target) {
+  if (!target.starts_with("http://") && !target.starts_with("https://")) return target;
+  const std::size_t path = target.find('/', target.find("//") + 2);
+  return path == std::string_view::npos ? "/" : target.substr(path);
+}
+
+std::string error_body(std::string_view message, std::string_view type) {
+  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message, type);
+}
+
+// Whether the fields tell in one way alone where the body ends. What two programs read in two ways lets a client hide
+// one request in another from a proxy in front of this server.
+bool is_framed(const http::request<http::string_body>& message) {
+  const auto codings = message.count(http::field::transfer_encoding);
+  if (codings == 0) return true;
+  return codings == 1 && message.version() == 11 && message.count(http::field::content_length) == 0 &&
+         beast::iequals(message[http::field::transfer_encoding], "chunked");
+}
+
+// One connection: it reads a request, waits for its answer, writes it, and reads the next. Lives as long as one of its
+// operations is pending.
+class Connection final : public HttpConnection, public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(HttpShared& shared, tcp::socket socket, std::string address)
+      : shared_(shared),
+        socket_(std::move(socket)),
+        timer_(shared.context),
+        beat_(shared.context),
+        address_(std::move(address)),
+        buffer_(shared.limits.header_bytes + kReadBytes) {
+    shared_.open.insert(this);
+    ++shared_.by_address[address_];
+  }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection() override {
+    close();
+    shared_.open.erase(this);
+    if (const auto found = shared_.by_address.find(address_); --found->second == 0) shared_.by_address.erase(found);
+    if (shared_.closed) shared_.closed();
+  }
+
+  void read_request();
+  bool idle() const override { return state_ == State::kIdle; }
+  void close() override;
+
+  // The answer of request `number`; without effect once that is over.
+  void send(std::uint64_t number, int status, std::string_view type, std::string body, const HttpFields& fields);
+  void begin_stream(std::uint64_t number, const HttpFields& fields);
+  void write(std::uint64_t number, std::string_view bytes);
+  void end(std::uint64_t number);
+  void abandon(std::uint64_t number);
+  void on_closed(std::uint64_t number, std::function<void()> callback);
+
+ private:
+  enum class State { kIdle, kReading, kAnswering, kLingering, kClosed };
+
+  bool answers(std::uint64_t number) const { return state_ == State::kAnswering && number == number_ && !ended_; }
+  void expire_after(Clock::duration time);
+  void wait_for_header(bool waits);
+  void read_header();
+  void take_header();
+  void begin_body();
+  void read_body();
+  void hold_body(std::size_t bytes);
+  void dispatch();
+  void refuse(int status, std::string_view message);
+  void watch();
+  void beat();
+  void queue(std::string_view bytes);
+  void write_more();
+  void finish();
+  void linger();
+  std::string head(int status, std::string_view type, std::optional<std::size_t> size, const HttpFields& fields) const;
+
+  HttpShared& shared_;
+  tcp::socket socket_;
+  asio::steady_timer timer_, beat_;
+  std::string address_;
+  State state_ = State::kIdle;
+  std::optional<std::list<HttpConnection*>::iterator> waits_;  // its place in HttpShared::waiting
+  beast::flat_buffer buffer_;  // bounded: chunk extensions and trailers, which the parser does not limit, stay in it
+  std::optional<http::request_parser<http::string_body>> parser_;
+  Clock::time_point body_began_{};
+  std::size_t body_read_ = 0;
+  std::size_t body_held_ = 0;  // counted in HttpShared::body_bytes
+  HttpFields fields_;          // of the request; those behind a chunked body are dropped
+  std::uint64_t number_ = 0;   // of the request
+  bool keep_alive_ = false;
+  bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
+  bool streams_ = false;
+  bool ended_ = false;  // the answer is complete, perhaps not written yet
+  bool writing_ = false;
+  bool head_only_ = false;
+  std::string out_, next_;   // being written, and behind that
+  std::size_t written_ = 0;  // of out_
+  Clock::time_point said_{};
+  std::function<void()> closed_;
+};
+
+class Answer final : public HttpAnswer {
+ public:
+  Answer(std::weak_ptr<Connection> connection, std::uint64_t number)
+      : connection_(std::move(connection)), number_(number) {}
+  Answer(const Answer&) = delete;
+  Answer& operator=(const Answer&) = delete;
+  ~Answer() override {
+    if (const auto connection = connection_.lock()) connection->abandon(number_);
+  }
+  void send(int status, std::string_view type, std::string body, const HttpFields& fields) override {
+    if (const auto connection = connection_.lock()) connection->send(number_, status, type, std::move(body), fields);
+  }
+  void begin_stream(const HttpFields& fields) override {
+    if (const auto connection = connection_.lock()) connection->begin_stream(number_, fields);
+  }
+  void write(std::string_view bytes) override {
+    if (const auto connection = connection_.lock()) connection->write(number_, bytes);
+  }
+  void end() override {
+    if (const auto connection = connection_.lock()) connection->end(number_);
+  }
+  void on_closed(std::function<void()> callback) override {
+    if (const auto connection = connection_.lock()) connection->on_closed(number_, std::move(callback));
+  }
+
+ private:
+  std::weak_ptr<Connection> connection_;
+  std::uint64_t number_;
+};
+
+// Closes the connection unless the state moves on before.
+void Connection::expire_after(Clock::duration time) {
+  timer_.expires_after(time);
+  timer_.async_wait([self = weak_from_this()](Error error) {
+    const auto connection = self.lock();
+    if (!error && connection != nullptr && connection->timer_.expiry() <= Clock::now()) connection->close();
+  });
+}
+
+void Connection::wait_for_header(bool waits) {
+  if (waits == waits_.has_value()) return;
+  if (waits) {
+    waits_ = shared_.waiting.insert(shared_.waiting.end(), this);
+  } else {
+    shared_.waiting.erase(*std::exchange(waits_, {}));
+  }
+}
+
+void Connection::close() {
+  if (state_ == State::kClosed) return;
+  state_ = State::kClosed;
+  wait_for_header(false);
+  timer_.cancel();
+  beat_.cancel();
+  hold_body(0);
+  Error ignored;
+  socket_.close(ignored);
+  if (const auto callback = std::exchange(closed_, {})) callback();
+}
+
+void Connection::read_request() {
+  state_ = State::kIdle;
+  ++number_;
+  ended_ = streams_ = chunked_ = head_only_ = false;
+  hold_body(0);
+  fields_.clear();
+  if (shared_.draining) return close();
+  wait_for_header(true);
+  if (buffer_.size() > 0) return read_header();
+  buffer_.shrink_to_fit();
+  expire_after(shared_.limits.keep_alive);
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this()](Error error) {
+    if (self->state_ != State::kIdle) return;
+    if (error) return self->close();
+    self->read_header();
+  });
+}
+
+void Connection::read_header() {
+  state_ = State::kReading;
+  parser_.emplace();
+  parser_->header_limit(static_cast<std::uint32_t>(shared_.limits.header_bytes));
+  parser_->body_limit(shared_.limits.body_bytes);
+  expire_after(shared_.limits.header_time);
+  http::async_read_header(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t) {
+    if (self->state_ != State::kReading) return;
+    if (!error) return self->take_header();
+    if (error == http::error::header_limit || error == http::error::buffer_overflow)
+      return self->refuse(431, "the header is too large");
+    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
+    if (error == http::error::end_of_stream || is_lost(error)) return self->close();
+    self->refuse(400, "this is not HTTP/1.1");
+  });
+}
+
+void Connection::take_header() {
+  wait_for_header(false);
+  const auto& message = parser_->get();
+  if (std::distance(message.begin(), message.end()) > shared_.limits.header_fields)
+    return refuse(431, "the header has too many fields");
+  if (message.version() < 10 || message.version() > 11) return refuse(505, "the HTTP version must be 1.0 or 1.1");
+  if (message.version() == 11 && message.count(http::field::host) != 1)
+    return refuse(400, "a request has one field 'Host'");
+  if (!is_framed(message))
+    return refuse(400, "the length of the body is given by one 'Content-Length' or by 'Transfer-Encoding: chunked'");
+  if (const auto size = parser_->content_length(); size && *size > shared_.limits.body_bytes)
+    return refuse(
+        413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size, shared_.limits.body_bytes));
+  for (const auto& field : message) {
+    std::string name(view(field.name_string()));
+    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    fields_.emplace_back(std::move(name), view(field.value()));
+  }
+  if (message.count(http::field::expect) == 0 || parser_->is_done()) return begin_body();
+  if (!beast::iequals(message[http::field::expect], "100-continue"))
+    return refuse(417, "the expectation cannot be met");
+  static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  asio::async_write(socket_, asio::buffer(kContinue), [self = shared_from_this()](Error error, std::size_t) {
+    if (self->state_ != State::kReading) return;
+    if (error) return self->close();
+    self->begin_body();
+  });
+}
+
+void Connection::begin_body() {
+  body_began_ = Clock::now();
+  body_read_ = 0;
+  read_body();
+}
+
+// A body may take the grace and what the least rate gives it.
+void Connection::read_body() {
+  if (parser_->is_done()) return dispatch();
+  const HttpLimits& limits = shared_.limits;
+  const auto allowed = limits.body_grace + std::chrono::seconds(body_read_ / limits.body_rate);
+  expire_after(body_began_ + allowed - Clock::now());
+  http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t bytes) {
+    if (self->state_ != State::kReading) return;
+    self->body_read_ += bytes;
+    self->hold_body(self->parser_->get().body().size());
+    if (self->shared_.body_bytes > self->shared_.limits.bodies_bytes)
+      return self->refuse(503, "the server holds too many large requests; try again later");
+    if (!error) return self->read_body();
+    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
+    if (error == http::error::end_of_stream || error == http::error::partial_message || is_lost(error))
+      return self->close();
+    self->refuse(400, "the body is not as the header says");
+  });
+}
+
+// Counts a body that is read or answered; 0: it is gone. What was made of a large one leaves much memory between what
+// stays, which the system gets back only on demand.
+void Connection::hold_body(std::size_t bytes) {
+  if (bytes == 0 && body_held_ >= (1 << 20)) ::malloc_trim(0);
+  shared_.body_bytes += bytes - body_held_;
+  body_held_ = bytes;
+}
+
+void Connection::dispatch() {
+  state_ = State::kAnswering;
+  timer_.cancel();
+  auto message = parser_->release();
+  parser_.reset();
+  HttpRequest request;
+  request.method = view(message.method_string());
+  const std::string_view target = without_origin(view(message.target()));
+  const std::size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string_view::npos) request.query = target.substr(query + 1);
+  request.fields = std::move(fields_);
+  request.body = std::move(message.body());
+  request.address = address_;
+  keep_alive_ = message.keep_alive();
+  chunked_ = message.version() == 11;
+  head_only_ = message.method() == http::verb::head;
+  watch();
+  const auto answer = std::make_shared<Answer>(weak_from_this(), number_);
+  try {
+    shared_.handler(std::move(request), answer);
+  } catch (const std::exception&) {  // such as no memory
+    if (streams_) return close();
+    keep_alive_ = false;
+    send(number_, 500, "application/json", error_body("the server could not answer this request", "server_error"), {});
+  }
+}
+
+// Answers a request that cannot be read to its end, and closes.
+void Connection::refuse(int status, std::string_view message) {
+  wait_for_header(false);
+  state_ = State::kAnswering;
+  keep_alive_ = false;
+  send(number_, status, "application/json",
+       error_body(message, status < 500 ? "invalid_request_error" : "server_error"), {});
+}
+
+// Notices a client that leaves while its request is answered. One that shuts down its sending side counts as having
+// left, as nothing tells it from one that has gone; an answer that is complete still reaches it. Where the client has
+// sent more bytes already, which hide its leaving from a read, the state of the connection tells.
+void Connection::watch() {
+  socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this(), number = number_](Error error) {
+    if (self->state_ != State::kAnswering || self->number_ != number || self->ended_) return;
+    char byte = 0;
+    const auto got = error ? -1 : ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return self->close();
+    // beat() asks again, so that bytes that stay unread do not wake this up for ever.
+  });
+  beat();
+}
+
+// Holds the connection while its answer is under way: nothing else may be pending then.
+void Connection::beat() {
+  beat_.expires_after(std::chrono::seconds(1));
+  beat_.async_wait([self = shared_from_this(), number = number_](Error error) {
+    if (error || self->number_ != number || self->state_ != State::kAnswering || self->ended_) return;
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(self->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
+        (info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_CLOSE))
+      return self->close();
+    if (self->streams_ && Clock::now() - self->said_ >= self->shared_.limits.heartbeat) self->queue(": waiting\n\n");
+    self->beat();
+  });
+}
+
+std::string Connection::head(int status, std::string_view type, std::optional<std::size_t> size,
+                             const HttpFields& fields) const {
+  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nContent-Type: {}\r\n", status,
+                                 view(http::obsolete_reason(static_cast<http::status>(status))), type);
+  if (size) {
+    text += fmt::format("Content-Length: {}\r\n", *size);
+  } else if (chunked_) {
+    text += "Transfer-Encoding: chunked\r\n";
+  }
+  for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
+  return text + (keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
+}
+
+void Connection::send(std::uint64_t number, int status, std::string_view type, std::string body,
+                      const HttpFields& fields) {
+  if (!answers(number) || streams_) return;
+  keep_alive_ = keep_alive_ && !shared_.draining;
+  next_ += head(status, type, body.size(), fields);
+  if (!head_only_) next_ += body;
+  ended_ = true;
+  write_more();
+}
+
+void Connection::begin_stream(std::uint64_t number, const HttpFields& fields) {
+  if (!answers(number) || streams_) return;
+  streams_ = true;
+  keep_alive_ = keep_alive_ && chunked_ && !shared_.draining;
+  HttpFields all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+  all.insert(all.end(), fields.begin(), fields.end());
+  next_ += head(200, "text/event-stream", {}, all);
+  said_ = Clock::now();
+  write_more();
+}
+
+void Connection::write(std::uint64_t number, std::string_view bytes) {
+  if (answers(number) && streams_ && !bytes.empty()) queue(bytes);
+}
+
+// What one call adds may be larger than the bound: that says nothing of the reader.
+void Connection::queue(std::string_view bytes) {
+  if (next_.size() > shared_.limits.queued_bytes) return close();
+  said_ = Clock::now();
+  if (chunked_) next_ += fmt::format("{:x}\r\n", bytes.size());
+  next_ += bytes;
+  if (chunked_) next_ += "\r\n";
+  write_more();
+}
+
+void Connection::end(std::uint64_t number) {
+  if (!answers(number) || !streams_) return;
+  if (chunked_) next_ += "0\r\n\r\n";
+  ended_ = true;
+  write_more();
+}
+
+void Connection::abandon(std::uint64_t number) {
+  if (answers(number)) close();
+}
+
+void Connection::on_closed(std::uint64_t number, std::function<void()> callback) {
+  if (answers(number)) {
+    closed_ = std::move(callback);
+  } else if (state_ == State::kClosed) {
+    callback();
+  }
+}
+
+void Connection::write_more() {
+  if (writing_) return;
+  if (written_ == out_.size()) {
+    out_ = std::exchange(next_, {});
+    written_ = 0;
+  }
+  if (out_.empty()) {
+    if (ended_) finish();
+    return;
+  }
+  writing_ = true;
+  expire_after(shared_.limits.write_stall);
+  socket_.async_write_some(asio::buffer(out_) + written_, [self = shared_from_this()](Error error, std::size_t bytes) {
+    self->writing_ = false;
+    if (self->state_ != State::kAnswering) return;
+    self->timer_.cancel();
+    if (error) return self->close();
+    self->written_ += bytes;
+    self->write_more();
+  });
+}
+
+void Connection::finish() {
+  beat_.cancel();
+  closed_ = {};
+  if (keep_alive_) return read_request();
+  linger();
+}
+
+// Says that nothing more comes, and reads what the client still sends, for a moment and no more than a body: closing
+// with unread bytes would reset the connection, and the client might lose the answer.
+void Connection::linger() {
+  state_ = State::kLingering;
+  Error error;
+  socket_.shutdown(tcp::socket::shutdown_send, error);
+  if (error) return close();
+  expire_after(std::chrono::seconds(2));
+  hold_body(0);
+  buffer_.clear();
+  struct Drop {
+    static void read(const std::shared_ptr<Connection>& self, std::size_t left) {
+      self->socket_.async_read_some(self->buffer_.prepare(kReadBytes),
+                                    [self, left](Error read_error, std::size_t bytes) {
+                                      if (self->state_ != State::kLingering) return;
+                                      if (read_error || bytes >= left) return self->close();
+                                      read(self, left - bytes);
+                                    });
+    }
+  };
+  Drop::read(shared_from_this(), shared_.limits.body_bytes);
+}
+
+}  // namespace
+
+void serve_connection(HttpShared& shared, tcp::socket socket, std::string address) {
+  std::make_shared<Connection>(shared, std::move(socket), std::move(address))->read_request();
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,107 @@
+#include "server/prepare.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+
+namespace kvasir::server {
+namespace {
+
+// Bytes of text in a request of a session: it is rendered and tokenized between two passes.
+constexpr std::size_t kMostSessionText = std::size_t{256} << 10;
+
+Status check_session_text(const ApiRequest& request) {
+  std::size_t bytes = 0;
+  for (const ApiPrompt& prompt : request.prompts) bytes += prompt.text.size() + 4 * prompt.tokens.size();
+  for (const Message& message : request.options.messages) bytes += message.content.size();
+  if (bytes <= kMostSessionText) return {};
+  return invalid_argument(
+             "a request of a session may bring {} bytes of text, and this one has {}; send it in several requests",
+             kMostSessionText, bytes)
+      .about({"session"});
+}
+
+// Without a limit of the client's the answer ends where context or memory do, or, where neither ever does, with as
+// many tokens as the trained context has.
+Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& ready) {
+  PlanRequest request;
+  request.policy = options.policy;
+  request.prompt = static_cast<std::int64_t>(ready.prompt.tokens.size());
+  const Result<RequestPlan> plan = steps.plan(request);
+  if (!plan.ok() || !plan->refusal.ok()) return in_body(plan.ok() ? plan->refusal : plan.status());
+  ready.most_tokens = plan->most_tokens;
+  if (plan->endless) options.generate.max_tokens = plan->most_tokens;
+  return {};
+}
+
+Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
+  ReadyPrompt ready;
+  Result<PromptTokens> prompt = steps.text().encode_prompt(options);
+  if (!prompt.ok()) return in_body(prompt.status());
+  ready.prompt = std::move(*prompt);
+  if (!request.echo) return ready;
+  ready.echo = std::move(options.prompt);
+  if (!options.tokens.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(ready.echo, steps.text().decode(ready.prompt.tokens, true));
+  }
+  if (!request.logprobs) return ready;
+  for (const std::int32_t token : ready.prompt.tokens) {
+    KVASIR_ASSIGN_OR_RETURN(ready.pieces.emplace_back(), steps.text().bytes_of(token));
+  }
+  return ready;
+}
+
+}  // namespace
+
+Status in_body(const Status& status) {
+  if (status.ok() || status.settings().empty()) return status;
+  const std::string_view field = status.settings().front();
+  if (field == "template_arguments") return Status(status).about({"chat_template_kwargs"});
+  if (field == "tokens") return Status(status).about({"prompt"});
+  if (field == "policy") return Status(status).about({"kv.policy"});
+  if (field == "samples") return Status(status).about({"n"});
+  return status;
+}
+
+Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps) {
+  ReadyRequest ready;
+  {
+    KVASIR_ASSIGN_OR_RETURN(nlohmann::json json, parse_body(body.empty() && !common.session.empty() ? "{}" : body));
+    if (!common.session.empty()) {
+      ready.restores_only = !json.contains("prompt") && !json.contains("messages");
+      for (const char* field : {"stream", "n", "best_of", "echo", "logprobs", "top_logprobs", "max_completion_tokens"})
+        json.erase(field);
+      json["session"] = common.session;
+      json["max_tokens"] = 0;
+      if (ready.restores_only) json["prompt"] = "-";  // which is not read
+    }
+    const bool chat = common.session.empty() ? common.chat : json.contains("messages");
+    KVASIR_ASSIGN_OR_RETURN(ready.request, read_request(json, chat));
+  }
+  RequestOptions& options = ready.request.options;
+  if (!ready.request.session.empty()) {
+    KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
+    // What is left of its context is known to the session alone, which ends where nothing is.
+    if (options.generate.max_tokens < 0) options.generate.max_tokens = steps.model().context;
+    return ready;
+  }
+  if (options.policy.empty()) options.policy = common.policy;
+  if (ready.request.chat) {
+    KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
+    options.messages.clear();
+    options.template_arguments.clear();
+  }
+  for (ApiPrompt& prompt : ready.request.prompts) {
+    RequestOptions one;
+    one.prompt = std::move(prompt.text);
+    one.tokens = std::move(prompt.tokens);
+    KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, std::move(one)));
+  }
+  ready.request.prompts.clear();
+  if (options.generate.max_tokens < 0)
+    for (ReadyPrompt& prompt : ready.prompts) KVASIR_RETURN_IF_ERROR(limit(steps, options, prompt));
+  return ready;
+}
+
+}  // namespace kvasir::server

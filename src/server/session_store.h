@@ -1,0 +1,61 @@
+// Files of named sessions: one folder for each tenant, one file for each session.
+//
+//   ROOT/t_TENANT/ID.session      written whole or not at all (src/engine/session_file.h)
+//   ROOT/t_TENANT/ID.session.new  while it is being written
+//
+// A tenant whose name is not made of letters, digits, '-' and '_' alone has a folder x_HASH in place of t_TENANT. Ids
+// are checked before a path is made of them.
+// Thread-safety: no state; calls about one session must not overlap.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvasir/status.h"
+
+namespace kvasir::server {
+
+struct SessionLimits {
+  std::size_t count = 256;                       // of one tenant
+  std::uint64_t bytes = std::uint64_t{8} << 30;  // of one tenant's files together
+};
+
+struct SessionInfo {
+  std::string id;
+  std::uint64_t bytes = 0;
+  std::int64_t saved = 0;  // seconds since 1970
+};
+
+class SessionStore {
+ public:
+  SessionStore(std::string root, const SessionLimits& limits) : root_(std::move(root)), limits_(limits) {}
+
+  // Makes the root, and removes what a crash left half written. One server at a time may use a root. Errors: kIo,
+  // naming the folder.
+  Status prepare() const;
+
+  // Where a session's file is. REQUIRES: is_session_id(id).
+  std::string path_of(std::string_view tenant, std::string_view id) const;
+  // Where to write a session that commit() is to take. Makes the tenant's folder. Errors: kIo; kResourceExhausted for
+  // one session too many.
+  Result<std::string> place_to_write(std::string_view tenant, std::string_view id) const;
+  // Puts what was written there in the place of the session. Returns its bytes. Errors: kResourceExhausted if the
+  // tenant's sessions would take too many bytes: the session is as it was; kIo.
+  Result<std::uint64_t> commit(std::string_view tenant, std::string_view id) const;
+
+  // By id. A tenant without a folder has none.
+  std::vector<SessionInfo> list(std::string_view tenant) const;
+  // Errors: kNotFound, kIo.
+  Result<SessionInfo> find(std::string_view tenant, std::string_view id) const;
+  Status remove(std::string_view tenant, std::string_view id) const;
+
+ private:
+  std::string folder_of(std::string_view tenant) const;
+
+  std::string root_;
+  SessionLimits limits_;
+};
+
+}  // namespace kvasir::server

@@ -1,0 +1,176 @@
+#include "server/text_routes.h"
+
+#include <limits>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+#include "server/api_request.h"
+#include "server/api_response.h"
+#include "server/json_fields.h"
+#include "server/prepare.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+// Returns the tokens of each prompt of a body.
+Result<std::vector<std::vector<std::int32_t>>> encode_all(const ModelText& text, ApiRequest request) {
+  std::vector<std::vector<std::int32_t>> all;
+  if (request.chat) request.prompts.emplace_back();
+  for (ApiPrompt& prompt : request.prompts) {
+    RequestOptions options;
+    options.prompt = std::move(prompt.text);
+    options.tokens = std::move(prompt.tokens);
+    if (request.chat) {
+      options.messages = std::move(request.options.messages);
+      options.template_arguments = std::move(request.options.template_arguments);
+    }
+    Result<PromptTokens> encoded = text.encode_prompt(options);
+    if (!encoded.ok()) return in_body(encoded.status());
+    all.push_back(std::move(encoded->tokens));
+  }
+  return all;
+}
+
+}  // namespace
+
+void TextRoutes::add_routes(Router& router) {
+  add(router, "/tokenize", &TextRoutes::tokenize);
+  add(router, "/detokenize", &TextRoutes::detokenize);
+  add(router, "/v1/completions/render", &TextRoutes::render_completion);
+  add(router, "/v1/chat/completions/render", &TextRoutes::render_chat);
+  add(router, "/v1/kv/plan", &TextRoutes::plan);
+}
+
+void TextRoutes::add(Router& router, std::string_view path, Work work) {
+  router.add("POST", path, [this, work](Exchange exchange) {
+    auto result = std::make_shared<Result<std::string>>(Status());
+    const auto shared = std::make_shared<Exchange>(std::move(exchange));
+    const Status queued = texts_.run(
+        shared->request.body.size(),
+        [this, work, result, shared] {
+          try {
+            *result = (this->*work)(shared->request.body);
+          } catch (const std::bad_alloc&) {
+            *result = exhausted("there is no memory for a body of {} bytes", shared->request.body.size());
+          }
+        },
+        [result, shared] {
+          if (!result->ok()) return shared->refuse(result->status());
+          shared->send_json(200, std::move(**result));
+        });
+    if (!queued.ok()) shared->refuse(429, queued.message(), "queue_full", {{"Retry-After", "1"}});
+  });
+}
+
+Result<std::string> TextRoutes::tokenize(std::string_view body) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+  const bool chat = find_field(json, "messages") != nullptr;
+  bool special = true, strings = false;
+  KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
+  const ModelText& text = steps_.text();
+  std::vector<std::int32_t> tokens;
+  if (chat) {
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+    KVASIR_ASSIGN_OR_RETURN(auto all, encode_all(text, std::move(request)));
+    tokens = std::move(all.front());
+  } else {
+    const Json* prompt = find_field(json, "prompt");
+    if (prompt == nullptr || !prompt->is_string()) return wrong_field("prompt", "a string");
+    KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special));
+  }
+  Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", steps_.model().context}};
+  if (strings) {
+    Json list = Json::array();
+    for (const std::int32_t token : tokens) {
+      KVASIR_ASSIGN_OR_RETURN(std::string bytes, text.bytes_of(token));
+      list.push_back(std::move(bytes));
+    }
+    answer["token_strs"] = std::move(list);
+  }
+  return text_of(answer);
+}
+
+Result<std::string> TextRoutes::detokenize(std::string_view body) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+  const Json* list = find_field(json, "tokens");
+  if (list == nullptr || !list->is_array()) return wrong_field("tokens", "a list of token ids");
+  std::vector<std::int32_t> tokens;
+  for (const Json& each : *list) {
+    const std::optional<std::int64_t> token = whole_number(each);
+    if (!token || *token < 0 || *token > std::numeric_limits<std::int32_t>::max())
+      return wrong_field("tokens", "a list of token ids");
+    tokens.push_back(static_cast<std::int32_t>(*token));
+  }
+  KVASIR_ASSIGN_OR_RETURN(std::string prompt, steps_.text().decode(tokens, true));
+  return text_of({{"prompt", std::move(prompt)}});
+}
+
+Result<std::string> TextRoutes::render_completion(std::string_view body) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  Json answer = Json::array();
+  for (const std::vector<std::int32_t>& tokens : all) answer.push_back({{"token_ids", tokens}});
+  return text_of(answer);
+}
+
+Result<std::string> TextRoutes::render_chat(std::string_view body) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  return text_of({{"token_ids", all.front()}});
+}
+
+Result<std::string> TextRoutes::plan(std::string_view body) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+  RequestOptions options;
+  KVASIR_RETURN_IF_ERROR(read_kv(json, options));
+  PlanRequest request;
+  request.policy = options.policy.empty() ? policy_ : options.policy;
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMost, request.max_tokens));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, 64, request.samples));
+  if (find_field(json, "prompt_tokens") == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
+    KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
+    if (all.size() != 1) return wrong_field("prompt", "one prompt");
+    request.prompt = static_cast<std::int64_t>(all.front().size());
+  }
+  const Result<RequestPlan> found = steps_.plan(request);
+  if (!found.ok()) return in_body(found.status());
+  const RequestPlan& plan = *found;
+  const std::uint64_t used = steps_.report().engine.cache.bytes;
+  const std::uint64_t free = plan.budget > used ? plan.budget - used : 0;
+  return text_of({{"object", "kv.plan"},
+                  {"policy", plan.policy},
+                  {"codec", plan.codec},
+                  {"prompt", plan.prompt},
+                  {"max_tokens", plan.max_tokens},
+                  {"max_tokens_possible", plan.most_tokens},
+                  {"endless", plan.endless},
+                  {"tokens", plan.tokens},
+                  {"n", request.samples},
+                  {"trained_context", steps_.model().context},
+                  {"tokens_seen_max", plan.tokens_seen_max},
+                  {"kv_pages", plan.pages},
+                  {"kv_page_bytes", plan.page_bytes},
+                  {"kv_table_bytes", plan.table_bytes},
+                  {"policy_bytes", plan.policy_bytes},
+                  {"kv_bytes", plan.bytes},
+                  {"kv_exact", plan.exact},
+                  {"kv_bytes_per_token", plan.bytes_per_token},
+                  {"kv_budget", plan.budget},
+                  {"kv_used", used},
+                  {"kv_free", free},
+                  {"fits", plan.refusal.ok() && plan.bytes <= plan.budget},
+                  {"fits_now", plan.refusal.ok() && plan.bytes <= free},
+                  {"refusal", plan.refusal.ok() ? Json() : Json(plan.refusal.message())}});
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,46 @@
+// Routes about text and memory, without generating: what a prompt is as tokens, and what it would take.
+//
+//   POST /tokenize                      {prompt | messages, add_special_tokens, return_token_strs}
+//                                       -> {"tokens": [...], "count", "max_model_len", "token_strs"?}
+//   POST /detokenize                    {tokens} -> {"prompt"}
+//   POST /v1/completions/render         a completion's body -> [{"token_ids": [...]}], one for each prompt
+//   POST /v1/chat/completions/render    a chat's body -> {"token_ids": [...]}
+//   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory
+//
+// Tokens are exactly those that a completion of the same body would read. All work is done on the text thread.
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <string>
+
+#include "server/router.h"
+#include "server/step_thread.h"
+#include "server/text_thread.h"
+
+namespace kvasir::server {
+
+class TextRoutes {
+ public:
+  // `steps` and `texts` must outlive this. `policy`: of requests that name none; empty: the engine's default.
+  TextRoutes(const StepThread& steps, TextThread& texts, std::string policy)
+      : steps_(steps), texts_(texts), policy_(std::move(policy)) {}
+
+  // This must outlive the router.
+  void add_routes(Router& router);
+
+ private:
+  using Work = Result<std::string> (TextRoutes::*)(std::string_view body) const;
+
+  void add(Router& router, std::string_view path, Work work);
+  Result<std::string> tokenize(std::string_view body) const;
+  Result<std::string> detokenize(std::string_view body) const;
+  Result<std::string> render_completion(std::string_view body) const;
+  Result<std::string> render_chat(std::string_view body) const;
+  Result<std::string> plan(std::string_view body) const;
+
+  const StepThread& steps_;
+  TextThread& texts_;
+  std::string policy_;
+};
+
+}  // namespace kvasir::server

@@ -1,0 +1,65 @@
+#include "tenants/dates.h"
+
+#include <fmt/core.h>
+
+#include <charconv>
+#include <chrono>
+
+namespace kvasir::tenants {
+namespace {
+
+// Reads digits alone. Returns nullopt for anything else.
+std::optional<int> digits(std::string_view text) {
+  int number = 0;
+  if (text.empty() || text.front() < '0' || text.front() > '9') return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// Reads numbers at the places where `form` has digits; all else must be as in `form`.
+bool has_form(std::string_view text, std::string_view form) {
+  if (text.size() != form.size()) return false;
+  for (std::size_t i = 0; i < form.size(); ++i) {
+    const bool digit = text[i] >= '0' && text[i] <= '9';
+    if (form[i] == '0' ? !digit : text[i] != form[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> parse_moment(std::string_view text) {
+  const bool day_alone = has_form(text, "0000-00-00");
+  if (!day_alone && !has_form(text, "0000-00-00T00:00:00Z")) return std::nullopt;
+  const auto number = [&](std::size_t at, std::size_t size) { return *digits(text.substr(at, size)); };
+  const std::chrono::year_month_day day(std::chrono::year(number(0, 4)),
+                                        std::chrono::month(static_cast<unsigned>(number(5, 2))),
+                                        std::chrono::day(static_cast<unsigned>(number(8, 2))));
+  if (!day.ok()) return std::nullopt;
+  const std::int64_t start = std::int64_t{std::chrono::sys_days(day).time_since_epoch().count()} * 86400;
+  if (day_alone) return start;
+  const int hour = number(11, 2), minute = number(14, 2), second = number(17, 2);
+  if (hour > 23 || minute > 59 || second > 59) return std::nullopt;
+  return start + hour * 3600 + minute * 60 + second;
+}
+
+std::optional<std::int64_t> parse_span(std::string_view text) {
+  if (text.size() < 2 || text.size() > 7) return std::nullopt;
+  const std::int64_t unit = text.back() == 'd' ? 86400 : text.back() == 'h' ? 3600 : 0;
+  const std::optional<int> number = digits(text.substr(0, text.size() - 1));
+  if (unit == 0 || !number || *number == 0 || *number * unit > std::int64_t{36500} * 86400) return std::nullopt;
+  return *number * unit;
+}
+
+std::string moment_text(std::int64_t moment) {
+  const std::chrono::sys_seconds at{std::chrono::seconds(moment)};
+  const auto day = std::chrono::floor<std::chrono::days>(at);
+  const std::chrono::year_month_day date(day);
+  const std::int64_t seconds = (at - day).count();
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", static_cast<int>(date.year()),
+                     static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()), seconds / 3600,
+                     seconds / 60 % 60, seconds % 60);
+}
+
+}  // namespace kvasir::tenants

@@ -1,0 +1,64 @@
+// The keys of one keys file, to find a caller by: what the server holds of the file until it changes.
+// Thread-safety: const after construction, but for a counter; one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tenants/key_file.h"
+
+namespace kvasir::tenants {
+
+// Numbers tenants for the engine (RequestOptions::tenant), from 1. A name keeps its number for as long as this lives,
+// also while the keys file does not have it.
+class TenantNumbers {
+ public:
+  // Returns the name's number; gives it the next one at first sight.
+  int number_of(std::string_view name);
+  // Returns the number of a name that has one.
+  std::optional<int> find(std::string_view name) const;
+  // Returns "" for 0, which stands for requests without a tenant, and for a number that was not given.
+  std::string_view name_of(int number) const;
+  int count() const { return static_cast<int>(names_.size()); }
+
+ private:
+  std::map<std::string, int, std::less<>> numbers_;
+  std::vector<std::string> names_;
+};
+
+class KeyRing {
+ public:
+  struct Entry {
+    std::string key_id;
+    std::string tenant;
+    int tenant_number = 0;
+    std::string salt;  // of the tenant's cached prefixes: 43 characters, the same in every run
+    int priority = 0;  // of tenant and key together
+    std::int64_t expires = 0;
+  };
+
+  // REQUIRES: a file that check_key_file accepts.
+  KeyRing(const KeyFile& file, TenantNumbers& numbers);
+
+  // Returns the entry of a key that is neither revoked nor expired; null for any other text. The presented text is
+  // hashed once and compared with every key, in a time that depends on neither the text nor on which key it is.
+  const Entry* find(std::string_view presented, std::int64_t now) const;
+
+  std::size_t size() const { return entries_.size(); }
+  // Keys that have not expired.
+  std::size_t valid(std::int64_t now) const;
+  // Comparisons of hashes so far. For tests: that find() leaves none out.
+  std::uint64_t comparisons() const { return comparisons_; }
+
+ private:
+  Digest secret_;
+  std::vector<Digest> hashes_;  // of entries_
+  std::vector<Entry> entries_;
+  mutable std::uint64_t comparisons_ = 0;
+};
+
+}  // namespace kvasir::tenants

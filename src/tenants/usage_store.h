@@ -1,0 +1,50 @@
+// The usage database: SQLite, with one row for each tenant and hour. Hours older than a month become days, and days
+// older than 400 are dropped, so its size is bounded by the number of tenants.
+//
+// Every call is a transaction of its own, which is durable on return (write-ahead log, synced).
+// Thread-safety: one thread at a time. Several processes may open one database; a writer waits for another for up to a
+// quarter of a second.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvasir/status.h"
+#include "tenants/usage.h"
+
+namespace kvasir::tenants {
+
+class UsageStore {
+ public:
+  enum class Access { kRead, kWrite };
+
+  // Opens a database; for writing, makes one that does not exist. Errors: kNotFound (kRead), kDataLoss (damaged, or no
+  // SQLite database), kInvalidArgument (another program's database), kUnsupported (a newer Kvasir's),
+  // kResourceExhausted (a full disk), kIo (locked, not permitted). Each names the file and what would mend it.
+  static Result<std::unique_ptr<UsageStore>> open(const std::string& path, Access access);
+  ~UsageStore();
+  UsageStore(const UsageStore&) = delete;
+  UsageStore& operator=(const UsageStore&) = delete;
+
+  // Adds figures to their rows: all of them, or none after an error. Errors: as open.
+  Status add(const UsageBatch& batch);
+
+  // Returns rows in order of time and tenant. Errors: as open.
+  Result<std::vector<UsageRow>> read(const UsageQuery& query) const;
+
+  // Adds up hours that ended more than 35 days before `now` by day, and drops rows of more than 400 days ago. Errors:
+  // as open.
+  Status roll_up(std::int64_t now);
+
+  // Returns whether the path leads to another file by now, or to none: what is added here would be lost.
+  bool is_replaced() const;
+
+ private:
+  struct Database;
+  explicit UsageStore(std::unique_ptr<Database> database);
+  std::unique_ptr<Database> database_;
+};
+
+}  // namespace kvasir::tenants

@@ -1,0 +1,255 @@
+// The tree of blocks and snapshots against a plain list of what was put in.
+#include "prefix/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+namespace kvasir {
+namespace {
+
+constexpr int kSlots = 16;
+
+KvCacheShape shape() {
+  return {.layers = 2, .kv_heads = 2, .page = PageFormat{.head_dim = 8, .slots = kSlots}};
+}
+
+// A snapshot of so many bytes that knows when it went.
+class Marker final : public PrefixSnapshot {
+ public:
+  Marker(int* alive, std::uint64_t bytes) : alive_(alive), bytes_(bytes) { ++*alive_; }
+  ~Marker() override { --*alive_; }
+  std::uint64_t own_bytes() const override { return bytes_; }
+
+ private:
+  int* alive_;
+  std::uint64_t bytes_;
+};
+
+class Events final : public PrefixListener {
+ public:
+  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const TokenId> tokens, std::string_view) override {
+    EXPECT_TRUE(parent == 0 || blocks.count(parent) == 1) << "a block before its parent";
+    EXPECT_EQ(tokens.size(), std::size_t{kSlots});
+    EXPECT_TRUE(blocks.insert({hash, parent}).second) << "stored twice";
+  }
+  void removed(std::uint64_t hash) override {
+    EXPECT_EQ(blocks.erase(hash), 1u);
+    for (const auto& [other, parent] : blocks) EXPECT_NE(parent, hash) << "a block behind it is left";
+  }
+  std::map<std::uint64_t, std::uint64_t> blocks;
+};
+
+struct Text {
+  std::string salt;
+  std::vector<TokenId> tokens;
+};
+
+PrefixQuery query_of(const Text& text, std::string_view lineage = "a") {
+  PrefixQuery query;
+  query.salt = text.salt;
+  query.lineage = lineage;
+  query.tokens = text.tokens;
+  query.most_exact = query.most_snapshot = std::ssize(text.tokens) - 1;
+  return query;
+}
+
+class PrefixCacheTest : public ::testing::Test {
+ protected:
+  explicit PrefixCacheTest(std::uint64_t pages = 4096)
+      : kv_(*KvCache::create(shape(), pages * (shape().page.bytes() + PagePool::kPageOverhead) + (1 << 20))) {}
+
+  // A sequence that has run the text.
+  KvSequence run(const Text& text) {
+    KvSequence sequence = kv_->new_sequence();
+    EXPECT_TRUE(sequence.append(static_cast<int>(text.tokens.size())).ok());
+    return sequence;
+  }
+
+  std::unique_ptr<KvCache> kv_;
+};
+
+std::int64_t common(const Text& a, const Text& b) {
+  if (a.salt != b.salt) return 0;
+  return std::ranges::mismatch(a.tokens, b.tokens).in1 - a.tokens.begin();
+}
+
+// Random texts that begin alike, of few token ids, so that beginnings repeat.
+TEST_F(PrefixCacheTest, FindsTheLongestBeginning) {
+  std::mt19937_64 random(1);
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  Events events;
+  cache.set_listener(&events);
+  std::vector<Text> known;
+  std::vector<KvSequence> sequences;
+  std::int64_t hits = 0;
+  for (int i = 0; i < 120; ++i) {
+    Text text;
+    text.salt = random() % 3 == 0 ? "one" : "two";
+    if (!known.empty() && random() % 4 != 0) {
+      const Text& old = known[random() % known.size()];
+      text.tokens.assign(old.tokens.begin(), old.tokens.begin() + static_cast<int>(random() % old.tokens.size()));
+    }
+    for (auto more = 1 + random() % 60; more > 0; --more) text.tokens.push_back(static_cast<TokenId>(random() % 3));
+    std::int64_t most = 0;
+    for (const Text& old : known)
+      most = std::max(most, std::min(common(old, text) / kSlots, std::ssize(old.tokens) / kSlots) * kSlots);
+    most = std::min(most, (std::ssize(text.tokens) - 1) / kSlots * kSlots);
+    const PrefixMatch match = cache.find(query_of(text));
+    ASSERT_EQ(match.tokens, most);
+    ASSERT_EQ(match.snapshot, nullptr);
+    hits += most;
+    if (most > 0) {
+      KvSequence adopted = kv_->new_sequence();
+      ASSERT_TRUE(adopted.adopt(cache.pages(query_of(text), most)).ok());
+      ASSERT_EQ(adopted.next_index(), most);
+    }
+    sequences.push_back(run(text));
+    cache.add_pages(text.salt, text.tokens, sequences.back(), {});
+    known.push_back(text);
+    cache.check_invariants();
+  }
+  EXPECT_GT(hits, 500);
+  sequences.clear();
+  std::vector<std::uint32_t> references(kv_->pool().capacity());
+  cache.count_references(references);
+  for (std::size_t page = 0; page < references.size(); ++page)
+    ASSERT_EQ(references[page], kv_->pool().references(static_cast<PageId>(page)));
+  cache.clear();
+  cache.check_invariants();
+  EXPECT_TRUE(events.blocks.empty());
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+TEST_F(PrefixCacheTest, PagesAreThoseOfTheSequence) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  Text text{"", std::vector<TokenId>(3 * kSlots + 5, 7)};
+  const KvSequence sequence = run(text);
+  cache.add_pages("", text.tokens, sequence, {});
+  const std::vector<PageId> pages = cache.pages(query_of(text), 3 * kSlots);
+  std::vector<PageId> expected;
+  for (int column = 0; column < 3; ++column) sequence.add_pages_of_whole(column, expected);
+  EXPECT_EQ(pages, expected);
+  // Held apart by layer and head, too.
+  for (const PolicyScope scope : {PolicyScope::kLayer, PolicyScope::kHead}) {
+    KvSequence adopted = kv_->new_sequence({.scope = scope, .table = {.lists = true}});
+    ASSERT_TRUE(adopted.adopt(pages).ok());
+    std::vector<PageId> again;
+    for (int column = 0; column < 3; ++column) adopted.add_pages_of_whole(column, again);
+    EXPECT_EQ(again, expected);
+  }
+}
+
+// Against a list in order of use.
+TEST_F(PrefixCacheTest, TheLeastRecentlyUsedGoesFirstAndPinnedOnesLast) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  std::vector<Text> texts;
+  for (int i = 0; i < 6; ++i) texts.push_back({"", std::vector<TokenId>(kSlots + 1, i)});
+  for (int i = 0; i < 6; ++i)
+    cache.add_pages("", texts[static_cast<std::size_t>(i)].tokens, run(texts[static_cast<std::size_t>(i)]),
+                    {.pinned = i == 1});
+  static_cast<void>(cache.pages(query_of(texts[0]), kSlots));
+  std::vector<int> order;
+  const auto has = [&](int i) { return cache.find(query_of(texts[static_cast<std::size_t>(i)])).tokens > 0; };
+  std::vector<bool> there(6, true);
+  while (cache.evict_one()) {
+    for (int i = 0; i < 6; ++i) {
+      if (!there[static_cast<std::size_t>(i)] || has(i)) continue;
+      there[static_cast<std::size_t>(i)] = false;
+      order.push_back(i);
+      EXPECT_EQ(cache.find(query_of(texts[static_cast<std::size_t>(i)])).miss, PrefixMiss::kEvicted);
+    }
+  }
+  EXPECT_EQ(order, (std::vector<int>{2, 3, 4, 5, 0, 1}));
+}
+
+TEST_F(PrefixCacheTest, WhatSequencesShareIsNotGivenBackForNothing) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  const Text text{"", std::vector<TokenId>(4 * kSlots, 1)};
+  {
+    const KvSequence sequence = run(text);
+    cache.add_pages("", text.tokens, sequence, {});
+    EXPECT_EQ(cache.evictable_bytes(), 0u);
+    EXPECT_FALSE(cache.evict_one());
+    EXPECT_EQ(cache.find(query_of(text)).tokens, 3 * kSlots);
+  }
+  const std::uint64_t bytes = cache.evictable_bytes();
+  EXPECT_EQ(bytes, 4u * 4u * kv_->pool().page_cost());
+  const std::uint64_t used = kv_->budget().used();
+  while (cache.evict_one()) {
+  }
+  EXPECT_GE(used - kv_->budget().used(), bytes);
+}
+
+TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  int alive = 0;
+  std::vector<TokenId> tokens(100);
+  for (int i = 0; i < 100; ++i) tokens[static_cast<std::size_t>(i)] = i;
+  const Text text{"", tokens};
+  cache.add_snapshot("", "a", std::span(tokens).first(40), std::make_unique<Marker>(&alive, 1), {});
+  cache.add_snapshot("", "a", std::span(tokens).first(70), std::make_unique<Marker>(&alive, 1), {});
+  cache.add_snapshot("", "b", std::span(tokens).first(90), std::make_unique<Marker>(&alive, 1), {});
+  cache.check_invariants();
+  EXPECT_EQ(alive, 3);
+  EXPECT_EQ(cache.find(query_of(text)).tokens, 70);
+  EXPECT_EQ(cache.find(query_of(text)).miss, PrefixMiss::kPolicy);
+  EXPECT_EQ(cache.find(query_of(text, "b")).tokens, 90);
+  EXPECT_EQ(cache.find(query_of(text, "c")).tokens, 0);
+  PrefixQuery query = query_of(text);
+  query.most_snapshot = 69;
+  EXPECT_EQ(cache.find(query).tokens, 40);
+  Text other = text;
+  other.tokens[69] = 500;
+  EXPECT_EQ(cache.find(query_of(other)).tokens, 40);
+  cache.add_snapshot("", "a", std::span(tokens).first(70), std::make_unique<Marker>(&alive, 1), {});
+  EXPECT_EQ(alive, 3) << "one of the same place is replaced";
+  cache.check_invariants();
+  cache.clear();
+  EXPECT_EQ(alive, 0);
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+TEST_F(PrefixCacheTest, TheBoundHolds) {
+  const std::uint64_t bound = 60 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  std::mt19937_64 random(4);
+  int alive = 0;
+  for (int i = 0; i < 200; ++i) {
+    Text text{"", {}};
+    for (auto length = random() % 100; length > 0; --length) text.tokens.push_back(static_cast<TokenId>(random() % 2));
+    if (random() % 3 == 0) {
+      cache.add_snapshot("", "a", text.tokens, std::make_unique<Marker>(&alive, random() % 2000), {});
+    } else {
+      cache.add_pages("", text.tokens, text.tokens.empty() ? kv_->new_sequence() : run(text),
+                      {.pinned = random() % 5 == 0});
+    }
+    ASSERT_LE(cache.bytes(), bound);
+    cache.check_invariants();
+  }
+  EXPECT_FALSE(cache.empty());
+}
+
+TEST_F(PrefixCacheTest, TimesToLiveEnd) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  Text brief{"", std::vector<TokenId>(2 * kSlots + 1, 1)};
+  Text lasting{"", std::vector<TokenId>(2 * kSlots + 1, 2)};
+  cache.add_pages("", brief.tokens, run(brief), {.until = 10});
+  cache.add_pages("", lasting.tokens, run(lasting), {});
+  PrefixQuery query = query_of(brief);
+  query.now = 9.9;
+  EXPECT_EQ(cache.find(query).tokens, 2 * kSlots);
+  query.now = 10;
+  EXPECT_EQ(cache.find(query).tokens, 0);
+  EXPECT_EQ(cache.find(query).miss, PrefixMiss::kExpired);
+  const std::uint64_t pages = kv_->pool().in_use();
+  cache.expire(10);
+  cache.check_invariants();
+  EXPECT_EQ(kv_->pool().in_use(), pages / 2);
+  EXPECT_EQ(cache.find(query_of(lasting)).tokens, 2 * kSlots);
+}
+
+}  // namespace
+}  // namespace kvasir

@@ -1,0 +1,164 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server/api_request.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+Result<ApiRequest> completion(const char* body) {
+  const Result<Json> json = parse_body(body);
+  return json.ok() ? read_request(*json, false) : json.status();
+}
+
+Result<ApiRequest> chat(const char* more) {
+  Json json = {{"messages", {{{"role", "user"}, {"content", "x"}}}}};
+  json.update(Json::parse(more));
+  return read_request(json, true);
+}
+
+std::string field(const Result<ApiRequest>& request) {
+  if (request.ok()) return "it is fine";
+  return request.status().settings().empty() ? "none" : std::string(request.status().settings().front());
+}
+
+TEST(ApiBodies, PromptsOfAllForms) {
+  EXPECT_EQ(completion(R"({"prompt":"a"})")->prompts[0].text, "a");
+  EXPECT_EQ(completion(R"({"prompt":[1,2]})")->prompts[0].tokens, (std::vector<std::int32_t>{1, 2}));
+  const auto two = completion(R"({"prompt":["a","b"]})");
+  ASSERT_EQ(two->prompts.size(), 2u);
+  EXPECT_EQ(two->prompts[1].text, "b");
+  EXPECT_EQ(completion(R"({"prompt":[[1],[2,3]]})")->prompts[1].tokens.size(), 2u);
+  for (const char* wrong : {R"({})", R"({"prompt":""})", R"({"prompt":[]})", R"({"prompt":[[]]})", R"({"prompt":{}})",
+                            R"({"prompt":["a",1]})", R"({"prompt":[1,"a"]})", R"({"prompt":[1.5]})",
+                            R"({"prompt":[[["a"]]]})", R"({"prompt":[-1]})", R"({"prompt":[99999999999]})"})
+    EXPECT_EQ(field(completion(wrong)), "prompt") << wrong;
+}
+
+TEST(ApiBodies, SamplingAsTheApiHasIt) {
+  const auto request = completion(
+      R"({"prompt":"a","temperature":0.5,"top_p":0.9,"top_k":-1,"min_p":0.1,"seed":7,"frequency_penalty":1,
+          "presence_penalty":-1,"repetition_penalty":1.1,"logit_bias":{"5":-100,"7":2.5},"max_tokens":5.0})");
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  const SamplingOptions& sampling = request->options.generate.sampling;
+  EXPECT_EQ(sampling.top_k, 0);
+  EXPECT_EQ(sampling.seed, 7u);
+  EXPECT_EQ(request->options.generate.max_tokens, 5);
+  ASSERT_EQ(sampling.logit_bias.size(), 2u);
+  EXPECT_EQ(sampling.logit_bias[0], (std::pair<std::int32_t, float>{5, -100.0F}));
+  EXPECT_NE(completion(R"({"prompt":"a","seed":0})")->options.generate.sampling.seed, 0u) << "0 asks for a random one";
+  EXPECT_EQ(completion(R"({"prompt":"a"})")->options.generate.max_tokens, 16);
+  EXPECT_FALSE(completion(R"({"prompt":"a"})")->token_limit_given);
+  EXPECT_EQ(chat("{}")->options.generate.max_tokens, -1);
+  for (const char* wrong :
+       {R"({"logit_bias":[]})", R"({"logit_bias":{"a":1}})", R"({"logit_bias":{"":1}})", R"({"logit_bias":{"1":"1"}})",
+        R"({"logit_bias":{"-1":1}})", R"({"logit_bias":{" 1":1}})", R"({"logit_bias":{"99999999999":1}})"})
+    EXPECT_EQ(field(chat(wrong)), "logit_bias") << wrong;
+}
+
+TEST(ApiBodies, BestOf) {
+  const auto request = completion(R"({"prompt":"a","n":2,"best_of":5})");
+  ASSERT_TRUE(request.ok());
+  EXPECT_EQ(request->n, 2);
+  EXPECT_EQ(request->options.samples, 5);
+  EXPECT_EQ(request->options.generate.logprobs, 0) << "the best are found by their log-probabilities";
+  EXPECT_FALSE(request->logprobs);
+  EXPECT_EQ(field(completion(R"({"prompt":"a","n":3,"best_of":2})")), "best_of");
+  EXPECT_EQ(field(completion(R"({"prompt":"a","best_of":2,"stream":true})")), "best_of");
+  EXPECT_EQ(field(completion(R"({"prompt":["a","b","c"],"n":64})")), "n");
+  EXPECT_EQ(chat(R"({"best_of":5})")->options.samples, 1) << "an unknown field of chats";
+}
+
+TEST(ApiBodies, LogProbabilities) {
+  EXPECT_EQ(completion(R"({"prompt":"a","logprobs":3})")->options.generate.logprobs, 3);
+  EXPECT_EQ(chat(R"({"logprobs":true,"top_logprobs":4})")->options.generate.logprobs, 4);
+  EXPECT_EQ(field(chat(R"({"top_logprobs":4})")), "top_logprobs");
+  const auto echo = completion(R"({"prompt":"a","echo":true,"logprobs":1})");
+  EXPECT_EQ(echo->options.generate.prompt_logprobs, 1);
+  EXPECT_TRUE(echo->options.bypass);
+  EXPECT_EQ(completion(R"({"prompt":"a","echo":true})")->options.generate.prompt_logprobs, -1);
+  EXPECT_EQ(field(completion(R"({"prompt":"a","echo":true,"logprobs":1,"stream":true})")), "echo");
+}
+
+TEST(ApiBodies, TemplateArgumentsAreJson) {
+  const auto request = chat(R"({"chat_template_kwargs":{"a":true,"b":"true","c":{"d":[1,null]}}})");
+  ASSERT_TRUE(request.ok());
+  const std::vector<std::pair<std::string, std::string>> want = {
+      {"a", "true"}, {"b", "\"true\""}, {"c", R"({"d":[1,null]})"}};
+  EXPECT_EQ(request->options.template_arguments, want);
+  EXPECT_EQ(field(chat(R"({"chat_template_kwargs":[]})")), "chat_template_kwargs");
+}
+
+TEST(ApiBodies, WhatCannotBeHonouredIsNamed) {
+  for (const char* name : {"tools", "functions", "audio", "images", "tool_choice", "suffix"}) {
+    const Json more = {{name, "x"}};
+    EXPECT_EQ(field(chat(more.dump().c_str())), name);
+  }
+  EXPECT_EQ(field(chat(R"({"response_format":{"type":"json_schema"}})")), "response_format");
+  EXPECT_TRUE(chat(R"({"response_format":{"type":"text"},"tools":[],"tool_choice":"none","suffix":"",
+                       "modalities":["text"],"unheard_of":{"x":1}})")
+                  .ok());
+  EXPECT_EQ(field(chat(R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})")), "messages");
+  EXPECT_EQ(field(chat(R"({"messages":[{"role":"tool","content":"x"}]})")), "messages");
+  EXPECT_EQ(field(chat(R"({"stop":["x",""]})")), "stop");
+  EXPECT_EQ(field(chat(R"({"user":5})")), "user");
+  EXPECT_EQ(field(chat(R"({"priority":5000})")), "priority");
+}
+
+TEST(ApiBodies, Kv) {
+  const auto request =
+      chat(R"({"kv":{"policy":"full","pin":true,"ttl":1.5,"bypass":true,"other":1},"cache_salt":"s"})");
+  ASSERT_TRUE(request.ok());
+  EXPECT_EQ(request->options.policy, "full");
+  EXPECT_TRUE(request->options.pin && request->options.bypass);
+  EXPECT_EQ(request->options.ttl, 1.5);
+  EXPECT_EQ(request->options.salt, "s");
+  EXPECT_EQ(field(chat(R"({"kv":5})")), "kv");
+  EXPECT_EQ(field(chat(R"({"kv":{"ttl":-1}})")), "kv.ttl");
+  EXPECT_EQ(field(chat(R"({"kv":{"ttl":1e300}})")), "kv.ttl");
+  EXPECT_EQ(field(chat(R"({"kv":{"pin":1}})")), "kv.pin");
+}
+
+TEST(ApiBodies, KvHints) {
+  const auto request = chat(R"({"kv_hints":{"protocol_version":"0.1","message_id":"m","actions":[
+      {"action_id":"1","action_type":"retain","action_version":"0.1","payload":{"ttl_seconds":60}},
+      {"action_id":"2","action_type":"pin"},{"action_id":"3","action_type":"prefetch","payload":{}},
+      {"action_id":"4","action_type":"else"}]}})");
+  ASSERT_TRUE(request.ok()) << request.status().message();
+  EXPECT_TRUE(request->options.pin);
+  EXPECT_EQ(request->options.ttl, 60);
+  const Json answer = hints_answer(request->hints);
+  EXPECT_EQ(answer["message_id"], "m");
+  EXPECT_EQ(answer["actions"][0]["outcome"], "applied");
+  EXPECT_EQ(answer["actions"][2]["outcome"], "no_op");
+  EXPECT_EQ(answer["actions"][3]["outcome"], "ignored");
+  const auto later =
+      chat(R"({"kv_hints":{"protocol_version":"9.0","actions":[{"action_id":"1","action_type":"pin"}]}})");
+  ASSERT_TRUE(later.ok());
+  EXPECT_FALSE(later->options.pin) << "a version that we do not know says what we do not know";
+  for (const char* wrong :
+       {R"({"kv_hints":[]})", R"({"kv_hints":{}})", R"({"kv_hints":{"protocol_version":0.1,"actions":[]}})",
+        R"({"kv_hints":{"protocol_version":"0.1","actions":{}}})",
+        R"({"kv_hints":{"protocol_version":"0.1","actions":[1]}})",
+        R"({"kv_hints":{"protocol_version":"0.1","actions":[{"action_type":5}]}})"})
+    EXPECT_EQ(field(chat(wrong)), "kv_hints") << wrong;
+}
+
+TEST(ApiBodies, SessionIds) {
+  for (const char* good : {"a", "A-b_9", "0123456789012345678901234567890123456789012345678901234567890123"})
+    EXPECT_TRUE(is_session_id(good)) << good;
+  for (const char* bad : {"", ".", "..", "a/b", "a.b", "a b", "\xc3\xa9", "a\n",
+                          "01234567890123456789012345678901234567890123456789012345678901234"})
+    EXPECT_FALSE(is_session_id(bad)) << bad;
+  EXPECT_EQ(completion(R"({"prompt":"a","session":"s"})")->session, "s");
+  EXPECT_EQ(field(completion(R"({"prompt":"a","session":"../s"})")), "session");
+  EXPECT_EQ(field(completion(R"({"prompt":["a","b"],"session":"s"})")), "session");
+  EXPECT_EQ(field(chat(R"({"session":"s","n":2})")), "session");
+  EXPECT_EQ(field(chat(R"({"session":"s","chat_template_kwargs":{"a":1}})")), "chat_template_kwargs");
+}
+
+}  // namespace
+}  // namespace kvasir::server

@@ -1,0 +1,316 @@
+"""Many clients at once on little memory: load_check.py KVASIR MODEL [--seconds 20 | --minutes 10] [--clients 64] [--kill]
+
+Clients send requests of mixed lengths and policies, and cancel, disconnect or read slowly at random. Every completed greedy
+answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server holds as many
+pages and as much memory as at the start. Prints the inter-token latencies, and fails above --bound-ms.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import selectors
+import signal
+import socket
+import struct
+import time
+
+from serve_check import Server
+
+POLICIES = ("full", "streaming:sinks=4,window=252", "h2o:budget=128", "snapkv:budget=128+lethe:start=192,max=256")
+WORDS = "the old man saw a small dragon in the garden and it was very happy to play with Lily near the big red tree".split()
+
+
+def some_text(rng, words):
+    return "Once upon a time " + " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def requests(count, policies, seed=1):
+    """The requests, each with what it has alone to be compared with."""
+    rng = random.Random(seed)
+    made = []
+    for i in range(count):
+        tokens = rng.choice((8, 20, 60, 150))
+        made.append({"prompt": some_text(rng, rng.choice((3, 30, 120, 400))), "max_tokens": tokens, "temperature": 0,
+                     "stream": i % 3 != 0, "n": 2 if i % 8 == 7 else 1, "kv": {"policy": policies[i % len(policies)]},
+                     "stream_options": {"include_usage": True}})
+    return made
+
+
+def solo_answers(server, made):
+    answers = []
+    for request in made:
+        status, got = server.post("/v1/completions", {**request, "stream": False})
+        assert status == 200, got
+        answers.append({"texts": [choice["text"] for choice in got["choices"]], "usage": got["usage"]["completion_tokens"],
+                        "bytes": got["kv"]["bytes_peak"]})
+    return answers
+
+
+class Client:
+    """One client: sends a request, reads its answer or leaves, and sends the next."""
+
+    def __init__(self, load, number):
+        self.load, self.rng, self.socket = load, random.Random(number), None
+        self.begin()
+
+    def begin(self):
+        self.which = self.rng.randrange(len(self.load.made))
+        request = self.load.made[self.which]
+        self.stream, self.got, self.parsed = request["stream"], b"", 0
+        self.texts, self.usage, self.finished, self.newest = [""] * request["n"], None, 0, None
+        # What this client does: reads to the end, leaves after a while (in order, or by a reset), or reads slowly.
+        self.manner = self.rng.choices(("read", "leave", "reset", "slow"), (70, 10, 10, 10))[0]
+        self.leaves_at = time.monotonic() + self.rng.random() * self.rng.choice((0.05, 0.5, 3))
+        self.next_read = 0
+        self.socket = socket.socket()
+        if self.manner == "slow":
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        self.socket.connect(("127.0.0.1", self.load.server.port))
+        body = json.dumps(request).encode()
+        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+                            + body)
+        self.socket.setblocking(False)
+        self.load.started += 1
+        self.load.selector.register(self.socket, selectors.EVENT_READ, self)
+
+    def end(self, reset=False):
+        self.load.selector.unregister(self.socket)
+        if reset:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+        self.socket = None
+        if time.monotonic() < self.load.until:
+            self.begin()
+
+    def tick(self, now):
+        if self.socket is None:
+            return
+        if self.manner in ("leave", "reset") and now > self.leaves_at:
+            self.load.left += 1
+            self.end(self.manner == "reset")
+
+    def readable(self, now):
+        if self.manner == "slow":
+            if now < self.next_read:
+                return
+            self.next_read = now + 0.05
+        try:
+            part = self.socket.recv(300 if self.manner == "slow" else 65536)
+        except BlockingIOError:
+            return
+        except ConnectionError as error:
+            self.load.fail(f"{self.manner}: {error} after {self.got[-200:]}")
+            return self.end()
+        self.got += part
+        if self.stream:
+            self.read_events(now)
+        if not part:
+            self.check()
+            self.end()
+
+    def read_events(self, now):
+        while (end := self.got.find(b"\n\n", self.parsed)) >= 0:
+            event, self.parsed = self.got[self.parsed:end], end + 2
+            start = event.find(b"data: {")
+            if start < 0:
+                continue
+            chunk = json.loads(event[start + 6:])
+            if "error" in chunk:
+                return self.load.fail(f"an error in a stream: {chunk}")
+            if chunk.get("usage"):
+                self.usage = chunk["usage"]["completion_tokens"]
+            for choice in chunk["choices"]:
+                self.texts[choice["index"]] += choice["text"]
+                self.finished += choice["finish_reason"] is not None
+                if choice["text"] and choice["index"] == 0 and self.manner == "read":
+                    if self.newest is not None:
+                        self.load.gaps.append(now - self.newest)
+                    self.newest = now
+
+    def check(self):
+        load, alone = self.load, self.load.alone[self.which]
+        status = int(self.got[9:12] or 0)
+        if status in (429, 503):
+            load.refused += 1
+            return
+        if status != 200:
+            return load.fail(f"status {status}: {self.got[-300:]}")
+        if self.stream:
+            if b"data: [DONE]" not in self.got or self.finished != len(self.texts):
+                return load.fail(f"{self.manner}: a stream ends too early: {self.got[-300:]}")
+            for preemptions in re.findall(rb'"preemptions":(\d+)', self.got):
+                load.preempted += int(preemptions) > 0
+        else:
+            answer = json.loads(self.got.split(b"\r\n\r\n", 1)[1])
+            self.texts = [choice["text"] for choice in answer["choices"]]
+            self.usage = answer["usage"]["completion_tokens"]
+            load.preempted += answer["kv"].get("preemptions", 0) > 0
+        if self.texts != alone["texts"] or self.usage != alone["usage"]:
+            return load.fail(f"another answer to request {self.which}: {self.texts} for {alone['texts']}")
+        load.completed += 1
+        load.tokens += self.usage
+
+
+class Load:
+    def __init__(self, server, made, alone, clients, seconds):
+        self.server, self.made, self.alone = server, made, alone
+        self.started = self.completed = self.left = self.refused = self.tokens = self.preempted = 0
+        self.gaps, self.failures = [], []
+        self.selector = selectors.DefaultSelector()
+        self.began = time.monotonic()
+        self.until = self.began + seconds
+        self.clients = [Client(self, i) for i in range(clients)]
+
+    def fail(self, what):
+        self.failures.append(what)
+
+    def run(self, stop=None):
+        quiet_since = time.monotonic()
+        while any(client.socket for client in self.clients):
+            if stop is not None and time.monotonic() > stop:
+                return
+            events = self.selector.select(0.02)
+            now = time.monotonic()
+            if events:
+                quiet_since = now
+            if now - quiet_since > 60:
+                return self.fail(f"{sum(client.socket is not None for client in self.clients)} answers do not come")
+            for key, _ in events:
+                key.data.readable(now)
+            for client in self.clients:
+                client.tick(now)
+            if len(self.failures) > 3:
+                return
+
+    def report(self):
+        seconds = time.monotonic() - self.began
+        print(f"{self.started} requests in {seconds:.0f} s: {self.completed} completed and as alone, {self.left} left, {self.refused} "
+              f"refused, {self.preempted} preempted; {self.tokens / seconds:.0f} tokens/s", flush=True)
+
+
+def percentile(values, share):
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0
+
+
+class Watched(Server):
+    def resident(self):
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return int(re.search(r"VmRSS:\s+(\d+)", file.read())[1]) << 10
+
+    def pages(self):
+        """Bytes of KV that requests hold, where the server tells it."""
+        status, _, text = self.ask("GET", "/v1/kv/state")
+        if status != 200:
+            return None
+        state = json.loads(text)
+        for name in ("request_bytes", "bytes_requests", "requests_bytes"):
+            for place in (state, state.get("cache", {}), state.get("engine", {})):
+                if isinstance(place, dict) and name in place:
+                    return place[name]
+        return None
+
+    def settles(self, read, good, seconds=30):
+        """Whether a value becomes good."""
+        end = time.monotonic() + seconds
+        while not good(value := read()):
+            if time.monotonic() > end:
+                return value, False
+            time.sleep(0.2)
+        return value, True
+
+
+def same(answers, others):
+    return [(one["texts"], one["usage"]) for one in answers] == [(one["texts"], one["usage"]) for one in others]
+
+
+def check_load(options):
+    made = requests(options.requests, options.policies.split(";"))
+    server = Watched(options.kvasir, options.model, *options.serve)
+    try:
+        alone = solo_answers(server, made)
+    finally:
+        server.process.kill()
+    # A quarter of what the clients want at once, and room for the largest.
+    wanted = sum(one["bytes"] for one in alone) // len(alone) * options.clients
+    kv_memory = options.kv_memory or f"{max(wanted // 4, 2 * max(one['bytes'] for one in alone)) >> 10}KiB"
+    print(f"KV memory {kv_memory}; {options.clients} clients want about {wanted >> 20} MiB", flush=True)
+    memory = ("--kv-memory", kv_memory)
+    server = Watched(options.kvasir, options.model, *memory, *options.serve)
+    try:
+        # A first round warms the heap and the threads.
+        Load(server, made, alone, options.clients, 2).run()
+        resident, descriptors = server.resident(), len(os.listdir(f"/proc/{server.process.pid}/fd"))
+        load = Load(server, made, alone, options.clients, options.seconds)
+        load.run()
+        load.report()
+        p50, p99 = percentile(load.gaps, 0.5), percentile(load.gaps, 0.99)
+        print(f"inter-token latency: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms", flush=True)
+        for failure in load.failures:
+            print("FAILED:", failure)
+        assert server.process.poll() is None, f"the server ended with {server.process.poll()}"
+        assert not load.failures
+        assert load.completed >= options.clients // 2, "hardly anything was done"
+        assert p99 <= options.bound_ms / 1000, f"p99 is above {options.bound_ms} ms"
+        pages, good = server.settles(server.pages, lambda value: value in (None, 0))
+        assert good, f"{pages} bytes of KV are held by nobody"
+        print(f"KV bytes held by requests: {'not told' if pages is None else pages}")
+        _, good = server.settles(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")), lambda count: count <= descriptors + 2)
+        assert good, "descriptors stay open"
+        now = server.resident()
+        print(f"resident: {now >> 20} MiB, at the start {resident >> 20}")
+        assert now < resident + (options.leak_mb << 20), "memory does not return"
+        # Nobody is served now: as quick as at the start, and the same.
+        began = time.monotonic()
+        assert same(solo_answers(server, made[:4]), alone[:4])
+        print(f"4 requests after it: {time.monotonic() - began:.2f} s")
+        cpu = server.cpu_seconds()
+        time.sleep(1)
+        assert server.cpu_seconds() - cpu < 0.3, "the server works for nobody"
+        assert server.end() == 0
+        if options.kill:
+            check_kill(options, memory, made, alone)
+    finally:
+        server.process.kill()
+
+
+def check_kill(options, memory, made, alone):
+    """kill -9 under load; a server that is started again on the same port serves."""
+    server = Watched(options.kvasir, options.model, *memory, *options.serve)
+    load = Load(server, made, alone, options.clients, 3)
+    load.run(stop=time.monotonic() + 2)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    again = Watched(options.kvasir, options.model, *memory, *options.serve, port=server.port)
+    try:
+        assert again.port == server.port
+        assert same(solo_answers(again, made[:4]), alone[:4])
+        assert again.end() == 0
+        print("serves again after kill -9")
+    finally:
+        again.process.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kvasir")
+    parser.add_argument("model")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=32, help="different ones")
+    parser.add_argument("--policies", default=";".join(POLICIES), help="separated by ';'")
+    parser.add_argument("--kv-memory", help="default: a quarter of what the clients' requests need at once")
+    parser.add_argument("--bound-ms", type=float, default=2000, help="of p99 inter-token latency")
+    parser.add_argument("--leak-mb", type=int, default=32)
+    parser.add_argument("--kill", action="store_true", help="kill -9 under load, and start again")
+    parser.add_argument("--serve", nargs="*", default=[], help="more options of kvasir serve")
+    options = parser.parse_args()
+    if options.minutes:
+        options.seconds = 60 * options.minutes
+    check_load(options)
+
+
+if __name__ == "__main__":
+    main()
