@@ -71,6 +71,13 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   return engine;
 }
 
+// Whether an endpoint of ZeroMQ cannot be reached from other machines.
+bool stays_here(std::string_view endpoint) {
+  if (!endpoint.starts_with("tcp://")) return true;
+  endpoint.remove_prefix(6);
+  return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
+}
+
 // Null where no events are wanted.
 Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
   if (options.endpoint.empty()) {
@@ -81,6 +88,8 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
   KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
   note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
        options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
+  if (!stays_here(options.endpoint) || !stays_here(options.replay))
+    note("kvasir: KV events hold the tokens of prompts, and whoever reaches their addresses can read them\n");
   return events;
 }
 

@@ -139,7 +139,9 @@ class KvEvents::Sender {
     KVASIR_ASSIGN_OR_RETURN(endpoint_, bind_socket(publisher_, options_.endpoint));
     if (!options_.replay.empty()) {
       router_.reset(zmq_socket(context_.get(), ZMQ_ROUTER));
-      set(router_, ZMQ_SNDHWM, static_cast<int>(options_.kept_batches) + 1);
+      // What does not fit is dropped, and with it the end that a client waits for. Room counts as free only some time
+      // after a client has read.
+      set(router_, ZMQ_SNDHWM, 4 * (static_cast<int>(options_.kept_batches) + 1));
       set(router_, ZMQ_LINGER, 0);
       zmq_setsockopt(router_.get(), ZMQ_MAXMSGSIZE, &kLongestRequest, sizeof(kLongestRequest));
       KVASIR_ASSIGN_OR_RETURN(replay_endpoint_, bind_socket(router_, options_.replay));

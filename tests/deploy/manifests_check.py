@@ -17,8 +17,8 @@ import yaml
 DEPLOY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy")
 API = {"ConfigMap": "v1", "Secret": "v1", "Service": "v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1",
        "PodDisruptionBudget": "policy/v1", "NetworkPolicy": "networking.k8s.io/v1"}
-POD_FIELDS = {"securityContext", "automountServiceAccountToken", "terminationGracePeriodSeconds", "containers", "volumes",
-              "topologySpreadConstraints"}
+POD_FIELDS = {"securityContext", "automountServiceAccountToken", "terminationGracePeriodSeconds", "containers",
+              "volumes", "topologySpreadConstraints"}
 CONTAINER_FIELDS = {"name", "image", "args", "env", "ports", "startupProbe", "readinessProbe", "livenessProbe",
                     "lifecycle", "resources", "securityContext", "volumeMounts"}
 PROBE_FIELDS = {"httpGet", "periodSeconds", "failureThreshold", "timeoutSeconds", "initialDelaySeconds",

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::server {
@@ -131,7 +132,8 @@ class Reader {
     while (const auto message = next(subscriber_, silence)) {
       ASSERT_EQ(message->size(), 3u);
       last = number_of(message->at(1));
-      for (const Json& event : Json::from_msgpack(message->at(2))[1]) {
+      const Json batch = Json::from_msgpack(message->at(2));
+      for (const Json& event : batch[1]) {
         if (event[0] == "AllBlocksCleared") {
           blocks.clear();
           ++cleared;
@@ -199,6 +201,7 @@ class KvEventsTest : public ::testing::Test {
     EXPECT_TRUE(engine.ok()) << engine.status().message();
     engine_ = std::move(*engine);
   }
+  void TearDown() override { engine_->set_prefix_listener(nullptr); }
   static test::RandomModelSpec spec() {
     test::RandomModelSpec made;
     made.context = 1024;

@@ -26,9 +26,9 @@ class Replica:
 
     def __init__(self, kvasir, model, *options, limit=120):
         self.process = subprocess.Popen(
-            ["timeout", str(limit), kvasir, "serve", "-m", model, "--port", "0", "--name", "m", "--kv-events",
-             "tcp://127.0.0.1:*", "--kv-events-replay", "tcp://127.0.0.1:*", *options], stderr=subprocess.PIPE,
-            text=True)
+            ["timeout", "--foreground", str(limit), kvasir, "serve", "-m", model, "--port", "0", "--name", "m",
+             "--kv-events", "tcp://127.0.0.1:*", "--kv-events-replay", "tcp://127.0.0.1:*", *options],
+            stderr=subprocess.PIPE, text=True)
         self.said = ""
         self.port = None
         for line in self.process.stderr:
@@ -42,17 +42,18 @@ class Replica:
         self.events, self.replay, self.topic = found.groups()
         threading.Thread(target=self.process.stderr.read, daemon=True).start()
 
-    def ask(self, method, path, body=None):
+    def ask(self, method, path, body=None, key=""):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request(method, path, None if body is None else json.dumps(body))
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         text = answer.read()
         connection.close()
         return answer.status, text
 
-    def complete(self, prompt, **fields):
+    def complete(self, prompt, key="", **fields):
         status, text = self.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0,
-                                                            **fields})
+                                                            **fields}, key)
         assert status == 200, text
         return json.loads(text)
 
@@ -77,8 +78,10 @@ class Index:
         self.keys = {}  # hash -> the same key
         self.block_size = 0
         self.events = {"BlockStored": 0, "BlockRemoved": 0, "AllBlocksCleared": 0}
+        self.bytes = b""  # all that was received
 
     def apply(self, payload):
+        self.bytes += payload
         batch = msgpack.unpackb(payload)
         time_sent, events, rank = batch
         assert isinstance(time_sent, float) and abs(time.time() - time_sent) < 600 and rank == 0, batch
@@ -179,9 +182,9 @@ class Subscriber:
         return self.index
 
 
-def settle(replica, *subscribers):
+def settle(replica, *subscribers, key=""):
     """Returns when the subscribers know what the passes until now have changed."""
-    replica.complete([1], max_tokens=1)  # its pass comes after the others' events were handed over
+    replica.complete([1], key, max_tokens=1)  # its pass comes after the others' events were handed over
     for subscriber in subscribers:
         subscriber.follow()
 

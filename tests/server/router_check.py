@@ -46,7 +46,8 @@ def check_gauges(replica):
     labels = next(iter(samples["vllm:cache_config_info"]))
     assert re.search(r'block_size="\d+"', labels) and re.search(r'num_gpu_blocks="\d+"', labels), labels
     # production-stack reads the older names.
-    for name in ("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_queries_total"):
+    for name in ("vllm:gpu_cache_usage_perc", "vllm:gpu_prefix_cache_hits_total",
+                 "vllm:gpu_prefix_cache_queries_total"):
         assert name in samples, name
 
 
@@ -98,7 +99,8 @@ def check_texts(replicas, subscribers):
         replica, promised = pick(replicas, subscribers, tokens)
         assert replica is replicas[number] and promised > 0, promised
         answer = replica.complete(prompt)
-        assert answer["kv"]["cached"] == promised and answer["usage"]["prompt_tokens"] == len(tokens), (answer, promised)
+        assert answer["kv"]["cached"] == promised, (answer, promised)
+        assert answer["usage"]["prompt_tokens"] == len(tokens), (answer, len(tokens))
         told = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         if told != promised and "usage's cached_tokens" not in missing:
             assert told == 0, answer
@@ -107,7 +109,8 @@ def check_texts(replicas, subscribers):
 
 def check_chat(replicas, subscribers):
     """A conversation comes back to the replica that led it."""
-    messages = [{"role": "system", "content": "You are a storyteller. " * 8}, {"role": "user", "content": "Who are you?"}]
+    messages = [{"role": "system", "content": "You are a storyteller. " * 8},
+                {"role": "user", "content": "Who are you?"}]
     if render_chat(replicas[0], messages) is None:
         missing.append("/v1/chat/completions/render")
         return
