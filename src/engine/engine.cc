@@ -35,8 +35,9 @@ class EngineImpl final : public Engine {
 
   Result<RequestPlan> plan(const PlanRequest& request) const override {
     return guarded([&]() -> Result<RequestPlan> {
-      KVASIR_ASSIGN_OR_RETURN(const CacheSize place, find_place(request.policy, 1));
-      return plan_request(request, cache_shape(), place, model_->config.context);
+      const Result<CacheSize> place = find_place(request.policy, 1);
+      if (!place.ok()) return about_unless_said(place.status(), "policy");
+      return plan_request(request, cache_shape(), *place, model_->config.context);
     });
   }
 

@@ -171,6 +171,37 @@ TEST(SessionRequest, LeavesTheSessionAloneIfItIsCancelled) {
   EXPECT_EQ(session->generate(greedy(10), {})->text, other->generate(greedy(10), {})->text);
 }
 
+// Prefixes that requests left hold all memory; a session that is loaded comes first.
+TEST(SessionRequest, ALoadedSessionTakesTheRoomOfCachedPrefixes) {
+  const std::string path = ::testing::TempDir() + "request_extras_room.session";
+  EngineOptions engine_options;
+  engine_options.model = small_model();
+  engine_options.threads = 1;
+  engine_options.kv_memory = 4 * kMiB;
+  engine_options.prefix_memory = 4 * kMiB;
+  const auto engine = std::move(*Engine::open(engine_options));
+  {
+    const auto session = *engine->new_session({.policy = "full"});
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += "The old man went down to the river. ";
+    ASSERT_TRUE(session->read(text).ok());
+    ASSERT_TRUE(session->save(path).ok());
+  }
+  const auto size = std::filesystem::file_size(path);
+  for (int i = 0; i < 200 && engine->cache().budget - engine->cache().bytes >= size; ++i) {
+    RequestOptions options;
+    options.policy = "full";
+    options.prompt = std::to_string(i);
+    for (int k = 0; k < 20; ++k) options.prompt += " a fox and a crow number " + std::to_string(i * 20 + k);
+    options.generate = greedy(1);
+    ASSERT_TRUE(engine->submit(options).ok());
+    run(*engine);
+  }
+  ASSERT_LT(engine->cache().budget - engine->cache().bytes, size) << "there is room anyway: this shows nothing";
+  EXPECT_TRUE(engine->load_session(path).ok()) << engine->load_session(path).status().message();
+  std::filesystem::remove(path);
+}
+
 TEST(SessionRequest, IsChecked) {
   const auto engine = open_engine(), stranger = open_engine();
   RequestOptions options;

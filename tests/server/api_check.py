@@ -118,7 +118,7 @@ def check_choices(server):
 
     plain = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logprobs": 5, **GREEDY})[1]
     said = text_of(plain)
-    token = server.post("/tokenize", {"prompt": said, "add_special_tokens": False})[1]["tokens"][-1]
+    token = server.post("/tokenize", {"prompt": "Once" + said})[1]["tokens"][-1]
     other = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logit_bias": {str(token): -100}, **GREEDY})[1]
     assert text_of(other) != said, "a banned token came"
     forced = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, "logit_bias": {str(token): 100}})[1]
@@ -192,7 +192,7 @@ def check_kv(server):
     model = json.loads(server.ask("GET", "/v1/models")[2])["data"][0]
     assert json.loads(server.ask("GET", "/v1/models/m")[2]) == model and server.ask("GET", "/v1/models/x")[0] == 404
     messages = [{"role": "user", "content": "Hi"}]
-    status, got = server.post("/v1/chat/completions", {"messages": messages, "kv": {"policy": "full"}, **GREEDY})
+    status, got = server.post("/v1/chat/completions", {"messages": messages, "kv": {"policy": "full"}, "stop": ["e", "a"], **GREEDY})
     assert status == 200 and 0 < got["kv"]["max_tokens"] <= model["max_model_len"] - got["usage"]["prompt_tokens"], got
     assert "max_tokens" not in server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[1]["kv"]
     status, got = server.post("/v1/completions", {"prompt": [100] * (model["max_model_len"] - 5), "max_tokens": 50,
@@ -245,7 +245,7 @@ def check_template(kvasir, model):
                    "{% if style is defined %}\n{{ style.name + deep[0] }}{% if fail %}\n{{ raise_exception('not so') }}{% endif %}"
                    "{% endif %}\n")
         file.flush()
-        server = Server(kvasir, model, "--chat-template", "@" + file.name)
+        server = Server(kvasir, model, "--chat-template", file.name)
         try:
             body = {"messages": [{"role": "user", "content": "Hi"}]}
             plain = server.post("/v1/chat/completions/render", body)[1]["token_ids"]
