@@ -68,15 +68,12 @@ struct Job {
 
 class Server {
  public:
-  explicit Server(const SimulationOptions& options)
-      : options_(options), lengths_(options.workload, options.seed), random_(options.seed + 1) {
+  explicit Server(const SimulationOptions& options) : options_(options), lengths_(options.workload, options.seed) {
     if (options_.capacity == 0)
       options_.capacity = 64 * MemoryModel(options.memory).bytes(static_cast<std::int64_t>(options.workload.mean));
-    if (options_.tenants.empty()) options_.tenants.emplace_back();
-    for (const SimulatedTenant& tenant : options_.tenants) {
-      quotas_.push_back(tenant.quota);
-      shares_.push_back(tenant.share);
-    }
+    if (options_.tenants.empty()) options_.tenants.push_back({{}, 0, options_.clients});
+    for (const SimulatedTenant& tenant : options_.tenants) quotas_.push_back(tenant.quota);
+    clients_.resize(quotas_.size());
     tenant_bytes_.resize(quotas_.size());
     tenant_used_.resize(quotas_.size());
     tenant_first_.resize(quotas_.size());
@@ -85,7 +82,8 @@ class Server {
 
   SimulationResult run() {
     while (result_.finished + result_.rejected < options_.requests) {
-      while (std::ssize(jobs_) < options_.clients && sent_ < options_.requests) arrive();
+      for (std::size_t t = 0; t < clients_.size(); ++t)
+        while (clients_[t] < options_.tenants[t].clients && sent_ < options_.requests) arrive(t);
       pass();
     }
     const double seconds = result_.seconds = clock_;
@@ -104,15 +102,16 @@ class Server {
   }
 
  private:
-  void arrive() {
+  void arrive(std::size_t tenant) {
     const Lengths::Request lengths = lengths_.next();
     Job job;
     job.prompt = job.known = lengths.prompt;
     job.total = lengths.prompt + lengths.answer;
-    job.tenant = std::discrete_distribution<int>(shares_.begin(), shares_.end())(random_);
-    job.priority = options_.tenants[static_cast<std::size_t>(job.tenant)].priority;
+    job.tenant = static_cast<int>(tenant);
+    job.priority = options_.tenants[tenant].priority;
     job.arrived = clock_;
     jobs_.insert(std::ranges::upper_bound(jobs_, job.priority, {}, &Job::priority), job);
+    ++clients_[tenant];
     ++sent_;
   }
 
@@ -130,13 +129,14 @@ class Server {
       task.bytes = job.holds ? memory.bytes(job.done + task.rows) - now : whole;
       task.held = task.used = job.holds ? now : 0;
       task.due = job.holds && task.reads ? std::max(whole - now, task.bytes) : task.bytes;
-      task.estimate = memory.bytes(job.total);
+      task.estimate =
+          memory.bytes(std::max(job.total, std::min<std::int64_t>(job.prompt + options_.max_tokens, memory.most)));
       task.spared = job.spared;
       task.priority = job.priority;
       task.tenant = job.tenant;
-      task.cost = preemption_cost({job.prompt, job.known - job.prompt, 0, true}, options_.cost,
-                                  options_.limits.prompt_rows)
-                      .least();
+      task.cost =
+          preemption_cost({job.prompt, job.known - job.prompt, 0, true}, options_.cost, options_.limits.prompt_rows)
+              .least();
       tasks_.push_back(task);
     }
   }
@@ -145,8 +145,8 @@ class Server {
     int generating = 0;
     for (const Job& job : jobs_) generating += job.holds && !job.reads() ? 1 : 0;
     ScheduleLimits limits = options_.limits;
-    limits.prompt_rows = prompt_rows_within(options_.max_itl, rates_.rates(), rates_.excess(), generating,
-                                            options_.limits.prompt_rows);
+    limits.prompt_rows =
+        prompt_rows_within(options_.max_itl, rates_.rates(), rates_.excess(), generating, options_.limits.prompt_rows);
     describe(limits.prompt_rows);
     const std::vector<Verdict> verdicts =
         schedule(tasks_, quotas_, {options_.capacity, options_.capacity - used_}, limits);
@@ -223,6 +223,7 @@ class Server {
   void end(Job& job) {
     set_tokens(job, 0);
     job.done = job.total = 0;
+    --clients_[static_cast<std::size_t>(job.tenant)];
     --holding_;
   }
 
@@ -230,18 +231,16 @@ class Server {
     batch_ += seconds * holding_;
     bytes_ += seconds * static_cast<double>(used_);
     live_ += seconds * static_cast<double>(live_tokens_) * static_cast<double>(options_.memory.token_bytes);
-    for (std::size_t t = 0; t < quotas_.size(); ++t)
-      tenant_bytes_[t] += seconds * static_cast<double>(tenant_used_[t]);
+    for (std::size_t t = 0; t < quotas_.size(); ++t) tenant_bytes_[t] += seconds * static_cast<double>(tenant_used_[t]);
   }
 
   SimulationOptions options_;
   Lengths lengths_;
-  std::mt19937_64 random_;
   RateEstimator rates_;
   std::vector<ScheduleQuota> quotas_;
-  std::vector<double> shares_;
   std::vector<Job> jobs_;  // in order of priority, then of arrival
   std::vector<ScheduleTask> tasks_;
+  std::vector<int> clients_;  // of each tenant, under way
   std::int64_t sent_ = 0;
   double clock_ = 0;
   std::uint64_t used_ = 0;

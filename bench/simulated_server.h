@@ -55,14 +55,15 @@ struct MemoryModel {
 struct SimulatedTenant {
   ScheduleQuota quota;
   int priority = 0;
-  double share = 1;  // of the requests
+  int clients = 0;
 };
 
 struct SimulationOptions {
   std::int64_t requests = 100000;
-  int clients = 96;  // each sends its next request when its last one has ended
+  int clients = 96;  // each sends its next request when its last one has ended; of tenants, those of each
   std::uint64_t seed = 1;
   Workload workload;
+  int max_tokens = 0;  // that each request names as its limit, at least; 0: it names as many as it gets
   MemoryModel memory;
   std::uint64_t capacity = 0;  // bytes; 0: 64 sequences of the workload's mean
   PassRates cost{.pass = 0.060, .prompt_row = 0.0001, .generated_row = 0.0002};
@@ -92,9 +93,9 @@ struct SimulationResult {
   std::int64_t preemptions = 0;
   std::int64_t preempted_twice = 0;  // without a token in between
   std::int64_t rejected = 0;
-  double mean_batch = 0;   // tasks that hold pages
-  double mean_usage = 0;   // of the capacity
-  double utilisation = 0;  // live tokens' bytes over allocated bytes
+  double mean_batch = 0;                          // tasks that hold pages
+  double mean_usage = 0;                          // of the capacity
+  double utilisation = 0;                         // live tokens' bytes over allocated bytes
   double gap_p50 = 0, gap_p99 = 0, gap_most = 0;  // seconds between two tokens of a request
   double first_p50 = 0, first_p99 = 0;            // until the first
   std::vector<double> tenant_share;               // mean bytes of each over the capacity

@@ -38,6 +38,7 @@
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
+#include "kvasir/view.h"
 
 namespace kvasir {
 
@@ -161,19 +162,23 @@ class Engine {
   // after an error the engine is as it was. Without EngineOptions::kv_memory a first request sizes the cache for
   // itself, as a first session does; later ones then wait for each other. Errors: kInvalidArgument (no prompt or
   // several, invalid UTF-8, an unknown token id, a message that the template has no place for, the policy, options of
-  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context or the whole
-  // cache can never hold; the message has the figures).
+  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context, the whole
+  // cache or its tenant's ceiling can never hold; the message has the figures). What is generated is not counted there:
+  // a text may end early, and one that does not ends with kKvMemory.
   virtual Result<RequestId> submit(const RequestOptions& options) = 0;
 
   // Runs one forward pass for the requests that have work, and returns what happened since the last call, in order;
-  // within a pass the oldest request first. Prompts share a bounded number of rows in a pass, the oldest first, so that
-  // requests which are generating go on in every pass. Returns no event when there is no request.
+  // within a pass in order of priority, then of arrival. Prompts share a bounded number of rows in a pass, the
+  // best-ranked first, so that requests which are generating go on in every pass. Returns no event when there is no
+  // request.
   //
-  // Where the KV memory does not hold the next tokens of all, the requests that arrived last wait. One that held pages
-  // gives them up and reads its tokens again when there is room: that costs time and changes no bit. The oldest request
-  // always goes on; if it cannot although no other request holds pages, as the memory is too small or a session holds
-  // it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that were not
-  // returned come with the next call.
+  // EngineOptions::scheduler says when requests start. Where the KV memory does not hold the next tokens of all, those
+  // that rank last wait: what borrows beyond its tenant's floor, then the worse priority, then the later arrival. One
+  // that held pages gives them up and reads its tokens again when there is room: that costs time and changes no bit,
+  // and it happens to no request twice before it has produced a token. The best-ranked request always goes on; if it
+  // cannot although no other request holds pages (of its tenant, for a ceiling), as the memory is too small or a
+  // session holds it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that
+  // were not returned come with the next call.
   virtual Result<std::vector<Event>> poll() = 0;
 
   // Ends a request between two passes: its pages are free on return, and the next poll() returns kFinished with
@@ -185,13 +190,20 @@ class Engine {
   virtual std::int64_t unfinished() const = 0;
 
   // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
-  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. Errors:
-  // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache).
+  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request
+  // is charged for the pages it refers to; samples divide those they share. Errors: kInvalidArgument (a negative
+  // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
 
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;
   virtual EngineReport report() const = 0;
+
+  // What a tenant's requests hold; at most `most` samples.
+  virtual SequenceList sequences(int tenant, std::size_t most) const = 0;
+  // Which tokens of one sample are kept; takes less than a millisecond, whatever the length. Errors: kNotFound for a
+  // request that is unknown, has ended (but see RequestOptions::inspect) or is another tenant's.
+  virtual Result<TokenView> tokens_of(const TokenQuery& query) const = 0;
 };
 
 }  // namespace kvasir

@@ -67,6 +67,11 @@ struct RequestOptions {
   bool bypass = false;  // neither continues a cached prefix nor leaves one
   bool pin = false;     // the prefix that it leaves goes last, after all that are not pinned
   double ttl = 0;       // seconds for which the prefix that it leaves can be continued; 0: for as long as there is room
+
+  // By what views name the request (kvasir/view.h); any text.
+  std::string label;
+  // Keeps the view of its tokens for Engine::tokens_of when it has ended, until several more such requests have ended.
+  bool inspect = false;
 };
 
 // Names a request of one engine; never used twice.

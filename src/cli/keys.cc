@@ -85,7 +85,8 @@ Result<std::int64_t> read_expiry(const std::string& text) {
   return now() + *moment;
 }
 
-// Reads the file, changes it, and writes it, while no other `kvasir keys` does.
+// Reads the file, changes it, and writes it, while no other `kvasir keys` does. `change` returns what was done, which
+// is said when it is written.
 template <class Change>
 Status edit(const std::string& path, bool may_be_new, const Change& change) {
   KVASIR_ASSIGN_OR_RETURN(const tenants::KeyFileLock lock, tenants::KeyFileLock::take(path));
@@ -95,15 +96,17 @@ Status edit(const std::string& path, bool may_be_new, const Change& change) {
     file->secret = tenants::random_secret();
   }
   if (!file.ok()) return file.status();
-  KVASIR_RETURN_IF_ERROR(change(*file));
-  return tenants::save_key_file(path, *file);
+  KVASIR_ASSIGN_OR_RETURN(const std::string done, change(*file));
+  KVASIR_RETURN_IF_ERROR(tenants::save_key_file(path, *file));
+  if (!done.empty()) note("kvasir: {}\n", done);
+  return {};
 }
 
 Status add_key(const KeysOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t expires, read_expiry(options.expires));
   const std::string secret = tenants::random_api_key();
   ApiKey key;
-  KVASIR_RETURN_IF_ERROR(edit(options.file, false, [&](KeyFile& file) -> Status {
+  KVASIR_RETURN_IF_ERROR(edit(options.file, false, [&](KeyFile& file) -> Result<std::string> {
     if (file.tenant(options.tenant) == nullptr) return unknown_tenant(options);
     do {
       key.id = tenants::random_id();
@@ -114,7 +117,7 @@ Status add_key(const KeysOptions& options) {
     key.expires = expires;
     key.priority = options.priority.value_or(0);
     file.keys.push_back(key);
-    return {};
+    return std::string();
   }));
   Json json = json_of(key);
   json["key"] = secret;
@@ -128,28 +131,26 @@ Status add_key(const KeysOptions& options) {
 }
 
 Status revoke_key(const KeysOptions& options) {
-  return edit(options.file, false, [&](KeyFile& file) -> Status {
+  return edit(options.file, false, [&](KeyFile& file) -> Result<std::string> {
     ApiKey* key = file.key(options.id);
     if (key == nullptr)
-      return make_status(StatusCode::kNotFound,
-                         "there is no key with the id '{}' in '{}'; 'kvasir keys list' has the ids",
-                         printable(options.id, 16), options.file);
+      // The text may be a key, which no message shows.
+      return make_status(StatusCode::kNotFound, "there is no key of that id in '{}'; 'kvasir keys list' has the ids",
+                         options.file);
     if (key->revoked == 0) key->revoked = now();
     key->hash = {};
-    note("kvasir: revoked key {} of tenant {}\n", key->id, key->tenant);
-    return {};
+    return fmt::format("revoked key {} of tenant {}", key->id, key->tenant);
   });
 }
 
 Status prune_keys(const KeysOptions& options) {
-  return edit(options.file, false, [&](KeyFile& file) -> Status {
+  return edit(options.file, false, [&](KeyFile& file) -> Result<std::string> {
     const auto gone = std::erase_if(file.keys, [](const ApiKey& key) { return state_of(key) != "valid"; });
-    note("kvasir: dropped {}\n", gone == 1 ? "1 entry" : fmt::format("{} entries", gone));
-    return {};
+    return gone == 1 ? std::string("dropped 1 entry") : fmt::format("dropped {} entries", gone);
   });
 }
 
-Status remove_tenant(KeyFile& file, const KeysOptions& options) {
+Result<std::string> remove_tenant(KeyFile& file, const KeysOptions& options) {
   if (file.tenant(options.tenant) == nullptr) return unknown_tenant(options);
   const auto valid = std::ranges::count_if(
       file.keys, [&](const ApiKey& key) { return key.tenant == options.tenant && key.revoked == 0; });
@@ -157,12 +158,11 @@ Status remove_tenant(KeyFile& file, const KeysOptions& options) {
     return invalid_argument("tenant '{}' still has {}; revoke first", options.tenant, counted(valid, "key"));
   std::erase_if(file.keys, [&](const ApiKey& key) { return key.tenant == options.tenant; });
   std::erase_if(file.tenants, [&](const Tenant& tenant) { return tenant.name == options.tenant; });
-  note("kvasir: removed tenant {}\n", options.tenant);
-  return {};
+  return "removed tenant " + options.tenant;
 }
 
 Status set_tenant(const KeysOptions& options) {
-  return edit(options.file, !options.remove, [&](KeyFile& file) -> Status {
+  return edit(options.file, !options.remove, [&](KeyFile& file) -> Result<std::string> {
     if (options.remove) return remove_tenant(file, options);
     Tenant* tenant = file.tenant(options.tenant);
     const bool is_new = tenant == nullptr;
@@ -174,14 +174,16 @@ Status set_tenant(const KeysOptions& options) {
     tenant->tokens_per_minute = options.tokens.value_or(tenant->tokens_per_minute);
     tenant->concurrent = options.concurrent.value_or(tenant->concurrent);
     tenant->priority = options.priority.value_or(tenant->priority);
-    KVASIR_RETURN_IF_ERROR(tenants::check_key_file(file));
-    note("kvasir: {} tenant {}\n", is_new ? "made" : "changed", tenant->name);
-    return {};
+    return fmt::format("{} tenant {}", is_new ? "made" : "changed", tenant->name);
   });
 }
 
 std::string limit_text(std::int64_t limit) {
   return limit == 0 ? "-" : std::to_string(limit);
+}
+
+std::string size_text(std::uint64_t bytes) {
+  return bytes == 0 ? "-" : byte_size_text(bytes);
 }
 
 Status list_keys(const KeysOptions& options) {
@@ -195,10 +197,9 @@ Status list_keys(const KeysOptions& options) {
   std::string out = fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", "tenant", "floor", "ceiling",
                                 "requests/min", "tokens/min", "concurrent", "priority");
   for (const Tenant& tenant : file.tenants)
-    out +=
-        fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", tenant.name, byte_size_text(tenant.floor),
-                    tenant.ceiling == 0 ? "-" : byte_size_text(tenant.ceiling), limit_text(tenant.requests_per_minute),
-                    limit_text(tenant.tokens_per_minute), limit_text(tenant.concurrent), tenant.priority);
+    out += fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", tenant.name, size_text(tenant.floor),
+                       size_text(tenant.ceiling), limit_text(tenant.requests_per_minute),
+                       limit_text(tenant.tokens_per_minute), limit_text(tenant.concurrent), tenant.priority);
   out += fmt::format("\n{:<10} {:<20} {:<8} {:<21} {:<21} {:>8}\n", "key", "tenant", "state", "created", "expires",
                      "priority");
   for (const ApiKey& key : file.keys)

@@ -1,8 +1,10 @@
 // kvasir serve: the OpenAI API on one model.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <csignal>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/status.h"
@@ -31,6 +33,7 @@ struct ServeOptions {
   std::string sessions;
   std::string api_keys;
   std::string usage_db;
+  bool inspector = true;
 };
 
 bool is_loopback(std::string_view host) {
@@ -55,8 +58,11 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache, for as many requests side by side; it stays when the session goes.
-  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = options.batch}).status());
+  // Sizes the cache, for as many requests side by side below the stop mark; it stays when the session goes.
+  const double mark = options.engine.scheduler.stop_mark;
+  int sequences = options.batch;
+  if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
+  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = sequences}).status());
   return engine;
 }
 
@@ -83,8 +89,11 @@ Status serve(const ServeOptions& options) {
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
   server::StepThread steps(std::move(engine), {post, options.queue});
   server::TextThread texts({post, options.queue});
-  service.emplace(steps, texts, server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}, options.inspector});
   tenancy->join(*service, steps, *http);
+  http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
@@ -101,6 +110,27 @@ Status serve(const ServeOptions& options) {
   http->run();
   tenancy->leave();
   return {};
+}
+
+void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
+  const std::map<std::string, Admission> admissions = {{"use", Admission::kUse}, {"reserve", Admission::kReserve}};
+  command
+      .add_option("--max-itl", options.max_itl,
+                  "Seconds between two tokens of an answer that prompts of others may take at most; 0: no bound")
+      ->capture_default_str();
+  command
+      .add_option("--stop-mark", options.stop_mark,
+                  "Share of the KV memory below which usage and a request's peak must stay for it to start")
+      ->capture_default_str();
+  command
+      .add_option("--preempt-mark", options.preempt_mark,
+                  "Share of the KV memory up to which requests grow before one of them gives up its pages")
+      ->capture_default_str();
+  command
+      .add_option("--admission", options.admission,
+                  "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
+      ->transform(CLI::CheckedTransformer(admissions))
+      ->default_str("use");
 }
 
 }  // namespace
@@ -128,11 +158,14 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
       ->capture_default_str();
+  add_scheduler_options(*command, options->engine.scheduler);
   command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
+  command->add_flag("--inspector,!--no-inspector", options->inspector,
+                    "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
   command->callback([options, &outcome] { outcome.status = serve(*options); });
 }
 

@@ -14,6 +14,7 @@
 #include "engine/loaded_model.h"
 #include "engine/request_plan.h"
 #include "engine/request_queue.h"
+#include "engine/sequence_view.h"
 #include "engine/session.h"
 #include "retention/registry.h"
 
@@ -124,6 +125,14 @@ class EngineImpl final : public Engine {
       report.request_bytes -= report.prefix_bytes;
     }
     return report;
+  }
+
+  SequenceList sequences(int tenant, std::size_t most) const override {
+    return requests_ != nullptr ? list_sequences(*requests_, tenant, most) : SequenceList();
+  }
+  Result<TokenView> tokens_of(const TokenQuery& query) const override {
+    if (requests_ == nullptr) return make_status(StatusCode::kNotFound, "there is no request '{}'", query.label);
+    return view_tokens(*requests_, *model_->tokenizer, query);
   }
 
   CacheReport cache() const override {

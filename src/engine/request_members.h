@@ -1,11 +1,12 @@
-// What a RequestQueue knows of each request and each of its samples. Private to request_queue.cc and
-// request_schedule.cc.
+// What a RequestQueue knows of each request and each of its samples. Private to request_queue.cc,
+// request_schedule.cc and sequence_view.cc.
 // Thread-safety: as RequestQueue.
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/request_queue.h"
@@ -46,6 +47,8 @@ struct RequestQueue::Request {
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
   int priority = 0;
   int tenant = 0;
+  std::string label;
+  bool inspect = false;
   std::uint64_t peak = 0;    // bytes of one sample
   std::uint64_t shared = 0;  // of these, those that its samples share as long as they live
   std::vector<std::unique_ptr<Member>> members;

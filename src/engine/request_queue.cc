@@ -45,6 +45,8 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->prefix = {bypass, options.salt, options.pin, options.ttl};
   request->priority = options.priority;
   request->tenant = options.tenant;
+  request->label = options.label;
+  request->inspect = options.inspect;
   auto member = std::make_unique<Member>(request.get(), 0);
   member->text.chunk = chunk.value_or(model.options.chunk);
   std::vector<TokenId> newest;
@@ -328,6 +330,7 @@ std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
 }
 
 void RequestQueue::tell_end(Member& member, const Status& why) {
+  if (member.request->inspect) ended_views_.add(state_of(member));
   Task& task = *member.task;
   const bool mid_character = task.generation().mid_character();
   const Request& request = *member.request;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "engine/driver.h"
 #include "engine/prefix_store.h"
 #include "engine/schedule.h"
+#include "engine/sequence_view.h"
 #include "kvasir/model_text.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
@@ -86,6 +88,9 @@ class RequestQueue {
   };
   const Counters& counters() const { return counters_; }
   std::int64_t running() const;  // requests that hold pages
+  // Calls visit for each sample that has not ended, request by request.
+  void each_sample(const std::function<void(const SampleState&)>& visit) const;
+  const EndedViews& ended_views() const { return ended_views_; }
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
   const Sequence* sequence_of(RequestId request, int sample) const;
 
@@ -119,6 +124,7 @@ class RequestQueue {
   void tell_end(Member& member, const Status& why);
   void remove_ended();
   Event event_of(const Member& member, Event::Kind kind) const;
+  static SampleState state_of(const Member& member);
 
   std::shared_ptr<Driver> driver_;
   std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
@@ -128,6 +134,7 @@ class RequestQueue {
   std::vector<Event> events_;  // that poll has not returned yet
   std::int64_t untold_ = 0;    // requests whose last event is among them
   Counters counters_;
+  EndedViews ended_views_;
 };
 
 }  // namespace kvasir

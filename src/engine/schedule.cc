@@ -25,6 +25,7 @@ struct Tenant {
   std::int64_t floor = 0;
   std::int64_t ceiling = 0;   // 0: none
   std::int64_t used = 0;      // by its tasks, those that this pass adds included
+  std::int64_t due = 0;       // to its tasks that hold pages, and still to come
   std::int64_t reserved = 0;  // estimates of its tasks that hold pages
   int holding = 0;            // tasks
   bool met = false;           // its best-ranked task has had its turn
@@ -55,6 +56,7 @@ class Round {
       reserved_ += bytes_of(task.estimate);
       if (Tenant* tenant = tenant_of(task)) {
         tenant->used += bytes_of(task.used);
+        tenant->due += bytes_of(task.due);
         tenant->reserved += bytes_of(task.estimate);
         ++tenant->holding;
       }
@@ -161,6 +163,7 @@ class Round {
     holding_ += sign;
     if (Tenant* tenant = tenant_of(task)) {
       tenant->used += sign * bytes_of(task.used);
+      tenant->due += sign * bytes_of(task.due);
       tenant->reserved += sign * bytes_of(task.estimate);
       tenant->holding += sign;
     }
@@ -198,6 +201,7 @@ class Round {
     if (task.holds) {
       const std::int64_t came = std::min(bytes, bytes_of(task.due));
       due_ -= came;
+      if (tenant != nullptr) tenant->due -= came;
       if (task.spared) spared_ -= came;
       return;
     }
@@ -269,20 +273,21 @@ class Round {
     Tenant* tenant = tenant_of(task);
     const auto below_ceiling = [&] {
       if (tenant == nullptr || tenant->ceiling == 0 || tenant->holding == 0) return true;
-      return (reserves ? tenant->reserved : tenant->used) + whole <= tenant->ceiling;
+      if (reserves) return tenant->reserved + whole <= tenant->ceiling;
+      if (limits_.stop_mark > 1) return tenant->used + bytes <= tenant->ceiling;
+      return tenant->used + tenant->due + whole <= share_of(tenant->ceiling, limits_.stop_mark);
     };
     if (tenant != nullptr && tenant->waits) return;
     if (!below_ceiling() && (reserves || !make_fit(victims_of(i, true), below_ceiling))) {
       tenant->waits = true;
       return;
     }
-    const std::int64_t stop = share_of(capacity_, limits_.stop_mark);
     const auto place = [&] { return holding_ < limits_.running; };
     const auto below_mark = [&] {
       if (!place() || bytes > open_to(task)) return false;
       if (reserves) return can_reserve(task);
-      const std::int64_t usage = capacity_ - free_ + due_;
-      return limits_.stop_mark < 1 ? usage + whole < stop : usage + whole <= stop;
+      if (limits_.stop_mark > 1) return true;
+      return capacity_ - free_ + due_ + whole < share_of(capacity_, limits_.stop_mark);
     };
     const auto fits = [&] { return place() && bytes <= open_to(task); };
     if (below_mark()) return run(i);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -16,9 +17,10 @@ struct ScheduleLimits {
   int running = 64;       // tasks that hold pages, unless a prompt's samples are more
   int ahead = 64;         // tokens beyond its own that a task must find room for before it starts, so that it does not
                           // have to give up its pages again at once
-  // Shares of the cache. Where a start would bring usage and the task's whole estimate to the stop mark, it waits. The
-  // preempt mark is the usage up to which tasks grow; beyond it one of them gives up its pages.
-  double stop_mark = 1;
+  // Shares of the cache, and of a tenant's ceiling. Where a start would bring usage and the task's whole estimate to
+  // the stop mark, it waits; infinity: a start needs no more than ScheduleTask::bytes. The preempt mark is the usage up
+  // to which tasks grow; beyond it one of them gives up its pages.
+  double stop_mark = std::numeric_limits<double>::infinity();
   double preempt_mark = 1;
   Admission admission = Admission::kUse;
 };

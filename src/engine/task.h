@@ -91,6 +91,7 @@ class Task {
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }
   std::int64_t prompt_done() const { return static_cast<std::int64_t>(std::min(run_, prompt_)); }
   std::span<const TokenId> tokens() const { return tokens_; }  // that it keeps: the prompt, then what was generated
+  std::int64_t tokens_run() const { return static_cast<std::int64_t>(run_); }  // of these, those that have run
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }

@@ -53,6 +53,7 @@ Status read_kv(const Json& body, RequestOptions& options) {
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "pin", options.pin), "kv.pin"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "bypass", options.bypass), "kv.bypass"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "inspect", options.inspect), "kv.inspect"));
   return in_kv(read_ttl(*kv, "ttl", options.ttl), "kv.ttl");
 }
 

@@ -124,6 +124,7 @@ Json kv_of(const Choice& choice) {
                {"seen", kv.seen},
                {"kept", kv.kept},
                {"cached", result.cached},
+               {"cached_from", result.cached_from.empty() ? Json() : Json(result.cached_from)},
                {"cache_miss", result.cache_miss.empty() ? Json() : Json(result.cache_miss)},
                {"bytes", kv.bytes},
                {"bytes_peak", kv.bytes_peak},

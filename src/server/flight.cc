@@ -1,5 +1,7 @@
 #include "server/flight.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -114,6 +116,7 @@ void Flight::submit() {
   left_ = parts_.size() * static_cast<std::size_t>(options.samples);
   for (std::size_t part = 0; part < parts_.size(); ++part) {
     RequestOptions one = options;
+    one.label = parts_.size() == 1 ? head_.id : fmt::format("{}.{}", head_.id, part);
     if (!ready_.prompts.empty()) {
       one.tokens = std::move(ready_.prompts[part].prompt.tokens);
       one.template_stops = std::move(ready_.prompts[part].prompt.stops);

@@ -96,6 +96,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
 
   bool answers(std::uint64_t number) const { return state_ == State::kAnswering && number == number_ && !ended_; }
   void expire_after(Clock::duration time);
+  void wait_for_header(bool waits);
   void read_header();
   void take_header();
   void begin_body();
@@ -116,6 +117,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   asio::steady_timer timer_, beat_;
   std::string address_;
   State state_ = State::kIdle;
+  std::optional<std::list<HttpConnection*>::iterator> waits_;  // its place in HttpShared::waiting
   beast::flat_buffer buffer_;  // bounded: chunk extensions and trailers, which the parser does not limit, stay in it
   std::optional<http::request_parser<http::string_body>> parser_;
   Clock::time_point body_began_{};
@@ -174,9 +176,19 @@ void Connection::expire_after(Clock::duration time) {
   });
 }
 
+void Connection::wait_for_header(bool waits) {
+  if (waits == waits_.has_value()) return;
+  if (waits) {
+    waits_ = shared_.waiting.insert(shared_.waiting.end(), this);
+  } else {
+    shared_.waiting.erase(*std::exchange(waits_, {}));
+  }
+}
+
 void Connection::close() {
   if (state_ == State::kClosed) return;
   state_ = State::kClosed;
+  wait_for_header(false);
   timer_.cancel();
   beat_.cancel();
   hold_body(0);
@@ -192,6 +204,7 @@ void Connection::read_request() {
   hold_body(0);
   fields_.clear();
   if (shared_.draining) return close();
+  wait_for_header(true);
   if (buffer_.size() > 0) return read_header();
   buffer_.shrink_to_fit();
   expire_after(shared_.limits.keep_alive);
@@ -220,6 +233,7 @@ void Connection::read_header() {
 }
 
 void Connection::take_header() {
+  wait_for_header(false);
   const auto& message = parser_->get();
   if (std::distance(message.begin(), message.end()) > shared_.limits.header_fields)
     return refuse(431, "the header has too many fields");
@@ -311,6 +325,7 @@ void Connection::dispatch() {
 
 // Answers a request that cannot be read to its end, and closes.
 void Connection::refuse(int status, std::string_view message) {
+  wait_for_header(false);
   state_ = State::kAnswering;
   keep_alive_ = false;
   send(number_, status, "application/json",

@@ -6,6 +6,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <cstddef>
 #include <functional>
+#include <list>
 #include <map>
 #include <string>
 #include <unordered_set>
@@ -29,7 +30,8 @@ struct HttpShared {
   HttpServer::Handler handler;
   std::unordered_set<HttpConnection*> open;
   std::map<std::string, int> by_address;
-  std::size_t body_bytes = 0;  // of all requests that are read or answered now
+  std::list<HttpConnection*> waiting;  // those of which no whole header has come, the longest first
+  std::size_t body_bytes = 0;          // of all requests that are read or answered now
   bool draining = false;
   std::function<void()> closed;        // called when a connection has closed; may be empty
   boost::asio::io_context context{1};  // last: its handlers own connections, which use the others

@@ -141,9 +141,12 @@ class HttpServerImpl final : public HttpServer {
     if (error) return;
     const std::string address = client.address().to_string();
     const auto from_there = shared_.by_address.find(address);
-    if (connections() >= shared_.limits.connections ||
-        (from_there != shared_.by_address.end() && from_there->second >= shared_.limits.connections_per_address))
+    if (from_there != shared_.by_address.end() && from_there->second >= shared_.limits.connections_per_address)
       return;  // closes it
+    if (connections() >= shared_.limits.connections) {
+      if (shared_.waiting.empty()) return;
+      shared_.waiting.front()->close();
+    }
     socket.set_option(tcp::no_delay(true), error);
     serve_connection(shared_, std::move(socket), address);
   }

@@ -26,8 +26,10 @@ struct HttpLimits {
   int header_fields = 64;
   std::size_t body_bytes = 8 << 20;      // more is answered with 413
   std::size_t bodies_bytes = 256 << 20;  // of all bodies that are read or answered; more is answered with 503
-  int connections = 1024;                // in all, and no more than descriptors suffice for; one more is closed at once
-  int connections_per_address = 512;     // from one client address
+  // In all, and no more than descriptors suffice for. One more takes the place of that which has been without a request
+  // for longest; it is closed at once where all have one.
+  int connections = 1024;
+  int connections_per_address = 512;   // from one client address
   std::size_t queued_bytes = 1 << 20;  // of a stream that its reader has not taken; a write beyond ends the connection
   std::chrono::seconds header_time{10};  // from a request's first byte to the end of its header
   std::chrono::seconds body_grace{10};   // for a body, besides body_rate

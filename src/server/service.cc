@@ -25,9 +25,11 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy}),
       text_routes_(steps, texts, options_.policy),
+      inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate) {
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
+  if (options_.inspector) inspector_.add_routes(router_);
   for (const char* path : {"/v1/models", "/v1/models/{id}"})
     router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
@@ -39,6 +41,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
 void Service::begin_drain() {
   draining_ = true;
   completions_.begin_drain();
+  inspector_.end_streams();
 }
 
 void Service::list_models(const Exchange& exchange) const {

@@ -2,12 +2,14 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "server/completions.h"
 #include "server/http_server.h"
+#include "server/inspector.h"
 #include "server/router.h"
 #include "server/session_desk.h"
 #include "server/step_thread.h"
@@ -24,6 +26,7 @@ struct ServiceOptions {
   // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
   std::string sessions;
   SessionLimits session_limits;
+  bool inspector = true;
 };
 
 class Service {
@@ -38,6 +41,10 @@ class Service {
 
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
+
+  // Sends what changes by itself. Call it every kTick.
+  static constexpr std::chrono::milliseconds kTick{250};
+  void tick() { inspector_.tick(); }
 
   // To add routes and observers before the first request.
   Router& router() { return router_; }
@@ -56,6 +63,7 @@ class Service {
   std::unique_ptr<SessionDesk> sessions_;  // null: there are none
   Completions completions_;
   TextRoutes text_routes_;
+  Inspector inspector_;
   Router router_;
 };
 

@@ -65,7 +65,7 @@ void Tenancy::join(Service& service, StepThread& steps, HttpServer& http) {
 }
 
 void Tenancy::leave() {
-  usage_.reset();
+  if (usage_ != nullptr) usage_->close();
 }
 
 void Tenancy::send_quotas(const std::vector<QuotaChange>& changes) const {

@@ -39,7 +39,9 @@ std::string usage_body(const std::string& tenant, std::int64_t since, const std:
 }  // namespace
 
 UsageRecorder::UsageRecorder(tenants::UsageWriter::Options options, std::function<void(std::function<void()>)> post)
-    : post_(std::move(post)), writer_(std::move(options)) {}
+    : post_(std::move(post)) {
+  writer_.emplace(std::move(options));
+}
 
 void UsageRecorder::on_finished(const RequestRecord& record) {
   tenants::UsageFigures figures;
@@ -52,13 +54,13 @@ void UsageRecorder::on_finished(const RequestRecord& record) {
   figures.generated_tokens = record.generated_tokens;
   figures.preemptions = record.preemptions;
   figures.milliseconds = std::llround(record.total_seconds * 1000);
-  writer_.add(record.tenant, figures);
+  if (writer_) writer_->add(record.tenant, figures);
 }
 
 void UsageRecorder::add_refused(const std::string& tenant) {
   tenants::UsageFigures figures;
   figures.refused = 1;
-  writer_.add(tenant, figures);
+  if (writer_) writer_->add(tenant, figures);
 }
 
 void UsageRecorder::add_routes(Router& router) {
@@ -66,6 +68,7 @@ void UsageRecorder::add_routes(Router& router) {
 }
 
 void UsageRecorder::answer(Exchange exchange) {
+  if (!writer_) return exchange.refuse(503, "the server is going down");
   constexpr std::string_view kSince = "since=";
   const std::string& asked = exchange.request.query;
   std::int64_t since = std::int64_t{std::time(nullptr)} - kDefaultSpan;
@@ -89,7 +92,7 @@ void UsageRecorder::answer(Exchange exchange) {
       shared->send_json(200, usage_body(shared->caller.tenant, since, *rows));
     });
   };
-  const Status asking = writer_.ask(std::move(query), std::move(post_answer));
+  const Status asking = writer_->ask(std::move(query), std::move(post_answer));
   if (!asking.ok()) shared->refuse(503, asking.message(), "usage_unavailable", {{"Retry-After", "1"}});
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "server/router.h"
@@ -13,13 +14,15 @@ namespace kvasir::server {
 
 class UsageRecorder final : public TrafficObserver {
  public:
-  // `post` runs a function on the I/O thread and must be thread-safe. Writes until the end of this; answers are posted
-  // until then, too.
+  // `post` runs a function on the I/O thread and must be thread-safe. It is called until close() has returned.
   UsageRecorder(tenants::UsageWriter::Options options, std::function<void(std::function<void()>)> post);
 
   void on_finished(const RequestRecord& record) override;
   // Counts a request that a limit refused.
   void add_refused(const std::string& tenant);
+
+  // Writes what is pending. From then on nothing is recorded or answered.
+  void close() { writer_.reset(); }
 
   // GET /v1/usage?since=2026-11-01 answers with the rows of the caller's own tenant, and their sums. Without `since`:
   // of the last 30 days. This must outlive the router.
@@ -29,7 +32,7 @@ class UsageRecorder final : public TrafficObserver {
   void answer(Exchange exchange);
 
   std::function<void(std::function<void()>)> post_;
-  tenants::UsageWriter writer_;
+  std::optional<tenants::UsageWriter> writer_;
 };
 
 }  // namespace kvasir::server

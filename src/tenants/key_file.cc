@@ -45,6 +45,30 @@ std::string shown(std::string_view text) {
   return safe;
 }
 
+// Returns the text with other characters than ASCII replaced in lines that are comments. toml++ 3.3 has undefined
+// behaviour where some such characters (U+FEBF, for one) begin a key, and no field has a use for any. Errors: kDataLoss
+// for one in another line.
+Result<std::string> ascii_of(std::string_view text) {
+  std::string ascii(text);
+  bool comment = false, begins = true;
+  int line = 1;
+  for (char& c : ascii) {
+    if (c == '\n') {
+      ++line;
+      comment = false;
+      begins = true;
+    } else if (begins && c != ' ' && c != '\t') {
+      comment = c == '#';
+      begins = false;
+    }
+    if ((static_cast<unsigned char>(c) & 0x80) == 0) continue;
+    if (!comment)
+      return data_loss("line {} has a character other than ASCII; only a line that is a comment may have one", line);
+    c = '?';
+  }
+  return ascii;
+}
+
 // Reads the fields of one table, and says which one is wrong.
 class FieldReader {
  public:
@@ -254,7 +278,8 @@ Status check_key_file(const KeyFile& file) {
 }
 
 Result<KeyFile> parse_key_file(std::string_view text) {
-  const toml::parse_result parsed = toml::parse(text);
+  KVASIR_ASSIGN_OR_RETURN(const std::string ascii, ascii_of(text));
+  const toml::parse_result parsed = toml::parse(ascii);
   if (!parsed)
     return data_loss("line {} is not valid TOML: {}", parsed.error().source().begin.line,
                      shown(parsed.error().description()));

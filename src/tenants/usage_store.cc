@@ -42,8 +42,10 @@ Status database_error(sqlite3* database, int code, const std::string& path) {
   switch (code & 0xff) {
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return data_loss("usage database '{}' is damaged or is none ({}); move it away, and a new one is made", path,
-                       reason);
+      return data_loss(
+          "usage database '{}' is damaged or is none ({}); move it away, and the server makes a new "
+          "one",
+          path, reason);
     case SQLITE_FULL: return exhausted("usage database '{}' cannot grow: {}; make room on its disk", path, reason);
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
@@ -51,6 +53,10 @@ Status database_error(sqlite3* database, int code, const std::string& path) {
     default:
       if (system == ENOSPC || system == EDQUOT || system == EFBIG)
         return exhausted("usage database '{}' cannot grow: {}; make room on its disk", path, std::strerror(system));
+      if (code == SQLITE_IOERR_WRITE)  // SQLite does not keep the reason
+        return make_status(StatusCode::kIo,
+                           "usage database '{}' cannot be written: {}; check its disk and limits on the size of files",
+                           path, reason);
       return make_status(StatusCode::kIo, "usage database '{}' cannot be used: {}{}{}; check the file and its folder",
                          path, reason, system != 0 ? ": " : "", system != 0 ? std::strerror(system) : "");
   }
@@ -139,6 +145,7 @@ Result<std::unique_ptr<UsageStore>> UsageStore::open(const std::string& path, Ac
   if (const int code = sqlite3_open_v2(path.c_str(), &database->handle, flags | SQLITE_OPEN_NOMUTEX, nullptr);
       code != SQLITE_OK)
     return database->error(code);
+  sqlite3_extended_result_codes(database->handle, 1);
   sqlite3_busy_timeout(database->handle, kBusyMilliseconds);
   if (writes) {
     KVASIR_RETURN_IF_ERROR(

@@ -41,7 +41,11 @@ def commands(page):
 
 
 def run_on_terminal(line, folder, path):
-    """Returns the exit code and all output. Ends a chat as a person does, with Ctrl-D at its prompt."""
+    """Returns the exit code and all output. Ends a chat as a person does, with Ctrl-D at its prompt, and a server with
+    Ctrl-C; a server takes any port that is free."""
+    serves = line.startswith("kvasir serve ")
+    if serves:
+        line += " --port 0"
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(folder)
@@ -62,7 +66,10 @@ def run_on_terminal(line, folder, path):
             if not read:
                 break
             output += read
-            if b"> " in output[unseen:]:
+            if serves and b"serving " in output and not unseen:
+                unseen = len(output)
+                os.write(terminal, b"\x03")
+            elif b"> " in output[unseen:]:
                 unseen = len(output)
                 os.write(terminal, b"\x04")
     os.close(terminal)

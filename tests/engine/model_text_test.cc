@@ -26,7 +26,7 @@ GenerateResult run(Engine& engine, const RequestOptions& options) {
   EXPECT_TRUE(id.ok()) << id.status().message();
   GenerateResult result;
   while (engine.unfinished() > 0)
-    for (const Event& event : *engine.poll())
+    for (const auto events = engine.poll(); const Event& event : *events)
       if (event.kind == Event::Kind::kFinished) result = event.result;
   return result;
 }

@@ -63,8 +63,9 @@ TEST(KeyFile, ReadsWhatPeopleWrite) {
   const std::string head = "version = 1\nsecret = \"" + digest_text(random_secret()) + "\"\n";
   const std::string hash = "hash = \"" + digest_text(random_secret()) + "\"\n";
   const Result<KeyFile> read = parse_key_file(
-      head + "# ours\n[tenants]\na = { floor = 1024, concurrent = 1 }\n[[keys]]\nid = \"k1\"\ntenant = \"a\"\n" + hash +
-      "created = 2026-11-23\nexpires = 2027-01-31\n");
+      head +
+      "  # \xc3\xa9quipe\n[tenants]\na = { floor = 1024, concurrent = 1 }\n[[keys]]\nid = \"k1\"\ntenant = \"a\"\n" +
+      hash + "created = 2026-11-23\nexpires = 2027-01-31\n");
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(read->tenants.front().floor, 1024U);
   EXPECT_EQ(read->keys.front().expires, 1801353600);
@@ -81,6 +82,8 @@ TEST(KeyFile, RefusesWhatIsWrongAndSaysWhere) {
       {"", "version = 1"},
       {"version = 2\n", "version = 1"},
       {head + "secret = 5", "line 3"},
+      {"\xef\xba\xbf" + head, "line 1 has a character other than ASCII"},  // undefined in toml++ 3.3
+      {head + "[tenants.a] # \xc3\xa9\n", "line 3 has a character other than ASCII"},
       {head + "[tenants.a]\nflor = 1\n", "tenant 'a': 'flor' is not a field"},
       {head + "limits = 1\n", "'limits' is not a field"},
       {head + "[tenants.a]\nfloor = \"much\"\n", "tenant 'a': 'floor' must be a size"},
@@ -161,7 +164,9 @@ TEST(KeyFile, RefusesFilesThatOthersMayRead) {
     ASSERT_EQ(::chmod(path.c_str(), static_cast<mode_t>(mode)), 0);
     const Result<KeyFile> read = load_key_file(path);
     EXPECT_EQ(read.ok(), allowed) << std::oct << mode;
-    if (!read.ok()) EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos) << read.status().message();
+    if (!read.ok()) {
+      EXPECT_NE(read.status().message().find("chmod 600"), std::string::npos) << read.status().message();
+    }
   }
 }
 

@@ -1,0 +1,203 @@
+// Priorities, marks, quotas and reservations of requests: they decide who waits and who gives way, never a token.
+#include <gtest/gtest.h>
+
+#include "engine/request_desk.h"
+#include "kvasir/engine.h"
+
+namespace kvasir::test {
+namespace {
+
+class RequestOrder : public ::testing::Test {
+ protected:
+  RequestOrder()
+      : file_(make_random_model(crowd_spec())), model_(load(file_.path(), {.threads = 1, .page_slots = 16})) {}
+
+  // What a text of so many tokens takes under `full`.
+  std::uint64_t bytes_of(int tokens) const { return KvCache::cost(model_->kv_shape, {}, (tokens + 15) / 16); }
+
+  static RequestOptions request(int letters, int tokens, int priority = 0, int tenant = 0) {
+    return {.prompt = random_text(letters, static_cast<std::uint64_t>(letters)),
+            .policy = "full",
+            .generate = {.max_tokens = tokens, .ignore_eos = true, .sampling = {.temperature = 0}},
+            .priority = priority,
+            .tenant = tenant};
+  }
+
+  bool holds(Desk& desk, RequestId id) const { return desk.queue().sequence_of(id, 0) != nullptr; }
+
+  TemporaryFile file_;
+  std::shared_ptr<LoadedModel> model_;
+};
+
+// The best priority is done before the others begin; it takes the pages of a worse one that runs.
+TEST_F(RequestOrder, ABetterPriorityGoesFirst) {
+  Desk desk(model_, bytes_of(130), {.ahead = 0, .stop_mark = 0.95});
+  const RequestId low = desk.add(request(60, 40, 5));
+  while (desk.told(low).text.size() < 5) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  const RequestId middle = desk.add(request(70, 30, 1));
+  const RequestId high = desk.add(request(80, 20, -1));
+  ASSERT_NO_FATAL_FAILURE(desk.poll());
+  EXPECT_TRUE(holds(desk, high));
+  EXPECT_FALSE(holds(desk, low));
+  EXPECT_FALSE(holds(desk, middle));
+  while (!desk.told(high).ended) {
+    ASSERT_FALSE(holds(desk, middle));
+    ASSERT_NO_FATAL_FAILURE(desk.poll());
+  }
+  while (!desk.told(middle).ended) {
+    ASSERT_FALSE(desk.told(low).ended);
+    ASSERT_NO_FATAL_FAILURE(desk.poll());
+  }
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone();
+  EXPECT_EQ(desk.queue().counters().preempted, 1);
+  const GenerateResult& result = desk.told(low).result;
+  EXPECT_EQ(result.preemptions, 1);
+  EXPECT_GT(result.recomputed, result.prompt_tokens);
+  EXPECT_EQ(result.recomputed, desk.queue().counters().recomputed_tokens);
+  EXPECT_EQ(desk.told(high).result.preemptions, 0);
+  EXPECT_EQ(desk.told(high).result.recomputed, 0);
+  EXPECT_GE(desk.told(middle).result.queue_seconds, desk.told(high).result.seconds);
+  EXPECT_LE(desk.told(middle).result.queue_seconds, desk.told(middle).result.prompt_seconds);
+}
+
+// One tenant fills the cache; another gets its floor at once, and the first goes on with what is left.
+TEST_F(RequestOrder, ATenantGetsItsFloorBack) {
+  Desk desk(model_, bytes_of(300), {.ahead = 0, .stop_mark = 0.98, .preempt_mark = 0.98});
+  desk.queue().set_quota(1, {bytes_of(120), 0});
+  std::vector<RequestId> borrows;
+  for (int i = 0; i < 3; ++i) borrows.push_back(desk.add(request(60 + i, 35, 0, 2)));
+  while (desk.told(borrows.back()).text.size() < 8) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  EXPECT_EQ(desk.queue().counters().preempted, 0);
+  const RequestId own = desk.add(request(80, 20, 9, 1));  // its priority does not matter
+  for (int polls = 0; !desk.told(own).ended; ++polls) {
+    ASSERT_NO_FATAL_FAILURE(desk.poll());
+    ASSERT_TRUE(desk.told(own).ended || holds(desk, own));
+  }
+  EXPECT_GT(desk.queue().counters().preempted, 0);
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone();
+  EXPECT_EQ(desk.told(own).result.preemptions, 0);
+  EXPECT_EQ(desk.queue().counters().preempted_twice, 0);
+}
+
+TEST_F(RequestOrder, ATenantAtItsCeilingWaitsAlone) {
+  Desk desk(model_, bytes_of(2000), {.ahead = 0});
+  desk.queue().set_quota(1, {0, bytes_of(150)});
+  const RequestId first = desk.add(request(60, 30, 0, 1));
+  const RequestId second = desk.add(request(61, 30, 0, 1));
+  const RequestId other = desk.add(request(62, 30, 0, 2));
+  ASSERT_NO_FATAL_FAILURE(desk.poll());
+  EXPECT_TRUE(holds(desk, first));
+  EXPECT_FALSE(holds(desk, second));
+  EXPECT_TRUE(holds(desk, other));
+  // One that outgrows the ceiling alone ends with what it has.
+  const RequestId outgrows = desk.add(request(100, 45, 0, 3));
+  desk.queue().set_quota(3, {0, bytes_of(120)});
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone({outgrows});
+  EXPECT_EQ(desk.queue().counters().preempted, 0);
+  EXPECT_EQ(desk.queue().counters().over_ceiling, 1);
+  EXPECT_EQ(desk.told(outgrows).result.finish_reason, FinishReason::kKvMemory);
+  EXPECT_NE(desk.told(outgrows).status.message().find(std::to_string(bytes_of(120))), std::string::npos)
+      << desk.told(outgrows).status.message();
+}
+
+// Every policy, in little memory: reservations preempt nobody, and priorities and quotas change no token.
+TEST_F(RequestOrder, ACrowdOfTenantsLosesNothing) {
+  std::int64_t preempted = 0;
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const bool reserves = seed % 3 == 2;
+    std::mt19937_64 random(seed);
+    std::vector<RequestOptions> requests;
+    std::uint64_t most = 0;
+    for (int i = 0; i < 30; ++i) {
+      requests.push_back(random_request(random, policies_for_requests(), 60));
+      requests.back().samples = 1;
+      requests.back().generate.max_tokens += 30;
+      requests.back().priority = static_cast<int>(random() % 3);
+      requests.back().tenant = static_cast<int>(random() % 4);
+      most = std::max(most, alone(model_, requests.back()).kv.bytes_peak);
+    }
+    ScheduleLimits limits{.prompt_rows = 30, .running = 10, .ahead = 0, .stop_mark = 0.90, .preempt_mark = 0.98};
+    if (reserves) limits.admission = Admission::kReserve;
+    Desk desk(model_, reserves ? 3 * most : most * 5 / 4, limits);
+    if (!reserves) {
+      desk.queue().set_quota(1, {most / 2, 0});
+      desk.queue().set_quota(2, {most / 4, most});
+    }
+    for (const RequestOptions& request : requests) {
+      desk.add(request);
+      for (auto polls = random() % 8; polls > 0; --polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    }
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    desk.expect_all_as_alone();
+    const RequestQueue::Counters& counters = desk.queue().counters();
+    EXPECT_EQ(counters.preempted_twice, 0);
+    EXPECT_EQ(counters.rejected + counters.over_ceiling, 0);
+    EXPECT_LE(desk.driver()->cache()->budget().peak(), reserves ? 3 * most : most * 5 / 4);
+    if (reserves) {
+      EXPECT_EQ(counters.preempted, 0);
+      EXPECT_GT(counters.most_running, 2u);
+    } else {
+      preempted += counters.preempted;
+    }
+  }
+  EXPECT_GT(preempted, 5);
+}
+
+// The bound is far below what a pass takes, so prompts join with the fewest rows; no token changes.
+TEST_F(RequestOrder, ABoundOnLatencyMakesPromptsWait) {
+  const auto driver = std::make_shared<Driver>(model_, *new_cache(model_, std::uint64_t{1} << 28));
+  RequestQueue queue(driver, {}, 1e-9);
+  std::vector<RequestOptions> requests = {request(20, 60), request(110, 20)};
+  std::vector<std::string> texts(2);
+  for (const RequestOptions& options : requests)
+    queue.add(options, *encode_request(*model_, options), std::move(*make_policy(options.policy)));
+  while (queue.unfinished() > 0) {
+    const auto events = queue.poll();
+    ASSERT_TRUE(events.ok());
+    for (const Event& event : *events)
+      if (event.kind == Event::Kind::kFinished) texts[static_cast<std::size_t>(event.request) - 1] = event.result.text;
+  }
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(texts[i], alone(model_, requests[i]).text);
+  EXPECT_GT(queue.counters().mixed, 0);
+  EXPECT_GE(queue.counters().passes, 60);
+}
+
+TEST_F(RequestOrder, QuotasAndOptionsAreChecked) {
+  const auto engine =
+      std::move(*Engine::open({.model = file_.path(), .threads = 1, .page_slots = 16, .kv_memory = 1 << 20}));
+  EXPECT_TRUE(engine->set_quota(1, {600000, 700000}).ok());
+  const Status more = engine->set_quota(2, {500000, 0});
+  EXPECT_EQ(more.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(more.message().find("448576"), std::string::npos) << more.message();
+  EXPECT_TRUE(engine->set_quota(2, {448576, 0}).ok());
+  EXPECT_TRUE(engine->set_quota(1, {500000, 0}).ok()) << "in place of the first";
+  EXPECT_EQ(engine->set_quota(3, {10, 5}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(engine->set_quota(-1, {}).code(), StatusCode::kInvalidArgument);
+  // A prompt that its tenant's ceiling can never hold.
+  EXPECT_TRUE(engine->set_quota(4, {0, bytes_of(40)}).ok());
+  const Status status = engine->submit(request(100, 5, 0, 4)).status();
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(status.message().find(std::to_string(bytes_of(40))), std::string::npos) << status.message();
+  EXPECT_TRUE(engine->submit(request(20, 5, 0, 4)).ok());
+  EngineReport report = engine->report();
+  EXPECT_EQ(report.waiting, 1);
+  while (engine->unfinished() > 0) EXPECT_TRUE(engine->poll().ok());
+  report = engine->report();
+  EXPECT_EQ(report.generated_tokens, 5);
+  EXPECT_GT(report.prompt_tokens, 0);
+  EXPECT_EQ(report.running + report.waiting, 0);
+  for (const auto& [scheduler, field] :
+       std::vector<std::pair<SchedulerOptions, std::string>>{{{.stop_mark = 0}, "stop_mark"},
+                                                             {{.stop_mark = 0.9, .preempt_mark = 0.8}, "preempt_mark"},
+                                                             {{.max_itl = -1}, "max_itl"},
+                                                             {{.max_running = 0}, "max_running"},
+                                                             {{.prompt_rows = 0}, "prompt_rows"}})
+    EXPECT_EQ(Engine::open({.model = file_.path(), .scheduler = scheduler}).status().settings().front(), field);
+}
+
+}  // namespace
+}  // namespace kvasir::test

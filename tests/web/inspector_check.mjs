@@ -1,0 +1,281 @@
+// The Inspector in Chromium, on the real server with a real model.
+//   node inspector_check.mjs KVASIR MODEL [FOLDER]      FOLDER: for screenshots
+// KVASIR_INSPECTOR_URL: a server that runs already, with a proxy that has the files of web/inspector in front, perhaps.
+// Exit status 77: skipped, since playwright-core or Chromium is missing (README.md of this folder).
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { mkdirSync } from 'node:fs';
+import path from 'node:path';
+import { findChromium, findPlaywright } from './browser.mjs';
+
+const [kvasir, model, shots] = process.argv.slice(2);
+if (!model) throw new Error('usage: node inspector_check.mjs KVASIR MODEL [FOLDER]');
+const kHostile = '<img src=x onerror="window.hostile=1"><script>window.hostile=1</script>';
+
+async function startServer() {
+  if (process.env.KVASIR_INSPECTOR_URL) return { url: process.env.KVASIR_INSPECTOR_URL };
+  const server = spawn(kvasir, ['serve', '-m', model, '--port', '0', '--name', 'mini', '--kv-memory', '16MiB', '--drain', '1']);
+  let said = '';
+  const port = await new Promise((resolve, reject) => {
+    server.stderr.on('data', (data) => {
+      said += data;
+      const found = /http:\/\/127\.0\.0\.1:(\d+)/.exec(said);
+      if (found) resolve(found[1]);
+    });
+    server.on('exit', () => reject(new Error(`the server ended: ${said}`)));
+  });
+  return { server, url: `http://127.0.0.1:${port}/` };
+}
+
+// Opens the page, runs a check, and holds the page to loading nothing else and complaining of nothing.
+async function withPage(browser, url, options, check) {
+  const context = await browser.newContext(options);
+  const page = await context.newPage();
+  page.setDefaultTimeout(20000);
+  const complaints = [];
+  page.expected = (pattern) => complaints.splice(0, complaints.length, ...complaints.filter((each) => !pattern.test(each)));
+  page.on('console', (message) => {
+    const { url: about } = message.location();
+    if (about.endsWith('/v1/kv/plan') && /404/.test(message.text())) return;  // a server without plans
+    if (['error', 'warning'].includes(message.type())) complaints.push(`${message.type()}: ${message.text()} ${about}`);
+  });
+  page.on('pageerror', (error) => complaints.push(error.stack));
+  page.on('request', (request) => {
+    if (!request.url().startsWith(url)) complaints.push(`loads ${request.url()}`);
+  });
+  const answer = await page.goto(url);
+  assert.match(answer.headers()['content-security-policy'], /default-src 'self'/);
+  await page.getByText('live', { exact: true }).waitFor();
+  await check(page);
+  assert.deepEqual(complaints, [], 'the page is silent and loads nothing from elsewhere');
+  await context.close();
+}
+
+const state = (page, request = '') => page.evaluate(async (id) => (await fetch(`v1/kv/state?request=${id}`)).json(), request);
+const shot = (page, name) => shots && page.screenshot({ path: path.join(shots, `${name}.png`) });
+
+async function configure(page, policy, tokens, temperature = '0') {
+  await page.locator('#settings').evaluate((settings) => { settings.open = true; });
+  await page.fill('#policy', policy);
+  await page.fill('#temperature', temperature);
+  await page.fill('#max-tokens', String(tokens));
+  await page.locator('#settings').evaluate((settings) => { settings.open = false; });
+}
+
+async function say(page, text) {
+  await page.focus('#prompt');
+  await page.keyboard.type(text);
+  await page.keyboard.press('Enter');
+}
+
+const done = (page) => page.locator('#send:visible').waitFor();
+const answer = (page) => page.locator('article.assistant .body').last();
+
+// By keyboard alone: a message, an answer that comes in parts, and its tokens in the colours of a small window.
+async function checkChat(page) {
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.className), 'skip', 'the first stop of Tab');
+  await page.keyboard.press('Enter');
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'prompt');
+  await configure(page, 'streaming:window=28', 150);
+  await page.evaluate(() => {
+    window.lengths = new Set();
+    new MutationObserver(() => {
+      const body = [...document.querySelectorAll('article.assistant .body')].at(-1);
+      if (body) window.lengths.add(body.textContent.length);
+    }).observe(document.querySelector('#messages'), { childList: true, subtree: true, characterData: true });
+  });
+  await say(page, 'Tell me about a ship and its captain.');
+  await done(page);
+  assert.ok(await page.evaluate(() => window.lengths.size) > 5, 'the answer came in parts');
+  await page.locator('#messages mark.evicted').first().waitFor();
+  await page.locator('article.assistant mark.kept').first().waitFor();
+  await page.getByText('ended', { exact: false }).first().waitFor();
+  await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
+  await shot(page, 'chat-light');
+
+  // What is coloured is what the server says.
+  const request = (await page.textContent('#watched')).split(',')[0];
+  const { selected } = await state(page, request);
+  assert.equal(selected.kept, 32);
+  const evicted = selected.seen - selected.kept;
+  assert.ok(evicted > 50, `${evicted} evicted`);
+  const figures = await page.$$eval('#figures > div', (divs) => Object.fromEntries(divs.map((each) => [...each.children].map((child) => child.textContent))));
+  assert.equal(figures.Kept.split(' ')[0], '32');
+  assert.equal(figures.Evicted, String(evicted));
+  const kept = await answer(page).evaluate((body) => [...body.querySelectorAll('mark.kept')].map((mark) => mark.textContent).join(''));
+  const tail = selected.texts.slice(-28).filter((_, i) => !selected.controls.includes(selected.texts.length - 28 + i)).join('');
+  assert.equal(kept, tail, 'the window is the newest 28 tokens');
+  assert.ok((await answer(page).textContent()).endsWith(kept));
+
+  await page.click('#text summary');
+  await page.locator('#text-tokens mark.sink').first().waitFor();
+  assert.equal(await page.locator('#text-tokens').textContent(), selected.texts.join(''));
+
+  // A second turn, and the same once more.
+  await say(page, 'And then?');
+  await done(page);
+  assert.equal(await page.locator('article').count(), 4);
+  await page.focus('#again');
+  await page.keyboard.press('Enter');
+  await done(page);
+  assert.equal(await page.locator('article').count(), 4);
+  assert.ok((await answer(page).textContent()).length > 0);
+}
+
+async function checkMemory(page) {
+  await page.waitForTimeout(600);
+  const now = (await state(page)).memory;
+  const shown = await page.locator('#memory-bar').evaluate((bar) => ({ ...bar.dataset }));
+  assert.deepEqual([Number(shown.used), Number(shown.budget)], [now.used, now.budget]);
+  const parts = await page.$$eval('#memory-parts dd', (all) => all.map((each) => [each.dataset.part, Number(each.dataset.bytes)]));
+  assert.equal(parts.reduce((sum, [, bytes]) => sum + bytes, 0), now.budget, 'the parts are all of it');
+  assert.equal(Object.fromEntries(parts).free, now.budget - now.used);
+}
+
+// Esc stops an answer that would not end, and the server stops too. Meanwhile the cache is live.
+async function checkStop(page) {
+  await page.click('#new');
+  await configure(page, 'h2o:budget=64', 6000, '1');
+  await page.route('**/v1/chat/completions', (route) => {
+    route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true }) });
+  }, { times: 1 });
+  await say(page, 'Tell me a story of a long journey.');
+  await page.locator('#sequences button[aria-pressed=true]').waitFor();
+  await page.locator('article.assistant mark.part').first().waitFor();
+  await shot(page, 'heads-light');
+  await page.keyboard.press('Escape');
+  await done(page);
+  assert.match(await page.locator('article.assistant .note').last().textContent(), /stopped/);
+  await page.waitForFunction(() => document.querySelector('#sequences').textContent.includes('No request'));
+  assert.deepEqual((await state(page)).sequences, []);
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'prompt', 'the focus stays');
+}
+
+async function checkErrors(page) {
+  await page.click('#new');
+  await configure(page, 'nonsense', 20);
+  await say(page, 'hello');
+  const alert = page.getByRole('alert');
+  await alert.waitFor();
+  assert.match(await alert.textContent(), /nonsense/);
+  assert.equal(await page.inputValue('#prompt'), 'hello', 'what was said can be sent again');
+  page.expected(/status of 400/);
+}
+
+// Text is text: of the user, of the model (an answer that the test makes up), and of the cache.
+async function checkHostile(page) {
+  await page.click('#new');
+  await page.fill('#prompt', '');
+  await configure(page, '', 30);
+  await page.route('**/v1/chat/completions', (route) => {
+    const chunk = (delta) => `data: ${JSON.stringify({ id: 'chatcmpl-x', choices: [{ index: 0, delta }] })}\n\n`;
+    route.fulfill({ contentType: 'text/event-stream', body: `${chunk({ content: kHostile })}data: [DONE]\n\n` });
+  }, { times: 1 });
+  await say(page, kHostile);
+  await done(page);
+  assert.equal(await answer(page).textContent(), kHostile);
+  await say(page, kHostile);
+  await done(page);
+  await page.locator('article.user mark').first().waitFor();
+  for (const body of await page.locator('article.user .body').all()) assert.equal(await body.textContent(), kHostile);
+  assert.equal(await page.locator('#messages img, #messages script, #cache img, #cache script').count(), 0);
+  assert.equal(await page.evaluate(() => window.hostile), undefined);
+}
+
+async function checkThemes(page) {
+  const light = await page.screenshot();
+  await page.selectOption('#theme', 'dark');
+  const dark = await page.screenshot();
+  assert.ok(!light.equals(dark), 'the switch changes the page');
+  assert.equal(await page.evaluate(() => getComputedStyle(document.documentElement).colorScheme), 'dark');
+  await page.reload();
+  assert.equal(await page.inputValue('#theme'), 'dark', 'the choice is kept');
+  await page.selectOption('#theme', '');
+  const background = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const before = await background();
+  await page.emulateMedia({ colorScheme: 'dark' });
+  assert.notEqual(await background(), before, "the system's choice counts");
+}
+
+// Each pair of text and background has a contrast of at least 4.5 to 1.
+async function checkContrast(page) {
+  const poor = await page.evaluate(() => {
+    const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+    const rgb = (colour) => {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+      return [...canvas.getImageData(0, 0, 1, 1).data];
+    };
+    const light = (colour) => {
+      const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const found = new Set();
+    for (const element of document.querySelectorAll('body *')) {
+      const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+      if (!text || element.disabled || !element.checkVisibility() || element.closest('.hidden, .skip, option')) continue;
+      let behind = element;
+      while (behind.parentElement && rgb(getComputedStyle(behind).backgroundColor)[3] < 255) behind = behind.parentElement;
+      const [a, b] = [rgb(getComputedStyle(element).color), rgb(getComputedStyle(behind).backgroundColor)].map((each) => light(each.slice(0, 3)));
+      const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (contrast < 4.5) found.add(`${element.tagName}.${element.className}: ${contrast.toFixed(2)}`);
+    }
+    return [...found];
+  });
+  assert.deepEqual(poor, []);
+}
+
+async function checkPhone(page) {
+  const fits = async () => assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= 375
+    && [...document.querySelectorAll('main *')].every((each) => each.closest('#sequences') || each.getBoundingClientRect().right <= 376.5)), 'nothing is wider than the phone');
+  await configure(page, 'snapkv:budget=14,window=4', 120);
+  await say(page, 'Describe the garden behind the old house, with all its trees and flowers.');
+  await done(page);
+  await page.locator('article.assistant mark').first().waitFor();
+  await fits();
+  await shot(page, 'phone-chat');
+  await page.getByRole('button', { name: 'Cache' }).click();
+  assert.ok(await page.locator('#token-map').isVisible() && !(await page.locator('#prompt').isVisible()));
+  await fits();
+  await checkContrast(page);
+  await shot(page, 'phone-cache');
+  assert.ok((await page.locator('#token-map').evaluate((canvas) => canvas.toDataURL())).length > 1000, 'something is drawn');
+}
+
+const { chromium } = findPlaywright();
+const executablePath = findChromium();
+if (shots) mkdirSync(shots, { recursive: true });
+const { server, url } = await startServer();
+let browser;
+try {
+  browser = await chromium.launch({ executablePath, args: process.getuid() === 0 ? ['--no-sandbox'] : [] });
+  const desktop = { viewport: { width: 1360, height: 860 }, colorScheme: 'light' };
+  const phone = { viewport: { width: 375, height: 740 }, isMobile: true, hasTouch: true, deviceScaleFactor: 2, colorScheme: 'light' };
+  await withPage(browser, url, desktop, async (page) => {
+    await checkChat(page);
+    await checkMemory(page);
+    await checkContrast(page);
+    await checkStop(page);
+    await checkErrors(page);
+    await checkContrast(page);
+    await checkHostile(page);
+  });
+  await withPage(browser, url, { ...desktop, colorScheme: 'dark' }, async (page) => {
+    await configure(page, 'streaming:window=60', 200);
+    await say(page, 'What did the king say to the old man?');
+    await done(page);
+    await page.locator('article.assistant mark.kept').first().waitFor();
+    await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
+    await checkContrast(page);
+    await shot(page, 'chat-dark');
+  });
+  await withPage(browser, url, desktop, checkThemes);
+  await withPage(browser, url, phone, checkPhone);
+  console.log('chat, cache, stop, errors, hostile text, themes, contrast, phone: passed');
+} finally {
+  await browser?.close();
+  server?.removeAllListeners('exit');
+  server?.kill('SIGTERM');
+}

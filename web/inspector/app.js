@@ -1,0 +1,143 @@
+// The Inspector: puts the conversation and the cache together.
+import { ApiError, apiKey, events, getJson, setApiKey } from './api.js';
+import { CachePanel } from './cache.js';
+import { Chat, settings } from './chat.js';
+import { Tokens } from './tokens.js';
+
+const byId = (id) => document.getElementById(id);
+const kPresets = ['full', 'streaming:window=60', 'streaming:window=252', 'cascade:size=64', 'h2o:budget=64', 'tova:budget=64', 'snapkv:budget=64',
+  'snapkv:budget=64+lethe'];
+
+let tokens = new Tokens();
+let watching = null;  // AbortController of the stream of the cache
+let policies = [];
+
+const chat = new Chat({
+  started: () => panel.reset(),
+  watching: (request, body) => { watch(request, 0); plan(body); },
+});
+const panel = new CachePanel((request, sample) => { panel.reset(); watch(request, sample); });
+
+function watch(request, sample) {
+  tokens = new Tokens(request, sample);
+  watching?.abort();
+}
+
+function connection(text, good) {
+  if (byId('connection').textContent !== text) byId('connection').textContent = text;
+  byId('connection').classList.toggle('good', good);
+}
+
+function take(state) {
+  connection('live', true);
+  const { selected } = state;
+  if (selected && selected.request === tokens.request && selected.sample === tokens.sample) tokens.take(selected);
+  panel.update(state, tokens);
+  chat.colour(tokens);
+}
+
+// Follows the cache as long as the page is open; another sequence to watch aborts the stream, and it begins anew.
+async function follow() {
+  for (;;) {
+    const stream = watching = new AbortController();
+    try {
+      const path = `v1/kv/live?request=${encodeURIComponent(tokens.request)}&sample=${tokens.sample}&from=${tokens.next}`;
+      for await (const state of events(path, { signal: stream.signal })) {
+        if (stream.signal.aborted) break;
+        take(state);
+      }
+      if (!stream.signal.aborted) await pause(1000);
+    } catch (error) {
+      if (error.name === 'AbortError') continue;
+      connection(error instanceof ApiError ? error.message : 'no connection to the server', false);
+      await pause(error.status === 401 ? 1e9 : 2000);
+    }
+  }
+}
+
+let wake = () => {};
+function pause(milliseconds) {
+  return new Promise((resolve) => {
+    wake = resolve;
+    setTimeout(resolve, Math.min(milliseconds, 2 ** 31 - 1));
+  });
+}
+
+let plans = true;  // whether the server makes any
+
+async function plan(body) {
+  if (!plans) return;
+  try {
+    const { stream, stream_options, ...rest } = body;
+    const answer = await getJson('v1/kv/plan', { body: rest });
+    panel.plan = answer;
+    panel.planned();
+  } catch (error) {  // the request itself says what is wrong with it
+    plans = error.status !== 404;
+  }
+}
+
+async function load() {
+  try {
+    const models = await getJson('v1/models');
+    chat.model = models.data[0].id;
+    byId('model').textContent = chat.model;
+    const found = await getJson('v1/kv/policies');
+    policies = found.policies;
+    if (found.default) byId('policy').placeholder = `the server's: ${found.default}`;
+    const names = new Set(policies.map(({ name }) => name));
+    const specs = new Set([...kPresets.filter((spec) => names.has(spec.split(':')[0])), ...names]);
+    byId('policies').replaceChildren(...[...specs].map((spec) => {
+      const option = document.createElement('option');
+      option.value = spec;
+      return option;
+    }));
+    describe();
+  } catch (error) {
+    connection(error.message, false);
+    if (error.status === 401) {
+      byId('settings').open = true;
+      byId('key').focus();
+    }
+  }
+}
+
+function describe() {
+  const { policy, temperature, max_tokens } = settings();
+  const parts = policy.split('+').map((part) => policies.find(({ name }) => name === part.split(':')[0])).filter(Boolean);
+  byId('policy-note').textContent = parts.map((part) => part.summary
+    + (part.options.length ? ` Options: ${part.options.map((option) => `${option.name} (${option.default})`).join(', ')}.` : '')).join(' ');
+  byId('settings-summary').textContent = `${policy || 'default policy'} · temperature ${temperature ?? 'default'} · ${max_tokens ?? 'any number of'} tokens`;
+}
+
+function theme(value) {
+  if (value) document.documentElement.dataset.theme = value;
+  else delete document.documentElement.dataset.theme;
+  panel.draw();
+}
+
+function view(name) {
+  document.querySelector('main').dataset.view = name;
+  for (const button of byId('views').children) button.setAttribute('aria-pressed', button.dataset.view === name);
+  panel.draw();
+}
+
+byId('settings').addEventListener('input', describe);
+byId('key').value = apiKey();
+byId('key').addEventListener('change', () => { setApiKey(byId('key').value); load(); wake(); });
+byId('views').addEventListener('click', (event) => event.target.dataset.view && view(event.target.dataset.view));
+const kTheme = 'kvasir.theme';
+try {
+  byId('theme').value = localStorage.getItem(kTheme) ?? '';
+} catch { /* storage is blocked */ }
+byId('theme').addEventListener('change', () => {
+  theme(byId('theme').value);
+  try {
+    localStorage.setItem(kTheme, byId('theme').value);
+  } catch { /* as above */ }
+});
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => panel.draw());
+theme(byId('theme').value);
+describe();
+load();
+follow();
