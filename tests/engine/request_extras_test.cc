@@ -182,9 +182,13 @@ TEST(SessionRequest, ALoadedSessionTakesTheRoomOfCachedPrefixes) {
   engine_options.threads = 1;
   engine_options.kv_memory = 4 * kMiB;
   engine_options.prefix_memory = 4 * kMiB;
-  const auto engine = std::move(*Engine::open(engine_options));
+  const Result<std::unique_ptr<Engine>> opened = Engine::open(engine_options);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const std::unique_ptr<Engine>& engine = *opened;
   {
-    const auto session = *engine->new_session({.policy = "full"});
+    const Result<std::unique_ptr<Session>> made = engine->new_session({.policy = "full"});
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    const std::unique_ptr<Session>& session = *made;
     std::string text;
     for (int i = 0; i < 40; ++i) text += "The old man went down to the river. ";
     ASSERT_TRUE(session->read(text).ok());
