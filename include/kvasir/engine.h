@@ -35,6 +35,7 @@
 #include "kvasir/model_text.h"
 #include "kvasir/options.h"
 #include "kvasir/plan.h"
+#include "kvasir/prefix_listener.h"
 #include "kvasir/request.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
@@ -194,6 +195,11 @@ class Engine {
   // is charged for the pages it refers to; samples divide those they share. Errors: kInvalidArgument (a negative
   // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
+
+  // Optional; may be null. Tells the listener of every exact block that the prefix cache holds now, and from then on of
+  // each change. The listener must outlive the engine, or be replaced before it goes. Nothing is reported at the
+  // engine's end.
+  virtual void set_prefix_listener(PrefixListener* listener) = 0;
 
   // The cache of all sessions and requests.
   virtual CacheReport cache() const = 0;

@@ -11,6 +11,7 @@
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "server/http_server.h"
+#include "server/kv_events.h"
 #include "server/service.h"
 #include "server/step_thread.h"
 #include "server/tenancy.h"
@@ -34,6 +35,7 @@ struct ServeOptions {
   std::string api_keys;
   std::string usage_db;
   bool inspector = true;
+  server::KvEventOptions events;
 };
 
 bool is_loopback(std::string_view host) {
@@ -66,6 +68,19 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   return engine;
 }
 
+// Null where no events are wanted.
+Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
+  if (options.endpoint.empty()) {
+    if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
+    return invalid_argument("KV events are published only with --kv-events, for example tcp://127.0.0.1:5557");
+  }
+  if (options.topic.empty()) options.topic = server::default_kv_topic(model);
+  KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
+  note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
+       options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
+  return events;
+}
+
 Status serve(const ServeOptions& options) {
   if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
@@ -79,6 +94,9 @@ Status serve(const ServeOptions& options) {
   KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
+  // Outlives the engine.
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
+  engine->set_prefix_listener(events.get());
   std::optional<server::Service> service;
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<server::HttpServer> http,
@@ -87,7 +105,9 @@ Status serve(const ServeOptions& options) {
                                  service->handle(std::move(request), std::move(answer));
                                }));
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
-  server::StepThread steps(std::move(engine), {post, options.queue});
+  server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
+                                                 if (events != nullptr) events->end_pass(stepped);
+                                               }});
   server::TextThread texts({post, options.queue});
   service.emplace(
       steps, texts,
@@ -97,6 +117,9 @@ Status serve(const ServeOptions& options) {
   catch_interrupts();
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
+    if (events != nullptr && events->wants_pass()) {
+      [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // then a pass is to come
+    }
     if (!interrupted() || drains) return;
     drains = true;
     service->begin_drain();
@@ -166,6 +189,16 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_flag("--inspector,!--no-inspector", options->inspector,
                     "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
+  command
+      ->add_option("--kv-events", options->events.endpoint,
+                   "Publish over ZeroMQ which beginnings of texts are held, for routers; for example "
+                   "tcp://127.0.0.1:5557")
+      ->type_name("ENDPOINT");
+  command
+      ->add_option("--kv-events-replay", options->events.replay,
+                   "Where routers ask again for events they lost; for example tcp://127.0.0.1:5558")
+      ->type_name("ENDPOINT");
+  command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
   command->callback([options, &outcome] { outcome.status = serve(*options); });
 }
 

@@ -99,6 +99,12 @@ class EngineImpl final : public Engine {
     return {};
   }
 
+  void set_prefix_listener(PrefixListener* listener) override {
+    listener_ = listener;
+    if (PrefixCache* prefixes = requests_ == nullptr ? nullptr : requests_->prefixes(); prefixes != nullptr)
+      prefixes->set_listener(listener);
+  }
+
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
@@ -232,7 +238,9 @@ class EngineImpl final : public Engine {
     const SchedulerOptions& scheduler = model_->options.scheduler;
     requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
     for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
-    if (model_->options.prefix_memory > 0) requests_->cache_prefixes(model_->options.prefix_memory);
+    if (model_->options.prefix_memory == 0) return;
+    requests_->cache_prefixes(model_->options.prefix_memory);
+    requests_->prefixes()->set_listener(listener_);
   }
 
   // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
@@ -290,6 +298,7 @@ class EngineImpl final : public Engine {
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
   std::map<int, TenantQuota> quotas_;
+  PrefixListener* listener_ = nullptr;
   ModelSummary summary_;
 };
 

@@ -407,6 +407,17 @@ std::uint64_t PrefixCache::bytes() const {
   return bytes;
 }
 
+void PrefixCache::set_listener(PrefixListener* listener) {
+  listener_ = listener;
+  if (listener_ == nullptr) return;
+  std::vector<const Node*> held;
+  for (const auto& [hash, node] : nodes_)
+    if (!node->pages.empty()) held.push_back(node.get());
+  std::ranges::sort(held, {}, [](const Node* node) { return std::pair(node->depth, node->life.number); });
+  for (const Node* node : held)
+    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
+}
+
 void PrefixCache::count_references(std::span<std::uint32_t> references) const {
   for (const auto& [hash, node] : nodes_)
     for (const PageId page : node->pages) ++references[static_cast<std::size_t>(page)];

@@ -27,6 +27,7 @@
 
 #include "base/hash.h"
 #include "kv/kv_cache.h"
+#include "kvasir/prefix_listener.h"
 
 namespace kvasir {
 
@@ -73,16 +74,6 @@ struct PrefixMatch {
   PrefixMiss miss = PrefixMiss::kUnknown;
 };
 
-// A listener hears of exact blocks. Hashes are those of a block and of all blocks before it.
-class PrefixListener {
- public:
-  virtual ~PrefixListener() = default;
-  // `parent`: of the block before, or 0 for the first.
-  virtual void stored(std::uint64_t hash, std::uint64_t parent, std::span<const TokenId> tokens,
-                      std::string_view salt) = 0;
-  virtual void removed(std::uint64_t hash) = 0;
-};
-
 class PrefixCache {
  public:
   // `cache` must outlive this. `most_bytes`: of all that the prefix cache refers to, shared with sequences or not.
@@ -124,8 +115,8 @@ class PrefixCache {
   // Bytes of all that it refers to, shared with sequences or not.
   std::uint64_t bytes() const;
 
-  // Optional; may be null. Must outlive this.
-  void set_listener(PrefixListener* listener) { listener_ = listener; }
+  // Optional; may be null. Must outlive this. First hears of every block whose pages are held now.
+  void set_listener(PrefixListener* listener);
   // KVASIR_CHECKs that its structures agree with each other.
   void check_invariants() const;
   // Adds its references to pages ([pool capacity]).

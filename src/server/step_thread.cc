@@ -140,6 +140,7 @@ void StepThread::run() {
     questions.clear();
     retired.clear();
     if (engine_->unfinished() > 0) pass();
+    if (options_.after_pass) options_.after_pass(*engine_);
     publish();
     pass_began_ = 0;
   }

@@ -38,6 +38,8 @@ class StepThread {
     // Runs a function on the thread that callbacks are for. Must be thread-safe.
     std::function<void(std::function<void()>)> post;
     std::size_t queue = 1024;  // requests that may wait to be taken
+    // Optional: runs on the step thread after every pass, and after questions.
+    std::function<void(Engine&)> after_pass;
   };
   // What a request's owner hears of it, in order. `accepted` comes first, once; after an error nothing else comes.
   struct Listener {
