@@ -10,6 +10,9 @@
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "cli/serve_config.h"
+#include "cli/serve_operations.h"
+#include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"
 #include "server/service.h"
@@ -29,7 +32,7 @@ struct ServeOptions {
   std::string policy;
   int batch = 16;
   int drain = 30;
-  server::HttpLimits limits;
+  OperationsOptions operations;
   std::size_t queue = 1024;
   std::string sessions;
   std::string api_keys;
@@ -81,15 +84,24 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
   return events;
 }
 
+void log_arrival(server::Log& log, const server::HttpRequest& request) {
+  if (log.writes(server::LogLevel::kDebug))
+    log.write(server::LogLevel::kDebug, "http",
+              {{"address", request.address}, {"method", request.method}, {"path", request.path}});
+}
+
 Status serve(const ServeOptions& options) {
   if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
         "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
         "FILE, or --host 127.0.0.1");
   if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
-  const auto log = [](const std::string& line) { note("kvasir: {}\n", line); };
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
+  const auto say = [&](const std::string& line) {
+    log->write(server::LogLevel::kWarning, "tenants", {{"message", line}});
+  };
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
-                          server::Tenancy::open({options.api_keys, options.usage_db, log}));
+                          server::Tenancy::open({options.api_keys, options.usage_db, say}));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
   KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
@@ -100,8 +112,9 @@ Status serve(const ServeOptions& options) {
   std::optional<server::Service> service;
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<server::HttpServer> http,
-      server::HttpServer::open(options.host, options.port, options.limits,
+      server::HttpServer::open(options.host, options.port, options.operations.limits,
                                [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
+                                 log_arrival(*log, request);
                                  service->handle(std::move(request), std::move(answer));
                                }));
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
@@ -109,28 +122,54 @@ Status serve(const ServeOptions& options) {
                                                  if (events != nullptr) events->end_pass(stepped);
                                                }});
   server::TextThread texts({post, options.queue});
-  service.emplace(
-      steps, texts,
-      server::ServiceOptions{name, options.policy, tenancy->gate(), options.sessions, {}, options.inspector});
+  service.emplace(steps, texts,
+                  server::ServiceOptions{name,
+                                         options.policy,
+                                         tenancy->gate(),
+                                         options.sessions,
+                                         {},
+                                         options.inspector,
+                                         options.operations.queue_timeout});
   tenancy->join(*service, steps, *http);
+  server::RequestLog request_log(*log);
+  const std::unique_ptr<server::Metrics> metrics =
+      server::Metrics::make({.model = name,
+                             .version = kVersion,
+                             .context = steps.model().context,
+                             .vllm = options.operations.vllm_metrics,
+                             .open = options.operations.metrics_open},
+                            {.steps = [&] { return steps.report(); },
+                             .busy = [&] { return steps.busy(); },
+                             .connections = [&] { return http->connections(); },
+                             .dropped_log_lines = [&] { return log->dropped(); }});
+  service->traffic().add(&request_log);
+  service->traffic().add(metrics.get());
+  metrics->add_route(service->router());
   http->every(server::Service::kTick, [&] { service->tick(); });
   catch_interrupts();
+  catch_hang_up(options.operations);
   bool drains = false;
   http->every(std::chrono::milliseconds(100), [&] {
     if (events != nullptr && events->wants_pass()) {
       [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // then a pass is to come
     }
+    if (hung_up()) log->reopen();
     if (!interrupted() || drains) return;
     drains = true;
     service->begin_drain();
-    note("kvasir: going down: answers under way have {} s\n", options.drain);
+    notify_manager("STOPPING=1");
+    log->write(server::LogLevel::kInfo, "draining", {{"deadline_s", options.drain}});
     http->drain(std::chrono::seconds(options.drain));
   });
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
        human_bytes(budget));
   if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
+  log->write(server::LogLevel::kInfo, "serving",
+             {{"model", name}, {"host", options.host}, {"port", http->port()}, {"kv_bytes", std::int64_t(budget)}});
+  notify_manager("READY=1");
   http->run();
+  log->write(server::LogLevel::kInfo, "ended");
   tenancy->leave();
   return {};
 }
@@ -161,6 +200,7 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
 void add_serve(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<ServeOptions>();
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
+  add_config_option(*command);
   add_engine_options(*command, options->engine);
   add_kv_memory_option(*command, options->engine);
   options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
@@ -187,8 +227,10 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->capture_default_str();
-  command->add_flag("--inspector,!--no-inspector", options->inspector,
-                    "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes");
+  command
+      ->add_flag("--inspector,!--no-inspector", options->inspector,
+                 "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes")
+      ->default_str("true");
   command
       ->add_option("--kv-events", options->events.endpoint,
                    "Publish over ZeroMQ which beginnings of texts are held, for routers; for example "
@@ -199,7 +241,12 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                    "Where routers ask again for events they lost; for example tcp://127.0.0.1:5558")
       ->type_name("ENDPOINT");
   command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
-  command->callback([options, &outcome] { outcome.status = serve(*options); });
+  add_operations_options(*command, options->operations);
+  add_print_config_option(*command);
+  command->callback([options, command, &outcome] {
+    options->operations.quiet = command->count("--quiet") > 0;
+    outcome.status = serve(*options);
+  });
 }
 
 }  // namespace kvasir::cli

@@ -38,7 +38,17 @@ void Completions::fly(Exchange exchange, bool chat, std::string session) {
   head.chat = chat;
   head.id = fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++);
   head.created = std::time(nullptr);
-  std::make_shared<Flight>(deck_, std::move(head), std::move(exchange), std::move(session))->start();
+  const auto flight = std::make_shared<Flight>(deck_, std::move(head), std::move(exchange), std::move(session));
+  if (deck_.queue_timeout.count() > 0) waiting_.push_back(flight);
+  flight->start();
+}
+
+void Completions::end_long_waits() {
+  const auto latest = std::chrono::steady_clock::now() - deck_.queue_timeout;
+  std::erase_if(waiting_, [&](const std::weak_ptr<Flight>& waiting) {
+    const std::shared_ptr<Flight> flight = waiting.lock();
+    return flight == nullptr || !flight->wait_until(latest);
+  });
 }
 
 void Completions::add_session_routes(Router& router) {

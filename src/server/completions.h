@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/flight.h"
 #include "server/router.h"
@@ -28,6 +29,9 @@ class Completions {
 
   // From now on requests are refused: the server is going down.
   void begin_drain() { draining_ = true; }
+
+  // Refuses requests that have waited longer than FlightDeck::queue_timeout. To be called several times a second.
+  void end_long_waits();
 
  private:
   // `session`: see Flight.
@@ -46,6 +50,7 @@ class Completions {
   std::uint64_t next_ = 1;
   std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;
+  std::vector<std::weak_ptr<Flight>> waiting_;  // filled only if there is a queue_timeout
 };
 
 }  // namespace kvasir::server

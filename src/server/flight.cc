@@ -47,6 +47,14 @@ void Flight::start() {
   if (!queued.ok()) refuse(429, queued, "queue_full", "queue_full");
 }
 
+bool Flight::wait_until(Clock::time_point latest) {
+  if (over_ || began_) return false;
+  if (arrived_ > latest) return true;
+  refuse(503, exhausted("the server is busy: the request has waited too long; try again later"), "queue_timeout",
+         "queue_timeout");
+  return false;
+}
+
 void Flight::prepare() {
   if (left_behind_) return;
   try {
@@ -152,6 +160,10 @@ void Flight::accepted(const Status& status) {
     }
     return land();
   }
+  if (deck_.queue_timeout.count() == 0) begin_stream();
+}
+
+void Flight::begin_stream() {
   if (!request().stream || std::exchange(streams_, true)) return;
   exchange_.answer->begin_stream();
   for (std::size_t part = 0; part < parts_.size(); ++part)
@@ -162,6 +174,8 @@ void Flight::accepted(const Status& status) {
 
 void Flight::happened(std::size_t part, const Event& event) {
   if (over_) return;
+  began_ = true;
+  begin_stream();
   const auto number = static_cast<std::size_t>(event.sample);
   Sample& sample = parts_[part].samples[number];
   const int index = choice_of(part, number).index;
@@ -353,6 +367,7 @@ void Flight::tell(std::string_view finish_reason, int http) {
       record_.preemptions += sample.result.preemptions;
       record_.recomputed_tokens += sample.result.recomputed;
     }
+  record_.dead_share = result.kv.dead_share;
   record_.seen = result.kv.seen;
   record_.kept = result.kv.kept;
   if (left_ == 0) {

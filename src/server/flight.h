@@ -29,6 +29,9 @@ struct FlightDeck {
   SessionDesk* sessions;  // null: there are none
   std::string model;      // as clients name it
   std::string policy;     // of requests that name none; empty: the engine's default
+  // How long a request may wait for its first pass before it is refused with 503; 0: for ever. With a limit a stream
+  // begins with the first pass, so that it can still be refused.
+  std::chrono::seconds queue_timeout{0};
 };
 
 class Flight : public std::enable_shared_from_this<Flight> {
@@ -38,6 +41,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session = {});
 
   void start();
+
+  // Refuses the request if it came before `latest` and has not had a pass. Returns whether it still waits for one.
+  bool wait_until(std::chrono::steady_clock::time_point latest);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -61,6 +67,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void submit();
   Status submit_part(std::size_t part, RequestOptions options);
   void accepted(const Status& status);
+  void begin_stream();
   void happened(std::size_t part, const Event& event);
   void heard_text(Sample& sample);
   void ended();
@@ -89,6 +96,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   ReadyRequest ready_;
   std::vector<Part> parts_;
   std::size_t left_ = 0;                   // samples that have not ended
+  bool began_ = false;                     // it has had a pass
   bool streams_ = false;                   // the stream has begun
   bool over_ = false;                      // nothing more is told to anybody
   std::atomic<bool> left_behind_ = false;  // over_, for the text thread

@@ -457,7 +457,7 @@ void Connection::finish() {
   linger();
 }
 
-// Says that nothing more comes, and reads what the client still sends, for a moment and no more than a body: closing
+// Says that nothing more comes, and reads what the client still sends, for a moment and no more than two bodies: closing
 // with unread bytes would reset the connection, and the client might lose the answer.
 void Connection::linger() {
   state_ = State::kLingering;
@@ -477,7 +477,7 @@ void Connection::linger() {
                                     });
     }
   };
-  Drop::read(shared_from_this(), shared_.limits.body_bytes);
+  Drop::read(shared_from_this(), 2 * shared_.limits.body_bytes);
 }
 
 }  // namespace

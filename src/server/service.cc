@@ -23,7 +23,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       sessions_(options_.sessions.empty()
                     ? nullptr
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
-      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy}),
+      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.queue_timeout}),
       text_routes_(steps, texts, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate) {
@@ -36,6 +36,11 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);
   router_.add(
       "GET", "/ready", [this](const Exchange& exchange) { ready(exchange); }, Router::Access::kAll);
+}
+
+void Service::tick() {
+  inspector_.tick();
+  completions_.end_long_waits();
 }
 
 void Service::begin_drain() {

@@ -27,6 +27,7 @@ struct ServiceOptions {
   std::string sessions;
   SessionLimits session_limits;
   bool inspector = true;
+  std::chrono::seconds queue_timeout{0};  // see FlightDeck
 };
 
 class Service {
@@ -42,9 +43,9 @@ class Service {
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
 
-  // Sends what changes by itself. Call it every kTick.
+  // Sends what changes by itself, and ends requests that have waited too long. Call it every kTick.
   static constexpr std::chrono::milliseconds kTick{250};
-  void tick() { inspector_.tick(); }
+  void tick();
 
   // To add routes and observers before the first request.
   Router& router() { return router_; }

@@ -25,6 +25,7 @@ struct RequestRecord {
   std::int64_t generated_tokens = 0;   // of all samples
   std::int64_t preemptions = 0;
   std::int64_t seen = 0, kept = 0;  // tokens of the KV cache, of the first sample
+  double dead_share = 0;            // of its written slots, those whose token was dropped
   double queue_seconds = -1;        // until its first pass
   double first_token_seconds = -1;  // from its arrival
   double prefill_seconds = -1;      // from its first pass until its prompt was read

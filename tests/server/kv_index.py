@@ -59,7 +59,8 @@ class Replica:
     def end(self):
         """Ends the server; what it said at its end is still to be read from its sockets."""
         self.process.terminate()
-        assert self.process.wait(30) == 0
+        code = self.process.wait(30)
+        assert code == 0, code
         return True
 
     def kill(self):

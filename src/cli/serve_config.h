@@ -1,0 +1,17 @@
+// The configuration file of a command: every option that the command has can stand in it, under its long name.
+// Thread-safety: the main thread's alone.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace kvasir::cli {
+
+// Adds --config FILE. A value of the file counts where neither the command line nor the environment gives the option.
+// REQUIRES: called before the command's other options are added, which are parsed in that order.
+void add_config_option(CLI::App& command);
+
+// Adds --print-config, which prints the options' values as such a file instead of running the command. Call it after
+// all other options of the command were added.
+void add_print_config_option(CLI::App& command);
+
+}  // namespace kvasir::cli

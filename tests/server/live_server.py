@@ -1,0 +1,83 @@
+"""A `kvasir serve` under test, as the checks of operations use it."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+
+class LiveServer:
+    """Starts the server on a free port. Its standard error is collected in `lines` unless `reads` is False."""
+
+    def __init__(self, kvasir, model, *options, reads=True, environment=None, place=("-m",)):
+        self.lines = []
+        given = [*place, model] if model else []
+        self.process = subprocess.Popen([kvasir, "serve", *given, "--port", "0", "--name", "m", *options],
+                                        stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+        for line in self.process.stderr:
+            self.lines.append(line)
+            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                self.port = int(found[1])
+                break
+        else:
+            sys.exit("the server did not start: " + "".join(self.lines))
+        if reads:
+            self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
+            self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def ask(self, method, path, body=None, headers=None):
+        connection = self.connect()
+        connection.request(method, path, json.dumps(body) if isinstance(body, dict) else body, headers or {})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, dict(answer.getheaders()), text
+
+    def complete(self, **body):
+        status, _, text = self.ask("POST", "/v1/completions", {"prompt": "Once upon a time", "temperature": 0, **body})
+        return status, json.loads(text)
+
+    def stream(self, **body):
+        """Begins a stream; returns its answer once its first event has come."""
+        connection = self.connect()
+        connection.request("POST", "/v1/completions", json.dumps(
+            {"prompt": "Once upon a time", "temperature": 0, "ignore_eos": True, "stream": True, **body}))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.status
+        assert answer.readline().startswith(b"data: ")
+        return answer
+
+    def metrics(self):
+        """Sample name with labels -> value."""
+        status, headers, text = self.ask("GET", "/metrics")
+        assert status == 200 and headers["Content-Type"].startswith("text/plain; version=0.0.4"), (status, headers)
+        return dict(re.match(r"(.+) (\S+)$", line).groups() for line in text.splitlines() if not line.startswith("#"))
+
+    def metric(self, name):
+        """The sum of a metric's samples."""
+        found = [float(value) for key, value in self.metrics().items() if key.split("{")[0] == name]
+        assert found, f"there is no metric {name}"
+        return sum(found)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def end(self, seconds=30):
+        """Ends it as a service manager does; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(seconds)

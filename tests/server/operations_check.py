@@ -1,0 +1,211 @@
+"""Logs, limits in time and the end of `kvasir serve`: operations_check.py KVASIR MODEL"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+
+from live_server import LiveServer
+
+SECRET = "zanzibar"  # a word of a prompt
+
+
+def lines_of(path):
+    with open(path, encoding="ascii") as file:
+        return file.read().splitlines()
+
+
+def wait_for(what, seconds=20):
+    end = time.time() + seconds
+    while time.time() < end:
+        if what():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to be in time")
+
+
+def check_log(kvasir, model, folder):
+    """One line per request, as JSON, without prompts; strings of clients cannot forge lines."""
+    path = os.path.join(folder, "log.json")
+    with LiveServer(kvasir, model, "--log-file", path, "--log-format", "json", "--log-level", "debug") as server:
+        status, answer = server.complete(prompt=f"{SECRET} went", max_tokens=7, ignore_eos=True)
+        assert status == 200
+        assert server.complete(max_tokens="many")[0] == 400
+        for path_sent in (b"/x\xff\xe2\x80\xae\xc2\x9b31m", b"/x\x7f", b'/","event":"forged', b"/%0aforged"):
+            with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
+                raw.sendall(b"GET " + path_sent + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                while raw.recv(4096):
+                    pass
+        with server.stream(max_tokens=100000, prompt="Left alone") as left:
+            left.fp.raw._sock.shutdown(socket.SHUT_RDWR)
+        wait_for(lambda: any('"abandoned"' in line for line in lines_of(path)))
+        os.rename(path, path + ".1")
+        server.signal(signal.SIGHUP)
+        wait_for(lambda: os.path.exists(path) and "log_reopened" in "".join(lines_of(path)))
+        assert server.ask("GET", "/health")[0] == 200
+        assert server.end() == 0
+    old, new = lines_of(path + ".1"), lines_of(path)
+    events = [json.loads(line) for line in old + new]
+    assert all(e["time"][10] == "T" and e["level"] in ("debug", "info") for e in events)
+    assert {e["event"] for e in events} == {"serving", "http", "request", "refused", "log_reopened", "draining",
+                                           "ended"}
+    done, left = [e for e in events if e["event"] == "request"]
+    assert done["id"] == answer["id"] and done["path"] == "/v1/completions" and done["http"] == 200, done
+    assert done["finish_reason"] == "length" and done["generated_tokens"] == 7, done
+    assert done["prompt_tokens"] == answer["usage"]["prompt_tokens"], done
+    assert 0 < done["first_token_s"] <= done["total_s"] and done["queue_s"] >= 0 and done["prefill_s"] >= 0, done
+    assert left["finish_reason"] == "abandoned" and left["http"] == 499
+    assert SECRET not in "".join(old + new) and "Left alone" not in "".join(old + new)
+    paths = [e["path"] for e in events if e["event"] == "http"]
+    assert '/","event":"forged' in paths and "/%0aforged" in paths, paths
+    assert all(0x20 <= ord(c) < 0x7f for line in old + new for c in line)
+    assert not lines_of(path)[0].startswith("/"), "the new file begins with a whole line"
+
+
+def check_text_log(kvasir, model):
+    with LiveServer(kvasir, model) as server:
+        assert server.complete(max_tokens=3)[0] == 200
+        assert server.end() == 0
+        server.reader.join(10)
+    requests = [line for line in server.lines if " info request " in line]
+    assert len(requests) == 1, server.lines
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info request id=cmpl-\S+ path=/v1/completions tenant=\"\" "
+                    r"http=200 finish_reason=length policy=\S+ samples=1 prompt_tokens=\d+ ", requests[0]), requests[0]
+    with LiveServer(kvasir, model, "--log-level", "error") as server:
+        assert server.complete(max_tokens=3)[0] == 200
+        assert server.end() == 0
+        server.reader.join(10)
+    assert not [line for line in server.lines if " info " in line]
+
+
+def check_blocked_log(kvasir, model):
+    """Nobody reads standard error: the server serves, counts what it drops, and ends."""
+    with LiveServer(kvasir, model, "--log-level", "debug", reads=False) as server:
+        connection = server.connect()
+        slowest = 0
+        for _ in range(6000):
+            began = time.time()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status":"ok"}'
+            slowest = max(slowest, time.time() - began)
+        assert server.complete(max_tokens=3)[0] == 200
+        dropped = server.metric("kvasir:log_dropped_lines_total")
+        assert dropped > 0
+        connection.close()
+        began = time.time()
+        assert server.end() == 0
+        took = time.time() - began
+        assert took < 10, took
+    print(f"log blocked: {dropped:.0f} lines dropped, slowest answer {slowest * 1000:.0f} ms, ended in {took:.1f} s")
+
+
+def check_full_disk(kvasir, model):
+    with LiveServer(kvasir, model, "--log-file", "/dev/full") as server:
+        assert server.complete(max_tokens=3)[0] == 200
+        wait_for(lambda: server.metric("kvasir:log_dropped_lines_total") >= 2)
+        assert server.end() == 0
+
+
+def check_queue_timeout(kvasir, model):
+    """A request that no pass reaches in time is refused with 503, also one that asked for a stream."""
+    options = ["--queue-timeout", "1", "--max-batch", "1", "--kv", "full", "--drain", "0"]
+    with LiveServer(kvasir, model, *options) as server:
+        # Requests of the whole context, until one waits.
+        threads, answers = [], []
+        body = {"max_tokens": 100000, "ignore_eos": True}
+        holder = server.stream(**body)
+
+        def late(stream):
+            try:
+                asked = {"prompt": "a word " * 3000, "stream": stream, **body}
+                answers.append((stream, *server.ask("POST", "/v1/completions", asked)))
+            except (OSError, http.client.HTTPException):
+                pass  # one that got a place, and was closed at the end
+
+        for stream in (False, True, False, True):
+            threads.append(threading.Thread(target=late, args=(stream,)))
+            threads[-1].start()
+        wait_for(lambda: {stream for stream, status, *_ in answers if status == 503} == {False, True}, 30)
+        for _, status, headers, text in answers:
+            assert status == 503 and json.loads(text)["error"]["code"] == "queue_timeout" and headers["Retry-After"]
+        assert server.metrics()['kvasir:admission_rejections_total{reason="queue_timeout",model_name="m"}'] != "0"
+        server.end()
+        holder.close()
+        for thread in threads:
+            thread.join()
+
+
+def check_drain(kvasir, model, folder):
+    """SIGTERM: ready no more, streams under way end whole, then exit 0; systemd is told."""
+    address = os.path.join(folder, "notify")
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(address)
+    manager.settimeout(20)
+    with LiveServer(kvasir, model, environment={"NOTIFY_SOCKET": address}) as server:
+        assert manager.recv(100) == b"READY=1"
+        kept = server.connect()
+        kept.request("GET", "/ready")
+        assert kept.getresponse().read() == b'{"status":"ready"}'
+        # A connection that has sent half a request is none that waits.
+        half = socket.create_connection(("127.0.0.1", server.port), 10)
+        half.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n")
+        stream = server.stream(max_tokens=600)
+        server.signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        time.sleep(0.3)
+        half.sendall(b"\r\n")
+        assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
+        try:
+            socket.create_connection(("127.0.0.1", server.port), 1).close()
+            raise AssertionError("it still accepts connections")
+        except ConnectionRefusedError:
+            pass
+        text = stream.read().decode()
+        assert text.rstrip().endswith("data: [DONE]") and '"finish_reason":"length"' in text
+        assert server.process.wait(20) == 0
+
+
+def check_deadline(kvasir, model):
+    with LiveServer(kvasir, model, "--drain", "1") as server:
+        stream = server.stream(max_tokens=100000)
+        began = time.time()
+        server.signal(signal.SIGTERM)
+        try:
+            text = stream.read().decode()
+        except OSError:
+            text = ""
+        except Exception as error:  # http.client.IncompleteRead has what came
+            text = error.partial.decode()
+        assert "[DONE]" not in text
+        assert server.process.wait(20) == 0
+        assert 0.9 < time.time() - began < 10
+
+
+def check_second_signal(kvasir, model):
+    with LiveServer(kvasir, model) as server:
+        with server.stream(max_tokens=100000):
+            server.signal(signal.SIGINT)
+            time.sleep(0.3)
+            server.signal(signal.SIGINT)
+            assert server.process.wait(20) == -signal.SIGINT, "less than the 30 s of --drain"
+
+
+def main(kvasir, model):
+    with tempfile.TemporaryDirectory() as folder:
+        for check in (lambda: check_log(kvasir, model, folder), lambda: check_text_log(kvasir, model),
+                      lambda: check_blocked_log(kvasir, model), lambda: check_full_disk(kvasir, model),
+                      lambda: check_queue_timeout(kvasir, model), lambda: check_drain(kvasir, model, folder),
+                      lambda: check_deadline(kvasir, model), lambda: check_second_signal(kvasir, model)):
+            began = time.time()
+            check()
+            print(f"{check.__code__.co_names[0]}: {time.time() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
