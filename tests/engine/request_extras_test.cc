@@ -112,6 +112,7 @@ Crowded run_crowd(const std::shared_ptr<LoadedModel>& model, const std::string& 
   options.generate = greedy(60);
   options.generate.ignore_eos = true;
   options.session = session;
+  options.priority = 5;  // the first to give way
   const RequestId id = queue.add(options, *base->begin(options), *make_policy(policy), base->held().chunk);
   for (int i = 3; i < 5; ++i) add_other(i);
   Crowded result;
@@ -155,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, SessionRequests,
 
 TEST(SessionRequest, LeavesTheSessionAloneIfItIsCancelled) {
   const auto engine = open_engine();
-  std::shared_ptr<Session> session = *engine->new_session({.policy = "full"});
+  std::shared_ptr<Session> session = *engine->new_session({.policy = "streaming:sinks=4,window=60"});
   ASSERT_TRUE(session->read("Once upon a time").ok());
   const std::int64_t before = session->kv().seen;
   RequestOptions options;
@@ -168,9 +169,44 @@ TEST(SessionRequest, LeavesTheSessionAloneIfItIsCancelled) {
   run(*engine);
   EXPECT_EQ(session->kv().seen, before);
   const auto fresh = open_engine();
-  const auto other = *fresh->new_session({.policy = "full"});
+  const auto other = *fresh->new_session({.policy = "streaming:sinks=4,window=60"});
   ASSERT_TRUE(other->read("Once upon a time").ok());
   EXPECT_EQ(session->generate(greedy(10), {})->text, other->generate(greedy(10), {})->text);
+}
+
+// Prefixes that requests left hold all memory; a session that is loaded comes first.
+TEST(SessionRequest, ALoadedSessionTakesTheRoomOfCachedPrefixes) {
+  const std::string path = ::testing::TempDir() + "request_extras_room.session";
+  EngineOptions engine_options;
+  engine_options.model = small_model();
+  engine_options.threads = 1;
+  engine_options.kv_memory = 4 * kMiB;
+  engine_options.prefix_memory = 4 * kMiB;
+  const Result<std::unique_ptr<Engine>> opened = Engine::open(engine_options);
+  ASSERT_TRUE(opened.ok()) << opened.status().message();
+  const std::unique_ptr<Engine>& engine = *opened;
+  {
+    const Result<std::unique_ptr<Session>> made = engine->new_session({.policy = "full"});
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    const std::unique_ptr<Session>& session = *made;
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += "The old man went down to the river. ";
+    ASSERT_TRUE(session->read(text).ok());
+    ASSERT_TRUE(session->save(path).ok());
+  }
+  const auto size = std::filesystem::file_size(path);
+  for (int i = 0; i < 200 && engine->cache().budget - engine->cache().bytes >= size; ++i) {
+    RequestOptions options;
+    options.policy = "full";
+    options.prompt = std::to_string(i);
+    for (int k = 0; k < 20; ++k) options.prompt += " a fox and a crow number " + std::to_string(i * 20 + k);
+    options.generate = greedy(1);
+    ASSERT_TRUE(engine->submit(options).ok());
+    run(*engine);
+  }
+  ASSERT_LT(engine->cache().budget - engine->cache().bytes, size) << "there is room anyway: this shows nothing";
+  EXPECT_TRUE(engine->load_session(path).ok()) << engine->load_session(path).status().message();
+  std::filesystem::remove(path);
 }
 
 TEST(SessionRequest, IsChecked) {

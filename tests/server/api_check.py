@@ -3,6 +3,7 @@
 Tokens are compared with `kvasir tokenize`, memory with `kvasir plan`, sessions with an answer that was never interrupted.
 """
 
+import http.client
 import json
 import pathlib
 import subprocess
@@ -64,29 +65,32 @@ def check_tokens(server):
 
 def check_order(server):
     """A large body is read on the text thread: streams go on meanwhile."""
-    gaps = []
-    done = threading.Event()
+    times = []
+    over = threading.Event()
 
     def stream():
-        import http.client
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         connection.request("POST", "/v1/completions", json.dumps(
-            {"prompt": "Once", "max_tokens": 400, "stream": True, "ignore_eos": True, "kv": {"policy": "streaming"}}))
+            {"prompt": "Once", "max_tokens": 10 ** 6, "stream": True, "ignore_eos": True, "kv": {"policy": "streaming:sinks=4,window=60"}}))
         answer = connection.getresponse()
-        last = time.time()
-        while answer.readline():
-            gaps.append(time.time() - last)
-            last = time.time()
-        done.set()
+        while not over.is_set() and answer.readline():
+            times.append(time.time())
+        connection.sock.close()
 
     thread = threading.Thread(target=stream)
     thread.start()
+    while len(times) < 20:
+        time.sleep(0.01)
     began = time.time()
     status, got = server.post("/tokenize", {"prompt": "The old man went down to the river. " * 100000})
-    took = time.time() - began
-    assert status == 200 and got["count"] > 500000, got
+    ended = time.time()
+    over.set()
     thread.join()
-    print(f"  3.6 MB tokenized in {took:.2f} s; longest gap of a stream meanwhile {max(gaps[2:]):.3f} s")
+    assert status == 200 and got["count"] > 500000, got
+    during = [began] + [t for t in times if began <= t <= ended] + [ended]
+    longest = max(b - a for a, b in zip(during, during[1:]))
+    print(f"  3.6 MB tokenized in {ended - began:.2f} s; a stream had {len(during) - 2} events meanwhile, {longest:.3f} s apart at most")
+    assert len(during) > 20 and longest < (ended - began) / 2, "the stream stood still"
 
 
 def check_choices(server):
@@ -118,7 +122,7 @@ def check_choices(server):
 
     plain = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logprobs": 5, **GREEDY})[1]
     said = text_of(plain)
-    token = server.post("/tokenize", {"prompt": "Once" + said, "add_special_tokens": False})[1]["tokens"][-1]
+    token = server.post("/tokenize", {"prompt": "Once" + said})[1]["tokens"][-1]
     other = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 1, "logit_bias": {str(token): -100}, **GREEDY})[1]
     assert text_of(other) != said, "a banned token came"
     forced = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 5, "logit_bias": {str(token): 100}})[1]
@@ -192,7 +196,7 @@ def check_kv(server):
     model = json.loads(server.ask("GET", "/v1/models")[2])["data"][0]
     assert json.loads(server.ask("GET", "/v1/models/m")[2]) == model and server.ask("GET", "/v1/models/x")[0] == 404
     messages = [{"role": "user", "content": "Hi"}]
-    status, got = server.post("/v1/chat/completions", {"messages": messages, "kv": {"policy": "full"}, **GREEDY})
+    status, got = server.post("/v1/chat/completions", {"messages": messages, "kv": {"policy": "full"}, "stop": ["e", "a"], **GREEDY})
     assert status == 200 and 0 < got["kv"]["max_tokens"] <= model["max_model_len"] - got["usage"]["prompt_tokens"], got
     assert "max_tokens" not in server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[1]["kv"]
     status, got = server.post("/v1/completions", {"prompt": [100] * (model["max_model_len"] - 5), "max_tokens": 50,
