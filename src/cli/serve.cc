@@ -184,7 +184,6 @@ Status serve(const ServeOptions& options) {
 }
 
 void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
-  const std::map<std::string, Admission> admissions = {{"use", Admission::kUse}, {"reserve", Admission::kReserve}};
   command
       .add_option("--max-itl", options.max_itl,
                   "Seconds between two tokens of an answer that prompts of others may take at most; 0: no bound")
@@ -198,9 +197,13 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
                   "Share of the KV memory up to which requests grow before one of them gives up its pages")
       ->capture_default_str();
   command
-      .add_option("--admission", options.admission,
-                  "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
-      ->transform(CLI::CheckedTransformer(admissions))
+      .add_option_function<std::string>(
+          "--admission",
+          [&options](const std::string& name) {
+            options.admission = name == "reserve" ? Admission::kReserve : Admission::kUse;
+          },
+          "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
+      ->check(CLI::IsMember({"use", "reserve"}))
       ->default_str("use");
 }
 
