@@ -9,6 +9,12 @@
 #include "engine/request_queue.h"
 
 namespace kvasir {
+namespace {
+
+// Requests that may ask the prefix cache before a pass: how many start in one is far less.
+constexpr int kMostLookups = 64;
+
+}  // namespace
 
 // Bytes that all tokens of the member take, and some more: see ScheduleLimits::ahead.
 std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
@@ -78,6 +84,7 @@ std::uint64_t RequestQueue::available() const {
 std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, int prompt_rows) const {
   std::vector<ScheduleTask> tasks;
   std::int64_t asked = 0;  // rows of prompts
+  int lookups = 0;
   for (Member* member : all) {
     const Request& request = *member->request;
     ScheduleTask task;
@@ -87,7 +94,8 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     if (task.reads) {
       std::int64_t left = member->task->left();
       // Those behind get no row whatever the cache holds for them.
-      if (!task.holds && asked < prompt_rows) {
+      if (!task.holds && asked < prompt_rows && lookups < kMostLookups) {
+        ++lookups;
         left -= tokens_found(*member);
         if (waits_for_prefix(*member, all.first(tasks.size()))) left = 0;
       }

@@ -314,42 +314,6 @@ Status PageTable::append(int tokens) {
   return {};
 }
 
-Status PageTable::adopt(std::span<const PageId> pages) {
-  KVASIR_CHECK(next_index_ == 0 && columns_ == 0 && runs_.size() == 1);
-  const auto lanes = static_cast<std::size_t>(lanes_);
-  const auto columns = static_cast<std::int64_t>(pages.size() / lanes);
-  KVASIR_CHECK(pages.size() % lanes == 0);
-  if (columns == 0) return {};
-  const std::uint64_t bytes = bytes_at(lanes_, static_cast<int>(slots_), layout_, columns);
-  if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
-  PageRefs shared(pool_);
-  shared.add(pages);
-  reserve_columns(columns);
-  Frame& frame = frames_.back();
-  const auto slots = static_cast<int>(slots_);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(columns); ++i) {
-    const std::uint32_t handle = take_column(shared, i * lanes);
-    start_column(handle, 0, next_index_, length_);
-    Column& column = column_[handle];
-    push_entry(frame, {slot_range(0, slots), column.ordinal, handle});
-    column.live = slot_range(0, slots);
-    column.used = slots;
-    if (lists_) std::iota(offset(handle), offset(handle) + slots, std::uint32_t{0});
-    frame.tokens += slots;
-    next_index_ += slots;
-    length_ += slots;
-    written_ += slots;
-  }
-  return {};
-}
-
-std::int64_t PageTable::whole_columns() const {
-  if (length_ != next_index_ || !given_back_.empty() || runs_.size() > 1 || frames_.size() > 1) return 0;
-  const Frame& frame = frames_.front();
-  if (frame.origin != 0 || frame.rotation != 0) return 0;
-  return next_index_ / static_cast<TokenIndex>(slots_);
-}
-
 std::size_t PageTable::columns_up_to(const Frame& frame, TokenIndex token, std::uint32_t from) const {
   if (original_)
     return count_up_to(std::span(entry_first_).subspan(from),

@@ -457,8 +457,8 @@ void Connection::finish() {
   linger();
 }
 
-// Says that nothing more comes, and reads what the client still sends, for a moment and no more than two bodies: closing
-// with unread bytes would reset the connection, and the client might lose the answer.
+// Says that nothing more comes, and reads what the client still sends, for a moment and no more than two bodies:
+// closing with unread bytes would reset the connection, and the client might lose the answer.
 void Connection::linger() {
   state_ = State::kLingering;
   Error error;

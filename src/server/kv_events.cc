@@ -2,7 +2,6 @@
 
 #include <sys/eventfd.h>
 #include <unistd.h>
-#include <zmq.h>
 
 #include <array>
 #include <cerrno>
@@ -14,6 +13,7 @@
 
 #include "base/status.h"
 #include "kvasir/engine.h"
+#include "server/zmq_library.h"
 
 namespace kvasir::server {
 namespace {
@@ -26,20 +26,22 @@ constexpr int kUnsent = 100000;                    // messages that wait for one
 constexpr int kLinger = 200;                       // ms for what is unsent at the end
 constexpr std::int64_t kLongestRequest = 4096;     // bytes of a frame that a client of the replay socket sends
 
+const ZmqLibrary* zmq = nullptr;  // set before any socket is made, and never again
+
 double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 struct CloseSocket {
-  void operator()(void* socket) const { zmq_close(socket); }
+  void operator()(void* socket) const { zmq->close(socket); }
 };
 struct EndContext {
-  void operator()(void* context) const { zmq_ctx_term(context); }
+  void operator()(void* context) const { zmq->ctx_term(context); }
 };
 using Socket = std::unique_ptr<void, CloseSocket>;
 
 void set(const Socket& socket, int option, int value) {
-  zmq_setsockopt(socket.get(), option, &value, sizeof(value));
+  zmq->setsockopt(socket.get(), option, &value, sizeof(value));
 }
 
 std::array<char, 8> big_endian(std::uint64_t number) {
@@ -55,7 +57,7 @@ std::uint64_t from_big_endian(std::string_view bytes) {
 }
 
 bool send(const Socket& socket, std::string_view frame, int more = ZMQ_SNDMORE) {
-  return zmq_send(socket.get(), frame.data(), frame.size(), ZMQ_DONTWAIT | more) >= 0;
+  return zmq->send(socket.get(), frame.data(), frame.size(), ZMQ_DONTWAIT | more) >= 0;
 }
 
 // Sends the last frame of a message; all subscribers and the kept batches share its bytes.
@@ -63,12 +65,12 @@ bool send_shared(const Socket& socket, const Payload& payload) {
   zmq_msg_t message;
   auto* const owner = new Payload(payload);
   const auto drop = [](void*, void* hint) { delete static_cast<Payload*>(hint); };
-  if (zmq_msg_init_data(&message, const_cast<char*>(payload->data()), payload->size(), drop, owner) != 0) {
+  if (zmq->msg_init_data(&message, const_cast<char*>(payload->data()), payload->size(), drop, owner) != 0) {
     delete owner;
     return false;
   }
-  if (zmq_msg_send(&message, socket.get(), ZMQ_DONTWAIT) >= 0) return true;
-  zmq_msg_close(&message);
+  if (zmq->msg_send(&message, socket.get(), ZMQ_DONTWAIT) >= 0) return true;
+  zmq->msg_close(&message);
   return false;
 }
 
@@ -77,32 +79,32 @@ bool receive(const Socket& socket, std::vector<std::string>& frames) {
   frames.clear();
   for (bool more = true; more;) {
     zmq_msg_t message;
-    zmq_msg_init(&message);
-    if (zmq_msg_recv(&message, socket.get(), ZMQ_DONTWAIT) < 0) {
-      zmq_msg_close(&message);
+    zmq->msg_init(&message);
+    if (zmq->msg_recv(&message, socket.get(), ZMQ_DONTWAIT) < 0) {
+      zmq->msg_close(&message);
       return false;
     }
     // A message of many frames is none of ours: the rest is dropped as it comes.
     if (frames.size() < 4)
-      frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
-    more = zmq_msg_more(&message) != 0;
-    zmq_msg_close(&message);
+      frames.emplace_back(static_cast<const char*>(zmq->msg_data(&message)), zmq->msg_size(&message));
+    more = zmq->msg_more(&message) != 0;
+    zmq->msg_close(&message);
   }
   return true;
 }
 
 Result<std::string> bind_socket(const Socket& socket, const std::string& endpoint) {
   if (endpoint.find('[') != std::string::npos) set(socket, ZMQ_IPV6, 1);
-  if (zmq_bind(socket.get(), endpoint.c_str()) != 0) {
-    const int error = zmq_errno();
+  if (zmq->bind(socket.get(), endpoint.c_str()) != 0) {
+    const int error = zmq->error_number();
     const bool malformed = error == EINVAL || error == EPROTONOSUPPORT || error == ENODEV;
     return make_status(malformed ? StatusCode::kInvalidArgument : StatusCode::kIo,
                        "cannot bind KV events to '{}': {}; give an address of this machine like tcp://127.0.0.1:5557",
-                       endpoint, zmq_strerror(error));
+                       endpoint, zmq->error_text(error));
   }
   std::array<char, 256> bound{};
   std::size_t size = bound.size();
-  zmq_getsockopt(socket.get(), ZMQ_LAST_ENDPOINT, bound.data(), &size);
+  zmq->getsockopt(socket.get(), ZMQ_LAST_ENDPOINT, bound.data(), &size);
   return std::string(bound.data());
 }
 
@@ -130,20 +132,21 @@ class KvEvents::Sender {
   }
 
   Status open() {
+    KVASIR_ASSIGN_OR_RETURN(zmq, ZmqLibrary::load());
     woken_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    context_.reset(zmq_ctx_new());
+    context_.reset(zmq->ctx_new());
     if (woken_ < 0 || context_ == nullptr) return make_status(StatusCode::kIo, "cannot open sockets of KV events");
-    publisher_.reset(zmq_socket(context_.get(), ZMQ_PUB));
+    publisher_.reset(zmq->socket(context_.get(), ZMQ_PUB));
     set(publisher_, ZMQ_SNDHWM, kUnsent);
     set(publisher_, ZMQ_LINGER, kLinger);
     KVASIR_ASSIGN_OR_RETURN(endpoint_, bind_socket(publisher_, options_.endpoint));
     if (!options_.replay.empty()) {
-      router_.reset(zmq_socket(context_.get(), ZMQ_ROUTER));
+      router_.reset(zmq->socket(context_.get(), ZMQ_ROUTER));
       // What does not fit is dropped, and with it the end that a client waits for. Room counts as free only some time
       // after a client has read.
       set(router_, ZMQ_SNDHWM, 4 * (static_cast<int>(options_.kept_batches) + 1));
       set(router_, ZMQ_LINGER, 0);
-      zmq_setsockopt(router_.get(), ZMQ_MAXMSGSIZE, &kLongestRequest, sizeof(kLongestRequest));
+      zmq->setsockopt(router_.get(), ZMQ_MAXMSGSIZE, &kLongestRequest, sizeof(kLongestRequest));
       KVASIR_ASSIGN_OR_RETURN(replay_endpoint_, bind_socket(router_, options_.replay));
     }
     thread_ = std::thread([this] { run(); });
@@ -194,7 +197,7 @@ class KvEvents::Sender {
   void run() {
     while (!stopping_) {
       std::array<zmq_pollitem_t, 2> items{{{nullptr, woken_, ZMQ_POLLIN, 0}, {router_.get(), 0, ZMQ_POLLIN, 0}}};
-      if (zmq_poll(items.data(), router_ == nullptr ? 1 : 2, -1) < 0 && zmq_errno() == ETERM) return;
+      if (zmq->poll(items.data(), router_ == nullptr ? 1 : 2, -1) < 0 && zmq->error_number() == ETERM) return;
       std::uint64_t count = 0;
       [[maybe_unused]] const auto cleared = read(woken_, &count, sizeof(count));
       try {

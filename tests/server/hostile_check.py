@@ -169,7 +169,7 @@ ABSURD = [
     ("logprobs", [-1, 21, 10**9, True, "x"]), ("frequency_penalty", [11, -11, 1e300]), ("presence_penalty", [11, "x"]),
     ("repetition_penalty", [0, -1, 1e30]), ("stop", ["", [""], [1], {}, ["x"] * 1000000, [["x"]], 5]),
     ("stream", ["yes", 1, []]), ("stream_options", [5, "x", {"include_usage": 1}]), ("model", [5, []]),
-    ("prompt", [None, "", [], {}, 5, True, [2**31], [-1], [1.5], [2**63], [10**9], ["a", "b"], [[1], [2]], [None], [[[1]]]]),
+    ("prompt", [None, "", [], {}, 5, True, [2**31], [-1], [1.5], [2**63], [10**9], ["a", 1], [[1], "b"], [None], [[[1]]]]),
     ("kv", [5, "x", [], {"policy": 5}, {"policy": "x" * 1000000}, {"policy": "nosuch"}, {"policy": "streaming:window=-1"},
             {"policy": "streaming:window=99999999999999999999"}, {"policy": "streaming:window=nan"},
             {"policy": "h2o:" + "a=1," * 10000}, {"policy": "+" * 1000}, {"policy": "full+full+full"}, {"policy": "\0"}]),
