@@ -299,7 +299,7 @@ def slow(server, seconds):
     for i in range(4):
         raw = Raw(server.port, "127.0.1.9")
         raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-        raw.send(post(completion(max_tokens=100000, ignore_eos=True, stream=True)))
+        raw.send(post(completion(max_tokens=100000, ignore_eos=True, stream=True, kv={"policy": "streaming:window=252"})))
         readers.append(raw)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
