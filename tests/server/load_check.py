@@ -204,7 +204,9 @@ class Watched(Server):
         status, _, text = self.ask("GET", "/v1/kv/state")
         if status != 200:
             return None
-        return json.loads(text)["memory"]["requests"]
+        # What cached prefixes need besides their pages counts as requests'.
+        memory = json.loads(text)["memory"]
+        return max(0, memory["requests"] - memory["prefix"] // 100)
 
     def preemptions(self):
         status, _, text = self.ask("GET", "/v1/kv/state")
