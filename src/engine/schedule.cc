@@ -8,10 +8,10 @@ namespace kvasir {
 namespace {
 
 // More than any memory, and little enough for sums of many.
-constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 52;
+constexpr std::uint64_t kMostCounted = std::uint64_t{1} << 52;
 
 std::int64_t bytes_of(std::uint64_t bytes) {
-  return static_cast<std::int64_t>(std::min(bytes, kMostBytes));
+  return static_cast<std::int64_t>(std::min(bytes, kMostCounted));
 }
 
 std::int64_t share_of(std::int64_t bytes, double share) {

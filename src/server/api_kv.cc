@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
 constexpr std::size_t kMostActions = 64;
-constexpr std::size_t kLongestName = 256;
+constexpr std::size_t kLongestHintName = 256;
 
 Status malformed(std::string_view what) {
   return invalid_argument("'kv_hints' is malformed: {}", what).about({"kv_hints"});
@@ -65,15 +65,15 @@ Status read_kv_hints(const Json& body, RequestOptions& options, KvHints& hints) 
   std::string version;
   if (!read_text(*given, "protocol_version", 32, version).ok() || version.empty())
     return malformed("protocol_version must be a string, such as \"0.1\"");
-  if (!read_text(*given, "message_id", kLongestName, hints.message_id).ok())
+  if (!read_text(*given, "message_id", kLongestHintName, hints.message_id).ok())
     return malformed("message_id must be a string of at most 256 bytes");
   const Json* actions = find_field(*given, "actions");
   if (actions == nullptr || !actions->is_array() || actions->size() > kMostActions)
     return malformed("actions must be a list of at most 64 actions");
   for (const Json& each : *actions) {
     KvHints::Action action;
-    if (!each.is_object() || !read_text(each, "action_id", kLongestName, action.id).ok() ||
-        !read_text(each, "action_type", kLongestName, action.type).ok() || action.type.empty())
+    if (!each.is_object() || !read_text(each, "action_id", kLongestHintName, action.id).ok() ||
+        !read_text(each, "action_type", kLongestHintName, action.type).ok() || action.type.empty())
       return malformed("each action must be an object with strings action_id and action_type");
     const Json* payload = find_field(each, "payload");
     if (payload != nullptr && !payload->is_object()) return malformed("a payload must be an object");
