@@ -154,7 +154,7 @@ TEST(PrefixStore, AConversationHasTheBitsOfColdRuns) {
     ask({text.begin(), text.end() - 1});
     ask({text.begin(), text.begin() + std::ssize(text) / 2});
     // Just behind boundaries at which longer prompts left snapshots, too.
-    for (std::int64_t end = kChunk + 1; end < std::ssize(text); end += 1 + static_cast<std::int64_t>(random() % 40))
+    for (std::int64_t end = kChunk + 1; end < std::ssize(text); end += 1 + static_cast<std::int64_t>(random() % 80))
       ask({text.begin(), text.begin() + end});
     auto other = text;
     other[other.size() / 2] = (other[other.size() / 2] + 1) % crowd_spec().vocab;

@@ -167,9 +167,9 @@ TEST_F(UsageWriterTest, TooManyQuestionsAreRefused) {
   UsageWriter::Options options;
   options.path = path_;
   options.questions = 1;
-  UsageWriter writer(std::move(options));
   std::promise<void> go;
   std::promise<void> waits;
+  UsageWriter writer(std::move(options));  // uses them to its end
   ASSERT_TRUE(writer
                   .ask({},
                        [&](const auto&) {
