@@ -257,8 +257,7 @@ try {
     await checkChat(page);
     await checkMemory(page);
     await checkContrast(page);
-    // checkStop(page) fails: the page stops following a long answer. To be mended with it.
-    if (process.env.KVASIR_CHECK_STOP) await checkStop(page);
+    await checkStop(page);
     await checkErrors(page);
     await checkContrast(page);
     await checkHostile(page);

@@ -87,7 +87,7 @@ export class Chat {
     note.className = 'note';
     element.append(who, body, note);
     byId('messages').append(element);
-    const message = { role, content, element, body, note };
+    const message = { role, content, element, body, note, unshown: '' };
     this.said.push(message);
     this.scroll(true);
     return message;
@@ -138,14 +138,23 @@ export class Chat {
     this.busy(false);
   }
 
+  // Shows what came since the last frame at once: a layout for each token would make the page fall behind the model.
   hear(answer, text) {
     answer.content += text;
-    answer.body.append(text);
+    if (!answer.unshown) requestAnimationFrame(() => this.show(answer));
+    answer.unshown += text;
+  }
+
+  show(answer) {
+    if (!answer.unshown) return;
+    answer.body.append(answer.unshown);
+    answer.unshown = '';
     answer.body.shown = null;
     this.scroll();
   }
 
   finish(answer, { began, usage, kv, stopped }) {
+    this.show(answer);
     if (answer.failed) return;
     const parts = stopped ? ['stopped'] : [];
     if (usage) {
@@ -198,6 +207,7 @@ export class Chat {
     const skip = this.system ? 1 : 0;
     const pieces = tokens.messages(skip ? [this.system, ...contents] : contents, answering).slice(skip);
     this.said.forEach((message, i) => {
+      message.unshown = '';
       showPieces(message.body, pieces[i] ?? [{ text: message.content, kind: '', share: 0 }]);
     });
     this.scroll();
