@@ -124,6 +124,7 @@ class Server {
       task.holds = job.holds;
       task.reads = job.reads();
       task.rows = task.reads ? static_cast<int>(std::min<std::int64_t>(job.known - job.done, prompt_rows)) : 1;
+      task.left = task.reads ? job.known - job.done : 0;
       const std::uint64_t now = memory.bytes(job.done);
       const std::uint64_t whole = memory.bytes(std::min(job.known + ahead, job.total));
       task.bytes = job.holds ? memory.bytes(job.done + task.rows) - now : whole;

@@ -1,5 +1,6 @@
 // What the scheduler is told of the requests, and what becomes of its decisions.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/status.h"
@@ -83,7 +84,8 @@ std::uint64_t RequestQueue::available() const {
 
 std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, int prompt_rows) const {
   std::vector<ScheduleTask> tasks;
-  std::int64_t asked = 0;  // rows of prompts
+  std::int64_t asked = 0;                                         // rows of prompts
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();  // left of a prompt
   int lookups = 0;
   for (Member* member : all) {
     const Request& request = *member->request;
@@ -93,12 +95,14 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     task.rows = 1;
     if (task.reads) {
       std::int64_t left = member->task->left();
-      // Those behind get no row whatever the cache holds for them.
-      if (!task.holds && asked < prompt_rows && lookups < kMostLookups) {
+      // The others get no row whatever the cache holds for them.
+      if (!task.holds && (asked < prompt_rows || left < least) && lookups < kMostLookups) {
         ++lookups;
         left -= tokens_found(*member);
         if (waits_for_prefix(*member, all.first(tasks.size()))) left = 0;
       }
+      if (left > 0) least = std::min(least, left);
+      task.left = left;
       const std::int64_t chunk = prompt_chunk(*request.policy, member->text.chunk);
       task.rows = static_cast<int>(std::min<std::int64_t>({left, chunk, prompt_rows}));
       asked += task.rows;

@@ -18,6 +18,8 @@ std::int64_t share_of(std::int64_t bytes, double share) {
   return std::llround(static_cast<double>(bytes) * share);
 }
 
+constexpr auto kNone = static_cast<std::size_t>(-1);
+
 // How much of what a task holds is borrowed.
 enum class Standing : std::uint8_t { kWithinFloor, kStraddles, kBorrows };
 
@@ -63,6 +65,7 @@ class Round {
     }
     for_requests_ = free_ + used;
     rank();
+    keep_rows_for_the_shortest();
   }
 
   std::vector<Verdict> decide() {
@@ -70,9 +73,10 @@ class Round {
       const std::size_t i = order_[place_];
       if (verdicts_[i].decision == Decision::kPreempt) continue;
       const ScheduleTask& task = tasks_[i];
-      verdicts_[i].rows = task.reads ? std::min(task.rows, prompt_rows_) : task.rows;
+      if (i == shortest_) kept_rows_ = 0;
+      verdicts_[i].rows = task.reads ? std::min(task.rows, prompt_rows_ - kept_rows_) : task.rows;
       if (verdicts_[i].rows == 0) {
-        blocked_ = blocked_ || !task.holds;
+        blocked_ = blocked_ || (!task.holds && kept_rows_ == 0);
       } else if (task.holds) {
         grow(i);
       } else if (!blocked_) {
@@ -84,6 +88,7 @@ class Round {
         tenant->met_holder = tenant->met_holder || task.holds;
       }
     }
+    give_rows_left_over();
     if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; })) break_tie();
     return std::move(verdicts_);
   }
@@ -109,6 +114,32 @@ class Round {
       if (before < tenant->floor) standing_[i] = sum <= tenant->floor ? Standing::kWithinFloor : Standing::kStraddles;
     }
     std::ranges::stable_sort(order_, {}, [&](std::size_t i) { return standing_[i]; });
+  }
+
+  void keep_rows_for_the_shortest() {
+    std::size_t first = kNone;
+    for (const std::size_t i : order_) {
+      const ScheduleTask& task = tasks_[i];
+      if (!task.reads || task.rows == 0) continue;
+      if (first == kNone) {
+        first = shortest_ = i;
+      } else if (standing_[i] != standing_[first]) {
+        break;
+      } else if (task.priority == tasks_[first].priority && task.left < tasks_[shortest_].left) {
+        shortest_ = i;
+      }
+    }
+    if (shortest_ != first) kept_rows_ = std::min(prompt_rows_ / 2, tasks_[shortest_].rows);
+  }
+
+  void give_rows_left_over() {
+    for (const std::size_t i : order_) {
+      Verdict& verdict = verdicts_[i];
+      if (!tasks_[i].reads || verdict.decision != Decision::kRun) continue;
+      const int more = std::min(tasks_[i].rows - verdict.rows, prompt_rows_);
+      verdict.rows += more;
+      prompt_rows_ -= more;
+    }
   }
 
   bool is_first() const { return place_ == 0; }
@@ -321,9 +352,11 @@ class Round {
   std::int64_t spared_ = 0;        // of these, due to spared tasks
   std::int64_t reserved_ = 0;      // estimates of tasks that hold pages
   int holding_ = 0;
-  int prompt_rows_ = 0;
-  bool blocked_ = false;   // a task waits to start
-  std::size_t place_ = 0;  // in order_, of the task whose turn it is
+  int prompt_rows_ = 0;           // not given to a task yet
+  int kept_rows_ = 0;             // of these, for shortest_, until its turn
+  std::size_t shortest_ = kNone;  // task whose prompt has the least left
+  bool blocked_ = false;          // a task waits to start
+  std::size_t place_ = 0;         // in order_, of the task whose turn it is
   std::vector<Tenant> tenants_;
   std::vector<std::size_t> order_;  // tasks by rank
   std::vector<Standing> standing_;

@@ -51,6 +51,7 @@ struct ScheduleTask {
   std::uint64_t due = 0;       // bytes still to come, `bytes` included, until it holds all its text so far
   std::uint64_t estimate = 0;  // bytes of its whole peak
   double cost = 0;             // seconds to bring it back, once it has given up its pages
+  std::int64_t left = 0;       // reads: rows until its prompt is read, those of this pass included
 };
 
 enum class Decision {
@@ -84,8 +85,12 @@ struct Verdict {
 // Start. A task starts if usage and its estimate stay below the stop mark (kUse), or if the estimates of all tasks that
 // hold pages, and the unused floors of other tenants, fit the cache (kReserve). Under kUse it may take the pages of
 // tasks that only borrow more than it does or have a worse priority; the best-ranked takes any, and it and tasks within
-// their floor need no more room than `bytes`. Where a task waits to start, none behind it starts; one that waits for
-// its tenant's ceiling holds back that tenant alone.
+// their floor need no more room than `bytes`. Where a task waits to start for memory or for a place, none behind it
+// starts; one that waits for its tenant's ceiling holds back that tenant alone.
+//
+// Rows. Tasks that read share prompt_rows in the order of rank, but for one half of them: that is for the task with the
+// least left among those that rank as the first that reads does, in floor and priority. So a short prompt need not wait
+// until a long one is read, which still gets half the rows. Rows that this leaves over go by rank again.
 //
 // Progress. Of the best-ranked task one of these holds: it runs; others are preempted; it is rejected, and no other
 // task holds anything; or it waits while others run, spared ones or (kReserve) any. Some task has another decision than

@@ -103,6 +103,20 @@ TEST_F(RequestOrder, ATenantAtItsCeilingWaitsAlone) {
       << desk.told(outgrows).status.message();
 }
 
+// A short prompt has its answer while a long one that came before it is still read.
+TEST_F(RequestOrder, AShortPromptPassesALongOne) {
+  Desk desk(model_, bytes_of(2000), {.prompt_rows = 8});
+  const RequestId long_one = desk.add(request(120, 3));
+  desk.add(request(110, 3));
+  const RequestId short_one = desk.add(request(20, 3));
+  int polls = 0;
+  for (; !desk.told(short_one).ended; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  EXPECT_TRUE(desk.told(long_one).text.empty());
+  EXPECT_LE(polls, 20 / 4 + 5);
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone();
+}
+
 // Every policy, in little memory: reservations preempt nobody, and priorities and quotas change no token.
 TEST_F(RequestOrder, ACrowdOfTenantsLosesNothing) {
   std::int64_t preempted = 0;

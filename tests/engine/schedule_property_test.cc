@@ -89,6 +89,7 @@ class World {
       task.priority = job.priority;
       task.tenant = job.tenant;
       task.cost = static_cast<double>(job.known);
+      task.left = task.reads ? static_cast<std::int64_t>(job.known - job.done) : 0;
       tasks.push_back(task);
     }
     return tasks;

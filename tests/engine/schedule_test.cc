@@ -27,6 +27,44 @@ TEST(Schedule, PromptsShareTheRowsAndGeneratingTasksAlwaysGetTheirs) {
   EXPECT_TRUE(share_rows({}, 256).empty());
 }
 
+TEST(Schedule, AShortPromptPassesALongOne) {
+  struct Reader {
+    std::int64_t left;
+    int priority = 0;
+    bool holds = true;
+    std::uint64_t bytes = 0;
+  };
+  const auto rows_of = [](const std::vector<Reader>& readers, int prompt_rows = 256) {
+    std::vector<ScheduleTask> tasks;
+    for (const Reader& reader : readers) {
+      ScheduleTask& task = tasks.emplace_back();
+      task.holds = reader.holds;
+      task.rows = static_cast<int>(std::min<std::int64_t>(reader.left, prompt_rows));
+      task.bytes = reader.bytes;
+      task.reads = true;
+      task.priority = reader.priority;
+      task.left = reader.left;
+    }
+    std::vector<int> rows;
+    for (const Verdict& verdict : schedule(tasks, {}, {1000, 100}, {.prompt_rows = prompt_rows}))
+      rows.push_back(verdict.decision == Decision::kRun ? verdict.rows : 0);
+    return rows;
+  };
+  // Half the rows at most; the rest go by rank, and none is left over.
+  EXPECT_EQ(rows_of({{100000}, {5000}, {300}, {700}}), (std::vector{128, 0, 128, 0}));
+  EXPECT_EQ(rows_of({{100000}, {5000}, {20}, {700}}), (std::vector{236, 0, 20, 0}));
+  EXPECT_EQ(rows_of({{40}, {5000}, {20}, {700}}), (std::vector{40, 196, 20, 0}));
+  EXPECT_EQ(rows_of({{100000}, {300}}, 9), (std::vector{5, 4}));
+  EXPECT_EQ(rows_of({{100000}, {300}}, 1), (std::vector{1, 0}));
+  // One that has not begun passes those that have not begun either, for want of rows.
+  EXPECT_EQ(rows_of({{100000}, {5000, 0, false}, {300, 0, false}}), (std::vector{128, 0, 128}));
+  // It does not pass one that waits for memory, and its rows are not lost.
+  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false}, {700}}), (std::vector{40, 0, 0, 216}));
+  // Nor a better priority.
+  EXPECT_EQ(rows_of({{100000}, {300, 1}}), (std::vector{256, 0}));
+  EXPECT_EQ(rows_of({{100, -1}, {100000}, {300}}), (std::vector{100, 156, 0}));
+}
+
 using D = Decision;
 
 std::vector<Decision> decide(const std::vector<ScheduleTask>& tasks, std::uint64_t available, int running) {
