@@ -178,6 +178,7 @@ void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
 }
 
 void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence) {
+  KVASIR_CHECK(sequence != nullptr);
   if (use.bypass || !sequence->status().ok() || sequence->in_chunk()) return;
   const RetentionPolicy& policy = *text.policy;
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));

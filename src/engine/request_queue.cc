@@ -371,7 +371,8 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
       request.base->end(std::move(member.text), generation, mid_character);
     events_.push_back(std::move(event));
-    if (prefixes_ != nullptr && request.base == nullptr)
+    // One that ends while it is preempted has no sequence.
+    if (prefixes_ != nullptr && request.base == nullptr && member.text.sequence != nullptr)
       prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
   }
   member.ended = true;
