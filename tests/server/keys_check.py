@@ -126,7 +126,7 @@ class Check:
         self.keys("tenant", "green", "--floor", "1TiB")
         assert "floors are more than the KV memory" in start("--api-keys", self.file, "--kv-memory", "64MiB").replace(
             "kvasir: loading\n", "")
-        self.keys("tenant", "green", "--remove")
+        assert "its sessions and usage stay" in self.keys("tenant", "green", "--remove").stderr
 
     def callers(self, server):
         for path in ("/v1/models", "/v1/usage"):
