@@ -342,6 +342,7 @@ Result<KeyFile> load_key_file(const std::string& path) {
     return make_status(StatusCode::kNotFound,
                        "there is no keys file '{}'; make one with 'kvasir keys tenant NAME --api-keys FILE'", path);
   }
+  if (S_ISDIR(st.st_mode)) return invalid_argument("'{}' is a folder; give the keys file itself", path);
   if ((st.st_mode & 07) != 0 || (st.st_mode & 020) != 0)
     return invalid_argument("'{}' may be {} by other users (mode {:03o}); mend it with: chmod 600 '{}'", path,
                             (st.st_mode & 022) != 0 ? "changed" : "read", st.st_mode & 0777, path);

@@ -71,6 +71,16 @@ using Statement = std::unique_ptr<sqlite3_stmt, StatementEnd>;
 
 }  // namespace
 
+Status check_usage_place(const std::string& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode))
+    return invalid_argument("'{}' is a folder; give a file for the usage database", path);
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (::stat(folder.c_str(), &st) == 0 && S_ISDIR(st.st_mode)) return {};
+  return invalid_argument("the usage database '{}' has no place: there is no folder '{}'; make it first", path, folder);
+}
+
 struct UsageStore::Database {
   sqlite3* handle = nullptr;
   std::string path;

@@ -123,6 +123,9 @@ class Check:
             return done.stderr
         assert "without API keys" in start("--host", "0.0.0.0")
         assert "there is no keys file" in start("--api-keys", self.folder + "/none")
+        assert "is a folder; give the keys file" in start("--api-keys", self.folder)
+        assert "there is no folder" in start("--usage-db", self.folder + "/none/usage.db")
+        assert "is a folder; give a file" in start("--usage-db", self.folder)
         self.keys("tenant", "green", "--floor", "1TiB")
         assert "floors are more than the KV memory" in start("--api-keys", self.file, "--kv-memory", "64MiB").replace(
             "kvasir: loading\n", "")
