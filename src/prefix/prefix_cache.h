@@ -181,7 +181,9 @@ class PrefixCache {
   // Null where there is no room, or another text has the same hash.
   Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
   Root* make_root(std::string_view salt);
-  void remove_if_bare(Node* node);
+  // Removes nodes that hold nothing, from this one towards the root, and remembers why; kNone: they never held
+  // anything.
+  void remove_if_bare(Node* node, PrefixMiss why);
   void keep_within_bound();
   void keep_for(Node* node, Life& life, const PrefixKeep& keep);
   void use(Node* node, Life& life);
@@ -193,6 +195,8 @@ class PrefixCache {
   bool frees(const Item& item) const;
   void evict(const Item& item, PrefixMiss why);
   void remember(std::uint64_t hash, PrefixMiss why);
+  void forget(std::uint64_t hash);
+  PrefixMiss reason(std::uint64_t hash) const;  // that is remembered, or kNone
   std::span<const TokenId> block(std::span<const TokenId> tokens, std::int64_t number) const;
 
   KvCache* cache_;
@@ -209,9 +213,13 @@ class PrefixCache {
   std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   std::set<Item> order_;
-  // The blocks that went last, and why.
-  std::unordered_map<std::uint64_t, PrefixMiss> gone_;
-  std::list<std::uint64_t> gone_order_;
+  // The blocks that went last or lost something, and why.
+  struct Gone {
+    PrefixMiss why = PrefixMiss::kNone;
+    std::list<std::uint64_t>::iterator place;  // in gone_order_
+  };
+  std::unordered_map<std::uint64_t, Gone> gone_;
+  std::list<std::uint64_t> gone_order_;  // oldest first
   PrefixListener* listener_ = nullptr;
 };
 

@@ -275,6 +275,14 @@ TEST(PrefixStore, SaysWhy) {
   EXPECT_EQ(miss("full", longer), "unknown");
   queue.queue().prefixes()->clear();
   EXPECT_EQ(miss("full", longer), "evicted");
+  // A policy that leaves snapshots alone.
+  const auto other = random_tokens(100, crowd_spec().vocab, 3);
+  const std::string h2o = "h2o:budget=40,recent=10";
+  EXPECT_EQ(miss(h2o, other), "unknown");
+  EXPECT_EQ(miss(h2o, other), "");
+  queue.queue().prefixes()->clear();
+  EXPECT_EQ(miss(h2o, other), "evicted");
+  EXPECT_EQ(miss(h2o, other), "");
   RequestOptions options = request_of("full", random_tokens(64, crowd_spec().vocab, 9), 1, 2);
   options.ttl = 1e-9;
   EXPECT_EQ(queue.run(options).front().cache_miss, "unknown");

@@ -264,6 +264,45 @@ TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
   EXPECT_EQ(kv_->budget().used(), 0u);
 }
 
+// Snapshots alone, as policies leave them that look at attention: the whole way to them is remembered, with the newest
+// reason, and is forgotten once they are back.
+TEST_F(PrefixCacheTest, SaysWhySnapshotsWent) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  int alive = 0;
+  std::vector<TokenId> tokens(6 * kSlots);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
+  const Text text{"", tokens};
+  const auto leave = [&](std::int64_t blocks, double until) {
+    cache.add_snapshot("", "a", std::span(tokens).first(static_cast<std::size_t>(blocks * kSlots)),
+                       std::make_unique<Marker>(&alive, 1), {.until = until});
+  };
+  const auto miss_at = [&](double now, std::size_t blocks) {
+    const Text part{"", {tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(blocks * kSlots)}};
+    PrefixQuery query = query_of(part);
+    query.now = now;
+    return cache.find(query).miss;
+  };
+  EXPECT_EQ(miss_at(0, 6), PrefixMiss::kUnknown);
+  leave(4, 10);
+  EXPECT_EQ(miss_at(9, 6), PrefixMiss::kUnknown) << "behind what was found";
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kExpired) << "still there";
+  cache.expire(10);
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kExpired);
+  leave(4, 100);
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kUnknown) << "it is back";
+  cache.clear();
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kEvicted) << "the newer reason";
+  cache.check_invariants();
+  // The way stays while a longer one is there, which a shorter prompt cannot use.
+  leave(2, 20);
+  leave(5, 100);
+  cache.expire(20);
+  EXPECT_EQ(alive, 1);
+  EXPECT_EQ(miss_at(20, 3), PrefixMiss::kExpired);
+  EXPECT_EQ(miss_at(20, 6), PrefixMiss::kNone);
+  cache.check_invariants();
+}
+
 TEST_F(PrefixCacheTest, TheBoundHolds) {
   const std::uint64_t bound = 60 * kv_->pool().page_cost();
   PrefixCache cache(kv_.get(), bound);

@@ -1,0 +1,129 @@
+// What leaves a prefix cache, in which order, and why.
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "prefix/prefix_cache.h"
+
+namespace kvasir {
+namespace {
+
+// Blocks that are remembered after they went.
+constexpr std::size_t kMostGone = 16384;
+
+}  // namespace
+
+void PrefixCache::remember(std::uint64_t hash, PrefixMiss why) {
+  const auto [gone, added] = gone_.try_emplace(hash);
+  gone->second.why = why;
+  if (!added) return gone_order_.splice(gone_order_.end(), gone_order_, gone->second.place);
+  gone->second.place = gone_order_.insert(gone_order_.end(), hash);
+  if (gone_order_.size() <= kMostGone) return;
+  gone_.erase(gone_order_.front());
+  gone_order_.pop_front();
+}
+
+void PrefixCache::forget(std::uint64_t hash) {
+  const auto gone = gone_.find(hash);
+  if (gone == gone_.end()) return;
+  gone_order_.erase(gone->second.place);
+  gone_.erase(gone);
+}
+
+PrefixMiss PrefixCache::reason(std::uint64_t hash) const {
+  const auto gone = gone_.find(hash);
+  return gone == gone_.end() ? PrefixMiss::kNone : gone->second.why;
+}
+
+void PrefixCache::evict(const Item& item, PrefixMiss why) {
+  Node* node = item.node;
+  ++version_;
+  order_.erase(item);
+  remember(node->hash, why);
+  if (is_block(item)) {
+    for (const PageId page : node->pages) cache_->pool().release(page, owner_);
+    node->pages.clear();
+    if (listener_ != nullptr) listener_->removed(node->hash);
+    if (Node* parent = node->parent; parent != nullptr) {
+      --parent->paged_children;
+      if (in_order(*parent)) enter(parent, parent->life);
+    }
+  } else {
+    const auto found = std::ranges::find(node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
+    KVASIR_CHECK(found != node->snapshots.end());
+    KVASIR_CHECK(charge_.try_resize(charge_.bytes() - found->charged));
+    snapshot_bytes_ -= found->snapshot->own_bytes();
+    node->snapshots.erase(found);
+  }
+  remove_if_bare(node, why);
+}
+
+const PrefixCache::Snapshot& PrefixCache::snapshot_of(const Item& item) {
+  const auto found =
+      std::ranges::find(item.node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
+  KVASIR_CHECK(found != item.node->snapshots.end());
+  return *found;
+}
+
+bool PrefixCache::frees(const Item& item) const {
+  if (!is_block(item)) return snapshot_of(item).snapshot->own_bytes() > 0;
+  return std::ranges::any_of(item.node->pages, [&](PageId page) { return cache_->pool().references(page) == 1; });
+}
+
+bool PrefixCache::evict_one() {
+  if (order_.empty()) return false;
+  auto found = std::ranges::find_if(order_, [&](const Item& item) { return frees(item); });
+  if (found == order_.end()) {
+    // Where a sequence dropped what came first, pages that only the cache holds stand before shared ones.
+    if (cache_->pool().only_cached_pages() == 0) return false;
+    found = order_.begin();
+  }
+  evict(Item(*found), PrefixMiss::kEvicted);
+  return true;
+}
+
+void PrefixCache::clear() {
+  while (!order_.empty()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
+}
+
+void PrefixCache::expire(double now) {
+  if (now < first_expiry_) return;
+  first_expiry_ = std::numeric_limits<double>::infinity();
+  // A block goes when those behind it are gone, which its own time does not outlive.
+  for (bool found = true; found;) {
+    found = false;
+    std::vector<Item> expired;
+    for (const Item& item : order_) {
+      double until = item.node->life.until;
+      if (item.number != item.node->life.number)
+        for (const Snapshot& snapshot : item.node->snapshots)
+          if (snapshot.life.number == item.number) until = snapshot.life.until;
+      if (until <= now) {
+        expired.push_back(item);
+      } else {
+        first_expiry_ = std::min(first_expiry_, until);
+      }
+    }
+    for (const Item& item : expired) evict(item, PrefixMiss::kExpired);
+    found = !expired.empty();
+  }
+}
+
+void PrefixCache::keep_within_bound() {
+  while (bytes() > most_bytes_ && !order_.empty()) {
+    // What is shared with sequences counts too, so that the bound holds when they have gone.
+    if (!evict_one()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
+  }
+}
+
+std::uint64_t PrefixCache::evictable_bytes() const {
+  return cache_->pool().only_cached_pages() * cache_->pool().page_cost() + snapshot_bytes_;
+}
+
+std::uint64_t PrefixCache::bytes() const {
+  return cache_->pool().cached_pages() * cache_->pool().page_cost() + snapshot_bytes_ + charge_.bytes();
+}
+
+}  // namespace kvasir
