@@ -163,6 +163,11 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   return match;
 }
 
+void PrefixCache::enter(Node* node, const Life& life) {
+  order_.insert(item_of(node, life));
+  first_expiry_ = std::min(first_expiry_, life.until);
+}
+
 void PrefixCache::use(Node* node, Life& life) {
   const bool listed = &life != &node->life || in_order(*node);
   if (listed) leave(node, life);
@@ -176,7 +181,6 @@ void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep) {
   life.used = ++clock_;
   life.pinned = life.pinned || keep.pinned;
   life.until = std::max(life.until, keep.until);
-  first_expiry_ = std::min(first_expiry_, life.until);
   if (listed) enter(node, life);
 }
 
@@ -251,7 +255,6 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
       node->life.used = ++clock_;
       node->life.pinned = keep.pinned;
       node->life.until = keep.until;
-      first_expiry_ = std::min(first_expiry_, keep.until);
       enter(node, node->life);
       forget(hash);
       if (listener_ != nullptr)
@@ -289,7 +292,6 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
   added.charged = structure_bytes(added);
   ++version_;
   forget(node->hash);
-  first_expiry_ = std::min(first_expiry_, keep.until);
   for (std::size_t i = 0; i < node->snapshots.size(); ++i) {
     Snapshot& old = node->snapshots[i];
     if (old.lineage != lineage || !same(old.tail, tail)) continue;

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -187,13 +188,17 @@ class PrefixCache {
   void keep_within_bound();
   void keep_for(Node* node, Life& life, const PrefixKeep& keep);
   void use(Node* node, Life& life);
-  void enter(Node* node, const Life& life) { order_.insert({life.pinned, life.used, life.number, node}); }
-  void leave(Node* node, const Life& life) { order_.erase({life.pinned, life.used, life.number, node}); }
+  static Item item_of(Node* node, const Life& life) { return {life.pinned, life.used, life.number, node}; }
+  void enter(Node* node, const Life& life);
+  void leave(Node* node, const Life& life) { order_.erase(item_of(node, life)); }
   bool in_order(const Node& node) const { return !node.pages.empty() && node.paged_children == 0; }
   static bool is_block(const Item& item) { return item.number == item.node->life.number; }
-  static const Snapshot& snapshot_of(const Item& item);  // REQUIRES: !is_block(item)
+  static Snapshot& snapshot_of(const Item& item);  // REQUIRES: !is_block(item)
+  static Life& life_of(const Item& item) { return is_block(item) ? item.node->life : snapshot_of(item).life; }
   bool frees(const Item& item) const;
   void evict(const Item& item, PrefixMiss why);
+  // Evicts something; of a block, also those before it for which `goes` holds and behind which no block is left.
+  void evict_chain(const Item& item, PrefixMiss why, const std::function<bool(const Node&)>& goes);
   void remember(std::uint64_t hash, PrefixMiss why);
   void forget(std::uint64_t hash);
   PrefixMiss reason(std::uint64_t hash) const;  // that is remembered, or kNone
@@ -209,7 +214,7 @@ class PrefixCache {
   std::uint64_t clock_ = 0;           // of uses
   std::uint64_t numbers_ = 0;
   std::uint64_t version_ = 1;
-  double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives there were
+  double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives that were in order_; maybe too early
   std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   std::set<Item> order_;

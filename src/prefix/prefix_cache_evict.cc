@@ -51,16 +51,15 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
       if (in_order(*parent)) enter(parent, parent->life);
     }
   } else {
-    const auto found = std::ranges::find(node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
-    KVASIR_CHECK(found != node->snapshots.end());
-    KVASIR_CHECK(charge_.try_resize(charge_.bytes() - found->charged));
-    snapshot_bytes_ -= found->snapshot->own_bytes();
-    node->snapshots.erase(found);
+    const Snapshot& snapshot = snapshot_of(item);
+    KVASIR_CHECK(charge_.try_resize(charge_.bytes() - snapshot.charged));
+    snapshot_bytes_ -= snapshot.snapshot->own_bytes();
+    node->snapshots.erase(node->snapshots.begin() + (&snapshot - node->snapshots.data()));
   }
   remove_if_bare(node, why);
 }
 
-const PrefixCache::Snapshot& PrefixCache::snapshot_of(const Item& item) {
+PrefixCache::Snapshot& PrefixCache::snapshot_of(const Item& item) {
   const auto found =
       std::ranges::find(item.node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
   KVASIR_CHECK(found != item.node->snapshots.end());
@@ -88,27 +87,31 @@ void PrefixCache::clear() {
   while (!order_.empty()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
 }
 
+void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::function<bool(const Node&)>& goes) {
+  // A block before one with pages has pages, so that it stays in the tree.
+  Node* parent = is_block(item) ? item.node->parent : nullptr;
+  evict(item, why);
+  while (parent != nullptr && in_order(*parent) && goes(*parent)) {
+    Node* const block = std::exchange(parent, parent->parent);
+    evict(item_of(block, block->life), why);
+  }
+}
+
 void PrefixCache::expire(double now) {
   if (now < first_expiry_) return;
   first_expiry_ = std::numeric_limits<double>::infinity();
-  // A block goes when those behind it are gone, which its own time does not outlive.
-  for (bool found = true; found;) {
-    found = false;
-    std::vector<Item> expired;
-    for (const Item& item : order_) {
-      double until = item.node->life.until;
-      if (item.number != item.node->life.number)
-        for (const Snapshot& snapshot : item.node->snapshots)
-          if (snapshot.life.number == item.number) until = snapshot.life.until;
-      if (until <= now) {
-        expired.push_back(item);
-      } else {
-        first_expiry_ = std::min(first_expiry_, until);
-      }
+  std::vector<Item> expired;
+  for (const Item& item : order_) {
+    const double until = life_of(item).until;
+    if (until <= now) {
+      expired.push_back(item);
+    } else {
+      first_expiry_ = std::min(first_expiry_, until);
     }
-    for (const Item& item : expired) evict(item, PrefixMiss::kExpired);
-    found = !expired.empty();
   }
+  // A block goes when those behind it are gone, which its own time does not outlive.
+  const auto goes = [now](const Node& block) { return block.life.until <= now; };
+  for (const Item& item : expired) evict_chain(item, PrefixMiss::kExpired, goes);
 }
 
 void PrefixCache::keep_within_bound() {

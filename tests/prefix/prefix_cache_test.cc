@@ -342,5 +342,36 @@ TEST_F(PrefixCacheTest, TimesToLiveEnd) {
   EXPECT_EQ(cache.find(query_of(lasting)).tokens, 2 * kSlots);
 }
 
+// A long text that expires beside many others, of which one continues it and lives longer.
+TEST_F(PrefixCacheTest, AChainExpiresFromItsEndToWhatIsStillNeeded) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  Text text{"", {}};
+  for (int i = 0; i < 200 * kSlots; ++i) text.tokens.push_back(i);
+  Text branch{"", {text.tokens.begin(), text.tokens.begin() + 50 * kSlots}};
+  branch.tokens.insert(branch.tokens.end(), kSlots, 7);
+  cache.add_pages("", text.tokens, run(text), {.until = 10});
+  cache.add_pages("", branch.tokens, run(branch), {.until = 20});
+  for (int i = 0; i < 100; ++i) {
+    const Text other{"", std::vector<TokenId>(kSlots, -1 - i)};
+    cache.add_pages("", other.tokens, run(other), {.until = 15.0 + i % 2 * 10});
+  }
+  const auto blocks = [&] { return kv_->pool().in_use() / 4; };
+  ASSERT_EQ(blocks(), 301u);
+  cache.expire(9.9);
+  EXPECT_EQ(blocks(), 301u);
+  cache.expire(10);
+  cache.check_invariants();
+  EXPECT_EQ(blocks(), 151u) << "the branch needs the first 50";
+  cache.expire(15);
+  EXPECT_EQ(blocks(), 101u);
+  EXPECT_EQ(cache.find(query_of(branch)).tokens, 50 * kSlots);
+  cache.expire(20);
+  EXPECT_EQ(blocks(), 50u);
+  cache.expire(25);
+  EXPECT_TRUE(cache.empty());
+  cache.check_invariants();
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
 }  // namespace
 }  // namespace kvasir
