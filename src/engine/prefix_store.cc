@@ -18,6 +18,7 @@ class SequenceSnapshot final : public PrefixSnapshot {
     sequence_->mutable_tables().mark_cached();
   }
   std::uint64_t own_bytes() const override { return sequence_->tables().table_bytes() + sequence_->state_bytes(); }
+  std::uint64_t bytes_with_pages() const override { return sequence_->bytes(); }
   const Sequence& sequence() const { return *sequence_; }
 
  private:
@@ -31,6 +32,7 @@ double now() {
 PrefixKeep keep_of(const PrefixUse& use) {
   PrefixKeep keep;
   keep.pinned = use.pinned;
+  keep.tenant = use.tenant;
   if (use.ttl > 0) keep.until = now() + use.ttl;
   return keep;
 }

@@ -24,6 +24,7 @@ struct PrefixUse {
   std::string salt;
   bool pinned = false;
   double ttl = 0;  // seconds; 0: no limit
+  int tenant = 0;  // who pins
 };
 
 // What a sequence has run, and under which policy it started.

@@ -42,7 +42,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->policy = std::move(policy);
   // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
-  request->prefix = {bypass, options.salt, options.pin, options.ttl};
+  request->prefix = {bypass, options.salt, options.pin, options.ttl, options.tenant};
   request->priority = options.priority;
   request->tenant = options.tenant;
   request->label = options.label;

@@ -165,7 +165,7 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
 
 void PrefixCache::enter(Node* node, const Life& life) {
   order_.insert(item_of(node, life));
-  first_expiry_ = std::min(first_expiry_, life.until);
+  first_expiry_ = std::min(first_expiry_, ends(life));
 }
 
 void PrefixCache::use(Node* node, Life& life) {
@@ -175,11 +175,11 @@ void PrefixCache::use(Node* node, Life& life) {
   if (listed) enter(node, life);
 }
 
-void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep) {
+void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep, std::uint64_t bytes) {
   const bool listed = &life != &node->life || in_order(*node);
   if (listed) leave(node, life);
   life.used = ++clock_;
-  life.pinned = life.pinned || keep.pinned;
+  pin(life, keep, bytes);
   life.until = std::max(life.until, keep.until);
   if (listed) enter(node, life);
 }
@@ -253,14 +253,14 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
         ++parent->paged_children;
       }
       node->life.used = ++clock_;
-      node->life.pinned = keep.pinned;
+      pin(node->life, keep, block_bytes());
       node->life.until = keep.until;
       enter(node, node->life);
       forget(hash);
       if (listener_ != nullptr)
         listener_->stored(node->hash, parent == nullptr ? 0 : parent->hash, node->tokens, root->salt);
     } else {
-      keep_for(node, node->life, keep);
+      keep_for(node, node->life, keep, block_bytes());
     }
     parent = node;
   }
@@ -288,23 +288,23 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
   }
   const auto tail = tokens.subspan(static_cast<std::size_t>(blocks * slots_));
   Snapshot added{std::string(lineage), {tail.begin(), tail.end()}, std::move(snapshot), {}, 0};
-  added.life = {keep.pinned, keep.until, ++clock_, ++numbers_};
+  const std::uint64_t bytes = added.snapshot->bytes_with_pages();
   added.charged = structure_bytes(added);
   ++version_;
   forget(node->hash);
   for (std::size_t i = 0; i < node->snapshots.size(); ++i) {
     Snapshot& old = node->snapshots[i];
     if (old.lineage != lineage || !same(old.tail, tail)) continue;
-    added.life.pinned = added.life.pinned || old.life.pinned;
-    added.life.until = std::max(added.life.until, old.life.until);
-    leave(node, old.life);
     snapshot_bytes_ += added.snapshot->own_bytes() - old.snapshot->own_bytes();
     old.snapshot = std::move(added.snapshot);
-    old.life = added.life;
-    enter(node, old.life);
+    keep_for(node, old.life, keep, bytes);
     return keep_within_bound();
   }
   if (!charge_.try_resize(charge_.bytes() + added.charged)) return remove_if_bare(node, PrefixMiss::kNone);
+  added.life.number = ++numbers_;
+  added.life.used = ++clock_;
+  added.life.until = keep.until;
+  pin(added.life, keep, bytes);
   enter(node, added.life);
   snapshot_bytes_ += added.snapshot->own_bytes();
   node->snapshots.push_back(std::move(added));

@@ -9,11 +9,15 @@
 // The cache refers to pages as sequences do: a page is free once the last reference goes. Blocks and snapshots may
 // refer to the same pages; the sums below count each page once. Everything it holds is charged to the budget of the KV
 // cache, and evict_one gives it back, least recently used first: those that are not pinned, then the others. What has
-// passed its time to live is found no more.
+// passed its time to live is found no more; a pin ends with the time to live that it came with.
+//
+// Pins are bounded: a tenant pins no more bytes than stay unpinned then, so that the others always find room. What it
+// asks to pin beyond that is kept unpinned.
 //
 // Thread-safety: none; as the KV cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -42,6 +46,8 @@ class PrefixSnapshot {
   virtual ~PrefixSnapshot() = default;
   // Bytes charged for it beside its pages: its tables and its state. They do not change.
   virtual std::uint64_t own_bytes() const = 0;
+  // These, and all pages that it refers to.
+  virtual std::uint64_t bytes_with_pages() const { return own_bytes(); }
 };
 
 // Why no more of a text was found.
@@ -57,8 +63,9 @@ std::string_view prefix_miss_name(PrefixMiss miss);
 
 // How long something stays.
 struct PrefixKeep {
-  bool pinned = false;
+  bool pinned = false;                                     // as long
   double until = std::numeric_limits<double>::infinity();  // on the caller's clock, seconds
+  int tenant = 0;                                          // whose pin it is
 };
 
 struct PrefixQuery {
@@ -108,7 +115,7 @@ class PrefixCache {
   // shared with sequences.
   bool evict_one();
   void clear();
-  // Gives back what has passed its time to live. Cheap where nothing has one.
+  // Gives back what has passed its time to live, and ends pins that have. Cheap where nothing has one.
   void expire(double now);
   bool empty() const { return order_.empty(); }
   PageOwner owner() const { return owner_; }
@@ -119,6 +126,8 @@ class PrefixCache {
   std::uint64_t evictable_bytes() const;
   // Bytes of all that it refers to, shared with sequences or not, and of its own structures. O(1).
   std::uint64_t bytes() const;
+  // Bytes of what is pinned; a page that several pinned snapshots refer to counts for each.
+  std::uint64_t pinned_bytes() const { return pinned_bytes_; }
 
   // Optional; may be null. Must outlive this. First hears of every block whose pages are held now.
   void set_listener(PrefixListener* listener);
@@ -149,6 +158,9 @@ class PrefixCache {
   };
   struct Life {
     bool pinned = false;
+    int tenant = 0;  // if it is pinned: whose pin it is, until when, and bytes
+    double pinned_until = 0;
+    std::uint64_t pinned_bytes = 0;
     double until = 0;
     std::uint64_t used = 0;
     std::uint64_t number = 0;
@@ -186,8 +198,14 @@ class PrefixCache {
   // anything.
   void remove_if_bare(Node* node, PrefixMiss why);
   void keep_within_bound();
-  void keep_for(Node* node, Life& life, const PrefixKeep& keep);
+  void keep_for(Node* node, Life& life, const PrefixKeep& keep, std::uint64_t bytes);
+  // Pins something of so many bytes, or for longer, if `keep` asks for it and its tenant may.
+  void pin(Life& life, const PrefixKeep& keep, std::uint64_t bytes);
+  void unpin(Life& life);
+  std::uint64_t block_bytes() const { return node_bytes() + lanes_ * cache_->pool().page_cost(); }
   void use(Node* node, Life& life);
+  // When it is given back, or its pin ends.
+  static double ends(const Life& life) { return life.pinned ? std::min(life.until, life.pinned_until) : life.until; }
   static Item item_of(Node* node, const Life& life) { return {life.pinned, life.used, life.number, node}; }
   void enter(Node* node, const Life& life);
   void leave(Node* node, const Life& life) { order_.erase(item_of(node, life)); }
@@ -211,7 +229,9 @@ class PrefixCache {
   PageOwner owner_;
   MemoryCharge charge_;
   std::uint64_t snapshot_bytes_ = 0;  // sum of their own_bytes
-  std::uint64_t clock_ = 0;           // of uses
+  std::uint64_t pinned_bytes_ = 0;
+  std::unordered_map<int, std::uint64_t> pinned_by_;  // by tenant; none is 0
+  std::uint64_t clock_ = 0;                           // of uses
   std::uint64_t numbers_ = 0;
   std::uint64_t version_ = 1;
   double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives that were in order_; maybe too early

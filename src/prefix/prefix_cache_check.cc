@@ -27,6 +27,10 @@ void PrefixCache::check_invariants() const {
   std::uint64_t charged = 0;
   std::uint64_t own = 0;
   std::size_t items = 0;
+  std::unordered_map<int, std::uint64_t> pinned_by;
+  const auto count_pin = [&](const Life& life) {
+    if (life.pinned) pinned_by[life.tenant] += life.pinned_bytes;
+  };
   std::unordered_map<const Node*, std::int64_t> children, paged;
   std::unordered_map<const Root*, std::int64_t> of_root;
   for (const auto& [hash, node] : nodes_) {
@@ -34,10 +38,13 @@ void PrefixCache::check_invariants() const {
     KVASIR_CHECK(node->pages.empty() || node->parent == nullptr || !node->parent->pages.empty());
     KVASIR_CHECK(!node->pages.empty() || !node->snapshots.empty() || node->children > 0);
     charged += node_bytes();
+    KVASIR_CHECK(!node->life.pinned || !node->pages.empty());
+    count_pin(node->life);
     items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
     for (const Snapshot& snapshot : node->snapshots) {
       charged += snapshot.charged;
       own += snapshot.snapshot->own_bytes();
+      count_pin(snapshot.life);
     }
     ++of_root[node->root];
     if (node->parent == nullptr) continue;
@@ -50,6 +57,9 @@ void PrefixCache::check_invariants() const {
   }
   for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
   KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
+  std::uint64_t pinned = 0;
+  for (const auto& [tenant, bytes] : pinned_by) pinned += bytes;
+  KVASIR_CHECK(pinned_by == pinned_by_ && pinned == pinned_bytes_);
   KVASIR_CHECK(gone_.size() == gone_order_.size());
   for (const auto& [hash, gone] : gone_) KVASIR_CHECK(*gone.place == hash);
   KVASIR_CHECK(own == snapshot_bytes_ && charged == charge_.bytes());

@@ -41,6 +41,7 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
   Node* node = item.node;
   ++version_;
   order_.erase(item);
+  unpin(life_of(item));
   remember(node->hash, why);
   if (is_block(item)) {
     for (const PageId page : node->pages) cache_->pool().release(page, owner_);
@@ -64,6 +65,32 @@ PrefixCache::Snapshot& PrefixCache::snapshot_of(const Item& item) {
       std::ranges::find(item.node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
   KVASIR_CHECK(found != item.node->snapshots.end());
   return *found;
+}
+
+void PrefixCache::pin(Life& life, const PrefixKeep& keep, std::uint64_t bytes) {
+  if (!keep.pinned) return;
+  if (life.pinned) {
+    life.pinned_until = std::max(life.pinned_until, keep.until);
+    return;
+  }
+  const auto held = pinned_by_.find(keep.tenant);
+  const std::uint64_t pinned = (held == pinned_by_.end() ? 0 : held->second) + bytes;
+  const std::uint64_t most = std::min(most_bytes_, cache_->budget().capacity());
+  if (pinned > most || pinned_bytes_ + bytes > most - pinned) return;
+  pinned_by_[keep.tenant] = pinned;
+  pinned_bytes_ += bytes;
+  life.pinned = true;
+  life.tenant = keep.tenant;
+  life.pinned_until = keep.until;
+  life.pinned_bytes = bytes;
+}
+
+void PrefixCache::unpin(Life& life) {
+  if (!life.pinned) return;
+  life.pinned = false;
+  pinned_bytes_ -= life.pinned_bytes;
+  const auto held = pinned_by_.find(life.tenant);
+  if ((held->second -= life.pinned_bytes) == 0) pinned_by_.erase(held);
 }
 
 bool PrefixCache::frees(const Item& item) const {
@@ -100,18 +127,25 @@ void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::funct
 void PrefixCache::expire(double now) {
   if (now < first_expiry_) return;
   first_expiry_ = std::numeric_limits<double>::infinity();
-  std::vector<Item> expired;
+  std::vector<Item> ended;
   for (const Item& item : order_) {
-    const double until = life_of(item).until;
-    if (until <= now) {
-      expired.push_back(item);
+    if (const double ends_at = ends(life_of(item)); ends_at <= now) {
+      ended.push_back(item);
     } else {
-      first_expiry_ = std::min(first_expiry_, until);
+      first_expiry_ = std::min(first_expiry_, ends_at);
     }
   }
   // A block goes when those behind it are gone, which its own time does not outlive.
   const auto goes = [now](const Node& block) { return block.life.until <= now; };
-  for (const Item& item : expired) evict_chain(item, PrefixMiss::kExpired, goes);
+  for (const Item& item : ended) {
+    if (Life& life = life_of(item); life.until > now) {
+      leave(item.node, life);
+      unpin(life);
+      enter(item.node, life);
+    } else {
+      evict_chain(item, PrefixMiss::kExpired, goes);
+    }
+  }
 }
 
 void PrefixCache::keep_within_bound() {

@@ -342,6 +342,66 @@ TEST_F(PrefixCacheTest, TimesToLiveEnd) {
   EXPECT_EQ(cache.find(query_of(lasting)).tokens, 2 * kSlots);
 }
 
+// A pin ends with the time that it was asked for, whatever others ask for the same text without one.
+TEST_F(PrefixCacheTest, APinEndsWithItsTimeToLive) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  const Text pinned{"", std::vector<TokenId>(3 * kSlots + 1, 1)};
+  const Text other{"", std::vector<TokenId>(kSlots + 1, 2)};
+  cache.add_pages("", pinned.tokens, run(pinned), {.pinned = true, .until = 60});
+  cache.add_pages("", pinned.tokens, run(pinned), {});
+  int alive = 0;
+  const std::vector<TokenId> tokens(kSlots, 3);
+  cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {.pinned = true, .until = 60});
+  cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {});
+  cache.check_invariants();
+  EXPECT_GT(cache.pinned_bytes(), 0u);
+  cache.add_pages("", other.tokens, run(other), {});
+  ASSERT_TRUE(cache.evict_one());
+  EXPECT_EQ(cache.find(query_of(other)).tokens, 0) << "it was used last, but is not pinned";
+  cache.add_pages("", other.tokens, run(other), {});
+  cache.expire(60);
+  cache.check_invariants();
+  EXPECT_EQ(cache.find(query_of(pinned)).tokens, 3 * kSlots);
+  EXPECT_EQ(alive, 1);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(cache.evict_one());
+    cache.expire(60);
+    cache.check_invariants();
+  }
+  EXPECT_EQ(alive, 0);
+  EXPECT_EQ(cache.find(query_of(pinned)).tokens, 0);
+  EXPECT_EQ(cache.find(query_of(other)).tokens, kSlots) << "used last";
+  EXPECT_EQ(cache.pinned_bytes(), 0u);
+}
+
+// However much a tenant pins, and however many do, the entries of others find room and stay.
+TEST_F(PrefixCacheTest, PinsLeaveRoomForOthers) {
+  const std::uint64_t bound = 400 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  const auto leave = [&](int id, const PrefixKeep& keep) {
+    const Text text{"", std::vector<TokenId>(2 * kSlots + 1, id)};
+    cache.add_pages("", text.tokens, run(text), keep);
+    cache.check_invariants();
+    EXPECT_LE(cache.bytes(), bound);
+  };
+  const auto has = [&](int id) {
+    const Text text{"", std::vector<TokenId>(2 * kSlots + 1, id)};
+    return cache.find(query_of(text)).tokens > 0;
+  };
+  for (int id = 0; id < 200; ++id) leave(id, {.pinned = true, .tenant = 1});
+  EXPECT_LE(cache.pinned_bytes(), bound / 2);
+  EXPECT_GT(cache.pinned_bytes(), bound / 3);
+  const std::uint64_t first = cache.pinned_bytes();
+  for (int id = 200; id < 205; ++id) leave(id, {});
+  for (int id = 200; id < 205; ++id) EXPECT_TRUE(has(id));
+  leave(300, {.pinned = true, .tenant = 2});
+  EXPECT_GT(cache.pinned_bytes(), first) << "another tenant may pin, too";
+  for (int id = 400; id < 500; ++id) leave(id, {.tenant = 1});
+  EXPECT_TRUE(has(0)) << "pinned";
+  EXPECT_TRUE(has(300)) << "pinned";
+  EXPECT_FALSE(has(200));
+}
+
 // A long text that expires beside many others, of which one continues it and lives longer.
 TEST_F(PrefixCacheTest, AChainExpiresFromItsEndToWhatIsStillNeeded) {
   PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
