@@ -338,6 +338,9 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
   if (!task.status().ok()) {
     Event event = event_of(member, Event::Kind::kFailed);
     event.status = task.status();
+    // Pages are left before anything shows that they are damaged.
+    if (prefixes_ != nullptr && event.status.code() == StatusCode::kDataLoss)
+      prefixes_->discard(request.prefix, text_of(member));
     events_.push_back(std::move(event));
   } else {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {

@@ -30,6 +30,7 @@ std::string_view prefix_miss_name(PrefixMiss miss) {
     case PrefixMiss::kEvicted: return "evicted";
     case PrefixMiss::kExpired: return "expired";
     case PrefixMiss::kPolicy: return "policy";
+    case PrefixMiss::kNoRoom: return "no_room";
   }
   return "";
 }
@@ -139,7 +140,7 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
       known = std::max(known, tokens);
       if (snapshot.lineage != query.lineage || tokens > query.most_snapshot || tokens <= match.tokens) continue;
       match.tokens = tokens;
-      match.snapshot = snapshot.snapshot.get();
+      match.snapshot = snapshot.snapshot;
     }
   }
   std::int64_t usable = std::min(exact * slots_, query.most_exact / slots_ * slots_);

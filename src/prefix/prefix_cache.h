@@ -58,6 +58,7 @@ enum class PrefixMiss {
   kEvicted,  // it was, but had to go since
   kExpired,  // it was, but its time to live has passed
   kPolicy,   // it was, but this policy cannot continue from there
+  kNoRoom,   // it was, but there was no memory for the page tables of one more sequence
 };
 std::string_view prefix_miss_name(PrefixMiss miss);
 
@@ -79,8 +80,9 @@ struct PrefixQuery {
 };
 
 struct PrefixMatch {
-  std::int64_t tokens = 0;                   // that need not be run
-  const PrefixSnapshot* snapshot = nullptr;  // that holds them; null: pages do. Valid until the cache changes
+  std::int64_t tokens = 0;  // that need not be run
+  // That holds them; null: pages do. Outlives its place in the cache.
+  std::shared_ptr<const PrefixSnapshot> snapshot;
   PrefixMiss miss = PrefixMiss::kUnknown;
 };
 
@@ -115,6 +117,8 @@ class PrefixCache {
   // shared with sequences.
   bool evict_one();
   void clear();
+  // Gives back all of this salt that begins with the text's first block: for a text whose pages cannot be trusted.
+  void discard(std::string_view salt, std::span<const TokenId> tokens);
   // Gives back what has passed its time to live, and ends pins that have. Cheap where nothing has one.
   void expire(double now);
   bool empty() const { return order_.empty(); }
@@ -168,7 +172,7 @@ class PrefixCache {
   struct Snapshot {
     std::string lineage;
     std::vector<TokenId> tail;  // tokens behind the node's
-    std::unique_ptr<PrefixSnapshot> snapshot;
+    std::shared_ptr<const PrefixSnapshot> snapshot;
     Life life;
     std::uint64_t charged = 0;
   };

@@ -124,6 +124,21 @@ void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::funct
   }
 }
 
+void PrefixCache::discard(std::string_view salt, std::span<const TokenId> tokens) {
+  const Root* root = root_of(salt);
+  if (root == nullptr || std::ssize(tokens) < slots_) return;
+  std::uint64_t hash = 0;
+  const Node* const first = child_of(*root, nullptr, block(tokens, 0), &hash);
+  if (first == nullptr) return;
+  std::vector<Item> behind;
+  for (const Item& item : order_) {
+    const Node* node = item.node;
+    while (node->parent != nullptr) node = node->parent;
+    if (node == first) behind.push_back(item);
+  }
+  for (const Item& item : behind) evict_chain(item, PrefixMiss::kEvicted, [](const Node&) { return true; });
+}
+
 void PrefixCache::expire(double now) {
   if (now < first_expiry_) return;
   first_expiry_ = std::numeric_limits<double>::infinity();
