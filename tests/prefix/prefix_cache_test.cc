@@ -7,6 +7,8 @@
 #include <map>
 #include <random>
 
+#include "support/scaling.h"
+
 namespace kvasir {
 namespace {
 
@@ -431,6 +433,24 @@ TEST_F(PrefixCacheTest, AChainExpiresFromItsEndToWhatIsStillNeeded) {
   EXPECT_TRUE(cache.empty());
   cache.check_invariants();
   EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+TEST(PrefixCacheTime, ALongTextExpiresInTimeLinearInItsLength) {
+  const auto work = [](int blocks) {
+    const auto kv = *KvCache::create(shape(), std::uint64_t{1} << 30);
+    PrefixCache cache(kv.get(), std::uint64_t{1} << 40);
+    const auto add = [&](const std::vector<TokenId>& tokens, double until) {
+      KvSequence sequence = kv->new_sequence();
+      ASSERT_TRUE(sequence.append(static_cast<int>(tokens.size())).ok());
+      cache.add_pages("", tokens, sequence, {.until = until});
+    };
+    add(std::vector<TokenId>(static_cast<std::size_t>(blocks * kSlots), 1), 10);
+    for (int i = 0; i < blocks; ++i) add(std::vector<TokenId>(kSlots, -i), 20);
+    cache.expire(10);
+    EXPECT_EQ(kv->pool().in_use(), static_cast<std::uint64_t>(blocks) * 4);
+  };
+  test::expect_linear(
+      4, [&] { work(1000); }, [&] { work(4000); });
 }
 
 }  // namespace
