@@ -43,7 +43,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->policy = std::move(policy);
   // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
-  request->prefix = {bypass, options.salt, options.pin, options.ttl};
+  request->prefix = {bypass, options.salt, options.pin, options.ttl, options.tenant};
   request->priority = options.priority;
   request->tenant = options.tenant;
   request->label = options.label;
@@ -353,6 +353,9 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
   if (!task.status().ok()) {
     Event event = event_of(member, Event::Kind::kFailed);
     event.status = task.status();
+    // Pages are left before anything shows that they are damaged.
+    if (prefixes_ != nullptr && event.status.code() == StatusCode::kDataLoss)
+      prefixes_->discard(request.prefix, text_of(member));
     events_.push_back(std::move(event));
   } else {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
