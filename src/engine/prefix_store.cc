@@ -14,13 +14,10 @@ namespace {
 
 class SequenceSnapshot final : public PrefixSnapshot {
  public:
-  explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {}
-  std::uint64_t own_bytes() const override {
-    const KvSequence& tables = sequence_->tables();
-    std::uint64_t pages = 0;
-    for (int t = 0; t < tables.tables(); ++t) pages += tables.table(t).own_pages();
-    return pages * sequence_->cache()->pool().page_cost() + tables.table_bytes() + sequence_->state_bytes();
+  explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {
+    sequence_->mutable_tables().mark_cached();
   }
+  std::uint64_t own_bytes() const override { return sequence_->tables().table_bytes() + sequence_->state_bytes(); }
   const Sequence& sequence() const { return *sequence_; }
 
  private:

@@ -42,7 +42,9 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
       slots_(cache->shape().page.slots),
       lanes_(static_cast<std::size_t>(cache->shape().lanes())),
       owner_(cache->pool().add_owner()),
-      charge_(&cache->budget()) {}
+      charge_(&cache->budget()) {
+  cache->pool().mark_cached(owner_, {});
+}
 
 PrefixCache::~PrefixCache() {
   listener_ = nullptr;
@@ -55,7 +57,7 @@ std::uint64_t PrefixCache::node_bytes() const {
          sizeof(Item) + kLinkBytes;
 }
 
-std::uint64_t PrefixCache::snapshot_bytes(const Snapshot& snapshot) {
+std::uint64_t PrefixCache::structure_bytes(const Snapshot& snapshot) {
   return sizeof(Snapshot) + snapshot.lineage.size() + snapshot.tail.size() * sizeof(TokenId) + sizeof(Item) +
          kLinkBytes;
 }
@@ -229,7 +231,6 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
       ++version_;
       sequence.add_pages_of_whole(depth, node->pages);
       for (const PageId page : node->pages) cache_->pool().retain(page, owner_);
-      pages_ += lanes_;
       if (parent != nullptr) {
         if (in_order(*parent)) leave(parent, parent->life);
         ++parent->paged_children;
@@ -275,7 +276,7 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
   const auto tail = tokens.subspan(static_cast<std::size_t>(blocks * slots_));
   Snapshot added{std::string(lineage), {tail.begin(), tail.end()}, std::move(snapshot), {}, 0};
   added.life = {keep.pinned, keep.until, ++clock_, ++numbers_};
-  added.charged = snapshot_bytes(added);
+  added.charged = structure_bytes(added);
   ++version_;
   first_expiry_ = std::min(first_expiry_, keep.until);
   for (std::size_t i = 0; i < node->snapshots.size(); ++i) {
@@ -284,16 +285,15 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
     added.life.pinned = added.life.pinned || old.life.pinned;
     added.life.until = std::max(added.life.until, old.life.until);
     leave(node, old.life);
-    snapshots_.erase(old.life.number);
+    snapshot_bytes_ += added.snapshot->own_bytes() - old.snapshot->own_bytes();
     old.snapshot = std::move(added.snapshot);
     old.life = added.life;
-    snapshots_[old.life.number] = old.snapshot.get();
     enter(node, old.life);
     return keep_within_bound();
   }
   if (!charge_.try_resize(charge_.bytes() + added.charged)) return remove_if_bare(node);
   enter(node, added.life);
-  snapshots_[added.life.number] = added.snapshot.get();
+  snapshot_bytes_ += added.snapshot->own_bytes();
   node->snapshots.push_back(std::move(added));
   keep_within_bound();
 }
@@ -324,9 +324,8 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
   ++version_;
   order_.erase(item);
   remember(node->hash, why);
-  if (item.number == node->life.number) {
+  if (is_block(item)) {
     for (const PageId page : node->pages) cache_->pool().release(page, owner_);
-    pages_ -= lanes_;
     node->pages.clear();
     if (listener_ != nullptr) listener_->removed(node->hash);
     if (Node* parent = node->parent; parent != nullptr) {
@@ -337,14 +336,21 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
     const auto found = std::ranges::find(node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
     KVASIR_CHECK(found != node->snapshots.end());
     KVASIR_CHECK(charge_.try_resize(charge_.bytes() - found->charged));
-    snapshots_.erase(item.number);
+    snapshot_bytes_ -= found->snapshot->own_bytes();
     node->snapshots.erase(found);
   }
   remove_if_bare(node);
 }
 
+const PrefixCache::Snapshot& PrefixCache::snapshot_of(const Item& item) {
+  const auto found =
+      std::ranges::find(item.node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
+  KVASIR_CHECK(found != item.node->snapshots.end());
+  return *found;
+}
+
 bool PrefixCache::frees(const Item& item) const {
-  if (item.number != item.node->life.number) return snapshots_.at(item.number)->own_bytes() > 0;
+  if (!is_block(item)) return snapshot_of(item).snapshot->own_bytes() > 0;
   return std::ranges::any_of(item.node->pages, [&](PageId page) { return cache_->pool().references(page) == 1; });
 }
 
@@ -353,7 +359,7 @@ bool PrefixCache::evict_one() {
   auto found = std::ranges::find_if(order_, [&](const Item& item) { return frees(item); });
   if (found == order_.end()) {
     // Where a sequence dropped what came first, pages that only the cache holds stand before shared ones.
-    if (pages_ == cache_->pool().shared_pages(owner_)) return false;
+    if (cache_->pool().only_cached_pages() == 0) return false;
     found = order_.begin();
   }
   evict(Item(*found), PrefixMiss::kEvicted);
@@ -395,16 +401,11 @@ void PrefixCache::keep_within_bound() {
 }
 
 std::uint64_t PrefixCache::evictable_bytes() const {
-  const PagePool& pool = cache_->pool();
-  std::uint64_t bytes = (pages_ - pool.shared_pages(owner_)) * pool.page_cost();
-  for (const auto& [number, snapshot] : snapshots_) bytes += snapshot->own_bytes();
-  return bytes;
+  return cache_->pool().only_cached_pages() * cache_->pool().page_cost() + snapshot_bytes_;
 }
 
 std::uint64_t PrefixCache::bytes() const {
-  std::uint64_t bytes = pages_ * cache_->pool().page_cost() + charge_.bytes();
-  for (const auto& [number, snapshot] : snapshots_) bytes += snapshot->own_bytes();
-  return bytes;
+  return cache_->pool().cached_pages() * cache_->pool().page_cost() + snapshot_bytes_ + charge_.bytes();
 }
 
 void PrefixCache::set_listener(PrefixListener* listener) {
@@ -424,21 +425,21 @@ void PrefixCache::count_references(std::span<std::uint32_t> references) const {
 }
 
 void PrefixCache::check_invariants() const {
-  std::uint64_t pages = 0;
   std::uint64_t charged = 0;
+  std::uint64_t own = 0;
   std::size_t items = 0;
-  std::size_t snapshots = 0;
   std::unordered_map<const Node*, std::int64_t> children, paged;
   std::unordered_map<const Root*, std::int64_t> of_root;
   for (const auto& [hash, node] : nodes_) {
     KVASIR_CHECK(node->hash == hash && (node->pages.empty() || node->pages.size() == lanes_));
     KVASIR_CHECK(node->pages.empty() || node->parent == nullptr || !node->parent->pages.empty());
     KVASIR_CHECK(!node->pages.empty() || !node->snapshots.empty() || node->children > 0);
-    pages += node->pages.size();
     charged += node_bytes();
-    snapshots += node->snapshots.size();
     items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
-    for (const Snapshot& snapshot : node->snapshots) charged += snapshot.charged;
+    for (const Snapshot& snapshot : node->snapshots) {
+      charged += snapshot.charged;
+      own += snapshot.snapshot->own_bytes();
+    }
     ++of_root[node->root];
     if (node->parent == nullptr) continue;
     ++children[node->parent];
@@ -450,7 +451,8 @@ void PrefixCache::check_invariants() const {
   }
   for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
   KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
-  KVASIR_CHECK(pages == pages_ && snapshots == snapshots_.size() && charged == charge_.bytes());
+  KVASIR_CHECK(own == snapshot_bytes_ && charged == charge_.bytes());
+  cache_->pool().check_invariants();
 }
 
 }  // namespace kvasir

@@ -6,9 +6,10 @@
 // text; it serves its own lineage alone (policy, options, grid of chunks). Tokens are compared, not hashes alone.
 // Texts of different salts never meet.
 //
-// The cache refers to pages as sequences do: a page is free once the last reference goes. Everything it holds is
-// charged to the budget of the KV cache, and evict_one gives it back, least recently used first: those that are not
-// pinned, then the others. What has passed its time to live is found no more.
+// The cache refers to pages as sequences do: a page is free once the last reference goes. Blocks and snapshots may
+// refer to the same pages; the sums below count each page once. Everything it holds is charged to the budget of the KV
+// cache, and evict_one gives it back, least recently used first: those that are not pinned, then the others. What has
+// passed its time to live is found no more.
 //
 // Thread-safety: none; as the KV cache.
 #pragma once
@@ -33,11 +34,12 @@ namespace kvasir {
 
 using TokenId = std::int32_t;  // as in text/vocabulary.h
 
-// A sequence at some place in a text, for those that know what to do with it.
+// A sequence at some place in a text, for those that know what to do with it. Its references to pages are marked as a
+// cache's (PagePool::mark_cached).
 class PrefixSnapshot {
  public:
   virtual ~PrefixSnapshot() = default;
-  // Bytes that come free with it: its tables, its state, and the pages that nobody else refers to.
+  // Bytes charged for it beside its pages: its tables and its state. They do not change.
   virtual std::uint64_t own_bytes() const = 0;
 };
 
@@ -76,7 +78,8 @@ struct PrefixMatch {
 
 class PrefixCache {
  public:
-  // `cache` must outlive this. `most_bytes`: of all that the prefix cache refers to, shared with sequences or not.
+  // `cache` must outlive this, and have no other prefix cache. `most_bytes`: of all that the prefix cache refers to,
+  // shared with sequences or not.
   PrefixCache(KvCache* cache, std::uint64_t most_bytes);
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -110,9 +113,10 @@ class PrefixCache {
   PageOwner owner() const { return owner_; }
   std::uint64_t version() const { return version_; }  // differs after every change of what find returns
 
-  // Bytes that come free at least by evict_one.
+  // Bytes that evict_one gives back to the budget if it is called until it returns false: the pages that only the cache
+  // refers to, and what its snapshots have beside pages. What its own structures take comes free besides. O(1).
   std::uint64_t evictable_bytes() const;
-  // Bytes of all that it refers to, shared with sequences or not.
+  // Bytes of all that it refers to, shared with sequences or not, and of its own structures. O(1).
   std::uint64_t bytes() const;
 
   // Optional; may be null. Must outlive this. First hears of every block whose pages are held now.
@@ -123,7 +127,6 @@ class PrefixCache {
   void count_references(std::span<std::uint32_t> references) const;
   // Bytes charged for its own structures.
   std::uint64_t charged_bytes() const { return charge_.bytes(); }
-  const std::unordered_map<std::uint64_t, const PrefixSnapshot*>& snapshots() const { return snapshots_; }
 
  private:
   struct Node;
@@ -170,7 +173,7 @@ class PrefixCache {
   };
 
   std::uint64_t node_bytes() const;
-  static std::uint64_t snapshot_bytes(const Snapshot& snapshot);
+  static std::uint64_t structure_bytes(const Snapshot& snapshot);
   std::uint64_t hash_of(const Root& root, const Node* parent, std::span<const TokenId> tokens) const;
   const Root* root_of(std::string_view salt) const;
   const Node* child_of(const Root& root, const Node* parent, std::span<const TokenId> tokens,
@@ -185,6 +188,8 @@ class PrefixCache {
   void enter(Node* node, const Life& life) { order_.insert({life.pinned, life.used, life.number, node}); }
   void leave(Node* node, const Life& life) { order_.erase({life.pinned, life.used, life.number, node}); }
   bool in_order(const Node& node) const { return !node.pages.empty() && node.paged_children == 0; }
+  static bool is_block(const Item& item) { return item.number == item.node->life.number; }
+  static const Snapshot& snapshot_of(const Item& item);  // REQUIRES: !is_block(item)
   bool frees(const Item& item) const;
   void evict(const Item& item, PrefixMiss why);
   void remember(std::uint64_t hash, PrefixMiss why);
@@ -196,15 +201,14 @@ class PrefixCache {
   std::size_t lanes_;
   PageOwner owner_;
   MemoryCharge charge_;
-  std::uint64_t pages_ = 0;  // that it refers to
-  std::uint64_t clock_ = 0;  // of uses
+  std::uint64_t snapshot_bytes_ = 0;  // sum of their own_bytes
+  std::uint64_t clock_ = 0;           // of uses
   std::uint64_t numbers_ = 0;
   std::uint64_t version_ = 1;
   double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives there were
   std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   std::set<Item> order_;
-  std::unordered_map<std::uint64_t, const PrefixSnapshot*> snapshots_;  // by number
   // The blocks that went last, and why.
   std::unordered_map<std::uint64_t, PrefixMiss> gone_;
   std::list<std::uint64_t> gone_order_;

@@ -281,6 +281,36 @@ TEST(PrefixStore, SaysWhy) {
   EXPECT_EQ(queue.run(options).front().cache_miss, "expired");
 }
 
+// Chats past their window: each turn continues the snapshot of the one before, shares its pages and leaves its own. What
+// the cache says that it holds is what the budget says, so that its bound holds and idle memory counts as free.
+TEST(PrefixStore, SnapshotsOfAConversationKeepTheBound) {
+  const TemporaryFile file(make_random_model(long_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const std::string policy = "streaming:sinks=4,window=200";
+  Counter probe(model, std::uint64_t{1} << 28, 0);
+  const auto beginning = random_tokens(300, crowd_spec().vocab, 1);
+  const std::uint64_t window = probe.run(request_of(policy, beginning, 5, 2)).front().kv.bytes;
+  const std::uint64_t bound = window * 4;
+  Counter queue(model, std::uint64_t{1} << 28, bound);
+  const PrefixCache& cache = *queue.queue().prefixes();
+  std::int64_t hits = 0;
+  for (std::uint64_t chat = 0; chat < 6; ++chat) {
+    auto text = random_tokens(300, crowd_spec().vocab, chat);
+    for (std::uint64_t turn = 0; turn < 6; ++turn) {
+      const GenerateResult result = queue.run(request_of(policy, text, 5, 2)).front();
+      hits += result.cached_from == "snapshot" ? 1 : 0;
+      const auto answer = ids_of(result);
+      text.insert(text.end(), answer.begin(), answer.end());
+      const auto more = random_tokens(10, crowd_spec().vocab, 100 * chat + turn);
+      text.insert(text.end(), more.begin(), more.end());
+      ASSERT_EQ(cache.bytes(), queue.budget().used());
+      ASSERT_EQ(cache.evictable_bytes(), queue.budget().used() - cache.charged_bytes());
+      ASSERT_LE(queue.budget().used(), bound);
+    }
+  }
+  EXPECT_EQ(hits, 30) << "every turn but the first of each chat";
+}
+
 // The pages that requests need are taken from prefixes before any request gives way.
 TEST(PrefixStore, PrefixesGoBeforeRequests) {
   const TemporaryFile file(make_random_model(long_spec()));

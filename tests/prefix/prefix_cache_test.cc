@@ -28,6 +28,16 @@ class Marker final : public PrefixSnapshot {
   std::uint64_t bytes_;
 };
 
+// A snapshot that shares the pages of a sequence.
+class Fork final : public PrefixSnapshot {
+ public:
+  Fork(KvCache& kv, const KvSequence& sequence) : copy_(*kv.fork(sequence)) { copy_.mark_cached(); }
+  std::uint64_t own_bytes() const override { return copy_.table_bytes(); }
+
+ private:
+  KvSequence copy_;
+};
+
 class Events final : public PrefixListener {
  public:
   void stored(std::uint64_t hash, std::uint64_t parent, std::span<const TokenId> tokens, std::string_view) override {
@@ -181,6 +191,48 @@ TEST_F(PrefixCacheTest, WhatSequencesShareIsNotGivenBackForNothing) {
   while (cache.evict_one()) {
   }
   EXPECT_GE(used - kv_->budget().used(), bytes);
+}
+
+// Snapshots that share most pages with each other, with blocks and with a sequence that goes on: what the cache says of
+// its bytes is what the budget says once the sequence is gone, and what comes free.
+TEST_F(PrefixCacheTest, PagesOfSeveralHoldersCountOnce) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  const Text text{"", std::vector<TokenId>(10 * kSlots, 1)};
+  {
+    KvSequence sequence = kv_->new_sequence();
+    for (int turn = 1; turn <= 5; ++turn) {
+      ASSERT_TRUE(sequence.append(2 * kSlots).ok());
+      const auto tokens = std::span(text.tokens).first(static_cast<std::size_t>(turn * 2 * kSlots));
+      cache.add_snapshot("", "a", tokens, std::make_unique<Fork>(*kv_, sequence), {});
+      cache.check_invariants();
+    }
+    cache.add_pages("", std::span(text.tokens).first(3 * kSlots), sequence, {});
+    EXPECT_EQ(cache.bytes(), kv_->budget().used() - sequence.table_bytes());
+    EXPECT_EQ(kv_->pool().only_cached_pages(), 0u) << "the sequence holds them";
+  }
+  EXPECT_EQ(cache.bytes(), kv_->budget().used());
+  EXPECT_EQ(cache.evictable_bytes(), kv_->budget().used() - cache.charged_bytes());
+  while (cache.evict_one()) EXPECT_EQ(cache.bytes(), kv_->budget().used());
+  EXPECT_EQ(cache.evictable_bytes(), 0u);
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+// Turn after turn of conversations, each a snapshot that shares its pages with the one before.
+TEST_F(PrefixCacheTest, TheBoundHoldsForPagesThatSnapshotsShare) {
+  const std::uint64_t bound = 200 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  for (int chat = 0; chat < 20; ++chat) {
+    KvSequence sequence = kv_->new_sequence();
+    const std::vector<TokenId> tokens(6 * kSlots, chat);
+    for (std::size_t turn = 1; turn <= 6; ++turn) {
+      ASSERT_TRUE(sequence.append(kSlots).ok());
+      cache.add_snapshot("", "a", std::span(tokens).first(turn * kSlots), std::make_unique<Fork>(*kv_, sequence), {});
+    }
+    const std::uint64_t others = sequence.table_bytes();
+    ASSERT_LE(kv_->budget().used(), bound + others + 6 * 4 * kv_->pool().page_cost());
+  }
+  EXPECT_LE(kv_->budget().used(), bound);
+  EXPECT_FALSE(cache.empty());
 }
 
 TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
