@@ -31,8 +31,8 @@ struct Tenant {
   std::int64_t spared = 0;    // of these, due to spared tasks
   std::int64_t reserved = 0;  // estimates of its tasks that hold pages
   int holding = 0;            // tasks
-  bool met = false;           // its best-ranked task has had its turn
-  bool met_holder = false;    // and the best-ranked of those that hold pages
+  bool met = false;           // its best-ranked task has been decided; those that follow do not take pages for it
+  bool met_holder = false;    // the same of those that hold pages
   bool waits = false;         // one of its tasks waits for its ceiling
   int at_ceiling = 0;         // tasks that hold pages and wait for its ceiling
 };

@@ -23,6 +23,7 @@ struct ScheduleLimits {
   double stop_mark = std::numeric_limits<double>::infinity();
   double preempt_mark = 1;
   Admission admission = Admission::kUse;
+  int side_by_side = 16;  // see SchedulerOptions; for whoever makes estimates
 };
 
 // What a tenant's tasks may hold together; see Engine::set_quota. ceiling 0: no limit.
@@ -47,7 +48,7 @@ struct ScheduleTask {
   bool spared = false;
   int priority = 0;            // less runs earlier
   int tenant = -1;             // index of its quota; -1: none
-  std::uint64_t used = 0;      // bytes held that count as its tenant's: a shared page once
+  std::uint64_t used = 0;      // bytes held that count as its tenant's: a shared page once, in parts
   std::uint64_t due = 0;       // bytes still to come, `bytes` included, until it holds all its text so far
   std::uint64_t estimate = 0;  // bytes of its whole peak
   double cost = 0;             // seconds to bring it back, once it has given up its pages
