@@ -322,7 +322,6 @@ Result<ApiRequest> read_request(const Json& body, bool chat) {
   KVASIR_RETURN_IF_ERROR(read_field(body, "stream", request.stream));
   if (const Json* options = find_field(body, "stream_options"); options != nullptr) {
     if (!options->is_object()) return wrong_field("stream_options", "an object");
-    if (!request.stream) return invalid_argument("'stream_options' needs 'stream': true").about({"stream_options"});
     KVASIR_RETURN_IF_ERROR(read_field(*options, "include_usage", request.include_usage));
   }
   if (!chat) {

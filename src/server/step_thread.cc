@@ -70,7 +70,8 @@ Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
   {
     const std::lock_guard lock(mutex_);
     const std::size_t waiting = asked_.size() + taken_ + static_cast<std::size_t>(report_.engine.waiting);
-    if (waiting >= options_.queue) return exhausted("{} requests are waiting already; try again later", waiting);
+    if (waiting >= options_.queue)  // how many more is no caller's business
+      return exhausted("{} requests are waiting already; try again later", options_.queue);
     ticket = Ticket{next_++};
     asked_.push_back({ticket, std::move(options), std::make_shared<Listener>(std::move(listener))});
     report_.queued = static_cast<std::int64_t>(asked_.size());
