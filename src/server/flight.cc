@@ -63,8 +63,8 @@ Flight::Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::
 void Flight::start() {
   exchange_.answer->on_closed([self = shared_from_this()] { self->leave(); });
   const Status queued = deck_.texts.run(
-      body_.size(), [self = shared_from_this()] { self->prepare(); },
-      [self = shared_from_this()] { self->prepared(); });
+      body_.size(), [self = shared_from_this()] { self->prepare(); }, [self = shared_from_this()] { self->prepared(); },
+      exchange_.caller.tenant);
   if (!queued.ok()) refuse(429, queued, "queue_full", "queue_full");
 }
 
@@ -144,6 +144,7 @@ void Flight::opened(Result<OpenedSession> opened) {
 }
 
 void Flight::submit() {
+  head_.usage_comes = request().include_usage;
   RequestOptions& options = ready_.request.options;
   parts_.resize(std::max<std::size_t>(1, ready_.prompts.size()));
   for (Part& part : parts_) part.samples.resize(static_cast<std::size_t>(options.samples));
