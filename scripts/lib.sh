@@ -59,10 +59,26 @@ configure_and_build() {
   fi
 }
 
-# run_tests PRESET [ctest options...]: shows the output of those that fail.
+# Shows ctest's output as a percentage, where standard error is a terminal.
+show_test_progress() {
+  if [ ! -t 2 ]; then cat >/dev/null; return; fi
+  local line
+  while IFS= read -r line; do
+    [[ $line =~ ^\ *([0-9]+)/([0-9]+)\ +Test ]] || continue
+    printf '\r     %3d%% of %d tests' $((100 * BASH_REMATCH[1] / BASH_REMATCH[2])) "${BASH_REMATCH[2]}" >&2
+  done
+  printf '\r\033[K' >&2
+}
+
+# run_tests PRESET [ctest options...]: shows the output of those that fail, and the names of those that were skipped.
 run_tests() {
-  local preset=$1
+  local preset=$1 passed=true
   shift
-  say "running tests ($preset)"
-  ctest --preset "$preset" -j "$(nproc)" --progress --no-tests=error "$@"
+  local log=build/$preset-tests.log
+  say "running tests ($preset); the log is $log"
+  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@" 2>&1 | tee "$log" | show_test_progress || passed=false
+  awk '/^ *[0-9]+\/[0-9]+ Test +#/ { failed = /\*\*\*/ && !/Skipped/ } /^ *Start +[0-9]+:/ { failed = 0 } failed' "$log" |
+    head -c 200000 >&2
+  sed -n '/^[0-9]*% tests passed/,$p' "$log" >&2
+  $passed || exit 1
 }

@@ -16,6 +16,7 @@
 #include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"
+#include "server/local_gate.h"
 #include "server/service.h"
 #include "server/step_thread.h"
 #include "server/tenancy.h"
@@ -54,6 +55,7 @@ std::string name_of(const std::string& path) {
 
 Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   EngineOptions engine_options = options.engine;
+  engine_options.scheduler.side_by_side = std::max(options.batch, 1);
   KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
   {
@@ -120,27 +122,29 @@ Status serve(const ServeOptions& options) {
   // Outlives the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
   engine->set_prefix_listener(events.get());
+  server::LocalGate local_gate(options.host);
+  server::Gate* gate = tenancy->gate();
+  if (gate == nullptr) gate = &local_gate;
   std::optional<server::Service> service;
-  KVASIR_ASSIGN_OR_RETURN(
-      std::unique_ptr<server::HttpServer> http,
-      server::HttpServer::open(options.host, options.port, options.operations.limits,
-                               [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
-                                 log_arrival(*log, request);
-                                 service->handle(std::move(request), std::move(answer));
-                               }));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http,
+                          server::HttpServer::open(
+                              options.host, options.port, options.operations.limits,
+                              [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
+                                log_arrival(*log, request);
+                                service->handle(std::move(request), std::move(answer));
+                              },
+                              [&](const server::HttpRequest& request, server::HttpAnswer& answer) {
+                                return service->admit(request, answer);
+                              }));
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
   server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
                                                  if (events != nullptr) events->end_pass(stepped);
                                                }});
   server::TextThread texts({post, options.queue});
-  service.emplace(steps, texts,
-                  server::ServiceOptions{name,
-                                         options.policy,
-                                         tenancy->gate(),
-                                         options.sessions,
-                                         {},
-                                         options.inspector,
-                                         options.operations.queue_timeout});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{
+          name, options.policy, gate, options.sessions, {}, options.inspector, options.operations.queue_timeout});
   tenancy->join(*service, steps, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
@@ -183,7 +187,12 @@ Status serve(const ServeOptions& options) {
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
+  // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
+  // to is still there.
+  texts.stop();
+  steps.stop();
   tenancy->leave();
+  http.reset();
   return {};
 }
 
@@ -237,11 +246,15 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
       ->type_name("FILE");
-  command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
+  command
+      ->add_option("--max-batch", options->batch,
+                   "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
       ->check(in_range(1, 64))
       ->capture_default_str();
   add_scheduler_options(*command, options->engine.scheduler);
-  command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
+  command
+      ->add_option("--queue", options->queue,
+                   "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
       ->check(in_range(0, 1'000'000))
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");

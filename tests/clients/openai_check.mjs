@@ -3,11 +3,12 @@
 // Exit status 77: skipped, since the package is missing. It is looked for in tests/clients/node_modules
 // (`npm ci --ignore-scripts` there) and NODE_PATH.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -27,7 +28,7 @@ function findOpenAI() {
   return process.exit(77);
 }
 
-const { OpenAI, BadRequestError, NotFoundError, APIUserAbortError } = findOpenAI();
+const { OpenAI, APIUserAbortError, AuthenticationError, BadRequestError, NotFoundError, RateLimitError } = findOpenAI();
 
 async function startServer(kvasir, model, ...options) {
   const server = spawn(kvasir, ['serve', '-m', model, '--port', '0', '--name', 'm', ...options],
@@ -209,6 +210,30 @@ async function checkConcurrentStreams(client) {
   assert.deepEqual(together, alone, 'each stream has the text that its request has alone');
 }
 
+// Keys: without one, with a wrong one, with one whose tenant may send two requests a minute.
+async function checkKeys(kvasir, model) {
+  const folder = mkdtempSync(path.join(tmpdir(), 'kvasir-keys-'));
+  try {
+    const file = ['--api-keys', path.join(folder, 'keys.toml')];
+    const keys = (...args) => execFileSync(kvasir, ['keys', ...args, ...file], { encoding: 'utf8' });
+    keys('tenant', 'ants', '--requests-per-minute', '2');
+    const { key } = JSON.parse(keys('add', '--tenant', 'ants', '--json'));
+    const server = await startServer(kvasir, model, ...file);
+    const clientOf = (apiKey) => new OpenAI({ baseURL: `${server.base}/v1`, apiKey, maxRetries: 0 });
+    for (const wrong of ['none', `${key}x`, key.slice(0, -1)])
+      await assert.rejects(clientOf(wrong).completions.create(kStory), AuthenticationError);
+    for (let i = 0; i < 2; ++i) assert.ok((await clientOf(key).completions.create(kStory)).choices[0].text.length > 0);
+    await assert.rejects(clientOf(key).completions.create(kStory), (error) => {
+      assert.ok(error instanceof RateLimitError, error);
+      assert.ok(Number(error.headers.get('retry-after')) >= 1);
+      return true;
+    });
+    assert.equal(await server.end(), 0);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+}
+
 const [, , kvasir, model] = process.argv;
 const server = await startServer(kvasir, model);
 const client = new OpenAI({ baseURL: `${server.base}/v1`, apiKey: 'none', maxRetries: 0, timeout: 60000 });
@@ -219,4 +244,5 @@ for (const check of [checkModels, checkChat, checkCompletions, checkSamples, che
   console.log(`${check.name}: ${((performance.now() - began) / 1000).toFixed(1)} s`);
 }
 assert.equal(await server.end(), 0);
+await checkKeys(kvasir, model);
 console.log('ended as it should');

@@ -1,47 +1,16 @@
 // The sample report in Chromium, at the width of a desktop and of a phone, light, dark and on paper.
 //   node browser_test.mjs REPORT_SAMPLE      where REPORT_SAMPLE is the program that writes it
-// Exit status 77: skipped, since playwright-core or Chromium is missing. playwright-core is looked for in
-// web/report/node_modules (`npm ci --ignore-scripts` there) and NODE_PATH; Chromium in KVASIR_CHROMIUM and PATH.
+// Exit status 77: skipped, since playwright-core or Chromium is missing (../web/browser.mjs).
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { accessSync, constants, mkdtempSync, readFileSync, rmSync } from 'node:fs';
-import { createRequire } from 'node:module';
+import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
-import { fileURLToPath, pathToFileURL } from 'node:url';
+import { pathToFileURL } from 'node:url';
+import { findChromium, findPlaywright, launchOptions } from '../web/browser.mjs';
 
-const kHere = path.dirname(fileURLToPath(import.meta.url));
 const kHostile = '</script></style></title><img src=x onerror="window.hostile=1"><!--<script>window.hostile=1</script>';
 const kCharts = 13;  // in the sample
-
-function skip(reason) {
-  console.log(`skipped: ${reason}`);
-  process.exit(77);
-}
-
-function findPlaywright() {
-  const folders = [path.join(kHere, '../../web/report'), ...(process.env.NODE_PATH ?? '').split(':').filter(Boolean)];
-  for (const folder of folders) {
-    try {
-      return createRequire(path.join(folder, 'x.js'))('playwright-core');
-    } catch (error) {
-      if (error.code !== 'MODULE_NOT_FOUND') throw error;
-    }
-  }
-  return skip('playwright-core is not installed (npm ci --ignore-scripts in web/report)');
-}
-
-function findChromium() {
-  const names = ['chromium', 'chromium-browser', 'google-chrome'];
-  const inPath = (process.env.PATH ?? '').split(':').flatMap((folder) => names.map((name) => path.join(folder, name)));
-  for (const file of [process.env.KVASIR_CHROMIUM, ...inPath].filter(Boolean)) {
-    try {
-      accessSync(file, constants.X_OK);
-      return file;
-    } catch { /* the next */ }
-  }
-  return skip('no Chromium found');
-}
 
 // Opens the page and visits all of it, so that every chart is drawn.
 async function open(browser, url, options, check) {
@@ -192,7 +161,7 @@ try {
   const file = path.join(folder, 'sample.html');
   execFileSync(sample, [file], { stdio: 'inherit' });
   const url = pathToFileURL(file).href;
-  browser = await chromium.launch({ executablePath, args: process.getuid() === 0 ? ['--no-sandbox'] : [] });
+  browser = await chromium.launch(launchOptions(executablePath));
   const desktop = { viewport: { width: 1280, height: 800 } };
   const phone = { viewport: { width: 360, height: 740 }, isMobile: true, hasTouch: true };
   await open(browser, url, desktop, checkDesktop);

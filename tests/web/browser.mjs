@@ -33,3 +33,9 @@ export function findChromium() {
   }
   return skip('no Chromium found');
 }
+
+// Options of launch(): without these Chromium asks for updates, and waits for a network that may be closed.
+export function launchOptions(executablePath) {
+  const quiet = ['background-networking', 'component-update', 'sync', 'gpu', 'quic'].map((each) => `--disable-${each}`);
+  return { executablePath, args: [...quiet, '--no-first-run', ...(process.getuid() === 0 ? ['--no-sandbox'] : [])] };
+}

@@ -6,7 +6,7 @@ import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
 import path from 'node:path';
-import { findChromium, findPlaywright } from './browser.mjs';
+import { findChromium, findPlaywright, launchOptions } from './browser.mjs';
 
 const [kvasir, model, shots] = process.argv.slice(2);
 if (!model) throw new Error('usage: node inspector_check.mjs KVASIR MODEL [FOLDER]');
@@ -31,7 +31,7 @@ async function startServer() {
 async function withPage(browser, url, options, check) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
-  page.setDefaultTimeout(20000);
+  page.setDefaultTimeout(60000);
   const complaints = [];
   page.expected = (pattern) => complaints.splice(0, complaints.length, ...complaints.filter((each) => !pattern.test(each)));
   page.on('console', (message) => {
@@ -250,7 +250,7 @@ if (shots) mkdirSync(shots, { recursive: true });
 const { server, url } = await startServer();
 let browser;
 try {
-  browser = await chromium.launch({ executablePath, args: process.getuid() === 0 ? ['--no-sandbox'] : [] });
+  browser = await chromium.launch(launchOptions(executablePath));
   const desktop = { viewport: { width: 1360, height: 860 }, colorScheme: 'light' };
   const phone = { viewport: { width: 375, height: 740 }, isMobile: true, hasTouch: true, deviceScaleFactor: 2, colorScheme: 'light' };
   await withPage(browser, url, desktop, async (page) => {
