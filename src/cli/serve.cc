@@ -107,7 +107,11 @@ Status serve(const ServeOptions& options) {
     return invalid_argument(
         "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
         "FILE, or --host 127.0.0.1");
-  if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
+  std::optional<server::SessionFolder> sessions;
+  if (!options.sessions.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(server::SessionFolder folder, server::SessionStore(options.sessions, {}).prepare());
+    sessions.emplace(std::move(folder));
+  }
   allow_descriptors(options.operations);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
   const auto say = [&](const std::string& line) {

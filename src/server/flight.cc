@@ -132,6 +132,7 @@ void Flight::opened(Result<OpenedSession> opened) {
   if (over_) return land();
   if (!opened.ok()) {
     const Fault fault = fault_of_session(opened.status());
+    if (fault.http >= 500) deck_.traffic.on_fault(record_, fault.http, opened.status().message());
     return refuse(fault.http, in_body(opened.status()), fault.http == 503 ? "no_room" : "invalid", fault.code);
   }
   if (ready_.restores_only) {
@@ -178,6 +179,7 @@ void Flight::accepted(const Status& status) {
   if (over_) return;
   if (!status.ok()) {
     const Status said = in_body(status);
+    if (http_status(said) >= 500) deck_.traffic.on_fault(record_, http_status(said), said.message());
     deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
     if (!streams_) {
       exchange_.refuse(said);
@@ -301,6 +303,7 @@ Json Flight::session_answer(const KvReport& kv) const {
 // The answer cannot be completed, and its cause is no fault of the request.
 void Flight::fail(int http, const Status& status, std::string_view code) {
   if (code.empty()) return fail(status);
+  if (http >= 500) deck_.traffic.on_fault(record_, http, status.message());
   tell("error", streams_ ? 200 : http);
   if (!streams_) {
     exchange_.refuse(http, status.message(), code, retry_fields(http));
@@ -317,6 +320,7 @@ void Flight::fail(const Status& status) {
   const std::vector<std::string_view>& settings = status.settings();
   if (status.code() == StatusCode::kResourceExhausted && (settings.empty() || settings.front() != "policy"))
     return fail(503, status, "no_memory");
+  if (http_status(status) >= 500) deck_.traffic.on_fault(record_, http_status(status), status.message());
   tell("error", streams_ ? 200 : http_status(status));
   if (!streams_) {
     exchange_.refuse(status);

@@ -196,6 +196,9 @@ void RequestLog::on_refused(std::string_view reason) {
   log_.write(LogLevel::kInfo, "refused", {{"reason", reason}});
 }
 
+void RequestLog::on_fault(const RequestRecord& record, int http, std::string_view why) {
+  log_.write(LogLevel::kError, "failed", {{"id", record.id}, {"http", http}, {"message", why}});
+}
 void RequestLog::on_finished(const RequestRecord& record) {
   log_.write(record.finish_reason == "error" ? LogLevel::kWarning : LogLevel::kInfo, "request",
              {{"id", record.id},

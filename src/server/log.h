@@ -67,6 +67,7 @@ class RequestLog final : public TrafficObserver {
   // `log` must outlive this.
   explicit RequestLog(Log& log) : log_(log) {}
   void on_refused(std::string_view reason) override;
+  void on_fault(const RequestRecord& record, int http, std::string_view why) override;
   void on_finished(const RequestRecord& record) override;
 
  private:

@@ -1,6 +1,7 @@
 #include "server/session_store.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -56,16 +57,28 @@ Result<SessionInfo> info_of(const std::string& path, std::string_view id) {
 
 }  // namespace
 
-Status SessionStore::prepare() const {
+SessionFolder::~SessionFolder() {
+  if (folder_ >= 0) ::close(folder_);
+}
+
+Result<SessionFolder> SessionStore::prepare() const {
   std::error_code error = make_folder(root_);
-  if (error) return make_status(StatusCode::kIo, "cannot make the folder {}: {}", root_, error.message());
+  if (error)
+    return invalid_argument("cannot make the folder '{}' for sessions: {}; give another", root_, error.message());
+  SessionFolder folder(::open(root_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.descriptor() < 0 || ::access(root_.c_str(), W_OK | X_OK) != 0)
+    return invalid_argument("sessions cannot be saved in the folder '{}': {}; give another", root_,
+                            std::strerror(errno));
+  if (::flock(folder.descriptor(), LOCK_EX | LOCK_NB) != 0)
+    return make_status(StatusCode::kIo, "another server uses the sessions in '{}'; end it, or give another folder",
+                       root_);
   for (fs::recursive_directory_iterator file(root_, error), end; !error && file != end; file.increment(error)) {
     if (file.depth() > 1) file.disable_recursion_pending();
     std::error_code kept;
     if (file->path().filename().string().find(".session.new") != std::string::npos && file->is_regular_file(kept))
       fs::remove(file->path(), kept);
   }
-  return {};
+  return folder;
 }
 
 std::string SessionStore::folder_of(std::string_view tenant) const {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvasir/status.h"
@@ -28,13 +29,26 @@ struct SessionInfo {
   std::int64_t saved = 0;  // seconds since 1970
 };
 
+// Keeps other servers from using a folder of sessions while it lives. A process that is killed keeps nobody away.
+class SessionFolder {
+ public:
+  explicit SessionFolder(int folder) : folder_(folder) {}
+  SessionFolder(SessionFolder&& other) noexcept : folder_(std::exchange(other.folder_, -1)) {}
+  SessionFolder& operator=(SessionFolder&&) = delete;
+  ~SessionFolder();
+  int descriptor() const { return folder_; }
+
+ private:
+  int folder_;  // a descriptor with the lock
+};
+
 class SessionStore {
  public:
   SessionStore(std::string root, const SessionLimits& limits) : root_(std::move(root)), limits_(limits) {}
 
-  // Makes the root, and removes what a crash left half written. One server at a time may use a root. Errors: kIo,
-  // naming the folder.
-  Status prepare() const;
+  // Makes the root, takes it for this server, and removes what a crash left half written. Errors, naming the folder:
+  // kInvalidArgument if it cannot be made or written; kIo if another server uses it.
+  Result<SessionFolder> prepare() const;
 
   // Where a session's file is. REQUIRES: is_session_id(id).
   std::string path_of(std::string_view tenant, std::string_view id) const;

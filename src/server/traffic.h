@@ -40,6 +40,10 @@ class TrafficObserver {
   virtual void on_token_gap(double seconds) { static_cast<void>(seconds); }
   // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...).
   virtual void on_refused(std::string_view reason) { static_cast<void>(reason); }
+  // A request that was refused or ended by a fault of the server's own, and why. `why` quotes no prompt.
+  virtual void on_fault(const RequestRecord& record, int http, std::string_view why) {
+    static_cast<void>(record), static_cast<void>(http), static_cast<void>(why);
+  }
   virtual void on_finished(const RequestRecord& record) { static_cast<void>(record); }
 };
 
@@ -53,6 +57,9 @@ class Traffic final : public TrafficObserver {
   }
   void on_refused(std::string_view reason) override {
     for (TrafficObserver* observer : observers_) observer->on_refused(reason);
+  }
+  void on_fault(const RequestRecord& record, int http, std::string_view why) override {
+    for (TrafficObserver* observer : observers_) observer->on_fault(record, http, why);
   }
   void on_finished(const RequestRecord& record) override {
     for (TrafficObserver* observer : observers_) observer->on_finished(record);

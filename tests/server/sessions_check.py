@@ -92,11 +92,12 @@ def check_deletion(kvasir, model, folder):
             before = file.stat().st_mtime_ns
             body = json.dumps({"prompt": " x", "session": name, "max_tokens": 1, "temperature": 0}).encode()
             with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
-                raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 # Until the turn is being written, or for a moment more and more.
                 deadline = time.time() + 5
                 while not list(root.rglob(f"{name}.session.new*")) and file.stat().st_mtime_ns == before and time.time() < deadline:
                     pass
+                assert time.time() < deadline, "the turn was not written"
                 time.sleep(attempt * 0.0002)
             status = client.ask("DELETE", f"/v1/sessions/{name}")[0]
             while status == 409:
@@ -151,9 +152,37 @@ def check_refusals(kvasir, model, folder):
         assert server.end() == 0
 
 
+def check_folder(kvasir, model, folder):
+    """A folder is one server's; the log says why the server failed a request."""
+    root = pathlib.Path(folder, "one")
+
+    def start(place):
+        done = subprocess.run([kvasir, "serve", "-m", model, "--port", "0", "--sessions", place], capture_output=True, text=True,
+                              timeout=60)
+        assert done.stderr.count("\n") == 1, done
+        return done.returncode, done.stderr
+
+    with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as server:
+        code, said = start(str(root))
+        assert code == 1 and "another server uses the sessions" in said, (code, said)
+        code, said = start(model)
+        assert code == 2 and f"the folder '{model}'" in said, (code, said)
+        client = Client(server)
+        assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200
+        next(root.rglob("tale.session")).write_bytes(b"damaged")
+        status, _, got = client.complete(prompt="x", session="tale", max_tokens=2)
+        assert status == 500, (status, got)
+        server.process.kill()
+    with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as again:
+        assert again.end() == 0, "a server that was killed keeps the folder"
+    server.reader.join(10)
+    failed = [line for line in server.lines if " failed " in line]
+    assert len(failed) == 1 and "http=500" in failed[0] and "message=" in failed[0], server.lines
+
+
 def main(kvasir, model):
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_quotas, check_deletion, check_refusals):
+        for check in (check_quotas, check_deletion, check_refusals, check_folder):
             began = time.time()
             check(kvasir, model, folder)
             print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)
