@@ -29,6 +29,7 @@ struct KeysOptions {
   std::optional<std::uint64_t> floor, ceiling;
   std::optional<std::int64_t> requests, tokens, concurrent;
   bool remove = false;
+  bool is_operator = false;
 };
 
 std::int64_t now() {
@@ -51,7 +52,8 @@ Json json_of(const ApiKey& key) {
           {"created", moment_or_null(key.created)},
           {"expires", moment_or_null(key.expires)},
           {"revoked", moment_or_null(key.revoked)},
-          {"priority", key.priority}};
+          {"priority", key.priority},
+          {"operator", key.is_operator}};
 }
 
 Json json_of(const Tenant& tenant) {
@@ -116,6 +118,7 @@ Status add_key(const KeysOptions& options) {
     key.created = now();
     key.expires = expires;
     key.priority = options.priority.value_or(0);
+    key.is_operator = options.is_operator;
     file.keys.push_back(key);
     return std::string();
   }));
@@ -200,12 +203,12 @@ Status list_keys(const KeysOptions& options) {
     out += fmt::format("{:<20} {:>10} {:>10} {:>12} {:>12} {:>10} {:>8}\n", tenant.name, size_text(tenant.floor),
                        size_text(tenant.ceiling), limit_text(tenant.requests_per_minute),
                        limit_text(tenant.tokens_per_minute), limit_text(tenant.concurrent), tenant.priority);
-  out += fmt::format("\n{:<10} {:<20} {:<8} {:<21} {:<21} {:>8}\n", "key", "tenant", "state", "created", "expires",
-                     "priority");
+  out += fmt::format("\n{:<10} {:<20} {:<8} {:<21} {:<21} {:>8} {:>8}\n", "key", "tenant", "state", "created",
+                     "expires", "priority", "operator");
   for (const ApiKey& key : file.keys)
-    out += fmt::format("{:<10} {:<20} {:<8} {:<21} {:<21} {:>8}\n", key.id, key.tenant, state_of(key),
+    out += fmt::format("{:<10} {:<20} {:<8} {:<21} {:<21} {:>8} {:>8}\n", key.id, key.tenant, state_of(key),
                        tenants::moment_text(key.created), key.expires == 0 ? "-" : tenants::moment_text(key.expires),
-                       key.priority);
+                       key.priority, key.is_operator ? "yes" : "-");
   return print(out);
 }
 
@@ -259,6 +262,8 @@ void add_keys(CLI::App& program, Outcome& outcome) {
                   "A date such as 2027-01-31 (UTC), or a time from now such as 90d or 12h")
       ->type_name("WHEN");
   add->add_option("--priority", options->priority, "Added to that of the tenant; less runs earlier");
+  add->add_flag("--operator", options->is_operator,
+                "Also lets it read figures of the whole server, which show other tenants, such as /metrics");
   add_json(*add, *options);
 
   add_json(*add_command(*keys, outcome, options, "list", "List tenants and keys; keys themselves are never shown",

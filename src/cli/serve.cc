@@ -15,6 +15,7 @@
 #include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"
+#include "server/local_gate.h"
 #include "server/service.h"
 #include "server/step_thread.h"
 #include "server/tenancy.h"
@@ -119,27 +120,29 @@ Status serve(const ServeOptions& options) {
   // Outlives the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
   engine->set_prefix_listener(events.get());
+  server::LocalGate local_gate(options.host);
+  server::Gate* gate = tenancy->gate();
+  if (gate == nullptr) gate = &local_gate;
   std::optional<server::Service> service;
-  KVASIR_ASSIGN_OR_RETURN(
-      std::unique_ptr<server::HttpServer> http,
-      server::HttpServer::open(options.host, options.port, options.operations.limits,
-                               [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
-                                 log_arrival(*log, request);
-                                 service->handle(std::move(request), std::move(answer));
-                               }));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http,
+                          server::HttpServer::open(
+                              options.host, options.port, options.operations.limits,
+                              [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
+                                log_arrival(*log, request);
+                                service->handle(std::move(request), std::move(answer));
+                              },
+                              [&](const server::HttpRequest& request, server::HttpAnswer& answer) {
+                                return service->admit(request, answer);
+                              }));
   const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
   server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
                                                  if (events != nullptr) events->end_pass(stepped);
                                                }});
   server::TextThread texts({post, options.queue});
-  service.emplace(steps, texts,
-                  server::ServiceOptions{name,
-                                         options.policy,
-                                         tenancy->gate(),
-                                         options.sessions,
-                                         {},
-                                         options.inspector,
-                                         options.operations.queue_timeout});
+  service.emplace(
+      steps, texts,
+      server::ServiceOptions{
+          name, options.policy, gate, options.sessions, {}, options.inspector, options.operations.queue_timeout});
   tenancy->join(*service, steps, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
@@ -180,7 +183,12 @@ Status serve(const ServeOptions& options) {
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
+  // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
+  // to is still there.
+  texts.stop();
+  steps.stop();
   tenancy->leave();
+  http.reset();
   return {};
 }
 
@@ -237,7 +245,9 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                    "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
       ->capture_default_str();
   add_scheduler_options(*command, options->engine.scheduler);
-  command->add_option("--queue", options->queue, "Requests that may wait; more are answered with 429")
+  command
+      ->add_option("--queue", options->queue,
+                   "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")

@@ -71,7 +71,7 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
             "Open connections from one client address");
   add_seconds(command, "--header-timeout", limits.header_time, 1, "Seconds that a request's header may take");
   add_seconds(command, "--body-timeout", limits.body_grace, 1,
-              "Seconds that a request's body may take besides those that --body-rate gives it");
+              "Seconds over which a request's body must come at --body-rate");
   add_count(command, "--body-rate", limits.body_rate, std::int64_t{1} << 30, "Least bytes a second of a body");
   add_seconds(command, "--write-timeout", limits.write_stall, 1,
               "Seconds that a client may take nothing of its answer");
@@ -95,7 +95,8 @@ void add_operations_options(CLI::App& command, OperationsOptions& options) {
   command.add_option("--log-level", options.log_level,
                      "Least that is logged: debug, info, warning or error; default: info, with --quiet error");
   command.add_flag("--vllm-metrics", options.vllm_metrics, "Write metrics under vLLM's names too");
-  command.add_flag("--metrics-open", options.metrics_open, "Let anybody read /metrics where there are API keys");
+  command.add_flag("--metrics-open", options.metrics_open,
+                   "Let anybody read /metrics where there are API keys; otherwise it needs an operator's key");
   command.option_defaults()->group("Options");
 }
 

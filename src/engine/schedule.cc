@@ -95,7 +95,9 @@ class Round {
     give_rows_left_over();
     for (const Tenant& tenant : tenants_)
       if (tenant.holding > 1 && tenant.at_ceiling == tenant.holding) break_tie_of(tenant);
-    if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; })) break_tie();
+    if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; }) &&
+        std::ranges::none_of(tasks_, &ScheduleTask::leaves))
+      break_tie();
     return std::move(verdicts_);
   }
 

@@ -101,8 +101,14 @@ Json object_of(const AnswerHead& head, std::string_view object) {
           {"choices", Json::array()}};
 }
 
-Json chunk_of(const AnswerHead& head, int sample, Json content) {
+Json empty_chunk(const AnswerHead& head) {
   Json chunk = object_of(head, head.chat ? "chat.completion.chunk" : "text_completion");
+  if (head.usage_comes) chunk["usage"] = nullptr;
+  return chunk;
+}
+
+Json chunk_of(const AnswerHead& head, int sample, Json content) {
+  Json chunk = empty_chunk(head);
   content["index"] = sample;
   content.emplace("finish_reason", nullptr);
   content.emplace("logprobs", nullptr);
@@ -191,7 +197,7 @@ Json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const Ge
 }
 
 Json extra_chunk(const AnswerHead& head) {
-  return object_of(head, head.chat ? "chat.completion.chunk" : "text_completion");
+  return empty_chunk(head);
 }
 
 Json usage_chunk(const AnswerHead& head, const Usage& usage) {

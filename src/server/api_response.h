@@ -20,6 +20,7 @@ struct AnswerHead {
   std::string id;  // "chatcmpl-..." or "cmpl-..."
   std::int64_t created = 0;
   std::string model;
+  bool usage_comes = false;  // a stream that ends with a chunk of usage: the others say "usage": null
 };
 
 // Returns "length" for whatever cut the answer short, and otherwise "stop". The object "kv" has the exact reason.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "server/text_answer.h"
 
 namespace kvasir::server {
 namespace {
@@ -70,22 +71,6 @@ bool Completions::has_sessions(const Exchange& exchange) const {
   return true;
 }
 
-void Completions::answer_with(Exchange exchange, std::function<Result<std::string>()> work,
-                              std::function<void()> done) {
-  auto result = std::make_shared<Result<std::string>>(Status());
-  const auto shared = std::make_shared<Exchange>(std::move(exchange));
-  const Status queued = deck_.texts.run(
-      0, [result, work = std::move(work)] { *result = work(); },
-      [result, shared, done] {
-        if (done) done();
-        if (!result->ok()) return shared->refuse(result->status());
-        shared->send_json(200, std::move(**result));
-      });
-  if (queued.ok()) return;
-  if (done) done();
-  shared->refuse(429, queued.message(), "queue_full", {{"Retry-After", "1"}});
-}
-
 void Completions::use_session(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   std::string id = exchange.parameter;
@@ -95,7 +80,7 @@ void Completions::use_session(Exchange exchange) {
 void Completions::list_sessions(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   const std::string tenant = exchange.caller.tenant;
-  answer_with(std::move(exchange), [this, tenant]() -> Result<std::string> {
+  answer_on(deck_.texts, std::move(exchange), [this, tenant](const Exchange&) -> Result<std::string> {
     Json list = Json::array();
     for (const SessionInfo& info : deck_.sessions->store().list(tenant)) list.push_back(json_of(info));
     return text_of({{"object", "list"}, {"data", std::move(list)}});
@@ -105,7 +90,7 @@ void Completions::list_sessions(Exchange exchange) {
 void Completions::find_session(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   const SessionName name{exchange.caller.tenant, exchange.parameter};
-  answer_with(std::move(exchange), [this, name]() -> Result<std::string> {
+  answer_on(deck_.texts, std::move(exchange), [this, name](const Exchange&) -> Result<std::string> {
     KVASIR_ASSIGN_OR_RETURN(const SessionInfo info, deck_.sessions->store().find(name.tenant, name.id));
     return text_of(json_of(info));
   });
@@ -116,9 +101,9 @@ void Completions::delete_session(Exchange exchange) {
   const SessionName name{exchange.caller.tenant, exchange.parameter};
   if (!deck_.sessions->take(name))
     return exchange.refuse(409, fmt::format("a request is using the session '{}'", name.id), "session_busy");
-  answer_with(
-      std::move(exchange),
-      [this, name]() -> Result<std::string> {
+  answer_on(
+      deck_.texts, std::move(exchange),
+      [this, name](const Exchange&) -> Result<std::string> {
         KVASIR_RETURN_IF_ERROR(deck_.sessions->store().remove(name.tenant, name.id));
         return text_of({{"object", "session"}, {"id", name.id}, {"deleted", true}});
       },

@@ -43,8 +43,6 @@ class Completions {
   void delete_session(Exchange exchange);
   // Returns false, having refused the request, where there are no sessions or the id is none.
   bool has_sessions(const Exchange& exchange) const;
-  // Runs `work` on the text thread, and sends the body that it returns, or an error.
-  void answer_with(Exchange exchange, std::function<Result<std::string>()> work, std::function<void()> done = {});
 
   FlightDeck deck_;
   std::uint64_t next_ = 1;

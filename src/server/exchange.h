@@ -21,6 +21,8 @@ struct Caller {
   int tenant_number = 0;  // of the engine's tenants: RequestOptions::tenant
   std::string salt;       // of the prefix cache, which no client can choose or know
   int priority = 0;       // added to that of the request; less runs earlier
+  // Whether figures of the whole server, which show other tenants, are its to read.
+  bool sees_all = false;
   // Counts the request as running while it lives. May be null; may be dropped on any thread.
   std::shared_ptr<const void> hold;
 };
@@ -29,7 +31,7 @@ struct Exchange {
   HttpRequest request;
   std::shared_ptr<HttpAnswer> answer;
   Caller caller;
-  std::string parameter;  // what stood in place of "{id}" in the route's path, not decoded
+  std::string parameter;  // what stood in place of "{id}" in the route's path, percent-decoded
 
   void send_json(int http, std::string body, const HttpFields& fields = {}) const;
   // Sends an error in the API's form.

@@ -15,6 +15,8 @@
 #include <optional>
 #include <utility>
 
+#include "server/http_message.h"
+
 namespace kvasir::server {
 namespace {
 
@@ -27,33 +29,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kReadBytes = 64 << 10;
 
-std::string_view view(beast::string_view text) {
-  return {text.data(), text.size()};
-}
-
 // Whether an error says that the connection is gone, not that its bytes are wrong.
 bool is_lost(const Error& error) {
   return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
-}
-
-// Returns the path and the query of a target that names the server too, as clients of proxies send it.
-std::string_view without_origin(std::string_view target) {
-  if (!target.starts_with("http://") && !target.starts_with("https://")) return target;
-  const std::size_t path = target.find('/', target.find("//") + 2);
-  return path == std::string_view::npos ? "/" : target.substr(path);
-}
-
-std::string error_body(std::string_view message, std::string_view type) {
-  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message, type);
-}
-
-// Whether the fields tell in one way alone where the body ends. What two programs read in two ways lets a client hide
-// one request in another from a proxy in front of this server.
-bool is_framed(const http::request<http::string_body>& message) {
-  const auto codings = message.count(http::field::transfer_encoding);
-  if (codings == 0) return true;
-  return codings == 1 && message.version() == 11 && message.count(http::field::content_length) == 0 &&
-         beast::iequals(message[http::field::transfer_encoding], "chunked");
 }
 
 // One connection: it reads a request, waits for its answer, writes it, and reads the next. Lives as long as one of its
@@ -99,6 +77,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   void wait_for_header(bool waits);
   void read_header();
   void take_header();
+  bool admit();
   void begin_body();
   void read_body();
   void hold_body(std::size_t bytes);
@@ -110,7 +89,6 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   void write_more();
   void finish();
   void linger();
-  std::string head(int status, std::string_view type, std::optional<std::size_t> size, const HttpFields& fields) const;
 
   HttpShared& shared_;
   tcp::socket socket_;
@@ -120,11 +98,12 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   std::optional<std::list<HttpConnection*>::iterator> waits_;  // its place in HttpShared::waiting
   beast::flat_buffer buffer_;  // bounded: chunk extensions and trailers, which the parser does not limit, stay in it
   std::optional<http::request_parser<http::string_body>> parser_;
-  Clock::time_point body_began_{};
-  std::size_t body_read_ = 0;
-  std::size_t body_held_ = 0;  // counted in HttpShared::body_bytes
-  HttpFields fields_;          // of the request; those behind a chunked body are dropped
-  std::uint64_t number_ = 0;   // of the request
+  Clock::time_point part_began_{};  // of the body
+  std::size_t part_read_ = 0;       // of that part
+  std::size_t body_held_ = 0;       // counted in HttpShared::bodies
+  std::string account_;             // there
+  HttpRequest request_;             // without its body, and without fields behind a chunked one
+  std::uint64_t number_ = 0;        // of the request
   bool keep_alive_ = false;
   bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
   bool streams_ = false;
@@ -161,6 +140,9 @@ class Answer final : public HttpAnswer {
   void on_closed(std::function<void()> callback) override {
     if (const auto connection = connection_.lock()) connection->on_closed(number_, std::move(callback));
   }
+
+  // The request goes on: dropping this ends nothing.
+  void dismiss() { connection_.reset(); }
 
  private:
   std::weak_ptr<Connection> connection_;
@@ -202,7 +184,6 @@ void Connection::read_request() {
   ++number_;
   ended_ = streams_ = chunked_ = head_only_ = false;
   hold_body(0);
-  fields_.clear();
   if (shared_.draining) return close();
   wait_for_header(true);
   if (buffer_.size() > 0) return read_header();
@@ -245,12 +226,16 @@ void Connection::take_header() {
   if (const auto size = parser_->content_length(); size && *size > shared_.limits.body_bytes)
     return refuse(
         413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size, shared_.limits.body_bytes));
-  for (const auto& field : message) {
-    std::string name(view(field.name_string()));
-    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    fields_.emplace_back(std::move(name), view(field.value()));
-  }
-  if (message.count(http::field::expect) == 0 || parser_->is_done()) return begin_body();
+  request_ = request_of(message);
+  request_.address = address_;
+  keep_alive_ = message.keep_alive();
+  chunked_ = message.version() == 11;
+  head_only_ = message.method() == http::verb::head;
+  account_ = address_;
+  if (parser_->is_done()) return dispatch();
+  if (!admit()) return;
+  // A client of HTTP/1.0 would take "100 Continue" for the answer.
+  if (message.count(http::field::expect) == 0 || message.version() == 10) return begin_body();
   if (!beast::iequals(message[http::field::expect], "100-continue"))
     return refuse(417, "the expectation cannot be met");
   static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -261,23 +246,42 @@ void Connection::take_header() {
   });
 }
 
+// Asks who sends a body before it is read. Returns false where that was answered with a refusal.
+bool Connection::admit() {
+  if (!shared_.admit) return true;
+  state_ = State::kAnswering;
+  const bool keep_alive = std::exchange(keep_alive_, false);  // a refused body is not read
+  Answer answer(weak_from_this(), number_);
+  std::optional<std::string> account = shared_.admit(request_, answer);
+  if (!account) return false;
+  state_ = State::kReading;
+  keep_alive_ = keep_alive;
+  account_ = std::move(*account);
+  answer.dismiss();
+  return true;
+}
+
 void Connection::begin_body() {
-  body_began_ = Clock::now();
-  body_read_ = 0;
+  part_began_ = Clock::now();
+  part_read_ = 0;
   read_body();
 }
 
-// A body may take the grace and what the least rate gives it.
+// Each part of a body, of as many bytes as the least rate gives in the grace, may take the grace: a client that has
+// sent much at once gets no more time for the rest.
 void Connection::read_body() {
   if (parser_->is_done()) return dispatch();
   const HttpLimits& limits = shared_.limits;
-  const auto allowed = limits.body_grace + std::chrono::seconds(body_read_ / limits.body_rate);
-  expire_after(body_began_ + allowed - Clock::now());
+  if (part_read_ >= limits.body_rate * static_cast<std::size_t>(limits.body_grace.count())) {
+    part_began_ = Clock::now();
+    part_read_ = 0;
+  }
+  expire_after(part_began_ + limits.body_grace - Clock::now());
   http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t bytes) {
     if (self->state_ != State::kReading) return;
-    self->body_read_ += bytes;
+    self->part_read_ += bytes;
     self->hold_body(self->parser_->get().body().size());
-    if (self->shared_.body_bytes > self->shared_.limits.bodies_bytes)
+    if (!self->shared_.bodies.fits(self->account_))
       return self->refuse(503, "the server holds too many large requests; try again later");
     if (!error) return self->read_body();
     if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
@@ -291,7 +295,7 @@ void Connection::read_body() {
 // stays, which the system gets back only on demand.
 void Connection::hold_body(std::size_t bytes) {
   if (bytes == 0 && body_held_ >= (1 << 20)) ::malloc_trim(0);
-  shared_.body_bytes += bytes - body_held_;
+  shared_.bodies.change(account_, body_held_, bytes);
   body_held_ = bytes;
 }
 
@@ -300,22 +304,11 @@ void Connection::dispatch() {
   timer_.cancel();
   auto message = parser_->release();
   parser_.reset();
-  HttpRequest request;
-  request.method = view(message.method_string());
-  const std::string_view target = without_origin(view(message.target()));
-  const std::size_t query = target.find('?');
-  request.path = target.substr(0, query);
-  if (query != std::string_view::npos) request.query = target.substr(query + 1);
-  request.fields = std::move(fields_);
-  request.body = std::move(message.body());
-  request.address = address_;
-  keep_alive_ = message.keep_alive();
-  chunked_ = message.version() == 11;
-  head_only_ = message.method() == http::verb::head;
+  request_.body = std::move(message.body());
   watch();
   const auto answer = std::make_shared<Answer>(weak_from_this(), number_);
   try {
-    shared_.handler(std::move(request), answer);
+    shared_.handler(std::exchange(request_, {}), answer);
   } catch (const std::exception&) {  // such as no memory
     if (streams_) return close();
     keep_alive_ = false;
@@ -361,24 +354,11 @@ void Connection::beat() {
   });
 }
 
-std::string Connection::head(int status, std::string_view type, std::optional<std::size_t> size,
-                             const HttpFields& fields) const {
-  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nContent-Type: {}\r\n", status,
-                                 view(http::obsolete_reason(static_cast<http::status>(status))), type);
-  if (size) {
-    text += fmt::format("Content-Length: {}\r\n", *size);
-  } else if (chunked_) {
-    text += "Transfer-Encoding: chunked\r\n";
-  }
-  for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
-  return text + (keep_alive_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
-}
-
 void Connection::send(std::uint64_t number, int status, std::string_view type, std::string body,
                       const HttpFields& fields) {
   if (!answers(number) || streams_) return;
   keep_alive_ = keep_alive_ && !shared_.draining;
-  next_ += head(status, type, body.size(), fields);
+  next_ += answer_head(status, type, BodyEnd::kLength, body.size(), fields, keep_alive_);
   if (!head_only_) next_ += body;
   ended_ = true;
   write_more();
@@ -390,8 +370,10 @@ void Connection::begin_stream(std::uint64_t number, const HttpFields& fields) {
   keep_alive_ = keep_alive_ && chunked_ && !shared_.draining;
   HttpFields all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   all.insert(all.end(), fields.begin(), fields.end());
-  next_ += head(200, "text/event-stream", {}, all);
+  next_ +=
+      answer_head(200, "text/event-stream", chunked_ ? BodyEnd::kChunks : BodyEnd::kConnection, 0, all, keep_alive_);
   said_ = Clock::now();
+  ended_ = head_only_;
   write_more();
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_set>
 
+#include "server/http_bodies.h"
 #include "server/http_server.h"
 
 namespace kvasir::server {
@@ -31,7 +32,8 @@ struct HttpShared {
   std::unordered_set<HttpConnection*> open;
   std::map<std::string, int> by_address;
   std::list<HttpConnection*> waiting;  // those of which no whole header has come, the longest first
-  std::size_t body_bytes = 0;          // of all requests that are read or answered now
+  HttpServer::Admit admit;             // may be empty
+  HttpBodies bodies;                   // of all requests that are read or answered now
   bool draining = false;
   std::function<void()> closed;        // called when a connection has closed; may be empty
   boost::asio::io_context context{1};  // last: its handlers own connections, which use the others

@@ -35,17 +35,18 @@ int descriptors_for(int connections) {
 
 class HttpServerImpl final : public HttpServer {
  public:
-  HttpServerImpl(const HttpLimits& limits, Handler handler) : acceptor_(shared_.context), retry_(shared_.context) {
+  HttpServerImpl(const HttpLimits& limits, Handler handler, Admit admit)
+      : acceptor_(shared_.context), retry_(shared_.context) {
     shared_.limits = limits;
     shared_.limits.connections = std::min(limits.connections, descriptors_for(limits.connections));
     shared_.handler = std::move(handler);
+    shared_.admit = std::move(admit);
+    shared_.bodies = HttpBodies(limits.bodies_bytes);
   }
+  // The context drops what it has not run, and the connections with that.
   ~HttpServerImpl() override {
     shared_.closed = {};
-    shared_.handler = {};
     for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
-    shared_.context.restart();
-    shared_.context.poll();
   }
 
   Status listen(const std::string& address, std::uint16_t port) {
@@ -115,7 +116,10 @@ class HttpServerImpl final : public HttpServer {
     timer->expires_after(period);
     timer->async_wait([=](Error error) {
       if (error) return;
-      (*function)();
+      try {
+        (*function)();
+      } catch (const std::bad_alloc&) {  // the next time, perhaps
+      }
       repeat(timer, period, function);
     });
   }
@@ -166,8 +170,8 @@ std::string_view HttpRequest::field(std::string_view name) const {
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::open(const std::string& address, std::uint16_t port,
-                                                     const HttpLimits& limits, Handler handler) {
-  auto server = std::make_unique<HttpServerImpl>(limits, std::move(handler));
+                                                     const HttpLimits& limits, Handler handler, Admit admit) {
+  auto server = std::make_unique<HttpServerImpl>(limits, std::move(handler), std::move(admit));
   KVASIR_RETURN_IF_ERROR(server->listen(address, port));
   return {std::unique_ptr<HttpServer>(std::move(server))};
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,16 +25,19 @@ namespace kvasir::server {
 struct HttpLimits {
   std::size_t header_bytes = 16 << 10;  // request line and header fields; more is answered with 431
   int header_fields = 64;
-  std::size_t body_bytes = 8 << 20;      // more is answered with 413
-  std::size_t bodies_bytes = 256 << 20;  // of all bodies that are read or answered; more is answered with 503
+  std::size_t body_bytes = 8 << 20;  // more is answered with 413
+  // Of all bodies that are read or answered. Each account has a part of it (HttpServer::Admit); what goes beyond is
+  // answered with 503.
+  std::size_t bodies_bytes = 256 << 20;
   // In all, and no more than descriptors suffice for. One more takes the place of that which has been without a request
   // for longest; it is closed at once where all have one.
   int connections = 1024;
   int connections_per_address = 512;   // from one client address
   std::size_t queued_bytes = 1 << 20;  // of a stream that its reader has not taken; a write beyond ends the connection
   std::chrono::seconds header_time{10};  // from a request's first byte to the end of its header
-  std::chrono::seconds body_grace{10};   // for a body, besides body_rate
-  std::size_t body_rate = 1024;          // least bytes a second at which a body must come
+  // A body must come at this rate, in bytes a second, or more, over any time of body_grace.
+  std::size_t body_rate = 1024;
+  std::chrono::seconds body_grace{10};
   std::chrono::seconds write_stall{30};  // without any progress of a write
   std::chrono::seconds keep_alive{60};   // between two requests
   std::chrono::seconds heartbeat{15};    // between comments in a stream that says nothing else
@@ -72,11 +76,16 @@ class HttpAnswer {
 class HttpServer {
  public:
   using Handler = std::function<void(HttpRequest, std::shared_ptr<HttpAnswer>)>;
+  // Sees a request whose body has not been read yet, and returns the account that its bytes count in, such as the
+  // sender's name; or nothing, having sent an answer that refuses it. The connection closes then.
+  using Admit = std::function<std::optional<std::string>(const HttpRequest&, HttpAnswer&)>;
 
-  // Listens on an address and a port (0: any that is free). Errors: kInvalidArgument (an address that is none), kIo (in
-  // use, not permitted).
+  // Listens on an address and a port (0: any that is free). `admit` may be empty: bodies count by client address.
+  // Errors: kInvalidArgument (an address that is none), kIo (in use, not permitted).
   static Result<std::unique_ptr<HttpServer>> open(const std::string& address, std::uint16_t port,
-                                                  const HttpLimits& limits, Handler handler);
+                                                  const HttpLimits& limits, Handler handler, Admit admit = {});
+  // Closes all connections, whose answers hear of it (HttpAnswer::on_closed). What was posted and has not run is
+  // dropped. REQUIRES: no other thread posts any more.
   virtual ~HttpServer() = default;
 
   virtual std::uint16_t port() const = 0;

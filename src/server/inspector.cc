@@ -77,14 +77,18 @@ Json json_of(const TokenView& view) {
   return json;
 }
 
-// What the whole cache holds. Where there are tenants, a caller learns nothing from which it could tell that a request
-// of another hit the prefix cache.
-Json memory_of(const EngineReport& engine, bool alone) {
-  Json memory = {{"budget", engine.cache.budget},
-                 {"used", engine.cache.bytes},
-                 {"page_bytes", engine.page_bytes},
-                 {"page_tokens", engine.page_slots}};
-  if (!alone) return memory;
+// What the whole cache holds. A tenant sees what its own requests hold: from more it could tell that a request of
+// another hit the prefix cache.
+Json memory_of(const EngineReport& engine, const SequenceList& own, bool sees_all) {
+  Json memory = {
+      {"budget", engine.cache.budget}, {"page_bytes", engine.page_bytes}, {"page_tokens", engine.page_slots}};
+  if (!sees_all) {
+    std::uint64_t used = 0;
+    for (const SequenceView& view : own.sequences) used += view.bytes;
+    memory["used"] = used;
+    return memory;
+  }
+  memory["used"] = engine.cache.bytes;
   memory["requests"] = engine.request_bytes;
   memory["prefix"] = engine.prefix_bytes;
   memory["peak"] = engine.cache.bytes_peak;
@@ -185,7 +189,15 @@ Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, boo
   std::vector<std::weak_ptr<Watcher>> askers(watchers.begin(), watchers.end());
   std::vector<TokenQuery> queries;
   for (const auto& watcher : watchers) queries.push_back(watcher->query);
-  return steps_.ask([this, askers = std::move(askers), queries = std::move(queries), stream](const Engine& engine) {
+  const auto failed = [this, askers, stream] {
+    if (stream) asking_ = false;
+    const auto watcher = askers.front().lock();
+    if (stream || watcher == nullptr) return;
+    watcher->exchange.refuse(503, "the server has no memory for this now; try again later", "no_memory",
+                             {{"Retry-After", "1"}});
+    std::erase(states_, watcher);
+  };
+  const auto look_at_all = [this, askers, queries = std::move(queries), stream](const Engine& engine) {
     std::vector<Seen> seen;
     const auto until = Clock::now() + kMostLooking;
     while (seen.size() < queries.size() && (seen.empty() || Clock::now() < until))
@@ -196,20 +208,21 @@ Status Inspector::ask(const std::vector<std::shared_ptr<Watcher>>& watchers, boo
         if (const auto watcher = askers[i].lock()) deliver(*watcher, seen[i]);
       if (!stream) std::erase(states_, askers.front().lock());
     });
-  });
+  };
+  return steps_.ask(look_at_all, failed);
 }
 
 void Inspector::deliver(Watcher& watcher, const Seen& seen) const {
-  const bool alone = watcher.exchange.caller.tenant.empty();
+  const bool sees_all = watcher.exchange.caller.sees_all;
   Json sequences = Json::array();
   for (const SequenceView& view : seen.list.sequences) sequences.push_back(json_of(view));
   Json json = {{"model", options_.model},
                {"tenant", watcher.exchange.caller.tenant},
-               {"memory", memory_of(seen.engine, alone)},
+               {"memory", memory_of(seen.engine, seen.list, sees_all)},
                {"sequences", std::move(sequences)},
                {"sequences_left_out", seen.list.left_out},
                {"selected", seen.selected ? json_of(*seen.selected) : Json()}};
-  if (alone) json["load"] = load_of(seen.engine, steps_.report().queued);
+  if (sees_all) json["load"] = load_of(seen.engine, steps_.report().queued);
   if (!watcher.streams) return watcher.exchange.send_json(200, text_of(json), {{"Cache-Control", "no-store"}});
   std::string event = event_of(json);
   if (seen.selected) watcher.query.first = seen.selected->next();
@@ -236,6 +249,7 @@ void Inspector::live(const Exchange& exchange) {
   if (static_cast<int>(watchers_.size()) >= options_.watchers || (named && of_tenant >= options_.watchers_of_tenant))
     return exchange.refuse(429, "too many pages watch the cache already; close one", "too_many_watchers",
                            {{"Retry-After", "5"}});
+  if (exchange.request.method == "HEAD") return exchange.answer->begin_stream();  // which has no body to follow
   const auto watcher = std::make_shared<Watcher>(Watcher{exchange, std::move(*query), {}, true});
   watchers_.push_back(watcher);
   exchange.answer->begin_stream();
@@ -249,7 +263,7 @@ void Inspector::end_refused() {
   std::vector<std::shared_ptr<Watcher>> refused;
   std::erase_if(watchers_, [&](const std::shared_ptr<Watcher>& watcher) {
     Caller caller;
-    if (!options_.gate->check(watcher->exchange.request, caller)) return false;
+    if (!options_.gate->identify(watcher->exchange.request, caller)) return false;
     refused.push_back(watcher);
     return true;
   });

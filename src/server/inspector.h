@@ -7,7 +7,7 @@
 //
 // `state` and `live` take ?request=ID&sample=N&from=T: the id of an answer ("chatcmpl-..."), one of its samples (0),
 // and the first token whose text is wanted (0). They then say which tokens of it are kept. A caller sees the requests
-// of its own tenant; with API keys, of others only the bytes that all hold together.
+// of its own tenant, and figures of the whole server only if it may see them (Caller::sees_all).
 //
 // Views are made on the step thread between two passes, within a bounded time and of bounded size whatever the load.
 //

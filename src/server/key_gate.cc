@@ -128,13 +128,16 @@ std::vector<QuotaChange> KeyGate::changes(const std::vector<tenants::Tenant>& be
 
 void KeyGate::reload_if_changed() {
   const Stamp stamp = stamp_of(options_.path);
-  if (stamp == stamp_) return;
-  stamp_ = stamp;
+  if (stamp == stamp_ && unread_.empty()) return;
   const Result<tenants::KeyFile> file = tenants::load_key_file(options_.path);
   Status status = file.status();
   if (status.ok()) status = check_floors(*file);
+  stamp_ = stamp;
+  // A system that refuses, as where too many files are open, does so for a time: the file may be right.
+  const std::string unread = std::exchange(unread_, status.code() == StatusCode::kIo ? status.message() : "");
   if (!status.ok()) {
-    if (options_.log) options_.log(fmt::format("the keys of before stay: {}", status.message()));
+    if (options_.log && (unread_.empty() || unread_ != unread))
+      options_.log(fmt::format("the keys of before stay: {}", status.message()));
     return;
   }
   const std::vector<tenants::Tenant> before = std::move(tenants_);
@@ -161,7 +164,7 @@ std::vector<KeyGate::TenantInfo> KeyGate::tenants() const {
   return list;
 }
 
-std::optional<Refusal> KeyGate::check(const HttpRequest& request, Caller& caller) {
+std::optional<Refusal> KeyGate::identify(const HttpRequest& request, Caller& caller) {
   const std::string_view key = bearer_of(request.field("authorization"));
   const tenants::KeyRing::Entry* entry = key.empty() ? nullptr : ring_->find(key, now());
   if (entry == nullptr) {
@@ -173,20 +176,26 @@ std::optional<Refusal> KeyGate::check(const HttpRequest& request, Caller& caller
   caller.tenant_number = entry->tenant_number;
   caller.salt = entry->salt;
   caller.priority = entry->priority;
-  if (request.method == "GET" || request.method == "HEAD") return std::nullopt;
-  return limited(*entry, caller);
+  caller.sees_all = entry->is_operator;
+  return std::nullopt;
 }
 
-std::optional<Refusal> KeyGate::limited(const tenants::KeyRing::Entry& entry, Caller& caller) {
-  RateLimiter::Answer answer = limiter_.take(entry.tenant_number, steady());
+std::optional<Refusal> KeyGate::check(const HttpRequest& request, Caller& caller) {
+  if (std::optional<Refusal> refusal = identify(request, caller)) return refusal;
+  if (request.method == "GET" || request.method == "HEAD") return std::nullopt;
+  return limited(caller);
+}
+
+std::optional<Refusal> KeyGate::limited(Caller& caller) {
+  RateLimiter::Answer answer = limiter_.take(caller.tenant_number, steady());
   if (!answer.refusal) {
     caller.hold = std::move(answer.hold);
     return std::nullopt;
   }
   if (observer_ != nullptr) observer_->on_refused("rate_limit");
-  if (options_.on_limited) options_.on_limited(entry.tenant);
+  if (options_.on_limited) options_.on_limited(caller.tenant);
   return Refusal{429,
-                 limit_message(entry.tenant, *answer.refusal),
+                 limit_message(caller.tenant, *answer.refusal),
                  "rate_limit_exceeded",
                  {{"Retry-After", std::to_string(answer.refusal->retry_after.count())}}};
 }

@@ -60,6 +60,7 @@ class KeyGate final : public Gate, public TrafficObserver {
   // Reads the keys file. Errors: as tenants::load_key_file.
   static Result<std::unique_ptr<KeyGate>> open(Options options);
 
+  std::optional<Refusal> identify(const HttpRequest& request, Caller& caller) override;
   std::optional<Refusal> check(const HttpRequest& request, Caller& caller) override;
   void on_finished(const RequestRecord& record) override;
 
@@ -69,8 +70,8 @@ class KeyGate final : public Gate, public TrafficObserver {
   // Checks that floors fit into the KV memory, and that of files read from now on. Errors: kInvalidArgument.
   Status limit_floors(std::uint64_t kv_memory);
 
-  // Reads the file again if it has changed since. Keeps what it has, and logs one line, where the new file is missing
-  // or wrong. To be called a few times a second.
+  // Reads the file again if it has changed since, or could not be read. Keeps what it has, and logs one line, where
+  // the new file is missing or wrong. To be called a few times a second.
   void reload_if_changed();
 
   // The quotas of all tenants that have one.
@@ -96,7 +97,7 @@ class KeyGate final : public Gate, public TrafficObserver {
   void take_over(const tenants::KeyFile& file);
   std::vector<QuotaChange> changes(const std::vector<tenants::Tenant>& before,
                                    const std::vector<tenants::Tenant>& after) const;
-  std::optional<Refusal> limited(const tenants::KeyRing::Entry& entry, Caller& caller);
+  std::optional<Refusal> limited(Caller& caller);
   std::int64_t now() const;
   tenants::RateLimiter::Time steady() const;
 
@@ -104,6 +105,7 @@ class KeyGate final : public Gate, public TrafficObserver {
   TrafficObserver* observer_ = nullptr;
   std::uint64_t kv_memory_ = 0;  // 0: not known yet
   Stamp stamp_;
+  std::string unread_;  // why the file could not be read, as logged; empty: it was
   tenants::TenantNumbers numbers_;
   std::vector<tenants::Tenant> tenants_;
   std::unique_ptr<tenants::KeyRing> ring_;

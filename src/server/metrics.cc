@@ -173,7 +173,7 @@ class MetricsImpl final : public Metrics {
     const auto send = [this](const Exchange& exchange) {
       exchange.answer->send(200, "text/plain; version=0.0.4; charset=utf-8", text());
     };
-    router.add("GET", "/metrics", send, options_.open ? Router::Access::kAll : Router::Access::kCallers);
+    router.add("GET", "/metrics", send, options_.open ? Router::Access::kAll : Router::Access::kOperators);
   }
 
   const std::string& text() override {

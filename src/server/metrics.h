@@ -23,7 +23,7 @@ struct MetricsOptions {
   std::string version;
   std::int64_t context = 0;           // tokens that a request can have at most; bounds the buckets of its histograms
   bool vllm = false;                  // also under vLLM's names
-  bool open = true;                   // anybody may read them, without an API key
+  bool open = true;                   // anybody may read them; otherwise those that may see the whole server
   std::chrono::milliseconds age{20};  // a text younger than this is given again
 };
 

@@ -13,6 +13,42 @@ namespace {
 constexpr std::string_view kJson = "application/json";
 constexpr std::string_view kParameter = "{id}";
 
+int hex_value(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  const char lower = static_cast<char>(c | 0x20);
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+// Returns a segment of a path without percent escapes; "" for one that is malformed or has a NUL.
+std::string decoded(std::string_view segment) {
+  std::string text;
+  for (std::size_t i = 0; i < segment.size(); ++i) {
+    char c = segment[i];
+    if (c == '%') {
+      const int high = i + 2 < segment.size() ? hex_value(segment[i + 1]) : -1;
+      const int low = high >= 0 ? hex_value(segment[i + 2]) : -1;
+      if (low < 0) return {};
+      c = static_cast<char>(high * 16 + low);
+      i += 2;
+    }
+    if (c == '\0') return {};
+    text += c;
+  }
+  return text;
+}
+
+void send(HttpAnswer& answer, const Refusal& refusal) {
+  answer.send(refusal.http, kJson, text_of(error_of(refusal.http, refusal.message, refusal.code)), refusal.fields);
+}
+
+Refusal operators_only() {
+  return {403,
+          "this shows all tenants, so it needs an operator's key: make one with 'kvasir keys add --tenant NAME "
+          "--operator', or open /metrics to anybody with 'kvasir serve --metrics-open'",
+          "operator_key_required",
+          {}};
+}
+
 }  // namespace
 
 void Exchange::send_json(int http, std::string body, const HttpFields& fields) const {
@@ -33,35 +69,51 @@ void Router::add(std::string_view method, std::string_view path, RouteHandler ha
   routes_.push_back(std::move(route));
 }
 
-void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const {
+Router::Match Router::match(const HttpRequest& request) const {
   const std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   std::string allowed;
   for (const Route& route : routes_) {
     std::string parameter;
     if (route.parameter) {
       if (!request.path.starts_with(route.path)) continue;
-      parameter = request.path.substr(route.path.size());
-      if (parameter.empty() || parameter.find('/') != std::string::npos) continue;
+      const std::string_view segment = std::string_view(request.path).substr(route.path.size());
+      if (segment.find('/') != std::string_view::npos) continue;
+      parameter = decoded(segment);
+      if (parameter.empty()) continue;
     } else if (request.path != route.path) {
       continue;
     }
-    if (route.method != method) {
-      allowed += (allowed.empty() ? "" : ", ") + route.method;
-      continue;
-    }
-    Caller caller;
-    if (gate_ != nullptr && route.access == Access::kCallers) {
-      if (const std::optional<Refusal> refusal = gate_->check(request, caller)) {
-        const Exchange exchange{std::move(request), std::move(answer), {}, {}};
-        return exchange.refuse(refusal->http, refusal->message, refusal->code, refusal->fields);
-      }
-    }
-    return route.handler({std::move(request), std::move(answer), std::move(caller), std::move(parameter)});
+    if (route.method == method) return {&route, std::move(parameter), {}};
+    allowed += (allowed.empty() ? "" : ", ") + route.method;
   }
-  const Exchange exchange{std::move(request), std::move(answer), {}, {}};
-  if (!allowed.empty())
-    return exchange.refuse(405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}});
-  exchange.refuse(404, "there is no such path");
+  if (allowed.empty()) return {nullptr, {}, {404, "there is no such path", {}, {}}};
+  return {nullptr, {}, {405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}}}};
+}
+
+void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const {
+  Match found = match(request);
+  if (found.route == nullptr) return send(*answer, found.refusal);
+  Caller caller;
+  caller.sees_all = gate_ == nullptr;
+  if (gate_ != nullptr && found.route->access != Access::kAll) {
+    if (const std::optional<Refusal> refusal = gate_->check(request, caller)) return send(*answer, *refusal);
+    if (found.route->access == Access::kOperators && !caller.sees_all) return send(*answer, operators_only());
+  }
+  found.route->handler({std::move(request), std::move(answer), std::move(caller), std::move(found.parameter)});
+}
+
+std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer& answer) const {
+  const Match found = match(request);
+  std::optional<Refusal> refusal;
+  Caller caller;
+  if (found.route == nullptr) {
+    refusal = found.refusal;
+  } else if (gate_ != nullptr && found.route->access != Access::kAll) {
+    refusal = gate_->identify(request, caller);
+  }
+  if (!refusal) return caller.tenant.empty() ? request.address : caller.tenant;
+  send(answer, *refusal);
+  return std::nullopt;
 }
 
 }  // namespace kvasir::server

@@ -23,30 +23,37 @@ struct Refusal {
   HttpFields fields;
 };
 
-// Says who asks, or why the request is refused.
+// Says who asks, or why the request is refused. Neither function needs the request's body.
 class Gate {
  public:
   virtual ~Gate() = default;
-  // Fills in `caller`. Returns a refusal for a request that may not pass.
-  virtual std::optional<Refusal> check(const HttpRequest& request, Caller& caller) = 0;
+  // Fills in `caller`, but for its hold. Returns a refusal for a request that may not pass.
+  virtual std::optional<Refusal> identify(const HttpRequest& request, Caller& caller) = 0;
+  // Does the same, and counts the request against the caller's limits.
+  virtual std::optional<Refusal> check(const HttpRequest& request, Caller& caller) { return identify(request, caller); }
 };
 
 class Router {
  public:
   // Who may use a route.
   enum class Access {
-    kAll,      // anybody: health checks and pages without data
-    kCallers,  // whoever the gate lets pass
+    kAll,        // anybody: health checks and pages without data
+    kCallers,    // whoever the gate lets pass
+    kOperators,  // of these, those that may see the whole server
   };
 
-  // `gate` may be null: then everybody passes. Must outlive the router.
+  // `gate` may be null: then everybody passes, and may see the whole server. Must outlive the router.
   explicit Router(Gate* gate = nullptr) : gate_(gate) {}
 
-  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/'. HEAD is answered
-  // as GET.
+  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/', percent-decoded.
+  // HEAD is answered as GET.
   void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers);
 
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const;
+
+  // Decides, before a request's body is read, whether it may be sent; see HttpServer::Admit. Counts nothing against the
+  // caller's limits.
+  std::optional<std::string> admit(const HttpRequest& request, HttpAnswer& answer) const;
 
  private:
   struct Route {
@@ -56,6 +63,13 @@ class Router {
     Access access = Access::kCallers;
     RouteHandler handler;
   };
+
+  struct Match {
+    const Route* route = nullptr;  // null: `refusal` says why
+    std::string parameter;
+    Refusal refusal;
+  };
+  Match match(const HttpRequest& request) const;
 
   Gate* gate_;
   std::vector<Route> routes_;

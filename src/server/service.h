@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "server/completions.h"
@@ -38,6 +39,11 @@ class Service {
   // Answers a request, now or later.
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) {
     router_.handle(std::move(request), std::move(answer));
+  }
+
+  // See HttpServer::Admit.
+  std::optional<std::string> admit(const HttpRequest& request, HttpAnswer& answer) const {
+    return router_.admit(request, answer);
   }
 
   // From now on /ready and new requests say that the server is going down.

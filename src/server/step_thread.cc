@@ -1,6 +1,8 @@
 #include "server/step_thread.h"
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -9,6 +11,12 @@
 namespace kvasir::server {
 
 using Clock = std::chrono::steady_clock;
+
+namespace {
+
+constexpr std::chrono::milliseconds kIdle{1};
+
+}  // namespace
 
 class StepThread::Backlog {
  public:
@@ -50,23 +58,28 @@ StepThread::StepThread(std::unique_ptr<Engine> engine, Options options)
 }
 
 StepThread::~StepThread() {
+  stop();
+}
+
+void StepThread::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
   backlog_->end();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
   Ticket ticket{};
   {
     const std::lock_guard lock(mutex_);
-    if (asked_.size() >= options_.queue)
+    const std::size_t waiting = asked_.size() + taken_ + static_cast<std::size_t>(report_.engine.waiting);
+    if (waiting >= options_.queue)  // how many more is no caller's business
       return exhausted("{} requests are waiting already; try again later", options_.queue);
     ticket = Ticket{next_++};
-    asked_.push_back({ticket, std::move(options), std::move(listener)});
+    asked_.push_back({ticket, std::move(options), std::make_shared<Listener>(std::move(listener))});
     report_.queued = static_cast<std::int64_t>(asked_.size());
   }
   wake_.notify_all();
@@ -82,12 +95,13 @@ void StepThread::cancel(Ticket ticket) {
   wake_.notify_all();
 }
 
-Status StepThread::ask(std::function<void(Engine&)> question) {
+Status StepThread::ask(std::function<void(Engine&)> question, std::function<void()> failed) {
+  const auto held = failed ? std::make_shared<std::function<void()>>(std::move(failed)) : nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (questions_.size() >= options_.queue)
       return exhausted("{} questions are waiting already; try again later", options_.queue);
-    questions_.push_back(std::move(question));
+    questions_.push_back({std::move(question), held});
   }
   wake_.notify_all();
   return {};
@@ -113,19 +127,22 @@ Clock::duration StepThread::busy() const {
 }
 
 void StepThread::run() {
+  bool idle = false;  // all requests wait for sessions to be given up
   while (true) {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
-    std::vector<std::function<void(Engine&)>> questions;
+    std::vector<Question> questions;
     std::vector<std::shared_ptr<Session>> retired;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] {
-        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty() ||
-               engine_->unfinished() > 0;
-      });
+      const auto is_asked = [&] {
+        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty();
+      };
+      if (idle) wake_.wait_for(lock, kIdle, is_asked);
+      wake_.wait(lock, [&] { return is_asked() || engine_->unfinished() > 0; });
       if (stopping_) return;
       asked.swap(asked_);
+      taken_ = asked.size();
       cancelled.swap(cancelled_);
       questions.swap(questions_);
       retired.swap(retired_);
@@ -136,24 +153,66 @@ void StepThread::run() {
       if (std::ranges::find(cancelled, each.ticket) == cancelled.end()) take(std::move(each));
     }
     for (const Ticket ticket : cancelled) drop(ticket);
-    for (const auto& question : questions) question(*engine_);
+    for (Question& question : questions) answer(std::move(question));
     questions.clear();
     retired.clear();
     if (engine_->unfinished() > 0) pass();
-    if (options_.after_pass) options_.after_pass(*engine_);
+    try {
+      if (options_.after_pass) options_.after_pass(*engine_);
+    } catch (const std::bad_alloc&) {  // it has another chance after the next pass
+    }
+    const std::int64_t passes = report_.engine.passes;
     publish();
+    idle = engine_->unfinished() > 0 && report_.engine.passes == passes;
     pass_began_ = 0;
   }
 }
 
+// Posts a function; waits while too many wait to run.
+template <class Function>
+void StepThread::tell(const Function& function) {
+  std::shared_ptr<void> counted;
+  until_there_is_memory([&] {
+    backlog_->add();
+    counted = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); });  // removes it where it throws
+  });
+  until_there_is_memory([&] { options_.post([function, counted] { function(); }); });
+}
+
 void StepThread::take(Asked asked) {
-  const auto listener = std::make_shared<Listener>(std::move(asked.listener));
-  const Result<RequestId> id = engine_->submit(asked.options);
-  if (id.ok()) {
-    known_[asked.ticket] = {*id, asked.options.samples, listener};
-    tickets_[*id] = asked.ticket;
+  Status status;
+  try {
+    status = submit_to_engine(asked).status();
+  } catch (const std::bad_alloc&) {
+    until_there_is_memory([&] {
+      status = make_status(StatusCode::kIo, "the system has no memory for this request now; try again later");
+    });
   }
-  tell([listener, status = id.status()] { listener->accepted(status); });
+  tell([listener = std::move(asked.listener), status = std::move(status)] { listener->accepted(status); });
+}
+
+// Leaves no trace where it throws.
+Result<RequestId> StepThread::submit_to_engine(const Asked& asked) {
+  const Result<RequestId> id = engine_->submit(asked.options);
+  if (!id.ok()) return id;
+  try {
+    known_[asked.ticket] = {*id, asked.options.samples, asked.listener};
+    tickets_[*id] = asked.ticket;
+  } catch (const std::bad_alloc&) {
+    known_.erase(asked.ticket);
+    [[maybe_unused]] const Status gone = engine_->cancel(*id);
+    throw;
+  }
+  return id;
+}
+
+void StepThread::answer(Question question) {
+  try {
+    question.run(*engine_);
+  } catch (const std::exception&) {  // such as no memory: it is the asker's fault alone
+    question.run = nullptr;
+    if (question.failed != nullptr) post_surely(options_.post, question.failed);
+  }
 }
 
 void StepThread::drop(Ticket ticket) {
@@ -174,32 +233,32 @@ void StepThread::pass() {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     return;
   }
-  std::vector<std::pair<std::shared_ptr<Listener>, Event>> told;
+  using Told = std::vector<std::pair<std::shared_ptr<Listener>, Event>>;
+  std::shared_ptr<Told> told;
+  until_there_is_memory([&] {  // no event may be lost
+    told = std::make_shared<Told>();
+    told->reserve(events->size());
+  });
   for (Event& event : *events) {
     const auto ticket = tickets_.find(event.request);
     if (ticket == tickets_.end()) continue;  // cancelled
     const auto known = known_.find(ticket->second);
     const bool last = event.kind == Event::Kind::kFinished || event.kind == Event::Kind::kFailed;
-    told.emplace_back(known->second.listener, std::move(event));
+    told->emplace_back(known->second.listener, std::move(event));
     if (last && --known->second.samples == 0) {
       known_.erase(known);
       tickets_.erase(ticket);
     }
   }
-  if (told.empty()) return;
-  tell([told = std::move(told)] {
-    for (const auto& [listener, event] : told) listener->happened(event);
+  if (told->empty()) return;
+  tell([told] {
+    for (const auto& [listener, event] : *told) listener->happened(event);
   });
-}
-
-void StepThread::tell(std::function<void()> function) {
-  backlog_->add();
-  options_.post([function = std::move(function),
-                 backlog = std::shared_ptr<void>(nullptr, [of = backlog_](void*) { of->remove(); })] { function(); });
 }
 
 void StepThread::publish() {
   const std::lock_guard lock(mutex_);
+  taken_ = 0;
   report_.running = static_cast<std::int64_t>(known_.size());
   report_.queued = static_cast<std::int64_t>(asked_.size());
   report_.engine = engine_->report();

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "kvasir/engine.h"
+#include "server/post.h"
 
 namespace kvasir::server {
 
@@ -35,9 +36,9 @@ struct StepReport {
 class StepThread {
  public:
   struct Options {
-    // Runs a function on the thread that callbacks are for. Must be thread-safe.
-    std::function<void(std::function<void()>)> post;
-    std::size_t queue = 1024;  // requests that may wait to be taken
+    Post post;  // to the thread that callbacks are for
+    // Requests that may wait: to be taken, for KV memory, or for the end of their first pass.
+    std::size_t queue = 1024;
     // Optional: runs on the step thread after every pass, and after questions.
     std::function<void(Engine&)> after_pass;
   };
@@ -50,23 +51,28 @@ class StepThread {
   StepThread(std::unique_ptr<Engine> engine, Options options);
   StepThread(const StepThread&) = delete;
   StepThread& operator=(const StepThread&) = delete;
-  // Stops after the pass under way; requests that have not ended hear nothing more.
+  // As stop().
   ~StepThread();
+
+  // Ends the thread after the pass under way; requests that have not ended hear nothing more, and questions that wait
+  // are not run.
+  void stop();
 
   const ModelSummary& model() const { return summary_; }
   // See Engine; for any thread.
   const ModelText& text() const { return engine_->text(); }
   // See Engine; for any thread. REQUIRES: the engine has made its cache.
   Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
+  Result<Engine::LoadedSession> open_session(const std::string& path) const { return engine_->open_session(path); }
 
-  // Queues a request. Errors: kResourceExhausted while the queue is full.
+  // Queues a request. Errors: kResourceExhausted while as many wait as may.
   Result<Ticket> submit(RequestOptions options, Listener listener);
   // Ends a request between two passes; its listener hears nothing more.
   void cancel(Ticket ticket);
 
-  // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. Errors:
-  // kResourceExhausted while the queue is full.
-  Status ask(std::function<void(Engine&)> question);
+  // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. If it
+  // throws an exception, `failed` (may be empty) is posted. Errors: kResourceExhausted while the queue is full.
+  Status ask(std::function<void(Engine&)> question, std::function<void()> failed = {});
 
   // Gives up a session between two passes; whoever has it must not keep it. Never refused.
   void retire(std::shared_ptr<Session> session);
@@ -82,7 +88,11 @@ class StepThread {
   struct Asked {
     Ticket ticket{};
     RequestOptions options;
-    Listener listener;
+    std::shared_ptr<Listener> listener;
+  };
+  struct Question {
+    std::function<void(Engine&)> run;
+    std::shared_ptr<std::function<void()>> failed;  // null: nobody hears of it
   };
   // What was posted and has not run yet. Where the I/O thread falls behind, the step thread waits for it.
   class Backlog;
@@ -94,9 +104,12 @@ class StepThread {
 
   void run();
   void take(Asked asked);
+  Result<RequestId> submit_to_engine(const Asked& asked);
+  void answer(Question question);
   void drop(Ticket ticket);
   void pass();
-  void tell(std::function<void()> function);
+  template <class Function>
+  void tell(const Function& function);
   void publish();
 
   const Options options_;
@@ -108,7 +121,8 @@ class StepThread {
   std::condition_variable wake_;
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
-  std::vector<std::function<void(Engine&)>> questions_;
+  std::size_t taken_ = 0;  // of the requests that the engine has, those that came after report_
+  std::vector<Question> questions_;
   std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;

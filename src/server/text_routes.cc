@@ -1,7 +1,6 @@
 #include "server/text_routes.h"
 
 #include <limits>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "server/api_response.h"
 #include "server/json_fields.h"
 #include "server/prepare.h"
+#include "server/text_answer.h"
 
 namespace kvasir::server {
 namespace {
@@ -47,27 +47,12 @@ void TextRoutes::add_routes(Router& router) {
 
 void TextRoutes::add(Router& router, std::string_view path, Work work) {
   router.add("POST", path, [this, work](Exchange exchange) {
-    auto result = std::make_shared<Result<std::string>>(Status());
-    const auto shared = std::make_shared<Exchange>(std::move(exchange));
-    const Status queued = texts_.run(
-        shared->request.body.size(),
-        [this, work, result, shared] {
-          try {
-            *result = (this->*work)(shared->request.body);
-          } catch (const std::bad_alloc&) {
-            *result = exhausted("there is no memory for a body of {} bytes", shared->request.body.size());
-          }
-        },
-        [result, shared] {
-          if (!result->ok()) return shared->refuse(result->status());
-          shared->send_json(200, std::move(**result));
-        });
-    if (!queued.ok()) shared->refuse(429, queued.message(), "queue_full", {{"Retry-After", "1"}});
+    answer_on(texts_, std::move(exchange), [this, work](const Exchange& asked) { return (this->*work)(asked); });
   });
 }
 
-Result<std::string> TextRoutes::tokenize(std::string_view body) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   const bool chat = find_field(json, "messages") != nullptr;
   bool special = true, strings = false;
   KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
@@ -95,8 +80,8 @@ Result<std::string> TextRoutes::tokenize(std::string_view body) const {
   return text_of(answer);
 }
 
-Result<std::string> TextRoutes::detokenize(std::string_view body) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   const Json* list = find_field(json, "tokens");
   if (list == nullptr || !list->is_array()) return wrong_field("tokens", "a list of token ids");
   std::vector<std::int32_t> tokens;
@@ -110,8 +95,8 @@ Result<std::string> TextRoutes::detokenize(std::string_view body) const {
   return text_of({{"prompt", std::move(prompt)}});
 }
 
-Result<std::string> TextRoutes::render_completion(std::string_view body) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+Result<std::string> TextRoutes::render_completion(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
   Json answer = Json::array();
@@ -119,15 +104,15 @@ Result<std::string> TextRoutes::render_completion(std::string_view body) const {
   return text_of(answer);
 }
 
-Result<std::string> TextRoutes::render_chat(std::string_view body) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+Result<std::string> TextRoutes::render_chat(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
   return text_of({{"token_ids", all.front()}});
 }
 
-Result<std::string> TextRoutes::plan(std::string_view body) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(body));
+Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
@@ -145,8 +130,15 @@ Result<std::string> TextRoutes::plan(std::string_view body) const {
   const Result<RequestPlan> found = steps_.plan(request);
   if (!found.ok()) return in_body(found.status());
   const RequestPlan& plan = *found;
-  const std::uint64_t used = steps_.report().engine.cache.bytes;
-  const std::uint64_t free = plan.budget > used ? plan.budget - used : 0;
+  // Only who may see the whole server learns what others leave free.
+  Json used, free, fits_now;
+  if (exchange.caller.sees_all) {
+    const std::uint64_t bytes = steps_.report().engine.cache.bytes;
+    const std::uint64_t rest = plan.budget > bytes ? plan.budget - bytes : 0;
+    used = bytes;
+    free = rest;
+    fits_now = plan.refusal.ok() && plan.bytes <= rest;
+  }
   return text_of({{"object", "kv.plan"},
                   {"policy", plan.policy},
                   {"codec", plan.codec},
@@ -169,7 +161,7 @@ Result<std::string> TextRoutes::plan(std::string_view body) const {
                   {"kv_used", used},
                   {"kv_free", free},
                   {"fits", plan.refusal.ok() && plan.bytes <= plan.budget},
-                  {"fits_now", plan.refusal.ok() && plan.bytes <= free},
+                  {"fits_now", fits_now},
                   {"refusal", plan.refusal.ok() ? Json() : Json(plan.refusal.message())}});
 }
 

@@ -5,7 +5,8 @@
 //   POST /detokenize                    {tokens} -> {"prompt"}
 //   POST /v1/completions/render         a completion's body -> [{"token_ids": [...]}], one for each prompt
 //   POST /v1/chat/completions/render    a chat's body -> {"token_ids": [...]}
-//   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory
+//   POST /v1/kv/plan                    {prompt | messages | prompt_tokens, max_tokens, n, kv: {policy}} -> the memory;
+//                                       what the whole server has free now only for those that may see it (Caller)
 //
 // Tokens are exactly those that a completion of the same body would read. All work is done on the text thread.
 // Thread-safety: the I/O thread's alone.
@@ -29,14 +30,14 @@ class TextRoutes {
   void add_routes(Router& router);
 
  private:
-  using Work = Result<std::string> (TextRoutes::*)(std::string_view body) const;
+  using Work = Result<std::string> (TextRoutes::*)(const Exchange& exchange) const;
 
   void add(Router& router, std::string_view path, Work work);
-  Result<std::string> tokenize(std::string_view body) const;
-  Result<std::string> detokenize(std::string_view body) const;
-  Result<std::string> render_completion(std::string_view body) const;
-  Result<std::string> render_chat(std::string_view body) const;
-  Result<std::string> plan(std::string_view body) const;
+  Result<std::string> tokenize(const Exchange& exchange) const;
+  Result<std::string> detokenize(const Exchange& exchange) const;
+  Result<std::string> render_completion(const Exchange& exchange) const;
+  Result<std::string> render_chat(const Exchange& exchange) const;
+  Result<std::string> plan(const Exchange& exchange) const;
 
   const StepThread& steps_;
   TextThread& texts_;

@@ -101,6 +101,14 @@ class FieldReader {
     value = static_cast<Number>(found->get());
   }
 
+  void flag(std::string_view name, bool& value) {
+    const toml::node* node = find(name, false);
+    if (node == nullptr) return;
+    const auto* found = node->as_boolean();
+    if (found == nullptr) return fail(name, "must be true or false");
+    value = found->get();
+  }
+
   void bytes(std::string_view name, std::uint64_t& value) {
     const toml::node* node = find(name, false);
     if (node == nullptr) return;
@@ -205,6 +213,7 @@ Result<ApiKey> read_key(std::size_t number, const toml::node& node) {
   fields.moment("revoked", key.revoked, false);
   fields.digest("hash", key.hash, !fields.has("revoked"));
   fields.number("priority", key.priority, -kMostPriority, kMostPriority);
+  fields.flag("operator", key.is_operator);
   KVASIR_RETURN_IF_ERROR(fields.done());
   if (key.revoked != 0) key.hash = {};
   return key;
@@ -331,6 +340,7 @@ std::string key_file_text(const KeyFile& file) {
     append_moment(text, "expires", key.expires);
     append_moment(text, "revoked", key.revoked);
     append_number(text, "priority", key.priority);
+    if (key.is_operator) text += "operator = true\n";
   }
   return text;
 }

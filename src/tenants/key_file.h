@@ -19,6 +19,7 @@
 //   created = 2026-11-23T08:00:00Z
 //   expires = 2027-11-23T08:00:00Z
 //   priority = 0                  # added to that of the tenant
+//   operator = false              # may read figures of the whole server, such as /metrics
 //
 // A limit that is missing or 0 does not limit. A revoked key keeps its entry, with `revoked` in place of `hash`.
 //
@@ -58,6 +59,7 @@ struct ApiKey {
   std::int64_t expires = 0;  // 0: never
   std::int64_t revoked = 0;  // 0: it was not
   int priority = 0;
+  bool is_operator = false;  // may read figures of the whole server, which show other tenants
   bool operator==(const ApiKey&) const = default;
 };
 

@@ -35,6 +35,7 @@ KeyRing::KeyRing(const KeyFile& file, TenantNumbers& numbers) : secret_(file.sec
     entry.key_id = key.id;
     entry.priority += key.priority;
     entry.expires = key.expires;
+    entry.is_operator = key.is_operator;
     hashes_.push_back(key.hash);
     entries_.push_back(std::move(entry));
   }

@@ -38,6 +38,7 @@ class KeyRing {
     int tenant_number = 0;
     std::string salt;  // of the tenant's cached prefixes: 43 characters, the same in every run
     int priority = 0;  // of tenant and key together
+    bool is_operator = false;
     std::int64_t expires = 0;
   };
 

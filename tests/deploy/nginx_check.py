@@ -277,7 +277,7 @@ def check_dead(proxy, replicas):
 
 def check_rate(proxy, _):
     """More than 20 requests a second (and 40 at once) of one address are refused."""
-    one = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+    one = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
     with socket.create_connection(("127.0.0.1", proxy.port), 60) as raw:
         raw.sendall((one + b"\r\n") * 299 + one + b"Connection: close\r\n\r\n")
         text = b""

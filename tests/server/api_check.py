@@ -339,7 +339,7 @@ def check_sessions(kvasir, model):
             with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
                 body = json.dumps({"prompt": "x", "session": "tale", "max_tokens": 100000, "stream": True,
                                    "ignore_eos": True}).encode()
-                raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 got = b""
                 while b"data: " not in got:
                     got += raw.recv(10000)

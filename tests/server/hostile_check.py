@@ -29,7 +29,7 @@ REFUSED = range(400, 600)
 
 
 def post(body, path=COMPLETIONS, fields=b""):
-    return (f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n").encode() + fields + b"\r\n" + body
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n").encode() + fields + b"\r\n" + body
 
 
 def completion(**fields):
@@ -78,15 +78,15 @@ def exchange(port, data, half_close=False):
 
 def check_http(server):
     """Requests that are none, and those that two programs could read in two ways."""
-    get = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
     for name, data in {
             "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200) + b"\r\n\r\n",
             "HTTP/0.9": b"GET /\r\n\r\n",
             "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            "HTTP/3.0": b"GET /health HTTP/3.0\r\nHost: x\r\n\r\n",
-            "no version": b"GET /health\r\nHost: x\r\n\r\n",
+            "HTTP/3.0": b"GET /health HTTP/3.0\r\nHost: localhost\r\n\r\n",
+            "no version": b"GET /health\r\nHost: localhost\r\n\r\n",
             "no Host": b"GET /health HTTP/1.1\r\n\r\n",
             "two Hosts": get + b"Host: y\r\n\r\n",
             "a space in a name": get + b"X Y: z\r\n\r\n",
@@ -102,7 +102,7 @@ def check_http(server):
             "codings": chunked.replace(b"chunked", b"gzip, chunked") + b"\r\n0\r\n\r\n" + smuggled,
             "chunked twice": chunked + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + smuggled,
             "chunks in HTTP/1.0": chunked.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n0\r\n\r\n" + smuggled,
-            "two lengths": post(b"{}").replace(b"Host: x", b"Host: x\r\nContent-Length: 7") + smuggled,
+            "two lengths": post(b"{}").replace(b"Host: localhost", b"Host: localhost\r\nContent-Length: 7") + smuggled,
             "a length with a sign": post(b"{}").replace(b"Length: 2", b"Length: +2"),
             "a negative length": post(b"{}").replace(b"Length: 2", b"Length: -2"),
             "a length in hexadecimal": post(b"{}").replace(b"Length: 2", b"Length: 0x2"),
@@ -115,8 +115,8 @@ def check_http(server):
             "a chunk that is longer than its size": chunked + b"\r\n1\r\n{}\r\n0\r\n\r\n",
             "a chunk extension without end": chunked + b"\r\n2;" + b"x" * 2000000,
             "trailers without end": chunked + b"\r\n0\r\n" + b"X: y\r\n" * 200000,
-            "a long path": b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-            "a long method": b"G" * 20000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n",
+            "a long path": b"GET /" + b"x" * 20000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            "a long method": b"G" * 20000 + b" / HTTP/1.1\r\nHost: localhost\r\n\r\n",
             "many fields": get + b"".join(b"X-%d: y\r\n" % i for i in range(80)) + b"\r\n",
             "fields without end": get + b"X: y\r\n" * 100000,
             "one field without end": get + b"X: " + b"y" * 1000000,
@@ -131,7 +131,7 @@ def check_http(server):
     end = b"Connection: close\r\n\r\n"
     assert exchange(server.port, get + end) == [200]
     assert exchange(server.port, get + b"\r\n", half_close=True) == [200]
-    assert exchange(server.port, b"GET http://x/health HTTP/1.1\r\nHost: x\r\n" + end) == [200]
+    assert exchange(server.port, b"GET http://x/health HTTP/1.1\r\nHost: localhost\r\n" + end) == [200]
     assert exchange(server.port, get + b"Upgrade: websocket\r\nConnection: upgrade, close\r\n\r\n") == [200]
     assert exchange(server.port, (get + b"\r\n") * 100 + get + end) == [200] * 101
     assert exchange(server.port, (post(completion()) + get + b"\r\n") * 5 + get + end) == [200] * 11
@@ -140,7 +140,7 @@ def check_http(server):
         len(completion()), completion())) == [200]
     for method in ("TRACE", "CONNECT", "OPTIONS", "DELETE", "PATCH", "FOO"):
         for target in ("/health", "*", "x:443", COMPLETIONS):
-            status = exchange(server.port, f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            status = exchange(server.port, f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             assert status in ([404], [405], [400]), (method, target, status)
 
 
@@ -149,7 +149,7 @@ def check_paths(server):
                  "/v1//models", "/v1/models/../models", "/%68ealth", "/health%00", "/health;x", "/HEALTH", "/" + "a/" * 4000,
                  "/v1/sessions/../../etc/passwd", "/v1/sessions/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "/v1/sessions/%00",
                  "/v1/sessions/..", "/v1/sessions/" + "a" * 8000, "/\xff\xfe", "/?", "/#", "?", "*", "\\..\\.."):
-        data = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode("latin-1")
+        data = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("latin-1")
         statuses = exchange(server.port, data)
         assert statuses in ([400], [404], [405]) or path in ("/?", "/#"), (path[:60], statuses)
 
@@ -207,9 +207,9 @@ def check_bodies(server):
 def check_large(server):
     """Bodies of 100 MB, with a length and in chunks."""
     piece = b"x" * (1 << 20)
-    assert exchange(server.port, b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n" + piece) == [413]
+    assert exchange(server.port, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 104857600\r\n\r\n" + piece) == [413]
     raw = Raw(server.port)
-    raw.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    raw.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     sent = 0
     try:
         while sent < 100:
@@ -292,8 +292,8 @@ def slow(server, seconds):
     held = []
     for i in range(300):
         raw = Raw(server.port, f"127.0.1.{i % 3 + 1}")
-        raw.send(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " if i % 2 else
-                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n")
+        raw.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " if i % 2 else
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
         held.append(raw)
     readers = []
     for i in range(4):

@@ -39,7 +39,7 @@ def check_log(kvasir, model, folder):
         assert server.complete(max_tokens="many")[0] == 400
         for path_sent in (b"/x\xff\xe2\x80\xae\xc2\x9b31m", b"/x\x7f", b'/","event":"forged', b"/%0aforged"):
             with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
-                raw.sendall(b"GET " + path_sent + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                raw.sendall(b"GET " + path_sent + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 while raw.recv(4096):
                     pass
         with server.stream(max_tokens=100000, prompt="Left alone") as left:
@@ -154,7 +154,7 @@ def check_drain(kvasir, model, folder):
         assert kept.getresponse().read() == b'{"status":"ready"}'
         # A connection that has sent half a request is none that waits.
         half = socket.create_connection(("127.0.0.1", server.port), 10)
-        half.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n")
+        half.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n")
         stream = server.stream(max_tokens=600)
         server.signal(signal.SIGTERM)
         assert manager.recv(100) == b"STOPPING=1"

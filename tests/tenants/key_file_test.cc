@@ -34,6 +34,7 @@ KeyFile sample() {
   key.created = 1795420800;
   key.expires = 1826956800;
   key.priority = 5;
+  key.is_operator = true;
   ApiKey revoked;
   revoked.id = "00000001";
   revoked.tenant = "Odd_name-1";

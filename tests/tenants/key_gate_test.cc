@@ -1,6 +1,7 @@
 #include "server/key_gate.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <utility>
@@ -163,6 +164,39 @@ TEST_F(KeyGateTest, ABrokenFileKeepsTheOldOneAndSaysSoOnce) {
   ::chmod(path_.c_str(), 0600);  // the permissions alone change
   gate_->reload_if_changed();
   EXPECT_EQ(log_.back(), "read the keys file again: 2 valid keys of 2 tenants");
+}
+
+TEST_F(KeyGateTest, OnlyAnOperatorsKeySeesTheWholeServer) {
+  file_.keys[1].is_operator = true;
+  save();
+  open();
+  EXPECT_EQ(http("Bearer key-of-a"), 200);
+  EXPECT_FALSE(caller_.sees_all);
+  EXPECT_EQ(http("Bearer key-of-b"), 200);
+  EXPECT_TRUE(caller_.sees_all);
+  EXPECT_EQ(caller_.tenant, "b");
+}
+
+// A system that refuses for a moment must not leave a revoked key valid.
+TEST_F(KeyGateTest, AFileThatCouldNotBeReadIsReadAgain) {
+  open();
+  file_.keys[0].revoked = now_;
+  save();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  gate_->reload_if_changed();
+  gate_->reload_if_changed();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  ASSERT_EQ(log_.size(), 1U) << "it is said once";
+  EXPECT_TRUE(log_.front().starts_with("the keys of before stay: ")) << log_.front();
+  EXPECT_EQ(http("Bearer key-of-a"), 200);
+  gate_->reload_if_changed();
+  EXPECT_EQ(http("Bearer key-of-a"), 401);
+  EXPECT_EQ(log_.size(), 2U);
+  gate_->reload_if_changed();
+  EXPECT_EQ(log_.size(), 2U);
 }
 
 TEST_F(KeyGateTest, LimitsRefuseWith429) {

@@ -1,0 +1,57 @@
+#include "server/http_message.h"
+
+#include <fmt/core.h>
+
+#include <boost/beast/http/rfc7230.hpp>
+#include <utility>
+
+namespace kvasir::server {
+
+namespace beast = boost::beast;
+namespace http = beast::http;
+
+std::string without_origin(std::string_view target) {
+  if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
+  const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
+  if (rest == std::string_view::npos) return "/";
+  return (target[rest] == '?' ? "/" : "") + std::string(target.substr(rest));
+}
+
+bool is_framed(const HttpMessage& message) {
+  const auto codings = message.count(http::field::transfer_encoding);
+  if (codings == 0) return true;
+  return codings == 1 && message.version() == 11 && message.count(http::field::content_length) == 0 &&
+         beast::iequals(message[http::field::transfer_encoding], "chunked");
+}
+
+HttpRequest request_of(const HttpMessage& message) {
+  HttpRequest request;
+  request.method = view(message.method_string());
+  const std::string target = without_origin(view(message.target()));
+  const std::size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string::npos) request.query = target.substr(query + 1);
+  for (const auto& field : message) {
+    std::string name(view(field.name_string()));
+    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    request.fields.emplace_back(std::move(name), view(field.value()));
+  }
+  return request;
+}
+
+std::string error_body(std::string_view message, std::string_view type) {
+  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message, type);
+}
+
+std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
+                        bool keep_alive) {
+  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nContent-Type: {}\r\n", status,
+                                 view(http::obsolete_reason(static_cast<http::status>(status))), type);
+  // The length of a 304 would be that of the 200 in its place.
+  if (end == BodyEnd::kLength && status != 304) text += fmt::format("Content-Length: {}\r\n", size);
+  if (end == BodyEnd::kChunks) text += "Transfer-Encoding: chunked\r\n";
+  for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
+  return text + (keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,41 @@
+// What http_connection.cc reads from requests, and the heads of answers. For it alone.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "server/http_server.h"
+
+namespace kvasir::server {
+
+using HttpMessage = boost::beast::http::request<boost::beast::http::string_body>;
+
+inline std::string_view view(boost::beast::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// Returns the path and the query of a target that names the server too, as clients of proxies send it.
+std::string without_origin(std::string_view target);
+
+// Whether the fields tell in one way alone where the body ends. What two programs read in two ways lets a client hide
+// one request in another from a proxy in front of this server.
+bool is_framed(const HttpMessage& message);
+
+// Returns the request of a message without its body; HttpRequest::address is empty.
+HttpRequest request_of(const HttpMessage& message);
+
+std::string error_body(std::string_view message, std::string_view type);
+
+// How an answer's body ends.
+enum class BodyEnd { kLength, kChunks, kConnection };
+
+// Returns an answer's status line and header. `size`: of the body, where that has a length.
+std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
+                        bool keep_alive);
+
+}  // namespace kvasir::server

@@ -1,0 +1,249 @@
+// The threads of the server and what passes between them, with an engine that fails on demand.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "server/http_bodies.h"
+#include "server/http_server.h"
+#include "server/step_thread.h"
+#include "server/text_thread.h"
+
+namespace kvasir::server {
+namespace {
+
+using std::chrono::milliseconds;
+
+Status unused() {
+  return {StatusCode::kUnsupported, "not part of this test"};
+}
+
+// Ends a request in the pass after its submission, but for those that wait for ever.
+class FakeEngine final : public Engine {
+ public:
+  int submits_that_throw = 0;
+  bool waits = false;  // no request starts
+
+  const ModelSummary& model() const override { return summary_; }
+  const ModelText& text() const override { std::abort(); }
+  Result<RequestPlan> plan(const PlanRequest&) const override { return unused(); }
+  Result<std::unique_ptr<Session>> new_session(const SessionOptions&) override { return unused(); }
+  Result<LoadedSession> load_session(const std::string&, int) override { return unused(); }
+  Result<RequestId> submit(const RequestOptions&) override {
+    if (submits_that_throw > 0) {
+      --submits_that_throw;
+      throw std::bad_alloc();
+    }
+    requests_.push_back(RequestId{next_++});
+    return requests_.back();
+  }
+  Result<std::vector<Event>> poll() override {
+    std::vector<Event> events;
+    if (waits) {
+      std::this_thread::sleep_for(milliseconds(1));
+      return events;
+    }
+    for (const RequestId id : requests_) {
+      Event& event = events.emplace_back();
+      event.kind = Event::Kind::kFinished;
+      event.request = id;
+    }
+    requests_.clear();
+    return events;
+  }
+  Status cancel(RequestId id) override {
+    std::erase(requests_, id);
+    return {};
+  }
+  std::int64_t unfinished() const override { return std::ssize(requests_); }
+  Status set_quota(int, const TenantQuota&) override { return {}; }
+  void set_prefix_listener(PrefixListener*) override {}
+  CacheReport cache() const override { return {}; }
+  EngineReport report() const override {
+    EngineReport report;
+    report.waiting = std::ssize(requests_);
+    return report;
+  }
+  SequenceList sequences(int, std::size_t) const override { return {}; }
+  Result<TokenView> tokens_of(const TokenQuery&) const override { return unused(); }
+
+ private:
+  ModelSummary summary_;
+  std::vector<RequestId> requests_;
+  std::uint64_t next_ = 1;
+};
+
+// Runs what is posted at once, and lets a test wait for what it did.
+class Heard {
+ public:
+  Post post() {
+    return [this](const std::function<void()>& function) {
+      const std::lock_guard lock(mutex_);
+      if (posts_that_throw > 0) {
+        --posts_that_throw;
+        throw std::bad_alloc();
+      }
+      function();
+      changed_.notify_all();
+    };
+  }
+  template <class Condition>
+  bool wait(const Condition& condition) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(20), condition);
+  }
+
+  int posts_that_throw = 0;
+  std::vector<std::string> lines;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+StepThread::Listener listener(Heard& heard, const std::string& name) {
+  return {[&heard, name](const Status& status) { heard.lines.push_back(name + (status.ok() ? " taken" : " refused")); },
+          [&heard, name](const Event&) { heard.lines.push_back(name + " ended"); }};
+}
+
+TEST(StepThreads, OneFaultEndsOneRequestAlone) {
+  Heard heard;
+  auto engine = std::make_unique<FakeEngine>();
+  engine->submits_that_throw = 1;
+  StepThread steps(std::move(engine), {heard.post(), 8, {}});
+  ASSERT_TRUE(steps.submit({}, listener(heard, "a")).ok());
+  ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 1; }));
+  EXPECT_EQ(heard.lines[0], "a refused");
+  ASSERT_TRUE(steps.ask([](Engine&) { throw std::bad_alloc(); }, [&] { heard.lines.push_back("failed"); }).ok());
+  ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 2; }));
+  EXPECT_EQ(heard.lines[1], "failed");
+  ASSERT_TRUE(steps.ask([](Engine&) { throw std::bad_alloc(); }).ok());
+  heard.wait([&] {
+    heard.posts_that_throw = 2;
+    return true;
+  });
+  ASSERT_TRUE(steps.submit({}, listener(heard, "b")).ok());
+  ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 4; })) << "nothing that was posted is lost";
+  EXPECT_EQ(heard.lines[2], "b taken");
+  EXPECT_EQ(heard.lines[3], "b ended");
+}
+
+TEST(StepThreads, QueueBoundsThoseThatWaitInTheEngineToo) {
+  Heard heard;
+  auto engine = std::make_unique<FakeEngine>();
+  engine->waits = true;
+  StepThread steps(std::move(engine), {heard.post(), 3, {}});
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < 3; ++i) {
+    const Result<Ticket> ticket = steps.submit({}, listener(heard, "a"));
+    ASSERT_TRUE(ticket.ok());
+    tickets.push_back(*ticket);
+    while (steps.report().engine.waiting <= i) std::this_thread::yield();  // the engine has it
+  }
+  const Result<Ticket> more = steps.submit({}, listener(heard, "b"));
+  ASSERT_FALSE(more.ok());
+  EXPECT_EQ(more.status().code(), StatusCode::kResourceExhausted);
+  steps.cancel(tickets[1]);
+  while (steps.report().engine.waiting > 2) std::this_thread::yield();
+  EXPECT_TRUE(steps.submit({}, listener(heard, "c")).ok());
+}
+
+TEST(StepThreads, NothingRunsAfterStop) {
+  Heard heard;
+  StepThread steps(std::make_unique<FakeEngine>(), {heard.post(), 8, {}});
+  steps.stop();
+  EXPECT_TRUE(steps.ask([&](Engine&) { ADD_FAILURE(); }).ok());
+  EXPECT_TRUE(steps.submit({}, listener(heard, "a")).ok());
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_TRUE(heard.lines.empty());
+}
+
+TEST(TextThreads, WorkThatThrowsEndsItsOwnJobAlone) {
+  Heard heard;
+  TextThread texts({heard.post(), 8, 100});
+  ASSERT_TRUE(texts
+                  .run(
+                      1, [] { throw std::bad_alloc(); }, [&] { heard.lines.push_back("first"); })
+                  .ok());
+  ASSERT_TRUE(texts
+                  .run(
+                      1, [] {}, [&] { heard.lines.push_back("second"); })
+                  .ok());
+  ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 2; }));
+  EXPECT_EQ(heard.lines, (std::vector<std::string>{"first", "second"}));
+}
+
+TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {
+  Heard heard;
+  TextThread texts({heard.post(), 4, 64 << 20});
+  std::mutex gate;
+  gate.lock();
+  const auto add = [&](const std::string& caller, std::size_t bytes, const std::string& name) {
+    return texts
+        .run(
+            bytes, [] {}, [&heard, name] { heard.lines.push_back(name); }, caller)
+        .ok();
+  };
+  ASSERT_TRUE(texts
+                  .run(
+                      1, [&] { const std::lock_guard lock(gate); }, [] {}, "z")
+                  .ok());
+  constexpr std::size_t kLarge = 8 << 20;
+  for (const char* name : {"a1", "a2", "a3"}) ASSERT_TRUE(add("a", kLarge, name));
+  ASSERT_TRUE(add("a", 10, "a-small"));
+  EXPECT_FALSE(add("a", 10, "a-more")) << "the caller has its four";
+  for (const char* name : {"b1", "b2"}) ASSERT_TRUE(add("b", kLarge, name));
+  for (const char* name : {"c1", "c2", "c3"}) ASSERT_TRUE(add("c", 10, name));
+  gate.unlock();
+  ASSERT_TRUE(heard.wait([&] { return heard.lines.size() == 9; }));
+  const auto place = [&](std::string_view name) { return std::ranges::find(heard.lines, name) - heard.lines.begin(); };
+  EXPECT_LT(place("a1"), place("a2"));
+  EXPECT_LT(place("b1"), place("a2")) << "the callers of large texts take turns";
+  EXPECT_LT(place("a2"), place("b2"));
+  EXPECT_LT(place("a-small"), place("a2"));
+  for (const char* name : {"c1", "c2", "c3"}) EXPECT_LT(place(name), place("b2"));
+  EXPECT_LT(place("c3"), place("a2"));
+}
+
+TEST(HttpServers, DropWhatWasPostedAndNotRun) {
+  Result<std::unique_ptr<HttpServer>> http = HttpServer::open("127.0.0.1", 0, {}, {});
+  ASSERT_TRUE(http.ok()) << http.status().message();
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> watched = held;
+  int ticks = 0;
+  (*http)->every(milliseconds(1), [&] {
+    if (++ticks == 1) throw std::bad_alloc();
+    if (ticks == 3) (*http)->stop();
+  });
+  (*http)->run();
+  EXPECT_EQ(ticks, 3) << "a timer goes on after one that found no memory";
+  (*http)->post([held = std::move(held)] { ADD_FAILURE() << "what it uses may be gone"; });
+  std::this_thread::sleep_for(milliseconds(5));
+  http->reset();
+  EXPECT_TRUE(watched.expired());
+  EXPECT_EQ(ticks, 3);
+}
+
+TEST(HttpServers, BodiesOfOneAccountLeaveRoomForOthers) {
+  HttpBodies bodies(100);
+  bodies.change("a", 0, 50);
+  EXPECT_TRUE(bodies.fits("a"));
+  bodies.change("a", 50, 51);
+  EXPECT_FALSE(bodies.fits("a"));
+  bodies.change("a", 51, 50);
+  bodies.change("b", 0, 25);
+  EXPECT_TRUE(bodies.fits("b"));
+  EXPECT_FALSE(bodies.fits("a"));
+  bodies.change("c", 0, 12);
+  EXPECT_TRUE(bodies.fits("c"));
+  bodies.change("c", 12, 0);
+  bodies.change("b", 25, 0);
+  EXPECT_TRUE(bodies.fits("a"));
+  EXPECT_TRUE(bodies.fits("nobody"));
+}
+
+}  // namespace
+}  // namespace kvasir::server
