@@ -108,7 +108,8 @@ class Session {
   virtual Result<std::unique_ptr<Session>> fork() const = 0;
 
   // Writes the session to a file that Engine::load_session continues as if it had never stopped: written whole or not
-  // at all. Errors: kInvalidArgument (the place), kResourceExhausted (a full disk).
+  // at all. May run on any thread while the engine goes on, if nothing else uses the session meanwhile. Errors:
+  // kInvalidArgument (the place), kResourceExhausted (a full disk).
   virtual Status save(const std::string& path) const = 0;
 
   // The id of the first token dropped (in any layer) and how many were, so far (on average over layers, rounded up);
@@ -158,6 +159,11 @@ class Engine {
   // `sequences`: as in SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model),
   // kUnsupported (another format), kResourceExhausted.
   virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
+  // The same, but the file is only read and checked: the session takes KV memory from its first use on. A request that
+  // continues it is admitted with what the file holds, and loads that when it starts, within its tenant's quota. The
+  // file must not be changed until then, but another may be renamed to its place. Once a first session or request has
+  // made the cache, any thread may call it at any time. Errors: as load_session; kInvalidArgument without a cache.
+  virtual Result<LoadedSession> open_session(const std::string& path) const = 0;
 
   // Takes a request, which runs in the calls of poll() that follow. Everything is checked before anything is kept:
   // after an error the engine is as it was. Without EngineOptions::kv_memory a first request sizes the cache for
@@ -170,8 +176,8 @@ class Engine {
 
   // Runs one forward pass for the requests that have work, and returns what happened since the last call, in order;
   // within a pass in order of priority, then of arrival. Prompts share a bounded number of rows in a pass, the
-  // best-ranked first, so that requests which are generating go on in every pass. Returns no event when there is no
-  // request.
+  // best-ranked first, so that requests which are generating go on in every pass. Runs no pass when there is no
+  // request, and while all of them wait for sessions (RequestOptions::releases_session).
   //
   // EngineOptions::scheduler says when requests start. Where the KV memory does not hold the next tokens of all, those
   // that rank last wait: what borrows beyond its tenant's floor, then the worse priority, then the later arrival. One

@@ -47,9 +47,12 @@ struct RequestOptions {
 
   // A session to continue; may be null. The prompt is read behind what the session holds, and prompt and answer stay in
   // it: when kFinished has been told, the session is what it would be after Session::say (or read) and generate. A
-  // request that is cancelled or fails before its prompt has been read leaves the session as it was. REQUIRES: nothing
-  // else uses the session until then; one sample, no template_arguments; `policy` empty or the session's own.
+  // request that fails, is cancelled, or ends before its prompt has been read leaves the session as it was. REQUIRES:
+  // nothing else uses the session until then; one sample, no template_arguments; `policy` empty or the session's own.
   std::shared_ptr<Session> session;
+  // The caller destroys the session soon after the request has ended (it saves it, say). Until then what the session
+  // holds counts for the request's tenant, and requests that need its memory wait instead of ending with kKvMemory.
+  bool releases_session = false;
 
   std::string policy;        // as SessionOptions::policy
   GenerateOptions generate;  // `resume` has no effect

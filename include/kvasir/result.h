@@ -47,6 +47,7 @@ struct EngineReport {
   std::uint64_t page_bytes = 0;     // what one page is charged
   int page_slots = 0;               // tokens per page
   int lanes = 0;                    // pages that a column of tokens takes, in all layers and heads
+  std::int64_t passes = 0;          // forward passes for requests
   std::int64_t running = 0;         // requests that hold pages
   std::int64_t waiting = 0;         // requests that hold none
   std::int64_t preemptions = 0;

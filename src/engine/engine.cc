@@ -60,6 +60,26 @@ class EngineImpl final : public Engine {
     });
   }
 
+  Result<LoadedSession> open_session(const std::string& path) const override {
+    return guarded([&]() -> Result<LoadedSession> {
+      if (driver_ == nullptr)
+        return invalid_argument("there is no cache yet that the session could be opened for; load it instead");
+      KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const SessionImage> image, open_image(path, *model_));
+      const SessionHead& head = image->parts.head;
+      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(head.policy));
+      KVASIR_RETURN_IF_ERROR(check_positions(*policy, head.chunk, model_->config.context));
+      const KvCache& cache = *driver_->cache();
+      KVASIR_RETURN_IF_ERROR(check_pages(head, cache).status());
+      KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> counting,
+                              KvCache::create(cache.shape(), cache.budget().capacity()));
+      KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, restore_session(image->parts, model_, counting));
+      LoadedSession result;
+      result.other_arithmetic = loaded.other_arithmetic;
+      KVASIR_ASSIGN_OR_RETURN(result.session, make_session(driver_, std::move(loaded), image));
+      return result;
+    });
+  }
+
   Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) override {
     return guarded([&] { return start_session(options); });
   }
@@ -117,6 +137,7 @@ class EngineImpl final : public Engine {
     report.request_bytes = report.cache.bytes;
     if (requests_ == nullptr) return report;
     const RequestQueue::Counters& counters = requests_->counters();
+    report.passes = counters.passes;
     report.running = requests_->running();
     report.waiting = requests_->unfinished() - report.running;
     report.preemptions = counters.preempted;
@@ -207,6 +228,7 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *policy, context_place(tables), tables.shortest(),
                                         static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
                                         model_->config.context, cache().budget));
+    KVASIR_RETURN_IF_ERROR(check_session_ceiling(options.tenant, *base, static_cast<std::int64_t>(text.tokens.size())));
     ensure_queue();
     return requests_->add(options, std::move(text), std::move(policy), base->held().chunk);
   }
@@ -243,11 +265,15 @@ class EngineImpl final : public Engine {
     requests_->prefixes()->set_listener(listener_);
   }
 
+  std::uint64_t ceiling_of(int tenant) const {
+    const auto quota = quotas_.find(tenant);
+    return quota == quotas_.end() ? 0 : quota->second.ceiling;
+  }
+
   // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
   Status check_ceiling(int tenant, const CacheSize& place, std::int64_t tokens) const {
-    const auto quota = quotas_.find(tenant);
-    if (quota == quotas_.end() || quota->second.ceiling == 0) return {};
-    const std::uint64_t ceiling = quota->second.ceiling;
+    const std::uint64_t ceiling = ceiling_of(tenant);
+    if (ceiling == 0) return {};
     const std::uint64_t needed = least_prompt_bytes(cache_shape(), *place.policy, tokens, place.chunk);
     if (needed <= ceiling) return {};
     return exhausted(
@@ -258,21 +284,44 @@ class EngineImpl final : public Engine {
         .about({"tenant", "policy"});
   }
 
+  // The same of a prompt behind a session. What a loaded session holds counts for nobody.
+  Status check_session_ceiling(int tenant, const SessionBase& session, std::int64_t tokens) const {
+    const std::uint64_t ceiling = ceiling_of(tenant);
+    if (ceiling == 0 || !session.stored()) return {};
+    const Sequence& sequence = *session.held().sequence;
+    std::uint64_t needed = sequence.bytes();
+    if (!sequence.policy().bound() && !sequence.policy().traits().compacts)
+      needed = std::max(needed, least_kv_bytes(cache_shape(), sequence.tables().shortest() + tokens));
+    if (needed <= ceiling) return {};
+    return exhausted(
+               "the session and the prompt's {} tokens need {} bytes of KV memory, but their tenant may hold {} in "
+               "all; raise the ceiling, or begin a session under a policy that forgets",
+               tokens, needed, ceiling)
+        .about({"tenant", "session"});
+  }
+
+  // Returns the shape of a file's pages. Errors: kInvalidArgument unless they are those of the cache.
+  Result<KvCacheShape> check_pages(const SessionHead& head, const KvCache& cache) const {
+    KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
+    const PageFormat& page = cache.shape().page;
+    if (page == shape.page) return shape;
+    return invalid_argument(
+        "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
+        "an engine of its own",
+        head.kv_type, head.page_slots, codec_name(page), page.slots);
+  }
+
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.
   Result<std::shared_ptr<KvCache>> cache_for(const SessionHead& head, const RetentionPolicy& policy, int sequences,
                                              int* chunk) {
     *chunk = head.chunk;
     KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     KVASIR_RETURN_IF_ERROR(check_positions(policy, head.chunk, model_->config.context));
-    KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     if (driver_ != nullptr) {
-      const PageFormat& page = driver_->cache()->shape().page;
-      if (page == shape.page) return driver_->cache();
-      return invalid_argument(
-          "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
-          "an engine of its own",
-          head.kv_type, head.page_slots, codec_name(page), page.slots);
+      KVASIR_RETURN_IF_ERROR(check_pages(head, *driver_->cache()).status());
+      return driver_->cache();
     }
+    KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     CacheConditions now = conditions(shape, head.chunk);
     if (now.kv_memory > 0) now.kv_memory = std::min(now.kv_memory, now.available);
     const CacheFit fit = fit_cache(now, policy);

@@ -34,8 +34,8 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
   for (int t = 0; t < tables.tables(); ++t) {
     const PageTable& table = tables.table(t);
     const auto is_freed = [&](PageId page) {
-      return pool.references(page) == 1 ||
-             (beside != PageOwner::kNobody && pool.belongs_to(page, table.owner(), beside));
+      const std::uint32_t cached = beside != PageOwner::kNobody ? pool.cached_references(page) : 0;
+      return pool.references(page) - cached == 1;
     };
     table.for_each_column([&](std::span<const PageId> column) {
       pages += static_cast<std::uint64_t>(std::ranges::count_if(column, is_freed));

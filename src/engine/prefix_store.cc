@@ -14,13 +14,11 @@ namespace {
 
 class SequenceSnapshot final : public PrefixSnapshot {
  public:
-  explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {}
-  std::uint64_t own_bytes() const override {
-    const KvSequence& tables = sequence_->tables();
-    std::uint64_t pages = 0;
-    for (int t = 0; t < tables.tables(); ++t) pages += tables.table(t).own_pages();
-    return pages * sequence_->cache()->pool().page_cost() + tables.table_bytes() + sequence_->state_bytes();
+  explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {
+    sequence_->mutable_tables().mark_cached();
   }
+  std::uint64_t own_bytes() const override { return sequence_->tables().table_bytes() + sequence_->state_bytes(); }
+  std::uint64_t bytes_with_pages() const override { return sequence_->bytes(); }
   const Sequence& sequence() const { return *sequence_; }
 
  private:
@@ -34,6 +32,7 @@ double now() {
 PrefixKeep keep_of(const PrefixUse& use) {
   PrefixKeep keep;
   keep.pinned = use.pinned;
+  keep.tenant = use.tenant;
   if (use.ttl > 0) keep.until = now() + use.ttl;
   return keep;
 }
@@ -57,7 +56,7 @@ bool is_exact(const Sequence& sequence) {
 
 PrefixStore::PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes)
     : model_(std::move(model)), kv_(std::move(cache)), cache_(kv_.get(), most_bytes) {
-  kv_->budget().set_reclaimer([this] { return !busy_ && cache_.evict_one(); });
+  kv_->budget().set_reclaimer([this] { return cache_.evict_one(); });
 }
 
 PrefixStore::~PrefixStore() {
@@ -110,18 +109,21 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   const PrefixMatch match = cache_.find(query);
   start.miss = match.miss;
   if (match.tokens == 0) return start;
-  busy_ = true;
-  const auto done = std::shared_ptr<void>(nullptr, [this](void*) { busy_ = false; });
+  start.miss = PrefixMiss::kNoRoom;
   if (match.snapshot != nullptr) {
     cache_.touch(query, *match.snapshot);
-    auto copy = static_cast<const SequenceSnapshot*>(match.snapshot)->sequence().fork();
+    auto copy = static_cast<const SequenceSnapshot&>(*match.snapshot).sequence().fork();
     if (!copy.ok()) return start;
     start.sequence = std::move(*copy);
     start.sequence->mutable_policy().move_prompt_end(text.prompt);
   } else {
-    start.sequence = adopt(text, cache_.pages(query, match.tokens), match.tokens);
+    // What makes room for the tables may evict these blocks, but does not free their pages.
+    PageRefs held(&kv_->pool());
+    held.add(cache_.pages(query, match.tokens));
+    start.sequence = adopt(text, held.ids(), match.tokens);
     if (start.sequence == nullptr) return start;
   }
+  start.miss = match.miss;
   start.tokens = match.tokens;
   start.snapshot = match.snapshot != nullptr;
   return start;
@@ -189,6 +191,10 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
     cache_.add_snapshot(use.salt, lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));
   }
+}
+
+void PrefixStore::discard(const PrefixUse& use, const PrefixText& text) {
+  if (!use.bypass) cache_.discard(use.salt, text.tokens);
 }
 
 void PrefixStore::expire() {

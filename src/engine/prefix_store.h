@@ -24,6 +24,7 @@ struct PrefixUse {
   std::string salt;
   bool pinned = false;
   double ttl = 0;  // seconds; 0: no limit
+  int tenant = 0;  // who pins
 };
 
 // What a sequence has run, and under which policy it started.
@@ -40,7 +41,7 @@ class PrefixStore {
   PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes);
 
   struct Start {
-    std::unique_ptr<Sequence> sequence;  // null: nothing was found, or there is no room for its tables
+    std::unique_ptr<Sequence> sequence;  // null: nothing was found, or there is no room for its tables (kNoRoom)
     std::int64_t tokens = 0;             // that the sequence has seen
     bool snapshot = false;               // they come from a snapshot; otherwise from exact pages
     PrefixMiss miss = PrefixMiss::kUnknown;
@@ -50,7 +51,8 @@ class PrefixStore {
   // Returns the tokens of a text that start() would find once another prompt has been read to its end.
   std::int64_t will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
                          const PrefixText& other) const;
-  // Returns a sequence that holds the longest known beginning of the text, but for its last token.
+  // Returns a sequence that holds the longest known beginning of the text, but for its last token. Other prefixes give
+  // way to its tables.
   Start start(const PrefixUse& use, const PrefixText& text);
 
   // The sequence, at a chunk boundary, has seen `seen` tokens of the text: leaves what others may continue. Does
@@ -58,6 +60,9 @@ class PrefixStore {
   void leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence);
   // The sequence is not needed any more.
   void leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence);
+
+  // The text's numbers are damaged: gives back what may hold them.
+  void discard(const PrefixUse& use, const PrefixText& text);
 
   ~PrefixStore();
   PrefixStore(const PrefixStore&) = delete;
@@ -74,7 +79,6 @@ class PrefixStore {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> kv_;
   PrefixCache cache_;
-  bool busy_ = false;  // what was found must not go
 };
 
 }  // namespace kvasir

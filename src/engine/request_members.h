@@ -26,6 +26,7 @@ struct RequestQueue::Member {
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
+  SessionPages pages;                // of its session, that are still to be filled; of a sequence that it holds
   bool ended = false;
   std::int64_t left_prefix = 0;     // prompt tokens done when it last left a prefix
   bool starts = false;              // in the pass that is being made
@@ -54,6 +55,7 @@ struct RequestQueue::Request {
   std::vector<std::unique_ptr<Member>> members;
   std::shared_ptr<Session> session;  // that it continues, or null
   SessionBase* base = nullptr;       // the same
+  bool releases_session = false;
   PrefixUse prefix;
   bool asked_prefix = false;
   std::int64_t cached = 0;  // prompt tokens that came from the prefix cache

@@ -10,6 +10,7 @@
 #include "engine/kv_report.h"
 #include "engine/request_members.h"
 #include "engine/session.h"
+#include "engine/session_need.h"
 
 namespace kvasir {
 namespace {
@@ -42,7 +43,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->policy = std::move(policy);
   // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
-  request->prefix = {bypass, options.salt, options.pin, options.ttl};
+  request->prefix = {bypass, options.salt, options.pin, options.ttl, options.tenant};
   request->priority = options.priority;
   request->tenant = options.tenant;
   request->label = options.label;
@@ -53,6 +54,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   if ((request->session = options.session) != nullptr) {
     request->base = dynamic_cast<SessionBase*>(options.session.get());
     newest = member->text.newest = request->base->held().newest;
+    request->releases_session = options.releases_session;
   }
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
   Generation generation(*model.tokenizer, generate, text.stops, newest);
@@ -60,8 +62,11 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
   const KvCacheShape& shape = driver_->cache()->shape();
   const std::int64_t prompt = member->task->prompt_tokens();
-  request->peak = peak_bytes(shape, *request->policy,
-                             {prompt, options.generate.max_tokens, model.config.context, member->text.chunk});
+  const auto peak = [&](std::int64_t before) {
+    return peak_bytes(shape, *request->policy,
+                      {before + prompt, options.generate.max_tokens, model.config.context, member->text.chunk});
+  };
+  request->peak = request->base != nullptr ? bytes_behind(*request->base, peak) : peak(0);
   const bool keeps_all = !request->policy->bound() && !request->policy->traits().compacts && shape.window == 0;
   if (keeps_all) request->shared = least_kv_bytes(shape, prompt);
   member->bytes_to_start = bytes_to_start(*member);
@@ -115,15 +120,15 @@ PrefixText RequestQueue::text_of(const Member& member) {
 }
 
 // Gives a member a sequence: one that continues its session or a cached prefix, or an empty one. Errors:
-// kResourceExhausted where there is no room for the page tables of a session's copy.
+// kResourceExhausted where there is no room for a session's copy.
 Status RequestQueue::start(Member& member) {
   Request& request = *member.request;
   if (request.base != nullptr) {
-    Result<std::unique_ptr<Sequence>> copy = request.base->held().sequence->fork();
-    while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one())
-      copy = request.base->held().sequence->fork();
+    Result<SessionBase::Copy> copy = request.base->copy();
+    while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one()) copy = request.base->copy();
     KVASIR_RETURN_IF_ERROR(copy.status());
-    member.text.sequence = std::move(*copy);
+    member.text.sequence = std::move(copy->sequence);
+    member.pages = std::move(copy->pages);
     return {};
   }
   PrefixStore::Start start;
@@ -161,6 +166,7 @@ void RequestQueue::advance() {
 
 bool RequestQueue::run_pass() {
   if (prefixes_ != nullptr) prefixes_->expire();
+  std::erase_if(leaving_, [](const Leaving& session) { return session.life.expired(); });
   for (Member* member : members()) settle(*member);
   remove_ended();
   const std::vector<Member*> all = members();
@@ -184,6 +190,8 @@ bool RequestQueue::run_pass() {
   std::vector<Member*> running;
   bool estimated = false;
   std::pair<Member*, Status> unstarted;  // it waits
+  std::uint64_t load = load_bytes_;      // left of this pass
+  bool loading = false;
   for (std::size_t i = 0; i < all.size(); ++i) {
     reject(*all[i], verdicts[i].decision);
     if (verdicts[i].decision != Decision::kRun) continue;
@@ -194,11 +202,17 @@ bool RequestQueue::run_pass() {
       }
       all[i]->starts = estimated = true;
     }
+    if (SessionPages& pages = all[i]->pages; !pages.done()) {
+      pages.fill(std::exchange(load, 0));
+      loading = true;
+      if (!pages.done()) continue;
+    }
     turns.push_back({&*all[i]->task, verdicts[i].rows});
     running.push_back(all[i]);
   }
-  // Nothing else runs that could make room for it.
-  if (turns.empty() && unstarted.first != nullptr) unstarted.first->task->fail(unstarted.second);
+  // Nothing else runs or leaves that could make room for it.
+  if (turns.empty() && !loading && leaving_.empty() && unstarted.first != nullptr)
+    unstarted.first->task->fail(unstarted.second);
   Step::Plan plan = driver_->plan(turns);
   while (prefixes_ != nullptr && !plan.fits && prefixes_->cache().evict_one()) plan = driver_->plan(turns);
   if (prefixes_ != nullptr && !plan.fits) prefixes_->cache().clear();
@@ -213,7 +227,8 @@ bool RequestQueue::run_pass() {
   for (Member* member : all) member->starts = false;
   if (!turns.empty()) run(turns, running);
   remove_ended();
-  return !turns.empty();
+  // Only the caller can make the sessions leave that all may be waiting for.
+  return !turns.empty() || (!leaving_.empty() && !loading);
 }
 
 void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> running) {
@@ -338,6 +353,9 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
   if (!task.status().ok()) {
     Event event = event_of(member, Event::Kind::kFailed);
     event.status = task.status();
+    // Pages are left before anything shows that they are damaged.
+    if (prefixes_ != nullptr && event.status.code() == StatusCode::kDataLoss)
+      prefixes_->discard(request.prefix, text_of(member));
     events_.push_back(std::move(event));
   } else {
     for (std::string text = task.flush(); !text.empty(); text = task.flush()) {
@@ -368,8 +386,12 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     result.cached = request.cached;
     result.cached_from = request.cached_from;
     if (prefixes_ != nullptr) result.cache_miss = request.prefix.bypass ? "bypass" : prefix_miss_name(request.miss);
-    if (request.base != nullptr && read && task.left() == 0 && member.text.sequence != nullptr)
+    // One that was cancelled leaves the session as it was: whether it held pages is chance.
+    const bool stays = result.finish_reason != FinishReason::kCancelled && member.text.sequence != nullptr;
+    if (request.base != nullptr && read && task.left() == 0 && stays) {
       request.base->end(std::move(member.text), generation, mid_character);
+      if (request.releases_session) note_leaving(request);
+    }
     events_.push_back(std::move(event));
     // One that ends while it is preempted has no sequence.
     if (prefixes_ != nullptr && request.base == nullptr && member.text.sequence != nullptr)

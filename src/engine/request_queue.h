@@ -45,6 +45,8 @@ Result<RequestText> encode_request(const LoadedModel& model, const RequestOption
 // The Status, said to be about the field of RequestOptions that it came from unless it names others.
 Status about_unless_said(Status status, std::string_view field);
 
+class SessionBase;
+
 class RequestQueue {
  public:
   // `max_itl`: see SchedulerOptions.
@@ -87,6 +89,8 @@ class RequestQueue {
     double longest_mixed = 0;            // seconds of the longest pass of prompt rows and generated rows
   };
   const Counters& counters() const { return counters_; }
+  // Bytes of sessions that are copied from their files between two passes.
+  void set_load_bytes(std::uint64_t bytes) { load_bytes_ = bytes; }
   std::int64_t running() const;  // requests that hold pages
   // Calls visit for each sample that has not ended, request by request.
   void each_sample(const std::function<void(const SampleState&)>& visit) const;
@@ -104,6 +108,8 @@ class RequestQueue {
   std::vector<ScheduleTask> tasks_of(std::span<Member* const> members, int prompt_rows) const;
   std::vector<Verdict> decide(std::span<Member* const> members) const;
   std::uint64_t bytes_to_start(const Member& member) const;
+  void note_leaving(const Request& request);
+  void add_leaving(std::vector<ScheduleTask>& tasks) const;
   std::uint64_t estimate(const Member& member) const;
   std::uint64_t used(const Member& member) const;
   void preempt(Member& member);
@@ -133,6 +139,14 @@ class RequestQueue {
   std::vector<std::unique_ptr<Request>> requests_;
   std::vector<Event> events_;  // that poll has not returned yet
   std::int64_t untold_ = 0;    // requests whose last event is among them
+  // Sessions of requests that have ended, which their owners are about to destroy.
+  struct Leaving {
+    std::weak_ptr<const void> life;
+    const SessionBase* session;
+    int tenant;
+  };
+  std::vector<Leaving> leaving_;
+  std::uint64_t load_bytes_ = std::uint64_t{32} << 20;  // some 10 ms
   Counters counters_;
   EndedViews ended_views_;
 };

@@ -8,6 +8,7 @@
 #include "engine/memory_plan.h"
 #include "engine/request_members.h"
 #include "engine/request_queue.h"
+#include "engine/session_need.h"
 
 namespace kvasir {
 namespace {
@@ -19,11 +20,30 @@ constexpr int kMostLookups = 64;
 
 // Bytes that all tokens of the member take, and some more: see ScheduleLimits::ahead.
 std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
-  MemoryRequest request;
-  request.tokens = std::min(member.task->known_tokens() + admissions_.most().ahead, kMostPlannedTokens);
-  request.prompt = std::min(member.task->prompt_tokens(), kMostPlannedTokens);
-  request.chunk = member.text.chunk;
-  return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
+  const auto plan = [&](std::int64_t before) {
+    MemoryRequest request;
+    request.tokens = std::min(before + member.task->known_tokens() + admissions_.most().ahead, kMostPlannedTokens);
+    request.prompt = std::min(before + member.task->prompt_tokens(), kMostPlannedTokens);
+    request.chunk = member.text.chunk;
+    return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
+  };
+  return member.request->base != nullptr ? bytes_behind(*member.request->base, plan) : plan(0);
+}
+
+void RequestQueue::note_leaving(const Request& request) {
+  leaving_.push_back({request.base->life(), request.base, request.tenant});
+}
+
+// Adds the sessions that leave. REQUIRES: some task.
+void RequestQueue::add_leaving(std::vector<ScheduleTask>& tasks) const {
+  for (const Leaving& each : leaving_) {
+    ScheduleTask task;
+    task.holds = task.spared = task.leaves = true;
+    task.priority = tasks.back().priority;
+    task.tenant = admissions_.index_of(each.tenant);
+    task.used = task.estimate = each.session->held().sequence->bytes();
+    tasks.push_back(task);
+  }
 }
 
 // Bytes of the peaks of a member and of the samples that will fork it.
@@ -41,15 +61,18 @@ std::uint64_t RequestQueue::estimate(const Member& member) const {
   return huge ? ~std::uint64_t{0} : all;
 }
 
-// Bytes that a member holds; pages that several samples share are divided among these.
+// Bytes that a member holds; pages that several samples share are divided among these. Those that it shares with a
+// session do not count: they do not come back with it.
 std::uint64_t RequestQueue::used(const Member& member) const {
   const Sequence& sequence = *member.text.sequence;
   const std::uint64_t all = sequence.bytes();
-  if (member.request->samples == 1) return all;
+  const SessionBase* base = member.request->base;
+  if (member.request->samples == 1 && (base == nullptr || base->stored())) return all;
   std::uint64_t own = 0;
   for (int t = 0; t < sequence.tables().tables(); ++t) own += sequence.tables().table(t).own_pages();
   const std::uint64_t alone =
       own * sequence.cache()->pool().page_cost() + sequence.tables().table_bytes() + sequence.state_bytes();
+  if (base != nullptr) return alone;
   const auto sharing = std::ranges::count_if(
       member.request->members, [](const std::unique_ptr<Member>& other) { return other->text.sequence != nullptr; });
   return alone + (all - std::min(alone, all)) / static_cast<std::uint64_t>(sharing);
@@ -153,6 +176,7 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all) const {
       tasks[i].cost = admissions_.cost(work);
     }
   }
+  add_leaving(tasks);
   return schedule(tasks, admissions_.quotas(), memory, limits);
 }
 

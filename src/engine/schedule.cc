@@ -89,7 +89,9 @@ class Round {
       }
     }
     give_rows_left_over();
-    if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; })) break_tie();
+    if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; }) &&
+        std::ranges::none_of(tasks_, &ScheduleTask::leaves))
+      break_tie();
     return std::move(verdicts_);
   }
 

@@ -45,10 +45,11 @@ struct ScheduleTask {
   // It gave up its pages and has produced no token since: it is not preempted again, and the bytes it still needs until
   // then (`due`) are kept for it.
   bool spared = false;
-  int priority = 0;            // less runs earlier
-  int tenant = -1;             // index of its quota; -1: none
-  std::uint64_t used = 0;      // bytes held that count as its tenant's: a shared page once
-  std::uint64_t due = 0;       // bytes still to come, `bytes` included, until it holds all its text so far
+  bool leaves = false;     // it needs no rows any more and gives up its pages by itself, some time: it is waited for
+  int priority = 0;        // less runs earlier
+  int tenant = -1;         // index of its quota; -1: none
+  std::uint64_t used = 0;  // bytes held that count as its tenant's: a shared page once
+  std::uint64_t due = 0;   // bytes still to come, `bytes` included, until it holds all its text so far
   std::uint64_t estimate = 0;  // bytes of its whole peak
   double cost = 0;             // seconds to bring it back, once it has given up its pages
   std::int64_t left = 0;       // reads: rows until its prompt is read, those of this pass included

@@ -126,6 +126,7 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
 
 Status Sequence::charge_state() {
   const std::uint64_t bytes = policy_->state_bytes();
+  if (bytes > state_.bytes()) static_cast<void>(cache_->budget().make_available(bytes - state_.bytes()));
   if (!state_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - state_.bytes());
   return {};
 }

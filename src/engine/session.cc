@@ -33,36 +33,54 @@ class SessionImpl final : public Session, public SessionBase {
     text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy));
     text_.chunk = chunk;
   }
-  SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript)
+  SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript,
+              std::shared_ptr<const SessionImage> image)
       : model_(driver->model()),
         driver_(std::move(driver)),
         text_{std::move(loaded.sequence), std::move(loaded.extras.newest), std::move(loaded.extras.logits),
               loaded.head.chunk},
         transcript_(std::move(transcript)),
-        sampler_(std::move(loaded.extras.sampler)) {}
+        sampler_(std::move(loaded.extras.sampler)),
+        image_(std::move(image)) {}
 
   Status read(std::string_view text, const Progress& progress) override {
-    return guarded([&] { return read_text(text, progress); });
+    return guarded([&]() -> Status {
+      KVASIR_RETURN_IF_ERROR(load());
+      return read_text(text, progress);
+    });
   }
   Status say(std::string_view role, std::string_view content, const Progress& progress) override {
-    return guarded([&] { return say_message(role, content, progress); });
+    return guarded([&]() -> Status {
+      KVASIR_RETURN_IF_ERROR(load());
+      return say_message(role, content, progress);
+    });
   }
   Result<GenerateResult> generate(const GenerateOptions& options,
                                   const std::function<bool(std::string_view)>& on_text) override {
-    return guarded([&] { return generate_text(options, on_text); });
+    return guarded([&]() -> Result<GenerateResult> {
+      KVASIR_RETURN_IF_ERROR(load());
+      return generate_text(options, on_text);
+    });
   }
 
   Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count,
       const std::function<bool(std::size_t, std::string_view)>& on_text) override {
-    return guarded([&] { return sample_texts(options, count, on_text); });
+    return guarded([&]() -> Result<std::vector<GenerateResult>> {
+      KVASIR_RETURN_IF_ERROR(load());
+      return sample_texts(options, count, on_text);
+    });
   }
   Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
                                               const std::function<bool(std::int64_t)>& progress) override {
-    return guarded([&] { return search_beams(options, progress); });
+    return guarded([&]() -> Result<std::vector<BeamResult>> {
+      KVASIR_RETURN_IF_ERROR(load());
+      return search_beams(options, progress);
+    });
   }
   Status save(const std::string& path) const override {
     return guarded([&] {
+      if (image_ != nullptr) return write_file(path, image_->file.bytes());
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });
@@ -70,8 +88,9 @@ class SessionImpl final : public Session, public SessionBase {
 
   Result<std::unique_ptr<Session>> fork() const override {
     return guarded([&]() -> Result<std::unique_ptr<Session>> {
-      KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> sequence, text_.sequence->fork());
-      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(sequence)))};
+      KVASIR_ASSIGN_OR_RETURN(Copy whole, copy());
+      whole.pages.fill(~std::uint64_t{0});
+      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(whole.sequence)))};
     });
   }
 
@@ -85,6 +104,9 @@ class SessionImpl final : public Session, public SessionBase {
 
   const std::shared_ptr<Driver>& driver() const override { return driver_; }
   const TextState& held() const override { return text_; }
+  bool stored() const override { return image_ != nullptr; }
+  Result<Copy> copy() const override;
+  std::weak_ptr<const void> life() const override { return life_; }
   Result<RequestText> begin(const RequestOptions& options) override;
   void end(TextState text, const Generation& generation, bool mid_character) override;
 
@@ -97,6 +119,16 @@ class SessionImpl final : public Session, public SessionBase {
         prompt_seconds_(other.prompt_seconds_),
         transcript_(other.transcript_),
         sampler_(other.sampler_) {}
+
+  // Brings a stored session into the engine's cache.
+  Status load() {
+    if (image_ == nullptr) return {};
+    KVASIR_ASSIGN_OR_RETURN(Copy whole, copy());
+    whole.pages.fill(~std::uint64_t{0});
+    text_.sequence = std::move(whole.sequence);
+    image_.reset();
+    return {};
+  }
 
   Status read_text(std::string_view text, const Progress& progress);
   Status say_message(std::string_view role, std::string_view content, const Progress& progress);
@@ -132,7 +164,21 @@ class SessionImpl final : public Session, public SessionBase {
   ChatTranscript transcript_;
   std::optional<SamplerState> sampler_;            // of the last generation
   std::optional<ChatTranscript::Rendered> asked_;  // messages of the request that continues the session
+  std::shared_ptr<const SessionImage> image_;      // of its pages, until they are loaded; null: they are
+  const std::shared_ptr<const void> life_ = std::make_shared<char>();
 };
+
+Result<SessionBase::Copy> SessionImpl::copy() const {
+  if (image_ == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> fork, text_.sequence->fork());
+    return Copy{std::move(fork), {}};
+  }
+  // All at once: a file is not read twice because cached prefixes had to go first.
+  static_cast<void>(driver_->cache()->budget().make_available(text_.sequence->bytes()));
+  KVASIR_ASSIGN_OR_RETURN(LoadedSession loaded, restore_session(image_->parts, model_, driver_->cache()));
+  SessionPages pages(image_->parts, *loaded.sequence);
+  return Copy{std::move(loaded.sequence), std::move(pages)};
+}
 
 Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
   if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
@@ -190,6 +236,7 @@ Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
 
 void SessionImpl::end(TextState text, const Generation& generation, bool mid_character) {
   text_ = std::move(text);
+  image_.reset();
   if (asked_) {
     const auto read = static_cast<std::int64_t>(asked_->tokens.size());
     transcript_.add(*std::exchange(asked_, {}), read);
@@ -376,12 +423,14 @@ std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::uniqu
   return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), chosen);
 }
 
-Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded) {
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,
+                                              std::shared_ptr<const SessionImage> image) {
   const LoadedModel& model = *driver->model();
   KVASIR_ASSIGN_OR_RETURN(ChatTranscript transcript,
                           ChatTranscript::from_state(*model.tokenizer, *model.chat, std::move(loaded.extras.chat)));
   if (loaded.extras.sampler) KVASIR_RETURN_IF_ERROR(Sampler::from_state(*loaded.extras.sampler).status());
-  return {std::unique_ptr<Session>(new SessionImpl(std::move(driver), std::move(loaded), std::move(transcript)))};
+  return {std::unique_ptr<Session>(
+      new SessionImpl(std::move(driver), std::move(loaded), std::move(transcript), std::move(image)))};
 }
 
 }  // namespace kvasir

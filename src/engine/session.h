@@ -13,14 +13,27 @@
 
 namespace kvasir {
 
-// What a request that continues a session needs of it (RequestOptions::session). The request forks the session's
-// sequence, so that it can give up its pages and begin again, and hands over the fork when it has ended.
+// What a request that continues a session needs of it (RequestOptions::session). The request runs on a copy, so that it
+// can give up its pages and begin again, and hands over the copy when it has ended.
 class SessionBase {
  public:
   virtual ~SessionBase() = default;
   virtual const std::shared_ptr<Driver>& driver() const = 0;
-  // What the session holds. Does not change between begin() and end().
+  // What the session holds. Does not change between begin() and end(). While stored(), its sequence only counts pages,
+  // in a cache of its own.
   virtual const TextState& held() const = 0;
+  // Whether its pages are in a file alone.
+  virtual bool stored() const = 0;
+  // Returns a sequence in the engine's cache that stands where the session does: a fork, or if the session is stored
+  // what the file holds. Then its pages are still to be filled, while the session lives and is stored. Errors:
+  // kResourceExhausted.
+  struct Copy {
+    std::unique_ptr<Sequence> sequence;
+    SessionPages pages;
+  };
+  virtual Result<Copy> copy() const = 0;
+  // Expires when the session is destroyed.
+  virtual std::weak_ptr<const void> life() const = 0;
   // Returns the request's prompt as tokens behind the context, and remembers it for end(). Errors: as Session::say and
   // read, but for memory.
   virtual Result<RequestText> begin(const RequestOptions& options) = 0;
@@ -34,7 +47,9 @@ class SessionBase {
 std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
                                       std::optional<int> chunk = {});
 
-// The same of a session that was loaded into the driver's cache. Errors: kDataLoss.
-Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded);
+// The same of a session that was loaded into the driver's cache, or, if `image` is given, into one without a store:
+// then it is loaded from the image into the driver's cache when it is first used. Errors: kDataLoss.
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,
+                                              std::shared_ptr<const SessionImage> image = nullptr);
 
 }  // namespace kvasir

@@ -8,7 +8,6 @@
 #include "base/atomic_file.h"
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/mapped_file.h"
 #include "base/status.h"
 #include "retention/registry.h"
 
@@ -335,46 +334,82 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   return file.commit();
 }
 
-Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
-                                    const SessionCacheMaker& make_cache) {
+Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedModel& model) {
   if (bytes.size() < kMagicBytes || std::memcmp(bytes.data(), kMagic, kMagicBytes - 1) != 0)
     return data_loss("this is not a session file of Kvasir; give a file that a session was saved to");
   if (std::memcmp(bytes.data(), kMagic, kMagicBytes) != 0)
     return unsupported("the session file is of another format; use the version of Kvasir that wrote it");
   BlockReader reader(bytes.subspan(kMagicBytes));
-  LoadedSession session;
+  SessionParts parts;
   KVASIR_ASSIGN_OR_RETURN(const std::span<const std::byte> head, reader.block(kHead));
   ByteReader in(head);
-  if (!get_head(in, &session.head)) return damaged("its head cannot be read");
-  KVASIR_ASSIGN_OR_RETURN(const std::span<const std::byte> state, reader.block(kState));
+  if (!get_head(in, &parts.head)) return damaged("its head cannot be read");
+  KVASIR_ASSIGN_OR_RETURN(parts.state, reader.block(kState));
   // All checksums before anything is made of them.
-  std::vector<std::span<const std::byte>> pages;
   while (reader.left() > kBlockHeader + kHashBytes) {
-    KVASIR_ASSIGN_OR_RETURN(pages.emplace_back(), reader.block(kPages));
+    KVASIR_ASSIGN_OR_RETURN(parts.pages.emplace_back(), reader.block(kPages));
   }
   KVASIR_RETURN_IF_ERROR(reader.block(kDone).status());
-  if (session.head.fingerprint != model->fingerprint)
+  if (parts.head.fingerprint != model.fingerprint)
     return invalid_argument("the session file is of another model (fingerprint {}, this model's is {}); open that one",
-                            session.head.fingerprint.hex(), model->fingerprint.hex());
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(session.head.policy));
-  KVASIR_RETURN_IF_ERROR(check_chunk(session.head.chunk));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(session.head, *policy));
+                            parts.head.fingerprint.hex(), model.fingerprint.hex());
+  KVASIR_RETURN_IF_ERROR(make_policy(parts.head.policy).status());
+  KVASIR_RETURN_IF_ERROR(check_chunk(parts.head.chunk));
+  return parts;
+}
+
+Result<LoadedSession> restore_session(const SessionParts& parts, const std::shared_ptr<LoadedModel>& model,
+                                      const std::shared_ptr<KvCache>& cache) {
+  LoadedSession session;
+  session.head = parts.head;
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
+  const std::vector<std::span<const std::byte>>& pages = parts.pages;
   const PageFormat& format = cache->pool().shape();
   session.other_arithmetic = session.head.arithmetic != model->arithmetic_id(format);
   session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
-  KVASIR_RETURN_IF_ERROR(restore_state(state, *model, &session));
+  KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;
   bool fits = true;
   for (int t = 0; t < session.sequence->tables().tables(); ++t)
     session.sequence->tables().table(t).for_each_column([&](std::span<const PageId> ids) {
       fits = fits && next < pages.size() && pages[next].size() == ids.size() * format.bytes();
-      if (!fits) return;
-      for (std::size_t p = 0; p < ids.size(); ++p)
-        cache->pool().store()->write(ids[p], pages[next].subspan(p * format.bytes(), format.bytes()));
       ++next;
     });
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
   return session;
+}
+
+SessionPages::SessionPages(const SessionParts& parts, const Sequence& sequence)
+    : store_(sequence.cache()->pool().store()),
+      page_bytes_(sequence.cache()->pool().shape().bytes()),
+      columns_(parts.pages) {
+  for (int t = 0; t < sequence.tables().tables(); ++t)
+    sequence.tables().table(t).for_each_column(
+        [&](std::span<const PageId> ids) { ids_.insert(ids_.end(), ids.begin(), ids.end()); });
+}
+
+void SessionPages::fill(std::uint64_t bytes) {
+  for (std::uint64_t copied = 0; !done() && copied < bytes; ++next_) {
+    std::span<const std::byte> left = columns_[next_];
+    copied += left.size();
+    for (; !left.empty(); left = left.subspan(page_bytes_)) store_->write(ids_[page_++], left.first(page_bytes_));
+  }
+}
+
+Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
+                                    const SessionCacheMaker& make_cache) {
+  KVASIR_ASSIGN_OR_RETURN(const SessionParts parts, read_parts(bytes, *model));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(parts.head, *policy));
+  KVASIR_ASSIGN_OR_RETURN(LoadedSession session, restore_session(parts, model, cache));
+  SessionPages(parts, *session.sequence).fill(bytes.size());
+  return session;
+}
+
+Result<std::shared_ptr<const SessionImage>> open_image(const std::string& path, const LoadedModel& model) {
+  KVASIR_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
+  KVASIR_ASSIGN_OR_RETURN(SessionParts parts, read_parts(file.bytes(), model));
+  return std::make_shared<const SessionImage>(SessionImage{std::move(file), std::move(parts)});
 }
 
 Result<LoadedSession> load_session(const std::string& path, const std::shared_ptr<LoadedModel>& model,

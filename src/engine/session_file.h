@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/hash.h"
+#include "base/mapped_file.h"
 #include "chat/chat_transcript.h"
 #include "engine/sequence.h"
 #include "generation/sampler.h"
@@ -50,6 +51,51 @@ struct LoadedSession {
   SessionExtras extras;
   bool other_arithmetic = false;  // later tokens may differ from those of the session that was saved
 };
+
+// The parts of a session file: views of its bytes, whose checksums, model, policy and chunk were checked.
+struct SessionParts {
+  SessionHead head;
+  std::span<const std::byte> state;
+  std::vector<std::span<const std::byte>> pages;
+};
+
+// Errors: as load_session.
+Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedModel& model);
+
+// Makes the session in a cache of the file's page format, but for the content of its pages: see SessionPages. The cache
+// may have no store. Errors: kDataLoss, kResourceExhausted.
+Result<LoadedSession> restore_session(const SessionParts& parts, const std::shared_ptr<LoadedModel>& model,
+                                      const std::shared_ptr<KvCache>& cache);
+
+// The content of a restored session's pages, on its way from the file. Until all of it is there the sequence must not
+// run.
+class SessionPages {
+ public:
+  SessionPages() = default;  // nothing to do
+  // `parts`: those that the sequence was restored from. They must outlive this. REQUIRES: its cache has a store.
+  SessionPages(const SessionParts& parts, const Sequence& sequence);
+
+  bool done() const { return next_ == columns_.size(); }
+  // Copies about this many bytes. REQUIRES: the sequence lives, and nobody else uses it.
+  void fill(std::uint64_t bytes);
+
+ private:
+  PageStore* store_ = nullptr;
+  std::size_t page_bytes_ = 0;
+  std::span<const std::span<const std::byte>> columns_;
+  std::vector<PageId> ids_;  // of all columns
+  std::size_t next_ = 0;     // column
+  std::size_t page_ = 0;     // in ids_
+};
+
+// A session file that was read once, to check it. Its bytes stay in the file and take no memory of the process.
+struct SessionImage {
+  MappedFile file;
+  SessionParts parts;
+};
+
+// Errors: as load_session. Any thread may call it.
+Result<std::shared_ptr<const SessionImage>> open_image(const std::string& path, const LoadedModel& model);
 
 // Makes the cache for a session of a file, given its head and its policy as it stands at its start.
 using SessionCacheMaker =

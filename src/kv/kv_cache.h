@@ -68,6 +68,10 @@ class KvSequence {
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
   // REQUIRES: as PageTable::adopt. Errors: kResourceExhausted.
   Status adopt(std::span<const PageId> pages);
+  // From now on its references to pages count as a cache's: PagePool::mark_cached, once.
+  void mark_cached() {
+    for (PageTable& table : tables_) table.mark_cached();
+  }
   // See PageTable::whole_columns: the least over tables.
   std::int64_t whole_columns() const;
   // Appends the pages of all lanes of such a column.

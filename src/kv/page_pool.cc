@@ -59,7 +59,8 @@ Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, Memo
         .about({"kv_memory"});
   pool->references_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
   pool->links_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  if (pool->references_ == nullptr || pool->links_ == nullptr)
+  pool->cached_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
+  if (pool->references_ == nullptr || pool->links_ == nullptr || pool->cached_ == nullptr)
     return exhausted("the system has no room for a KV budget of {} bytes; give it less", budget->capacity())
         .about({"kv_memory"});
   if (store != nullptr) KVASIR_RETURN_IF_ERROR(store->reserve(pool->capacity_));
@@ -69,6 +70,7 @@ Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, Memo
 PagePool::~PagePool() {
   if (references_ != nullptr) ::munmap(references_, capacity_ * sizeof(std::uint32_t));
   if (links_ != nullptr) ::munmap(links_, capacity_ * sizeof(std::uint32_t));
+  if (cached_ != nullptr) ::munmap(cached_, capacity_ * sizeof(std::uint32_t));
 }
 
 PageOwner PagePool::add_owner() {
@@ -78,13 +80,42 @@ PageOwner PagePool::add_owner() {
     return owner;
   }
   shared_.push_back(0);
+  is_cache_.push_back(0);
   removed_owners_.reserve(shared_.capacity());  // removing an owner never allocates
   return static_cast<PageOwner>(shared_.size() - 1);
 }
 
 void PagePool::remove_owner(PageOwner owner) {
   KVASIR_CHECK(owner != PageOwner::kNobody && shared_pages(owner) == 0);
+  is_cache_[index(owner)] = 0;
   removed_owners_.push_back(owner);
+}
+
+void PagePool::mark_cached(PageOwner owner, std::span<const PageId> pages) {
+  KVASIR_CHECK(owner != PageOwner::kNobody && is_cache_[index(owner)] == 0);
+  is_cache_[index(owner)] = 1;
+  for (const PageId page : pages) {
+    KVASIR_CHECK(!only_cached(page));
+    if (cached_[index(page)]++ == 0) ++cached_pages_;
+    if (only_cached(page)) ++only_cached_pages_;
+  }
+}
+
+// Of a page that has references already.
+void PagePool::add_reference(PageId page, bool cached) {
+  const bool was_only_cached = only_cached(page);
+  ++references_[index(page)];
+  if (cached && cached_[index(page)]++ == 0) ++cached_pages_;
+  if (was_only_cached && !only_cached(page)) --only_cached_pages_;
+}
+
+void PagePool::drop_reference(PageId page, bool cached) {
+  const bool was_only_cached = only_cached(page);
+  --references_[index(page)];
+  if (cached && --cached_[index(page)] == 0) --cached_pages_;
+  const bool is_only_cached = references_[index(page)] > 0 && only_cached(page);
+  if (was_only_cached && !is_only_cached) --only_cached_pages_;
+  if (!was_only_cached && is_only_cached) ++only_cached_pages_;
 }
 
 bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner) {
@@ -102,6 +133,11 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner) {
     }
     references_[index(page)] = 1;
     links_[index(page)] = static_cast<std::uint32_t>(owner);
+    if (is_cache_[index(owner)] != 0) {
+      cached_[index(page)] = 1;
+      ++cached_pages_;
+      ++only_cached_pages_;
+    }
   }
   // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
   if (store_ != nullptr && !recycled.empty()) store_->clear(recycled);
@@ -112,14 +148,16 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner) {
 
 void PagePool::retain(PageId page, PageOwner owner) {
   KVASIR_CHECK(references_[index(page)] > 0 && references_[index(page)] < UINT32_MAX);
-  if (references_[index(page)]++ == 1) ++shared_[index(only_owner(page))];
+  if (references_[index(page)] == 1) ++shared_[index(only_owner(page))];
+  add_reference(page, is_cache_[index(owner)] != 0);
   links_[index(page)] ^= static_cast<std::uint32_t>(owner);
   ++shared_[index(owner)];
 }
 
 void PagePool::release(PageId page, PageOwner owner) {
   KVASIR_CHECK(references_[index(page)] > 0);
-  if (--references_[index(page)] > 0) {
+  drop_reference(page, is_cache_[index(owner)] != 0);
+  if (references_[index(page)] > 0) {
     links_[index(page)] ^= static_cast<std::uint32_t>(owner);
     --shared_[index(owner)];
     if (references_[index(page)] > 1) return;
@@ -137,6 +175,10 @@ void PagePool::release(PageId page, PageOwner owner) {
 
 void PagePool::hand_over(PageId page, PageOwner from, PageOwner to) {
   links_[index(page)] ^= static_cast<std::uint32_t>(from) ^ static_cast<std::uint32_t>(to);
+  if (is_cache_[index(from)] != is_cache_[index(to)]) {
+    add_reference(page, is_cache_[index(to)] != 0);
+    drop_reference(page, is_cache_[index(from)] != 0);
+  }
   if (references_[index(page)] == 1) return;
   --shared_[index(from)];
   ++shared_[index(to)];
@@ -150,7 +192,14 @@ void PagePool::check_invariants() const {
     KVASIR_CHECK(page < touched_ && !free[page] && references_[page] == 0);
     free[page] = true;
   }
-  for (std::uint64_t i = 0; i < touched_; ++i) KVASIR_CHECK(free[i] || references_[i] > 0);
+  std::uint64_t cached = 0;
+  std::uint64_t only_cached = 0;
+  for (std::uint64_t i = 0; i < touched_; ++i) {
+    KVASIR_CHECK((free[i] || references_[i] > 0) && cached_[i] <= references_[i]);
+    cached += cached_[i] > 0 ? 1 : 0;
+    only_cached += cached_[i] > 0 && cached_[i] == references_[i] ? 1 : 0;
+  }
+  KVASIR_CHECK(cached == cached_pages_ && only_cached == only_cached_pages_);
 }
 
 }  // namespace kvasir

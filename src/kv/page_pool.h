@@ -100,7 +100,7 @@ class PagePool {
   ~PagePool();
 
   // Returns an owner without references, which may have the number of one that was removed.
-  // An owner takes about 12 bytes, which the budget is not charged for and which are kept for the next one.
+  // An owner takes about 13 bytes, which the budget is not charged for and which are kept for the next one.
   PageOwner add_owner();
   void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
 
@@ -109,15 +109,18 @@ class PagePool {
   void retain(PageId page, PageOwner owner = PageOwner::kNobody);   // one more reference
   void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one less; the page is free with the last
   void hand_over(PageId page, PageOwner from, PageOwner to);        // REQUIRES: `from` refers to it, `to` does not
+  // From now on the references of this owner, to `pages` and to those that it takes later, count as a cache's: they can
+  // be given back at any time. REQUIRES: not kNobody; not called before for this owner; `pages` are all it refers to.
+  void mark_cached(PageOwner owner, std::span<const PageId> pages);
+  // Pages that a cache refers to, and of these the pages that nobody else refers to: giving up all references of caches
+  // frees exactly these. O(1), each page counts once.
+  std::uint64_t cached_pages() const { return cached_pages_; }
+  std::uint64_t only_cached_pages() const { return only_cached_pages_; }
+  std::uint32_t cached_references(PageId page) const { return cached_[index(page)]; }
   // Pages that the owner refers to and that have other references too. O(1): kept up to date by every change of a
   // reference, another owner's included. REQUIRES: not kNobody.
   std::uint64_t shared_pages(PageOwner owner) const { return shared_[index(owner)]; }
   std::uint32_t references(PageId page) const { return references_[index(page)]; }
-  // Whether these two, and nobody else, refer to it.
-  bool belongs_to(PageId page, PageOwner one, PageOwner other) const {
-    return references_[index(page)] == 2 &&
-           links_[index(page)] == (static_cast<std::uint32_t>(one) ^ static_cast<std::uint32_t>(other));
-  }
   // Where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
     static_cast<void>(page);
@@ -134,13 +137,17 @@ class PagePool {
   std::uint64_t in_use() const { return in_use_; }
   std::uint64_t peak() const { return peak_; }
 
-  // KVASIR_CHECKs that free + in use = ever used, and that the free list holds each free page once.
+  // KVASIR_CHECKs that free + in use = ever used, that the free list holds each free page once, and the sums of cached
+  // pages.
   void check_invariants() const;
 
  private:
   PagePool() = default;
   static std::size_t index(PageId page) { return static_cast<std::size_t>(page); }
   static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
+  void add_reference(PageId page, bool cached);
+  void drop_reference(PageId page, bool cached);
+  bool only_cached(PageId page) const { return references_[index(page)] == cached_[index(page)]; }
   PageOwner only_owner(PageId page) const { return static_cast<PageOwner>(links_[index(page)]); }
 
   PageFormat shape_;
@@ -157,7 +164,13 @@ class PagePool {
   // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left is
   // the last owner. Of a free page: the next one of the free list, a stack.
   std::uint32_t* links_ = nullptr;
+  // [capacity]: of the references, those of caches. Takes memory only where pages were cached, 4 bytes a page, which
+  // the budget is not charged for.
+  std::uint32_t* cached_ = nullptr;
+  std::uint64_t cached_pages_ = 0;
+  std::uint64_t only_cached_pages_ = 0;
   std::vector<std::uint64_t> shared_{0};   // [owners ever]
+  std::vector<char> is_cache_{0};          // [owners ever]: see mark_cached
   std::vector<PageOwner> removed_owners_;  // whose numbers are used again
   TableScratch scratch_;
 };

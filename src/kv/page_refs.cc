@@ -1,6 +1,7 @@
 #include "kv/page_refs.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 
@@ -35,6 +36,12 @@ void PageRefs::add(std::span<const PageId> pages) {
     pool_->retain(id, owner_);
     ids_.push_back(id);
   }
+}
+
+void PageRefs::mark_cached() {
+  std::vector<PageId> held;
+  std::ranges::copy_if(ids_, std::back_inserter(held), [](PageId id) { return id != kNoPage; });
+  pool_->mark_cached(owner_, held);
 }
 
 void PageRefs::share(const PageRefs& other) {

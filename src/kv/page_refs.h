@@ -56,6 +56,9 @@ class PageRefs {
   // Adds references to pages in use, none of which it refers to yet.
   void add(std::span<const PageId> pages);
 
+  // From now on its references count as a cache's: PagePool::mark_cached, once.
+  void mark_cached();
+
   // Refers to the same pages as `other`. REQUIRES: size() == 0.
   void share(const PageRefs& other);
 

@@ -100,6 +100,8 @@ class PageTable {
   std::uint64_t own_pages() const {
     return static_cast<std::uint64_t>(columns_) * static_cast<std::uint64_t>(lanes_) - pages_.shared();
   }
+  // From now on its references to pages count as a cache's: PagePool::mark_cached, once.
+  void mark_cached() { pages_.mark_cached(); }
   int columns() const { return columns_; }  // that hold pages, spare ones included
   std::int64_t dead_slots() const { return written_ - stored(); }
   bool lists() const { return lists_; }

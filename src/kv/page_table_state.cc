@@ -178,7 +178,7 @@ Status PageTable::adopt(std::span<const PageId> pages) {
   KVASIR_CHECK(pages.size() % lanes == 0);
   if (columns == 0) return {};
   const std::uint64_t bytes = bytes_at(lanes_, static_cast<int>(slots_), layout_, columns);
-  if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
+  if (!pool_->budget().make_available(bytes)) return kv_memory_full(budget(), bytes);
   PageRefs shared(pool_);
   shared.add(pages);
   reserve_columns(columns);

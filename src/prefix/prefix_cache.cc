@@ -10,8 +10,6 @@ namespace {
 
 // What a map or a set takes for an element beside the element itself, about.
 constexpr std::uint64_t kLinkBytes = 48;
-// Blocks that are remembered after they went.
-constexpr std::size_t kMostGone = 16384;
 
 std::uint64_t hash_tokens(std::span<const TokenId> tokens, std::uint64_t seed) {
   // 0 stands for no parent.
@@ -32,6 +30,7 @@ std::string_view prefix_miss_name(PrefixMiss miss) {
     case PrefixMiss::kEvicted: return "evicted";
     case PrefixMiss::kExpired: return "expired";
     case PrefixMiss::kPolicy: return "policy";
+    case PrefixMiss::kNoRoom: return "no_room";
   }
   return "";
 }
@@ -42,7 +41,9 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
       slots_(cache->shape().page.slots),
       lanes_(static_cast<std::size_t>(cache->shape().lanes())),
       owner_(cache->pool().add_owner()),
-      charge_(&cache->budget()) {}
+      charge_(&cache->budget()) {
+  cache->pool().mark_cached(owner_, {});
+}
 
 PrefixCache::~PrefixCache() {
   listener_ = nullptr;
@@ -55,7 +56,7 @@ std::uint64_t PrefixCache::node_bytes() const {
          sizeof(Item) + kLinkBytes;
 }
 
-std::uint64_t PrefixCache::snapshot_bytes(const Snapshot& snapshot) {
+std::uint64_t PrefixCache::structure_bytes(const Snapshot& snapshot) {
   return sizeof(Snapshot) + snapshot.lineage.size() + snapshot.tail.size() * sizeof(TokenId) + sizeof(Item) +
          kLinkBytes;
 }
@@ -104,31 +105,42 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   const Node* node = nullptr;
   std::int64_t exact = 0;  // blocks
   std::int64_t known = 0;  // tokens of this text that were found in any form
-  PrefixMiss miss = PrefixMiss::kNone;
+  // The last place on the way that has lost something, and why; then why the text is not known any further.
+  std::int64_t lost_at = 0;
+  PrefixMiss lost = PrefixMiss::kNone;
+  PrefixMiss end = PrefixMiss::kNone;
   bool paged = true;
   for (std::int64_t depth = 0; depth < blocks; ++depth) {
     std::uint64_t hash = 0;
     const Node* child = child_of(*root, node, block(query.tokens, depth), &hash);
     if (child == nullptr) {
-      const auto gone = gone_.find(hash);
-      if (miss == PrefixMiss::kNone) miss = gone == gone_.end() ? PrefixMiss::kUnknown : gone->second;
+      end = reason(hash);
       break;
     }
     node = child;
     const bool expired = !node->pages.empty() && node->life.until <= query.now;
-    if (paged && expired) miss = PrefixMiss::kExpired;
+    const PrefixMiss why = expired ? PrefixMiss::kExpired : node->pages.empty() ? reason(hash) : PrefixMiss::kNone;
+    if (why != PrefixMiss::kNone) {
+      lost = why;
+      lost_at = (depth + 1) * slots_;
+    }
     paged = paged && !node->pages.empty() && !expired;
     if (paged) exact = depth + 1;
     known = paged ? (depth + 1) * slots_ : known;
     const std::int64_t here = (depth + 1) * slots_;
     for (const Snapshot& snapshot : node->snapshots) {
       const std::int64_t tokens = here + std::ssize(snapshot.tail);
-      if (tokens > length || snapshot.life.until <= query.now) continue;
+      if (tokens > length) continue;
       if (!same(snapshot.tail, query.tokens.subspan(static_cast<std::size_t>(here), snapshot.tail.size()))) continue;
+      if (snapshot.life.until <= query.now) {
+        lost = PrefixMiss::kExpired;
+        lost_at = tokens;
+        continue;
+      }
       known = std::max(known, tokens);
       if (snapshot.lineage != query.lineage || tokens > query.most_snapshot || tokens <= match.tokens) continue;
       match.tokens = tokens;
-      match.snapshot = snapshot.snapshot.get();
+      match.snapshot = snapshot.snapshot;
     }
   }
   std::int64_t usable = std::min(exact * slots_, query.most_exact / slots_ * slots_);
@@ -144,9 +156,17 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   } else if (match.tokens >= most / slots_ * slots_) {
     match.miss = PrefixMiss::kNone;
   } else {
-    match.miss = known > match.tokens ? PrefixMiss::kPolicy : miss == PrefixMiss::kNone ? PrefixMiss::kUnknown : miss;
+    match.miss = known > match.tokens                                  ? PrefixMiss::kPolicy
+                 : lost != PrefixMiss::kNone && lost_at > match.tokens ? lost
+                 : end != PrefixMiss::kNone                            ? end
+                                                                       : PrefixMiss::kUnknown;
   }
   return match;
+}
+
+void PrefixCache::enter(Node* node, const Life& life) {
+  order_.insert(item_of(node, life));
+  first_expiry_ = std::min(first_expiry_, ends(life));
 }
 
 void PrefixCache::use(Node* node, Life& life) {
@@ -156,13 +176,12 @@ void PrefixCache::use(Node* node, Life& life) {
   if (listed) enter(node, life);
 }
 
-void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep) {
+void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep, std::uint64_t bytes) {
   const bool listed = &life != &node->life || in_order(*node);
   if (listed) leave(node, life);
   life.used = ++clock_;
-  life.pinned = life.pinned || keep.pinned;
+  pin(life, keep, bytes);
   life.until = std::max(life.until, keep.until);
-  first_expiry_ = std::min(first_expiry_, life.until);
   if (listed) enter(node, life);
 }
 
@@ -207,6 +226,7 @@ PrefixCache::Node* PrefixCache::make_child(Root& root, Node* parent, std::span<c
   node->life.number = ++numbers_;
   Node* made = node.get();
   nodes_.emplace(hash, std::move(node));
+  forget(hash);
   ++root.nodes;
   if (parent != nullptr) ++parent->children;
   return made;
@@ -229,24 +249,19 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
       ++version_;
       sequence.add_pages_of_whole(depth, node->pages);
       for (const PageId page : node->pages) cache_->pool().retain(page, owner_);
-      pages_ += lanes_;
       if (parent != nullptr) {
         if (in_order(*parent)) leave(parent, parent->life);
         ++parent->paged_children;
       }
       node->life.used = ++clock_;
-      node->life.pinned = keep.pinned;
+      pin(node->life, keep, block_bytes());
       node->life.until = keep.until;
-      first_expiry_ = std::min(first_expiry_, keep.until);
       enter(node, node->life);
-      if (const auto gone = gone_.find(hash); gone != gone_.end()) {
-        gone_order_.remove(hash);
-        gone_.erase(gone);
-      }
+      forget(hash);
       if (listener_ != nullptr)
         listener_->stored(node->hash, parent == nullptr ? 0 : parent->hash, node->tokens, root->salt);
     } else {
-      keep_for(node, node->life, keep);
+      keep_for(node, node->life, keep, block_bytes());
     }
     parent = node;
   }
@@ -266,7 +281,7 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
     Node* child = child_of(*root, node, of_block, &hash) != nullptr ? nodes_.find(hash)->second.get()
                                                                     : make_child(*root, node, of_block);
     if (child == nullptr) {
-      if (node != nullptr) remove_if_bare(node);
+      if (node != nullptr) remove_if_bare(node, PrefixMiss::kNone);
       if (node == nullptr && root->nodes == 0) roots_.erase(std::string(root->salt));
       return;
     }
@@ -274,183 +289,40 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
   }
   const auto tail = tokens.subspan(static_cast<std::size_t>(blocks * slots_));
   Snapshot added{std::string(lineage), {tail.begin(), tail.end()}, std::move(snapshot), {}, 0};
-  added.life = {keep.pinned, keep.until, ++clock_, ++numbers_};
-  added.charged = snapshot_bytes(added);
+  const std::uint64_t bytes = added.snapshot->bytes_with_pages();
+  added.charged = structure_bytes(added);
   ++version_;
-  first_expiry_ = std::min(first_expiry_, keep.until);
+  forget(node->hash);
   for (std::size_t i = 0; i < node->snapshots.size(); ++i) {
     Snapshot& old = node->snapshots[i];
     if (old.lineage != lineage || !same(old.tail, tail)) continue;
-    added.life.pinned = added.life.pinned || old.life.pinned;
-    added.life.until = std::max(added.life.until, old.life.until);
-    leave(node, old.life);
-    snapshots_.erase(old.life.number);
+    snapshot_bytes_ += added.snapshot->own_bytes() - old.snapshot->own_bytes();
     old.snapshot = std::move(added.snapshot);
-    old.life = added.life;
-    snapshots_[old.life.number] = old.snapshot.get();
-    enter(node, old.life);
+    keep_for(node, old.life, keep, bytes);
     return keep_within_bound();
   }
-  if (!charge_.try_resize(charge_.bytes() + added.charged)) return remove_if_bare(node);
+  if (!charge_.try_resize(charge_.bytes() + added.charged)) return remove_if_bare(node, PrefixMiss::kNone);
+  added.life.number = ++numbers_;
+  added.life.used = ++clock_;
+  added.life.until = keep.until;
+  pin(added.life, keep, bytes);
   enter(node, added.life);
-  snapshots_[added.life.number] = added.snapshot.get();
+  snapshot_bytes_ += added.snapshot->own_bytes();
   node->snapshots.push_back(std::move(added));
   keep_within_bound();
 }
 
-// Removes nodes that hold nothing, from this one towards the root.
-void PrefixCache::remove_if_bare(Node* node) {
+void PrefixCache::remove_if_bare(Node* node, PrefixMiss why) {
   while (node != nullptr && node->children == 0 && node->pages.empty() && node->snapshots.empty()) {
     Node* parent = node->parent;
     Root* root = node->root;
     if (parent != nullptr) --parent->children;
+    if (why != PrefixMiss::kNone) remember(node->hash, why);
     nodes_.erase(node->hash);
     KVASIR_CHECK(charge_.try_resize(charge_.bytes() - node_bytes()));
     if (--root->nodes == 0) roots_.erase(std::string(root->salt));
     node = parent;
   }
-}
-
-void PrefixCache::remember(std::uint64_t hash, PrefixMiss why) {
-  if (!gone_.emplace(hash, why).second) return;
-  gone_order_.push_back(hash);
-  if (gone_order_.size() <= kMostGone) return;
-  gone_.erase(gone_order_.front());
-  gone_order_.pop_front();
-}
-
-void PrefixCache::evict(const Item& item, PrefixMiss why) {
-  Node* node = item.node;
-  ++version_;
-  order_.erase(item);
-  remember(node->hash, why);
-  if (item.number == node->life.number) {
-    for (const PageId page : node->pages) cache_->pool().release(page, owner_);
-    pages_ -= lanes_;
-    node->pages.clear();
-    if (listener_ != nullptr) listener_->removed(node->hash);
-    if (Node* parent = node->parent; parent != nullptr) {
-      --parent->paged_children;
-      if (in_order(*parent)) enter(parent, parent->life);
-    }
-  } else {
-    const auto found = std::ranges::find(node->snapshots, item.number, [](const Snapshot& s) { return s.life.number; });
-    KVASIR_CHECK(found != node->snapshots.end());
-    KVASIR_CHECK(charge_.try_resize(charge_.bytes() - found->charged));
-    snapshots_.erase(item.number);
-    node->snapshots.erase(found);
-  }
-  remove_if_bare(node);
-}
-
-bool PrefixCache::frees(const Item& item) const {
-  if (item.number != item.node->life.number) return snapshots_.at(item.number)->own_bytes() > 0;
-  return std::ranges::any_of(item.node->pages, [&](PageId page) { return cache_->pool().references(page) == 1; });
-}
-
-bool PrefixCache::evict_one() {
-  if (order_.empty()) return false;
-  auto found = std::ranges::find_if(order_, [&](const Item& item) { return frees(item); });
-  if (found == order_.end()) {
-    // Where a sequence dropped what came first, pages that only the cache holds stand before shared ones.
-    if (pages_ == cache_->pool().shared_pages(owner_)) return false;
-    found = order_.begin();
-  }
-  evict(Item(*found), PrefixMiss::kEvicted);
-  return true;
-}
-
-void PrefixCache::clear() {
-  while (!order_.empty()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
-}
-
-void PrefixCache::expire(double now) {
-  if (now < first_expiry_) return;
-  first_expiry_ = std::numeric_limits<double>::infinity();
-  // A block goes when those behind it are gone, which its own time does not outlive.
-  for (bool found = true; found;) {
-    found = false;
-    std::vector<Item> expired;
-    for (const Item& item : order_) {
-      double until = item.node->life.until;
-      if (item.number != item.node->life.number)
-        for (const Snapshot& snapshot : item.node->snapshots)
-          if (snapshot.life.number == item.number) until = snapshot.life.until;
-      if (until <= now) {
-        expired.push_back(item);
-      } else {
-        first_expiry_ = std::min(first_expiry_, until);
-      }
-    }
-    for (const Item& item : expired) evict(item, PrefixMiss::kExpired);
-    found = !expired.empty();
-  }
-}
-
-void PrefixCache::keep_within_bound() {
-  while (bytes() > most_bytes_ && !order_.empty()) {
-    // What is shared with sequences counts too, so that the bound holds when they have gone.
-    if (!evict_one()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
-  }
-}
-
-std::uint64_t PrefixCache::evictable_bytes() const {
-  const PagePool& pool = cache_->pool();
-  std::uint64_t bytes = (pages_ - pool.shared_pages(owner_)) * pool.page_cost();
-  for (const auto& [number, snapshot] : snapshots_) bytes += snapshot->own_bytes();
-  return bytes;
-}
-
-std::uint64_t PrefixCache::bytes() const {
-  std::uint64_t bytes = pages_ * cache_->pool().page_cost() + charge_.bytes();
-  for (const auto& [number, snapshot] : snapshots_) bytes += snapshot->own_bytes();
-  return bytes;
-}
-
-void PrefixCache::set_listener(PrefixListener* listener) {
-  listener_ = listener;
-  if (listener_ == nullptr) return;
-  std::vector<const Node*> held;
-  for (const auto& [hash, node] : nodes_)
-    if (!node->pages.empty()) held.push_back(node.get());
-  std::ranges::sort(held, {}, [](const Node* node) { return std::pair(node->depth, node->life.number); });
-  for (const Node* node : held)
-    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
-}
-
-void PrefixCache::count_references(std::span<std::uint32_t> references) const {
-  for (const auto& [hash, node] : nodes_)
-    for (const PageId page : node->pages) ++references[static_cast<std::size_t>(page)];
-}
-
-void PrefixCache::check_invariants() const {
-  std::uint64_t pages = 0;
-  std::uint64_t charged = 0;
-  std::size_t items = 0;
-  std::size_t snapshots = 0;
-  std::unordered_map<const Node*, std::int64_t> children, paged;
-  std::unordered_map<const Root*, std::int64_t> of_root;
-  for (const auto& [hash, node] : nodes_) {
-    KVASIR_CHECK(node->hash == hash && (node->pages.empty() || node->pages.size() == lanes_));
-    KVASIR_CHECK(node->pages.empty() || node->parent == nullptr || !node->parent->pages.empty());
-    KVASIR_CHECK(!node->pages.empty() || !node->snapshots.empty() || node->children > 0);
-    pages += node->pages.size();
-    charged += node_bytes();
-    snapshots += node->snapshots.size();
-    items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
-    for (const Snapshot& snapshot : node->snapshots) charged += snapshot.charged;
-    ++of_root[node->root];
-    if (node->parent == nullptr) continue;
-    ++children[node->parent];
-    if (!node->pages.empty()) ++paged[node->parent];
-  }
-  for (const auto& [hash, node] : nodes_) {
-    KVASIR_CHECK(node->children == children[node.get()]);
-    KVASIR_CHECK(node->paged_children == paged[node.get()]);
-  }
-  for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
-  KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
-  KVASIR_CHECK(pages == pages_ && snapshots == snapshots_.size() && charged == charge_.bytes());
 }
 
 }  // namespace kvasir

@@ -6,14 +6,20 @@
 // text; it serves its own lineage alone (policy, options, grid of chunks). Tokens are compared, not hashes alone.
 // Texts of different salts never meet.
 //
-// The cache refers to pages as sequences do: a page is free once the last reference goes. Everything it holds is
-// charged to the budget of the KV cache, and evict_one gives it back, least recently used first: those that are not
-// pinned, then the others. What has passed its time to live is found no more.
+// The cache refers to pages as sequences do: a page is free once the last reference goes. Blocks and snapshots may
+// refer to the same pages; the sums below count each page once. Everything it holds is charged to the budget of the KV
+// cache, and evict_one gives it back, least recently used first: those that are not pinned, then the others. What has
+// passed its time to live is found no more; a pin ends with the time to live that it came with.
+//
+// Pins are bounded: a tenant pins no more bytes than stay unpinned then, so that the others always find room. What it
+// asks to pin beyond that is kept unpinned.
 //
 // Thread-safety: none; as the KV cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <list>
 #include <memory>
@@ -33,12 +39,15 @@ namespace kvasir {
 
 using TokenId = std::int32_t;  // as in text/vocabulary.h
 
-// A sequence at some place in a text, for those that know what to do with it.
+// A sequence at some place in a text, for those that know what to do with it. Its references to pages are marked as a
+// cache's (PagePool::mark_cached).
 class PrefixSnapshot {
  public:
   virtual ~PrefixSnapshot() = default;
-  // Bytes that come free with it: its tables, its state, and the pages that nobody else refers to.
+  // Bytes charged for it beside its pages: its tables and its state. They do not change.
   virtual std::uint64_t own_bytes() const = 0;
+  // These, and all pages that it refers to.
+  virtual std::uint64_t bytes_with_pages() const { return own_bytes(); }
 };
 
 // Why no more of a text was found.
@@ -49,13 +58,15 @@ enum class PrefixMiss {
   kEvicted,  // it was, but had to go since
   kExpired,  // it was, but its time to live has passed
   kPolicy,   // it was, but this policy cannot continue from there
+  kNoRoom,   // it was, but there was no memory for the page tables of one more sequence
 };
 std::string_view prefix_miss_name(PrefixMiss miss);
 
 // How long something stays.
 struct PrefixKeep {
-  bool pinned = false;
+  bool pinned = false;                                     // as long
   double until = std::numeric_limits<double>::infinity();  // on the caller's clock, seconds
+  int tenant = 0;                                          // whose pin it is
 };
 
 struct PrefixQuery {
@@ -69,14 +80,16 @@ struct PrefixQuery {
 };
 
 struct PrefixMatch {
-  std::int64_t tokens = 0;                   // that need not be run
-  const PrefixSnapshot* snapshot = nullptr;  // that holds them; null: pages do. Valid until the cache changes
+  std::int64_t tokens = 0;  // that need not be run
+  // That holds them; null: pages do. Outlives its place in the cache.
+  std::shared_ptr<const PrefixSnapshot> snapshot;
   PrefixMiss miss = PrefixMiss::kUnknown;
 };
 
 class PrefixCache {
  public:
-  // `cache` must outlive this. `most_bytes`: of all that the prefix cache refers to, shared with sequences or not.
+  // `cache` must outlive this, and have no other prefix cache. `most_bytes`: of all that the prefix cache refers to,
+  // shared with sequences or not.
   PrefixCache(KvCache* cache, std::uint64_t most_bytes);
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
@@ -104,16 +117,21 @@ class PrefixCache {
   // shared with sequences.
   bool evict_one();
   void clear();
-  // Gives back what has passed its time to live. Cheap where nothing has one.
+  // Gives back all of this salt that begins with the text's first block: for a text whose pages cannot be trusted.
+  void discard(std::string_view salt, std::span<const TokenId> tokens);
+  // Gives back what has passed its time to live, and ends pins that have. Cheap where nothing has one.
   void expire(double now);
   bool empty() const { return order_.empty(); }
   PageOwner owner() const { return owner_; }
   std::uint64_t version() const { return version_; }  // differs after every change of what find returns
 
-  // Bytes that come free at least by evict_one.
+  // Bytes that evict_one gives back to the budget if it is called until it returns false: the pages that only the cache
+  // refers to, and what its snapshots have beside pages. What its own structures take comes free besides. O(1).
   std::uint64_t evictable_bytes() const;
-  // Bytes of all that it refers to, shared with sequences or not.
+  // Bytes of all that it refers to, shared with sequences or not, and of its own structures. O(1).
   std::uint64_t bytes() const;
+  // Bytes of what is pinned; a page that several pinned snapshots refer to counts for each.
+  std::uint64_t pinned_bytes() const { return pinned_bytes_; }
 
   // Optional; may be null. Must outlive this. First hears of every block whose pages are held now.
   void set_listener(PrefixListener* listener);
@@ -123,7 +141,6 @@ class PrefixCache {
   void count_references(std::span<std::uint32_t> references) const;
   // Bytes charged for its own structures.
   std::uint64_t charged_bytes() const { return charge_.bytes(); }
-  const std::unordered_map<std::uint64_t, const PrefixSnapshot*>& snapshots() const { return snapshots_; }
 
  private:
   struct Node;
@@ -145,6 +162,9 @@ class PrefixCache {
   };
   struct Life {
     bool pinned = false;
+    int tenant = 0;  // if it is pinned: whose pin it is, until when, and bytes
+    double pinned_until = 0;
+    std::uint64_t pinned_bytes = 0;
     double until = 0;
     std::uint64_t used = 0;
     std::uint64_t number = 0;
@@ -152,7 +172,7 @@ class PrefixCache {
   struct Snapshot {
     std::string lineage;
     std::vector<TokenId> tail;  // tokens behind the node's
-    std::unique_ptr<PrefixSnapshot> snapshot;
+    std::shared_ptr<const PrefixSnapshot> snapshot;
     Life life;
     std::uint64_t charged = 0;
   };
@@ -170,7 +190,7 @@ class PrefixCache {
   };
 
   std::uint64_t node_bytes() const;
-  static std::uint64_t snapshot_bytes(const Snapshot& snapshot);
+  static std::uint64_t structure_bytes(const Snapshot& snapshot);
   std::uint64_t hash_of(const Root& root, const Node* parent, std::span<const TokenId> tokens) const;
   const Root* root_of(std::string_view salt) const;
   const Node* child_of(const Root& root, const Node* parent, std::span<const TokenId> tokens,
@@ -178,16 +198,32 @@ class PrefixCache {
   // Null where there is no room, or another text has the same hash.
   Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
   Root* make_root(std::string_view salt);
-  void remove_if_bare(Node* node);
+  // Removes nodes that hold nothing, from this one towards the root, and remembers why; kNone: they never held
+  // anything.
+  void remove_if_bare(Node* node, PrefixMiss why);
   void keep_within_bound();
-  void keep_for(Node* node, Life& life, const PrefixKeep& keep);
+  void keep_for(Node* node, Life& life, const PrefixKeep& keep, std::uint64_t bytes);
+  // Pins something of so many bytes, or for longer, if `keep` asks for it and its tenant may.
+  void pin(Life& life, const PrefixKeep& keep, std::uint64_t bytes);
+  void unpin(Life& life);
+  std::uint64_t block_bytes() const { return node_bytes() + lanes_ * cache_->pool().page_cost(); }
   void use(Node* node, Life& life);
-  void enter(Node* node, const Life& life) { order_.insert({life.pinned, life.used, life.number, node}); }
-  void leave(Node* node, const Life& life) { order_.erase({life.pinned, life.used, life.number, node}); }
+  // When it is given back, or its pin ends.
+  static double ends(const Life& life) { return life.pinned ? std::min(life.until, life.pinned_until) : life.until; }
+  static Item item_of(Node* node, const Life& life) { return {life.pinned, life.used, life.number, node}; }
+  void enter(Node* node, const Life& life);
+  void leave(Node* node, const Life& life) { order_.erase(item_of(node, life)); }
   bool in_order(const Node& node) const { return !node.pages.empty() && node.paged_children == 0; }
+  static bool is_block(const Item& item) { return item.number == item.node->life.number; }
+  static Snapshot& snapshot_of(const Item& item);  // REQUIRES: !is_block(item)
+  static Life& life_of(const Item& item) { return is_block(item) ? item.node->life : snapshot_of(item).life; }
   bool frees(const Item& item) const;
   void evict(const Item& item, PrefixMiss why);
+  // Evicts something; of a block, also those before it for which `goes` holds and behind which no block is left.
+  void evict_chain(const Item& item, PrefixMiss why, const std::function<bool(const Node&)>& goes);
   void remember(std::uint64_t hash, PrefixMiss why);
+  void forget(std::uint64_t hash);
+  PrefixMiss reason(std::uint64_t hash) const;  // that is remembered, or kNone
   std::span<const TokenId> block(std::span<const TokenId> tokens, std::int64_t number) const;
 
   KvCache* cache_;
@@ -196,18 +232,23 @@ class PrefixCache {
   std::size_t lanes_;
   PageOwner owner_;
   MemoryCharge charge_;
-  std::uint64_t pages_ = 0;  // that it refers to
-  std::uint64_t clock_ = 0;  // of uses
+  std::uint64_t snapshot_bytes_ = 0;  // sum of their own_bytes
+  std::uint64_t pinned_bytes_ = 0;
+  std::unordered_map<int, std::uint64_t> pinned_by_;  // by tenant; none is 0
+  std::uint64_t clock_ = 0;                           // of uses
   std::uint64_t numbers_ = 0;
   std::uint64_t version_ = 1;
-  double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives there were
+  double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives that were in order_; maybe too early
   std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   std::set<Item> order_;
-  std::unordered_map<std::uint64_t, const PrefixSnapshot*> snapshots_;  // by number
-  // The blocks that went last, and why.
-  std::unordered_map<std::uint64_t, PrefixMiss> gone_;
-  std::list<std::uint64_t> gone_order_;
+  // The blocks that went last or lost something, and why.
+  struct Gone {
+    PrefixMiss why = PrefixMiss::kNone;
+    std::list<std::uint64_t>::iterator place;  // in gone_order_
+  };
+  std::unordered_map<std::uint64_t, Gone> gone_;
+  std::list<std::uint64_t> gone_order_;  // oldest first
   PrefixListener* listener_ = nullptr;
 };
 

@@ -25,6 +25,27 @@ double mean_log_probability(const GenerateResult& result) {
   return result.choices.empty() ? 0 : sum / static_cast<double>(result.choices.size());
 }
 
+// How an error is told.
+struct Fault {
+  int http = 0;
+  std::string_view code;
+};
+
+// Of opening or writing a session: its own limits are not the server's lack of memory or disk, and neither is the
+// length of its context.
+Fault fault_of_session(const Status& status) {
+  if (status.code() != StatusCode::kResourceExhausted) return {http_status(status), ""};
+  const std::vector<std::string_view>& settings = status.settings();
+  if (!settings.empty() && settings.front() == "session") return {403, "session_limit"};
+  return {503, "session_no_room"};
+}
+
+HttpFields retry_fields(int http) {
+  HttpFields fields;
+  if (http == 429 || http == 503) fields.emplace_back("Retry-After", "1");
+  return fields;
+}
+
 }  // namespace
 
 Flight::Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::string session)
@@ -62,13 +83,16 @@ void Flight::prepare() {
     preparation_ = ready.status();
     if (ready.ok()) ready_ = std::move(*ready);
   } catch (const std::bad_alloc&) {
-    preparation_ = exhausted("there is no memory for a body of {} bytes", body_.size());
+    no_memory_ = true;
   }
   body_ = {};
 }
 
 void Flight::prepared() {
   if (over_) return;
+  if (no_memory_)
+    return refuse(503, exhausted("the server has no memory left for the body; try again later"), "no_memory",
+                  "no_memory");
   if (!preparation_.ok())
     return refuse(http_status(preparation_), preparation_,
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
@@ -97,23 +121,25 @@ void Flight::prepared() {
   if (!(took_ = deck_.sessions->take(name_)))
     return refuse(409, invalid_argument("another request is using the session '{}'", name_.id).about({"session"}),
                   "session_busy", "session_busy");
+  at_desk_ = true;
   deck_.sessions->open(name_, options.policy.empty() ? deck_.policy : options.policy, !ready_.restores_only,
                        [self = shared_from_this()](Result<OpenedSession> opened) { self->opened(std::move(opened)); });
 }
 
 void Flight::opened(Result<OpenedSession> opened) {
+  at_desk_ = false;
   if (opened.ok()) session_ = std::move(*opened);
   if (over_) return land();
   if (!opened.ok()) {
-    const bool no_room = opened.status().code() == StatusCode::kResourceExhausted;
-    return refuse(no_room ? 503 : http_status(opened.status()), in_body(opened.status()),
-                  no_room ? "no_room" : "invalid", no_room ? "session_no_room" : "");
+    const Fault fault = fault_of_session(opened.status());
+    return refuse(fault.http, in_body(opened.status()), fault.http == 503 ? "no_room" : "invalid", fault.code);
   }
   if (ready_.restores_only) {
     exchange_.send_json(200, text_of({{"object", "session"}, {"session", session_answer(session_.kv)}}));
     return land();
   }
   ready_.request.options.session = session_.session;
+  ready_.request.options.releases_session = true;
   submit();
 }
 
@@ -151,6 +177,7 @@ Status Flight::submit_part(std::size_t part, RequestOptions options) {
 void Flight::accepted(const Status& status) {
   if (over_) return;
   if (!status.ok()) {
+    if (status.code() == StatusCode::kIo) return fail(503, status, "no_memory");
     const Status said = in_body(status);
     deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
     if (!streams_) {
@@ -209,13 +236,19 @@ void Flight::heard_text(Sample& sample) {
 
 void Flight::ended() {
   if (session_.session == nullptr) return answer();
-  deck_.sessions->save(name_, session_.session,
-                       [self = shared_from_this()](const Result<std::uint64_t>& bytes) { self->saved(bytes); });
+  at_desk_ = true;
+  deck_.sessions->save(
+      name_, session_.session, [self = shared_from_this()] { return !self->left_behind_; },
+      [self = shared_from_this()](const Result<std::uint64_t>& bytes) { self->saved(bytes); });
 }
 
 void Flight::saved(const Result<std::uint64_t>& bytes) {
+  at_desk_ = false;
   if (over_) return land();
-  if (!bytes.ok()) return fail(bytes.status());
+  if (!bytes.ok()) {
+    const Fault fault = fault_of_session(bytes.status());
+    return fail(fault.http, bytes.status(), fault.code);
+  }
   session_bytes_ = *bytes;
   answer();
 }
@@ -266,8 +299,25 @@ Json Flight::session_answer(const KvReport& kv) const {
   return json;
 }
 
+// The answer cannot be completed, and its cause is no fault of the request.
+void Flight::fail(int http, const Status& status, std::string_view code) {
+  if (code.empty()) return fail(status);
+  tell("error", streams_ ? 200 : http);
+  if (!streams_) {
+    exchange_.refuse(http, status.message(), code, retry_fields(http));
+  } else {
+    exchange_.answer->write(event_of(error_of(http, status.message(), code)));
+    exchange_.answer->end();
+  }
+  land();
+}
+
 // The answer cannot be completed.
 void Flight::fail(const Status& status) {
+  // What is not about the policy, which the text has outgrown, is about the server's memory.
+  const std::vector<std::string_view>& settings = status.settings();
+  if (status.code() == StatusCode::kResourceExhausted && (settings.empty() || settings.front() != "policy"))
+    return fail(503, status, "no_memory");
   tell("error", streams_ ? 200 : http_status(status));
   if (!streams_) {
     exchange_.refuse(status);
@@ -284,9 +334,7 @@ void Flight::refuse(int http, const Status& status, std::string_view reason, std
   if (code.empty()) {
     exchange_.refuse(status);
   } else {
-    HttpFields fields;
-    if (http == 429 || http == 503) fields.emplace_back("Retry-After", "1");
-    exchange_.refuse(http, status.message(), code, fields);
+    exchange_.refuse(http, status.message(), code, retry_fields(http));
   }
   land();
 }
@@ -299,15 +347,17 @@ void Flight::leave() {
   land();
 }
 
-// Gives back all that the flight holds. While a session is loaded or written, that comes later.
+// Gives back all that the flight holds. While the session is being opened or written, it and its name come later.
 void Flight::land() {
   over_ = left_behind_ = true;
   if (left_ > 0)
     for (const Part& part : parts_)
       if (part.ticket != Ticket{}) deck_.steps.cancel(part.ticket);
   ready_.request.options.session.reset();
-  deck_.steps.retire(std::exchange(session_.session, nullptr));
-  if (std::exchange(took_, false)) deck_.sessions->give_back(name_);
+  if (!at_desk_) {
+    deck_.steps.retire(std::exchange(session_.session, nullptr));
+    if (std::exchange(took_, false)) deck_.sessions->give_back(name_);
+  }
   exchange_.answer.reset();
   exchange_.caller.hold.reset();
 }

@@ -1,7 +1,7 @@
 // One completion under way: from its body to the end of its answer.
 //
 // The body is prepared on the text thread (server/prepare.h). Each prompt then is a request of the engine; their
-// samples are the answer's choices. A completion of a session first loads it, and writes it back before the answer
+// samples are the answer's choices. A completion of a session first opens it, and writes it back before the answer
 // ends. Thread-safety: the I/O thread's alone, but for what prepare() says.
 #pragma once
 
@@ -74,6 +74,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void saved(const Result<std::uint64_t>& bytes);
   void answer();
   void fail(const Status& status);
+  void fail(int http, const Status& status, std::string_view code);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void leave();
   void land();
@@ -92,6 +93,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Exchange exchange_;
   std::string session_route_;
   std::string body_;
+  bool no_memory_ = false;  // for the body
   Status preparation_;
   ReadyRequest ready_;
   std::vector<Part> parts_;
@@ -104,6 +106,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   // Of a session.
   SessionName name_;
   bool took_ = false;
+  bool at_desk_ = false;  // it is being opened or written: its name is not given back
   OpenedSession session_;
   std::uint64_t session_bytes_ = 0;
 

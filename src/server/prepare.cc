@@ -22,6 +22,43 @@ Status check_session_text(const ApiRequest& request) {
       .about({"session"});
 }
 
+// Whether a field is there and asks for more than its default.
+bool asks(const nlohmann::json& json, const char* field, int usual) {
+  const auto found = json.find(field);
+  if (found == json.end() || found->is_null() || *found == false) return false;
+  return !found->is_number_integer() || *found != usual;
+}
+
+// POST /v1/sessions/{id} answers with the session, once its text has been read.
+Status check_session_route(const nlohmann::json& json) {
+  constexpr std::pair<const char*, int> kFields[] = {
+      {"n", 1},      {"best_of", 1}, {"max_tokens", 0}, {"max_completion_tokens", 0},
+      {"stream", 0}, {"echo", 0},    {"logprobs", 0},   {"top_logprobs", 0}};
+  for (const auto& [field, usual] : kFields)
+    if (asks(json, field, usual))
+      return invalid_argument(
+                 "this route generates nothing, so '{}' has no effect; omit it, or name the session in a "
+                 "completion",
+                 field)
+          .about({field});
+  return {};
+}
+
+// A session's text is in its file and not in the prefix cache: there is nothing to pin or to keep.
+Status check_no_prefix(const nlohmann::json& json, KvHints& hints) {
+  if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
+    for (const auto& [field, name] : {std::pair{"pin", "kv.pin"}, std::pair{"ttl", "kv.ttl"}})
+      if (asks(*kv, field, 0))
+        return invalid_argument("a session leaves no cached prefix, so '{}' has no effect; omit it", name)
+            .about({name});
+  for (KvHints::Action& action : hints.actions) {
+    if (action.outcome != "applied") continue;
+    action.outcome = "no_op";
+    action.reason = "a session leaves no cached prefix";
+  }
+  return {};
+}
+
 // Without a limit of the client's the answer ends where context or memory do, or, where neither ever does, with as
 // many tokens as the trained context has.
 Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& ready) {
@@ -70,7 +107,8 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_ASSIGN_OR_RETURN(nlohmann::json json, parse_body(body.empty() && !common.session.empty() ? "{}" : body));
     if (!common.session.empty()) {
       ready.restores_only = !json.contains("prompt") && !json.contains("messages");
-      for (const char* field : {"stream", "n", "best_of", "echo", "logprobs", "top_logprobs", "max_completion_tokens"})
+      KVASIR_RETURN_IF_ERROR(check_session_route(json));
+      for (const char* field : {"stream", "echo", "logprobs", "top_logprobs", "max_completion_tokens"})
         json.erase(field);
       json["session"] = common.session;
       json["max_tokens"] = 0;
@@ -78,6 +116,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     }
     const bool chat = common.session.empty() ? common.chat : json.contains("messages");
     KVASIR_ASSIGN_OR_RETURN(ready.request, read_request(json, chat));
+    if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
   if (!ready.request.session.empty()) {

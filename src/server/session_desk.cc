@@ -1,5 +1,7 @@
 #include "server/session_desk.h"
 
+#include <new>
+
 #include "base/status.h"
 
 namespace kvasir::server {
@@ -13,45 +15,110 @@ Status without_path(const Status& status, std::string_view path, std::string_vie
   return status.with_message(std::move(message));
 }
 
-Result<OpenedSession> load(Engine& engine, const std::string& path, const std::string& policy, bool create) {
-  OpenedSession opened;
-  Result<Engine::LoadedSession> loaded = engine.load_session(path);
-  if (loaded.ok()) {
-    opened.session = std::move(loaded->session);
-    opened.restored = true;
-    opened.other_arithmetic = loaded->other_arithmetic;
-  } else {
-    if (loaded.status().code() != StatusCode::kNotFound) return without_path(loaded.status(), path, "the session");
-    if (!create) return make_status(StatusCode::kNotFound, "there is no such session").about({"session"});
-    KVASIR_ASSIGN_OR_RETURN(opened.session, engine.new_session({.policy = policy}));
+Status no_such_session() {
+  return make_status(StatusCode::kNotFound, "there is no such session").about({"session"});
+}
+
+Status out_of_memory() {
+  return exhausted("the server has no memory left for the session; try again later");
+}
+
+template <class Call>
+auto with_memory(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
   }
+}
+
+Result<OpenedSession> open_file(const StepThread& steps, const std::string& path) {
+  Result<Engine::LoadedSession> loaded = steps.open_session(path);
+  if (loaded.status().code() == StatusCode::kNotFound) return no_such_session();
+  if (!loaded.ok()) return without_path(loaded.status(), path, "the session");
+  OpenedSession opened;
+  opened.session = std::move(loaded->session);
+  opened.restored = true;
+  opened.other_arithmetic = loaded->other_arithmetic;
   opened.kv = opened.session->kv();
   return opened;
 }
 
+// A session that a job uses. It goes back to the step thread even if the job never runs.
+struct Borrowed {
+  Borrowed(StepThread& thread, std::shared_ptr<Session> of) : steps(thread), session(std::move(of)) {}
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  ~Borrowed() { steps.retire(std::move(session)); }
+
+  StepThread& steps;
+  std::shared_ptr<Session> session;
+};
+
 }  // namespace
+
+SessionDesk::SessionDesk(StepThread& steps, SessionStore store)
+    : steps_(steps),
+      store_(std::move(store)),
+      disk_({.post = [&steps](std::function<void()> function) { steps.post(std::move(function)); }}) {}
 
 void SessionDesk::open(const SessionName& name, const std::string& policy, bool create,
                        std::function<void(Result<OpenedSession>)> done) {
-  const Status asked =
-      steps_.ask([this, path = store_.path_of(name.tenant, name.id), policy, create, done](Engine& engine) {
-        auto opened = std::make_shared<Result<OpenedSession>>(load(engine, path, policy, create));
-        steps_.post([opened = std::move(opened), done] { done(std::move(*opened)); });
+  const auto opened = std::make_shared<Result<OpenedSession>>(no_such_session());
+  const Status queued = disk_.run(
+      0,
+      [this, name, create, opened] {
+        *opened = with_memory([&]() -> Result<OpenedSession> {
+          if (create) KVASIR_RETURN_IF_ERROR(store_.check_room(name.tenant, name.id));
+          return open_file(steps_, store_.path_of(name.tenant, name.id));
+        });
+      },
+      [this, policy, create, opened, done] {
+        if (create && opened->status().code() == StatusCode::kNotFound) return make(policy, done);
+        done(std::move(*opened));
       });
+  if (!queued.ok()) done(queued);
+}
+
+void SessionDesk::make(const std::string& policy, std::function<void(Result<OpenedSession>)> done) {
+  const auto failed = [done] { done(out_of_memory()); };
+  const auto make_one = [this, policy, done](Engine& engine) {
+    const auto made = std::make_shared<Result<OpenedSession>>(OpenedSession());
+    Result<std::unique_ptr<Session>> session = engine.new_session({.policy = policy});
+    if (session.ok()) {
+      (*made)->kv = (*session)->kv();
+      (*made)->session = std::move(*session);
+    } else {
+      *made = session.status();
+    }
+    steps_.post([made, done] { done(std::move(*made)); });
+  };
+  const Status asked = steps_.ask(make_one, failed);
   if (!asked.ok()) done(asked);
 }
 
-void SessionDesk::save(const SessionName& name, std::shared_ptr<Session> session,
+void SessionDesk::save(const SessionName& name, std::shared_ptr<Session> session, std::function<bool()> wanted,
                        std::function<void(const Result<std::uint64_t>&)> done) {
-  const Status asked = steps_.ask([this, name, session = std::move(session), done](Engine&) {
-    const auto write = [&]() -> Result<std::uint64_t> {
-      KVASIR_ASSIGN_OR_RETURN(const std::string place, store_.place_to_write(name.tenant, name.id));
-      if (const Status saved = session->save(place); !saved.ok()) return without_path(saved, place, name.id);
-      return store_.commit(name.tenant, name.id);
-    };
-    steps_.post([result = write(), done] { done(result); });
-  });
-  if (!asked.ok()) done(asked);
+  const auto borrowed = std::make_shared<Borrowed>(steps_, std::move(session));
+  const auto result = std::make_shared<Result<std::uint64_t>>(std::uint64_t{0});
+  const Status queued = disk_.run(
+      0,
+      [this, name, borrowed, wanted = std::move(wanted), result] {
+        *result = with_memory([&] { return write(name, *borrowed->session, wanted); });
+      },
+      [result, done] { done(*result); });
+  if (!queued.ok()) done(queued);
+}
+
+Result<std::uint64_t> SessionDesk::write(const SessionName& name, const Session& session,
+                                         const std::function<bool()>& wanted) const {
+  const Status left(StatusCode::kCancelled, "the client has left: the session stays as it was");
+  if (!wanted()) return left;
+  KVASIR_ASSIGN_OR_RETURN(const std::string place, store_.place_to_write(name.tenant, name.id));
+  if (const Status saved = session.save(place); !saved.ok()) return without_path(saved, place, name.id);
+  if (wanted()) return store_.commit(name.tenant, name.id);
+  store_.discard(name.tenant, name.id);
+  return left;
 }
 
 }  // namespace kvasir::server

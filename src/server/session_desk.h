@@ -1,10 +1,10 @@
-// Named sessions as requests use them: loaded from its file when a request begins, and written back when it ends.
+// Named sessions as requests use them: opened when a request begins, and written when it has ended.
 //
 // A session is on disk between two requests, and nowhere else: what a list shows is what there is, a crash loses at
-// most the turn under way, and idle sessions take no KV memory. The price is that each turn reads and writes the file,
-// as large as the session's keys and values, on the step thread: between two passes, while all others wait. Under a
-// policy with a bound that is bounded too; under `full` it grows with the text. A turn whose client leaves, or that
-// fails, is not written: the session stays as it was before.
+// most the turn under way, and idle sessions take no KV memory. A thread of the desk's own checks and writes the files,
+// so that nobody else waits for the disk; each turn reads and writes the whole file, as large as the session's keys and
+// values. When the request starts the engine copies them into its cache, a part between two passes. A turn whose client
+// leaves before it is written, or that fails, is not written: the session stays as it was before.
 //
 // Thread-safety: the I/O thread's alone; `done` is called there.
 #pragma once
@@ -18,6 +18,7 @@
 
 #include "server/session_store.h"
 #include "server/step_thread.h"
+#include "server/text_thread.h"
 
 namespace kvasir::server {
 
@@ -38,27 +39,39 @@ struct OpenedSession {
 class SessionDesk {
  public:
   // `steps` must outlive this.
-  SessionDesk(StepThread& steps, SessionStore store) : steps_(steps), store_(std::move(store)) {}
+  SessionDesk(StepThread& steps, SessionStore store);
 
   // Takes a session for one request. Returns false while another has it.
   bool take(const SessionName& name) { return taken_.insert(name).second; }
+  // REQUIRES: neither open() nor save() is under way.
   void give_back(const SessionName& name) { taken_.erase(name); }
 
-  // Loads the session, or makes it under `policy` if there is none and `create`. Errors: as Engine::load_session and
-  // new_session; kResourceExhausted also where too many questions wait. REQUIRES: taken.
+  // Opens the session, or makes it under `policy` if there is none and `create`; then one more turn of it could be
+  // saved now. Errors: as Engine::open_session, new_session and SessionStore::check_room; kResourceExhausted also where
+  // too many calls wait. REQUIRES: taken.
   void open(const SessionName& name, const std::string& policy, bool create,
             std::function<void(Result<OpenedSession>)> done);
-  // Writes the session. The result is the file's bytes. Errors: as SessionStore and Session::save. REQUIRES: taken.
-  void save(const SessionName& name, std::shared_ptr<Session> session,
+  // Writes the session, unless nobody wants it any more (kCancelled). `wanted` is called on the desk's thread. The
+  // result is the file's bytes. Errors: as SessionStore and Session::save. REQUIRES: taken; nothing else uses the
+  // session until `done`.
+  void save(const SessionName& name, std::shared_ptr<Session> session, std::function<bool()> wanted,
             std::function<void(const Result<std::uint64_t>&)> done);
+
+  // Ends the desk's thread after what it does now; calls that wait are dropped.
+  void stop() { disk_.stop(); }
 
   const SessionStore& store() const { return store_; }
   StepThread& steps() { return steps_; }
 
  private:
+  void make(const std::string& policy, std::function<void(Result<OpenedSession>)> done);
+  Result<std::uint64_t> write(const SessionName& name, const Session& session,
+                              const std::function<bool()>& wanted) const;
+
   StepThread& steps_;
   SessionStore store_;
   std::set<SessionName> taken_;
+  TextThread disk_;  // last: its jobs use the others
 };
 
 }  // namespace kvasir::server

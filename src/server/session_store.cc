@@ -38,6 +38,15 @@ std::error_code make_folder(const std::string& path) {
   return error;
 }
 
+// Makes renames and removals in a folder last. Returns the system's error, or 0.
+int sync_folder(const std::string& path) {
+  const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return errno;
+  const int why = ::fsync(folder) == 0 ? 0 : errno;
+  ::close(folder);
+  return why;
+}
+
 // Returns the file's bytes and time, or why it is none.
 Result<SessionInfo> info_of(const std::string& path, std::string_view id) {
   struct stat found = {};
@@ -72,13 +81,27 @@ std::string SessionStore::path_of(std::string_view tenant, std::string_view id) 
   return folder_of(tenant) + "/" + std::string(id) + std::string(kEnding);
 }
 
-Result<std::string> SessionStore::place_to_write(std::string_view tenant, std::string_view id) const {
-  if (const std::error_code error = make_folder(folder_of(tenant)); error) return failed("write", id, error.message());
-  const std::string path = path_of(tenant, id);
-  if (!info_of(path, id).ok() && list(tenant).size() >= limits_.count)
+Status SessionStore::check_room(std::string_view tenant, std::string_view id) const {
+  const std::vector<SessionInfo> all = list(tenant);
+  std::uint64_t bytes = 0;
+  bool exists = false;
+  for (const SessionInfo& info : all) {
+    bytes += info.bytes;
+    exists = exists || info.id == id;
+  }
+  if (!exists && all.size() >= limits_.count)
     return exhausted("there are {} sessions already, as many as there may be; delete one", limits_.count)
         .about({"session"});
-  return path + ".new";
+  if (bytes > limits_.bytes || (!exists && bytes == limits_.bytes))
+    return exhausted("there are {} bytes of sessions already, and {} may be; delete some", bytes, limits_.bytes)
+        .about({"session"});
+  return {};
+}
+
+Result<std::string> SessionStore::place_to_write(std::string_view tenant, std::string_view id) const {
+  if (const std::error_code error = make_folder(folder_of(tenant)); error) return failed("write", id, error.message());
+  KVASIR_RETURN_IF_ERROR(check_room(tenant, id));
+  return path_of(tenant, id) + ".new";
 }
 
 Result<std::uint64_t> SessionStore::commit(std::string_view tenant, std::string_view id) const {
@@ -97,11 +120,7 @@ Result<std::uint64_t> SessionStore::commit(std::string_view tenant, std::string_
   }
   fs::rename(written, path, error);
   if (error) return failed("write", id, error.message());
-  if (const int folder = ::open(folder_of(tenant).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); folder >= 0) {
-    const int synced = ::fsync(folder);
-    ::close(folder);
-    if (synced != 0) return failed("write", id, std::strerror(errno));
-  }
+  if (const int why = sync_folder(folder_of(tenant)); why != 0) return failed("write", id, std::strerror(why));
   return fresh.bytes;
 }
 
@@ -129,8 +148,14 @@ Status SessionStore::remove(std::string_view tenant, std::string_view id) const 
   std::error_code error;
   fs::remove(path, error);
   if (error) return failed("delete", id, error.message());
-  fs::remove(path + ".new", error);
+  discard(tenant, id);
+  if (const int why = sync_folder(folder_of(tenant)); why != 0) return failed("delete", id, std::strerror(why));
   return {};
+}
+
+void SessionStore::discard(std::string_view tenant, std::string_view id) const {
+  std::error_code error;
+  fs::remove(path_of(tenant, id) + ".new", error);
 }
 
 }  // namespace kvasir::server

@@ -38,15 +38,19 @@ class SessionStore {
 
   // Where a session's file is. REQUIRES: is_session_id(id).
   std::string path_of(std::string_view tenant, std::string_view id) const;
-  // Where to write a session that commit() is to take. Makes the tenant's folder. Errors: kIo; kResourceExhausted for
-  // one session too many.
+  // Checks that one more turn of the session could be saved now. Errors: kResourceExhausted naming the session, for one
+  // session too many or too many bytes.
+  Status check_room(std::string_view tenant, std::string_view id) const;
+  // Where to write a session that commit() is to take. Makes the tenant's folder. Errors: kIo; as check_room.
   Result<std::string> place_to_write(std::string_view tenant, std::string_view id) const;
-  // Puts what was written there in the place of the session. Returns its bytes. Errors: kResourceExhausted if the
-  // tenant's sessions would take too many bytes: the session is as it was; kIo.
+  // Puts what was written there in the place of the session. Returns its bytes. Errors: kResourceExhausted naming the
+  // session if the tenant's sessions would take too many bytes: the session is as it was; kIo.
   Result<std::uint64_t> commit(std::string_view tenant, std::string_view id) const;
 
   // By id. A tenant without a folder has none.
   std::vector<SessionInfo> list(std::string_view tenant) const;
+  // Removes what was written for commit().
+  void discard(std::string_view tenant, std::string_view id) const;
   // Errors: kNotFound, kIo.
   Result<SessionInfo> find(std::string_view tenant, std::string_view id) const;
   Status remove(std::string_view tenant, std::string_view id) const;

@@ -12,6 +12,12 @@ namespace kvasir::server {
 
 using Clock = std::chrono::steady_clock;
 
+namespace {
+
+constexpr std::chrono::milliseconds kIdle{1};
+
+}  // namespace
+
 class StepThread::Backlog {
  public:
   // Waits until little is left, or for the end.
@@ -121,6 +127,7 @@ Clock::duration StepThread::busy() const {
 }
 
 void StepThread::run() {
+  bool idle = false;  // all requests wait for sessions to be given up
   while (true) {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
@@ -128,10 +135,11 @@ void StepThread::run() {
     std::vector<std::shared_ptr<Session>> retired;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] {
-        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty() ||
-               engine_->unfinished() > 0;
-      });
+      const auto is_asked = [&] {
+        return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty();
+      };
+      if (idle) wake_.wait_for(lock, kIdle, is_asked);
+      wake_.wait(lock, [&] { return is_asked() || engine_->unfinished() > 0; });
       if (stopping_) return;
       asked.swap(asked_);
       taken_ = asked.size();
@@ -153,7 +161,9 @@ void StepThread::run() {
       if (options_.after_pass) options_.after_pass(*engine_);
     } catch (const std::bad_alloc&) {  // it has another chance after the next pass
     }
+    const std::int64_t passes = report_.engine.passes;
     publish();
+    idle = engine_->unfinished() > 0 && report_.engine.passes == passes;
     pass_began_ = 0;
   }
 }

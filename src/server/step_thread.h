@@ -63,6 +63,7 @@ class StepThread {
   const ModelText& text() const { return engine_->text(); }
   // See Engine; for any thread. REQUIRES: the engine has made its cache.
   Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
+  Result<Engine::LoadedSession> open_session(const std::string& path) const { return engine_->open_session(path); }
 
   // Queues a request. Errors: kResourceExhausted while as many wait as may.
   Result<Ticket> submit(RequestOptions options, Listener listener);

@@ -41,7 +41,8 @@ class Counter {
     const auto events = queue_.poll();
     ASSERT_TRUE(events.ok()) << events.status().message();
     for (const Event& event : *events) {
-      EXPECT_NE(event.kind, Event::Kind::kFailed) << event.status.message();
+      const Event::Kind wrong = event.request == fails_ ? Event::Kind::kFinished : Event::Kind::kFailed;
+      EXPECT_NE(event.kind, wrong) << event.status.message();
       if (event.kind == Event::Kind::kFinished) results_[{event.request, event.sample}] = event.result;
     }
     if (const PrefixCache* prefixes = queue_.prefixes(); prefixes != nullptr) prefixes->check_invariants();
@@ -64,6 +65,7 @@ class Counter {
   }
 
   const GenerateResult& result(RequestId id, int sample = 0) { return results_[{id, sample}]; }
+  void expect_failure(RequestId id) { fails_ = id; }
   RequestQueue& queue() { return queue_; }
   MemoryBudget& budget() { return driver_->cache()->budget(); }
   KvCache& cache() { return *driver_->cache(); }
@@ -73,6 +75,7 @@ class Counter {
   std::shared_ptr<Driver> driver_;
   RequestQueue queue_;
   std::map<std::pair<RequestId, int>, GenerateResult> results_;
+  RequestId fails_{};
 };
 
 std::vector<TokenId> ids_of(const GenerateResult& result) {
@@ -275,10 +278,97 @@ TEST(PrefixStore, SaysWhy) {
   EXPECT_EQ(miss("full", longer), "unknown");
   queue.queue().prefixes()->clear();
   EXPECT_EQ(miss("full", longer), "evicted");
+  // A policy that leaves snapshots alone.
+  const auto other = random_tokens(100, crowd_spec().vocab, 3);
+  const std::string h2o = "h2o:budget=40,recent=10";
+  EXPECT_EQ(miss(h2o, other), "unknown");
+  EXPECT_EQ(miss(h2o, other), "");
+  queue.queue().prefixes()->clear();
+  EXPECT_EQ(miss(h2o, other), "evicted");
+  EXPECT_EQ(miss(h2o, other), "");
   RequestOptions options = request_of("full", random_tokens(64, crowd_spec().vocab, 9), 1, 2);
   options.ttl = 1e-9;
   EXPECT_EQ(queue.run(options).front().cache_miss, "unknown");
   EXPECT_EQ(queue.run(options).front().cache_miss, "expired");
+}
+
+// Chats past their window: each turn continues the snapshot of the one before, shares its pages and leaves its own.
+// What the cache says that it holds is what the budget says, so that its bound holds and idle memory counts as free.
+TEST(PrefixStore, SnapshotsOfAConversationKeepTheBound) {
+  const TemporaryFile file(make_random_model(long_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const std::string policy = "streaming:sinks=4,window=200";
+  Counter probe(model, std::uint64_t{1} << 28, 0);
+  const auto beginning = random_tokens(300, crowd_spec().vocab, 1);
+  const std::uint64_t window = probe.run(request_of(policy, beginning, 5, 2)).front().kv.bytes;
+  const std::uint64_t bound = window * 4;
+  Counter queue(model, std::uint64_t{1} << 28, bound);
+  const PrefixCache& cache = *queue.queue().prefixes();
+  std::int64_t hits = 0;
+  for (std::uint64_t chat = 0; chat < 6; ++chat) {
+    auto text = random_tokens(300, crowd_spec().vocab, chat);
+    for (std::uint64_t turn = 0; turn < 6; ++turn) {
+      const GenerateResult result = queue.run(request_of(policy, text, 5, 2)).front();
+      hits += result.cached_from == "snapshot" ? 1 : 0;
+      const auto answer = ids_of(result);
+      text.insert(text.end(), answer.begin(), answer.end());
+      const auto more = random_tokens(10, crowd_spec().vocab, 100 * chat + turn);
+      text.insert(text.end(), more.begin(), more.end());
+      ASSERT_EQ(cache.bytes(), queue.budget().used());
+      ASSERT_EQ(cache.evictable_bytes(), queue.budget().used() - cache.charged_bytes());
+      ASSERT_LE(queue.budget().used(), bound);
+    }
+  }
+  EXPECT_EQ(hits, 30) << "every turn but the first of each chat";
+}
+
+// The cache fills the memory to the last byte: other prefixes give way to the page tables of one that is continued.
+TEST(PrefixStore, APrefixIsContinuedThoughTheCacheFillsTheMemory) {
+  const TemporaryFile file(make_random_model(long_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  for (const std::string policy : {"full", "streaming:sinks=4,window=100", "h2o:budget=40,recent=10"}) {
+    SCOPED_TRACE(policy);
+    Counter cold(model, std::uint64_t{1} << 28, 0);
+    Counter queue(model, std::uint64_t{1} << 28, std::uint64_t{1} << 27);
+    for (std::uint64_t i = 0; i < 4; ++i)
+      queue.run(request_of("full", random_tokens(500, crowd_spec().vocab, i), 5, 2));
+    RequestOptions options = request_of(policy, random_tokens(400, crowd_spec().vocab, 9), 5, 2);
+    queue.run(options);
+    const auto more = random_tokens(20, crowd_spec().vocab, 10);
+    options.tokens.insert(options.tokens.end(), more.begin(), more.end());
+    MemoryCharge rest(&queue.budget());
+    ASSERT_TRUE(rest.try_resize(queue.budget().available()));
+    const GenerateResult warm = queue.run(options).front();
+    EXPECT_GE(warm.cached, 256);
+    EXPECT_NE(warm.cache_miss, "no_room");
+    expect_same(warm, cold.run(options).front());
+    EXPECT_LE(queue.budget().peak(), queue.budget().capacity());
+  }
+}
+
+// Chunks of a prompt are left before its logits show that a page holds NaN: nothing of it stays, and nothing else goes.
+TEST(PrefixStore, DamagedPagesDoNotStay) {
+  const TemporaryFile file(make_random_model(long_spec()));
+  const auto model = load(file.path(), {.threads = 1, .kv_type = "f32", .page_slots = 16});
+  for (const std::string policy : {"full", "h2o:budget=400,recent=10"}) {
+    SCOPED_TRACE(policy);
+    Counter cold(model, std::uint64_t{1} << 28, 0);
+    Counter queue(model, std::uint64_t{1} << 28, std::uint64_t{1} << 27, {.prompt_rows = kChunk});
+    const RequestOptions good = request_of(policy, random_tokens(200, crowd_spec().vocab, 1), 5, 2);
+    queue.run(good);
+    const RequestOptions options = request_of(policy, random_tokens(300, crowd_spec().vocab, 2), 5, 2);
+    const RequestId damaged = queue.add(options);
+    for (int polls = 0; polls < 6; ++polls) ASSERT_NO_FATAL_FAILURE(queue.poll());
+    const PageId page = queue.queue().sequence_of(damaged, 0)->tables().table(0).pages_of(0)[0];
+    const std::vector<std::byte> bytes(model->kv_shape.page.bytes(), std::byte{0xff});
+    queue.cache().pool().store()->write(page, bytes);
+    queue.expect_failure(damaged);
+    ASSERT_NO_FATAL_FAILURE(queue.run_to_end());
+    const GenerateResult again = queue.run(options).front();
+    EXPECT_EQ(again.cached, 0);
+    expect_same(again, cold.run(options).front());
+    EXPECT_GT(queue.run(good).front().cached, 0) << "another beginning";
+  }
 }
 
 // The pages that requests need are taken from prefixes before any request gives way.

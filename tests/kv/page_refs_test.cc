@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <random>
+
 #include "kv/page_pool.h"
 
 namespace kvasir {
@@ -82,6 +85,71 @@ TEST_F(PageRefsTest, CountsPagesSharedWithOthers) {
   EXPECT_EQ(taker.shared(), 1u);
   EXPECT_EQ(first.shared(), 0u);
   pool_->check_invariants();
+}
+
+// Against counts over all references, after each of many random changes.
+TEST_F(PageRefsTest, CountsPagesThatCachesHold) {
+  MemoryBudget budget(64 * (kFormat.bytes() + PagePool::kPageOverhead));
+  const auto pool = std::move(*PagePool::create(kFormat, &budget, nullptr));
+  std::mt19937_64 random(1);
+  std::vector<PageRefs> all;
+  std::vector<bool> cached;
+  bool both = false;
+  for (int i = 0; i < 3000; ++i) {
+    const std::size_t which = all.empty() ? 0 : random() % all.size();
+    switch (random() % 6) {
+      case 0:
+        if (all.size() > 8) break;
+        all.emplace_back(pool.get());
+        cached.push_back(random() % 2 == 0);
+        if (cached.back()) all.back().mark_cached();
+        static_cast<void>(all.back().try_allocate(random() % 8));
+        break;
+      case 1:
+        if (all.empty() || all.size() > 8) break;
+        all.emplace_back(pool.get());
+        all.back().share(all[which]);
+        cached.push_back(false);
+        break;
+      case 2:
+        if (all.empty() || cached[which]) break;
+        all[which].mark_cached();
+        cached[which] = true;
+        break;
+      case 3:
+        if (all.empty() || all[which].size() == 0) break;
+        all[which].reset(random() % all[which].size(), 1);
+        break;
+      case 4: {
+        if (all.empty()) break;
+        PageRefs fresh(pool.get());
+        if (fresh.try_allocate(2)) all[which].take(all[which].size(), fresh, 0, 2);
+        break;
+      }
+      default:
+        if (all.empty() || random() % 2 == 0) break;
+        all.erase(all.begin() + static_cast<std::ptrdiff_t>(which));
+        cached.erase(cached.begin() + static_cast<std::ptrdiff_t>(which));
+    }
+    std::map<PageId, std::pair<int, int>> references;  // those of caches, and the others
+    for (std::size_t each = 0; each < all.size(); ++each)
+      for (const PageId page : all[each].ids())
+        if (page != PageId{0xffffffff}) ++(cached[each] ? references[page].first : references[page].second);
+    std::uint64_t held = 0, only = 0;
+    for (const auto& [page, counts] : references) {
+      EXPECT_EQ(pool->cached_references(page), static_cast<std::uint32_t>(counts.first));
+      held += counts.first > 0 ? 1 : 0;
+      only += counts.first > 0 && counts.second == 0 ? 1 : 0;
+      both = both || counts.first > 1;
+    }
+    ASSERT_EQ(pool->cached_pages(), held);
+    ASSERT_EQ(pool->only_cached_pages(), only);
+    pool->check_invariants();
+  }
+  EXPECT_TRUE(both);
+  all.clear();
+  EXPECT_EQ(pool->cached_pages(), 0u);
+  EXPECT_EQ(pool->only_cached_pages(), 0u);
 }
 
 TEST_F(PageRefsTest, TakenReferencesReplaceOthers) {

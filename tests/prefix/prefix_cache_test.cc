@@ -7,6 +7,8 @@
 #include <map>
 #include <random>
 
+#include "support/scaling.h"
+
 namespace kvasir {
 namespace {
 
@@ -26,6 +28,16 @@ class Marker final : public PrefixSnapshot {
  private:
   int* alive_;
   std::uint64_t bytes_;
+};
+
+// A snapshot that shares the pages of a sequence.
+class Fork final : public PrefixSnapshot {
+ public:
+  Fork(KvCache& kv, const KvSequence& sequence) : copy_(*kv.fork(sequence)) { copy_.mark_cached(); }
+  std::uint64_t own_bytes() const override { return copy_.table_bytes(); }
+
+ private:
+  KvSequence copy_;
 };
 
 class Events final : public PrefixListener {
@@ -183,6 +195,48 @@ TEST_F(PrefixCacheTest, WhatSequencesShareIsNotGivenBackForNothing) {
   EXPECT_GE(used - kv_->budget().used(), bytes);
 }
 
+// Snapshots that share most pages with each other, with blocks and with a sequence that goes on: what the cache says of
+// its bytes is what the budget says once the sequence is gone, and what comes free.
+TEST_F(PrefixCacheTest, PagesOfSeveralHoldersCountOnce) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  const Text text{"", std::vector<TokenId>(10 * kSlots, 1)};
+  {
+    KvSequence sequence = kv_->new_sequence();
+    for (int turn = 1; turn <= 5; ++turn) {
+      ASSERT_TRUE(sequence.append(2 * kSlots).ok());
+      const auto tokens = std::span(text.tokens).first(static_cast<std::size_t>(turn * 2 * kSlots));
+      cache.add_snapshot("", "a", tokens, std::make_unique<Fork>(*kv_, sequence), {});
+      cache.check_invariants();
+    }
+    cache.add_pages("", std::span(text.tokens).first(3 * kSlots), sequence, {});
+    EXPECT_EQ(cache.bytes(), kv_->budget().used() - sequence.table_bytes());
+    EXPECT_EQ(kv_->pool().only_cached_pages(), 0u) << "the sequence holds them";
+  }
+  EXPECT_EQ(cache.bytes(), kv_->budget().used());
+  EXPECT_EQ(cache.evictable_bytes(), kv_->budget().used() - cache.charged_bytes());
+  while (cache.evict_one()) EXPECT_EQ(cache.bytes(), kv_->budget().used());
+  EXPECT_EQ(cache.evictable_bytes(), 0u);
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+// Turn after turn of conversations, each a snapshot that shares its pages with the one before.
+TEST_F(PrefixCacheTest, TheBoundHoldsForPagesThatSnapshotsShare) {
+  const std::uint64_t bound = 200 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  for (int chat = 0; chat < 20; ++chat) {
+    KvSequence sequence = kv_->new_sequence();
+    const std::vector<TokenId> tokens(6 * kSlots, chat);
+    for (std::size_t turn = 1; turn <= 6; ++turn) {
+      ASSERT_TRUE(sequence.append(kSlots).ok());
+      cache.add_snapshot("", "a", std::span(tokens).first(turn * kSlots), std::make_unique<Fork>(*kv_, sequence), {});
+    }
+    const std::uint64_t others = sequence.table_bytes();
+    ASSERT_LE(kv_->budget().used(), bound + others + 6 * 4 * kv_->pool().page_cost());
+  }
+  EXPECT_LE(kv_->budget().used(), bound);
+  EXPECT_FALSE(cache.empty());
+}
+
 TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
   PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   int alive = 0;
@@ -210,6 +264,45 @@ TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
   cache.clear();
   EXPECT_EQ(alive, 0);
   EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+// Snapshots alone, as policies leave them that look at attention: the whole way to them is remembered, with the newest
+// reason, and is forgotten once they are back.
+TEST_F(PrefixCacheTest, SaysWhySnapshotsWent) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  int alive = 0;
+  std::vector<TokenId> tokens(6 * kSlots);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
+  const Text text{"", tokens};
+  const auto leave = [&](std::int64_t blocks, double until) {
+    cache.add_snapshot("", "a", std::span(tokens).first(static_cast<std::size_t>(blocks * kSlots)),
+                       std::make_unique<Marker>(&alive, 1), {.until = until});
+  };
+  const auto miss_at = [&](double now, std::size_t blocks) {
+    const Text part{"", {tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(blocks * kSlots)}};
+    PrefixQuery query = query_of(part);
+    query.now = now;
+    return cache.find(query).miss;
+  };
+  EXPECT_EQ(miss_at(0, 6), PrefixMiss::kUnknown);
+  leave(4, 10);
+  EXPECT_EQ(miss_at(9, 6), PrefixMiss::kUnknown) << "behind what was found";
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kExpired) << "still there";
+  cache.expire(10);
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kExpired);
+  leave(4, 100);
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kUnknown) << "it is back";
+  cache.clear();
+  EXPECT_EQ(miss_at(10, 6), PrefixMiss::kEvicted) << "the newer reason";
+  cache.check_invariants();
+  // The way stays while a longer one is there, which a shorter prompt cannot use.
+  leave(2, 20);
+  leave(5, 100);
+  cache.expire(20);
+  EXPECT_EQ(alive, 1);
+  EXPECT_EQ(miss_at(20, 3), PrefixMiss::kExpired);
+  EXPECT_EQ(miss_at(20, 6), PrefixMiss::kNone);
+  cache.check_invariants();
 }
 
 TEST_F(PrefixCacheTest, TheBoundHolds) {
@@ -249,6 +342,115 @@ TEST_F(PrefixCacheTest, TimesToLiveEnd) {
   cache.check_invariants();
   EXPECT_EQ(kv_->pool().in_use(), pages / 2);
   EXPECT_EQ(cache.find(query_of(lasting)).tokens, 2 * kSlots);
+}
+
+// A pin ends with the time that it was asked for, whatever others ask for the same text without one.
+TEST_F(PrefixCacheTest, APinEndsWithItsTimeToLive) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  const Text pinned{"", std::vector<TokenId>(3 * kSlots + 1, 1)};
+  const Text other{"", std::vector<TokenId>(kSlots + 1, 2)};
+  cache.add_pages("", pinned.tokens, run(pinned), {.pinned = true, .until = 60});
+  cache.add_pages("", pinned.tokens, run(pinned), {});
+  int alive = 0;
+  const std::vector<TokenId> tokens(kSlots, 3);
+  cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {.pinned = true, .until = 60});
+  cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {});
+  cache.check_invariants();
+  EXPECT_GT(cache.pinned_bytes(), 0u);
+  cache.add_pages("", other.tokens, run(other), {});
+  ASSERT_TRUE(cache.evict_one());
+  EXPECT_EQ(cache.find(query_of(other)).tokens, 0) << "it was used last, but is not pinned";
+  cache.add_pages("", other.tokens, run(other), {});
+  cache.expire(60);
+  cache.check_invariants();
+  EXPECT_EQ(cache.find(query_of(pinned)).tokens, 3 * kSlots);
+  EXPECT_EQ(alive, 1);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(cache.evict_one());
+    cache.expire(60);
+    cache.check_invariants();
+  }
+  EXPECT_EQ(alive, 0);
+  EXPECT_EQ(cache.find(query_of(pinned)).tokens, 0);
+  EXPECT_EQ(cache.find(query_of(other)).tokens, kSlots) << "used last";
+  EXPECT_EQ(cache.pinned_bytes(), 0u);
+}
+
+// However much a tenant pins, and however many do, the entries of others find room and stay.
+TEST_F(PrefixCacheTest, PinsLeaveRoomForOthers) {
+  const std::uint64_t bound = 400 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  const auto leave = [&](int id, const PrefixKeep& keep) {
+    const Text text{"", std::vector<TokenId>(2 * kSlots + 1, id)};
+    cache.add_pages("", text.tokens, run(text), keep);
+    cache.check_invariants();
+    EXPECT_LE(cache.bytes(), bound);
+  };
+  const auto has = [&](int id) {
+    const Text text{"", std::vector<TokenId>(2 * kSlots + 1, id)};
+    return cache.find(query_of(text)).tokens > 0;
+  };
+  for (int id = 0; id < 200; ++id) leave(id, {.pinned = true, .tenant = 1});
+  EXPECT_LE(cache.pinned_bytes(), bound / 2);
+  EXPECT_GT(cache.pinned_bytes(), bound / 3);
+  const std::uint64_t first = cache.pinned_bytes();
+  for (int id = 200; id < 205; ++id) leave(id, {});
+  for (int id = 200; id < 205; ++id) EXPECT_TRUE(has(id));
+  leave(300, {.pinned = true, .tenant = 2});
+  EXPECT_GT(cache.pinned_bytes(), first) << "another tenant may pin, too";
+  for (int id = 400; id < 500; ++id) leave(id, {.tenant = 1});
+  EXPECT_TRUE(has(0)) << "pinned";
+  EXPECT_TRUE(has(300)) << "pinned";
+  EXPECT_FALSE(has(200));
+}
+
+// A long text that expires beside many others, of which one continues it and lives longer.
+TEST_F(PrefixCacheTest, AChainExpiresFromItsEndToWhatIsStillNeeded) {
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
+  Text text{"", {}};
+  for (int i = 0; i < 200 * kSlots; ++i) text.tokens.push_back(i);
+  Text branch{"", {text.tokens.begin(), text.tokens.begin() + 50 * kSlots}};
+  branch.tokens.insert(branch.tokens.end(), kSlots, 7);
+  cache.add_pages("", text.tokens, run(text), {.until = 10});
+  cache.add_pages("", branch.tokens, run(branch), {.until = 20});
+  for (int i = 0; i < 100; ++i) {
+    const Text other{"", std::vector<TokenId>(kSlots, -1 - i)};
+    cache.add_pages("", other.tokens, run(other), {.until = 15.0 + i % 2 * 10});
+  }
+  const auto blocks = [&] { return kv_->pool().in_use() / 4; };
+  ASSERT_EQ(blocks(), 301u);
+  cache.expire(9.9);
+  EXPECT_EQ(blocks(), 301u);
+  cache.expire(10);
+  cache.check_invariants();
+  EXPECT_EQ(blocks(), 151u) << "the branch needs the first 50";
+  cache.expire(15);
+  EXPECT_EQ(blocks(), 101u);
+  EXPECT_EQ(cache.find(query_of(branch)).tokens, 50 * kSlots);
+  cache.expire(20);
+  EXPECT_EQ(blocks(), 50u);
+  cache.expire(25);
+  EXPECT_TRUE(cache.empty());
+  cache.check_invariants();
+  EXPECT_EQ(kv_->budget().used(), 0u);
+}
+
+TEST(PrefixCacheTime, ALongTextExpiresInTimeLinearInItsLength) {
+  const auto work = [](int blocks) {
+    const auto kv = *KvCache::create(shape(), std::uint64_t{1} << 30);
+    PrefixCache cache(kv.get(), std::uint64_t{1} << 40);
+    const auto add = [&](const std::vector<TokenId>& tokens, double until) {
+      KvSequence sequence = kv->new_sequence();
+      ASSERT_TRUE(sequence.append(static_cast<int>(tokens.size())).ok());
+      cache.add_pages("", tokens, sequence, {.until = until});
+    };
+    add(std::vector<TokenId>(static_cast<std::size_t>(blocks * kSlots), 1), 10);
+    for (int i = 0; i < blocks; ++i) add(std::vector<TokenId>(kSlots, -i), 20);
+    cache.expire(10);
+    EXPECT_EQ(kv->pool().in_use(), static_cast<std::uint64_t>(blocks) * 4);
+  };
+  test::expect_linear(
+      4, [&] { work(1000); }, [&] { work(4000); });
 }
 
 }  // namespace

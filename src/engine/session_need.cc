@@ -1,0 +1,28 @@
+#include "engine/session_need.h"
+
+#include <algorithm>
+
+#include "engine/memory_plan.h"
+
+namespace kvasir {
+
+std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::uint64_t(std::int64_t before)>& plan) {
+  const Sequence& held = *session.held().sequence;
+  const RetentionPolicy& policy = held.policy();
+  const std::uint64_t bytes = held.bytes();
+  std::int64_t seen = held.tables().next_index();
+  // Two bounds, of which the lesser holds: what is there and what comes, and one new text of both. The second is far
+  // too high where a policy holds all of a prompt, of which the session kept little.
+  std::uint64_t need = 0;
+  if (__builtin_add_overflow(bytes, plan(0), &need)) need = ~std::uint64_t{0};
+  if (!policy.traits().holds_prompts) {
+    // A policy with a bound has come to its peak long before.
+    if (policy.bound()) seen = std::min(seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk)));
+    need = std::min(need, std::max(bytes, plan(seen)));
+  }
+  const bool keeps_all = !policy.bound() && !policy.traits().compacts && held.cache()->shape().window == 0;
+  if (!keeps_all || session.stored()) return need;
+  return need - std::min(need, least_kv_bytes(held.cache()->shape(), held.tables().next_index()));
+}
+
+}  // namespace kvasir

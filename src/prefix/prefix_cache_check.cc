@@ -1,0 +1,69 @@
+// Who looks into a prefix cache: the listener, and the checks of its structures.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "prefix/prefix_cache.h"
+
+namespace kvasir {
+
+void PrefixCache::set_listener(PrefixListener* listener) {
+  listener_ = listener;
+  if (listener_ == nullptr) return;
+  std::vector<const Node*> held;
+  for (const auto& [hash, node] : nodes_)
+    if (!node->pages.empty()) held.push_back(node.get());
+  std::ranges::sort(held, {}, [](const Node* node) { return std::pair(node->depth, node->life.number); });
+  for (const Node* node : held)
+    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
+}
+
+void PrefixCache::count_references(std::span<std::uint32_t> references) const {
+  for (const auto& [hash, node] : nodes_)
+    for (const PageId page : node->pages) ++references[static_cast<std::size_t>(page)];
+}
+
+void PrefixCache::check_invariants() const {
+  std::uint64_t charged = 0;
+  std::uint64_t own = 0;
+  std::size_t items = 0;
+  std::unordered_map<int, std::uint64_t> pinned_by;
+  const auto count_pin = [&](const Life& life) {
+    if (life.pinned) pinned_by[life.tenant] += life.pinned_bytes;
+  };
+  std::unordered_map<const Node*, std::int64_t> children, paged;
+  std::unordered_map<const Root*, std::int64_t> of_root;
+  for (const auto& [hash, node] : nodes_) {
+    KVASIR_CHECK(node->hash == hash && (node->pages.empty() || node->pages.size() == lanes_));
+    KVASIR_CHECK(node->pages.empty() || node->parent == nullptr || !node->parent->pages.empty());
+    KVASIR_CHECK(!node->pages.empty() || !node->snapshots.empty() || node->children > 0);
+    charged += node_bytes();
+    KVASIR_CHECK(!node->life.pinned || !node->pages.empty());
+    count_pin(node->life);
+    items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
+    for (const Snapshot& snapshot : node->snapshots) {
+      charged += snapshot.charged;
+      own += snapshot.snapshot->own_bytes();
+      count_pin(snapshot.life);
+    }
+    ++of_root[node->root];
+    if (node->parent == nullptr) continue;
+    ++children[node->parent];
+    if (!node->pages.empty()) ++paged[node->parent];
+  }
+  for (const auto& [hash, node] : nodes_) {
+    KVASIR_CHECK(node->children == children[node.get()]);
+    KVASIR_CHECK(node->paged_children == paged[node.get()]);
+  }
+  for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
+  KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
+  std::uint64_t pinned = 0;
+  for (const auto& [tenant, bytes] : pinned_by) pinned += bytes;
+  KVASIR_CHECK(pinned_by == pinned_by_ && pinned == pinned_bytes_);
+  KVASIR_CHECK(gone_.size() == gone_order_.size());
+  for (const auto& [hash, gone] : gone_) KVASIR_CHECK(*gone.place == hash);
+  KVASIR_CHECK(own == snapshot_bytes_ && charged == charge_.bytes());
+  cache_->pool().check_invariants();
+}
+
+}  // namespace kvasir

@@ -1,0 +1,163 @@
+"""Named sessions of several tenants against the real program: sessions_check.py KVASIR MODEL
+
+Sessions count for their tenant's ceiling and leave another's floor alone, a session that is deleted stays deleted whatever
+was being written, and what finds no place is refused before anything is computed.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from live_server import LiveServer
+
+MIB = 1 << 20
+TALE = "the old man saw a small dragon in the garden and it was very happy to play with Lily near the big red tree "
+
+
+class Client:
+    def __init__(self, server, key=None):
+        self.server = server
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def ask(self, method, path, body=None):
+        status, headers, text = self.server.ask(method, path, body, self.headers)
+        return status, headers, json.loads(text)
+
+    def complete(self, **body):
+        return self.ask("POST", "/v1/completions", {"temperature": 0, "ignore_eos": True, **body})
+
+
+def check_quotas(kvasir, model, folder):
+    """Tenant b continues twelve sessions at once, each within its ceiling; a's request within its floor has its answer."""
+    keys = f"{folder}/keys.toml"
+
+    def keys_command(*arguments):
+        return subprocess.run([kvasir, "keys", *arguments, "--api-keys", keys], check=True, capture_output=True, text=True)
+
+    keys_command("tenant", "a", "--floor", "8MiB")
+    keys_command("tenant", "b", "--ceiling", "4MiB")
+    secrets = [keys_command("add", "--tenant", name).stdout.split()[0] for name in ("a", "b")]
+    with LiveServer(kvasir, model, "--kv-memory", "16MiB", "--prefix-memory", "0", "--sessions", f"{folder}/sessions",
+                    "--api-keys", keys) as server:
+        a, b = (Client(server, secret) for secret in secrets)
+        wanted = {"prompt": "Once " + TALE * 12, "max_tokens": 300, "kv": {"policy": "full", "bypass": True}}
+        status, _, alone = a.complete(**wanted)
+        assert status == 200 and alone["usage"]["completion_tokens"] == 300, alone
+        for number in range(12):
+            status, _, got = b.ask("POST", f"/v1/sessions/s{number}", {"prompt": TALE * 7, "kv": {"policy": "full"}})
+            assert status == 200, got
+        size = got["session"]["kv_bytes"]
+        assert 2 * size < 4 * MIB and 12 * size > 16 * MIB, f"sessions of {size} bytes: this shows nothing"
+        answers, most = {}, 0
+
+        def turn(number):
+            answers[number] = b.complete(session=f"s{number}", prompt=" And then", max_tokens=60)
+
+        turns = [threading.Thread(target=turn, args=(number,)) for number in range(12)]
+        for each in turns:
+            each.start()
+        time.sleep(0.2)
+        began = len(answers)
+        status, _, got = a.complete(**wanted)
+        assert began < 12, "all sessions had ended: this shows nothing"
+        assert status == 200 and got["choices"] == alone["choices"], (status, got)
+        while any(each.is_alive() for each in turns):
+            memory = b.ask("GET", "/v1/kv/state")[2]["memory"]
+            most = max(most, memory.get("used", 0))
+            time.sleep(0.01)
+        assert [answers[number][0] for number in range(12)] == [200] * 12, answers
+        texts = {answers[number][2]["choices"][0]["text"] for number in range(12)}
+        assert len(texts) == 1 and len(texts.pop()) > 0
+        print(f"b's sessions held at most {most / MIB:.1f} MiB of its 4.0")
+        assert server.end() == 0
+
+
+def check_deletion(kvasir, model, folder):
+    """Whoever leaves while a turn is being written leaves no file behind one that was deleted."""
+    root = pathlib.Path(folder, "deleted")
+    with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as server:
+        client = Client(server)
+        again, unchanged = 0, 0
+        for attempt in range(40):
+            name = f"s{attempt}"
+            status, _, got = client.ask("POST", f"/v1/sessions/{name}", {"prompt": TALE * 16, "kv": {"policy": "full"}})
+            assert status == 200, got
+            file = next(root.rglob(f"{name}.session"))
+            before = file.stat().st_mtime_ns
+            body = json.dumps({"prompt": " x", "session": name, "max_tokens": 1, "temperature": 0}).encode()
+            with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
+                raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                # Until the turn is being written, or for a moment more and more.
+                deadline = time.time() + 5
+                while not list(root.rglob(f"{name}.session.new*")) and file.stat().st_mtime_ns == before and time.time() < deadline:
+                    pass
+                time.sleep(attempt * 0.0002)
+            status = client.ask("DELETE", f"/v1/sessions/{name}")[0]
+            while status == 409:
+                again += 1
+                time.sleep(0.002)
+                status = client.ask("DELETE", f"/v1/sessions/{name}")[0]
+            assert status == 200, status
+            time.sleep(0.05)
+            left = list(root.rglob(f"{name}.session*"))
+            assert not left, f"a session that was deleted is there again: {left}"
+        print(f"deleted 40 sessions; {again} times one was still being written")
+        assert server.end() == 0
+
+
+def check_refusals(kvasir, model, folder):
+    """Limits are found before anything is computed, and are no context_length_exceeded."""
+    root = pathlib.Path(folder, "limits")
+    with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as server:
+        client = Client(server)
+
+        def refused(path, body, param):
+            status, _, got = client.ask("POST", path, body)
+            assert status == 400 and got["error"]["param"] == param, (status, got)
+
+        route, chat = "/v1/sessions/tale", "/v1/completions"
+        for field, value in (("stream", True), ("n", 2), ("best_of", 2), ("echo", True), ("logprobs", 2),
+                             ("max_tokens", 10), ("max_completion_tokens", 10)):
+            refused(route, {"prompt": "x", field: value}, field)
+        assert client.ask("GET", route)[0] == 404
+        status, _, got = client.ask("POST", route, {"prompt": "x", "stream": False, "n": 1, "max_tokens": 0})
+        assert status == 200, got
+        refused(chat, {"prompt": "x", "session": "tale", "kv": {"pin": True}}, "kv.pin")
+        refused(chat, {"prompt": "x", "session": "tale", "kv": {"ttl": 60}}, "kv.ttl")
+        hints = {"protocol_version": "0.1", "actions": [{"action_id": "1", "action_type": "pin"}]}
+        status, _, got = client.complete(prompt="x", session="tale", max_tokens=2, kv_hints=hints)
+        assert status == 200 and got["kv_hints"]["actions"][0]["outcome"] == "no_op", got
+
+        tale = next(root.rglob("tale.session"))
+        for number in range(255):
+            os.link(tale, tale.with_name(f"other{number}.session"))
+        began = time.time()
+        status, _, got = client.complete(prompt="x", session="new", max_tokens=2000)
+        assert status == 403 and got["error"]["code"] == "session_limit", (status, got)
+        assert time.time() - began < 1, "it was refused after its answer"
+        assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200, "one that exists goes on"
+        # A sparse file of more bytes than a tenant may have.
+        with open(tale.with_name("other1.session"), "r+b") as other:
+            other.truncate(9 << 30)
+        status, _, got = client.complete(prompt="x", session="tale", max_tokens=2000)
+        assert status == 403 and got["error"]["code"] == "session_limit", (status, got)
+        assert client.ask("POST", route, {})[0] == 200, "it can be looked at"
+        assert server.end() == 0
+
+
+def main(kvasir, model):
+    with tempfile.TemporaryDirectory() as folder:
+        for check in (check_quotas, check_deletion, check_refusals):
+            began = time.time()
+            check(kvasir, model, folder)
+            print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
