@@ -198,8 +198,10 @@ class Engine {
 
   // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
   // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request
-  // is charged for the pages it refers to; samples divide those they share. Errors: kInvalidArgument (a negative
-  // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
+  // is charged for the pages it refers to. Samples divide those they share, and so do requests that continue the same
+  // exact pages as long as their policies have dropped nothing. Cached prefixes count for nobody. Errors:
+  // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache, where
+  // its size is known).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
 
   // Optional; may be null. Tells the listener of every exact block that the prefix cache holds now, and from then on of

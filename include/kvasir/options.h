@@ -49,6 +49,9 @@ struct SchedulerOptions {
   Admission admission = Admission::kUse;
   int max_running = 64;   // requests (each sample counts) that hold pages, 1 or more
   int prompt_rows = 256;  // prompt tokens of all requests together in one pass, 1 to 4096
+  // Requests for which the memory below the stop mark is meant, 1 or more: Admission::kUse takes the peak of a request
+  // without a limit of its own (no max_tokens, or all that the trained context leaves) as this share of it at most.
+  int side_by_side = 16;
 };
 
 // Options of an Engine: one model, one KV pool, one set of threads.

@@ -54,6 +54,7 @@ std::string name_of(const std::string& path) {
 
 Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
   EngineOptions engine_options = options.engine;
+  engine_options.scheduler.side_by_side = std::max(options.batch, 1);
   KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
   {
@@ -241,7 +242,9 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
       ->type_name("FILE");
-  command->add_option("--max-batch", options->batch, "Requests side by side for which the KV memory is sized, 1 to 64")
+  command
+      ->add_option("--max-batch", options->batch,
+                   "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
       ->capture_default_str();
   add_scheduler_options(*command, options->engine.scheduler);
   command

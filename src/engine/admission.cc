@@ -18,6 +18,8 @@ Status check_scheduler(const SchedulerOptions& options) {
     return invalid_argument("max_itl={} is outside 0 to 3600 seconds", options.max_itl).about({"max_itl"});
   if (options.max_running < 1)
     return invalid_argument("max_running={} is less than 1", options.max_running).about({"max_running"});
+  if (options.side_by_side < 1)
+    return invalid_argument("side_by_side={} is less than 1", options.side_by_side).about({"side_by_side"});
   if (options.prompt_rows < 1 || options.prompt_rows > 4096)
     return invalid_argument("prompt_rows={} is outside 1 to 4096", options.prompt_rows).about({"prompt_rows"});
   return {};
@@ -30,6 +32,7 @@ ScheduleLimits limits_of(const SchedulerOptions& options) {
   limits.stop_mark = options.stop_mark;
   limits.preempt_mark = options.preempt_mark;
   limits.admission = options.admission;
+  limits.side_by_side = options.side_by_side;
   return limits;
 }
 
@@ -49,9 +52,25 @@ std::uint64_t peak_bytes(const KvCacheShape& shape, const RetentionPolicy& polic
 }
 
 void Admissions::set_quota(int tenant, const TenantQuota& quota) {
+  if (quota.floor == 0 && quota.ceiling == 0) return remove_quota(tenant);
   const auto [known, fresh] = tenants_.try_emplace(tenant, static_cast<int>(quotas_.size()));
   if (fresh) quotas_.emplace_back();
   quotas_[static_cast<std::size_t>(known->second)] = {quota.floor, quota.ceiling};
+}
+
+void Admissions::remove_quota(int tenant) {
+  const auto known = tenants_.find(tenant);
+  if (known == tenants_.end()) return;
+  const int index = known->second;
+  tenants_.erase(known);
+  quotas_.erase(quotas_.begin() + index);
+  for (auto& [other, place] : tenants_) place -= place > index ? 1 : 0;
+}
+
+std::uint64_t Admissions::counted(std::uint64_t peak, const RequestSize& size, std::uint64_t capacity) const {
+  if (limits_.admission != Admission::kUse || limits_.stop_mark > 1 || !is_unlimited(size)) return peak;
+  const double share = static_cast<double>(capacity) * limits_.stop_mark / limits_.side_by_side;
+  return std::min(peak, static_cast<std::uint64_t>(share));
 }
 
 int Admissions::index_of(int tenant) const {

@@ -26,7 +26,8 @@ class RateEstimator {
   void note(int prompt_rows, int generated_rows, double seconds);
   // The fit; no figure is below a small positive number.
   PassRates rates() const;
-  // How much a pass takes longer than the fit, on average over those that do; seconds.
+  // How much longer a pass may take than the fit, in seconds: twice the recent mean, over all passes, of how much
+  // longer they took. Where half of the passes take longer that is the mean over those.
   double excess() const { return excess_; }
   std::int64_t passes() const { return passes_; }
 

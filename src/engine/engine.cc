@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <mutex>
+#include <optional>
 
 #include "base/status.h"
 #include "engine/admission.h"
@@ -182,9 +184,18 @@ class EngineImpl final : public Engine {
   // Creates nothing but the policy. `spec`: empty for the default.
   Result<CacheSize> find_place(const std::string& spec, int sequences) const {
     const CacheConditions now = conditions(model_->kv_shape, model_->options.chunk);
-    if (driver_ != nullptr) return share_cache(now, spec);
+    if (driver_ != nullptr) return spec.empty() ? default_place(now) : share_cache(now, spec);
     KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     return size_cache(now, spec, sequences);
+  }
+
+  // The default in the cache that exists, which does not change: finding it takes a search among plans.
+  Result<CacheSize> default_place(const CacheConditions& now) const {
+    const std::lock_guard lock(default_mutex_);  // plan() comes here from any thread
+    if (!default_place_) {
+      KVASIR_ASSIGN_OR_RETURN(default_place_, share_cache(now, {}));
+    }
+    return CacheSize{default_place_->policy->clone(), default_place_->chunk, default_place_->bytes};
   }
 
   Status ensure_cache(std::uint64_t budget) {
@@ -349,6 +360,8 @@ class EngineImpl final : public Engine {
   std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
   ModelSummary summary_;
+  mutable std::mutex default_mutex_;
+  mutable std::optional<CacheSize> default_place_;
 };
 
 }  // namespace

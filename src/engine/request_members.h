@@ -28,8 +28,11 @@ struct RequestQueue::Member {
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
   SessionPages pages;                // of its session, that are still to be filled; of a sequence that it holds
   bool ended = false;
-  std::int64_t left_prefix = 0;     // prompt tokens done when it last left a prefix
-  bool starts = false;              // in the pass that is being made
+  std::int64_t left_prefix = 0;   // prompt tokens done when it last left a prefix
+  bool starts = false;            // in the pass that is being made
+  std::int64_t start_tokens = 0;  // that the prefix cache had for its newest start
+  bool start_snapshot = false;    // as a snapshot
+  PrefixMiss start_miss = PrefixMiss::kUnknown;
   std::int64_t found = 0;           // tokens that the prefix cache has of its text
   std::uint64_t found_version = 0;  // of the prefix cache, when it was asked
   std::size_t told_choices = 0;     // of the generation's, those that events told of
@@ -50,7 +53,7 @@ struct RequestQueue::Request {
   int tenant = 0;
   std::string label;
   bool inspect = false;
-  std::uint64_t peak = 0;    // bytes of one sample
+  std::uint64_t peak = 0;    // bytes of one sample, as Admissions::counted
   std::uint64_t shared = 0;  // of these, those that its samples share as long as they live
   std::vector<std::unique_ptr<Member>> members;
   std::shared_ptr<Session> session;  // that it continues, or null

@@ -63,12 +63,12 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   const KvCacheShape& shape = driver_->cache()->shape();
   const std::int64_t prompt = member->task->prompt_tokens();
   const auto peak = [&](std::int64_t before) {
-    return peak_bytes(shape, *request->policy,
-                      {before + prompt, options.generate.max_tokens, model.config.context, member->text.chunk});
+    const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, member->text.chunk};
+    return admissions_.counted(peak_bytes(shape, *request->policy, size), size, driver_->cache()->budget().capacity());
   };
   request->peak = request->base != nullptr ? bytes_behind(*request->base, peak) : peak(0);
   const bool keeps_all = !request->policy->bound() && !request->policy->traits().compacts && shape.window == 0;
-  if (keeps_all) request->shared = least_kv_bytes(shape, prompt);
+  if (keeps_all) request->shared = std::min(least_kv_bytes(shape, prompt), request->peak);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
   const auto behind = std::ranges::upper_bound(requests_, request->priority, {}, &Request::priority);
@@ -133,13 +133,9 @@ Status RequestQueue::start(Member& member) {
   }
   PrefixStore::Start start;
   if (prefixes_ != nullptr) start = prefixes_->start(request.prefix, text_of(member));
-  if (prefixes_ != nullptr && !std::exchange(request.asked_prefix, true) && !request.prefix.bypass) {
-    request.cached = start.tokens;
-    request.miss = start.miss;
-    if (start.tokens > 0) request.cached_from = start.snapshot ? "snapshot" : "pages";
-    counters_.prefix_queries += member.task->prompt_tokens();
-    counters_.prefix_hits += start.tokens;
-  }
+  member.start_tokens = start.tokens;
+  member.start_snapshot = start.snapshot;
+  member.start_miss = start.miss;
   if (start.sequence != nullptr) {
     member.text.sequence = std::move(start.sequence);
     member.task->skip(start.tokens);
@@ -148,6 +144,18 @@ Status RequestQueue::start(Member& member) {
     member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone());
   }
   return {};
+}
+
+// Reports what a request's first start took from the prefix cache, once it is certain that its pass runs.
+void RequestQueue::note_start(Member& member) {
+  Request& request = *member.request;
+  if (prefixes_ == nullptr || request.base != nullptr || std::exchange(request.asked_prefix, true)) return;
+  if (request.prefix.bypass) return;
+  request.cached = member.start_tokens;
+  request.miss = member.start_miss;
+  if (request.cached > 0) request.cached_from = member.start_snapshot ? "snapshot" : "pages";
+  counters_.prefix_queries += member.task->prompt_tokens();
+  counters_.prefix_hits += request.cached;
 }
 
 // Leaves what others may continue, at the end of a chunk of the prompt.
@@ -171,19 +179,7 @@ bool RequestQueue::run_pass() {
   remove_ended();
   const std::vector<Member*> all = members();
   if (all.empty()) return false;
-  std::vector<Verdict> verdicts = decide(all);
-  // Nothing that runs gives way to the prefix cache.
-  const auto takes_pages = [](const Verdict& verdict) {
-    return verdict.decision == Decision::kPreempt || verdict.decision == Decision::kReject;
-  };
-  while (prefixes_ != nullptr && std::ranges::any_of(verdicts, takes_pages) && prefixes_->cache().evict_one())
-    verdicts = decide(all);
-  // What is shared frees nothing itself, but need not be copied any more once it is not shared.
-  const auto rejects = [](const Verdict& verdict) { return verdict.decision == Decision::kReject; };
-  if (prefixes_ != nullptr && std::ranges::any_of(verdicts, rejects) && !prefixes_->cache().empty()) {
-    prefixes_->cache().clear();
-    verdicts = decide(all);
-  }
+  const std::vector<Verdict> verdicts = decide_with_prefixes(all);
   for (std::size_t i = 0; i < all.size(); ++i)
     if (verdicts[i].decision == Decision::kPreempt) preempt(*all[i]);
   std::vector<Turn> turns;
@@ -213,17 +209,21 @@ bool RequestQueue::run_pass() {
   // Nothing else runs or leaves that could make room for it.
   if (turns.empty() && !loading && leaving_.empty() && unstarted.first != nullptr)
     unstarted.first->task->fail(unstarted.second);
-  Step::Plan plan = driver_->plan(turns);
-  while (prefixes_ != nullptr && !plan.fits && prefixes_->cache().evict_one()) plan = driver_->plan(turns);
-  if (prefixes_ != nullptr && !plan.fits) prefixes_->cache().clear();
   // The bytes of a task that starts were an estimate.
-  while (estimated && turns.size() > 1 && !driver_->plan(turns).fits) {
-    if (running.back()->starts) turns.back().task->release();
+  while (estimated && turns.size() > 1 && driver_->plan(turns).bytes > available()) {
+    if (running.back()->starts) {
+      turns.back().task->release();
+      running.back()->run = 0;
+    }
     turns.pop_back();
     running.pop_back();
   }
+  const std::uint64_t bytes = driver_->plan(turns).bytes;
+  const bool fits = driver_->cache()->budget().make_available(bytes);
   // One that starts alone holds its place now: the next round rejects it if even its first rows find no room.
-  if (estimated && turns.size() == 1 && running.front()->starts && !driver_->plan(turns).fits) turns.clear();
+  if (turns.size() == 1 && running.front()->starts && !fits) turns.clear();
+  for (std::size_t i = 0; i < turns.size(); ++i)
+    if (running[i]->starts) note_start(*running[i]);
   for (Member* member : all) member->starts = false;
   if (!turns.empty()) run(turns, running);
   remove_ended();

@@ -106,12 +106,17 @@ class RequestQueue {
   bool run_pass();
   std::vector<Member*> members() const;
   std::vector<ScheduleTask> tasks_of(std::span<Member* const> members, int prompt_rows) const;
-  std::vector<Verdict> decide(std::span<Member* const> members) const;
+  std::vector<Verdict> decide(std::span<Member* const> members, bool unshared = false) const;
+  std::vector<Verdict> decide_with_prefixes(std::span<Member* const> members);
+  std::uint64_t copies_for_prefixes(Member& member, int rows) const;
+  void note_start(Member& member);
   std::uint64_t bytes_to_start(const Member& member) const;
   void note_leaving(const Request& request);
   void add_leaving(std::vector<ScheduleTask>& tasks) const;
   std::uint64_t estimate(const Member& member) const;
   std::uint64_t used(const Member& member) const;
+  std::uint64_t bytes_in_use(const Member& member, std::span<Member* const> all) const;
+  void share_among_requests(std::span<Member* const> all, std::vector<ScheduleTask>& tasks) const;
   void preempt(Member& member);
   void reject(Member& member, Decision decision);
   Status start(Member& member);

@@ -16,6 +16,42 @@ namespace {
 // Requests that may ask the prefix cache before a pass: how many start in one is far less.
 constexpr int kMostLookups = 64;
 
+// Bytes of the pages that hold as many tokens in all lanes.
+std::uint64_t bytes_of_columns(const KvCache& cache, std::int64_t columns) {
+  return static_cast<std::uint64_t>(columns * cache.shape().lanes()) * cache.pool().page_cost();
+}
+
+// Returns how many of the first columns of two texts of which nothing was dropped are the same pages.
+std::int64_t common_columns(const Sequence& a, const Sequence& b) {
+  const auto same = [&](std::int64_t column) {
+    return a.tables().table(0).pages_of_whole(column).front() == b.tables().table(0).pages_of_whole(column).front();
+  };
+  std::int64_t common = 0;
+  std::int64_t most = std::min(a.tables().whole_columns(), b.tables().whole_columns());
+  if (most == 0 || !same(0)) return 0;
+  while (common < most) {
+    const std::int64_t middle = common + (most - common) / 2;
+    if (same(middle)) {
+      common = middle + 1;
+    } else {
+      most = middle;
+    }
+  }
+  return common;
+}
+
+// Returns what columns come to if each is divided among this text and those that share so many of its first columns.
+std::uint64_t shared_out(const KvCache& cache, std::vector<std::int64_t> sharers) {
+  std::ranges::sort(sharers);
+  std::uint64_t bytes = 0;
+  std::int64_t from = 0;
+  for (std::size_t i = 0; i < sharers.size(); ++i) {
+    bytes += bytes_of_columns(cache, sharers[i] - from) / (sharers.size() - i + 1);
+    from = sharers[i];
+  }
+  return bytes;
+}
+
 }  // namespace
 
 // Bytes that all tokens of the member take, and some more: see ScheduleLimits::ahead.
@@ -88,7 +124,8 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
   return member.found;
 }
 
-// Whether a member before this one, which runs no later, is reading what this one could take from the cache then.
+// Whether a member before this one is reading what this one could take from the cache then: one that holds pages, or
+// one of its tenant whose priority is not worse.
 bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
   if (prefixes_ == nullptr) return false;
   return std::ranges::any_of(before, [&](const Member* other) {
@@ -142,42 +179,113 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     task.priority = request.priority;
     task.tenant = admissions_.index_of(request.tenant);
     task.estimate = estimate(*member);
+    if (!task.holds && member->found > 0 && admissions_.most().admission == Admission::kUse) {
+      const std::uint64_t bytes = bytes_in_use(*member, all);
+      task.bytes -= std::min(task.bytes, bytes);
+      task.estimate -= std::min(task.estimate, bytes);
+    }
     tasks.push_back(task);
   }
+  if (prefixes_ != nullptr && !admissions_.quotas().empty()) share_among_requests(all, tasks);
   return tasks;
 }
 
-std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all) const {
+// Bytes of the pages that a member would continue from the prefix cache, if a running one of the same text holds them.
+std::uint64_t RequestQueue::bytes_in_use(const Member& member, std::span<Member* const> all) const {
+  const KvCache& cache = *driver_->cache();
+  const std::int64_t columns = member.found / cache.shape().page.slots;
+  const bool in_use = std::ranges::any_of(all, [&](const Member* other) {
+    return other->text.sequence != nullptr && other->text.sequence->tables().whole_columns() >= columns &&
+           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >=
+               member.found;
+  });
+  return in_use ? bytes_of_columns(cache, columns) : 0;
+}
+
+// Divides the pages that several requests of a tenant share among them.
+void RequestQueue::share_among_requests(std::span<Member* const> all, std::vector<ScheduleTask>& tasks) const {
+  const auto shares = [&](std::size_t i) {
+    return tasks[i].holds && tasks[i].tenant >= 0 && all[i]->request->samples == 1;
+  };
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!shares(i)) continue;
+    std::vector<std::int64_t> sharers;
+    for (std::size_t j = 0; j < all.size(); ++j) {
+      if (j == i || !shares(j) || tasks[j].tenant != tasks[i].tenant) continue;
+      const std::int64_t columns = common_columns(*all[i]->text.sequence, *all[j]->text.sequence);
+      if (columns > 0) sharers.push_back(columns);
+    }
+    if (sharers.empty()) continue;
+    const std::uint64_t whole = bytes_of_columns(*driver_->cache(), std::ranges::max(sharers));
+    tasks[i].used -= std::min(tasks[i].used, whole - shared_out(*driver_->cache(), std::move(sharers)));
+  }
+}
+
+// Decides with numbers that do not depend on the length of texts; what a preemption gives back and costs is counted
+// only where one is due. `unshared`: as if the prefix cache held nothing.
+std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool unshared) const {
   int generating = 0;
   for (const Member* member : all)
     if (member->text.sequence != nullptr && !member->task->reads()) ++generating;
   const ScheduleLimits limits = admissions_.limits(generating);
   std::vector<ScheduleTask> tasks = tasks_of(all, limits.prompt_rows);
-  const ScheduleMemory memory{driver_->cache()->budget().capacity(), available()};
-  // Pages are only counted, and costs only compared, where some may have to be given up.
-  double wanted = static_cast<double>(memory.capacity) * (1 - limits.preempt_mark);
-  std::ptrdiff_t holding = 0;
-  bool ranks_differ = !admissions_.quotas().empty() || !tasks.front().holds;
-  for (const ScheduleTask& task : tasks) {
-    wanted += task.holds ? static_cast<double>(task.due) : 0;
-    holding += task.holds ? 1 : 0;
-    ranks_differ = ranks_differ || task.priority != tasks.front().priority;
+  ScheduleMemory memory{driver_->cache()->budget().capacity(), available()};
+  if (unshared && prefixes_ != nullptr) memory.available += prefixes_->cache().charged_bytes();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!tasks[i].holds) continue;
+    tasks[i].held = all[i]->text.sequence->bytes();
+    if (!unshared) continue;
+    const std::uint64_t copies = std::min(copies_for_prefixes(*all[i], tasks[i].rows), tasks[i].bytes);
+    tasks[i].bytes -= copies;
+    tasks[i].due -= std::min(copies, tasks[i].due);
   }
-  const bool waits = holding < std::ssize(tasks);
-  if (wanted > static_cast<double>(memory.available) || (waits && ranks_differ)) {
-    const PageOwner beside = prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (!tasks[i].holds) continue;
-      const Task& task = *all[i]->task;
-      tasks[i].held = bytes_freed_without(*all[i]->text.sequence, beside);
-      RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-      work.by_range = !all[i]->request->policy->traits().compacts;
-      if (prefixes_ != nullptr) work.cached = prefixes_->find(all[i]->request->prefix, text_of(*all[i]));
-      tasks[i].cost = admissions_.cost(work);
-    }
+  std::vector<Verdict> verdicts = schedule(tasks, admissions_.quotas(), memory, limits);
+  // Where nobody is preempted though a task's whole bytes came free, nobody is if fewer do.
+  if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
+    return verdicts;
+  const PageOwner beside = prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!tasks[i].holds) continue;
+    const Task& task = *all[i]->task;
+    tasks[i].held = bytes_freed_without(*all[i]->text.sequence, beside);
+    RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
+    work.by_range = !all[i]->request->policy->traits().compacts;
+    work.cached = tokens_found(*all[i]);
+    tasks[i].cost = admissions_.cost(work);
   }
   add_leaving(tasks);
   return schedule(tasks, admissions_.quotas(), memory, limits);
+}
+
+// Bytes that a task's next rows take, at most, for copies of pages that are shared with nothing but the prefix cache.
+std::uint64_t RequestQueue::copies_for_prefixes(Member& member, int rows) const {
+  std::uint64_t copies = 0;
+  for (const Sequence::PassPlan& pass : driver_->plan(Turn{&*member.task, rows}).passes) copies += pass.reserve;
+  if (copies == 0 || prefixes_ == nullptr) return 0;
+  const Sequence& sequence = *member.text.sequence;
+  return std::min(copies, bytes_freed_without(sequence, prefixes_->cache().owner()) - bytes_freed_without(sequence));
+}
+
+// Decides so that nothing which runs gives way to the prefix cache. The pages that evicting frees count as available
+// already, so evicting changes a decision only where tasks need not copy pages any more that they share with a cached
+// prefix, or where what the cache's own structures take is missing. Otherwise nothing is evicted: a task that is
+// preempted for a place, or for its tenant's ceiling, costs nobody a prefix.
+std::vector<Verdict> RequestQueue::decide_with_prefixes(std::span<Member* const> all) {
+  std::vector<Verdict> verdicts = decide(all);
+  const auto gives_way = [](const Verdict& verdict) {
+    return verdict.decision == Decision::kPreempt || verdict.decision == Decision::kReject;
+  };
+  const auto alike = [&](const Verdict& a, const Verdict& b) {
+    return gives_way(a) == gives_way(b) && (!gives_way(a) || a.decision == b.decision);
+  };
+  for (int batch = 1; prefixes_ != nullptr && !prefixes_->cache().empty(); batch *= 2) {
+    if (std::ranges::none_of(verdicts, gives_way)) break;
+    if (std::ranges::equal(decide(all, true), verdicts, alike)) break;
+    for (int i = 0; i < batch && !prefixes_->cache().empty(); ++i)
+      if (!prefixes_->cache().evict_one()) prefixes_->cache().clear();
+    verdicts = decide(all);
+  }
+  return verdicts;
 }
 
 void RequestQueue::preempt(Member& member) {
@@ -189,6 +297,7 @@ void RequestQueue::preempt(Member& member) {
   member.released = report_of(member);
   member.task->release();
   member.bytes_to_start = bytes_to_start(member);
+  member.found_version = 0;  // it may have generated more since
 }
 
 // Ends a member that can never go on; does nothing after another decision.

@@ -28,11 +28,13 @@ struct Tenant {
   std::int64_t ceiling = 0;   // 0: none
   std::int64_t used = 0;      // by its tasks, those that this pass adds included
   std::int64_t due = 0;       // to its tasks that hold pages, and still to come
+  std::int64_t spared = 0;    // of these, due to spared tasks
   std::int64_t reserved = 0;  // estimates of its tasks that hold pages
   int holding = 0;            // tasks
-  bool met = false;           // its best-ranked task has had its turn
-  bool met_holder = false;    // and the best-ranked of those that hold pages
+  bool met = false;           // its best-ranked task has been decided; those that follow do not take pages for it
+  bool met_holder = false;    // the same of those that hold pages
   bool waits = false;         // one of its tasks waits for its ceiling
+  int at_ceiling = 0;         // tasks that hold pages and wait for its ceiling
 };
 
 class Round {
@@ -59,6 +61,7 @@ class Round {
       if (Tenant* tenant = tenant_of(task)) {
         tenant->used += bytes_of(task.used);
         tenant->due += bytes_of(task.due);
+        if (task.spared) tenant->spared += bytes_of(task.due);
         tenant->reserved += bytes_of(task.estimate);
         ++tenant->holding;
       }
@@ -89,6 +92,8 @@ class Round {
       }
     }
     give_rows_left_over();
+    for (const Tenant& tenant : tenants_)
+      if (tenant.holding > 1 && tenant.at_ceiling == tenant.holding) break_tie_of(tenant);
     if (std::ranges::all_of(verdicts_, [](const Verdict& v) { return v.decision == Decision::kWait; }) &&
         std::ranges::none_of(tasks_, &ScheduleTask::leaves))
       break_tie();
@@ -105,15 +110,20 @@ class Round {
     order_.resize(tasks_.size());
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = i;
     standing_.assign(tasks_.size(), Standing::kBorrows);
+    owns_.assign(tasks_.size(), false);
     if (std::ranges::none_of(tenants_, [](const Tenant& tenant) { return tenant.floor > 0; })) return;
     std::vector<std::int64_t> claimed(tenants_.size());
+    std::vector<std::int64_t> held(tenants_.size());
     for (std::size_t i = 0; i < tasks_.size(); ++i) {
       const Tenant* tenant = tenant_of(tasks_[i]);
       if (tenant == nullptr || tenant->floor == 0) continue;
-      std::int64_t& sum = claimed[static_cast<std::size_t>(tenant - tenants_.data())];
-      const std::int64_t before = sum;
-      sum += bytes_of(tasks_[i].bytes) + (tasks_[i].holds ? bytes_of(tasks_[i].used) : 0);
-      if (before < tenant->floor) standing_[i] = sum <= tenant->floor ? Standing::kWithinFloor : Standing::kStraddles;
+      const auto index = static_cast<std::size_t>(tenant - tenants_.data());
+      const std::int64_t before = claimed[index];
+      const std::int64_t bytes = bytes_of(tasks_[i].bytes) + (tasks_[i].holds ? bytes_of(tasks_[i].used) : 0);
+      claimed[index] += bytes;
+      if (before < tenant->floor)
+        standing_[i] = claimed[index] <= tenant->floor ? Standing::kWithinFloor : Standing::kStraddles;
+      if (tasks_[i].holds) owns_[i] = (held[index] += bytes) <= tenant->floor;
     }
     std::ranges::stable_sort(order_, {}, [&](std::size_t i) { return standing_[i]; });
   }
@@ -149,7 +159,7 @@ class Round {
 
   // Whether it may use what lies beyond the marks.
   bool privileged(std::size_t i) const {
-    return is_first() || standing_[i] == Standing::kWithinFloor || (tasks_[i].holds && tasks_[i].spared);
+    return is_first() || standing_[i] == Standing::kWithinFloor || owns_[i] || (tasks_[i].holds && tasks_[i].spared);
   }
 
   // -- Victims --
@@ -159,18 +169,21 @@ class Round {
     const ScheduleTask& other = tasks_[victim];
     if (!other.holds || other.spared || verdicts_[victim].decision != Decision::kWait) return false;
     const bool same_tenant = task.tenant >= 0 && task.tenant == other.tenant;
-    if (standing_[victim] == Standing::kWithinFloor && !same_tenant) return false;
+    if (owns_[victim] && !same_tenant) return false;
     if (task.holds || is_first() || (same_tenant && of_tenant && !tenants_[static_cast<std::size_t>(task.tenant)].met))
       return true;
     if (standing_[victim] != standing_[i]) return standing_[victim] > standing_[i];
     return other.priority > task.priority;
   }
 
-  // Tasks behind this one whose pages it may take, those to be taken first in front. `tenant`: of its tenant alone.
+  // Tasks behind this one whose pages it may take, those to be taken first in front. `of_tenant`: of its tenant alone.
+  // What lies within its tenant's floor may also take other tenants' that wait in front of it: it ranks behind them
+  // only for the sake of tasks that have not begun.
   std::vector<std::size_t> victims_of(std::size_t i, bool of_tenant) const {
     std::vector<std::size_t> victims;
-    for (std::size_t place = place_ + 1; place < order_.size(); ++place) {
+    for (std::size_t place = owns_[i] ? 0 : place_ + 1; place < order_.size(); ++place) {
       const std::size_t other = order_[place];
+      if (place <= place_ && tasks_[other].tenant == tasks_[i].tenant) continue;
       if (of_tenant && tasks_[other].tenant != tasks_[i].tenant) continue;
       if (may_take(i, other, of_tenant)) victims.push_back(other);
     }
@@ -197,6 +210,7 @@ class Round {
     if (Tenant* tenant = tenant_of(task)) {
       tenant->used += sign * bytes_of(task.used);
       tenant->due += sign * bytes_of(task.due);
+      if (task.spared) tenant->spared += sign * bytes_of(task.due);
       tenant->reserved += sign * bytes_of(task.estimate);
       tenant->holding += sign;
     }
@@ -218,9 +232,14 @@ class Round {
 
   // -- Decisions --
 
+  static std::int64_t own_due(const ScheduleTask& task) { return task.holds && task.spared ? bytes_of(task.due) : 0; }
+
   // Bytes that others are not promised.
-  std::int64_t open_to(const ScheduleTask& task) const {
-    return free_ - spared_ + (task.holds && task.spared ? bytes_of(task.due) : 0);
+  std::int64_t open_to(const ScheduleTask& task) const { return free_ - spared_ + own_due(task); }
+
+  // The same below the ceiling of its tenant.
+  static std::int64_t open_below_ceiling(const Tenant& tenant, const ScheduleTask& task) {
+    return tenant.ceiling - tenant.used - tenant.spared + own_due(task);
   }
 
   void run(std::size_t i) {
@@ -236,6 +255,7 @@ class Round {
       due_ -= came;
       if (tenant != nullptr) tenant->due -= came;
       if (task.spared) spared_ -= came;
+      if (task.spared && tenant != nullptr) tenant->spared -= came;
       return;
     }
     ++holding_;
@@ -262,10 +282,11 @@ class Round {
     const std::int64_t bytes = bytes_of(task.bytes);
     Tenant* tenant = tenant_of(task);
     const auto below_ceiling = [&] {
-      return tenant == nullptr || tenant->ceiling == 0 || tenant->used + bytes <= tenant->ceiling;
+      return tenant == nullptr || tenant->ceiling == 0 || bytes <= open_below_ceiling(*tenant, task);
     };
     if (!below_ceiling() && !make_fit(victims_of(i, true), below_ceiling)) {
       tenant->waits = true;
+      ++tenant->at_ceiling;
       if (tenant->met_holder) return;
       if (tenant->holding == 1) {
         verdicts_[i].decision = Decision::kOverCeiling;
@@ -307,7 +328,7 @@ class Round {
     const auto below_ceiling = [&] {
       if (tenant == nullptr || tenant->ceiling == 0 || tenant->holding == 0) return true;
       if (reserves) return tenant->reserved + whole <= tenant->ceiling;
-      if (limits_.stop_mark > 1) return tenant->used + bytes <= tenant->ceiling;
+      if (limits_.stop_mark > 1) return bytes <= open_below_ceiling(*tenant, task);
       return tenant->used + tenant->due + whole <= share_of(tenant->ceiling, limits_.stop_mark);
     };
     if (tenant != nullptr && tenant->waits) return;
@@ -344,6 +365,17 @@ class Round {
       if (holders[k] != order_.front()) verdicts_[holders[k]].decision = Decision::kPreempt;
   }
 
+  // All tasks of a tenant that hold pages wait for its ceiling, spared ones among them: only other tenants' tasks go
+  // on. The best-ranked gets the pages of the others.
+  void break_tie_of(const Tenant& tenant) {
+    bool first = true;
+    for (const std::size_t i : order_) {
+      if (tenant_of(tasks_[i]) != &tenant || !tasks_[i].holds) continue;
+      if (!first) verdicts_[i].decision = Decision::kPreempt;
+      first = false;
+    }
+  }
+
   std::span<const ScheduleTask> tasks_;
   const ScheduleLimits& limits_;
   std::int64_t capacity_ = 0;
@@ -361,7 +393,8 @@ class Round {
   std::size_t place_ = 0;         // in order_, of the task whose turn it is
   std::vector<Tenant> tenants_;
   std::vector<std::size_t> order_;  // tasks by rank
-  std::vector<Standing> standing_;
+  std::vector<Standing> standing_;  // where tasks that have not begun claim floors too
+  std::vector<bool> owns_;          // it holds pages, all within its tenant's floor
   std::vector<Verdict> verdicts_;
 };
 

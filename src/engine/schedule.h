@@ -23,6 +23,7 @@ struct ScheduleLimits {
   double stop_mark = std::numeric_limits<double>::infinity();
   double preempt_mark = 1;
   Admission admission = Admission::kUse;
+  int side_by_side = 16;  // see SchedulerOptions; for whoever makes estimates
 };
 
 // What a tenant's tasks may hold together; see Engine::set_quota. ceiling 0: no limit.
@@ -48,7 +49,7 @@ struct ScheduleTask {
   bool leaves = false;     // it needs no rows any more and gives up its pages by itself, some time: it is waited for
   int priority = 0;        // less runs earlier
   int tenant = -1;         // index of its quota; -1: none
-  std::uint64_t used = 0;  // bytes held that count as its tenant's: a shared page once
+  std::uint64_t used = 0;  // bytes held that count as its tenant's: a shared page once, in parts
   std::uint64_t due = 0;   // bytes still to come, `bytes` included, until it holds all its text so far
   std::uint64_t estimate = 0;  // bytes of its whole peak
   double cost = 0;             // seconds to bring it back, once it has given up its pages
@@ -76,7 +77,8 @@ struct Verdict {
 //
 // Rank. What a tenant holds up to its floor is its own, the rest is borrowed. A task within its tenant's floor ranks
 // before one that straddles it, and that before one which only borrows; then the order of `tasks` decides. Without
-// floors that is the rank.
+// floors that is the rank. For the rank, tasks that have not begun claim their part of the floor too, in the order of
+// `tasks`; what a tenant's tasks hold is protected as if none were waiting.
 //
 // Growth. A task that holds pages and finds no room under the preempt mark takes the pages of tasks that rank behind
 // it, if those are enough: of what borrows most first, then of the worst priority, then of the least cost. Spared tasks
@@ -94,8 +96,10 @@ struct Verdict {
 // until a long one is read, which still gets half the rows. Rows that this leaves over go by rank again.
 //
 // Progress. Of the best-ranked task one of these holds: it runs; others are preempted; it is rejected, and no other
-// task holds anything; or it waits while others run, spared ones or (kReserve) any. Some task has another decision than
-// kWait, so repeated calls come to an end with every task.
+// task holds anything; or it waits while others run: spared ones, those within their floor, or (kReserve) any. Some
+// task has another decision than kWait, so repeated calls come to an end with every task. A tenant that waits for its
+// ceiling comes to its end whatever runs beside it: what spared tasks are due is kept below the ceiling, too, and where
+// all its tasks that hold pages wait for the ceiling, the best-ranked of them gets the pages of the others.
 //
 // The work is linear in the number of tasks, unless many that hold pages find no room.
 std::vector<Verdict> schedule(std::span<const ScheduleTask> tasks, std::span<const ScheduleQuota> quotas,

@@ -7,6 +7,12 @@
 namespace kvasir::server {
 namespace {
 
+constexpr std::size_t kTurn = 1;  // bytes that a job counts as: tenants take turns, whatever the size of their files
+
+Status no_memory() {
+  return exhausted("the server has no memory left for the session; try again later");
+}
+
 // The same status without the folder: where files are is no client's business.
 Status without_path(const Status& status, std::string_view path, std::string_view id) {
   std::string message = status.message();
@@ -19,16 +25,12 @@ Status no_such_session() {
   return make_status(StatusCode::kNotFound, "there is no such session").about({"session"});
 }
 
-Status out_of_memory() {
-  return exhausted("the server has no memory left for the session; try again later");
-}
-
 template <class Call>
 auto with_memory(const Call& call) -> decltype(call()) {
   try {
     return call();
   } catch (const std::bad_alloc&) {
-    return out_of_memory();
+    return no_memory();
   }
 }
 
@@ -66,7 +68,7 @@ void SessionDesk::open(const SessionName& name, const std::string& policy, bool 
                        std::function<void(Result<OpenedSession>)> done) {
   const auto opened = std::make_shared<Result<OpenedSession>>(no_such_session());
   const Status queued = disk_.run(
-      0,
+      kTurn,
       [this, name, create, opened] {
         *opened = with_memory([&]() -> Result<OpenedSession> {
           if (create) KVASIR_RETURN_IF_ERROR(store_.check_room(name.tenant, name.id));
@@ -76,13 +78,13 @@ void SessionDesk::open(const SessionName& name, const std::string& policy, bool 
       [this, policy, create, opened, done] {
         if (create && opened->status().code() == StatusCode::kNotFound) return make(policy, done);
         done(std::move(*opened));
-      });
+      },
+      name.tenant);
   if (!queued.ok()) done(queued);
 }
 
 void SessionDesk::make(const std::string& policy, std::function<void(Result<OpenedSession>)> done) {
-  const auto failed = [done] { done(out_of_memory()); };
-  const auto make_one = [this, policy, done](Engine& engine) {
+  const auto question = [this, policy, done](Engine& engine) {
     const auto made = std::make_shared<Result<OpenedSession>>(OpenedSession());
     Result<std::unique_ptr<Session>> session = engine.new_session({.policy = policy});
     if (session.ok()) {
@@ -93,7 +95,7 @@ void SessionDesk::make(const std::string& policy, std::function<void(Result<Open
     }
     steps_.post([made, done] { done(std::move(*made)); });
   };
-  const Status asked = steps_.ask(make_one, failed);
+  const Status asked = steps_.ask(question, [done] { done(no_memory()); });
   if (!asked.ok()) done(asked);
 }
 
@@ -102,11 +104,11 @@ void SessionDesk::save(const SessionName& name, std::shared_ptr<Session> session
   const auto borrowed = std::make_shared<Borrowed>(steps_, std::move(session));
   const auto result = std::make_shared<Result<std::uint64_t>>(std::uint64_t{0});
   const Status queued = disk_.run(
-      0,
+      kTurn,
       [this, name, borrowed, wanted = std::move(wanted), result] {
         *result = with_memory([&] { return write(name, *borrowed->session, wanted); });
       },
-      [result, done] { done(*result); });
+      [result, done] { done(*result); }, name.tenant);
   if (!queued.ok()) done(queued);
 }
 

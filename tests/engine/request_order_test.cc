@@ -1,6 +1,7 @@
 // Priorities, marks, quotas and reservations of requests: they decide who waits and who gives way, never a token.
 #include <gtest/gtest.h>
 
+#include "engine/memory_plan.h"
 #include "engine/request_desk.h"
 #include "kvasir/engine.h"
 
@@ -115,6 +116,114 @@ TEST_F(RequestOrder, AShortPromptPassesALongOne) {
   EXPECT_LE(polls, 20 / 4 + 5);
   ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
   desk.expect_all_as_alone();
+}
+
+// Preemptions that other memory would not prevent leave the prefixes of others where they are.
+TEST_F(RequestOrder, PrefixesStayWhereMemoryIsNotWhatIsShort) {
+  const auto finish = [](Desk& desk) {
+    while (desk.queue().unfinished() > 0) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  };
+  RequestOptions known = request(100, 5, 0, 2);
+  known.salt = "of another tenant";
+  known.pin = true;
+  {
+    // A tenant takes its own request's pages, as it is at its ceiling.
+    Desk desk(model_, bytes_of(2000), {.ahead = 0});
+    desk.queue().cache_prefixes(bytes_of(2000));
+    desk.queue().set_quota(1, {0, bytes_of(150)});
+    desk.add(known);
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    for (int i = 0; i < 2; ++i) desk.add(request(60 + i, 30, 0, 1));
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    EXPECT_GT(desk.queue().counters().preempted, 0);
+    const RequestId again = desk.add(known);
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    EXPECT_EQ(desk.told(again).result.cached, (desk.told(again).result.prompt_tokens - 1) / 16 * 16);
+  }
+  {
+    // A better priority needs a place.
+    Desk desk(model_, bytes_of(2000), {.running = 1, .ahead = 0});
+    desk.queue().cache_prefixes(bytes_of(2000));
+    desk.add(known);
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    const RequestId low = desk.add(request(60, 40, 5));
+    while (desk.told(low).text.size() < 5) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    desk.add(request(61, 5, -1));
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    EXPECT_EQ(desk.queue().counters().preempted, 1);
+    const RequestId again = desk.add(known);
+    ASSERT_NO_FATAL_FAILURE(finish(desk));
+    EXPECT_EQ(desk.told(again).result.cached, (desk.told(again).result.prompt_tokens - 1) / 16 * 16);
+  }
+}
+
+// Requests that begin alike count what they share once: for the memory, and for their tenant's ceiling.
+TEST_F(RequestOrder, WhatRequestsShareCountsOnce) {
+  for (const bool ceiling : {false, true}) {
+    SCOPED_TRACE(ceiling);
+    Desk desk(model_, bytes_of(ceiling ? 2000 : 380), {.ahead = 0, .stop_mark = 0.95});
+    desk.queue().cache_prefixes(bytes_of(2000));
+    if (ceiling) desk.queue().set_quota(1, {0, bytes_of(380)});
+    for (int i = 0; i < 6; ++i) {
+      RequestOptions options = request(98, 10, 0, 1);
+      options.prompt += static_cast<char>('a' + i);
+      desk.add(options);
+    }
+    while (desk.queue().unfinished() > 0) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    EXPECT_EQ(desk.queue().counters().most_running, 6u);
+    EXPECT_EQ(desk.queue().counters().preempted + desk.queue().counters().over_ceiling, 0);
+    desk.expect_all_as_alone();
+  }
+}
+
+// Requests that name no limit run side by side in memory that holds the trained context of one.
+TEST_F(RequestOrder, WithoutALimitRequestsRunSideBySide) {
+  for (const int max_tokens : {-1, 1000}) {
+    Desk desk(model_, bytes_of(160), {.ahead = 0, .stop_mark = 0.9, .preempt_mark = 0.98});
+    std::vector<RequestId> ids;
+    for (int i = 0; i < 4; ++i) ids.push_back(desk.add(request(8 + i, max_tokens)));
+    for (int polls = 0; polls < 3; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    EXPECT_EQ(desk.queue().counters().most_running, 4u);
+    // They grow into the same memory: some give way, all come to their ends.
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    EXPECT_GT(desk.queue().counters().preempted, 0);
+    EXPECT_EQ(desk.queue().counters().preempted_twice, 0);
+    for (const RequestId id : ids) EXPECT_GT(desk.told(id).result.kv.seen, 140);
+  }
+  // One that names a limit counts with all of it.
+  Desk desk(model_, bytes_of(160), {.ahead = 0, .stop_mark = 0.9, .preempt_mark = 0.98});
+  for (int i = 0; i < 4; ++i) desk.add(request(8 + i, 120));
+  for (int polls = 0; polls < 3; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  EXPECT_EQ(desk.queue().counters().most_running, 1u);
+}
+
+// What admission counts for a request is what it then takes.
+TEST_F(RequestOrder, EstimatesAreWhatARequestTakes) {
+  for (const std::string& spec : all_policies_in_use()) {
+    SCOPED_TRACE(spec);
+    RequestOptions options = request(60, 40);
+    options.policy = spec;
+    const GenerateResult result = alone(model_, options);
+    const auto policy = std::move(*make_policy(spec));
+    const RequestSize size{result.prompt_tokens, 40, model_->config.context, model_->options.chunk};
+    const std::uint64_t peak = peak_bytes(model_->kv_shape, *policy, size);
+    EXPECT_GE(peak, result.kv.bytes_peak);
+    if (plan_kv_memory(model_->kv_shape, *policy, {100, 60, size.chunk, 1}).exact) {
+      EXPECT_LE(peak, KvCache::cost(model_->kv_shape, {}, 1) + result.kv.bytes_peak);
+    }
+  }
+}
+
+TEST_F(RequestOrder, AQuotaOfZerosIsNone) {
+  Admissions admissions({}, 0);
+  for (int tenant = 1; tenant <= 3; ++tenant) admissions.set_quota(tenant, {0, 100u * tenant});
+  admissions.set_quota(2, {});
+  admissions.set_quota(7, {});
+  ASSERT_EQ(admissions.quotas().size(), 2u);
+  EXPECT_EQ(admissions.index_of(2), -1);
+  EXPECT_EQ(admissions.index_of(7), -1);
+  EXPECT_EQ(admissions.quotas()[static_cast<std::size_t>(admissions.index_of(1))].ceiling, 100u);
+  EXPECT_EQ(admissions.quotas()[static_cast<std::size_t>(admissions.index_of(3))].ceiling, 300u);
 }
 
 // Every policy, in little memory: reservations preempt nobody, and priorities and quotas change no token.

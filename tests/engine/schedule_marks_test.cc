@@ -145,6 +145,41 @@ TEST(ScheduleQuotas, ACeilingHoldsBackItsTenantAlone) {
             (std::vector{D::kRun, D::kOverCeiling}));
 }
 
+// What a tenant holds within its floor stays, though a better-ranked task of its own waits that would take it up.
+TEST(ScheduleQuotas, AFloorIsNotLentToAnotherTenantForATaskThatWaits) {
+  const std::vector<ScheduleQuota> quotas = {{100, 0}};
+  const ScheduleTask within = of_tenant(ranked(running(90, 5), 5), 0);
+  const ScheduleTask grows = with(running(880, 20), [](ScheduleTask& task) { task.spared = true; });
+  EXPECT_EQ(decide({grows, within}, kMarks, quotas), (std::vector{D::kRun, D::kRun}));
+  EXPECT_EQ(decide({grows, of_tenant(waiting(150, 150), 0), within}, kMarks, quotas),
+            (std::vector{D::kRun, D::kWait, D::kRun}));
+  // It grows on the pages of one that waits in front of it.
+  EXPECT_EQ(
+      decide({of_tenant(running(905, 10), 1), of_tenant(waiting(150, 150), 0), of_tenant(ranked(running(95, 5), 5), 0)},
+             kMarks, {{100, 0}, {50, 0}}),
+      (std::vector{D::kPreempt, D::kWait, D::kRun}));
+  // A better priority of its own tenant still takes its place.
+  EXPECT_EQ(decide({grows, of_tenant(waiting(50, 50), 0), within}, kMarks, quotas),
+            (std::vector{D::kRun, D::kRun, D::kPreempt}));
+}
+
+// A spared task can grow up to what it is due under its tenant's ceiling, so that two of a tenant never wait for each
+// other while others run.
+TEST(ScheduleQuotas, TwoOfATenantDoNotWaitForEachOtherAtTheCeiling) {
+  const std::vector<ScheduleQuota> quotas = {{0, 100}};
+  const auto spared = [](std::uint64_t held, std::uint64_t bytes, std::uint64_t due) {
+    return with(of_tenant(running(held, bytes), 0), [&](ScheduleTask& t) { t.spared = true, t.due = due; });
+  };
+  // 25 are due to the second.
+  EXPECT_EQ(decide({of_tenant(running(60, 1), 0), spared(15, 1, 25), running(50, 1)}, kMarks, quotas),
+            (std::vector{D::kWait, D::kRun, D::kRun}));
+  EXPECT_EQ(decide({of_tenant(running(59, 1), 0), spared(15, 1, 25), running(50, 1)}, kMarks, quotas),
+            (std::vector{D::kRun, D::kRun, D::kRun}));
+  // It has come to be due more than there is below the ceiling: the first gets its pages, whoever runs beside.
+  EXPECT_EQ(decide({of_tenant(running(75, 1), 0), spared(25, 1, 15), running(50, 1)}, kMarks, quotas),
+            (std::vector{D::kWait, D::kPreempt, D::kRun}));
+}
+
 TEST(ScheduleReserve, StartsWhereAllPeaksFit) {
   const ScheduleTask grows = with(running(100, 5), [](ScheduleTask& task) { task.estimate = 600; });
   EXPECT_EQ(decide({grows, waiting(10, 400)}, kReserves), (std::vector{D::kRun, D::kRun}));

@@ -22,8 +22,10 @@ struct Job {
   bool holds = false;
   bool spared = false;
   bool told_total = true;  // its estimate is its peak; otherwise the most there is
+  bool repeats = false;    // tokens that it generated, one in a pass
 
-  bool reads() const { return done < known || known < prompt; }
+  std::uint64_t in_chunks() const { return repeats ? prompt : known; }  // of its tokens, when they are run again
+  bool reads() const { return done < in_chunks(); }
 };
 
 struct Setting {
@@ -33,6 +35,7 @@ struct Setting {
   int priorities = 1;
   std::uint64_t most = 100;  // tokens of a task
   bool sessions = false;     // others take memory, and give it back
+  bool beside = false;       // a task without a tenant runs in every pass, and never ends
 };
 
 class World {
@@ -68,6 +71,7 @@ class World {
     job.tenant = static_cast<int>(draw(0, setting_.quotas.size())) - 1;
     job.total = draw(1, setting_.most);
     job.prompt = job.known = draw(1, job.total);
+    if (setting_.beside) job.repeats = draw(0, 1) == 0;
     job.told_total = setting_.limits.admission == Admission::kReserve || draw(0, 3) > 0;
     const auto behind = std::ranges::upper_bound(jobs_, job.priority, {}, &Job::priority);
     jobs_.insert(behind, job);
@@ -79,7 +83,7 @@ class World {
       ScheduleTask task;
       task.holds = job.holds;
       task.reads = job.reads();
-      task.rows = task.reads ? static_cast<int>(std::min<std::uint64_t>(job.known - job.done, 32)) : 1;
+      task.rows = task.reads ? static_cast<int>(std::min<std::uint64_t>(job.in_chunks() - job.done, 32)) : 1;
       const std::uint64_t whole = std::min(job.known + 4, job.total);
       task.bytes = job.holds ? static_cast<std::uint64_t>(task.rows) : whole;
       task.held = task.used = job.done;
@@ -89,7 +93,7 @@ class World {
       task.priority = job.priority;
       task.tenant = job.tenant;
       task.cost = static_cast<double>(job.known);
-      task.left = task.reads ? static_cast<std::int64_t>(job.known - job.done) : 0;
+      task.left = task.reads ? static_cast<std::int64_t>(job.in_chunks() - job.done) : 0;
       tasks.push_back(task);
     }
     return tasks;
@@ -108,12 +112,22 @@ class World {
     return used;
   }
 
+  // As schedule(), with a task that needs nothing more behind all others.
+  std::vector<Verdict> decide(std::vector<ScheduleTask> asked, const ScheduleMemory& memory) const {
+    if (setting_.beside) asked.push_back({.holds = true, .rows = 1, .priority = setting_.priorities});
+    std::vector<Verdict> verdicts = schedule(asked, setting_.quotas, memory, setting_.limits);
+    if (setting_.beside) verdicts.pop_back();
+    return verdicts;
+  }
+
   void pass() {
     const std::vector<ScheduleTask> asked = tasks();
     const ScheduleMemory memory{setting_.memory, setting_.memory - used_ - others_};
-    const std::vector<Verdict> verdicts = schedule(asked, setting_.quotas, memory, setting_.limits);
-    ASSERT_EQ(verdicts, schedule(asked, setting_.quotas, memory, setting_.limits)) << "not a function";
-    ASSERT_TRUE(std::ranges::any_of(verdicts, [](const Verdict& v) { return v.decision != Decision::kWait; }));
+    const std::vector<Verdict> verdicts = decide(asked, memory);
+    ASSERT_EQ(verdicts, decide(asked, memory)) << "not a function";
+    if (!setting_.beside) {
+      ASSERT_TRUE(std::ranges::any_of(verdicts, [](const Verdict& v) { return v.decision != Decision::kWait; }));
+    }
     for (std::size_t i = 0; i < jobs_.size(); ++i) {
       if (verdicts[i].decision != Decision::kPreempt) continue;
       Job& job = jobs_[i];
@@ -223,6 +237,20 @@ TEST(ScheduleProperty, TenantsEnd) {
   EXPECT_GT(sums.over_ceiling, 500);
   EXPECT_EQ(sums.rejected, 0);
   EXPECT_EQ(sums.twice, 0);
+}
+
+// All end although others run all the time, so that nothing but their own tenant's tasks can make room for them.
+TEST(ScheduleProperty, TenantsEndBesideOthersThatNeverDo) {
+  Setting setting{.limits = kSmall, .quotas = kQuotas, .priorities = 3, .most = 80, .beside = true};
+  const Sums sums = run_all(setting);
+  EXPECT_GT(sums.preempted, 500);
+  EXPECT_GT(sums.over_ceiling, 500);
+  // Much memory, and ceilings that all of it is about.
+  setting.memory = 1000;
+  setting.quotas = {{0, 100}, {0, 90}, {20, 60}};
+  setting.limits.running = 30;
+  EXPECT_GT(run_all(setting).preempted, 100);
+  EXPECT_EQ(run_all(setting).twice, 0);
 }
 
 // Sessions take what was promised; everything ends all the same.
