@@ -239,6 +239,7 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
     tasks[i].bytes -= copies;
     tasks[i].due -= std::min(copies, tasks[i].due);
   }
+  add_leaving(tasks);
   std::vector<Verdict> verdicts = schedule(tasks, admissions_.quotas(), memory, limits);
   // Where nobody is preempted though a task's whole bytes came free, nobody is if fewer do.
   if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
@@ -253,7 +254,6 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
     work.cached = tokens_found(*all[i]);
     tasks[i].cost = admissions_.cost(work);
   }
-  add_leaving(tasks);
   return schedule(tasks, admissions_.quotas(), memory, limits);
 }
 
