@@ -4,6 +4,8 @@ set(deploy ${PROJECT_SOURCE_DIR}/deploy)
 # These stand at fixed places of a Debian system, so `cmake --install` leaves them out.
 install(FILES ${deploy}/debian/kvasir.toml DESTINATION /etc/kvasir COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/systemd/kvasir.service DESTINATION /usr/lib/systemd/system COMPONENT service EXCLUDE_FROM_ALL)
+install(FILES ${deploy}/systemd/kvasir.sysusers DESTINATION /usr/lib/sysusers.d RENAME kvasir.conf
+        COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/debian/copyright DESTINATION /usr/share/doc/kvasir COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/grafana/kvasir.json DESTINATION /usr/share/kvasir/grafana COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_SOURCE_DIR}/models/kvasir-mini-16m-q8_0.gguf DESTINATION /usr/share/kvasir/models

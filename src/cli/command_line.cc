@@ -143,6 +143,13 @@ bool CommandLine::gives(const CLI::Option& option) const {
   return value == nullptr || option.results() != std::vector<std::string>{value};
 }
 
+bool CommandLine::is_configured(const CLI::Option& option, const CLI::App& command) const {
+  const CLI::Option* config = command.get_option_no_throw("--config");
+  if (config == nullptr || config->count() == 0 || option.count() == 0 || !typed_names(option).empty()) return false;
+  if (!option.get_envname().empty() && std::getenv(option.get_envname().c_str()) != nullptr) return false;
+  return !option.get_positional() || std::ranges::find(arguments_, option.results().back()) == arguments_.end();
+}
+
 std::string CommandLine::name_of(const CLI::Option& option) const {
   const std::vector<std::string> typed = typed_names(option);
   if (!typed.empty()) return typed.back();
@@ -182,26 +189,33 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
   const CLI::App& command = *commands(program).back();
   std::string message = status.message();
   std::string options;
-  const auto add = [&](const CLI::Option& option) { options += (options.empty() ? " [" : ", ") + name_of(option); };
+  const auto name_in = [&](const CLI::Option& option) {
+    if (!is_configured(option, command)) return name_of(option);
+    return command.get_option("--config")->results().back() + ": " + option.get_lnames().front();
+  };
+  const auto add = [&](const CLI::Option& option) { options += (options.empty() ? " [" : ", ") + name_in(option); };
   for (const std::string_view setting : status.settings()) {
     const CLI::Option* option = option_of(setting, command);
     if (option == nullptr) continue;  // Options of other commands are omitted.
     const std::string_view rest = std::string_view(message).substr(std::min(setting.size(), message.size()));
     if (message.starts_with(setting) && (rest.starts_with('=') || rest.starts_with(" is "))) {
-      message = name_of(*option) + " " + std::string(rest.substr(1));
+      message = name_in(*option) + " " + std::string(rest.substr(1));
     } else {
       add(*option);
     }
   }
-  // These errors have no settings: whether a variable is at fault is told by the message.
-  const auto from_variable = [&](const char* name) -> const CLI::Option* {
+  // These errors have no settings: whether a variable or the configuration is at fault is told by the message.
+  const auto from_elsewhere = [&](const char* name) -> const CLI::Option* {
     const CLI::Option* option = command.get_option_no_throw(name);
-    return option != nullptr && options.empty() && option->count() == 1 && !gives(*option) ? option : nullptr;
+    return option != nullptr && options.empty() && option->count() == 1 &&
+                   (!gives(*option) || is_configured(*option, command))
+               ? option
+               : nullptr;
   };
-  if (const CLI::Option* kv = from_variable("--kv");
+  if (const CLI::Option* kv = from_elsewhere("--kv");
       kv != nullptr && make_policy(kv->results().front()).status().message() == status.message())
     add(*kv);
-  if (const CLI::Option* model = from_variable("--model");
+  if (const CLI::Option* model = from_elsewhere("--model");
       model != nullptr && status.message().find("'" + model->results().front() + "'") != std::string::npos)
     add(*model);
   return printable(message, 2000) + options + (options.empty() ? "" : "]");

@@ -19,6 +19,9 @@ class CommandLine {
   // Whether the option was given by name or place, and not by its environment variable. Call it after parsing.
   bool gives(const CLI::Option& option) const;
 
+  // Whether the option has its value from the file of --config of its command. Call it after parsing.
+  bool is_configured(const CLI::Option& option, const CLI::App& command) const;
+
   // Returns the name by which the user knows the option: as it was typed last, such as "-n" or "--tokens"; its
   // environment variable if that gave the value; of an argument given by its place, the argument's name; otherwise the
   // long name.

@@ -161,7 +161,10 @@ Result<std::string> remove_tenant(KeyFile& file, const KeysOptions& options) {
     return invalid_argument("tenant '{}' still has {}; revoke first", options.tenant, counted(valid, "key"));
   std::erase_if(file.keys, [&](const ApiKey& key) { return key.tenant == options.tenant; });
   std::erase_if(file.tenants, [&](const Tenant& tenant) { return tenant.name == options.tenant; });
-  return "removed tenant " + options.tenant;
+  return fmt::format(
+      "removed tenant {}; its sessions and usage stay, and belong to a tenant of that name that is made later: to end "
+      "that, delete the folder t_{} in the server's --sessions, or give the new tenant another name",
+      options.tenant, options.tenant);
 }
 
 Status set_tenant(const KeysOptions& options) {
@@ -254,7 +257,7 @@ void add_keys(CLI::App& program, Outcome& outcome) {
   tenant->add_option("--tokens-per-minute", options->tokens, "Of prompts and answers together; 0: no limit");
   tenant->add_option("--concurrent", options->concurrent, "Requests at a time; 0: no limit");
   tenant->add_option("--priority", options->priority, "Added to that of each request; less runs earlier");
-  tenant->add_flag("--remove", options->remove, "Remove the tenant, whose keys must have been revoked");
+  tenant->add_flag("--remove", options->remove, "Remove the tenant, whose keys must have been revoked; its sessions and usage stay");
 
   CLI::App* add = add_command(*keys, outcome, options, "add", "Make a key, and print it this once", add_key);
   add->add_option("--tenant", options->tenant, "Whose key it is")->required();

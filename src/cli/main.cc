@@ -1,7 +1,9 @@
 #include <fcntl.h>
 
 #include <csignal>
+#include <new>
 #include <sstream>
+#include <stdexcept>
 #include <string_view>
 
 #include "cli/command.h"
@@ -17,9 +19,7 @@ void occupy_standard_streams() {
     if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   using namespace kvasir::cli;
   occupy_standard_streams();
   CLI::App program{"Kvasir runs large language models on long contexts, in bounded memory.", "kvasir"};
@@ -76,4 +76,23 @@ int main(int argc, char** argv) {
   if (outcome.status.code() == kvasir::StatusCode::kCancelled && interrupted() && interrupting_signal() == SIGINT)
     end_by_signal(SIGINT);
   return exit_code(outcome.status);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // What the system refuses where no Status can say it: memory for a string, a thread, a descriptor of an event loop.
+  try {
+    return run_program(argc, argv);
+  } catch (const std::bad_alloc&) {
+    kvasir::cli::write_error(
+        "kvasir: the system has no memory left for this; close other programs, use a smaller model, or raise the limit "
+        "(ulimit -v)\n");
+  } catch (const std::runtime_error& error) {
+    kvasir::cli::write_error(
+        fmt::format("kvasir: the system refuses a thread or another resource: {}; raise the limits on memory, threads "
+                    "and open files (ulimit -v, -u, -n)\n",
+                    error.what()));
+  }
+  return 1;
 }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "base/status.h"
 #include "cli/chat_input.h"
@@ -107,6 +108,7 @@ Status serve(const ServeOptions& options) {
         "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
         "FILE, or --host 127.0.0.1");
   if (!options.sessions.empty()) KVASIR_RETURN_IF_ERROR(server::SessionStore(options.sessions, {}).prepare());
+  allow_descriptors(options.operations);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
   const auto say = [&](const std::string& line) {
     log->write(server::LogLevel::kWarning, "tenants", {{"message", line}});
@@ -172,6 +174,8 @@ Status serve(const ServeOptions& options) {
     service->begin_drain();
     notify_manager("STOPPING=1");
     log->write(server::LogLevel::kInfo, "draining", {{"deadline_s", options.drain}});
+    if (interrupting_signal() == SIGINT && options.drain > 0)
+      note("kvasir: answers under way have {} s to end; Ctrl-C again ends at once\n", options.drain);
     http->drain(std::chrono::seconds(options.drain));
   });
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
@@ -186,9 +190,11 @@ Status serve(const ServeOptions& options) {
   // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
   // to is still there.
   texts.stop();
+  service->stop();
   steps.stop();
   tenancy->leave();
   http.reset();
+  service.reset();
   return {};
 }
 
@@ -234,7 +240,9 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   add_policy_option(*command, options->policy, "Retention policy of requests that name none (see 'kvasir policies')")
       ->envname("KVASIR_KV");
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
-  command->add_option("--port", options->port, "Port; 0: any that is free")->capture_default_str();
+  command->add_option("--port", options->port, "Port; 0: any that is free")
+      ->check(in_range(0, 65535))
+      ->capture_default_str();
   command->add_option("--name", options->name, "Name of the model for clients; default: that of the file");
   command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
       ->type_name("FILE");
@@ -243,14 +251,17 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command
       ->add_option("--max-batch", options->batch,
                    "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
+      ->check(in_range(1, 64))
       ->capture_default_str();
   add_scheduler_options(*command, options->engine.scheduler);
   command
       ->add_option("--queue", options->queue,
                    "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
+      ->check(in_range(0, 1'000'000))
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
+      ->check(in_range(0, 24 * 3600))
       ->capture_default_str();
   command
       ->add_flag("--inspector,!--no-inspector", options->inspector,
@@ -268,6 +279,25 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
   add_operations_options(*command, options->operations);
   add_print_config_option(*command);
+  // Those that most servers need stay in the first group.
+  constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
+                                                             {"--kv-type", "Model and KV pages"},
+                                                             {"--page", "Model and KV pages"},
+                                                             {"--prefix-memory", "Model and KV pages"},
+                                                             {"--chunk", "Model and KV pages"},
+                                                             {"--chat-template", "Model and KV pages"},
+                                                             {"--template-arg", "Model and KV pages"},
+                                                             {"--max-batch", "Scheduling"},
+                                                             {"--max-itl", "Scheduling"},
+                                                             {"--stop-mark", "Scheduling"},
+                                                             {"--preempt-mark", "Scheduling"},
+                                                             {"--admission", "Scheduling"},
+                                                             {"--queue", "Scheduling"},
+                                                             {"--queue-timeout", "Scheduling"},
+                                                             {"--kv-events", "KV events"},
+                                                             {"--kv-events-replay", "KV events"},
+                                                             {"--kv-events-topic", "KV events"}};
+  for (const auto& [option, group] : kGroups) command->get_option(option)->group(group);
   command->callback([options, command, &outcome] {
     options->operations.quiet = command->count("--quiet") > 0;
     outcome.status = serve(*options);

@@ -1,5 +1,6 @@
 #include "cli/serve_operations.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -23,17 +24,6 @@ constexpr int kLongestTime = 24 * 3600;
 constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
 std::atomic<bool> g_hung_up{false};
-
-// Checks a number; what is none is left to the checks of all numbers.
-CLI::Validator in_range(std::int64_t least, std::int64_t most) {
-  return CLI::Validator(
-      [=](std::string& text) -> std::string {
-        std::int64_t value = 0;
-        if (!CLI::detail::lexical_cast(text, value) || (value >= least && value <= most)) return "";
-        return fmt::format("'{}' is out of range ({} to {})", printable(text, 40), least, most);
-      },
-      "");
-}
 
 void add_seconds(CLI::App& command, const std::string& name, std::chrono::seconds& value, int least,
                  const std::string& help) {
@@ -83,6 +73,16 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
 
 }  // namespace
 
+CLI::Validator in_range(std::int64_t least, std::int64_t most) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        std::int64_t value = 0;
+        if (!CLI::detail::lexical_cast(text, value) || (value >= least && value <= most)) return "";
+        return fmt::format("'{}' is out of range ({} to {})", printable(text, 40), least, most);
+      },
+      "");
+}
+
 void add_operations_options(CLI::App& command, OperationsOptions& options) {
   add_seconds(command, "--queue-timeout", options.queue_timeout, 0,
               "Seconds that a request may wait for its first pass, then it is answered with 503; 0: for ever");
@@ -112,6 +112,20 @@ Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options) 
                             printable(level, 40));
   log.level = *known;
   return server::Log::open(log);
+}
+
+void allow_descriptors(const OperationsOptions& options) {
+  // Besides connections: the model, the log, the usage database, sessions under way, and what the libraries hold.
+  const rlim_t wanted = static_cast<rlim_t>(options.limits.connections) + 64;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+  note(
+      "kvasir: the process may open {} files, fewer than {} connections need, so clients may have to wait; raise the "
+      "limit (ulimit -n), or lower --max-connections\n",
+      limit.rlim_cur, options.limits.connections);
 }
 
 void catch_hang_up(const OperationsOptions& options) {

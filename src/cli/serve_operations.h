@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,10 +27,16 @@ struct OperationsOptions {
   bool vllm_metrics = false;
 };
 
+// Checks that a number is in a range. Leaves what is no number to check_values (cli/values.h).
+CLI::Validator in_range(std::int64_t least, std::int64_t most);
+
 void add_operations_options(CLI::App& command, OperationsOptions& options);
 
 // Opens the log that the options describe. Errors: kInvalidArgument for an unknown format or level; those of Log::open.
 Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options);
+
+// Raises the limit on open files to what the connections need, as far as the system lets it; notes where it does not.
+void allow_descriptors(const OperationsOptions& options);
 
 // Makes SIGHUP mean that the log file is opened again, where there is one: hung_up() returns true once after each.
 // Call it after catch_interrupts().

@@ -69,6 +69,10 @@ constexpr Range kRanges[] = {
     {"", "top", "1 to 4096"},
     {"", "matrix", "1 to 1024"},
     {"", "layers", "0 or more"},
+    {"serve", "port", "0 to 65535"},
+    {"serve", "queue", "0 to 1000000"},
+    {"serve", "drain", "0 to 86400"},
+    {"serve", "max-batch", "1 to 64"},
 };
 
 std::string range_of(const CLI::App& command, const CLI::Option* option) {

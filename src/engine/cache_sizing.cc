@@ -227,10 +227,10 @@ Result<CacheSize> share_cache(const CacheConditions& conditions, const std::stri
   const CacheFit fit = fit_cache(conditions, *size.policy);
   if (!fit.fits() && size.policy->bound())
     return exhausted(
-               "policy '{}' needs {} bytes of KV memory, but the engine's cache has {}, as its first session "
-               "asked; set its kv_memory to what all sessions need together",
+               "policy '{}' needs {} bytes of KV memory, but there are {} for all requests and sessions together; "
+               "choose one that keeps less, or give the engine more KV memory",
                size.policy->traits().spec, fit.needed, conditions.kv_memory)
-        .about({"kv_memory"});
+        .about({"policy", "kv_memory"});
   size.chunk = told_chunk(conditions, *size.policy, fit.chunk);
   size.bytes = conditions.kv_memory;
   return size;

@@ -1,11 +1,14 @@
 #include "server/api_request.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "base/status.h"
 #include "server/api_response.h"
@@ -258,6 +261,15 @@ Status read_who(const Json& body, ApiRequest& request) {
   return read_text(body, "cache_salt", kLongestName, request.options.salt);
 }
 
+// Returns why the parser stopped, of a text such as "... syntax error while parsing value - invalid string: ill-formed
+// UTF-8 byte; last read: ...", which quotes the body at its end.
+std::string parse_reason(std::string_view text) {
+  const std::size_t begin = text.find(" - ");
+  if (begin == std::string_view::npos) return "";
+  const std::string_view reason = text.substr(begin + 3, std::min(text.find(';', begin), text.size()) - begin - 3);
+  return fmt::format(": {:.100}", reason);
+}
+
 }  // namespace
 
 Result<Json> parse_body(std::string_view body) {
@@ -267,9 +279,13 @@ Result<Json> parse_body(std::string_view body) {
     if (!json.is_object()) return invalid_argument("the body must be a JSON object");
     return json;
   } catch (const Json::parse_error& error) {
-    return invalid_argument("the body is not valid JSON: at byte {}", error.byte);
+    return invalid_argument("the body is not valid JSON: at byte {} (the first is 1){}", error.byte,
+                            parse_reason(error.what()));
   } catch (const Json::exception& error) {
-    return invalid_argument("the body is not valid JSON: {}", error.what());
+    // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    const std::string_view text = error.what();
+    return invalid_argument("the body is not valid JSON: {:.100}",
+                            text.substr(std::min(text.find("] ") + 2, text.size())));
   }
 }
 

@@ -5,9 +5,13 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <new>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -93,7 +97,32 @@ bool receive(const Socket& socket, std::vector<std::string>& frames) {
   return true;
 }
 
+// libzmq takes a port modulo 65,536.
+Status check_port(const std::string& endpoint) {
+  if (!endpoint.starts_with("tcp://")) return {};
+  const std::string_view port = std::string_view(endpoint).substr(endpoint.rfind(':') + 1);
+  if (port == "*" || port == "!") return {};
+  std::uint16_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (error == std::errc() && end == port.data() + port.size()) return {};
+  return invalid_argument("'{}' has no port from 0 to 65535 at its end; give an address like tcp://127.0.0.1:5557",
+                          endpoint);
+}
+
+// libzmq ends the process where it cannot open what it needs.
+Status check_descriptors() {
+  constexpr int kNeeded = 24;  // with one thread of its own, two sockets and a few peers
+  std::array<int, kNeeded> probes{};
+  int opened = 0;
+  while (opened < kNeeded && (probes[opened] = eventfd(0, EFD_CLOEXEC)) >= 0) ++opened;
+  for (int i = 0; i < opened; ++i) close(probes[i]);
+  if (opened == kNeeded) return {};
+  return make_status(StatusCode::kIo, "KV events need {} open files more than this process may have; raise ulimit -n",
+                     kNeeded - opened);
+}
+
 Result<std::string> bind_socket(const Socket& socket, const std::string& endpoint) {
+  KVASIR_RETURN_IF_ERROR(check_port(endpoint));
   if (endpoint.find('[') != std::string::npos) set(socket, ZMQ_IPV6, 1);
   if (zmq->bind(socket.get(), endpoint.c_str()) != 0) {
     const int error = zmq->error_number();
@@ -133,6 +162,7 @@ class KvEvents::Sender {
 
   Status open() {
     KVASIR_ASSIGN_OR_RETURN(zmq, ZmqLibrary::load());
+    KVASIR_RETURN_IF_ERROR(check_descriptors());
     woken_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     context_.reset(zmq->ctx_new());
     if (woken_ < 0 || context_ == nullptr) return make_status(StatusCode::kIo, "cannot open sockets of KV events");

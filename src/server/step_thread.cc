@@ -54,6 +54,7 @@ StepThread::StepThread(std::unique_ptr<Engine> engine, Options options)
       engine_(std::move(engine)),
       summary_(engine_->model()),
       backlog_(std::make_shared<Backlog>()) {
+  report_.engine = engine_->report();  // what is asked before the first pass
   thread_ = std::thread([this] { run(); });
 }
 

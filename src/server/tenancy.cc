@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "tenants/usage_store.h"
 
 namespace kvasir::server {
 namespace {
@@ -17,6 +18,7 @@ constexpr std::chrono::milliseconds kKeysPeriod{250};
 Result<std::unique_ptr<Tenancy>> Tenancy::open(TenancyOptions options) {
   std::unique_ptr<Tenancy> tenancy(new Tenancy(std::move(options)));
   Tenancy* self = tenancy.get();
+  if (!self->options_.usage_db.empty()) KVASIR_RETURN_IF_ERROR(tenants::check_usage_place(self->options_.usage_db));
   if (self->options_.api_keys.empty()) return tenancy;
   KeyGate::Options keys;
   keys.path = self->options_.api_keys;

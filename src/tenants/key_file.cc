@@ -352,11 +352,17 @@ Result<KeyFile> load_key_file(const std::string& path) {
     return make_status(StatusCode::kNotFound,
                        "there is no keys file '{}'; make one with 'kvasir keys tenant NAME --api-keys FILE'", path);
   }
+  if (S_ISDIR(st.st_mode)) return invalid_argument("'{}' is a folder; give the keys file itself", path);
   if ((st.st_mode & 07) != 0 || (st.st_mode & 020) != 0)
     return invalid_argument("'{}' may be {} by other users (mode {:03o}); mend it with: chmod 600 '{}'", path,
                             (st.st_mode & 022) != 0 ? "changed" : "read", st.st_mode & 0777, path);
-  KVASIR_ASSIGN_OR_RETURN(const std::string text, read_file(path, kMostFileBytes));
-  Result<KeyFile> file = parse_key_file(text);
+  const Result<std::string> text = read_file(path, kMostFileBytes);
+  if (!text.ok() && ::access(path.c_str(), R_OK) != 0 && errno == EACCES)
+    return text.status().with_message(
+        fmt::format("{} (mode {:03o}); let a group of the server's user read it: chgrp GROUP '{}' && chmod 640 '{}'",
+                    text.status().message(), st.st_mode & 0777, path, path));
+  if (!text.ok()) return text.status();
+  Result<KeyFile> file = parse_key_file(*text);
   if (file.ok()) return file;
   return file.status().with_message(fmt::format("keys file '{}': {}", path, file.status().message()));
 }

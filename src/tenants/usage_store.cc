@@ -1,8 +1,10 @@
 #include "tenants/usage_store.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <utility>
@@ -68,6 +70,16 @@ struct StatementEnd {
 using Statement = std::unique_ptr<sqlite3_stmt, StatementEnd>;
 
 }  // namespace
+
+Status check_usage_place(const std::string& path) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode))
+    return invalid_argument("'{}' is a folder; give a file for the usage database", path);
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (::stat(folder.c_str(), &st) == 0 && S_ISDIR(st.st_mode)) return {};
+  return invalid_argument("the usage database '{}' has no place: there is no folder '{}'; make it first", path, folder);
+}
 
 struct UsageStore::Database {
   sqlite3* handle = nullptr;
@@ -141,6 +153,9 @@ Result<std::unique_ptr<UsageStore>> UsageStore::open(const std::string& path, Ac
                        path);
   auto database = std::make_unique<Database>();
   database->path = path;
+  // SQLite would make it with the umask's permissions; its files beside the database take over the database's.
+  if (const int made = writes ? ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1; made >= 0)
+    ::close(made);
   const int flags = writes ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READONLY;
   if (const int code = sqlite3_open_v2(path.c_str(), &database->handle, flags | SQLITE_OPEN_NOMUTEX, nullptr);
       code != SQLITE_OK)

@@ -16,6 +16,9 @@
 
 namespace kvasir::tenants {
 
+// Refuses a path at which no database can ever be: a folder, or a name in a folder that does not exist.
+Status check_usage_place(const std::string& path);
+
 class UsageStore {
  public:
   enum class Access { kRead, kWrite };

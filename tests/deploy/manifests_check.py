@@ -15,7 +15,7 @@ import tomllib
 import yaml
 
 DEPLOY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy")
-API = {"ConfigMap": "v1", "Secret": "v1", "Service": "v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1",
+API = {"ConfigMap": "v1", "Service": "v1", "Deployment": "apps/v1", "StatefulSet": "apps/v1",
        "PodDisruptionBudget": "policy/v1", "NetworkPolicy": "networking.k8s.io/v1"}
 POD_FIELDS = {"securityContext", "automountServiceAccountToken", "terminationGracePeriodSeconds", "containers",
               "volumes", "topologySpreadConstraints"}
@@ -52,7 +52,7 @@ def check_object(thing):
     kind = thing["kind"]
     assert thing["apiVersion"] == API[kind], thing["apiVersion"]
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", thing["metadata"]["name"])
-    assert set(thing) <= {"apiVersion", "kind", "metadata", "spec", "data", "type", "stringData"}, set(thing)
+    assert set(thing) <= {"apiVersion", "kind", "metadata", "spec", "data"}, set(thing)
     return f"{kind}/{thing['metadata']['name']}"
 
 
@@ -87,7 +87,8 @@ def check_workload(workload, objects, config):
         kind, = set(volume) - {"name"}
         assert kind in VOLUME_KINDS, kind
     assert "ConfigMap/" + volumes["config"]["configMap"]["name"] in objects
-    assert "Secret/" + volumes["keys"]["secret"]["secretName"] in objects
+    # The operator makes it: one in these files would replace the operator's keys whenever they are applied.
+    assert volumes["keys"]["secret"]["secretName"] == "kvasir-keys"
     places = [mount["mountPath"] for mount in container["volumeMounts"]]
     for option in ("model", "api-keys", "usage-db", "sessions"):
         assert any(config[option].startswith(place + "/") for place in places), option
@@ -124,7 +125,8 @@ def check_kubernetes():
         assert includes(labels, policy["podSelector"]["matchLabels"])
         open_ports = {port["port"]: "from" in rule for rule in policy["ingress"] for port in rule["ports"]}
         assert open_ports == {"http": False, "kv-events": True, "kv-replay": True}, open_ports
-    assert objects["Secret/kvasir-keys"]["stringData"] == {os.path.basename(config["api-keys"]): ""}
+    guide = open(os.path.join(DEPLOY, "..", "docs", "operations", "replicas.md")).read()
+    assert f"secret generic kvasir-keys --from-file={os.path.basename(config['api-keys'])}" in guide
     return config
 
 
@@ -147,10 +149,8 @@ def main(kvasir):
     check_envoy()
     known = subprocess.run([kvasir, "serve", "--help"], capture_output=True, text=True, check=True).stdout
     unknown = [option for option in config if not re.search(rf"--{option}\b", known)]
+    assert not unknown, unknown
     print("manifests agree with each other")
-    if unknown:
-        print("not there yet: options " + ", ".join(unknown))
-        sys.exit(77)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ for dependency in $(dpkg-deb -f "$package" Depends | tr ',' '\n' | sed 's/[ (|].
 done
 dpkg-deb -c "$package" | awk '{print $6}' | sort >"$work/content"
 for path in ./usr/bin/kvasir ./etc/kvasir/kvasir.toml ./usr/lib/systemd/system/kvasir.service \
+  ./usr/lib/sysusers.d/kvasir.conf \
   ./usr/share/man/man1/kvasir-serve.1 ./usr/share/bash-completion/completions/kvasir ./usr/share/doc/kvasir/copyright \
   ./usr/share/kvasir/models/kvasir-mini-16m-q8_0.gguf ./usr/share/kvasir/grafana/kvasir.json; do
   grep -qx "$path" "$work/content" || fail "it has no $path"
@@ -55,34 +56,70 @@ fi
 kvasir=$root/usr/bin/kvasir
 "$kvasir" --version
 "$kvasir" serve --config "$root/etc/kvasir/kvasir.toml" --print-config >/dev/null
-mkfifo "$work/said"
-timeout 60 "$kvasir" serve --config "$root/etc/kvasir/kvasir.toml" --port 0 \
-  --model "$root/usr/share/kvasir/models/kvasir-mini-16m-q8_0.gguf" 2>"$work/said" &
-server=$!
-exec 5<"$work/said"
-port=
-while IFS= read -r line <&5; do
-  if [[ $line =~ http://127\.0\.0\.1:([0-9]+) ]]; then port=${BASH_REMATCH[1]}; break; fi
-  echo "$line"
-done
-[ -n "$port" ] || fail "the server did not start"
-cat <&5 >/dev/null &
-python3 - "$port" <<'END' || fail "it does not answer"
+
+# The unit runs as the user and group that the package makes.
+unit=$root/usr/lib/systemd/system/kvasir.service
+grep -qx 'User=kvasir' "$unit" && grep -qx 'Group=kvasir' "$unit" || fail "the unit names another user"
+if command -v systemd-sysusers >/dev/null && [ "$(id -u)" -eq 0 ]; then
+  mkdir -p "$work/users/etc"
+  systemd-sysusers --root="$work/users" "$root/usr/lib/sysusers.d/kvasir.conf" >"$work/log" 2>&1 ||
+    { cat "$work/log"; exit 1; }
+  for file in passwd group; do grep -q '^kvasir:' "$work/users/etc/$file" || fail "there is no kvasir in $file"; done
+fi
+
+# Runs the server, asks it for five tokens, and ends it: serves KEY RUNNER..., in which RUNNER runs the program.
+serves() {
+  local key=$1 line port=
+  shift
+  rm -f "$work/said"
+  mkfifo "$work/said"
+  timeout 60 "$@" "$kvasir" serve --config "$root/etc/kvasir/kvasir.toml" --port 0 "${options[@]}" \
+    --model "$root/usr/share/kvasir/models/kvasir-mini-16m-q8_0.gguf" 2>"$work/said" &
+  server=$!
+  exec 5<"$work/said"
+  while IFS= read -r line <&5; do
+    if [[ $line =~ http://127\.0\.0\.1:([0-9]+) ]]; then port=${BASH_REMATCH[1]}; break; fi
+    echo "$line"
+  done
+  [ -n "$port" ] || fail "the server did not start"
+  cat <&5 >/dev/null &
+  python3 - "$port" "$key" <<'END' || fail "it does not answer"
 import json, sys, urllib.request
 request = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}/v1/completions",
-                                 json.dumps({"prompt": "Once", "max_tokens": 5, "ignore_eos": True}).encode())
+                                 json.dumps({"prompt": "Once", "max_tokens": 5, "ignore_eos": True}).encode(),
+                                 {"Authorization": "Bearer " + sys.argv[2]} if sys.argv[2] else {})
 answer = json.load(urllib.request.urlopen(request, timeout=30))
 assert answer["usage"]["completion_tokens"] == 5, answer
 END
-kill -TERM "$(pgrep -P "$server")"  # timeout has another exit code
-wait "$server" || fail "the server ended with code $?"
-server=
+  kill -TERM "$(pgrep -P "$server")"  # timeout has another exit code
+  wait "$server" || fail "the server ended with code $?"
+  server=
+}
+options=()
+serves "" env
+
+# With API keys as docs/operations/deploying.md makes them: root's file, which the service's group may read.
+if [ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null; then
+  keys=$root/etc/kvasir/keys.toml service=(setpriv --reuid=65534 --regid=65534 --clear-groups)
+  chmod 711 "$work"
+  "$kvasir" keys tenant research --api-keys "$keys" 2>/dev/null
+  options=(--api-keys "$keys")
+  ! "${service[@]}" timeout 60 "$kvasir" serve --config "$root/etc/kvasir/kvasir.toml" --port 0 "${options[@]}" \
+    2>"$work/log" || fail "the service read keys that are root's"
+  grep -q 'chgrp GROUP' "$work/log" || { cat "$work/log"; fail "it does not say how to mend unreadable keys"; }
+  chgrp 65534 "$keys"
+  chmod 640 "$keys"
+  key=$("$kvasir" keys add --tenant research --api-keys "$keys" 2>/dev/null)
+  [ "$(stat -c '%u %g %a' "$keys")" = "0 65534 640" ] || fail "an edit changed who may read the keys"
+  serves "$key" "${service[@]}"
+  echo "served with API keys, as another user than root"
+fi
 
 if [ ${#command[@]} -gt 0 ]; then
   "${command[@]}" --remove kvasir >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
   [ -e "$root/etc/kvasir/kvasir.toml" ] || fail "removing it took the configuration away"
   "${command[@]}" --purge kvasir >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-  for path in $(grep -v '/$' "$work/content") ./etc/kvasir ./usr/share/kvasir; do
+  for path in $(grep -v '/$' "$work/content") ./etc/kvasir ./usr/share/kvasir ./var/lib/kvasir; do
     [ ! -e "$root/$path" ] || fail "$path is left"
   done
   if [ -n "$root" ]; then

@@ -20,13 +20,17 @@ def refused(kvasir, text, *options):
         return done.stderr.replace(folder + "/", "")
 
 
-def check_errors(kvasir):
+def check_errors(kvasir, model):
     for text, said in (
             ("host = '127.0.0.1'\nprot = 8080\n", r"k\.toml:2:1: there is no option 'prot'; did you mean 'port'\?"),
             ("kv_memory = '1GiB'", r"k\.toml:1:1: .* did you mean 'kv-memory'\?"),
             ("model = 'x'\n  port = 'high'", r"k\.toml:2:3: port: a whole number is expected"),
             ("port = 80.5", r"k\.toml:1:1: port: a whole number"),
-            ("port = 99999", r"k\.toml:1:1: port: '99999' is out of range"),
+            ("port = 99999", r"k\.toml:1:1: port: '99999' is out of range \(0 to 65535\)"),
+            ("port = 99999999999999999999", r"k\.toml:1:"),
+            ("max-batch = 65", r"k\.toml:1:1: max-batch: '65' is out of range \(1 to 64\)"),
+            ("drain = -1", r"k\.toml:1:1: drain: '-1' is out of range \(0 to 86400\)"),
+            ("queue = -1", r"k\.toml:1:1: queue: '-1' is out of range \(0 to 1000000\)"),
             ("max-header = 5", r"k\.toml:1:1: max-header: '5' is out of range \(1024 to 4294967296\)"),
             ("kv-memory = 'much'", r"k\.toml:1:1: kv-memory: 'much' is no size"),
             ("vllm-metrics = 'yes'", r"k\.toml:1:1: vllm-metrics: true or false is expected"),
@@ -48,6 +52,13 @@ def check_errors(kvasir):
             ("x" * 100000, r"k\.toml:1:\d+: ")):
         line = refused(kvasir, text)
         assert re.search("^kvasir: " + said, line), (text[:40], line)
+    # Values that only their use finds wrong.
+    for text, said in (("stop-mark = 2", "k.toml: stop-mark 2 is outside"), ("max-itl = -1", "k.toml: max-itl -1 is outside"),
+                       ("threads = 5000", "k.toml: threads 5000 is outside"), ("kv = 'nope'", "[k.toml: kv]")):
+        line = refused(kvasir, text, "-m", model)
+        assert said in line and "KVASIR_" not in line, (text, line)
+    line = refused(kvasir, "stop-mark = 2", "-m", model, "--stop-mark", "3")
+    assert "--stop-mark 3 is outside" in line, line
     line = refused(kvasir, "port = 'high'", "--port", "0")
     assert "a whole number is expected" in line, "a wrong value is told although the command line gives another"
     done = subprocess.run([kvasir, "serve", "--config", "/nowhere/k.toml"], capture_output=True, text=True)
@@ -97,9 +108,12 @@ def check_use(kvasir, model, folder):
     """A server that has all it needs from its file."""
     path = os.path.join(folder, "serve.toml")
     with open(path, "w") as file:
-        file.write(f"model = '{model}'\nmax-body = '2KiB'\nmax-header-fields = 9\nlog-format = 'json'\n")
+        file.write(f"model = '{model}'\nmax-body = '2KiB'\nmax-header-fields = 9\nkv-memory = '1MiB'\nlog-format = 'json'\n")
     with LiveServer(kvasir, None, "--config", path) as server:
         assert server.complete(max_tokens=2)[0] == 200
+        status, answer = server.complete(max_tokens=2, kv={"policy": "streaming:cap=64"})
+        assert status == 400 and answer["error"]["param"] == "kv.policy", answer
+        assert "but there are 1048576 for all requests" in answer["error"]["message"], answer
         assert server.ask("POST", "/v1/completions", b"x" * 3000)[0] == 413
         assert server.ask("GET", "/health", headers={f"X-{i}": "x" for i in range(10)})[0] == 431
         assert server.end() == 0
@@ -107,7 +121,7 @@ def check_use(kvasir, model, folder):
 
 def main(kvasir, model):
     with tempfile.TemporaryDirectory() as folder:
-        check_errors(kvasir)
+        check_errors(kvasir, model)
         check_precedence(kvasir, folder)
         check_round_trip(kvasir, folder)
         check_use(kvasir, model, folder)

@@ -25,6 +25,8 @@ from serve_check import Server
 
 COMPLETIONS = "/v1/completions"
 CONNECTIONS = 1024  # the server's limit, of all clients together
+# Seconds in which another client of a busy machine with two cores is answered during an attack.
+MOST_P50, MOST_P99 = 1, 5
 REFUSED = range(400, 600)
 
 
@@ -264,15 +266,15 @@ def percentile(values, share):
 
 
 def meanwhile(server, quiet, name, attack, strict=False):
-    """Runs an attack, and tells what another client sees; strict: compares it with the quiet server."""
+    """Runs an attack, and bounds what another client sees; strict: compares it with the quiet server too."""
     polite = Polite(server)
     attack()
     seen = polite.end()
     for what, values in seen.items():
         p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
         before = quiet and quiet[what]
-        assert p99 < 30, f"{name}: some {what} requests get no answer"
         print(f"  {name}: {what} p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, of {len(values)}", flush=True)
+        assert p50 <= MOST_P50 and p99 <= MOST_P99, f"{name}: {what} requests wait too long"
         if before and strict:
             assert p50 <= 3 * percentile(before, 0.5) + 0.1, f"{name}: half of the {what} requests wait"
             assert p99 <= 3 * percentile(before, 0.99) + 0.5, f"{name}: some {what} requests wait long"

@@ -123,10 +123,13 @@ class Check:
             return done.stderr
         assert "without API keys" in start("--host", "0.0.0.0")
         assert "there is no keys file" in start("--api-keys", self.folder + "/none")
+        assert "is a folder; give the keys file" in start("--api-keys", self.folder)
+        assert "there is no folder" in start("--usage-db", self.folder + "/none/usage.db")
+        assert "is a folder; give a file" in start("--usage-db", self.folder)
         self.keys("tenant", "green", "--floor", "1TiB")
         assert "floors are more than the KV memory" in start("--api-keys", self.file, "--kv-memory", "64MiB").replace(
             "kvasir: loading\n", "")
-        self.keys("tenant", "green", "--remove")
+        assert "its sessions and usage stay" in self.keys("tenant", "green", "--remove").stderr
 
     def callers(self, server):
         for path in ("/v1/models", "/v1/usage"):

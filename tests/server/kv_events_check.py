@@ -7,6 +7,7 @@ not read. The server's `kv.cached` must say the same.
 import base64
 import random
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -136,10 +137,15 @@ def check_evictions(kvasir, model):
 def check_refusals(kvasir, model):
     for options, said in ((["--kv-events-replay", "tcp://127.0.0.1:*"], "--kv-events"),
                           (["--kv-events", "tcp://nowhere"], "tcp://127.0.0.1:5557"),
-                          (["--kv-events", "udp://127.0.0.1:1"], "tcp://127.0.0.1:5557")):
+                          (["--kv-events", "udp://127.0.0.1:1"], "tcp://127.0.0.1:5557"),
+                          (["--kv-events", "tcp://127.0.0.1:99999"], "from 0 to 65535")):
         done = subprocess.run(["timeout", "60", kvasir, "serve", "-m", model, "--port", "0", *options],
                               capture_output=True, text=True)
         assert done.returncode not in (0, 124) and said in done.stderr, (options, done.returncode, done.stderr)
+    # libzmq itself would abort.
+    done = subprocess.run(["timeout", "60", kvasir, "serve", "-m", model, "--port", "0", "--kv-events", "tcp://127.0.0.1:*"],
+                          capture_output=True, text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20)))
+    assert done.returncode == 1 and "raise ulimit -n" in done.stderr, (done.returncode, done.stderr)
 
 
 def check_tenants(kvasir, model):

@@ -1,11 +1,15 @@
-"""Many clients at once on little memory: load_check.py KVASIR MODEL [--seconds 20 | --minutes 10] [--clients 64] [--kill]
+"""Many clients at once on little memory: load_check.py KVASIR MODEL [--seconds 15 | --minutes 10] [--clients 64] [--kill]
 
-Clients send requests of mixed lengths and policies, and cancel, disconnect or read slowly at random. Every completed greedy
-answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server holds as many
-pages and as much memory as at the start. Prints the inter-token latencies, and with --bound-ms fails above that.
+Clients of two tenants send requests of mixed lengths and policies, and cancel, disconnect or read slowly at random. Every
+completed greedy answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server
+holds as many pages and as much memory as at the start. One tenant has more clients than it may have requests, and is
+refused for that; the other is never refused. p99 inter-token latency is at most --bound-ms. With --kill the server is
+killed under load: what was saved of sessions and usage before is there after a restart.
 """
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
 import random
@@ -14,11 +18,16 @@ import selectors
 import signal
 import socket
 import struct
+import subprocess
+import tempfile
+import threading
 import time
 
 from serve_check import Server
 
 POLICIES = ("full", "streaming:sinks=4,window=252", "h2o:budget=128", "snapkv:budget=128+lethe:start=192,max=256")
+# Three quarters of the clients are of the first, which exceeds its quota.
+TENANTS = ("over", "under")
 WORDS = "the old man saw a small dragon in the garden and it was very happy to play with Lily near the big red tree".split()
 
 
@@ -38,14 +47,39 @@ def requests(count, policies, seed=1):
     return made
 
 
-def solo_answers(server, made):
+def post(server, path, body, key=""):
+    status, _, text = server.ask("POST", path, body, {"Authorization": "Bearer " + key} if key else None)
+    return status, json.loads(text)
+
+
+def solo_answers(server, made, key=""):
     answers = []
     for request in made:
-        status, got = server.post("/v1/completions", {**request, "stream": False})
+        status, got = post(server, "/v1/completions", {**request, "stream": False}, key)
         assert status == 200, got
         answers.append({"texts": [choice["text"] for choice in got["choices"]], "usage": got["usage"]["completion_tokens"],
                         "bytes": got["kv"]["bytes_peak"]})
     return answers
+
+
+class Tenants:
+    """A keys file with two tenants, and a usage database."""
+
+    def __init__(self, kvasir, folder, clients, kv_bytes):
+        self.kvasir, self.file, self.db = kvasir, folder + "/keys.toml", folder + "/usage.db"
+        self.keys_command("tenant", "over", "--ceiling", f"{kv_bytes * 3 // 4 >> 10}KiB", "--concurrent", str(clients // 4))
+        self.keys_command("tenant", "under", "--floor", f"{kv_bytes // 4 >> 10}KiB")
+        self.keys = {name: self.keys_command("add", "--tenant", name).strip() for name in TENANTS}
+        # The metrics have what requests hold; a key sees its own requests alone.
+        self.serve = ["--api-keys", self.file, "--usage-db", self.db, "--metrics-open"]
+
+    def keys_command(self, *arguments):
+        return subprocess.run([self.kvasir, "keys", *arguments, "--api-keys", self.file], check=True, text=True,
+                              capture_output=True).stdout
+
+    def usage(self):
+        done = subprocess.run([self.kvasir, "usage", "--db", self.db, "--json"], check=True, capture_output=True, text=True)
+        return {row["tenant"]: row for row in json.loads(done.stdout)["usage"]}
 
 
 class Client:
@@ -53,6 +87,8 @@ class Client:
 
     def __init__(self, load, number):
         self.load, self.rng, self.socket = load, random.Random(number), None
+        self.tenant = "under" if number % 4 == 3 else "over"
+        self.begins_at = 0  # again, after a refusal
         self.begin()
 
     def begin(self):
@@ -69,10 +105,11 @@ class Client:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         self.socket.connect(("127.0.0.1", self.load.server.port))
         body = json.dumps(request).encode()
-        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-                            + body)
+        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %b\r\nConnection: close\r\n"
+                            b"Content-Length: %d\r\n\r\n" % (self.load.tenants.keys[self.tenant].encode(), len(body)) + body)
         self.socket.setblocking(False)
         self.load.started += 1
+        self.load.of[self.tenant]["started"] += 1
         self.load.selector.register(self.socket, selectors.EVENT_READ, self)
 
     def end(self, reset=False):
@@ -81,11 +118,13 @@ class Client:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
         self.socket = None
-        if time.monotonic() < self.load.until:
+        if self.begins_at <= time.monotonic() < self.load.until:
             self.begin()
 
     def tick(self, now):
         if self.socket is None:
+            if 0 < self.begins_at <= now < self.load.until:
+                self.begin()
             return
         if self.manner in ("leave", "reset") and now > self.leaves_at:
             self.load.left += 1
@@ -132,8 +171,10 @@ class Client:
     def check(self):
         load, alone = self.load, self.load.alone[self.which]
         status = int(self.got[9:12] or 0)
-        if status in (429, 503):
+        if status == 429 and b"at a time" in self.got:
             load.refused += 1
+            load.of[self.tenant]["refused"] += 1
+            self.begins_at = time.monotonic() + self.rng.uniform(0.2, 1)
             return
         if status != 200:
             return load.fail(f"status {status}: {self.got[-300:]}")
@@ -151,11 +192,14 @@ class Client:
             return load.fail(f"another answer to request {self.which}: {self.texts} for {alone['texts']}")
         load.completed += 1
         load.tokens += self.usage
+        load.of[self.tenant]["completed"] += 1
+        load.of[self.tenant]["tokens"] += self.usage
 
 
 class Load:
-    def __init__(self, server, made, alone, clients, seconds):
-        self.server, self.made, self.alone = server, made, alone
+    def __init__(self, server, tenants, made, alone, clients, seconds):
+        self.server, self.tenants, self.made, self.alone = server, tenants, made, alone
+        self.of = {name: {"started": 0, "completed": 0, "refused": 0, "tokens": 0} for name in TENANTS}
         self.started = self.completed = self.left = self.refused = self.tokens = self.preempted = 0
         self.gaps, self.failures = [], []
         self.selector = selectors.DefaultSelector()
@@ -169,7 +213,7 @@ class Load:
     def run(self, stop=None):
         quiet_since = time.monotonic()
         while any(client.socket for client in self.clients):
-            if stop is not None and time.monotonic() > stop:
+            if stop is not None and stop():
                 return
             events = self.selector.select(0.02)
             now = time.monotonic()
@@ -186,6 +230,7 @@ class Load:
 
     def report(self):
         seconds = time.monotonic() - self.began
+        print(*(f"{name}: {figures}" for name, figures in self.of.items()), sep="\n")
         print(f"{self.started} requests in {seconds:.0f} s: {self.completed} completed and as alone, {self.left} left, {self.refused} "
               f"refused, {self.preempted} preempted; {self.tokens / seconds:.0f} tokens/s", flush=True)
 
@@ -199,18 +244,18 @@ class Watched(Server):
         with open(f"/proc/{self.process.pid}/status") as file:
             return int(re.search(r"VmRSS:\s+(\d+)", file.read())[1]) << 10
 
+    def metric(self, name):
+        status, _, text = self.ask("GET", "/metrics")
+        assert status == 200, text
+        return int(float(re.search(rf"^kvasir:{name}{{[^}}]*}} (\S+)$", text.decode(), re.MULTILINE)[1]))
+
     def pages(self):
-        """Bytes of KV that requests hold, where the server tells it."""
-        status, _, text = self.ask("GET", "/v1/kv/state")
-        if status != 200:
-            return None
+        """Bytes of KV that requests hold."""
         # What cached prefixes need besides their pages counts as requests'.
-        memory = json.loads(text)["memory"]
-        return max(0, memory["requests"] - memory["prefix"] // 100)
+        return max(0, self.metric("kv_request_bytes") - self.metric("kv_prefix_bytes") // 100)
 
     def preemptions(self):
-        status, _, text = self.ask("GET", "/v1/kv/state")
-        return json.loads(text)["load"]["preemptions"] if status == 200 else None
+        return self.metric("num_preemptions_total")
 
     def settles(self, read, good, seconds=30):
         """Whether a value becomes good."""
@@ -226,7 +271,7 @@ def same(answers, others):
     return [(one["texts"], one["usage"]) for one in answers] == [(one["texts"], one["usage"]) for one in others]
 
 
-def check_load(options):
+def check_load(options, folder):
     made = requests(options.requests, options.policies.split(";"))
     server = Watched(options.kvasir, options.model, *options.serve)
     try:
@@ -235,15 +280,17 @@ def check_load(options):
         server.process.kill()
     # A quarter of what the clients want at once, and room for the largest.
     wanted = sum(one["bytes"] for one in alone) // len(alone) * options.clients
-    kv_memory = options.kv_memory or f"{max(wanted // 4, 2 * max(one['bytes'] for one in alone)) >> 10}KiB"
-    print(f"KV memory {kv_memory}; {options.clients} clients want about {wanted >> 20} MiB", flush=True)
-    memory = ("--kv-memory", kv_memory)
-    server = Watched(options.kvasir, options.model, *memory, *options.serve)
+    kv_kib = options.kv_kib or max(wanted // 4, 2 * max(one["bytes"] for one in alone)) >> 10
+    print(f"KV memory {kv_kib} KiB; {options.clients} clients want about {wanted >> 20} MiB", flush=True)
+    tenants = Tenants(options.kvasir, folder, options.clients, kv_kib << 10)
+    serve = ("--kv-memory", f"{kv_kib}KiB", *tenants.serve, "--sessions", folder + "/sessions", *options.serve)
+    server = Watched(options.kvasir, options.model, *serve)
     try:
         # A first round warms the heap and the threads.
-        Load(server, made, alone, options.clients, 2).run()
+        warm = Load(server, tenants, made, alone, options.clients, 2)
+        warm.run()
         resident, descriptors = server.resident(), len(os.listdir(f"/proc/{server.process.pid}/fd"))
-        load = Load(server, made, alone, options.clients, options.seconds)
+        load = Load(server, tenants, made, alone, options.clients, options.seconds)
         load.run()
         load.report()
         p50, p99 = percentile(load.gaps, 0.5), percentile(load.gaps, 0.99)
@@ -253,11 +300,12 @@ def check_load(options):
         assert server.process.poll() is None, f"the server ended with {server.process.poll()}"
         assert not load.failures
         assert load.completed >= options.clients // 2, "hardly anything was done"
-        assert not options.bound_ms or p99 <= options.bound_ms / 1000, f"p99 is above {options.bound_ms} ms"
-        pages, good = server.settles(server.pages, lambda value: value in (None, 0))
+        assert p99 <= options.bound_ms / 1000, f"p99 is above {options.bound_ms} ms"
+        assert load.of["over"]["refused"] > 0 and load.of["under"]["refused"] == 0, "only 'over' exceeds its quota"
+        assert min(load.of[name]["completed"] for name in TENANTS) > 0
+        pages, good = server.settles(server.pages, lambda value: value == 0)
         assert good, f"{pages} bytes of KV are held by nobody"
-        preemptions = server.preemptions()
-        print(f"KV bytes held by requests: {pages}; preemptions: {preemptions}")
+        print(f"KV bytes held by requests: {pages}; preemptions: {server.preemptions()}")
         _, good = server.settles(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")), lambda count: count <= descriptors + 2)
         assert good, "descriptors stay open"
         now = server.resident()
@@ -265,31 +313,84 @@ def check_load(options):
         assert now < resident + (options.leak_mb << 20), "memory does not return"
         # Nobody is served now: as quick as at the start, and the same.
         began = time.monotonic()
-        assert same(solo_answers(server, made[:4]), alone[:4])
+        assert same(solo_answers(server, made[:4], tenants.keys["under"]), alone[:4])
         print(f"4 requests after it: {time.monotonic() - began:.2f} s")
         cpu = server.cpu_seconds()
         time.sleep(1)
         assert server.cpu_seconds() - cpu < 0.3, "the server works for nobody"
         assert server.end() == 0
+        check_usage(tenants.usage(), (warm, load), 4)
         if options.kill:
-            check_kill(options, memory, made, alone)
+            check_kill(options, serve, tenants, made, alone)
     finally:
         server.process.kill()
 
 
-def check_kill(options, memory, made, alone):
-    """kill -9 under load; a server that is started again on the same port serves."""
-    server = Watched(options.kvasir, options.model, *memory, *options.serve)
-    load = Load(server, made, alone, options.clients, 3)
-    load.run(stop=time.monotonic() + 2)
+def check_usage(usage, loads, extra):
+    """Each tenant's usage has all requests that were answered, and no more than were sent; `extra` were sent besides."""
+    for name in TENANTS:
+        started, completed, refused, tokens = (sum(load.of[name][figure] for load in loads)
+                                               for figure in ("started", "completed", "refused", "tokens"))
+        row, more = usage[name], extra if name == "under" else 0
+        # A client that leaves may be gone before its request was read.
+        assert completed + more <= row["requests"] and refused <= row["refused"], (name, row, completed, refused)
+        assert row["requests"] + row["refused"] <= started + more, (name, row, started)
+        assert row["generated_tokens"] >= tokens, (name, row, tokens)
+
+
+class Talker:
+    """Continues one session again and again, until the server is gone."""
+
+    def __init__(self, server, key):
+        self.server, self.key, self.tokens, self.turns = server, key, 0, 0
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while True:
+                status, got = post(self.server, "/v1/completions", turn("busy", "And then"), self.key)
+                assert status == 200, got
+                self.tokens, self.turns = got["session"]["tokens"], self.turns + 1
+
+
+def turn(session, prompt):
+    return {"prompt": prompt, "session": session, "max_tokens": 20, "temperature": 0, "ignore_eos": True,
+            "kv": {"policy": "streaming:sinks=4,window=252"}}
+
+
+def check_kill(options, serve, tenants, made, alone):
+    """kill -9 under load; a server that is started again on the same port serves, with the sessions and usage of before."""
+    key = tenants.keys["under"]
+    server = Watched(options.kvasir, options.model, *serve)
+    assert post(server, "/v1/completions", turn("kept", "The old man"), key)[0] == 200
+    talker = Talker(server, key)
+    load = Load(server, tenants, made, alone, options.clients, 20)
+    load.run(stop=lambda: time.monotonic() > load.began + 2 and talker.turns > 1)
+    before = tenants.usage()
     server.process.send_signal(signal.SIGKILL)
     server.process.wait()
-    again = Watched(options.kvasir, options.model, *memory, *options.serve, port=server.port)
+    talker.thread.join()
+    again = Watched(options.kvasir, options.model, *serve, port=server.port)
     try:
-        assert again.port == server.port
-        assert same(solo_answers(again, made[:4]), alone[:4])
+        assert again.port == server.port and not load.failures and talker.turns > 1, (load.failures, talker.turns)
+        assert same(solo_answers(again, made[:4], key), alone[:4])
+        # The answer of the last turn that was saved may have been lost with the server.
+        status, busy = post(again, "/v1/sessions/busy", {}, key)
+        assert status == 200 and busy["session"]["tokens"] >= talker.tokens, (busy, talker.tokens)
+        # What went on before the kill goes on as if there had been none.
+        assert post(again, "/v1/completions", turn("fresh", "The old man"), key)[0] == 200
+        texts = [post(again, "/v1/completions", turn(name, "The dragon"), key)[1]["choices"][0]["text"] for name in ("kept", "fresh")]
+        assert texts[0] == texts[1], texts
+        listed = json.loads(again.ask("GET", "/v1/sessions", headers={"Authorization": "Bearer " + key})[2])
+        assert {each["id"] for each in listed["data"]} == {"kept", "busy", "fresh"}, listed
         assert again.end() == 0
-        print("serves again after kill -9")
+        after = tenants.usage()
+        for name in TENANTS:
+            assert before[name]["requests"] > 0 and all(after[name][figure] >= count for figure, count in before[name].items()
+                                                        if figure != "tenant"), (before, after)
+        assert after["under"]["requests"] >= before["under"]["requests"] + 7, (before, after)
+        print(f"serves again after kill -9: sessions are there, of {talker.turns} turns, and usage is")
     finally:
         again.process.kill()
 
@@ -298,20 +399,21 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kvasir")
     parser.add_argument("model")
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=32, help="different ones")
     parser.add_argument("--policies", default=";".join(POLICIES), help="separated by ';'")
-    parser.add_argument("--kv-memory", help="default: a quarter of what the clients' requests need at once")
-    parser.add_argument("--bound-ms", type=float, help="of p99 inter-token latency")
+    parser.add_argument("--kv-kib", type=int, help="default: a quarter of what the clients' requests need at once")
+    parser.add_argument("--bound-ms", type=float, default=2000, help="of p99 inter-token latency")
     parser.add_argument("--leak-mb", type=int, default=32)
     parser.add_argument("--kill", action="store_true", help="kill -9 under load, and start again")
     parser.add_argument("--serve", nargs="*", default=[], help="more options of kvasir serve")
     options = parser.parse_args()
     if options.minutes:
         options.seconds = 60 * options.minutes
-    check_load(options)
+    with tempfile.TemporaryDirectory() as folder:
+        check_load(options, folder)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ def check_histograms(values):
 
 def check_figures(server):
     """Metrics say what the answers said."""
+    values = server.metrics()
+    assert any(re.search(r'^kvasir:cache_config_info{.*block_size="[1-9]', key) for key in values), "before the first request"
+    assert float(values['kvasir:kv_budget_bytes{model_name="m"}']) > 0
     usage = []
     for tokens in (5, 9, 30):
         status, answer = server.complete(max_tokens=tokens, ignore_eos=True)

@@ -4,8 +4,10 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -196,12 +198,33 @@ def check_second_signal(kvasir, model):
             assert server.process.wait(20) == -signal.SIGINT, "less than the 30 s of --drain"
 
 
+def check_little_memory(kvasir, model):
+    """Where memory for a model or a thread is missing, one line says so."""
+    ended = 0
+    for kib in (18000, 21000, 25000, 50000, 80000, 100000, 150000):
+        process = subprocess.Popen([kvasir, "serve", "-m", model, "--port", "0", "--threads", "2"], stderr=subprocess.PIPE,
+                                   text=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (kib << 10, kib << 10)))
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "http://" in line:
+                process.terminate()
+                break
+        said += process.stderr.readlines()
+        code = process.wait(30)
+        ended += code == 1
+        assert code in (0, 1) or (code == 127 and "shared libraries" in said[0]), (kib, code, said)
+        assert code != 1 or (said[-1].startswith("kvasir: ") and "terminate" not in "".join(said)), (kib, said)
+    assert ended > 2, "memory was not short"
+
+
 def main(kvasir, model):
     with tempfile.TemporaryDirectory() as folder:
         for check in (lambda: check_log(kvasir, model, folder), lambda: check_text_log(kvasir, model),
                       lambda: check_blocked_log(kvasir, model), lambda: check_full_disk(kvasir, model),
                       lambda: check_queue_timeout(kvasir, model), lambda: check_drain(kvasir, model, folder),
-                      lambda: check_deadline(kvasir, model), lambda: check_second_signal(kvasir, model)):
+                      lambda: check_deadline(kvasir, model), lambda: check_second_signal(kvasir, model),
+                      lambda: check_little_memory(kvasir, model)):
             began = time.time()
             check()
             print(f"{check.__code__.co_names[0]}: {time.time() - began:.1f} s", flush=True)

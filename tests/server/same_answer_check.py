@@ -1,7 +1,7 @@
 """Greedy answers over HTTP are the same to the bit, whatever happens: same_answer_check.py KVASIR MODEL
 
 Each request is answered alone; then in batches of 1 to 16, as streams and whole; as samples of one request; and on so little
-memory that requests are preempted, which the server must have reported. All that under each of several policies.
+memory that requests are preempted, which the server must report under each policy. All that under each of several policies.
 """
 
 import concurrent.futures
@@ -16,18 +16,20 @@ PROMPTS = [f"Once upon a time there was {what} who lived in {where}. " * (1 + i 
     (what, where) for where in ("a big house", "the forest", "a small town", "the sea") for what in ("a cat", "Lily", "an old man",
                                                                                                     "a dragon"))]
 
+ROUNDS = 8
+
 
 def request(prompt, policy, **fields):
     return {"prompt": prompt, "max_tokens": 64, "temperature": 0, "ignore_eos": True, "kv": {"policy": policy, "bypass": True}, **fields}
 
 
 def answer(server, body):
-    """Texts, and how often the request was preempted (None: not told)."""
+    """Texts, and how often the request was preempted."""
     status, _, text = server.ask("POST", "/v1/completions", body)
     assert status == 200, text
     if not body.get("stream"):
         got = json.loads(text)
-        return [choice["text"] for choice in got["choices"]], got["kv"].get("preemptions")
+        return [choice["text"] for choice in got["choices"]], got["kv"]["preemptions"]
     texts, preemptions, said = [""], None, events(text)
     assert said[-1] == "[DONE]"
     for chunk in map(json.loads, said[:-1]):
@@ -56,9 +58,14 @@ def check_policy(server, small, policy):
     # Four policies in one batch.
     got = together(server, [request(PROMPTS[i], policy if i % 2 else "full") for i in range(8)])
     assert [got[i][0] for i in range(1, 8, 2)] == alone[1:8:2], policy
-    got = together(small, [request(prompt, policy) for prompt in PROMPTS])
-    assert [texts for texts, _ in got] == alone, (policy, "on little memory")
-    return [preemptions for _, preemptions in got]
+    # Whether requests meet in a way that preempts one of them depends on their timing: so this is tried again.
+    for _ in range(ROUNDS):
+        got = together(small, [request(prompt, policy) for prompt in PROMPTS])
+        assert [texts for texts, _ in got] == alone, (policy, "on little memory")
+        preempted = sum(preemptions for _, preemptions in got)
+        if preempted > 0:
+            return preempted
+    raise AssertionError(f"{policy}: nothing was preempted in {ROUNDS} rounds")
 
 
 def main(kvasir, model):
@@ -69,11 +76,8 @@ def main(kvasir, model):
     try:
         for policy in POLICIES:
             began = time.time()
-            preemptions = check_policy(server, small, policy)
-            if None not in preemptions and policy == "full":
-                assert sum(preemptions) > 0, "nothing was preempted"
-            told = "not told" if None in preemptions else sum(preemptions)
-            print(f"{policy}: {time.time() - began:.1f} s, preemptions on {memory}: {told}", flush=True)
+            preempted = check_policy(server, small, policy)
+            print(f"{policy}: {time.time() - began:.1f} s, preemptions on {memory}: {preempted}", flush=True)
         assert server.end() == 0 and small.end() == 0
     finally:
         server.process.kill()

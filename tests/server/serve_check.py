@@ -95,6 +95,10 @@ def check_errors(server):
     for body in (b"{", b"[]", b"null", b'{"a":' * 1000, b"\xff\xfe"):
         status, got = server.post("/v1/chat/completions", body)
         assert status == 400 and got["error"]["message"], (body[:20], status, got)
+    for body, said in ((b'{"prompt":"a\xff"}', "at byte 13 (the first is 1): invalid string: ill-formed UTF-8 byte"), (b"", "unexpected end of input"),
+                       (b'{"temperature":1e999}', "not valid JSON: number overflow")):
+        message = server.post("/v1/completions", body)[1]["error"]["message"]
+        assert said in message and "exception" not in message, (body, message)
     status, got = server.post("/v1/completions", {"prompt": "x", "model": "other"})
     assert status == 404 and got["error"]["code"] == "model_not_found"
     assert server.ask("GET", "/nowhere")[0] == 404 and server.ask("GET", "/v1/completions")[0] == 405

@@ -66,6 +66,26 @@ TEST(UsageStore, AddsUpAndSurvives) {
   EXPECT_EQ(rows[2].seconds, kHour);
 }
 
+TEST(UsageStore, NewDatabaseIsForItsOwnerAlone) {
+  const TestFolder folder;
+  const std::string path = folder.file("usage.db");
+  const auto mode_of = [](const std::string& file) {
+    struct stat st {};
+    EXPECT_EQ(::stat(file.c_str(), &st), 0) << file;
+    return st.st_mode & 0777;
+  };
+  const mode_t before = ::umask(0);
+  {
+    const auto store = open_store(path);
+    EXPECT_TRUE(store->add({{{kHour, "a"}, figures(1)}}).ok());
+    ::umask(before);
+    for (const char* suffix : {"", "-wal", "-shm"}) EXPECT_EQ(mode_of(path + suffix), 0600U) << suffix;
+  }
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  EXPECT_TRUE(open_store(path)->add({{{kHour, "a"}, figures(1)}}).ok());
+  EXPECT_EQ(mode_of(path), 0640U);
+}
+
 TEST(UsageStore, ReadsByTimeAndTenant) {
   const TestFolder folder;
   const auto store = open_store(folder.file("usage.db"));
