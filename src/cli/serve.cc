@@ -194,9 +194,11 @@ Status serve(const ServeOptions& options) {
   // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
   // to is still there.
   texts.stop();
+  service->stop();
   steps.stop();
   tenancy->leave();
   http.reset();
+  service.reset();
   return {};
 }
 

@@ -125,12 +125,14 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
 }
 
 // Whether a member before this one is reading what this one could take from the cache then: one that holds pages, or
-// one of its tenant whose priority is not worse.
+// one of its tenant that begins before it.
 bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
   if (prefixes_ == nullptr) return false;
   return std::ranges::any_of(before, [&](const Member* other) {
-    const bool first = other->text.sequence != nullptr || (other->request->tenant == member.request->tenant &&
-                                                           other->request->priority <= member.request->priority);
+    // A preempted one goes on before others begin: it would wait for what waits for it.
+    const bool begins_first = other->request->tenant == member.request->tenant &&
+                              other->request->priority <= member.request->priority && (!member.spared || other->spared);
+    const bool first = other->text.sequence != nullptr || begins_first;
     return first && other->task->reads() && other->task->prompt_done() < other->task->prompt_tokens() &&
            prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >
                std::max(member.found, other->task->prompt_done());
@@ -239,6 +241,7 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
     tasks[i].bytes -= copies;
     tasks[i].due -= std::min(copies, tasks[i].due);
   }
+  add_leaving(tasks);
   std::vector<Verdict> verdicts = schedule(tasks, admissions_.quotas(), memory, limits);
   // Where nobody is preempted though a task's whole bytes came free, nobody is if fewer do.
   if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
@@ -253,7 +256,6 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
     work.cached = tokens_found(*all[i]);
     tasks[i].cost = admissions_.cost(work);
   }
-  add_leaving(tasks);
   return schedule(tasks, admissions_.quotas(), memory, limits);
 }
 

@@ -68,6 +68,7 @@ class Round {
     }
     for_requests_ = free_ + used;
     rank();
+    put_preempted_first();
     keep_rows_for_the_shortest();
   }
 
@@ -126,6 +127,23 @@ class Round {
       if (tasks_[i].holds) owns_[i] = (held[index] += bytes) <= tenant->floor;
     }
     std::ranges::stable_sort(order_, {}, [&](std::size_t i) { return standing_[i]; });
+  }
+
+  // A task that has begun and gave up its pages comes before those of its rank that have not begun: it may have passed
+  // them as the shortest, and would wait for all of them in the middle of its answer.
+  void put_preempted_first() {
+    std::size_t fresh = 0;  // place of the first of its rank that has not begun
+    const auto ranks_alike = [&](std::size_t a, std::size_t b) {
+      return standing_[a] == standing_[b] && tasks_[a].priority == tasks_[b].priority;
+    };
+    for (std::size_t place = 0; place < order_.size(); ++place) {
+      const std::size_t i = order_[place];
+      const auto at = order_.begin() + static_cast<std::ptrdiff_t>(place);
+      const auto waits = [&](std::size_t k) { return !tasks_[k].holds && !tasks_[k].spared; };
+      while (fresh < place && (!waits(order_[fresh]) || !ranks_alike(order_[fresh], i))) ++fresh;
+      if (fresh < place && !tasks_[i].holds && tasks_[i].spared)
+        std::rotate(order_.begin() + static_cast<std::ptrdiff_t>(fresh), at, at + 1);
+    }
   }
 
   void keep_rows_for_the_shortest() {

@@ -76,9 +76,10 @@ struct Verdict {
 // can use rows; prompt_rows > 0.
 //
 // Rank. What a tenant holds up to its floor is its own, the rest is borrowed. A task within its tenant's floor ranks
-// before one that straddles it, and that before one which only borrows; then the order of `tasks` decides. Without
-// floors that is the rank. For the rank, tasks that have not begun claim their part of the floor too, in the order of
-// `tasks`; what a tenant's tasks hold is protected as if none were waiting.
+// before one that straddles it, and that before one which only borrows; then the order of `tasks` decides. But of one
+// priority, a spared task that waits comes before those that have not begun. For the rank, tasks that have not begun
+// claim their part of the floor too, in the order of `tasks`; what a tenant's tasks hold is protected as if none were
+// waiting.
 //
 // Growth. A task that holds pages and finds no room under the preempt mark takes the pages of tasks that rank behind
 // it, if those are enough: of what borrows most first, then of the worst priority, then of the least cost. Spared tasks

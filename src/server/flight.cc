@@ -178,6 +178,7 @@ Status Flight::submit_part(std::size_t part, RequestOptions options) {
 void Flight::accepted(const Status& status) {
   if (over_) return;
   if (!status.ok()) {
+    if (status.code() == StatusCode::kIo) return fail(503, status, "no_memory");
     const Status said = in_body(status);
     if (http_status(said) >= 500) deck_.traffic.on_fault(record_, http_status(said), said.message());
     deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");

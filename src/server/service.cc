@@ -49,6 +49,10 @@ void Service::begin_drain() {
   inspector_.end_streams();
 }
 
+void Service::stop() {
+  if (sessions_ != nullptr) sessions_->stop();
+}
+
 void Service::list_models(const Exchange& exchange) const {
   const Json model = {{"id", options_.model},
                       {"object", "model"},

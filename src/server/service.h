@@ -49,6 +49,9 @@ class Service {
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
 
+  // Ends the threads that this has. To be called when HttpServer::run() has returned.
+  void stop();
+
   // Sends what changes by itself, and ends requests that have waited too long. Call it every kTick.
   static constexpr std::chrono::milliseconds kTick{250};
   void tick();

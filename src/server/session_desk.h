@@ -57,6 +57,9 @@ class SessionDesk {
   void save(const SessionName& name, std::shared_ptr<Session> session, std::function<bool()> wanted,
             std::function<void(const Result<std::uint64_t>&)> done);
 
+  // Ends the desk's thread after what it does now; calls that wait are dropped.
+  void stop() { disk_.stop(); }
+
   const SessionStore& store() const { return store_; }
   StepThread& steps() { return steps_; }
 

@@ -205,7 +205,7 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
       expected.push_back(cold.run(requests.back()).front());
       most = std::max(most, expected.back().kv.bytes_peak);
     }
-    Counter warm(model, most * 7 / 4, most * (1 + seed % 2), {.prompt_rows = 40, .running = 12, .ahead = 0});
+    Counter warm(model, most * 4 / 3, most * (1 + seed % 2), {.prompt_rows = 40, .running = 12, .ahead = 0});
     std::vector<RequestId> ids;
     for (const RequestOptions& request : requests) {
       ids.push_back(warm.add(request));
@@ -220,7 +220,7 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
       }
     }
     EXPECT_EQ(warm.queue().counters().rejected, 0);
-    EXPECT_LE(warm.budget().peak(), most * 7 / 4);
+    EXPECT_LE(warm.budget().peak(), most * 4 / 3);
     hits += warm.queue().counters().prefix_hits;
     preempted += warm.queue().counters().preempted;
     warm.queue().prefixes()->clear();

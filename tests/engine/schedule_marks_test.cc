@@ -110,6 +110,16 @@ TEST(ScheduleMarks, ASparedTaskKeepsItsPagesAndWhatItIsDue) {
   EXPECT_EQ(decide({running(600, 10), spared}, kMarks, {}, 100), (std::vector{D::kWait, D::kPreempt}));
 }
 
+// It may have arrived later than others that wait, and begun before them as the one with the shortest prompt.
+TEST(ScheduleMarks, APreemptedTaskGoesOnBeforeOthersBegin) {
+  const ScheduleTask spared = with(waiting(30, 45), [](ScheduleTask& task) { task.spared = true; });
+  EXPECT_EQ(decide({running(850, 0), waiting(30, 45), spared}), (std::vector{D::kRun, D::kWait, D::kRun}));
+  EXPECT_EQ(decide({running(850, 0), waiting(30, 45), running(2, 0), waiting(30, 45), spared}),
+            (std::vector{D::kRun, D::kWait, D::kRun, D::kWait, D::kRun}));
+  // Not before those of a better priority.
+  EXPECT_EQ(decide({running(850, 0), waiting(30, 45), ranked(spared, 1)}), (std::vector{D::kRun, D::kRun, D::kWait}));
+}
+
 TEST(ScheduleQuotas, BorrowedPagesGoFirst) {
   const std::vector<ScheduleQuota> quotas = {{300, 0}, {300, 0}};
   const ScheduleTask within = of_tenant(running(290, 5), 0);

@@ -32,6 +32,7 @@ class FakeEngine final : public Engine {
   Result<RequestPlan> plan(const PlanRequest&) const override { return unused(); }
   Result<std::unique_ptr<Session>> new_session(const SessionOptions&) override { return unused(); }
   Result<LoadedSession> load_session(const std::string&, int) override { return unused(); }
+  Result<LoadedSession> open_session(const std::string&) const override { return unused(); }
   Result<RequestId> submit(const RequestOptions&) override {
     if (submits_that_throw > 0) {
       --submits_that_throw;
