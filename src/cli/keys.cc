@@ -257,7 +257,8 @@ void add_keys(CLI::App& program, Outcome& outcome) {
   tenant->add_option("--tokens-per-minute", options->tokens, "Of prompts and answers together; 0: no limit");
   tenant->add_option("--concurrent", options->concurrent, "Requests at a time; 0: no limit");
   tenant->add_option("--priority", options->priority, "Added to that of each request; less runs earlier");
-  tenant->add_flag("--remove", options->remove, "Remove the tenant, whose keys must have been revoked; its sessions and usage stay");
+  tenant->add_flag("--remove", options->remove,
+                   "Remove the tenant, whose keys must have been revoked; its sessions and usage stay");
 
   CLI::App* add = add_command(*keys, outcome, options, "add", "Make a key, and print it this once", add_key);
   add->add_option("--tenant", options->tenant, "Whose key it is")->required();

@@ -1,6 +1,7 @@
 // Sessions in files take part in admission: they hold no memory before their request starts, and count for its tenant
 // from then on until they are given up.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <map>
@@ -47,7 +48,8 @@ class SessionFile {
  public:
   explicit SessionFile(const std::string& policy, int sentences = 20) {
     static int count = 0;
-    path_ = ::testing::TempDir() + "session_admission_" + std::to_string(count++) + ".session";
+    path_ = ::testing::TempDir() + "session_admission_" + std::to_string(::getpid()) + "_" + std::to_string(count++) +
+            ".session";
     const auto engine = open_engine(64 * kMiB);
     const auto session = std::move(*engine->new_session({.policy = policy}));
     EXPECT_TRUE(session->read(tale(sentences)).ok());

@@ -145,7 +145,7 @@ TEST_F(SessionTest, TheCacheOfTheFirstSessionRefusesALargerPolicy) {
   const auto first = session(*engine, "streaming:sinks=4,window=60");
   const Status status = engine->new_session({.policy = "streaming:sinks=4,window=1020"}).status();
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find("kv_memory"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("more KV memory"), std::string::npos) << status.message();
   EXPECT_NE(session(*engine, "streaming:sinks=4,window=28"), nullptr);
 }
 
