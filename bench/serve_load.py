@@ -44,7 +44,7 @@ def start(options, name):
     while True:
         try:
             with socket.create_connection(("127.0.0.1", port), 1) as one:
-                one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 if b" 200 " in one.recv(100):
                     break
         except OSError:
@@ -62,7 +62,7 @@ class Client:
     def begin(self, selector):
         body = json.dumps(self.bodies.pop()).encode()
         self.socket = socket.create_connection(("127.0.0.1", self.port))
-        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        self.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
                             b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.began, self.newest, self.got = time.monotonic(), None, b""
         selector.register(self.socket, selectors.EVENT_READ, self)
