@@ -71,7 +71,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Row x(matrix.inputs);
   std::vector<float> want(outputs);
   generic_kernels().matmul(matrix, x.activations, 0, matrix.panels(), want.data(), outputs);
-  if (const KernelTable* table = avx512_kernels()) {
+  for (const KernelTable* table : {avx2_kernels(), avx512_kernels()}) {
+    if (table == nullptr) continue;
     std::vector<float> got(outputs);
     table->matmul(matrix, x.activations, 0, matrix.panels(), got.data(), outputs);
     for (std::size_t o = 0; o < outputs; ++o) KVASIR_CHECK(same(got[o], want[o]));

@@ -58,7 +58,7 @@ struct SchedulerOptions {
 struct EngineOptions {
   std::string model;            // path of a GGUF file
   int threads = 0;              // 0: one per core this process may use
-  std::string isa = "auto";     // kernels: auto, generic, avx512
+  std::string isa = "auto";     // kernels: auto, generic, avx2, avx512
   std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs

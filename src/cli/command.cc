@@ -100,7 +100,7 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
-  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx512")->capture_default_str();
+  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512")->capture_default_str();
   command.add_option("--kv-type", options.kv_type, "How keys and values are stored: f32, f16, bf16")
       ->capture_default_str();
   command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();

@@ -32,7 +32,7 @@ std::vector<std::string> values_of(const CLI::Option& option) {
   }
   if (name == "kv-type") return {"f32", "f16", "bf16"};
   if (name == "page") return {"16", "32", "64"};
-  if (name == "isa") return {"auto", "generic", "avx512"};
+  if (name == "isa") return {"auto", "generic", "avx2", "avx512"};
   if (name == "score") return {"all", "second-half"};
   if (name == "log-format") return {"text", "json"};
   if (name == "log-level") return {"debug", "info", "warning", "error"};

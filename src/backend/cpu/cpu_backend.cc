@@ -17,7 +17,7 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const Kerne
 std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives.
   constexpr int kVersion = 1;
-  return fmt::format("{}/{}/{}/{}", name(), kVersion, format.slots, kPartialEntries);
+  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, kVersion, format.slots, kPartialEntries);
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {

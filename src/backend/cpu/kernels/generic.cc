@@ -301,10 +301,10 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic",  &kPanelPacking,  matmul,      quantize_q8, rms_norm,
-                                     layer_norm, swiglu,          gelu,        add,         rope,
-                                     store_kv,   rotate_keys,     move_slots,  attend,      merge,
-                                     finish,     observe_weights, sum_weights, add_weights};
+  static constexpr KernelTable table{"generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
+                                     rms_norm,  layer_norm, swiglu,          gelu,        add,
+                                     rope,      store_kv,   rotate_keys,     move_slots,  attend,
+                                     merge,     finish,     observe_weights, sum_weights, add_weights};
   return table;
 }
 

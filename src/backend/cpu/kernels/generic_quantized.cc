@@ -32,7 +32,7 @@ struct Generic {
   }
 
   // start + the products of 4 * kWords inputs.
-  template <int kWords>
+  template <int kWords, int /*kMost*/>
   [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
     for (int g = 0; g < kWords; ++g)
       for (int k = 0; k < 4; ++k)

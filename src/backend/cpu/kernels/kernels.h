@@ -130,6 +130,8 @@ extern const WeightPacking kPanelPacking;
 
 struct KernelTable {
   std::string_view name;
+  // Tables of the same arithmetic give the same bits.
+  std::string_view arithmetic;
   const WeightPacking* packing;
 
   // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].
@@ -197,6 +199,7 @@ struct KernelTable {
 
 const KernelTable& generic_kernels();
 // nullptr where the build or this machine lacks the instructions.
+const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
 
 // "auto" gives the fastest table this machine runs; nullptr if the name is unknown or cannot run here.

@@ -1,9 +1,9 @@
-// Products with quantised weights, written once over vectors of 16 outputs. Internal to the translation unit that
-// includes it: each table instantiates it with its own instructions (`Isa`), so that no code compiled for one is shared
-// with code that runs without it.
+// Products with quantised weights, written once over vectors of kLanes outputs: a panel, or half of one. Internal to
+// the translation unit that includes it: each table instantiates it with its own instructions (`Isa`), so that no code
+// compiled for one is shared with code that runs without it.
 //
-// An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of 16 outputs
-// each), and what makes weights of them:
+// An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of kLanes outputs
+// each) of at most kMost, and what makes weights of them:
 //   kOffset       w = scale * (u - offset)
 //   kMinimum      w = scale * u - minimum
 //   kHalfOffset   as kOffset, with a scale for each half of the part
@@ -21,9 +21,14 @@
 namespace kvasir {
 namespace {
 
-using Words = std::uint32_t __attribute__((vector_size(64)));
-using Ints = std::int32_t __attribute__((vector_size(64)));
-using Floats = float __attribute__((vector_size(64)));
+#ifdef KVASIR_HALF_PANELS
+constexpr int kLanes = kPanel / 2;
+#else
+constexpr int kLanes = kPanel;
+#endif
+using Words = std::uint32_t __attribute__((vector_size(kLanes * 4)));
+using Ints = std::int32_t __attribute__((vector_size(kLanes * 4)));
+using Floats = float __attribute__((vector_size(kLanes * 4)));
 
 // How far ahead weights are fetched: two pages of 4 KiB, where the hardware's own prefetching stops at each.
 constexpr int kPrefetchBytes = 8192;
@@ -32,7 +37,7 @@ enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
 
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
   Words words;
-  std::memcpy(&words, p + word * 64, sizeof words);
+  std::memcpy(&words, p + word * kPanel * 4, sizeof words);
   return words;
 }
 
@@ -59,11 +64,15 @@ struct Layout {
   static constexpr const QuantizedLayout& kLayout = *quantized_layout(kType);
   static constexpr int kParts = kLayout.inputs / kQ8Block;
 
-  explicit Layout(const std::byte* block) : p(block) {}
-  const std::byte* field(std::size_t index) const { return p + kLayout.first_word(index) * 64; }
-  const std::byte* half_field(std::size_t index) const { return p + kLayout.half_offset(index); }
+  // Of the outputs of the block from `first` on.
+  Layout(const std::byte* block, int first) : p(block + first * 4), halves_(block + first * 2) {}
+  const std::byte* field(std::size_t index) const { return p + kLayout.first_word(index) * kPanel * 4; }
+  const std::byte* half_field(std::size_t index) const { return halves_ + kLayout.half_offset(index); }
 
-  const std::byte* p;
+  const std::byte* p;  // words
+
+ private:
+  const std::byte* halves_;
 };
 
 template <class Isa, DType kType>
@@ -81,6 +90,7 @@ struct OnePart : Layout<kType> {
 template <class Isa>
 struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
   static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kMost = 255;
   static constexpr int kOffset = 128;
   using OnePart<Isa, DType::kQ8_0>::OnePart;
 
@@ -92,6 +102,7 @@ struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
 template <class Isa>
 struct Block<Isa, DType::kQ4_0> : OnePart<Isa, DType::kQ4_0> {
   static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kMost = 15;
   static constexpr int kOffset = 8;
   using OnePart<Isa, DType::kQ4_0>::OnePart;
 
@@ -101,6 +112,7 @@ struct Block<Isa, DType::kQ4_0> : OnePart<Isa, DType::kQ4_0> {
 template <class Isa>
 struct Block<Isa, DType::kIQ4_NL> : OnePart<Isa, DType::kIQ4_NL> {
   static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kMost = 255;
   static constexpr int kOffset = 128;
   using OnePart<Isa, DType::kIQ4_NL>::OnePart;
 
@@ -113,6 +125,7 @@ struct Block<Isa, DType::kIQ4_NL> : OnePart<Isa, DType::kIQ4_NL> {
 template <class Isa>
 struct Block<Isa, DType::kQ4_1> : OnePart<Isa, DType::kQ4_1> {
   static constexpr Terms kTerms = Terms::kMinimum;
+  static constexpr int kMost = 15;
   using OnePart<Isa, DType::kQ4_1>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const { nibbles(this->p, w); }
@@ -133,6 +146,7 @@ struct FiveBits : OnePart<Isa, kType> {
 template <class Isa>
 struct Block<Isa, DType::kQ5_0> : FiveBits<Isa, DType::kQ5_0> {
   static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kMost = 31;
   static constexpr int kOffset = 16;
   using FiveBits<Isa, DType::kQ5_0>::FiveBits;
 };
@@ -140,16 +154,17 @@ struct Block<Isa, DType::kQ5_0> : FiveBits<Isa, DType::kQ5_0> {
 template <class Isa>
 struct Block<Isa, DType::kQ5_1> : FiveBits<Isa, DType::kQ5_1> {
   static constexpr Terms kTerms = Terms::kMinimum;
+  static constexpr int kMost = 31;
   using FiveBits<Isa, DType::kQ5_1>::FiveBits;
 };
 
 // The scales and minima of Q4_K and Q5_K: bytes of parts 0 to 3 and 4 to 7.
 template <class Isa, DType kType>
 struct SixBitScales : Layout<kType> {
-  [[gnu::always_inline]] explicit SixBitScales(const std::byte* block) : Layout<kType>(block) {
-    const Words a = load_words(block, 0);
-    const Words b = load_words(block, 1);
-    const Words c = load_words(block, 2);
+  [[gnu::always_inline]] SixBitScales(const std::byte* block, int first) : Layout<kType>(block, first) {
+    const Words a = load_words(this->p, 0);
+    const Words b = load_words(this->p, 1);
+    const Words c = load_words(this->p, 2);
     scales[0] = a & 0x3f3f3f3f;
     scales[1] = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
     minima[0] = b & 0x3f3f3f3f;
@@ -171,6 +186,7 @@ struct SixBitScales : Layout<kType> {
 template <class Isa>
 struct Block<Isa, DType::kQ4_K> : SixBitScales<Isa, DType::kQ4_K> {
   static constexpr Terms kTerms = Terms::kMinimum;
+  static constexpr int kMost = 15;
   using SixBitScales<Isa, DType::kQ4_K>::SixBitScales;
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
@@ -182,6 +198,7 @@ struct Block<Isa, DType::kQ4_K> : SixBitScales<Isa, DType::kQ4_K> {
 template <class Isa>
 struct Block<Isa, DType::kQ5_K> : SixBitScales<Isa, DType::kQ5_K> {
   static constexpr Terms kTerms = Terms::kMinimum;
+  static constexpr int kMost = 31;
   using SixBitScales<Isa, DType::kQ5_K>::SixBitScales;
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
@@ -196,9 +213,10 @@ struct Block<Isa, DType::kQ5_K> : SixBitScales<Isa, DType::kQ5_K> {
 template <class Isa>
 struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
   static constexpr Terms kTerms = Terms::kHalfOffset;
+  static constexpr int kMost = 63;
   static constexpr int kOffset = 32;
-  [[gnu::always_inline]] explicit Block(const std::byte* block)
-      : Layout(block), scale_of_scales(Isa::halves(this->half_field(0))) {}
+  [[gnu::always_inline]] Block(const std::byte* block, int first)
+      : Layout(block, first), scale_of_scales(Isa::halves(this->half_field(0))) {}
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
     for (int g = 0; g < 8; ++g) {
@@ -219,9 +237,10 @@ struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
 template <class Isa>
 struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
   static constexpr Terms kTerms = Terms::kHalfOffset;
+  static constexpr int kMost = 7;
   static constexpr int kOffset = 4;
-  [[gnu::always_inline]] explicit Block(const std::byte* block)
-      : Layout(block), scale_of_scales(Isa::halves(this->half_field(0))) {
+  [[gnu::always_inline]] Block(const std::byte* block, int first)
+      : Layout(block, first), scale_of_scales(Isa::halves(this->half_field(0))) {
     const Words a = load_words(this->field(2), 0);
     const Words b = load_words(this->field(2), 1);
     const Words c = load_words(this->field(2), 2);
@@ -250,8 +269,9 @@ struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
 template <class Isa>
 struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
   static constexpr Terms kTerms = Terms::kHalfMinimum;
-  [[gnu::always_inline]] explicit Block(const std::byte* block)
-      : Layout(block),
+  static constexpr int kMost = 3;
+  [[gnu::always_inline]] Block(const std::byte* block, int first)
+      : Layout(block, first),
         scale_of_scales(Isa::halves(this->half_field(0))),
         scale_of_minima(-Isa::halves(this->half_field(1))) {}
 
@@ -275,10 +295,11 @@ struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
 template <class Isa>
 struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
   static constexpr Terms kTerms = Terms::kOffset;
+  static constexpr int kMost = 255;
   static constexpr int kOffset = 128;
-  [[gnu::always_inline]] explicit Block(const std::byte* block)
-      : Layout(block),
-        low_bits(load_words(block, 0)),
+  [[gnu::always_inline]] Block(const std::byte* block, int first)
+      : Layout(block, first),
+        low_bits(load_words(this->p, 0)),
         high_bits(Isa::shorts(this->half_field(1))),
         scale_of_scales(Isa::halves(this->half_field(0))) {}
 
@@ -308,10 +329,10 @@ template <class Isa, class B>
                                               const Q8Rows& x, Floats total) {
   if constexpr (B::kTerms == Terms::kOffset) {
     constexpr int kShift = __builtin_ctz(128 / B::kOffset);
-    const Ints dot = Isa::template dot<8>(broadcast(*x.sum >> kShift), w, x.quants);
+    const Ints dot = Isa::template dot<8, B::kMost>(broadcast(*x.sum >> kShift), w, x.quants);
     return Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
   } else if constexpr (B::kTerms == Terms::kMinimum) {
-    const Ints dot = Isa::template dot<8>(Ints{}, w, x.quants);
+    const Ints dot = Isa::template dot<8, B::kMost>(Ints{}, w, x.quants);
     total = Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
     return Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
   } else {
@@ -320,7 +341,7 @@ template <class Isa, class B>
       Ints start{};
       if constexpr (B::kTerms == Terms::kHalfOffset)
         start = broadcast(x.half_sum[half] >> __builtin_ctz(128 / B::kOffset));
-      dot[half] = Isa::template dot<4>(start, w + half * 4, x.quants + half * 16);
+      dot[half] = Isa::template dot<4, B::kMost>(start, w + half * 4, x.quants + half * 16);
     }
     Floats sum = __builtin_convertvector(dot[0], Floats) * scale[0];
     sum = Isa::fma(__builtin_convertvector(dot[1], Floats), scale[1], sum);
@@ -349,33 +370,40 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
   const int blocks = weights.inputs / B::kLayout.inputs;
   const std::byte* p = weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) * kBlockBytes;
-  Floats total[kRowGroup];
-  for (Floats& t : total) t = Floats{};
+  constexpr int kVectors = kPanel / kLanes;
+  Floats total[kVectors][kRowGroup];
+  for (auto& of_vector : total)
+    for (Floats& t : of_vector) t = Floats{};
   for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
-    const B block(p);
+    for (int v = 0; v < kVectors; ++v) {
+      const B block(p, v * kLanes);
 #pragma GCC unroll 8
-    for (int part = 0; part < B::kParts; ++part) {
-      prefetch_ahead<kPartBytes>(p + part * kPartBytes);
-      Words w[8];
-      block.weights(part, w);
-      constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
-      constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
-      Floats scale[2];
-      Floats minus_minimum[2];
-      for (int half = 0; half <= (kHalves ? 1 : 0); ++half) {
-        scale[half] = block.scale(part, half);
-        if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
-      }
+      for (int part = 0; part < B::kParts; ++part) {
+        if (v == 0) prefetch_ahead<kPartBytes>(p + part * kPartBytes);
+        Words w[8];
+        block.weights(part, w);
+        constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
+        constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
+        Floats scale[2];
+        Floats minus_minimum[2];
+        for (int half = 0; half <= (kHalves ? 1 : 0); ++half) {
+          scale[half] = block.scale(part, half);
+          if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
+        }
+        const Q8Rows of_part = x.at(static_cast<std::size_t>(part * kRowGroup));
 #pragma GCC unroll 2
-      for (int r = 0; r < rows; ++r)
-        total[r] = add_part<Isa, B>(w, scale, minus_minimum, x.at(static_cast<std::size_t>(r)), total[r]);
-      x = x.at(kRowGroup);
+        for (int r = 0; r < rows; ++r)
+          total[v][r] = add_part<Isa, B>(w, scale, minus_minimum, of_part.at(static_cast<std::size_t>(r)), total[v][r]);
+      }
     }
+    x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup));
   }
-  const int left = weights.outputs - panel * kPanel;
-  const std::size_t bytes = static_cast<std::size_t>(left < kPanel ? left : kPanel) * sizeof(float);
-  for (int r = 0; r < rows; ++r)
-    std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel, &total[r], bytes);
+  for (int v = 0; v < kVectors; ++v) {
+    const int left = weights.outputs - panel * kPanel - v * kLanes;
+    const std::size_t bytes = static_cast<std::size_t>(left < 0 ? 0 : left < kLanes ? left : kLanes) * sizeof(float);
+    for (int r = 0; r < rows; ++r)
+      std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel + v * kLanes, &total[v][r], bytes);
+  }
 }
 
 template <class Isa, DType kType>

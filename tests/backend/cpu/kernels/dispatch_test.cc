@@ -15,6 +15,7 @@ TEST(Dispatch, NamesAndTablesBelongTogether) {
     ASSERT_NE(table, nullptr);
     EXPECT_EQ(table->name, name);
   }
+  EXPECT_EQ(std::count(names.begin(), names.end(), "avx2"), avx2_kernels() != nullptr ? 1 : 0);
   EXPECT_EQ(std::count(names.begin(), names.end(), "avx512"), avx512_kernels() != nullptr ? 1 : 0);
 }
 
@@ -25,7 +26,7 @@ TEST(Dispatch, AutoIsOneOfThem) {
 }
 
 TEST(Dispatch, UnknownNamesGiveNothing) {
-  for (const std::string_view name : {"", "Generic", "avx", "auto ", "neon"}) EXPECT_EQ(find_kernels(name), nullptr);
+  for (const std::string_view name : {"", "Generic", "avx", "avx2 ", "auto ", "neon"}) EXPECT_EQ(find_kernels(name), nullptr);
 }
 
 TEST_P(KernelTest, EveryKernelIsThere) {

@@ -29,7 +29,7 @@ struct Avx512 {
   }
 
   // Two chains, so that one product need not wait for the one before.
-  template <int kWords>
+  template <int kWords, int /*kMost*/>
   [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
     __m512i even = reinterpret_cast<__m512i>(start);
     __m512i odd = _mm512_setzero_si512();
