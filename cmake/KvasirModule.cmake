@@ -1,8 +1,14 @@
 # kvasir_options: flags every target of the project shares. No -ffast-math anywhere, and no contraction of a*b+c:
 # a kernel's arithmetic is what its source says.
 add_library(kvasir_options INTERFACE)
-target_compile_options(kvasir_options INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
+target_compile_options(kvasir_options INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion -Wno-missing-field-initializers
                                                 -ffp-contract=off)
+# Files of one unity build see each other's names, and count as one header.
+if(CMAKE_UNITY_BUILD)
+  target_compile_options(kvasir_options INTERFACE -Wno-subobject-linkage)
+else()
+  target_compile_options(kvasir_options INTERFACE -Wshadow)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 sees overlapping copies in any inlined "literal" + string: GCC bug 105651, mended in 13.
   target_compile_options(kvasir_options INTERFACE -Wno-restrict)
