@@ -29,6 +29,10 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   return bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
 }
 
+bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
+  return !policy.bound() && !policy.traits().compacts && shape.window == 0;
+}
+
 namespace {
 
 std::uint64_t saturating_sum(std::uint64_t a, std::uint64_t b) {

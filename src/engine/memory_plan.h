@@ -37,6 +37,9 @@ struct KvMemory {
 // costs nothing to compute.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 
+// Whether sequences under the policy hold every token of their text, in place, until they end.
+bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape);
+
 // More tokens than this in one sequence are not planned: their bookkeeping alone would take minutes.
 inline constexpr std::int64_t kMostPlannedTokens = std::int64_t{1} << 24;
 

@@ -89,16 +89,12 @@ std::int64_t PrefixStore::find(const PrefixUse& use, const PrefixText& text) con
 }
 
 std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
-                                    const PrefixText& other) const {
+                                    const PrefixText& other, std::int64_t common) const {
   if (use.bypass || other_use.bypass || use.salt != other_use.salt) return 0;
   const PrefixQuery query = query_of(use, text, {});
-  const std::int64_t most = std::min(query.most_exact, other.policy->exact_prefix(other.prompt));
-  const auto length = static_cast<std::size_t>(std::max<std::int64_t>(most, 0));
-  const auto mine = text.tokens.first(std::min(length, text.tokens.size()));
-  const auto theirs = other.tokens.first(std::min(length, other.tokens.size()));
-  const std::int64_t common = std::ranges::mismatch(mine, theirs).in1 - mine.begin();
+  common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
   const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
-  return common / multiple * multiple;
+  return std::max<std::int64_t>(common, 0) / multiple * multiple;
 }
 
 PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& text) {

@@ -48,9 +48,10 @@ class PrefixStore {
   };
   // Returns the tokens that start() would find. Changes nothing.
   std::int64_t find(const PrefixUse& use, const PrefixText& text) const;
-  // Returns the tokens of a text that start() would find once another prompt has been read to its end.
+  // Returns the tokens of a text that start() would find once another prompt, which begins with `common` of them, has
+  // been read to its end.
   std::int64_t will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
-                         const PrefixText& other) const;
+                         const PrefixText& other, std::int64_t common) const;
   // Returns a sequence that holds the longest known beginning of the text, but for its last token. Other prefixes give
   // way to its tables.
   Start start(const PrefixUse& use, const PrefixText& text);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,7 +65,8 @@ struct RequestQueue::Request {
   std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
   std::string_view cached_from;
   PrefixMiss miss = PrefixMiss::kUnknown;
-  std::int64_t told = 0;  // prompt tokens that events told of
+  std::map<RequestId, std::int64_t> common_with;  // prompt tokens that others' prompts begin with, too
+  std::int64_t told = 0;                          // prompt tokens that events told of
   RequestClock::time_point submitted = RequestClock::now();
   std::optional<RequestClock::time_point> started;  // when its first pass began
   RequestClock::time_point read = submitted;        // when the prompt was

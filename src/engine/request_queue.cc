@@ -67,8 +67,7 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
     return admissions_.counted(peak_bytes(shape, *request->policy, size), size, driver_->cache()->budget().capacity());
   };
   request->peak = request->base != nullptr ? bytes_behind(*request->base, peak) : peak(0);
-  const bool keeps_all = !request->policy->bound() && !request->policy->traits().compacts && shape.window == 0;
-  if (keeps_all) request->shared = std::min(least_kv_bytes(shape, prompt), request->peak);
+  if (keeps_all(*request->policy, shape)) request->shared = std::min(least_kv_bytes(shape, prompt), request->peak);
   member->bytes_to_start = bytes_to_start(*member);
   request->members.push_back(std::move(member));
   const auto behind = std::ranges::upper_bound(requests_, request->priority, {}, &Request::priority);

@@ -121,6 +121,7 @@ class RequestQueue {
   void reject(Member& member, Decision decision);
   Status start(Member& member);
   std::int64_t tokens_found(Member& member) const;
+  std::int64_t will_find(const Member& member, const Member& other) const;
   bool waits_for_prefix(const Member& member, std::span<Member* const> before) const;
   static PrefixText text_of(const Member& member);
   std::uint64_t available() const;

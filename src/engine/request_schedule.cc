@@ -16,6 +16,9 @@ namespace {
 // Requests that may ask the prefix cache before a pass: how many start in one is far less.
 constexpr int kMostLookups = 64;
 
+// Requests whose prompts were compared with one request's, and whose common beginnings are remembered.
+constexpr std::size_t kMostRemembered = 4096;
+
 // Bytes of the pages that hold as many tokens in all lanes.
 std::uint64_t bytes_of_columns(const KvCache& cache, std::int64_t columns) {
   return static_cast<std::uint64_t>(columns * cache.shape().lanes()) * cache.pool().page_cost();
@@ -124,6 +127,23 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
   return member.found;
 }
 
+// Returns how many tokens a member could take from the prefix cache once another's prompt has been read.
+std::int64_t RequestQueue::will_find(const Member& member, const Member& other) const {
+  // Prompts do not change, and this is asked before each pass.
+  auto& common_with = member.request->common_with;
+  if (common_with.size() >= kMostRemembered) common_with.clear();
+  const auto [known, fresh] = common_with.try_emplace(other.request->id);
+  if (fresh) {
+    const auto prompt = [](const Member& of) {
+      return of.task->tokens().first(static_cast<std::size_t>(of.task->prompt_tokens()));
+    };
+    const auto mine = prompt(member);
+    known->second = std::ranges::mismatch(mine, prompt(other)).in1 - mine.begin();
+  }
+  return prefixes_->will_find(member.request->prefix, text_of(member), other.request->prefix, text_of(other),
+                              known->second);
+}
+
 // Whether a member before this one is reading what this one could take from the cache then: one that holds pages, or
 // one of its tenant that begins before it.
 bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* const> before) const {
@@ -134,8 +154,7 @@ bool RequestQueue::waits_for_prefix(const Member& member, std::span<Member* cons
                               other->request->priority <= member.request->priority && (!member.spared || other->spared);
     const bool first = other->text.sequence != nullptr || begins_first;
     return first && other->task->reads() && other->task->prompt_done() < other->task->prompt_tokens() &&
-           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >
-               std::max(member.found, other->task->prompt_done());
+           will_find(member, *other) > std::max(member.found, other->task->prompt_done());
   });
 }
 
@@ -198,8 +217,7 @@ std::uint64_t RequestQueue::bytes_in_use(const Member& member, std::span<Member*
   const std::int64_t columns = member.found / cache.shape().page.slots;
   const bool in_use = std::ranges::any_of(all, [&](const Member* other) {
     return other->text.sequence != nullptr && other->text.sequence->tables().whole_columns() >= columns &&
-           prefixes_->will_find(member.request->prefix, text_of(member), other->request->prefix, text_of(*other)) >=
-               member.found;
+           will_find(member, *other) >= member.found;
   });
   return in_use ? bytes_of_columns(cache, columns) : 0;
 }

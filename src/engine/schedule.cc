@@ -58,6 +58,7 @@ class Round {
       if (task.spared) spared_ += bytes_of(task.due);
       used += bytes_of(task.used);
       reserved_ += bytes_of(task.estimate);
+      if (is_small(task)) small_ += bytes_of(task.estimate);
       if (Tenant* tenant = tenant_of(task)) {
         tenant->used += bytes_of(task.used);
         tenant->due += bytes_of(task.due);
@@ -80,11 +81,13 @@ class Round {
       if (i == shortest_) kept_rows_ = 0;
       verdicts_[i].rows = task.reads ? std::min(task.rows, prompt_rows_ - kept_rows_) : task.rows;
       if (verdicts_[i].rows == 0) {
-        blocked_ = blocked_ || (!task.holds && kept_rows_ == 0);
+        if (!task.holds && kept_rows_ == 0) block(i);
       } else if (task.holds) {
         grow(i);
-      } else if (!blocked_) {
+      } else if (blocked_by_ == kNone) {
         begin(i);
+      } else {
+        pass(i);
       }
       if (verdicts_[i].decision != Decision::kRun) verdicts_[i].rows = 0;
       if (Tenant* tenant = tenant_of(task)) {
@@ -224,6 +227,7 @@ class Round {
     due_ += sign * bytes_of(task.due);
     if (task.spared) spared_ += sign * bytes_of(task.due);
     reserved_ += sign * bytes_of(task.estimate);
+    if (is_small(task)) small_ += sign * bytes_of(task.estimate);
     holding_ += sign;
     if (Tenant* tenant = tenant_of(task)) {
       tenant->used += sign * bytes_of(task.used);
@@ -278,6 +282,7 @@ class Round {
     }
     ++holding_;
     reserved_ += bytes_of(task.estimate);
+    if (is_small(task)) small_ += bytes_of(task.estimate);
     if (tenant == nullptr) return;
     tenant->reserved += bytes_of(task.estimate);
     ++tenant->holding;
@@ -319,7 +324,7 @@ class Round {
     const std::vector<std::size_t> victims = victims_of(i, false);
     if (make_fit(victims, below_mark)) return run(i);
     if (privileged(i) && make_fit(victims, fits)) return run(i);
-    blocked_ = true;
+    block(i);
     if (!is_first()) return;
     if (others_hold(task)) return take_all(i, false);
     verdicts_[i].decision = Decision::kReject;
@@ -369,7 +374,33 @@ class Round {
     } else if (!reserves && make_fit(victims_of(i, false), below_mark)) {
       return run(i);
     }
-    blocked_ = true;
+    block(i);
+  }
+
+  bool is_small(const ScheduleTask& task) const {
+    return bytes_of(std::max(task.bytes, task.estimate)) <= share_of(capacity_, limits_.small);
+  }
+
+  // From here on no task starts, but small ones of the same rank as the first that waits.
+  void block(std::size_t i) {
+    if (blocked_by_ == kNone) blocked_by_ = i;
+    cramped_ = cramped_ || tasks_[i].holds;
+  }
+
+  // Starts a small task although one before it waits to start.
+  void pass(std::size_t i) {
+    const ScheduleTask& task = tasks_[i];
+    if (limits_.admission == Admission::kReserve || cramped_ || !is_small(task) || holding_ >= limits_.running) return;
+    if (standing_[i] != standing_[blocked_by_] || task.priority != tasks_[blocked_by_].priority) return;
+    const std::int64_t bytes = bytes_of(task.bytes);
+    const std::int64_t whole = std::max(bytes, bytes_of(task.estimate));
+    if (small_ + whole > share_of(capacity_, limits_.small_together)) return;
+    if (bytes > open_to(task) || capacity_ - free_ + due_ + whole > capacity_ - beyond_mark_) return;
+    if (const Tenant* tenant = tenant_of(task)) {
+      if (tenant->waits) return;
+      if (tenant->ceiling > 0 && tenant->used + tenant->due + whole > tenant->ceiling) return;
+    }
+    run(i);
   }
 
   // Nothing runs, though there is work: spared tasks, reservations and floors have come to hold each other up, which
@@ -404,11 +435,13 @@ class Round {
   std::int64_t spared_ = 0;        // of these, due to spared tasks
   std::int64_t reserved_ = 0;      // estimates of tasks that hold pages
   int holding_ = 0;
-  int prompt_rows_ = 0;           // not given to a task yet
-  int kept_rows_ = 0;             // of these, for shortest_, until its turn
-  std::size_t shortest_ = kNone;  // task whose prompt has the least left
-  bool blocked_ = false;          // a task waits to start
-  std::size_t place_ = 0;         // in order_, of the task whose turn it is
+  int prompt_rows_ = 0;             // not given to a task yet
+  int kept_rows_ = 0;               // of these, for shortest_, until its turn
+  std::size_t shortest_ = kNone;    // task whose prompt has the least left
+  std::size_t blocked_by_ = kNone;  // first task that waits to start, or for room
+  bool cramped_ = false;            // a task that holds pages waits for room
+  std::int64_t small_ = 0;          // estimates of small tasks that hold pages
+  std::size_t place_ = 0;           // in order_, of the task whose turn it is
   std::vector<Tenant> tenants_;
   std::vector<std::size_t> order_;  // tasks by rank
   std::vector<Standing> standing_;  // where tasks that have not begun claim floors too

@@ -24,6 +24,10 @@ struct ScheduleLimits {
   double preempt_mark = 1;
   Admission admission = Admission::kUse;
   int side_by_side = 16;  // see SchedulerOptions; for whoever makes estimates
+  // Shares of the cache. A task is small if its estimate is at most `small`; where small tasks pass one that waits to
+  // start, all small tasks together hold at most `small_together`.
+  double small = 1.0 / 64;
+  double small_together = 1.0 / 16;
 };
 
 // What a tenant's tasks may hold together; see Engine::set_quota. ceiling 0: no limit.
@@ -90,7 +94,12 @@ struct Verdict {
 // hold pages, and the unused floors of other tenants, fit the cache (kReserve). Under kUse it may take the pages of
 // tasks that only borrow more than it does or have a worse priority; the best-ranked takes any, and it and tasks within
 // their floor need no more room than `bytes`. Where a task waits to start for memory or for a place, none behind it
-// starts; one that waits for its tenant's ceiling holds back that tenant alone.
+// starts but small ones (see below); one that waits for its tenant's ceiling holds back that tenant alone.
+//
+// Small tasks. Under kUse a task of which the whole estimate is small passes tasks of its floor and priority that wait
+// to start, as long as usage and its estimate stay below the preempt mark, and no task that holds pages waits for room.
+// All small tasks together then hold little, and what they hold can be taken when the task that they passed has become
+// the best-ranked. So a short question need not wait until a text that fills the memory has come to its end.
 //
 // Rows. Tasks that read share prompt_rows in the order of rank, but for one half of them: that is for the task with the
 // least left among those that rank as the first that reads does, in floor and priority. So a short prompt need not wait

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,39 +45,24 @@ class SessionImpl final : public Session, public SessionBase {
         image_(std::move(image)) {}
 
   Status read(std::string_view text, const Progress& progress) override {
-    return guarded([&]() -> Status {
-      KVASIR_RETURN_IF_ERROR(load());
-      return read_text(text, progress);
-    });
+    return when_loaded([&] { return read_text(text, progress); });
   }
   Status say(std::string_view role, std::string_view content, const Progress& progress) override {
-    return guarded([&]() -> Status {
-      KVASIR_RETURN_IF_ERROR(load());
-      return say_message(role, content, progress);
-    });
+    return when_loaded([&] { return say_message(role, content, progress); });
   }
   Result<GenerateResult> generate(const GenerateOptions& options,
                                   const std::function<bool(std::string_view)>& on_text) override {
-    return guarded([&]() -> Result<GenerateResult> {
-      KVASIR_RETURN_IF_ERROR(load());
-      return generate_text(options, on_text);
-    });
+    return when_loaded([&] { return generate_text(options, on_text); });
   }
 
   Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count,
       const std::function<bool(std::size_t, std::string_view)>& on_text) override {
-    return guarded([&]() -> Result<std::vector<GenerateResult>> {
-      KVASIR_RETURN_IF_ERROR(load());
-      return sample_texts(options, count, on_text);
-    });
+    return when_loaded([&] { return sample_texts(options, count, on_text); });
   }
   Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
                                               const std::function<bool(std::int64_t)>& progress) override {
-    return guarded([&]() -> Result<std::vector<BeamResult>> {
-      KVASIR_RETURN_IF_ERROR(load());
-      return search_beams(options, progress);
-    });
+    return when_loaded([&] { return search_beams(options, progress); });
   }
   Status save(const std::string& path) const override {
     return guarded([&] {
@@ -128,6 +114,15 @@ class SessionImpl final : public Session, public SessionBase {
     text_.sequence = std::move(whole.sequence);
     image_.reset();
     return {};
+  }
+
+  // Calls `use` once the session is in the engine's cache. Errors: those of load(), and of `use`.
+  template <class Use>
+  std::invoke_result_t<Use> when_loaded(const Use& use) {
+    return guarded([&]() -> std::invoke_result_t<Use> {
+      KVASIR_RETURN_IF_ERROR(load());
+      return use();
+    });
   }
 
   Status read_text(std::string_view text, const Progress& progress);

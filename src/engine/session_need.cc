@@ -20,8 +20,7 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
     if (policy.bound()) seen = std::min(seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk)));
     need = std::min(need, std::max(bytes, plan(seen)));
   }
-  const bool keeps_all = !policy.bound() && !policy.traits().compacts && held.cache()->shape().window == 0;
-  if (!keeps_all || session.stored()) return need;
+  if (!keeps_all(policy, held.cache()->shape()) || session.stored()) return need;
   return need - std::min(need, least_kv_bytes(held.cache()->shape(), held.tables().next_index()));
 }
 

@@ -118,6 +118,25 @@ TEST_F(RequestOrder, AShortPromptPassesALongOne) {
   desk.expect_all_as_alone();
 }
 
+// Long texts fill the memory and one of them waits; a question of a few tokens is answered all the same.
+TEST_F(RequestOrder, ASmallRequestPassesOneThatWaitsForMemory) {
+  for (const double small : {0.15, 0.0}) {
+    Desk desk(model_, bytes_of(300),
+              {.ahead = 0, .stop_mark = 0.9, .preempt_mark = 0.98, .small = small, .small_together = small});
+    const RequestId runs = desk.add(request(60, 60));
+    desk.add(request(61, 60));
+    const RequestId waits = desk.add(request(62, 60));
+    while (desk.told(runs).text.size() < 5) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    ASSERT_FALSE(holds(desk, waits));
+    const RequestId question = desk.add(request(4, 2));
+    while (!desk.told(question).ended) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    EXPECT_EQ(desk.told(runs).ended, small == 0);
+    EXPECT_EQ(holds(desk, waits), small == 0);
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    desk.expect_all_as_alone();
+  }
+}
+
 // Preemptions that other memory would not prevent leave the prefixes of others where they are.
 TEST_F(RequestOrder, PrefixesStayWhereMemoryIsNotWhatIsShort) {
   const auto finish = [](Desk& desk) {

@@ -59,6 +59,33 @@ TEST(ScheduleMarks, ATaskStartsBelowTheStopMarkOnly) {
   EXPECT_EQ(decide({waiting(10, 20), waiting(10, 950)}), (std::vector{D::kRun, D::kWait}));
 }
 
+TEST(ScheduleMarks, SmallTasksPassOneThatWaitsToStart) {
+  const ScheduleTask most = running(600, 0);
+  const ScheduleTask waits = waiting(10, 400);
+  EXPECT_EQ(decide({most, waits, waiting(10, 16)}), (std::vector{D::kRun, D::kWait, D::kRun}));
+  EXPECT_EQ(decide({most, waits, waiting(10, 17)}), (std::vector{D::kRun, D::kWait, D::kWait})) << "a 64th is small";
+  EXPECT_EQ(decide({most, waits, waiting(17, 10)}), (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({most, waits, ranked(waiting(10, 16), 1)}), (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({most, waiting(10, 401), waiting(10, 16)}, kReserves), (std::vector{D::kRun, D::kWait, D::kWait}));
+  // A sixteenth in all, those that run already included.
+  const ScheduleTask small = waiting(1, 16);
+  EXPECT_EQ(decide({most, waits, small, small, small, small}),
+            (std::vector{D::kRun, D::kWait, D::kRun, D::kRun, D::kRun, D::kWait}));
+  EXPECT_EQ(decide({most, running(15, 1), running(15, 1), waits, small, small}),
+            (std::vector{D::kRun, D::kRun, D::kRun, D::kWait, D::kRun, D::kWait}));
+  // Up to the preempt mark, and not while a task that runs waits for room.
+  EXPECT_EQ(decide({running(963, 1), waits, small}), (std::vector{D::kRun, D::kWait, D::kRun}));
+  EXPECT_EQ(decide({running(964, 1), waits, small}), (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({running(500, 11), running(450, 20), small}), (std::vector{D::kRun, D::kWait, D::kWait}));
+  // A tenant's ceiling holds, and another's claim on its floor is not passed.
+  EXPECT_EQ(decide({most, waits, of_tenant(small, 0)}, kMarks, {{0, 16}}), (std::vector{D::kRun, D::kWait, D::kRun}));
+  EXPECT_EQ(decide({most, waits, of_tenant(small, 0)}, kMarks, {{0, 15}}), (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({of_tenant(running(950, 0), 0), of_tenant(waiting(60, 90), 0), small}, kMarks, {{995, 0}}),
+            (std::vector{D::kRun, D::kWait, D::kWait}));
+  // What passed gives way once the task that it passed ranks first.
+  EXPECT_EQ(decide({waiting(990, 995), running(15, 1)}), (std::vector{D::kRun, D::kPreempt}));
+}
+
 TEST(ScheduleMarks, TasksGrowUpToThePreemptMark) {
   EXPECT_EQ(decide({running(500, 10), running(460, 10)}), (std::vector{D::kRun, D::kRun}));
   EXPECT_EQ(decide({running(500, 11), running(460, 10)}), (std::vector{D::kRun, D::kWait})) << "nobody is behind it";

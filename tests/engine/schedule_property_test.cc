@@ -190,7 +190,8 @@ class World {
   std::vector<Job> jobs_;
 };
 
-constexpr ScheduleLimits kSmall{.prompt_rows = 32, .running = 8, .stop_mark = 0.9, .preempt_mark = 0.98};
+constexpr ScheduleLimits kSmall{
+    .prompt_rows = 32, .running = 8, .stop_mark = 0.9, .preempt_mark = 0.98, .small = 0.1, .small_together = 0.3};
 
 ScheduleLimits reserving() {
   ScheduleLimits limits = kSmall;

@@ -59,7 +59,9 @@ TEST(Schedule, AShortPromptPassesALongOne) {
   // One that has not begun passes those that have not begun either, for want of rows.
   EXPECT_EQ(rows_of({{100000}, {5000, 0, false}, {300, 0, false}}), (std::vector{128, 0, 128}));
   // It does not pass one that waits for memory, and its rows are not lost.
-  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false}, {700}}), (std::vector{40, 0, 0, 216}));
+  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false, 50}, {700}}), (std::vector{40, 0, 0, 216}));
+  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false, 15}, {700}}), (std::vector{40, 0, 20, 196}))
+      << "small";
   // Nor a better priority.
   EXPECT_EQ(rows_of({{100000}, {300, 1}}), (std::vector{256, 0}));
   EXPECT_EQ(rows_of({{100, -1}, {100000}, {300}}), (std::vector{100, 156, 0}));
