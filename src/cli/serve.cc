@@ -247,7 +247,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))
       ->capture_default_str();
-  command->add_option("--name", options->name, "Name of the model for clients; default: that of the file");
+  command->add_option("--name", options->name, "Name of the model for clients; default: that of the file")
+      ->type_name("NAME");
   command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
       ->type_name("FILE");
   command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
@@ -263,7 +264,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                    "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
       ->check(in_range(0, 1'000'000))
       ->capture_default_str();
-  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none");
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none")
+      ->type_name("FOLDER");
   command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
       ->check(in_range(0, 24 * 3600))
       ->capture_default_str();

@@ -110,10 +110,14 @@ std::string number_complaint(const CLI::App& command, const CLI::Option* option,
 }
 
 void check_values(CLI::App& program) {
-  const auto named = [](const std::string& text) { return text.empty() ? "a file needs a name" : ""; };
+  const auto named = [](std::string_view what) {
+    return [what](const std::string& text) { return text.empty() ? fmt::format("{} needs a name", what) : ""; };
+  };
   for (CLI::Option* option : program.get_options({})) {
     const std::string type = option->get_type_name();
-    if (type == "FILE") option->check(CLI::Validator(named, ""));
+    if (type == "FILE") option->check(CLI::Validator(named("a file"), ""));
+    if (type == "FOLDER") option->check(CLI::Validator(named("a folder"), ""));
+    if (type == "NAME") option->check(CLI::Validator(named("a model"), ""));
     // CLI11 reads an empty one as 0.
     if (type == "FLOAT") check_number(program, option, [](const std::string& text) { return !text.empty(); });
     if (type == "INT") check_number(program, option, is_number<std::int64_t>);

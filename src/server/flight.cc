@@ -77,7 +77,7 @@ bool Flight::wait_until(Clock::time_point latest) {
 }
 
 void Flight::prepare() {
-  if (left_behind_) return;
+  if (cancelled_) return;
   try {
     Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
     preparation_ = ready.status();
@@ -129,15 +129,15 @@ void Flight::prepared() {
 void Flight::opened(Result<OpenedSession> opened) {
   at_desk_ = false;
   if (opened.ok()) session_ = std::move(*opened);
-  if (over_) return land();
+  if (over_) return release_all();
   if (!opened.ok()) {
     const Fault fault = fault_of_session(opened.status());
-    if (fault.http >= 500) deck_.traffic.on_fault(record_, fault.http, opened.status().message());
+    report_fault(fault.http, opened.status());
     return refuse(fault.http, in_body(opened.status()), fault.http == 503 ? "no_room" : "invalid", fault.code);
   }
   if (ready_.restores_only) {
     exchange_.send_json(200, text_of({{"object", "session"}, {"session", session_answer(session_.kv)}}));
-    return land();
+    return release_all();
   }
   ready_.request.options.session = session_.session;
   ready_.request.options.releases_session = true;
@@ -180,15 +180,16 @@ void Flight::accepted(const Status& status) {
   if (!status.ok()) {
     if (status.code() == StatusCode::kIo) return fail(503, status, "no_memory");
     const Status said = in_body(status);
-    if (http_status(said) >= 500) deck_.traffic.on_fault(record_, http_status(said), said.message());
-    deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
+    report_fault(http_status(said), said);
+    deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid",
+                             exchange_.request.address);
     if (!streams_) {
       exchange_.refuse(said);
     } else {
       exchange_.answer->write(event_of(error_of(said)));
       exchange_.answer->end();
     }
-    return land();
+    return release_all();
   }
   if (deck_.queue_timeout.count() == 0) begin_stream();
 }
@@ -212,7 +213,7 @@ void Flight::happened(std::size_t part, const Event& event) {
   switch (event.kind) {
     case Event::Kind::kPrompt: parts_[part].prompt_read = event.done; break;
     case Event::Kind::kText:
-      heard_text(sample);
+      note_text(sample);
       if (request().stream)
         exchange_.answer->write(
             event_of(text_chunk(head_, index, event.text, event.choices, request().logprobs, &sample.offset)));
@@ -228,7 +229,7 @@ void Flight::happened(std::size_t part, const Event& event) {
   }
 }
 
-void Flight::heard_text(Sample& sample) {
+void Flight::note_text(Sample& sample) {
   const auto now = Clock::now();
   if (record_.first_token_seconds < 0) record_.first_token_seconds = seconds_between(arrived_, now);
   if (sample.newest_text != Clock::time_point()) deck_.traffic.on_token_gap(seconds_between(sample.newest_text, now));
@@ -240,13 +241,13 @@ void Flight::ended() {
   if (session_.session == nullptr) return answer();
   at_desk_ = true;
   deck_.sessions->save(
-      name_, session_.session, [self = shared_from_this()] { return !self->left_behind_; },
+      name_, session_.session, [self = shared_from_this()] { return !self->cancelled_; },
       [self = shared_from_this()](const Result<std::uint64_t>& bytes) { self->saved(bytes); });
 }
 
 void Flight::saved(const Result<std::uint64_t>& bytes) {
   at_desk_ = false;
-  if (over_) return land();
+  if (over_) return release_all();
   if (!bytes.ok()) {
     const Fault fault = fault_of_session(bytes.status());
     return fail(fault.http, bytes.status(), fault.code);
@@ -256,7 +257,7 @@ void Flight::saved(const Result<std::uint64_t>& bytes) {
 }
 
 void Flight::answer() {
-  tell(finish_reason_name(first().result.finish_reason), 200);
+  report_finished(finish_reason_name(first().result.finish_reason), 200);
   if (!request().stream) {
     Json whole = answer_of(head_, best_choices(), usage(), request().logprobs);
     if (!session_route_.empty()) {
@@ -265,7 +266,7 @@ void Flight::answer() {
     }
     add_extras(whole);
     exchange_.send_json(200, text_of(whole));
-    return land();
+    return release_all();
   }
   if (session_bytes_ > 0 || request().hints.given) {
     Json extra = extra_chunk(head_);
@@ -275,7 +276,7 @@ void Flight::answer() {
   if (request().include_usage) exchange_.answer->write(event_of(usage_chunk(head_, usage())));
   exchange_.answer->write("data: [DONE]\n\n");
   exchange_.answer->end();
-  land();
+  release_all();
 }
 
 void Flight::add_extras(Json& answer) const {
@@ -301,18 +302,23 @@ Json Flight::session_answer(const KvReport& kv) const {
   return json;
 }
 
+// Logs what is the server's fault; does nothing for what is the request's.
+void Flight::report_fault(int http, const Status& status) {
+  if (http >= 500) deck_.traffic.on_fault(record_, http, status.message());
+}
+
 // The answer cannot be completed, and its cause is no fault of the request.
 void Flight::fail(int http, const Status& status, std::string_view code) {
   if (code.empty()) return fail(status);
-  if (http >= 500) deck_.traffic.on_fault(record_, http, status.message());
-  tell("error", streams_ ? 200 : http);
+  report_fault(http, status);
+  report_finished("error", streams_ ? 200 : http);
   if (!streams_) {
     exchange_.refuse(http, status.message(), code, retry_fields(http));
   } else {
     exchange_.answer->write(event_of(error_of(http, status.message(), code)));
     exchange_.answer->end();
   }
-  land();
+  release_all();
 }
 
 // The answer cannot be completed.
@@ -321,39 +327,39 @@ void Flight::fail(const Status& status) {
   const std::vector<std::string_view>& settings = status.settings();
   if (status.code() == StatusCode::kResourceExhausted && (settings.empty() || settings.front() != "policy"))
     return fail(503, status, "no_memory");
-  if (http_status(status) >= 500) deck_.traffic.on_fault(record_, http_status(status), status.message());
-  tell("error", streams_ ? 200 : http_status(status));
+  report_fault(http_status(status), status);
+  report_finished("error", streams_ ? 200 : http_status(status));
   if (!streams_) {
     exchange_.refuse(status);
   } else {
     exchange_.answer->write(event_of(error_of(status)));
     exchange_.answer->end();
   }
-  land();
+  release_all();
 }
 
 // The request was not taken.
 void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
-  deck_.traffic.on_refused(reason);
+  deck_.traffic.on_refused(reason, exchange_.request.address);
   if (code.empty()) {
     exchange_.refuse(status);
   } else {
     exchange_.refuse(http, status.message(), code, retry_fields(http));
   }
-  land();
+  release_all();
 }
 
 // The client has gone.
 void Flight::leave() {
   if (std::exchange(over_, true)) return;
-  left_behind_ = true;
-  if (!parts_.empty()) tell("abandoned", 499);
-  land();
+  cancelled_ = true;
+  if (!parts_.empty()) report_finished("abandoned", 499);
+  release_all();
 }
 
 // Gives back all that the flight holds. While the session is being opened or written, it and its name come later.
-void Flight::land() {
-  over_ = left_behind_ = true;
+void Flight::release_all() {
+  over_ = cancelled_ = true;
   if (left_ > 0)
     for (const Part& part : parts_)
       if (part.ticket != Ticket{}) deck_.steps.cancel(part.ticket);
@@ -408,7 +414,7 @@ Usage Flight::usage() const {
   return usage;
 }
 
-void Flight::tell(std::string_view finish_reason, int http) {
+void Flight::report_finished(std::string_view finish_reason, int http) {
   const GenerateResult& result = first().result;
   record_.finish_reason = finish_reason;
   record_.http = http;

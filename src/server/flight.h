@@ -69,16 +69,17 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void accepted(const Status& status);
   void begin_stream();
   void happened(std::size_t part, const Event& event);
-  void heard_text(Sample& sample);
+  void note_text(Sample& sample);
   void ended();
   void saved(const Result<std::uint64_t>& bytes);
   void answer();
+  void report_fault(int http, const Status& status);
   void fail(const Status& status);
   void fail(int http, const Status& status, std::string_view code);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void leave();
-  void land();
-  void tell(std::string_view finish_reason, int http);
+  void release_all();
+  void report_finished(std::string_view finish_reason, int http);
   void add_extras(nlohmann::json& answer) const;
   nlohmann::json session_answer(const KvReport& kv) const;
 
@@ -97,11 +98,11 @@ class Flight : public std::enable_shared_from_this<Flight> {
   Status preparation_;
   ReadyRequest ready_;
   std::vector<Part> parts_;
-  std::size_t left_ = 0;                   // samples that have not ended
-  bool began_ = false;                     // it has had a pass
-  bool streams_ = false;                   // the stream has begun
-  bool over_ = false;                      // nothing more is told to anybody
-  std::atomic<bool> left_behind_ = false;  // over_, for the text thread
+  std::size_t left_ = 0;                 // samples that have not ended
+  bool began_ = false;                   // it has had a pass
+  bool streams_ = false;                 // the stream has begun
+  bool over_ = false;                    // nothing more is told to anybody
+  std::atomic<bool> cancelled_ = false;  // over_, for the text thread
 
   // Of a session.
   SessionName name_;

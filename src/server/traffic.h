@@ -38,8 +38,11 @@ class TrafficObserver {
   virtual ~TrafficObserver() = default;
   // Seconds between two texts of one sample.
   virtual void on_token_gap(double seconds) { static_cast<void>(seconds); }
-  // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...).
-  virtual void on_refused(std::string_view reason) { static_cast<void>(reason); }
+  // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...), and the
+  // client's address.
+  virtual void on_refused(std::string_view reason, std::string_view address) {
+    static_cast<void>(reason), static_cast<void>(address);
+  }
   // A request that was refused or ended by a fault of the server's own, and why. `why` quotes no prompt.
   virtual void on_fault(const RequestRecord& record, int http, std::string_view why) {
     static_cast<void>(record), static_cast<void>(http), static_cast<void>(why);
@@ -55,8 +58,8 @@ class Traffic final : public TrafficObserver {
   void on_token_gap(double seconds) override {
     for (TrafficObserver* observer : observers_) observer->on_token_gap(seconds);
   }
-  void on_refused(std::string_view reason) override {
-    for (TrafficObserver* observer : observers_) observer->on_refused(reason);
+  void on_refused(std::string_view reason, std::string_view address) override {
+    for (TrafficObserver* observer : observers_) observer->on_refused(reason, address);
   }
   void on_fault(const RequestRecord& record, int http, std::string_view why) override {
     for (TrafficObserver* observer : observers_) observer->on_fault(record, http, why);

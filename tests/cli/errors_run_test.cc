@@ -204,6 +204,8 @@ TEST_F(Errors, FilesWithoutAName) {
       {{"inspect", "-m", model, "-f", ""}, 2, unnamed("-f", "inspect")},
       {{"record", "-m", model, "-f", text, "-o", ""}, 2, unnamed("-o", "record")},
       {{"replay", "--policy", "full", "--trace", ""}, 2, unnamed("--trace", "replay")},
+      {{"serve", "-m", model, "--sessions", ""}, 2, "--sessions: a folder needs a name" + see("serve")},
+      {{"serve", "-m", model, "--name", ""}, 2, "--name: a model needs a name" + see("serve")},
   });
 }
 

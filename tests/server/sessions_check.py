@@ -172,6 +172,11 @@ def check_folder(kvasir, model, folder):
         next(root.rglob("tale.session")).write_bytes(b"damaged")
         status, _, got = client.complete(prompt="x", session="tale", max_tokens=2)
         assert status == 500, (status, got)
+        # A thread of its own writes the log.
+        for _ in range(100):
+            if any(" failed " in line for line in server.lines):
+                break
+            time.sleep(0.1)
         server.process.kill()
     with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as again:
         assert again.end() == 0, "a server that was killed keeps the folder"
