@@ -203,9 +203,9 @@ TEST(MemoryPlan, FullFollowsTheClosedFormula) {
           EXPECT_EQ(plan.pages, 5 * 3 * 2 * columns);
           EXPECT_EQ(plan.page_bytes, 2u * 8u * static_cast<unsigned>(slots) * (type == KvType::kF32 ? 4u : 2u));
           EXPECT_EQ(plan.tokens_seen_max, tokens);
-          // Beside the pages: 8 bytes per page, and the arrays of one table per sequence.
+          // Beside the pages: 12 bytes per page, and the arrays of one table per sequence.
           EXPECT_EQ(plan.table_bytes,
-                    plan.pages * 8 + 5 * PageTable::bytes_at(6, slots, {}, static_cast<std::int64_t>(columns)));
+                    plan.pages * 12 + 5 * PageTable::bytes_at(6, slots, {}, static_cast<std::int64_t>(columns)));
         }
 }
 

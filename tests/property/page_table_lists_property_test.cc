@@ -46,7 +46,7 @@ class World {
     layout_.table.lists = true;
     layout_.table.original_positions = config.original;
     if (!single()) layout_.table.run_capacities.assign(config.capacities.begin() + 1, config.capacities.end());
-    page_cost_ = 2u * kHeadDim * static_cast<unsigned>(config.slots) * 4u + 8u;
+    page_cost_ = 2u * kHeadDim * static_cast<unsigned>(config.slots) * 4u + 12u;
     // Room for pages, and for the arrays of three tables. They never come out even.
     const std::uint64_t pages = static_cast<std::uint64_t>(config.budget_columns) * column_cost();
     cache_ =

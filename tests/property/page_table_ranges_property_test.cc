@@ -124,7 +124,7 @@ class World {
     Model model;
   };
 
-  static std::uint64_t page_cost(int slots) { return 2u * kHeadDim * static_cast<unsigned>(slots) * 4u + 8u; }
+  static std::uint64_t page_cost(int slots) { return 2u * kHeadDim * static_cast<unsigned>(slots) * 4u + 12u; }
   // An odd number of bytes more than whole columns and the arrays of four tables: pages and tables never come out
   // even.
   static std::uint64_t budget(int slots, int lanes, int columns) {
