@@ -21,7 +21,7 @@ if(KVASIR_SANITIZE)
                                                   -fno-sanitize-recover=all)
   target_link_options(kvasir_options INTERFACE -fsanitize=${KVASIR_SANITIZE})
 endif()
-if(KVASIR_FUZZ)
+if(KVASIR_FUZZ AND NOT KVASIR_FUZZ STREQUAL corpora)
   target_compile_options(kvasir_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 

@@ -33,13 +33,14 @@ install_packages() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2
 }
 
-# Shows the last "[done/all]" of Ninja's output as a percentage, where standard error is a terminal.
+# show_progress THINGS REGEX: where standard error is a terminal, shows how many of all things are done, as a percentage.
+# The regular expression finds both numbers in a line of the output.
 show_progress() {
   if [ ! -t 2 ]; then cat >/dev/null; return; fi
   local line
   while IFS= read -r line; do
-    [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
-    printf '\r     %3d%% of %d steps' $((100 * BASH_REMATCH[1] / BASH_REMATCH[2])) "${BASH_REMATCH[2]}" >&2
+    [[ $line =~ $2 ]] || continue
+    printf '\r     %3d%% of %d %s' $((100 * BASH_REMATCH[1] / BASH_REMATCH[2])) "${BASH_REMATCH[2]}" "$1" >&2
   done
   printf '\r\033[K' >&2
 }
@@ -53,21 +54,10 @@ configure_and_build() {
   mkdir -p build
   say "building $target ($preset), minutes if it is the first time; the log is $log"
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } 2>&1 |
-    tee "$log" | show_progress; then
+    tee "$log" | show_progress steps '^\[([0-9]+)/([0-9]+)\]'; then
     tail -n 40 "$log" >&2
     exit 1
   fi
-}
-
-# Shows ctest's output as a percentage, where standard error is a terminal.
-show_test_progress() {
-  if [ ! -t 2 ]; then cat >/dev/null; return; fi
-  local line
-  while IFS= read -r line; do
-    [[ $line =~ ^\ *([0-9]+)/([0-9]+)\ +Test ]] || continue
-    printf '\r     %3d%% of %d tests' $((100 * BASH_REMATCH[1] / BASH_REMATCH[2])) "${BASH_REMATCH[2]}" >&2
-  done
-  printf '\r\033[K' >&2
 }
 
 # run_tests PRESET [ctest options...]: shows the output of those that fail, and the names of those that were skipped.
@@ -76,7 +66,8 @@ run_tests() {
   shift
   local log=build/$preset-tests.log
   say "running tests ($preset); the log is $log"
-  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@" 2>&1 | tee "$log" | show_test_progress || passed=false
+  ctest --preset "$preset" -j "$(nproc)" --no-tests=error "$@" 2>&1 | tee "$log" |
+    show_progress tests '^ *([0-9]+)/([0-9]+) +Test' || passed=false
   awk '/^ *[0-9]+\/[0-9]+ Test +#/ { failed = /\*\*\*/ && !/Skipped/ } /^ *Start +[0-9]+:/ { failed = 0 } failed' "$log" |
     head -c 200000 >&2
   sed -n '/^[0-9]*% tests passed/,$p' "$log" >&2
