@@ -89,7 +89,8 @@ enum class PageOwner : std::uint32_t { kNobody = 0 };
 
 class PagePool {
  public:
-  // Bytes of bookkeeping beside each page: a reference count, that of caches, and its owners or its place in the free list.
+  // Bytes of bookkeeping beside each page: a reference count, that of caches, and its owners or its place in the free
+  // list.
   static constexpr std::uint64_t kPageOverhead = 12;
 
   // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can

@@ -16,7 +16,8 @@ namespace kvasir {
 namespace {
 
 constexpr PageFormat kShape{.head_dim = 4, .slots = 16, .key = KvType::kF16};
-constexpr std::uint64_t kCost = 2 * 4 * 16 * 2 + 12;  // keys and values, two reference counts and place in the free list
+constexpr std::uint64_t kCost =
+    2 * 4 * 16 * 2 + 12;  // keys and values, two reference counts and place in the free list
 
 std::unique_ptr<PagePool> make_pool(MemoryBudget* budget, PageStore* store = nullptr) {
   auto pool = PagePool::create(kShape, budget, store);
