@@ -23,6 +23,9 @@
 namespace kvasir::bench {
 namespace {
 
+// Tokens at the beginning of vocabularies that are not used.
+constexpr int kSpecial = 256;
+
 using Clock = std::chrono::steady_clock;
 
 struct Options {
@@ -70,6 +73,10 @@ class Run {
     const auto probe = value_or_exit(Engine::open(engine));
     token_bytes_ = value_or_exit(probe->plan({.policy = "full", .prompt = 1, .max_tokens = 1})).bytes_per_token;
     vocabulary_ = probe->model().vocabulary;
+    if (vocabulary_ <= kSpecial) {
+      fmt::print(stderr, "engine_sweep: a vocabulary of {} tokens is too small\n", vocabulary_);
+      std::exit(1);
+    }
     memory_ = static_cast<std::uint64_t>(options.memory * workload.mean) * token_bytes_;
     engine.kv_memory = memory_;
     engine_ = value_or_exit(Engine::open(engine));
@@ -113,7 +120,8 @@ class Run {
     request.generate = {.max_tokens = length.answer, .ignore_eos = true};
     request.generate.sampling.temperature = 0;
     for (int i = 0; i < length.prompt; ++i)
-      request.tokens.push_back(static_cast<std::int32_t>(random_() % static_cast<unsigned>(vocabulary_ - 256)) + 256);
+      request.tokens.push_back(static_cast<std::int32_t>(random_() % static_cast<unsigned>(vocabulary_ - kSpecial)) +
+                               kSpecial);
     value_or_exit(engine_->submit(request));
   }
 

@@ -19,7 +19,8 @@ int main(int count, char** folders) {
   std::sort(files.begin(), files.end());
   for (const auto& file : files) {
     std::ifstream in(file, std::ios::binary);
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
+    const std::vector<char> read{std::istreambuf_iterator<char>(in), {}};
+    const std::vector<char> bytes(read.begin(), read.end());  // no larger than it must be: reads behind it show
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
   }
   std::printf("%zu inputs\n", files.size());

@@ -39,17 +39,25 @@ struct CacheReport {
   std::uint64_t budget = 0;      // bytes there may be
 };
 
+// What the requests of a tenant that hold pages come to.
+struct TenantReport {
+  int tenant = 0;             // RequestOptions::tenant
+  std::uint64_t bytes = 0;    // that they hold; a page that several requests share counts for each
+  std::uint64_t planned = 0;  // their peaks, as admission counts them
+};
+
 // The engine as of the newest pass, and what it did since it was opened.
 struct EngineReport {
   CacheReport cache;
-  std::uint64_t request_bytes = 0;  // of `cache`, held by requests, each shared page once
-  std::uint64_t prefix_bytes = 0;   // of `cache`, held by the prefix cache alone
-  std::uint64_t page_bytes = 0;     // what one page is charged
-  int page_slots = 0;               // tokens per page
-  int lanes = 0;                    // pages that a column of tokens takes, in all layers and heads
-  std::int64_t passes = 0;          // forward passes for requests
-  std::int64_t running = 0;         // requests that hold pages
-  std::int64_t waiting = 0;         // requests that hold none
+  std::uint64_t request_bytes = 0;    // of `cache`, held by requests, each shared page once
+  std::uint64_t prefix_bytes = 0;     // of `cache`, held by the prefix cache alone
+  std::vector<TenantReport> tenants;  // with requests that hold pages, by number
+  std::uint64_t page_bytes = 0;       // what one page is charged
+  int page_slots = 0;                 // tokens per page
+  int lanes = 0;                      // pages that a column of tokens takes, in all layers and heads
+  std::int64_t passes = 0;            // forward passes for requests
+  std::int64_t running = 0;           // requests that hold pages
+  std::int64_t waiting = 0;           // requests that hold none
   std::int64_t preemptions = 0;
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;

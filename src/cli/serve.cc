@@ -160,7 +160,8 @@ Status serve(const ServeOptions& options) {
                             {.steps = [&] { return steps.report(); },
                              .busy = [&] { return steps.busy(); },
                              .connections = [&] { return http->connections(); },
-                             .dropped_log_lines = [&] { return log->dropped(); }});
+                             .dropped_log_lines = [&] { return log->dropped(); },
+                             .tenants = [&] { return tenancy->names(); }});
   service->traffic().add(&request_log);
   service->traffic().add(metrics.get());
   metrics->add_route(service->router());

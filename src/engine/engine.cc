@@ -142,6 +142,7 @@ class EngineImpl final : public Engine {
     report.passes = counters.passes;
     report.running = requests_->running();
     report.waiting = requests_->unfinished() - report.running;
+    report.tenants = requests_->tenants();
     report.preemptions = counters.preempted;
     report.prompt_tokens = counters.prompt_tokens;
     report.generated_tokens = counters.generated_tokens;

@@ -26,6 +26,7 @@ struct RequestQueue::Member {
   TextState text;
   std::optional<Task> task;
   std::uint64_t bytes_to_start = 0;  // while it holds no pages
+  std::uint64_t bytes_in_use = 0;    // of its peak, those of a prefix that another held when it started
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
   SessionPages pages;                // of its session, that are still to be filled; of a sequence that it holds
   bool ended = false;

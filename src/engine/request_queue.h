@@ -92,6 +92,7 @@ class RequestQueue {
   // Bytes of sessions that are copied from their files between two passes.
   void set_load_bytes(std::uint64_t bytes) { load_bytes_ = bytes; }
   std::int64_t running() const;  // requests that hold pages
+  std::vector<TenantReport> tenants() const;
   // Calls visit for each sample that has not ended, request by request.
   void each_sample(const std::function<void(const SampleState&)>& visit) const;
   const EndedViews& ended_views() const { return ended_views_; }

@@ -1,6 +1,7 @@
 // What the scheduler is told of the requests, and what becomes of its decisions.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "base/status.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr int kMostLookups = 64;
 
 // Requests whose prompts were compared with one request's, and whose common beginnings are remembered.
-constexpr std::size_t kMostRemembered = 4096;
+constexpr std::size_t kMostRemembered = 256;
 
 // Bytes of the pages that hold as many tokens in all lanes.
 std::uint64_t bytes_of_columns(const KvCache& cache, std::int64_t columns) {
@@ -129,19 +130,28 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
 
 // Returns how many tokens a member could take from the prefix cache once another's prompt has been read.
 std::int64_t RequestQueue::will_find(const Member& member, const Member& other) const {
+  const PrefixUse& use = member.request->prefix;
+  if (use.bypass || other.request->prefix.bypass || use.salt != other.request->prefix.salt) return 0;
+  const auto prompt = [](const Member& of) {
+    return of.task->tokens().first(static_cast<std::size_t>(of.task->prompt_tokens()));
+  };
   // Prompts do not change, and this is asked before each pass.
   auto& common_with = member.request->common_with;
-  if (common_with.size() >= kMostRemembered) common_with.clear();
-  const auto [known, fresh] = common_with.try_emplace(other.request->id);
-  if (fresh) {
-    const auto prompt = [](const Member& of) {
-      return of.task->tokens().first(static_cast<std::size_t>(of.task->prompt_tokens()));
-    };
+  auto known = common_with.find(other.request->id);
+  if (known == common_with.end()) {
+    if (common_with.size() >= kMostRemembered) common_with.clear();
     const auto mine = prompt(member);
-    known->second = std::ranges::mismatch(mine, prompt(other)).in1 - mine.begin();
+    const std::int64_t common = std::ranges::mismatch(mine, prompt(other)).in1 - mine.begin();
+    known = common_with.emplace(other.request->id, common).first;
   }
-  return prefixes_->will_find(member.request->prefix, text_of(member), other.request->prefix, text_of(other),
-                              known->second);
+  std::int64_t common = known->second;
+  // What a member has generated may be part of another's prompt.
+  if (common == member.task->prompt_tokens()) {
+    const auto mine = member.task->tokens().subspan(static_cast<std::size_t>(common));
+    const auto theirs = prompt(other).subspan(static_cast<std::size_t>(common));
+    common += std::ranges::mismatch(mine, theirs).in1 - mine.begin();
+  }
+  return prefixes_->will_find(use, text_of(member), other.request->prefix, text_of(other), common);
 }
 
 // Whether a member before this one is reading what this one could take from the cache then: one that holds pages, or
@@ -168,6 +178,7 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
   std::int64_t asked = 0;                                         // rows of prompts
   std::int64_t least = std::numeric_limits<std::int64_t>::max();  // left of a prompt
   int lookups = 0;
+  const double small = static_cast<double>(driver_->cache()->budget().capacity()) * admissions_.most().small;
   for (Member* member : all) {
     const Request& request = *member->request;
     ScheduleTask task;
@@ -176,8 +187,9 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     task.rows = 1;
     if (task.reads) {
       std::int64_t left = member->task->left();
-      // The others get no row whatever the cache holds for them.
-      if (!task.holds && (asked < prompt_rows || left < least) && lookups < kMostLookups) {
+      // The others get no row whatever the cache holds for them: they neither come first nor pass those that do.
+      const bool may_pass = static_cast<double>(estimate(*member)) <= small;
+      if (!task.holds && (asked < prompt_rows || left < least || may_pass) && lookups < kMostLookups) {
         ++lookups;
         left -= tokens_found(*member);
         if (waits_for_prefix(*member, all.first(tasks.size()))) left = 0;
@@ -200,10 +212,12 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     task.priority = request.priority;
     task.tenant = admissions_.index_of(request.tenant);
     task.estimate = estimate(*member);
-    if (!task.holds && member->found > 0 && admissions_.most().admission == Admission::kUse) {
-      const std::uint64_t bytes = bytes_in_use(*member, all);
-      task.bytes -= std::min(task.bytes, bytes);
-      task.estimate -= std::min(task.estimate, bytes);
+    if (admissions_.most().admission == Admission::kUse) {
+      if (!task.holds) {
+        member->bytes_in_use = member->found > 0 ? bytes_in_use(*member, all) : 0;
+        task.bytes -= std::min(task.bytes, member->bytes_in_use);
+      }
+      task.estimate -= std::min(task.estimate, member->bytes_in_use);
     }
     tasks.push_back(task);
   }
@@ -333,6 +347,20 @@ void RequestQueue::reject(Member& member, Decision decision) {
   ++(decision == Decision::kReject ? counters_.rejected : counters_.over_ceiling);
   member.task->finish(FinishReason::kKvMemory);
   end(member, why);
+}
+
+std::vector<TenantReport> RequestQueue::tenants() const {
+  std::map<int, TenantReport> found;
+  for (const Member* member : members()) {
+    if (member->text.sequence == nullptr) continue;
+    const int tenant = member->request->tenant;
+    TenantReport& report = found.try_emplace(tenant, TenantReport{tenant}).first->second;
+    report.bytes += used(*member);
+    if (__builtin_add_overflow(report.planned, estimate(*member), &report.planned)) report.planned = ~std::uint64_t{0};
+  }
+  std::vector<TenantReport> reports;
+  for (const auto& [tenant, report] : found) reports.push_back(report);
+  return reports;
 }
 
 std::int64_t RequestQueue::running() const {

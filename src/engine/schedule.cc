@@ -58,7 +58,7 @@ class Round {
       if (task.spared) spared_ += bytes_of(task.due);
       used += bytes_of(task.used);
       reserved_ += bytes_of(task.estimate);
-      if (is_small(task)) small_ += bytes_of(task.estimate);
+      if (is_small(task) && !task.leaves) small_ += bytes_of(task.estimate);
       if (Tenant* tenant = tenant_of(task)) {
         tenant->used += bytes_of(task.used);
         tenant->due += bytes_of(task.due);
@@ -375,6 +375,7 @@ class Round {
       return run(i);
     }
     block(i);
+    if (!is_first()) pass(i);
   }
 
   bool is_small(const ScheduleTask& task) const {
@@ -387,9 +388,11 @@ class Round {
     cramped_ = cramped_ || tasks_[i].holds;
   }
 
-  // Starts a small task although one before it waits to start.
+  // Starts a small task although one before it, or it itself, waits to start.
   void pass(std::size_t i) {
     const ScheduleTask& task = tasks_[i];
+    // What waits for all of the memory would wait for ever.
+    if (blocked_by_ == order_.front() || bytes_of(tasks_[blocked_by_].bytes) > for_requests_) return;
     if (limits_.admission == Admission::kReserve || cramped_ || !is_small(task) || holding_ >= limits_.running) return;
     if (standing_[i] != standing_[blocked_by_] || task.priority != tasks_[blocked_by_].priority) return;
     const std::int64_t bytes = bytes_of(task.bytes);
@@ -398,7 +401,8 @@ class Round {
     if (bytes > open_to(task) || capacity_ - free_ + due_ + whole > capacity_ - beyond_mark_) return;
     if (const Tenant* tenant = tenant_of(task)) {
       if (tenant->waits) return;
-      if (tenant->ceiling > 0 && tenant->used + tenant->due + whole > tenant->ceiling) return;
+      const std::int64_t most = share_of(tenant->ceiling, limits_.preempt_mark);
+      if (most > 0 && tenant->used + tenant->due + whole > most) return;
     }
     run(i);
   }

@@ -24,8 +24,8 @@ struct ScheduleLimits {
   double preempt_mark = 1;
   Admission admission = Admission::kUse;
   int side_by_side = 16;  // see SchedulerOptions; for whoever makes estimates
-  // Shares of the cache. A task is small if its estimate is at most `small`; where small tasks pass one that waits to
-  // start, all small tasks together hold at most `small_together`.
+  // Shares of the cache. A task is small if its estimate is at most `small`; it passes others only if all small tasks
+  // together, itself included, come to no more than `small_together`.
   double small = 1.0 / 64;
   double small_together = 1.0 / 16;
 };
@@ -96,10 +96,11 @@ struct Verdict {
 // their floor need no more room than `bytes`. Where a task waits to start for memory or for a place, none behind it
 // starts but small ones (see below); one that waits for its tenant's ceiling holds back that tenant alone.
 //
-// Small tasks. Under kUse a task of which the whole estimate is small passes tasks of its floor and priority that wait
-// to start, as long as usage and its estimate stay below the preempt mark, and no task that holds pages waits for room.
-// All small tasks together then hold little, and what they hold can be taken when the task that they passed has become
-// the best-ranked. So a short question need not wait until a text that fills the memory has come to its end.
+// Small tasks. Under kUse a task of which the whole estimate is small starts also beyond the stop mark, and passes
+// tasks of its floor and priority that wait to start, as long as usage and its estimate stay below the preempt mark,
+// small tasks together hold little, no task that holds pages waits for room, and no task waits for all of the memory.
+// What they hold can be taken when the task that they passed has become the best-ranked. So a short question need not
+// wait until a text that fills the memory has come to its end.
 //
 // Rows. Tasks that read share prompt_rows in the order of rank, but for one half of them: that is for the task with the
 // least left among those that rank as the first that reads does, in floor and priority. So a short prompt need not wait

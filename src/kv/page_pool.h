@@ -165,8 +165,7 @@ class PagePool {
   // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left is
   // the last owner. Of a free page: the next one of the free list, a stack.
   std::uint32_t* links_ = nullptr;
-  // [capacity]: of the references, those of caches. Takes memory only where pages were cached, 4 bytes a page, which
-  // the budget is not charged for.
+  // [capacity]: of the references, those of caches. Takes memory only where pages were cached.
   std::uint32_t* cached_ = nullptr;
   std::uint64_t cached_pages_ = 0;
   std::uint64_t only_cached_pages_ = 0;

@@ -117,6 +117,11 @@ class Page {
     MetricFamily& made = family(prefix, name, help, MetricType::Counter);
     for (const auto& [value, count] : counts) add(made, {{std::string(label), value}}).counter.value = count;
   }
+  void gauges(std::string_view name, std::string_view help, std::string_view label,
+              const std::map<std::string, double, std::less<>>& values) {
+    MetricFamily& made = family(kOurs, name, help, MetricType::Gauge);
+    for (const auto& [value, number] : values) add(made, {{std::string(label), value}}).gauge.value = number;
+  }
   // Under kvasir: alone.
   void own_gauge(std::string_view name, std::string_view help, double value) {
     add(family(kOurs, name, help, MetricType::Gauge), {}).gauge.value = value;
@@ -189,6 +194,7 @@ class MetricsImpl final : public Metrics {
   std::string write() const;
   void add_engine(Page& page, const StepReport& steps) const;
   void add_cache(Page& page, const EngineReport& engine) const;
+  void add_tenants(Page& page, const EngineReport& engine) const;
   void add_requests(Page& page) const;
   void add_process(Page& page) const;
 
@@ -278,6 +284,27 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
                  static_cast<double>(engine.prefix_bytes));
 }
 
+void MetricsImpl::add_tenants(Page& page, const EngineReport& engine) const {
+  const std::map<int, std::string> names =
+      sources_.tenants ? sources_.tenants() : std::map<int, std::string>{{0, std::string()}};
+  std::map<std::string, double, std::less<>> bytes, planned;
+  // Those beyond as many labels as there may be are one.
+  const auto add = [&](std::string_view name, const TenantReport& report) {
+    const bool fits = bytes.contains(name) || bytes.size() + 1 < kMostLabelValues;
+    const std::string label(fits ? name : "other");
+    bytes[label] += static_cast<double>(report.bytes);
+    planned[label] += static_cast<double>(report.planned);
+  };
+  for (const TenantReport& report : engine.tenants) {
+    const auto name = names.find(report.tenant);
+    add(name != names.end() ? std::string_view(name->second) : "other", report);
+  }
+  for (const auto& [number, name] : names) add(name, {});
+  page.gauges("tenant_kv_bytes", "KV memory that a tenant's requests hold", "tenant", bytes);
+  page.gauges("tenant_kv_planned_bytes", "Peaks of a tenant's requests that hold KV memory, as admission counts them",
+              "tenant", planned);
+}
+
 void MetricsImpl::add_requests(Page& page) const {
   page.counters("request_success_total", "Requests that ended, by reason", "finished_reason", finished_.counts());
   if (options_.vllm) {
@@ -323,6 +350,7 @@ std::string MetricsImpl::write() const {
   Page page(options_.model, options_.vllm);
   add_engine(page, steps);
   add_cache(page, steps.engine);
+  add_tenants(page, steps.engine);
   add_requests(page);
   add_process(page);
   return page.text();

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -33,6 +34,7 @@ struct MetricsSources {
   std::function<std::chrono::steady_clock::duration()> busy;  // see StepThread::busy
   std::function<int()> connections;
   std::function<std::uint64_t()> dropped_log_lines;
+  std::function<std::map<int, std::string>()> tenants;  // numbers and names; without it there is one, without a name
 };
 
 class Metrics : public TrafficObserver {

@@ -38,6 +38,13 @@ void Tenancy::log(const std::string& line) const {
   if (options_.log) options_.log(line);
 }
 
+std::map<int, std::string> Tenancy::names() const {
+  if (gate_ == nullptr) return {{0, std::string()}};
+  std::map<int, std::string> names;
+  for (KeyGate::TenantInfo& tenant : gate_->tenants()) names.emplace(tenant.number, std::move(tenant.name));
+  return names;
+}
+
 Status Tenancy::set_quotas(Engine& engine) {
   if (gate_ == nullptr) return {};
   KVASIR_RETURN_IF_ERROR(gate_->limit_floors(engine.cache().budget));

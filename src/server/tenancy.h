@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -38,6 +39,9 @@ class Tenancy {
 
   // Null without keys. Must not be used after this.
   KeyGate* gate() const { return gate_.get(); }
+
+  // The tenants' names, by number; the one without a name where there are no keys.
+  std::map<int, std::string> names() const;
 
   // Gives the engine the quotas of all tenants. Errors: kInvalidArgument for floors that exceed its memory.
   Status set_quotas(Engine& engine);

@@ -82,6 +82,14 @@ TEST(ScheduleMarks, SmallTasksPassOneThatWaitsToStart) {
   EXPECT_EQ(decide({most, waits, of_tenant(small, 0)}, kMarks, {{0, 15}}), (std::vector{D::kRun, D::kWait, D::kWait}));
   EXPECT_EQ(decide({of_tenant(running(950, 0), 0), of_tenant(waiting(60, 90), 0), small}, kMarks, {{995, 0}}),
             (std::vector{D::kRun, D::kWait, D::kWait}));
+  // The first that waits may do so itself, and one that gave up its pages, before others that have not begun.
+  EXPECT_EQ(decide({running(920, 1), small, small}), (std::vector{D::kRun, D::kRun, D::kRun}));
+  const ScheduleTask spared = with(waiting(10, 15), [](ScheduleTask& task) { task.spared = true; });
+  EXPECT_EQ(decide({running(955, 1), waiting(10, 15), spared}), (std::vector{D::kRun, D::kWait, D::kRun}));
+  // Nothing passes one that has to be alone: others would come for ever.
+  EXPECT_EQ(decide({waiting(1014, 970), running(10, 1), waiting(5, 10)}),
+            (std::vector{D::kWait, D::kPreempt, D::kWait}));
+  EXPECT_EQ(decide({running(10, 1), waiting(1014, 970), waiting(5, 10)}), (std::vector{D::kRun, D::kWait, D::kWait}));
   // What passed gives way once the task that it passed ranks first.
   EXPECT_EQ(decide({waiting(990, 995), running(15, 1)}), (std::vector{D::kRun, D::kPreempt}));
 }

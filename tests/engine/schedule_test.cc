@@ -39,6 +39,7 @@ TEST(Schedule, AShortPromptPassesALongOne) {
     for (const Reader& reader : readers) {
       ScheduleTask& task = tasks.emplace_back();
       task.holds = reader.holds;
+      task.used = reader.holds ? 50 : 0;
       task.rows = static_cast<int>(std::min<std::int64_t>(reader.left, prompt_rows));
       task.bytes = reader.bytes;
       task.reads = true;

@@ -58,6 +58,20 @@ def check_histograms(values):
         assert math.isinf(counts[-1][0]) and counts[-1][1] == float(values[f'{name}_count{{model_name="m"}}']), name
 
 
+def check_tenant_memory(server):
+    """While one request runs, its tenant holds what all requests hold, and no more than planned."""
+    def bytes_of(values, name):
+        return float(next(value for key, value in values.items() if key.startswith(f"kvasir:{name}{{")))
+
+    with server.stream(max_tokens=4000, ignore_eos=True):
+        end = time.time() + 20
+        while bytes_of(values := server.metrics(), "tenant_kv_bytes") == 0:
+            assert time.time() < end, "no request holds memory"
+    held, planned, requests = (bytes_of(values, name) for name in ("tenant_kv_bytes", "tenant_kv_planned_bytes",
+                                                                    "kv_request_bytes"))
+    assert requests * 0.9 <= held <= requests and held <= planned, (held, planned, requests)
+
+
 def check_figures(server):
     """Metrics say what the answers said."""
     values = server.metrics()
@@ -173,6 +187,7 @@ def check_dashboard(server, path):
 def main(kvasir, model, dashboard):
     with LiveServer(kvasir, model, "--vllm-metrics") as server:
         check_figures(server)
+        check_tenant_memory(server)
         check_text(server)
         check_cost(server)
         check_dashboard(server, dashboard)

@@ -400,7 +400,8 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   }
   for (int v = 0; v < kVectors; ++v) {
     const int left = weights.outputs - panel * kPanel - v * kLanes;
-    const std::size_t bytes = static_cast<std::size_t>(left < 0 ? 0 : left < kLanes ? left : kLanes) * sizeof(float);
+    if (left <= 0) break;
+    const std::size_t bytes = static_cast<std::size_t>(left < kLanes ? left : kLanes) * sizeof(float);
     for (int r = 0; r < rows; ++r)
       std::memcpy(out + static_cast<std::size_t>(r) * out_stride + panel * kPanel + v * kLanes, &total[v][r], bytes);
   }

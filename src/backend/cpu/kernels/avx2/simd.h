@@ -61,7 +61,8 @@ namespace {
   return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
 }
 
-// The greatest of 16 lanes. Which of them a NaN hides depends on the order: it is that of _mm512_reduce_max_ps.
+// The greatest of 16 lanes. Which of them a NaN hides depends on the order: it is that of GCC's
+// _mm512_reduce_max_ps.
 [[gnu::always_inline]] inline float max16(__m256 low, __m256 high) {
   const __m256 m8 = _mm256_max_ps(high, low);
   const __m128 m4 = _mm_max_ps(_mm256_extractf128_ps(m8, 1), _mm256_castps256_ps128(m8));
