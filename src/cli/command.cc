@@ -167,7 +167,7 @@ Status print_json(const Json& json) {
 void note_slow_kernels(std::string_view asked, std::string_view used) {
   if (used == "generic" && asked != used)
     note(
-        "kvasir: this CPU lacks AVX-512 with VNNI: plain C++ kernels are used, "
+        "kvasir: this CPU lacks AVX2 with FMA: plain C++ kernels are used, "
         "which take some 30 times as long to read a prompt and 4 times to write\n");
 }
 
