@@ -59,25 +59,35 @@ T value_or_exit(Result<T> result) {
   std::exit(1);
 }
 
+struct ModelFigures {
+  std::uint64_t token_bytes = 0;  // keys and values of a token in all layers
+  int vocabulary = 0;
+};
+
+ModelFigures figures_of(const Options& options) {
+  EngineOptions engine;
+  engine.model = options.model;
+  engine.kv_memory = std::uint64_t{1} << 20;
+  const auto probe = value_or_exit(Engine::open(engine));
+  const RequestPlan plan = value_or_exit(probe->plan({.policy = "full", .prompt = 1, .max_tokens = 1}));
+  if (probe->model().vocabulary <= kSpecial) {
+    fmt::print(stderr, "engine_sweep: a vocabulary of {} tokens is too small\n", probe->model().vocabulary);
+    std::exit(1);
+  }
+  return {plan.bytes_per_token, probe->model().vocabulary};
+}
+
 // Keeps as many requests in an engine as there are clients, until all have ended.
 class Run {
  public:
-  Run(const Options& options, const Workload& workload, int page_slots, double stop_mark)
-      : options_(options), lengths_(workload, 1) {
+  Run(const Options& options, const ModelFigures& model, int page_slots, double stop_mark)
+      : options_(options), model_(model), lengths_(workload_, 1) {
     EngineOptions engine;
     engine.model = options.model;
     engine.threads = options.threads;
     engine.page_slots = page_slots;
     engine.scheduler.stop_mark = stop_mark;
-    engine.kv_memory = std::uint64_t{1} << 20;
-    const auto probe = value_or_exit(Engine::open(engine));
-    token_bytes_ = value_or_exit(probe->plan({.policy = "full", .prompt = 1, .max_tokens = 1})).bytes_per_token;
-    vocabulary_ = probe->model().vocabulary;
-    if (vocabulary_ <= kSpecial) {
-      fmt::print(stderr, "engine_sweep: a vocabulary of {} tokens is too small\n", vocabulary_);
-      std::exit(1);
-    }
-    memory_ = static_cast<std::uint64_t>(options.memory * workload.mean) * token_bytes_;
+    memory_ = static_cast<std::uint64_t>(options.memory * workload_.mean) * model.token_bytes;
     engine.kv_memory = memory_;
     engine_ = value_or_exit(Engine::open(engine));
   }
@@ -97,7 +107,7 @@ class Run {
       batch += seconds * static_cast<double>(report.running);
       held += seconds * static_cast<double>(report.request_bytes);
       for (const SequenceView& sequence : engine_->sequences(0, 4096).sequences)
-        live += seconds * static_cast<double>(sequence.kept) * static_cast<double>(token_bytes_);
+        live += seconds * static_cast<double>(sequence.kept) * static_cast<double>(model_.token_bytes);
     }
     const double all = seconds_between(began, before);
     const EngineReport report = engine_->report();
@@ -120,8 +130,8 @@ class Run {
     request.generate = {.max_tokens = length.answer, .ignore_eos = true};
     request.generate.sampling.temperature = 0;
     for (int i = 0; i < length.prompt; ++i)
-      request.tokens.push_back(static_cast<std::int32_t>(random_() % static_cast<unsigned>(vocabulary_ - kSpecial)) +
-                               kSpecial);
+      request.tokens.push_back(
+          static_cast<std::int32_t>(random_() % static_cast<unsigned>(model_.vocabulary - kSpecial)) + kSpecial);
     value_or_exit(engine_->submit(request));
   }
 
@@ -140,11 +150,11 @@ class Run {
   }
 
   const Options& options_;
+  const ModelFigures& model_;
+  const Workload workload_;
   Lengths lengths_;
   std::mt19937 random_{1};
-  std::uint64_t token_bytes_ = 0;
   std::uint64_t memory_ = 0;
-  int vocabulary_ = 0;
   std::unique_ptr<Engine> engine_;
   int submitted_ = 0;
   std::map<RequestId, Clock::time_point> newest_;
@@ -177,7 +187,7 @@ nlohmann::json json_of(const Figures& result) {
 }
 
 int run(const Options& options) {
-  const Workload workload;
+  const ModelFigures model = figures_of(options);
   nlohmann::json all;
   const auto sweep = [&](const char* name, const auto& values, const auto& measure) {
     if (!options.json) print_head(name);
@@ -191,9 +201,9 @@ int run(const Options& options) {
     if (!options.json) fmt::print("\n");
   };
   sweep("stop mark", std::vector{0.70, 0.85, 0.90, 0.95, 0.98},
-        [&](double mark) { return Run(options, workload, 32, mark).measure(); });
+        [&](double mark) { return Run(options, model, 32, mark).measure(); });
   sweep("tokens in a page", std::vector{16, 32, 64},
-        [&](int slots) { return Run(options, workload, slots, 0.90).measure(); });
+        [&](int slots) { return Run(options, model, slots, 0.90).measure(); });
   if (options.json) fmt::print("{}\n", all.dump(1));
   return 0;
 }

@@ -178,17 +178,19 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
   std::int64_t asked = 0;                                         // rows of prompts
   std::int64_t least = std::numeric_limits<std::int64_t>::max();  // left of a prompt
   int lookups = 0;
-  const double small = static_cast<double>(driver_->cache()->budget().capacity()) * admissions_.most().small;
+  const std::uint64_t capacity = driver_->cache()->budget().capacity();
   for (Member* member : all) {
     const Request& request = *member->request;
     ScheduleTask task;
     task.holds = member->text.sequence != nullptr;
     task.reads = member->task->reads();
     task.rows = 1;
+    task.bytes = member->bytes_to_start;
+    task.estimate = estimate(*member);
     if (task.reads) {
       std::int64_t left = member->task->left();
       // The others get no row whatever the cache holds for them: they neither come first nor pass those that do.
-      const bool may_pass = static_cast<double>(estimate(*member)) <= small;
+      const bool may_pass = is_small(task, capacity, admissions_.most());
       if (!task.holds && (asked < prompt_rows || left < least || may_pass) && lookups < kMostLookups) {
         ++lookups;
         left -= tokens_found(*member);
@@ -200,7 +202,6 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
       task.rows = static_cast<int>(std::min<std::int64_t>({left, chunk, prompt_rows}));
       asked += task.rows;
     }
-    task.bytes = member->bytes_to_start;
     if (task.holds) {
       task.bytes = driver_->plan(Turn{&*member->task, task.rows}).bytes;
       task.used = used(*member);
@@ -211,7 +212,6 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
     task.spared = member->spared;
     task.priority = request.priority;
     task.tenant = admissions_.index_of(request.tenant);
-    task.estimate = estimate(*member);
     if (admissions_.most().admission == Admission::kUse) {
       if (!task.holds) {
         member->bytes_in_use = member->found > 0 ? bytes_in_use(*member, all) : 0;

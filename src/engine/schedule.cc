@@ -43,6 +43,7 @@ class Round {
         const ScheduleLimits& limits)
       : tasks_(tasks),
         limits_(limits),
+        memory_(memory),
         capacity_(bytes_of(memory.capacity)),
         free_(bytes_of(memory.available)),
         beyond_mark_(capacity_ - share_of(capacity_, limits.preempt_mark)),
@@ -58,7 +59,7 @@ class Round {
       if (task.spared) spared_ += bytes_of(task.due);
       used += bytes_of(task.used);
       reserved_ += bytes_of(task.estimate);
-      if (is_small(task) && !task.leaves) small_ += bytes_of(task.estimate);
+      if (is_small(task, memory_.capacity, limits_) && !task.leaves) small_ += bytes_of(task.estimate);
       if (Tenant* tenant = tenant_of(task)) {
         tenant->used += bytes_of(task.used);
         tenant->due += bytes_of(task.due);
@@ -227,7 +228,7 @@ class Round {
     due_ += sign * bytes_of(task.due);
     if (task.spared) spared_ += sign * bytes_of(task.due);
     reserved_ += sign * bytes_of(task.estimate);
-    if (is_small(task)) small_ += sign * bytes_of(task.estimate);
+    if (is_small(task, memory_.capacity, limits_)) small_ += sign * bytes_of(task.estimate);
     holding_ += sign;
     if (Tenant* tenant = tenant_of(task)) {
       tenant->used += sign * bytes_of(task.used);
@@ -282,7 +283,7 @@ class Round {
     }
     ++holding_;
     reserved_ += bytes_of(task.estimate);
-    if (is_small(task)) small_ += bytes_of(task.estimate);
+    if (is_small(task, memory_.capacity, limits_)) small_ += bytes_of(task.estimate);
     if (tenant == nullptr) return;
     tenant->reserved += bytes_of(task.estimate);
     ++tenant->holding;
@@ -378,10 +379,6 @@ class Round {
     if (!is_first()) pass(i);
   }
 
-  bool is_small(const ScheduleTask& task) const {
-    return bytes_of(std::max(task.bytes, task.estimate)) <= share_of(capacity_, limits_.small);
-  }
-
   // From here on no task starts, but small ones of the same rank as the first that waits.
   void block(std::size_t i) {
     if (blocked_by_ == kNone) blocked_by_ = i;
@@ -393,7 +390,9 @@ class Round {
     const ScheduleTask& task = tasks_[i];
     // What waits for all of the memory would wait for ever.
     if (blocked_by_ == order_.front() || bytes_of(tasks_[blocked_by_].bytes) > for_requests_) return;
-    if (limits_.admission == Admission::kReserve || cramped_ || !is_small(task) || holding_ >= limits_.running) return;
+    if (limits_.admission == Admission::kReserve || cramped_ || !is_small(task, memory_.capacity, limits_) ||
+        holding_ >= limits_.running)
+      return;
     if (standing_[i] != standing_[blocked_by_] || task.priority != tasks_[blocked_by_].priority) return;
     const std::int64_t bytes = bytes_of(task.bytes);
     const std::int64_t whole = std::max(bytes, bytes_of(task.estimate));
@@ -431,6 +430,7 @@ class Round {
 
   std::span<const ScheduleTask> tasks_;
   const ScheduleLimits& limits_;
+  const ScheduleMemory& memory_;
   std::int64_t capacity_ = 0;
   std::int64_t free_ = 0;
   std::int64_t beyond_mark_ = 0;   // bytes above the preempt mark
@@ -454,6 +454,10 @@ class Round {
 };
 
 }  // namespace
+
+bool is_small(const ScheduleTask& task, std::uint64_t capacity, const ScheduleLimits& limits) {
+  return bytes_of(std::max(task.bytes, task.estimate)) <= share_of(bytes_of(capacity), limits.small);
+}
 
 std::vector<Verdict> schedule(std::span<const ScheduleTask> tasks, std::span<const ScheduleQuota> quotas,
                               const ScheduleMemory& memory, const ScheduleLimits& limits) {

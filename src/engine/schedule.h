@@ -76,6 +76,9 @@ struct Verdict {
   bool operator==(const Verdict&) const = default;
 };
 
+// Whether the whole task, as it stands, is small: see ScheduleLimits.
+bool is_small(const ScheduleTask& task, std::uint64_t capacity, const ScheduleLimits& limits);
+
 // Decides for each task. REQUIRES: tasks in order of priority, those of equal priority in order of arrival; the first
 // can use rows; prompt_rows > 0.
 //

@@ -65,7 +65,7 @@ std::string_view vllm_reason(std::string_view reason) {
   return reason == "abandoned" || reason == "cancelled" ? "abort" : "error";
 }
 
-// Counts by the values of one label.
+// Sums by the values of one label.
 class CounterBy {
  public:
   explicit CounterBy(std::initializer_list<std::string_view> known = {}) {
@@ -285,24 +285,20 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
 }
 
 void MetricsImpl::add_tenants(Page& page, const EngineReport& engine) const {
-  const std::map<int, std::string> names =
-      sources_.tenants ? sources_.tenants() : std::map<int, std::string>{{0, std::string()}};
-  std::map<std::string, double, std::less<>> bytes, planned;
-  // Those beyond as many labels as there may be are one.
+  const std::map<int, std::string> names = sources_.tenants ? sources_.tenants() : std::map<int, std::string>();
+  CounterBy bytes, planned;
   const auto add = [&](std::string_view name, const TenantReport& report) {
-    const bool fits = bytes.contains(name) || bytes.size() + 1 < kMostLabelValues;
-    const std::string label(fits ? name : "other");
-    bytes[label] += static_cast<double>(report.bytes);
-    planned[label] += static_cast<double>(report.planned);
+    bytes.add(name, static_cast<double>(report.bytes));
+    planned.add(name, static_cast<double>(report.planned));
   };
   for (const TenantReport& report : engine.tenants) {
     const auto name = names.find(report.tenant);
     add(name != names.end() ? std::string_view(name->second) : "other", report);
   }
   for (const auto& [number, name] : names) add(name, {});
-  page.gauges("tenant_kv_bytes", "KV memory that a tenant's requests hold", "tenant", bytes);
+  page.gauges("tenant_kv_bytes", "KV memory that a tenant's requests hold", "tenant", bytes.counts());
   page.gauges("tenant_kv_planned_bytes", "Peaks of a tenant's requests that hold KV memory, as admission counts them",
-              "tenant", planned);
+              "tenant", planned.counts());
 }
 
 void MetricsImpl::add_requests(Page& page) const {

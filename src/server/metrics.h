@@ -34,7 +34,7 @@ struct MetricsSources {
   std::function<std::chrono::steady_clock::duration()> busy;  // see StepThread::busy
   std::function<int()> connections;
   std::function<std::uint64_t()> dropped_log_lines;
-  std::function<std::map<int, std::string>()> tenants;  // numbers and names; without it there is one, without a name
+  std::function<std::map<int, std::string>()> tenants;  // numbers and names
 };
 
 class Metrics : public TrafficObserver {

@@ -327,7 +327,9 @@ struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
 template <class Isa, class B>
 [[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
                                               const Q8Rows& x, Floats total) {
+  static_assert(B::kMost <= 63 || B::kTerms == Terms::kOffset);  // see Isa::dot of AVX2, which relies on the offset
   if constexpr (B::kTerms == Terms::kOffset) {
+    static_assert(B::kMost <= 63 || B::kOffset == 128);
     constexpr int kShift = __builtin_ctz(128 / B::kOffset);
     const Ints dot = Isa::template dot<8, B::kMost>(broadcast(*x.sum >> kShift), w, x.quants);
     return Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
