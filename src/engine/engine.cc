@@ -316,11 +316,11 @@ class EngineImpl final : public Engine {
   Result<KvCacheShape> check_pages(const SessionHead& head, const KvCache& cache) const {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     const PageFormat& page = cache.shape().page;
-    if (page == shape.page) return shape;
+    if (page == shape.page && cache.shape().recent == shape.recent) return shape;
     return invalid_argument(
         "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
         "an engine of its own",
-        head.kv_type, head.page_slots, codec_name(page), page.slots);
+        head.kv_type, head.page_slots, codec_name(cache.shape().codec()), page.slots);
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.

@@ -51,7 +51,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   const RetentionPolicy& policy = *place.policy;
   RequestPlan plan;
   plan.policy = policy.traits().spec;
-  plan.codec = codec_name(shape.page);
+  plan.codec = codec_name(shape.codec());
   plan.prompt = request.prompt;
   plan.budget = place.bytes;
   plan.bytes_per_token = shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes());

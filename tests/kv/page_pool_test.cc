@@ -35,7 +35,7 @@ class PagesTest : public ::testing::Test {
   }
 
   ThreadPool threads_{1};
-  CpuPageStore store_{kShape, &generic_kernels(), &threads_, {1.0, 0.1}};
+  CpuPageStore store_{&generic_kernels(), &threads_, {1.0, 0.1}};
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
 };
