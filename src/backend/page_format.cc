@@ -57,9 +57,13 @@ std::size_t PageFormat::value_bytes() const { return value_side_bytes(*this); }
 ParsedCodec parse_codec(std::string_view text) {
   const auto fail = [&](const std::string& what) {
     return ParsedCodec{
-        {}, fmt::format("unknown KV type '{}': {}; the types are: {}; for keys and values apart: k=q8,v=q4; options: "
-                        "recent=N, rotate=k, v, kv or off",
-                        text, what, fmt::join(kv_type_names(), ", "))};
+        {}, fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
+                        "q4,recent=64,rotate=k",
+                        text, what)};
+  };
+  const auto unknown = [](std::string_view type) {
+    return ParsedCodec{
+        {}, fmt::format("unknown KV type '{}'; the types are: {}", type, fmt::join(kv_type_names(), ", "))};
   };
   std::optional<KvType> key;
   std::optional<KvType> value;
@@ -75,12 +79,12 @@ ParsedCodec parse_codec(std::string_view text) {
     const std::string_view what = equals == std::string_view::npos ? name : part.substr(equals + 1);
     if (equals == std::string_view::npos) {
       const auto type = kv_type_from_name(what);
-      if (!type) return fail(fmt::format("'{}' is none", what));
+      if (!type) return unknown(what);
       if (key || value) return fail("it names a type twice");
       key = value = type;
     } else if (name == "k" || name == "v") {
       const auto type = kv_type_from_name(what);
-      if (!type) return fail(fmt::format("'{}' is none", what));
+      if (!type) return unknown(what);
       std::optional<KvType>& side = name == "k" ? key : value;
       if (side) return fail("it names a type twice");
       side = type;

@@ -83,7 +83,9 @@ class Description {
       sealed.first_row = static_cast<int>(std::max<TokenIndex>(seal.first_reader - first_row_, 0));
       if (seal.open >= 0)
         sealed.open = table_.open_pages().subspan(static_cast<std::size_t>(seal.open) * lanes, lanes).data();
-      sealed.live = table_.column(seal.column).live;
+      // Without what is dropped before the first row that reads the encoded pages.
+      const IndexRange hide = hidden_[static_cast<std::size_t>(sealed.first_row)];
+      sealed.live = table_.column(seal.column).live & ~table_.slots_of(seal.column, hide.begin, hide.end);
       out_.seals.push_back(sealed);
     }
   }

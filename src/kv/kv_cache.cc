@@ -191,7 +191,10 @@ std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const Sequenc
   const std::int64_t slots = shape.page.slots;
   // Before the pass, and after it.
   const std::int64_t of_texts = 2 * ((shape.recent + slots - 1) / slots + 1);
-  return std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
+  const std::int64_t held = std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
+  // What compaction may write into fresh pages (PageTable::sharing_reserve).
+  const bool compacts = layout.table.lists && layout.table.run_capacities.empty() && shape.recent > 0;
+  return held + (compacts && columns > 0 ? shape.recent / slots + 2 : 0);
 }
 
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others) const {

@@ -315,10 +315,10 @@ PageTable::AppendPlan PageTable::plan_append(int tokens) const {
   const auto lanes = static_cast<std::uint64_t>(lanes_);
   if (room > 0 && is_shared(tail)) plan.pages += lanes;
   if (tokens > room) plan.columns = (tokens - room + slots - 1) / slots;
-  if (layout_.encoded() && tokens > room) {
+  if (layout_.encoded()) {
     const TokenIndex newest = next_index_ + tokens - 1;
     for_each_open([&](std::uint32_t column) {
-      const bool filled = column == tail && room > 0;
+      const bool filled = column == tail && room > 0 && tokens >= room;
       const TokenIndex last = filled ? next_index_ + room - 1 : index(column, column_[column].used - 1);
       if ((filled || column_[column].used == slots) && first_reader(last) <= newest) ++plan.seals;
     });

@@ -80,6 +80,7 @@ bool PageTable::frames_are_sound() const {
   // The next token is written behind the newest one, at the next position.
   if (!lists_ || original_ || tail_.front() == kNone) return true;
   const Column& tail = column_[tail_.front()];
+  if (tail.sealed) return true;  // it begins a column, wherever the dead end of this one lies
   return tail.base + tail.used + newest_frame().origin == length_;
 }
 

@@ -54,10 +54,11 @@ struct Continued {
 // The bits of a sequence that was never given up, and so of what follows; nothing is drawn or shown again.
 TEST(Task, RecomputedAfterGivingUpItsPages) {
   const TemporaryFile file(make_random_model(crowd_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
   constexpr TokenIndex kReleases[] = {30, 90, 105, 106, 130, 147};
-  for (const std::string& policy : all_policies_in_use()) {
-    SCOPED_TRACE(policy);
+  for (const char* type : {"f16", "q4", "k=q8,v=q2,recent=20"})
+   for (const std::string& policy : all_policies_in_use()) {
+    SCOPED_TRACE(policy + " " + type);
+    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
     Continued kept(*model), released(*model);
     ASSERT_NO_FATAL_FAILURE(kept.run(model, policy, {}));
     ASSERT_NO_FATAL_FAILURE(released.run(model, policy, kReleases));

@@ -98,6 +98,7 @@ void CpuAttention::set_layer(int layer) {
     }
     table += static_cast<std::size_t>(tables);
   }
+  ensure_staged();
 }
 
 // Where the 16 bits of a column that is encoded in this pass are.
@@ -163,7 +164,6 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
 
 void CpuAttention::store(int layer, const float* keys, const float* values) {
   set_layer(layer);
-  ensure_staged();
   // By head: tokens of one page share cache lines, heads do not.
   threads_.parallel_for(shape_.kv_heads, [&](int head) {
     for (const LayerTable& table : layer_tables_)
