@@ -264,7 +264,7 @@ PageTable::Spares PageTable::spares_needed(int tokens) const {
     const std::int64_t most = (run.capacity + slots - 1) / slots + 1 - run.columns;
     const std::int64_t of_run = std::clamp<std::int64_t>((moves + slots - 1) / slots, 0, std::max<std::int64_t>(most, 0));
     needed += of_run;
-    if (of_run > 0 && layout_.encoded() && (tail_[r] == kNone || column_[tail_[r]].sealed || is_shared(tail_[r]))) ++open;
+    if (of_run > 0 && layout_.encoded() && (tail_[r] == kNone || column_[tail_[r]].sealed)) ++open;
   }
   std::int64_t held_open = 0;
   for (const std::uint32_t column : spare_) held_open += layout_.encoded() && !column_[column].sealed;

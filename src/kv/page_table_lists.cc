@@ -402,23 +402,13 @@ std::uint32_t PageTable::take_spare(bool sealed) {
 std::uint32_t PageTable::next_ring_column(int run) {
   const std::uint32_t full = tail_[static_cast<std::size_t>(run)];
   if (!layout_.encoded() || full == kNone || column_[full].sealed) return take_spare(false);
-  const auto lanes = static_cast<std::size_t>(lanes_);
-  const auto seal = [&](const PageId* to) {
-    const PageSeal what{pages_of(full).data(), to, column_[full].live};
-    if (pool_->store() != nullptr) pool_->store()->seal(lanes_, std::span(&what, 1));
-    column_[full].sealed = true;
-  };
-  if (is_shared(full)) {
-    PageRefs sealed(pool_);
-    KVASIR_CHECK(sealed.try_allocate(lanes, layout_.classes.sealed));
-    seal(sealed.ids().data());
-    pages_.take(first_page(full), sealed, 0, lanes);
-    return take_spare(false);
-  }
   const std::uint32_t next = take_spare(true);
-  seal(pages_of(next).data());
-  pages_.exchange(first_page(full), first_page(next), lanes);
+  const PageSeal seal{pages_of(full).data(), pages_of(next).data(), column_[full].live};
+  if (pool_->store() != nullptr) pool_->store()->seal(lanes_, std::span(&seal, 1));
+  pages_.exchange(first_page(full), first_page(next), static_cast<std::size_t>(lanes_));
+  column_[full].sealed = true;
   column_[next].sealed = false;
+  own_column(next);
   return next;
 }
 
