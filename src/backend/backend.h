@@ -149,9 +149,9 @@ class Backend {
     bool gaps = false;         // columns leave between others, so that ordinals may be far apart
     int slots = 32;
     std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
-    int observed_rows = 0;  // rows of one sequence that its listener wants, at most
-    int reductions = 0;     // that a listener wants
-    bool weights = false;   // some listener wants raw weights
+    int observed_rows = 0;              // rows of one sequence that its listener wants, at most
+    int reductions = 0;                 // that a listener wants
+    bool weights = false;               // some listener wants raw weights
   };
   // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
   // to be waited for (PageSource).

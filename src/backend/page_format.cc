@@ -15,8 +15,12 @@ constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType
                                KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
 
 // Whether a codec is better with a Walsh-Hadamard rotation (docs/codecs.md has the measurement).
-constexpr bool rotates_keys(KvType) { return false; }
-constexpr bool rotates_values(KvType) { return false; }
+constexpr bool rotates_keys(KvType) {
+  return false;
+}
+constexpr bool rotates_values(KvType) {
+  return false;
+}
 
 std::string rotation_name(const KvCodec& codec) {
   if (codec.rotated_keys) return codec.rotated_values ? "kv" : "k";
@@ -51,19 +55,23 @@ std::vector<std::string_view> kv_type_names() {
   return names;
 }
 
-std::size_t PageFormat::key_bytes() const { return key_side_bytes(*this); }
-std::size_t PageFormat::value_bytes() const { return value_side_bytes(*this); }
+std::size_t PageFormat::key_bytes() const {
+  return key_side_bytes(*this);
+}
+std::size_t PageFormat::value_bytes() const {
+  return value_side_bytes(*this);
+}
 
 ParsedCodec parse_codec(std::string_view text) {
   const auto fail = [&](const std::string& what) {
-    return ParsedCodec{
-        {}, fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
-                        "q4,recent=64,rotate=k",
-                        text, what)};
+    return ParsedCodec{{},
+                       fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
+                                   "q4,recent=64,rotate=k",
+                                   text, what)};
   };
   const auto unknown = [](std::string_view type) {
-    return ParsedCodec{
-        {}, fmt::format("unknown KV type '{}'; the types are: {}", type, fmt::join(kv_type_names(), ", "))};
+    return ParsedCodec{{},
+                       fmt::format("unknown KV type '{}'; the types are: {}", type, fmt::join(kv_type_names(), ", "))};
   };
   std::optional<KvType> key;
   std::optional<KvType> value;

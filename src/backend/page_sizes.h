@@ -50,7 +50,8 @@ inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
   const auto dim = static_cast<std::size_t>(format.head_dim);
   const auto slots = static_cast<std::size_t>(format.slots);
   if (!is_encoded(format.key)) return dim * slots * kv_type_bytes(format.key);
-  if (format.key == KvType::kQ8) return dim * slots + static_cast<std::size_t>(code_groups(format.head_dim)) * slots * 2;
+  if (format.key == KvType::kQ8)
+    return dim * slots + static_cast<std::size_t>(code_groups(format.head_dim)) * slots * 2;
   return dim * (row_code_bytes(format.key, format.slots) + static_cast<std::size_t>(code_groups(format.slots)) * 4) +
          (format.key == KvType::kQ4O ? static_cast<std::size_t>(outliers(format)) * kOutlierBytes : 0);
 }

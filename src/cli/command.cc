@@ -106,8 +106,7 @@ void add_engine_options(CLI::App& command, EngineOptions& options) {
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512")->capture_default_str();
-  command.add_option("--kv-type", options.kv_type, kv_type_help())
-      ->capture_default_str();
+  command.add_option("--kv-type", options.kv_type, kv_type_help())->capture_default_str();
   command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
 }
 

@@ -35,10 +35,10 @@ struct PlanOptions {
 
 // By codec for keys and values alike: all that a page takes, divided by its tokens.
 Json bytes_per_token_by_codec(KvCacheShape shape) {
-  Json out = Json::object();
+  Json out = Json::array();
   for (const std::string_view name : kv_type_names()) {
     shape.page.key = shape.page.value = *kv_type_from_name(name);
-    out[std::string(name)] = shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes());
+    out.push_back({{"codec", name}, {"bytes", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())}});
   }
   return out;
 }
@@ -165,9 +165,8 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
   out += "\nBytes of a token by --kv-type:";
-  const Json by_codec = bytes_per_token_by_codec(shape);
-  for (auto codec = by_codec.begin(); codec != by_codec.end(); ++codec)
-    out += fmt::format(" {} {}", codec.key(), codec.value().get<std::uint64_t>());
+  for (const Json& codec : bytes_per_token_by_codec(shape))
+    out += fmt::format(" {} {}", codec["codec"].get<std::string>(), codec["bytes"].get<std::uint64_t>());
   out += '\n';
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
@@ -200,8 +199,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass; 0: the policy's own")
       ->capture_default_str();
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
-  command->add_option("--kv-type", options->kv_type, kv_type_help())
-      ->capture_default_str();
+  command->add_option("--kv-type", options->kv_type, kv_type_help())->capture_default_str();
   add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
       ->envname("KVASIR_KV");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");

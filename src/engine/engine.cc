@@ -38,8 +38,10 @@ class EngineImpl final : public Engine {
 
   Result<RequestPlan> plan(const PlanRequest& request) const override {
     return guarded([&]() -> Result<RequestPlan> {
-      const Result<CacheSize> place = find_place(request.policy, 1);
+      Result<CacheSize> place = find_place(request.policy, 1);
       if (!place.ok()) return about_unless_said(place.status(), "policy");
+      if (const std::uint64_t ceiling = ceiling_of(request.tenant); ceiling > 0)
+        place->bytes = std::min(place->bytes, ceiling);
       return plan_request(request, cache_shape(), *place, model_->config.context);
     });
   }

@@ -123,7 +123,8 @@ Peak find_whole_peak(const KvCacheShape& shape, const MemoryRequest& request) {
   Peak peak;
   peak.seen = tokens;
   for (std::int64_t done = 0; done < tokens;) {
-    const std::int64_t skipped = std::max<std::int64_t>(std::min(prompt, tokens - last) / request.chunk * request.chunk, 0);
+    const std::int64_t skipped =
+        std::max<std::int64_t>(std::min(prompt, tokens - last) / request.chunk * request.chunk, 0);
     std::int64_t rows = next_chunk_rows(done, prompt, tokens, request.chunk);
     if (done == 0 && skipped > 0) rows = skipped;
     if (done >= prompt && tokens - done > last) rows = tokens - last - done;
@@ -273,8 +274,9 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
   const std::uint64_t blocks = (most_rows > 1 ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
   const std::uint64_t seals =
-      shape.page.encoded() ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
-                           : 0;
+      shape.page.encoded()
+          ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
+          : 0;
   const std::uint64_t table = sizeof(BatchTable) + frames * sizeof(BatchFrame) + blocks * sizeof(MaskBlock) +
                               (hides ? sizeof(HiddenBlock) : 0) + masks * sizeof(SlotMask) +
                               (queries + most_rows) * sizeof(Position) + most_rows * sizeof(WriteSlot) + seals;
@@ -299,14 +301,14 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.open_pages = saturating_product(peak.open * lanes, sequences);
   const std::uint64_t page_bytes = saturating_sum(saturating_product(memory.pages, memory.page_bytes),
                                                   saturating_product(memory.open_pages, memory.open_page_bytes));
-  const std::uint64_t arrays = saturating_product(
-      KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)) -
-          KvCache::page_cost(shape, layout, static_cast<std::int64_t>(peak.columns)),
-      sequences);
+  const std::uint64_t arrays =
+      saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)) -
+                             KvCache::page_cost(shape, layout, static_cast<std::int64_t>(peak.columns)),
+                         sequences);
   memory.table_bytes =
       saturating_sum(arrays, saturating_product(memory.pages + memory.open_pages, PagePool::kPageOverhead));
-  memory.bytes = bytes_of_columns(shape, peak.columns) == kMostBytes ? kMostBytes
-                                                                     : saturating_sum(page_bytes, memory.table_bytes);
+  memory.bytes =
+      bytes_of_columns(shape, peak.columns) == kMostBytes ? kMostBytes : saturating_sum(page_bytes, memory.table_bytes);
   memory.tokens_seen_max = peak.seen;
   memory.frames_max = most_frames(policy);
   memory.chunk_frames_max = most_chunk_frames(policy);

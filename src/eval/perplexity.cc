@@ -159,8 +159,7 @@ class SideBySide {
     tracks_.resize(policies.size() + 1);
     for (std::size_t i = 0; i < policies.size(); ++i) {
       KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], shape, budget));
-      if (options_.compare_full && full_ == nullptr && shape.codec() == KvCodec{} &&
-          tracks_[i].result.policy == "full")
+      if (options_.compare_full && full_ == nullptr && shape.codec() == KvCodec{} && tracks_[i].result.policy == "full")
         full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {

@@ -66,7 +66,8 @@ Result<PageClass> PagePool::add_class(const PageFormat& format) {
   const auto found = std::ranges::find(classes_, format, &Class::format);
   if (found != classes_.end()) return static_cast<PageClass>(found - classes_.begin());
   KVASIR_CHECK(classes_.empty() || (format.slots == shape().slots && format.head_dim == shape().head_dim));
-  if (classes_.size() == kMaxPageClasses) return unsupported("a cache holds pages of at most {} formats", kMaxPageClasses);
+  if (classes_.size() == kMaxPageClasses)
+    return unsupported("a cache holds pages of at most {} formats", kMaxPageClasses);
   Class& added = classes_.emplace_back();
   const auto fail = [&](const Status& status) -> Result<PageClass> {
     for (std::uint32_t* array : {added.references, added.links, added.cached})

@@ -24,11 +24,11 @@
 // of ranges gives them back (give_back): the tokens stay retained, keep their positions and count as dropped only once
 // a plan drops them, but no entry refers to them.
 //
-// Sealing: where the pages' format is encoded (Layout::classes), columns are written in its open form, 16 bits. A column
-// of run 0 is sealed by the pass of the token that lies Layout::recent behind the token that follows its newest one: the
-// pass has its encoded pages in place of the open ones (append), and the open ones are kept until it ends (end_pass).
-// Rows before that token read the open form (describe_table). Columns of other runs are sealed when the next one of
-// their run begins. A sealed column is full and never written again, but as a whole.
+// Sealing: where the pages' format is encoded (Layout::classes), columns are written in its open form, 16 bits. A
+// column of run 0 is sealed by the pass of the token that lies Layout::recent behind the token that follows its newest
+// one: the pass has its encoded pages in place of the open ones (append), and the open ones are kept until it ends
+// (end_pass). Rows before that token read the open form (describe_table). Columns of other runs are sealed when the
+// next one of their run begins. A sealed column is full and never written again, but as a whole.
 //
 // Cost: append and apply touch what they change, find tokens in a few steps whatever the length (find_entry), and move
 // O(frames) integers. Exceptions:
@@ -168,14 +168,14 @@ class PageTable {
 
   // What append would take. Const: a plan changes nothing.
   struct AppendPlan {
-    int columns = 0;          // new ones
-    int spares = 0;           // of these, kept ready for tokens that move between runs
-    int open_spares = 0;      // of these, with open pages
-    int seals = 0;            // columns there are already that are sealed
-    int sealed = 0;           // new columns that are sealed at once
-    std::uint64_t pages = 0;  // to allocate, copies of a shared open column included
+    int columns = 0;                 // new ones
+    int spares = 0;                  // of these, kept ready for tokens that move between runs
+    int open_spares = 0;             // of these, with open pages
+    int seals = 0;                   // columns there are already that are sealed
+    int sealed = 0;                  // new columns that are sealed at once
+    std::uint64_t pages = 0;         // to allocate, copies of a shared open column included
     std::uint64_t sealed_pages = 0;  // of these, encoded
-    std::uint64_t bytes = 0;  // pages and arrays together
+    std::uint64_t bytes = 0;         // pages and arrays together
   };
   AppendPlan plan_append(int tokens) const;
 
@@ -299,9 +299,7 @@ class PageTable {
     return column_[column].sealed ? layout_.classes.sealed : layout_.classes.open;
   }
   int open_capacity() const { return open_capacity(layout_, static_cast<int>(slots_)); }
-  static int open_capacity(const Layout& layout, int slots) {
-    return layout.encoded() ? layout.recent / slots + 2 : 0;
-  }
+  static int open_capacity(const Layout& layout, int slots) { return layout.encoded() ? layout.recent / slots + 2 : 0; }
   // The token from which on a column of run 0 whose newest token will be `newest` is read encoded.
   TokenIndex first_reader(TokenIndex newest) const { return newest + 1 + layout_.recent; }
   // Calls visit(column) for each open column of run 0, newest first.

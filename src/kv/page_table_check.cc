@@ -188,8 +188,8 @@ std::uint64_t PageTable::allocated_bytes() const {
   const auto bytes_of = [](const auto& values) { return values.capacity() * sizeof(values[0]); };
   std::uint64_t bytes = sizeof(PageTable) + bytes_of(layout_.run_capacities) + bytes_of(runs_) + bytes_of(tail_) +
                         bytes_of(frames_) + bytes_of(column_) +
-                        (pages_.capacity() + open_pages_.capacity()) * sizeof(PageId) +
-                        bytes_of(offsets_) + bytes_of(free_) + bytes_of(entry_first_) + bytes_of(spare_);
+                        (pages_.capacity() + open_pages_.capacity()) * sizeof(PageId) + bytes_of(offsets_) +
+                        bytes_of(free_) + bytes_of(entry_first_) + bytes_of(spare_);
   for (const Run& run : runs_) bytes += bytes_of(run.entries);
   return bytes;
 }

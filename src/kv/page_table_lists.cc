@@ -391,8 +391,8 @@ std::uint32_t PageTable::take_spare(bool sealed) {
     return column;
   }
   PageRefs pages(pool_);
-  KVASIR_CHECK(pages.try_allocate(static_cast<std::size_t>(lanes_),
-                                  sealed ? layout_.classes.sealed : layout_.classes.open));
+  KVASIR_CHECK(
+      pages.try_allocate(static_cast<std::size_t>(lanes_), sealed ? layout_.classes.sealed : layout_.classes.open));
   const std::uint32_t column = take_column(pages, 0);
   column_[column].sealed = sealed;
   return column;

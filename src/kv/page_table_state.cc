@@ -228,7 +228,8 @@ std::int64_t PageTable::whole_columns() const {
   if (frame.origin != 0 || frame.rotation != 0) return 0;
   std::int64_t columns = next_index_ / static_cast<TokenIndex>(slots_);
   // Of a table whose pages are encoded, those that are.
-  if (layout_.encoded()) for_each_open([&](std::uint32_t c) { columns -= column_[c].used == static_cast<int>(slots_); });
+  if (layout_.encoded())
+    for_each_open([&](std::uint32_t c) { columns -= column_[c].used == static_cast<int>(slots_); });
   return columns;
 }
 

@@ -205,26 +205,27 @@ TEST_P(PoliciesEngine, ThreadsAndListenersChangeNoBits) {
   const TemporaryFile file(make_random_model(spec));
   const Text text(130, 60, 2);
   std::map<std::pair<std::string, std::size_t>, RunOutcome> first;
-  for (const int threads : {1, 2, 5}) for (const std::string type : {"f16", "q4"}) {
-    const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = 16});
-    for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
-      const std::string& policy = cases.evicting[i];
-      SCOPED_TRACE(fmt::format("{} {} threads {}", policy, type, threads));
-      const auto runner = new_runner(model, policy);
-      RunOutcome outcome = outcome_of(*runner, text, 32);
-      EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
-      const auto heard = new_runner(model, policy);
-      Deaf tap;
-      heard->set_tap(&tap);
-      EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
-      EXPECT_EQ(tap.rows, 190 * spec.layers);
-      if (threads == 1) {
-        first[{type, i}] = std::move(outcome);
-      } else {
-        EXPECT_TRUE((outcome == first.at({type, i})));
+  for (const int threads : {1, 2, 5})
+    for (const std::string type : {"f16", "q4"}) {
+      const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = 16});
+      for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
+        const std::string& policy = cases.evicting[i];
+        SCOPED_TRACE(fmt::format("{} {} threads {}", policy, type, threads));
+        const auto runner = new_runner(model, policy);
+        RunOutcome outcome = outcome_of(*runner, text, 32);
+        EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
+        const auto heard = new_runner(model, policy);
+        Deaf tap;
+        heard->set_tap(&tap);
+        EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
+        EXPECT_EQ(tap.rows, 190 * spec.layers);
+        if (threads == 1) {
+          first[{type, i}] = std::move(outcome);
+        } else {
+          EXPECT_TRUE((outcome == first.at({type, i})));
+        }
       }
     }
-  }
 }
 
 // Branches share pages until one of them writes; then each goes on as if it were alone.
@@ -234,24 +235,25 @@ TEST_P(PoliciesEngine, ForksContinueAsIfTheyWereAlone) {
   spec.context = 100;
   const TemporaryFile file(make_random_model(spec));
   const Text one(40, 50, 4), other(7, 80, 5);
-  for (const char* type : {"f16", "q4", "q8,recent=20"}) for (const std::string& policy : cases.evicting) {
-    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
-    for (const int before : {20, 90, 96}) {
-      SCOPED_TRACE(fmt::format("{} {} forked at {}", policy, type, before));
-      const Text trunk(before, 13, 3);
-      const auto alone = [&](const Text& text) {
+  for (const char* type : {"f16", "q4", "q8,recent=20"})
+    for (const std::string& policy : cases.evicting) {
+      const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+      for (const int before : {20, 90, 96}) {
+        SCOPED_TRACE(fmt::format("{} {} forked at {}", policy, type, before));
+        const Text trunk(before, 13, 3);
+        const auto alone = [&](const Text& text) {
+          const auto runner = new_runner(model, policy);
+          run_text(*runner, trunk, 32);
+          return outcome_of(*runner, text, 32);
+        };
         const auto runner = new_runner(model, policy);
         run_text(*runner, trunk, 32);
-        return outcome_of(*runner, text, 32);
-      };
-      const auto runner = new_runner(model, policy);
-      run_text(*runner, trunk, 32);
-      auto branch = runner->fork();
-      ASSERT_TRUE(branch.ok());
-      EXPECT_TRUE(outcome_of(**branch, one, 32) == alone(one)) << "the branch";
-      EXPECT_TRUE(outcome_of(*runner, other, 32) == alone(other)) << "the trunk";
+        auto branch = runner->fork();
+        ASSERT_TRUE(branch.ok());
+        EXPECT_TRUE(outcome_of(**branch, one, 32) == alone(one)) << "the branch";
+        EXPECT_TRUE(outcome_of(*runner, other, 32) == alone(other)) << "the trunk";
+      }
     }
-  }
 }
 
 // A pass that finds no room is as if it had never been asked for.

@@ -200,7 +200,7 @@ TEST_F(PagesTest, AreReadAndWrittenWhole) {
 TEST(PagePool, WithoutAStoreCountsTheSame) {
   MemoryBudget budget(std::uint64_t{1} << 40);  // far more than any machine of today holds
   const auto pool = make_pool(&budget);
-  EXPECT_EQ(pool->capacity(), std::min<std::uint64_t>((std::uint64_t{1} << 40) / kCost, UINT32_MAX));
+  EXPECT_EQ(pool->capacity(), std::min<std::uint64_t>((std::uint64_t{1} << 40) / kCost, kMaxPagesOfClass));
   std::vector<PageId> pages(1000);
   ASSERT_TRUE(pool->try_allocate(pages));
   EXPECT_EQ(budget.used(), 1000 * kCost);

@@ -104,8 +104,7 @@ void CpuAttention::set_layer(int layer) {
 // Where the 16 bits of a column that is encoded in this pass are.
 std::byte* CpuAttention::open_page(const LayerTable& table, std::size_t seal, int head) const {
   const std::vector<SealedColumn>& seals = table.table->batch->seals;
-  if (const PageId* open = seals[seal].open)
-    return store_->data(open[table.first_lane + head - table.first_head]);
+  if (const PageId* open = seals[seal].open) return store_->data(open[table.first_lane + head - table.first_head]);
   std::size_t number = 0;  // among those without pages
   for (std::size_t s = 0; s < seal; ++s) number += seals[s].open == nullptr;
   return staged_.data() + table.first_staged +
@@ -193,7 +192,8 @@ void CpuAttention::rotate_queries(const float* query) {
                       product(table->first_head * group, shape_.head_dim),
                   table->heads * group, shape_.head_dim, shape_.rotary, rotation, rotation + floats / 2, scale,
                   out + number * stride);
-    if (table->table->batch->format.rotated_keys) hadamard(out + number * stride, table->heads * group, shape_.head_dim);
+    if (table->table->batch->format.rotated_keys)
+      hadamard(out + number * stride, table->heads * group, shape_.head_dim);
   });
 }
 
@@ -244,8 +244,8 @@ void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row
 
 // Points to the 16 bits of the columns of a partial that the rows of a task read in that form although the pass encodes
 // them.
-void CpuAttention::use_open_pages(const Task& task, const Partial& part, const PageFormat* open, const std::byte** pages,
-                                  const PageFormat** formats) const {
+void CpuAttention::use_open_pages(const Task& task, const Partial& part, const PageFormat* open,
+                                  const std::byte** pages, const PageFormat** formats) const {
   const BatchTable& batch = *task.table->table->batch;
   for (std::size_t s = batch.seals.size(); s > 0 && batch.seals[s - 1].first_row > task.row; --s)
     for (std::uint32_t e = part.begin; e < part.end; ++e) {

@@ -60,9 +60,9 @@ class CpuAttention {
     int number = 0;      // of the tables of this sequence in this layer
     int first_head = 0;  // KV heads [first_head, first_head + heads)
     int heads = 0;
-    int first_lane = 0;           // of these heads in the table
-    std::size_t first_query = 0;  // of its rotated queries, in units of one row's
-    std::size_t first_read = 0;   // of what the selector says
+    int first_lane = 0;            // of these heads in the table
+    std::size_t first_query = 0;   // of its rotated queries, in units of one row's
+    std::size_t first_read = 0;    // of what the selector says
     std::size_t first_staged = 0;  // of its staged columns: [column][head]
   };
   // A tile of rows of one lane.

@@ -104,7 +104,8 @@ void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, Slo
                               const float* turn) const {
   const std::size_t half = rotations_.floats() / 2;
   if (turn == nullptr || !open.rotated_keys) {
-    kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), turn, turn != nullptr ? turn + half : nullptr);
+    kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), turn,
+                        turn != nullptr ? turn + half : nullptr);
     return;
   }
   kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), nullptr, nullptr);

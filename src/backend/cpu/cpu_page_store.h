@@ -68,7 +68,6 @@ class CpuPageStore final : public PageStore {
   };
   // What a thread works in: two pages in 16 bits.
 
-
   const Arena& arena(PageId page) const { return arenas_[static_cast<std::size_t>(page_class(page))]; }
   void fill_turns(std::span<const SlotMove> moves);
   const float* turn_of(std::size_t move, const SlotMove& what) const;

@@ -1,7 +1,7 @@
-// Splits a partial of attention into what a kernel for one type of elements takes: entries that follow each other in one
-// format, and encoded pages one by one, decoded to floats that stay in the first cache. A state is added to entry by
-// entry, so the split does not change its bits.
-// Written once; compiled for each instruction set by the file that includes it.
+// Splits a partial of attention into what a kernel for one type of elements takes: entries that follow each other in
+// one format, and encoded pages one by one, decoded to floats that stay in the first cache. A state is added to entry
+// by entry, so the split does not change its bits. Written once; compiled for each instruction set by the file that
+// includes it.
 #pragma once
 
 #include "backend/cpu/kernels/decode_page.h"
@@ -26,7 +26,8 @@ inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int 
 
 inline bool sees_entry(const AttentionPartial& partial, int entry) {
   SlotMask any = 0;
-  for (int r = 0; r < partial.rows; ++r) any |= partial.masks[static_cast<std::size_t>(r) * partial.mask_row_stride + static_cast<std::size_t>(entry)];
+  for (int r = 0; r < partial.rows; ++r)
+    any |= partial.masks[static_cast<std::size_t>(r) * partial.mask_row_stride + static_cast<std::size_t>(entry)];
   return any != 0;
 }
 
@@ -50,8 +51,7 @@ inline void attend_runs(const AttentionPartial& partial, const Run& run) {
         run(part);
       }
     } else {
-      while (end < partial.entries &&
-             (partial.formats[end] == partial.formats[e] || *partial.formats[end] == format))
+      while (end < partial.entries && (partial.formats[end] == partial.formats[e] || *partial.formats[end] == format))
         ++end;
       run(entries_of_partial(partial, e, end - e));
     }

@@ -5,6 +5,10 @@
 // loops.
 #pragma once
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 #include <cstring>
 
 #include "backend/cpu/kernels/page_layout.h"
@@ -16,7 +20,7 @@ namespace {
   std::uint16_t bits;
   __builtin_memcpy(&bits, p, sizeof bits);
 #ifdef __F16C__
-  return __builtin_ia32_vcvtph2ps(__v8hi{static_cast<short>(bits), 0, 0, 0, 0, 0, 0, 0})[0];
+  return _cvtsh_ss(bits);
 #else
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t exponent = bits >> 10 & 31U;

@@ -257,8 +257,7 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
         if (weights != nullptr) weights[e * slots + s] = weight;
         total += weight;
         for (int d = 0; d < dim; ++d)
-          weighted[d] +=
-              weight * load_element(value_type, values + static_cast<std::size_t>(s * dim + d) * value_size);
+          weighted[d] += weight * load_element(value_type, values + static_cast<std::size_t>(s * dim + d) * value_size);
       }
       state.sum[query] = state.sum[query] * keep + total;
       state.maximum[query] = highest;

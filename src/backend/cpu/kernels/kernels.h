@@ -79,8 +79,8 @@ struct AttentionPartial {
   const float* q = nullptr;      // [rows][group][head_dim], rotated to the frame and scaled; row stride below
   std::size_t q_row_stride = 0;  // in floats
   int entries = 0;               // at most kPartialEntries
-  const std::byte* const* pages = nullptr;      // [entries]
-  const PageFormat* const* formats = nullptr;   // [entries]: of head_dim and slots, otherwise any
+  const std::byte* const* pages = nullptr;     // [entries]
+  const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;

@@ -86,8 +86,9 @@ Side expected(KvType type, bool keys, const Side& x, SlotMask live, int slots, i
     const int levels = (1 << bits_of(type)) - 1;
     const bool symmetric = type == KvType::kQ8;
     const double zero = symmetric ? 0 : half(least);
-    const double scale = half(symmetric ? std::max(magnitude / 127, 1e-8)
-                                        : static_cast<double>(static_cast<float>(most) - static_cast<float>(zero)) / levels);
+    const double scale =
+        half(symmetric ? std::max(magnitude / 127, 1e-8)
+                       : static_cast<double>(static_cast<float>(most) - static_cast<float>(zero)) / levels);
     for (const int i : group) {
       if (apart[static_cast<std::size_t>(i)]) continue;
       const float distance = static_cast<float>(x[static_cast<std::size_t>(i)] - static_cast<float>(zero));
@@ -149,7 +150,8 @@ class Reader {
     for (int s = 0; s < plain.slots; ++s)
       for (int d = 0; d < plain.head_dim; ++d) {
         const auto at = static_cast<std::size_t>(s * plain.head_dim + d);
-        keys[at] = element(plain.key, open.data() + static_cast<std::size_t>(d * plain.slots + s) * kv_type_bytes(plain.key));
+        keys[at] =
+            element(plain.key, open.data() + static_cast<std::size_t>(d * plain.slots + s) * kv_type_bytes(plain.key));
         values[at] = element(plain.value, open.data() + values_offset(plain) + at * kv_type_bytes(plain.value));
       }
   }
@@ -202,8 +204,8 @@ TEST(Codec, DecodesToWhatItsDefinitionSays) {
           const Side wanted_values = expected(value, false, encoded.values, live, slots, dim);
           for (std::size_t i = 0; i < keys.size(); ++i) {
             if ((live >> (i / static_cast<std::size_t>(dim)) & 1) == 0) continue;
-            ASSERT_EQ(keys[i], half(wanted_keys[i])) << codec_name(format) << " slots " << slots << " dim " << dim
-                                                      << " key " << i;
+            ASSERT_EQ(keys[i], half(wanted_keys[i]))
+                << codec_name(format) << " slots " << slots << " dim " << dim << " key " << i;
             ASSERT_EQ(values[i], half(wanted_values[i]))
                 << codec_name(format) << " slots " << slots << " dim " << dim << " value " << i;
           }
@@ -277,9 +279,9 @@ TEST(ParseCodec, ReadsWhatCodecNameWrites) {
     EXPECT_EQ(codec.rotated_values, rotate.back() == 'v');
     EXPECT_EQ(parse_codec(codec_name(codec)).codec, codec);
   }
-  for (const std::string text : {"", ",", "q5", "q4,", "k=q4", "v=q4", "q4,q4", "k=q4,k=q4", "q4,recent=", "q4,recent=-1",
-                                 "q4,recent=5000", "q4,recent=1,recent=1", "f16,recent=8", "f16,rotate=k", "q4,rotate=x",
-                                 "q4,x=1", "k=q4,v=f16,rotate=v", "=", "q4 "})
+  for (const std::string text : {"", ",", "q5", "q4,", "k=q4", "v=q4", "q4,q4", "k=q4,k=q4",
+                                 "q4,recent=", "q4,recent=-1", "q4,recent=5000", "q4,recent=1,recent=1", "f16,recent=8",
+                                 "f16,rotate=k", "q4,rotate=x", "q4,x=1", "k=q4,v=f16,rotate=v", "=", "q4 "})
     EXPECT_NE(parse_codec(text).error, "") << text;
 }
 
@@ -361,7 +363,8 @@ TEST_P(EncodedAttention, IsThatOfTheDecodedFloats) {
             const SlotMask live = masks[static_cast<std::size_t>(query / group * entries + e)];
             if (live == 0) continue;
             const auto entry = static_cast<std::size_t>(e);
-            ASSERT_EQ(a.maxima_of(static_cast<std::size_t>(query))[entry], b.maxima_of(static_cast<std::size_t>(query))[entry]);
+            ASSERT_EQ(a.maxima_of(static_cast<std::size_t>(query))[entry],
+                      b.maxima_of(static_cast<std::size_t>(query))[entry]);
             for (int s = 0; s < slots; ++s)
               if ((live >> s & 1) != 0) {
                 ASSERT_EQ(a.of(static_cast<std::size_t>(query))[e * slots + s],

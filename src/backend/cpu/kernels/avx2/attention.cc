@@ -1,5 +1,5 @@
-#include "backend/cpu/kernels/avx2/simd.h"
 #include "backend/cpu/kernels/attend_runs.h"
+#include "backend/cpu/kernels/avx2/simd.h"
 
 namespace kvasir::avx2 {
 namespace {

@@ -1,5 +1,5 @@
-#include "backend/cpu/kernels/avx512/simd.h"
 #include "backend/cpu/kernels/attend_runs.h"
+#include "backend/cpu/kernels/avx512/simd.h"
 
 namespace kvasir::avx512 {
 namespace {
