@@ -49,8 +49,7 @@ struct Row {
 class Layer {
  public:
   Layer(const std::string& spec, std::int64_t most)
-      : policy_(std::move(*make_policy(spec))),
-        store_(kShape.page, find_kernels("auto"), &threads_, inverse_frequencies()) {
+      : policy_(std::move(*make_policy(spec))), store_(find_kernels("auto"), &threads_, inverse_frequencies()) {
     cache_ = std::move(*KvCache::create(kShape, std::uint64_t{1} << 28, &store_));
     sequence_.emplace(cache_->new_sequence(sequence_layout(*policy_)));
     policy_->begin({1, 1, kHeads});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/kernels.h"
 #include "base/aligned_buffer.h"
 
@@ -67,6 +68,8 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
   constexpr int kGroup = 4;
   constexpr int kHeadDim = 64;
   const PageFormat shape{kHeadDim, 32, type};
+  const PageFormat open = shape.open();
+  std::vector<std::byte> written(open.bytes());
   AlignedBuffer<std::byte> memory;
   memory.ensure(shape.bytes() * kEntries);
   const std::vector<float> noise = random_floats(kHeadDim + 977);
@@ -75,20 +78,24 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
     std::byte* page = memory.data() + shape.bytes() * static_cast<std::size_t>(e);
     for (int s = 0; s < shape.slots; ++s) {
       const float* token = noise.data() + (e * 32 + s) * 31 % 977;
-      table.store_kv(shape, page, s, token, token);
+      table.store_kv(open, open == shape ? page : written.data(), s, token, token);
     }
+    if (shape.encoded()) encode_page(shape, written.data(), slot_range(0, shape.slots), page);
     pages.push_back(page);
   }
   const auto queries = static_cast<std::size_t>(rows * kGroup);
   const std::vector<float> q = random_floats(queries * kHeadDim);
   const std::vector<SlotMask> masks(static_cast<std::size_t>(rows) * kPartialEntries, slot_range(0, shape.slots));
+  const std::vector<const PageFormat*> formats(kPartialEntries, &shape);
   std::vector<float> maximum(queries, -1e30F);
   std::vector<float> sum(queries);
   std::vector<float> weighted(queries * kHeadDim);
   for (auto _ : state) {
     for (int e = 0; e < kEntries; e += kPartialEntries) {
       AttentionPartial partial;
-      partial.shape = shape;
+      partial.head_dim = kHeadDim;
+      partial.slots = shape.slots;
+      partial.formats = formats.data();
       partial.rows = rows;
       partial.group = kGroup;
       partial.q = q.data();
@@ -130,7 +137,8 @@ void register_all() {
         }
       }
     }
-    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16}) {
+    for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8, KvType::kQ4, KvType::kQ4O,
+                              KvType::kQ3, KvType::kQ2}) {
       for (const int rows : {1, 64}) {
         const std::string count = "rows:" + std::to_string(rows);
         const std::string title = joined({"attend", name, kv_type_name(type), count});

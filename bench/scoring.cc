@@ -71,7 +71,7 @@ double attention_seconds(std::int64_t tokens, int steps, CacheEviction& caches) 
   for (int i = 0; i < kHeadDim / 2; ++i) shape.inverse_frequencies.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
   ThreadPool threads(2);
   const KernelTable* kernels = find_kernels("auto");
-  CpuPageStore store(kv.page, kernels, &threads, shape.inverse_frequencies);
+  CpuPageStore store(kernels, &threads, shape.inverse_frequencies);
   const SequenceLayout layout;
   auto cache = std::move(*KvCache::create(kv, KvCache::cost(kv, layout, tokens / kSlots + 2), &store));
   KvSequence sequence = cache->new_sequence(layout);

@@ -59,7 +59,7 @@ struct EngineOptions {
   std::string model;            // path of a GGUF file
   int threads = 0;              // 0: one per core this process may use
   std::string isa = "auto";     // kernels: auto, generic, avx2, avx512
-  std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16
+  std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64"
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
   // Bytes of kv_memory that requests may leave behind for others that begin with the same tokens; they are given back

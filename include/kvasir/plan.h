@@ -13,7 +13,8 @@ struct PlanRequest {
   std::string policy;            // as SessionOptions::policy
   std::int64_t prompt = 0;       // tokens of the prompt
   std::int64_t max_tokens = -1;  // to generate; -1: up to RequestPlan::most_tokens
-  int samples = 1;               // counted as independent sequences, which share nothing
+  int samples = 1;               // counted as independent sequences, which share nothing: then bytes are a bound
+  int tenant = 0;                // whose ceiling bounds what there is
 };
 
 // Bytes are the same figures as those of `kvasir plan` for as many tokens.

@@ -91,8 +91,8 @@ class Backend {
 
   // -- Pages --
 
-  // A store for pages of one format, for the caches of this model. The backend outlives it.
-  virtual std::unique_ptr<PageStore> new_page_store(const PageFormat& format) = 0;
+  // A store of pages for a cache of this model. The backend outlives it.
+  virtual std::unique_ptr<PageStore> new_page_store() = 0;
 
   // -- A pass --
 
@@ -148,9 +148,10 @@ class Backend {
     std::int64_t entries = 0;  // of all frames of a page table, at most
     bool gaps = false;         // columns leave between others, so that ordinals may be far apart
     int slots = 32;
-    int observed_rows = 0;  // rows of one sequence that its listener wants, at most
-    int reductions = 0;     // that a listener wants
-    bool weights = false;   // some listener wants raw weights
+    std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
+    int observed_rows = 0;              // rows of one sequence that its listener wants, at most
+    int reductions = 0;                 // that a listener wants
+    bool weights = false;               // some listener wants raw weights
   };
   // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
   // to be waited for (PageSource).

@@ -53,11 +53,22 @@ struct WriteSlot {
   std::int32_t slot = 0;
 };
 
+// A column that this pass encodes: its slots are full, and rows come to attend to it that are far enough behind it.
+struct SealedColumn {
+  std::uint32_t column = 0;
+  int first_row = 0;  // rows before it attend to the column in 16 bits, it and those behind to the encoded pages
+  // [lanes]: the pages in 16 bits, for which BatchTable::pages has the encoded ones. Null: the pass writes all of the
+  // column, and needs its 16 bits for one layer at a time.
+  const PageId* open = nullptr;
+  SlotMask live = 0;  // slots that take part in scales
+};
+
 // One page table of one sequence: what all lanes of a sequence, of a layer, or one lane alone read and write.
 struct BatchTable {
   int rows = 0;
   int lanes = 0;
   std::span<const PageId> pages;          // [column][lane]
+  PageFormat format;                      // of its sealed pages; others have its open form
   std::vector<BatchFrame> frames;         // in order of token
   std::vector<MaskBlock> blocks;          // ascending by frame, then begin; disjoint
   std::vector<HiddenBlock> hidden;        // ascending by frame, then first row; rows of one frame are disjoint
@@ -66,6 +77,7 @@ struct BatchTable {
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
   std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
+  std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
 
   Position query_position(std::size_t frame, int row) const {
@@ -75,7 +87,7 @@ struct BatchTable {
     return frames.capacity() * sizeof(BatchFrame) + blocks.capacity() * sizeof(MaskBlock) +
            hidden.capacity() * sizeof(HiddenBlock) + (masks.capacity() + retained_masks.capacity()) * sizeof(SlotMask) +
            (query_positions.capacity() + key_positions.capacity()) * sizeof(Position) +
-           slots.capacity() * sizeof(WriteSlot);
+           slots.capacity() * sizeof(WriteSlot) + seals.capacity() * sizeof(SealedColumn);
   }
 };
 

@@ -1,27 +1,141 @@
 #include "backend/page_format.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <charconv>
+
+#include "backend/page_sizes.h"
 
 namespace kvasir {
+namespace {
+
+constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8,
+                               KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
+
+// Whether a codec is better with a Walsh-Hadamard rotation (docs/codecs.md has the measurement).
+constexpr bool rotates_keys(KvType) {
+  return false;
+}
+constexpr bool rotates_values(KvType) {
+  return false;
+}
+
+std::string rotation_name(const KvCodec& codec) {
+  if (codec.rotated_keys) return codec.rotated_values ? "kv" : "k";
+  return codec.rotated_values ? "v" : "off";
+}
+
+}  // namespace
 
 std::string_view kv_type_name(KvType type) {
   switch (type) {
     case KvType::kF32: return "f32";
     case KvType::kF16: return "f16";
     case KvType::kBF16: return "bf16";
+    case KvType::kQ8: return "q8";
+    case KvType::kQ4: return "q4";
+    case KvType::kQ4O: return "q4o";
+    case KvType::kQ3: return "q3";
+    case KvType::kQ2: return "q2";
   }
   return "?";
 }
 
 std::optional<KvType> kv_type_from_name(std::string_view name) {
-  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kBF16})
+  for (const KvType type : kTypes)
     if (name == kv_type_name(type)) return type;
   return std::nullopt;
 }
 
+std::vector<std::string_view> kv_type_names() {
+  std::vector<std::string_view> names;
+  for (const KvType type : kTypes) names.push_back(kv_type_name(type));
+  return names;
+}
+
+std::size_t PageFormat::key_bytes() const {
+  return key_side_bytes(*this);
+}
+std::size_t PageFormat::value_bytes() const {
+  return value_side_bytes(*this);
+}
+
+ParsedCodec parse_codec(std::string_view text) {
+  const auto fail = [&](const std::string& what) {
+    return ParsedCodec{{},
+                       fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
+                                   "q4,recent=64,rotate=k",
+                                   text, what)};
+  };
+  const auto unknown = [](std::string_view type) {
+    return ParsedCodec{{},
+                       fmt::format("unknown KV type '{}'; the types are: {}", type, fmt::join(kv_type_names(), ", "))};
+  };
+  std::optional<KvType> key;
+  std::optional<KvType> value;
+  std::optional<int> recent;
+  std::optional<std::string_view> rotate;
+  for (std::string_view rest = text; !rest.empty() || rest.data() == text.data();) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view part = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    if (comma != std::string_view::npos && rest.empty()) return fail("it ends with a comma");
+    const std::size_t equals = part.find('=');
+    const std::string_view name = part.substr(0, equals);
+    const std::string_view what = equals == std::string_view::npos ? name : part.substr(equals + 1);
+    if (equals == std::string_view::npos) {
+      const auto type = kv_type_from_name(what);
+      if (!type) return unknown(what);
+      if (key || value) return fail("it names a type twice");
+      key = value = type;
+    } else if (name == "k" || name == "v") {
+      const auto type = kv_type_from_name(what);
+      if (!type) return unknown(what);
+      std::optional<KvType>& side = name == "k" ? key : value;
+      if (side) return fail("it names a type twice");
+      side = type;
+    } else if (name == "recent") {
+      int number = 0;
+      const auto [end, error] = std::from_chars(what.data(), what.data() + what.size(), number);
+      if (error != std::errc() || end != what.data() + what.size() || number < 0 || number > kMaxRecent)
+        return fail(fmt::format("recent takes 0 to {} tokens", kMaxRecent));
+      if (recent) return fail("it says 'recent' twice");
+      recent = number;
+    } else if (name == "rotate") {
+      if (what != "k" && what != "v" && what != "kv" && what != "off") return fail("rotate takes k, v, kv or off");
+      if (rotate) return fail("it says 'rotate' twice");
+      rotate = what;
+    } else {
+      return fail(fmt::format("there is no option '{}'", name));
+    }
+  }
+  if (!key || !value) return fail(key ? "it names no type for values" : "it names no type for keys");
+  KvCodec codec{*key, *value, recent.value_or(0), rotates_keys(*key), rotates_values(*value)};
+  if (rotate) {
+    codec.rotated_keys = *rotate == "k" || *rotate == "kv";
+    codec.rotated_values = *rotate == "v" || *rotate == "kv";
+    if ((codec.rotated_keys && !is_encoded(*key)) || (codec.rotated_values && !is_encoded(*value)))
+      return fail("rotate is for the codecs that lose bits");
+  }
+  if (codec.recent > 0 && !is_encoded(*key) && !is_encoded(*value))
+    return fail("recent is for the codecs that lose bits");
+  return {codec, {}};
+}
+
+std::string codec_name(const KvCodec& codec) {
+  std::string name = codec.key == codec.value
+                         ? std::string(kv_type_name(codec.key))
+                         : fmt::format("k={},v={}", kv_type_name(codec.key), kv_type_name(codec.value));
+  if (codec.recent > 0) name += fmt::format(",recent={}", codec.recent);
+  if (codec.rotated_keys != rotates_keys(codec.key) || codec.rotated_values != rotates_values(codec.value))
+    name += ",rotate=" + rotation_name(codec);
+  return name;
+}
+
 std::string codec_name(const PageFormat& format) {
-  if (format.key == format.value) return std::string(kv_type_name(format.key));
-  return fmt::format("k={},v={}", kv_type_name(format.key), kv_type_name(format.value));
+  return codec_name(KvCodec{format.key, format.value, 0, format.rotated_keys, format.rotated_values});
 }
 
 }  // namespace kvasir

@@ -13,7 +13,8 @@
 namespace kvasir {
 
 // Slots of one page column that move, all by one shift of their rotation, to consecutive slots of another from
-// `to_slot` on. Source and destination may be the same pages; then to_slot is at or before the first slot moved.
+// `to_slot` on. Source and destination may be the same pages; then to_slot is at or before the first slot moved. The
+// source may be encoded.
 struct SlotMove {
   const PageId* from = nullptr;  // [lanes]
   SlotMask slots = 0;
@@ -26,25 +27,41 @@ struct SlotMove {
 struct SlotRotation {
   const PageId* pages = nullptr;  // [lanes]
   SlotMask slots = 0;
+  SlotMask live = 0;  // all that take part in scales, where the pages are encoded
+};
+
+// A page column that is encoded.
+struct PageSeal {
+  const PageId* from = nullptr;  // [lanes]; in the open form of the other's format
+  const PageId* to = nullptr;    // [lanes]
+  SlotMask live = 0;             // slots that take part in scales
 };
 
 class PageStore {
  public:
   virtual ~PageStore() = default;
 
-  // Makes pages [0, count) usable; their bytes are zero, and resident once written. Called once, before all else.
-  // Errors: kResourceExhausted.
-  virtual Status reserve(std::uint64_t count) = 0;
+  // Makes pages [0, count) of a class usable, which have this format from now on; their bytes are zero, and resident
+  // once written. Called once for a class, before all else about it. All classes have equally many slots and
+  // dimensions. Errors: kResourceExhausted.
+  virtual Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) = 0;
 
   // Makes all bytes of the pages zero.
   virtual void clear(std::span<const PageId> pages) = 0;
-  // Copies whole pages, from[i] to to[i].
+  // Copies whole pages, from[i] to to[i], of one class.
   virtual void copy(std::span<const PageId> from, std::span<const PageId> to) = 0;
-  // Executes moves in order, for all lanes.
+  // Executes moves in order, for all lanes. REQUIRES: no destination is encoded.
   virtual void move(int lanes, std::span<const SlotMove> moves) = 0;
+  // Writes pages anew. Moves to one column follow each other, and fill its slots in order from 0 on; its other slots
+  // are zero. A column may be written that is also read: then no later move reads it, but for those that directly
+  // follow a move from it. Encoded destinations are encoded, with the filled slots live.
+  virtual void repack(int lanes, std::span<const SlotMove> moves) = 0;
+  // Encodes columns. REQUIRES: the destination is encoded.
+  virtual void seal(int lanes, std::span<const PageSeal> seals) = 0;
+  // Encoded pages are decoded, rotated and encoded again.
   virtual void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) = 0;
 
-  // A page's bytes in the store's own layout, for files: out.size() and in.size() are the format's page bytes.
+  // A page's bytes in the store's own layout, for files: out.size() and in.size() are the bytes of its format.
   virtual void read(PageId page, std::span<std::byte> out) const = 0;
   virtual void write(PageId page, std::span<const std::byte> in) = 0;
 };

@@ -95,14 +95,18 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
   return command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
 }
 
+std::string kv_type_help() {
+  return fmt::format("How keys and values are stored: {}; apart: k=q8,v=q4; options: recent=N, rotate=k, v, kv or off",
+                     fmt::join(kv_type_names(), ", "));
+}
+
 void add_engine_options(CLI::App& command, EngineOptions& options) {
   add_model_option(command, options.model);
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512")->capture_default_str();
-  command.add_option("--kv-type", options.kv_type, "How keys and values are stored: f32, f16, bf16")
-      ->capture_default_str();
+  command.add_option("--kv-type", options.kv_type, kv_type_help())->capture_default_str();
   command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
 }
 

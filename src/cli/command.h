@@ -51,7 +51,8 @@ void add_bench(CLI::App& program, Outcome& outcome);
 void add_demo(CLI::App& program, Outcome& outcome);
 void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, which help does not show
 
-void add_model_option(CLI::App& command, std::string& path);           // -m, or the first argument by its place
+void add_model_option(CLI::App& command, std::string& path);  // -m, or the first argument by its place
+std::string kv_type_help();
 void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory

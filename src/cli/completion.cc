@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "backend/page_format.h"
 #include "base/status.h"
 #include "cli/shell.h"
 #include "retention/registry.h"
@@ -22,6 +23,10 @@ std::vector<std::string> names_of(const CLI::Option& option) {
   return names;
 }
 
+std::vector<std::string> strings_of(const std::vector<std::string_view>& views) {
+  return {views.begin(), views.end()};
+}
+
 // The values that an option takes, where these are few; empty otherwise.
 std::vector<std::string> values_of(const CLI::Option& option) {
   const std::string name = option.get_lnames().empty() ? "" : option.get_lnames().front();
@@ -30,7 +35,7 @@ std::vector<std::string> values_of(const CLI::Option& option) {
     for (const PolicyInfo* info : all_policies()) policies.emplace_back(info->name);
     return policies;
   }
-  if (name == "kv-type") return {"f32", "f16", "bf16"};
+  if (name == "kv-type") return strings_of(kv_type_names());
   if (name == "page") return {"16", "32", "64"};
   if (name == "isa") return {"auto", "generic", "avx2", "avx512"};
   if (name == "score") return {"all", "second-half"};

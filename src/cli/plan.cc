@@ -33,6 +33,16 @@ struct PlanOptions {
   bool json = false;
 };
 
+// By codec for keys and values alike: all that a page takes, divided by its tokens.
+Json bytes_per_token_by_codec(KvCacheShape shape) {
+  Json out = Json::array();
+  for (const std::string_view name : kv_type_names()) {
+    shape.page.key = shape.page.value = *kv_type_from_name(name);
+    out.push_back({{"codec", name}, {"bytes", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())}});
+  }
+  return out;
+}
+
 // What `run` would do with such a text, and the memory that is given or available here.
 struct RunDecision {
   int chunk = 0;       // of prompts; 0: the policy's own
@@ -108,7 +118,7 @@ Status plan(const PlanOptions& options) {
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},
-             {"codec", codec_name(shape.page)},
+             {"codec", codec_name(shape.codec())},
              {"tokens", context},
              {"trained_context", config.context},
              {"prompt", prompt},
@@ -116,11 +126,14 @@ Status plan(const PlanOptions& options) {
              {"tokens_seen_max", kv.tokens_seen_max},
              {"kv_pages", kv.pages},
              {"kv_page_bytes", kv.page_bytes},
+             {"kv_open_pages", kv.open_pages},
+             {"kv_open_page_bytes", kv.open_page_bytes},
              {"kv_table_bytes", kv.table_bytes},
              {"policy_bytes", kv.policy_bytes},
              {"kv_bytes", kv.bytes},
              {"kv_exact", kv.exact},
              {"kv_bytes_per_token", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())},
+             {"kv_bytes_per_token_by_codec", bytes_per_token_by_codec(shape)},
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
@@ -138,9 +151,12 @@ Status plan(const PlanOptions& options) {
   }
   std::string out = fmt::format("{} ({} of them a prompt read {} at a time), {}, policy {}, {} pages of {} tokens\n\n",
                                 counted(context, "token"), prompt, chunk, counted(options.batch, "sequence"),
-                                policy->traits().spec, codec_name(shape.page), shape.page.slots);
+                                policy->traits().spec, codec_name(shape.codec()), shape.page.slots);
   out += fmt::format("  KV pages     {:>10} x {} bytes = {}\n", kv.pages, kv.page_bytes,
                      human_bytes(kv.pages * kv.page_bytes));
+  if (kv.open_pages > 0)
+    out += fmt::format("  open pages   {:>10} x {} bytes = {}   (in 16 bits until they are full)\n", kv.open_pages,
+                       kv.open_page_bytes, human_bytes(kv.open_pages * kv.open_page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
@@ -148,6 +164,10 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
+  out += "\nBytes of a token by --kv-type:";
+  for (const Json& codec : bytes_per_token_by_codec(shape))
+    out += fmt::format(" {} {}", codec["codec"].get<std::string>(), codec["bytes"].get<std::uint64_t>());
+  out += '\n';
   if (options.memory > 0)
     out += fmt::format("\n{} of memory: {}; {} such sequences fit\n", human_bytes(options.memory),
                        total <= options.memory ? "it fits" : "it does not fit", fit);
@@ -179,8 +199,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--chunk", options->chunk, "Prompt tokens per forward pass; 0: the policy's own")
       ->capture_default_str();
   command->add_option("--page", options->page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
-  command->add_option("--kv-type", options->kv_type, "How keys and values are stored: f32, f16, bf16")
-      ->capture_default_str();
+  command->add_option("--kv-type", options->kv_type, kv_type_help())->capture_default_str();
   add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
       ->envname("KVASIR_KV");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");

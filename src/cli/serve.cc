@@ -31,7 +31,7 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8080;
   std::string name;
-  std::string policy;
+  std::string policy = "full";
   int batch = 16;
   int drain = 30;
   OperationsOptions operations;
@@ -188,7 +188,11 @@ Status serve(const ServeOptions& options) {
        human_bytes(budget));
   if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
   log->write(server::LogLevel::kInfo, "serving",
-             {{"model", name}, {"host", options.host}, {"port", http->port()}, {"kv_bytes", std::int64_t(budget)}});
+             {{"model", name},
+              {"host", options.host},
+              {"port", http->port()},
+              {"kv_bytes", std::int64_t(budget)},
+              {"policy", options.policy}});
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
@@ -243,7 +247,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
   add_policy_option(*command, options->policy, "Retention policy of requests that name none (see 'kvasir policies')")
-      ->envname("KVASIR_KV");
+      ->envname("KVASIR_KV")
+      ->capture_default_str();
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))

@@ -38,8 +38,10 @@ class EngineImpl final : public Engine {
 
   Result<RequestPlan> plan(const PlanRequest& request) const override {
     return guarded([&]() -> Result<RequestPlan> {
-      const Result<CacheSize> place = find_place(request.policy, 1);
+      Result<CacheSize> place = find_place(request.policy, 1);
       if (!place.ok()) return about_unless_said(place.status(), "policy");
+      if (const std::uint64_t ceiling = ceiling_of(request.tenant); ceiling > 0)
+        place->bytes = std::min(place->bytes, ceiling);
       return plan_request(request, cache_shape(), *place, model_->config.context);
     });
   }
@@ -316,11 +318,11 @@ class EngineImpl final : public Engine {
   Result<KvCacheShape> check_pages(const SessionHead& head, const KvCache& cache) const {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
     const PageFormat& page = cache.shape().page;
-    if (page == shape.page) return shape;
+    if (page == shape.page && cache.shape().recent == shape.recent) return shape;
     return invalid_argument(
         "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
         "an engine of its own",
-        head.kv_type, head.page_slots, codec_name(page), page.slots);
+        head.kv_type, head.page_slots, codec_name(cache.shape().codec()), page.slots);
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.

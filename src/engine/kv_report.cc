@@ -11,7 +11,7 @@ KvReport kv_report(const Sequence& sequence) {
   const KvCache& cache = *sequence.cache();
   KvReport report;
   report.policy = sequence.policy().traits().spec;
-  report.codec = codec_name(cache.shape().page);
+  report.codec = codec_name(cache.shape().codec());
   report.seen = tables.next_index();
   report.kept = std::llround(tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
@@ -30,7 +30,7 @@ KvReport kv_report(const Sequence& sequence) {
 std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
   const PagePool& pool = sequence.cache()->pool();
   const KvSequence& tables = sequence.tables();
-  std::uint64_t pages = 0;
+  std::uint64_t bytes = 0;
   for (int t = 0; t < tables.tables(); ++t) {
     const PageTable& table = tables.table(t);
     const auto is_freed = [&](PageId page) {
@@ -38,10 +38,11 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
       return pool.references(page) - cached == 1;
     };
     table.for_each_column([&](std::span<const PageId> column) {
-      pages += static_cast<std::uint64_t>(std::ranges::count_if(column, is_freed));
+      for (const PageId page : column)
+        if (is_freed(page)) bytes += pool.page_cost(page_class(page));
     });
   }
-  return pages * pool.page_cost() + tables.table_bytes() + sequence.state_bytes();
+  return bytes + tables.table_bytes() + sequence.state_bytes();
 }
 
 }  // namespace kvasir

@@ -29,13 +29,13 @@ Hash128 fingerprint_of(const gguf::File& file) {
 }
 
 // Of a model whose heads are not known yet.
-Result<PageFormat> page_shape(std::string_view kv_type, int page_slots) {
-  const auto type = kv_type_from_name(kv_type);
-  if (!type) return invalid_argument("unknown KV type '{}'; the types are: f32, f16, bf16", kv_type).about({"kv_type"});
+Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
+  const ParsedCodec parsed = parse_codec(kv_type);
+  if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"kv_type"});
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
     return invalid_argument("a page of {} is not possible; choose 16, 32 or 64", counted(page_slots, "token"))
         .about({"page_slots"});
-  return PageFormat{0, page_slots, *type};
+  return parsed.codec;
 }
 
 }  // namespace
@@ -46,9 +46,9 @@ Status check_chunk(int chunk) {
 }
 
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
-  KVASIR_ASSIGN_OR_RETURN(PageFormat page, page_shape(kv_type, page_slots));
-  page.head_dim = config.head_dim;
-  return KvCacheShape{config.layers, config.kv_heads, page, config.sliding_window};
+  KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
+  const PageFormat page{config.head_dim, page_slots, codec.key, codec.value, codec.rotated_keys, codec.rotated_values};
+  return KvCacheShape{config.layers, config.kv_heads, page, config.sliding_window, codec.recent};
 }
 
 Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {
@@ -78,7 +78,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
     return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
                             fmt::join(kernel_names(), ", "))
         .about({"isa"});
-  KVASIR_RETURN_IF_ERROR(page_shape(options.kv_type, options.page_slots).status());
+  KVASIR_RETURN_IF_ERROR(checked_codec(options.kv_type, options.page_slots).status());
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
   ChatTemplateOptions chat;
@@ -137,7 +137,7 @@ Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& m
   };
   auto whole = std::make_shared<Whole>();
   whole->model = model;
-  whole->store = model->backend->new_page_store(shape.page);
+  whole->store = model->backend->new_page_store();
   KVASIR_ASSIGN_OR_RETURN(whole->cache, KvCache::create(shape, budget, whole->store.get()));
   return std::shared_ptr<KvCache>(whole, whole->cache.get());
 }

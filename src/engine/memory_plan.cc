@@ -48,7 +48,39 @@ std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) {
 struct Peak {
   std::uint64_t columns = 0;
   std::int64_t seen = 0;  // by one forward pass
+  // Columns whose pages are encoded, and sets of open pages, at the moment when they take most bytes. Of a cache whose
+  // pages are not encoded, all are among the first.
+  std::uint64_t sealed = 0;
+  std::uint64_t open = 0;
 };
+
+// With a bound on what there can be of either kind.
+Peak with_most_pages(const KvCacheShape& shape, const SequenceLayout& layout, Peak peak) {
+  const auto columns = static_cast<std::int64_t>(peak.columns);
+  peak.open = static_cast<std::uint64_t>(KvCache::most_open_columns(shape, layout, columns));
+  peak.sealed = peak.columns - (shape.page.encoded() && columns > 0 ? 1 : 0);
+  return peak;
+}
+
+// Takes a table of one lane into account, in the midst of a pass.
+void note_pages(const KvCacheShape& shape, const PageTable& table, Peak* peak) {
+  peak->columns = std::max(peak->columns, static_cast<std::uint64_t>(table.columns()));
+  if (!shape.page.encoded()) {
+    peak->sealed = peak->columns;
+    return;
+  }
+  const auto bytes_of = [&](std::uint64_t sealed, std::uint64_t open) {
+    return sealed * (shape.page.bytes() + PagePool::kPageOverhead) +
+           open * (shape.page.open().bytes() + PagePool::kPageOverhead);
+  };
+  const auto open = static_cast<std::uint64_t>(table.open_columns());
+  const std::uint64_t sealed = static_cast<std::uint64_t>(table.columns()) - open;
+  const auto kept = static_cast<std::uint64_t>(
+      std::ranges::count_if(table.seals(), [](const PageTable::Seal& seal) { return seal.open >= 0; }));
+  if (bytes_of(sealed, open + kept) <= bytes_of(peak->sealed, peak->open)) return;
+  peak->sealed = sealed;
+  peak->open = open + kept;
+}
 
 // The most columns that a table can come to under a policy that decides by table: what it keeps is its own affair, but
 // not how much, nor how many dead slots are left between (PageTable::apply).
@@ -72,7 +104,36 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
   } else if (policy.bound()) {
     most = std::min(most, columns((*policy.bound() - 1) * 4 / 3 + rows));
   }
-  return {static_cast<std::uint64_t>(most + others), seen};
+  return with_most_pages(shape, sequence_layout(policy), {static_cast<std::uint64_t>(most + others), seen});
+}
+
+// Of a table that keeps all: only the last chunks and tokens can be its peak.
+Peak find_whole_peak(const KvCacheShape& shape, const MemoryRequest& request) {
+  const std::int64_t slots = shape.page.slots;
+  const std::int64_t tokens = request.tokens;
+  const auto columns = static_cast<std::uint64_t>((tokens + slots - 1) / slots);
+  if (!shape.page.encoded()) return {columns, tokens, columns, 0};
+  const KvCacheShape lane{1, 1, shape.page, 0, shape.recent};
+  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, static_cast<std::int64_t>(columns) + 2));
+  KVASIR_CHECK(cache.ok());
+  KvSequence sequence = (*cache)->new_sequence();
+  PageTable& table = sequence.only_table();
+  const std::int64_t prompt = std::min(request.prompt, tokens);
+  const std::int64_t last = 2 * (slots + shape.recent) + 2 * static_cast<std::int64_t>(request.chunk);
+  Peak peak;
+  peak.seen = tokens;
+  for (std::int64_t done = 0; done < tokens;) {
+    const std::int64_t skipped =
+        std::max<std::int64_t>(std::min(prompt, tokens - last) / request.chunk * request.chunk, 0);
+    std::int64_t rows = next_chunk_rows(done, prompt, tokens, request.chunk);
+    if (done == 0 && skipped > 0) rows = skipped;
+    if (done >= prompt && tokens - done > last) rows = tokens - last - done;
+    KVASIR_CHECK(table.append(static_cast<int>(rows)).ok());
+    done += rows;
+    note_pages(shape, table, &peak);
+    table.end_pass();
+  }
+  return peak;
 }
 
 // The most columns of a table that drops nothing, but gives back what is beyond a sliding window: at the end of each
@@ -109,10 +170,11 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   std::int64_t prompt = std::min(request.prompt, tokens);
   Peak peak;
   if (policy.traits().compacts) return find_table_peak(shape, policy, request);
-  if (!policy.bound() && shape.window > 0) return {most_windowed_columns(shape, policy, request), tokens};
-  if (!policy.bound()) return {static_cast<std::uint64_t>((tokens + slots - 1) / slots), tokens};
+  if (!policy.bound() && shape.window > 0)
+    return with_most_pages(shape, sequence_layout(policy), {most_windowed_columns(shape, policy, request), tokens});
+  if (!policy.bound()) return find_whole_peak(shape, request);
 
-  const KvCacheShape lane{1, 1, shape.page, shape.window};
+  const KvCacheShape lane{1, 1, shape.page, shape.window, shape.recent};
   const std::int64_t most = std::min(tokens, *policy.bound() + request.chunk);
   const std::int64_t columns = most / slots + 3;
   auto cache = KvCache::create(lane, KvCache::cost(lane, {}, columns));
@@ -132,7 +194,8 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
     KVASIR_CHECK(table.append(rows).ok());
     done += rows;
     peak.seen = std::max(peak.seen, table.length());
-    peak.columns = std::max(peak.columns, static_cast<std::uint64_t>(table.columns()));
+    note_pages(shape, table, &peak);
+    table.end_pass();
     plan.clear();
     state->end_chunk(chunk, 0, plan);
     KVASIR_CHECK(table.apply(plan).ok());
@@ -210,9 +273,13 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(policy)));
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
   const std::uint64_t blocks = (most_rows > 1 ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
+  const std::uint64_t seals =
+      shape.page.encoded()
+          ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
+          : 0;
   const std::uint64_t table = sizeof(BatchTable) + frames * sizeof(BatchFrame) + blocks * sizeof(MaskBlock) +
                               (hides ? sizeof(HiddenBlock) : 0) + masks * sizeof(SlotMask) +
-                              (queries + most_rows) * sizeof(Position) + most_rows * sizeof(WriteSlot);
+                              (queries + most_rows) * sizeof(Position) + most_rows * sizeof(WriteSlot) + seals;
   return static_cast<std::uint64_t>(shape.tables(traits.scope)) * table + most_rows * sizeof(std::int32_t) +
          sizeof(BatchSequence);
 }
@@ -226,14 +293,22 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   const SequenceLayout layout = sequence_layout(policy);
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
-  memory.exact = !policy.traits().compacts;
+  const auto lanes = static_cast<std::uint64_t>(shape.lanes());
+  memory.exact = !policy.traits().compacts && !(shape.page.encoded() && shape.window > 0 && !policy.bound());
   memory.page_bytes = shape.page.bytes();
-  memory.pages = saturating_product(peak.columns * static_cast<std::uint64_t>(shape.lanes()), sequences);
-  const bool huge = bytes_of_columns(shape, peak.columns) == kMostBytes;
+  memory.pages = saturating_product(peak.sealed * lanes, sequences);
+  memory.open_page_bytes = shape.page.encoded() ? shape.page.open().bytes() : 0;
+  memory.open_pages = saturating_product(peak.open * lanes, sequences);
+  const std::uint64_t page_bytes = saturating_sum(saturating_product(memory.pages, memory.page_bytes),
+                                                  saturating_product(memory.open_pages, memory.open_page_bytes));
+  const std::uint64_t arrays =
+      saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)) -
+                             KvCache::page_cost(shape, layout, static_cast<std::int64_t>(peak.columns)),
+                         sequences);
+  memory.table_bytes =
+      saturating_sum(arrays, saturating_product(memory.pages + memory.open_pages, PagePool::kPageOverhead));
   memory.bytes =
-      huge ? kMostBytes
-           : saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)), sequences);
-  memory.table_bytes = memory.bytes - saturating_product(memory.pages, memory.page_bytes);
+      bytes_of_columns(shape, peak.columns) == kMostBytes ? kMostBytes : saturating_sum(page_bytes, memory.table_bytes);
   memory.tokens_seen_max = peak.seen;
   memory.frames_max = most_frames(policy);
   memory.chunk_frames_max = most_chunk_frames(policy);
@@ -266,6 +341,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   work.entries = memory.entries_max;
   work.gaps = traits.compacts;
   work.slots = shape.page.slots;
+  if (shape.page.encoded()) work.staged_page_bytes = shape.page.open().bytes();
   work.reductions = static_cast<int>(traits.reductions.size());
   work.observed_rows = work.reductions > 0 ? work.rows : 0;
   return work;

@@ -19,12 +19,15 @@ struct MemoryRequest {
 };
 
 struct KvMemory {
-  bool exact = true;               // otherwise: at most, as what is dropped depends on the text
-  std::uint64_t pages = 0;         // at the peak
-  std::uint64_t page_bytes = 0;    // keys and values of one page
+  bool exact = true;             // otherwise: at most, as what is dropped depends on the text
+  std::uint64_t pages = 0;       // at the peak; where they are encoded, those that are
+  std::uint64_t page_bytes = 0;  // keys and values of one page
+  std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
+  std::uint64_t open_page_bytes = 0;
   std::uint64_t table_bytes = 0;   // bookkeeping at the peak, per-page bookkeeping included
   std::uint64_t policy_bytes = 0;  // state of the policies, at most
-  std::uint64_t bytes = 0;         // pages * page_bytes + table_bytes + policy_bytes: the least KV budget that suffices
+  std::uint64_t bytes = 0;  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes: the least
+                            // KV budget that suffices
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.
   std::uint64_t batch_bytes = 0;
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees

@@ -47,9 +47,10 @@ std::string lineage_of(const PrefixText& text) {
   return fmt::format("{} chunk={}", text.policy->traits().spec, prompt_chunk(*text.policy, text.chunk));
 }
 
-// Whether the sequence still has the keys and values of all its tokens, as any policy would have them.
+// Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
+// tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
-  return !sequence.first_dropped() && sequence.truncatable_from() == 0;
+  return !sequence.first_dropped() && sequence.truncatable_from() == 0 && sequence.cache()->shape().recent == 0;
 }
 
 }  // namespace
@@ -74,6 +75,7 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   query.tokens = text.tokens.first(static_cast<std::size_t>(known));
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
+  if (kv_->shape().recent > 0) query.most_exact = 0;
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
   // A snapshot of a longer prompt must not lie where this one's end is felt already.
   query.most_snapshot =

@@ -51,7 +51,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   const RetentionPolicy& policy = *place.policy;
   RequestPlan plan;
   plan.policy = policy.traits().spec;
-  plan.codec = codec_name(shape.page);
+  plan.codec = codec_name(shape.codec());
   plan.prompt = request.prompt;
   plan.budget = place.bytes;
   plan.bytes_per_token = shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes());
@@ -81,7 +81,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.table_bytes = memory.table_bytes;
   plan.policy_bytes = memory.policy_bytes;
   plan.bytes = memory.bytes;
-  plan.exact = memory.exact;
+  plan.exact = memory.exact && request.samples == 1;
   if (plan.refusal.ok() && !plan.endless && plan.max_tokens > plan.most_tokens)
     plan.refusal = exhausted(
                        "a prompt of {} tokens and {} more take {} bytes of KV memory, of {}, in a context of {}; at "

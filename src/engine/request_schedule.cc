@@ -108,10 +108,8 @@ std::uint64_t RequestQueue::used(const Member& member) const {
   const std::uint64_t all = sequence.bytes();
   const SessionBase* base = member.request->base;
   if (member.request->samples == 1 && (base == nullptr || base->stored())) return all;
-  std::uint64_t own = 0;
-  for (int t = 0; t < sequence.tables().tables(); ++t) own += sequence.tables().table(t).own_pages();
   const std::uint64_t alone =
-      own * sequence.cache()->pool().page_cost() + sequence.tables().table_bytes() + sequence.state_bytes();
+      sequence.tables().own_page_bytes() + sequence.tables().table_bytes() + sequence.state_bytes();
   if (base != nullptr) return alone;
   const auto sharing = std::ranges::count_if(
       member.request->members, [](const std::unique_ptr<Member>& other) { return other->text.sequence != nullptr; });

@@ -197,11 +197,7 @@ Status Sequence::make_room(const PassPlan& plan) {
 }
 
 std::uint64_t Sequence::bytes() const {
-  std::uint64_t pages = 0;
-  for (int t = 0; t < tables_.tables(); ++t)
-    pages +=
-        static_cast<std::uint64_t>(tables_.table(t).columns()) * static_cast<std::uint64_t>(tables_.table(t).lanes());
-  return pages * cache_->pool().page_cost() + tables_.table_bytes() + state_.bytes();
+  return tables_.page_bytes() + tables_.table_bytes() + state_.bytes();
 }
 
 // Changes of frames that depend on the chunk alone.
@@ -236,6 +232,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
 }
 
 void Sequence::finish_pass(const PassPlan& plan) {
+  tables_.end_pass();
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
     prune();

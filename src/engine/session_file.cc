@@ -301,8 +301,8 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   KVASIR_RETURN_IF_ERROR(writer.magic());
   std::vector<std::byte> bytes;
   ByteWriter out(&bytes);
-  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec, codec_name(format),
-                 format.slots, chunk});
+  put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
+                 codec_name(sequence.cache()->shape().codec()), format.slots, chunk});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
   for (int t = 0; t < sequence.tables().tables(); ++t) sequence.tables().table(t).save(out);
@@ -322,10 +322,11 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
   for (int t = 0; t < sequence.tables().tables() && status.ok(); ++t)
     sequence.tables().table(t).for_each_column([&](std::span<const PageId> pages) {
       if (!status.ok()) return;
-      bytes.resize(pages.size() * format.bytes());
+      const std::size_t page_bytes = pool.format(page_class(pages.front())).bytes();
+      bytes.resize(pages.size() * page_bytes);
       for (std::size_t p = 0; p < pages.size(); ++p) {
         KVASIR_CHECK(pool.place(pages[p]) == PagePlace::kMemory);
-        pool.store()->read(pages[p], std::span(bytes).subspan(p * format.bytes(), format.bytes()));
+        pool.store()->read(pages[p], std::span(bytes).subspan(p * page_bytes, page_bytes));
       }
       status = writer.block(kPages, bytes);
     });
@@ -372,7 +373,8 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   bool fits = true;
   for (int t = 0; t < session.sequence->tables().tables(); ++t)
     session.sequence->tables().table(t).for_each_column([&](std::span<const PageId> ids) {
-      fits = fits && next < pages.size() && pages[next].size() == ids.size() * format.bytes();
+      fits = fits && next < pages.size() &&
+             pages[next].size() == ids.size() * cache->pool().format(page_class(ids.front())).bytes();
       ++next;
     });
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
@@ -380,9 +382,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
 }
 
 SessionPages::SessionPages(const SessionParts& parts, const Sequence& sequence)
-    : store_(sequence.cache()->pool().store()),
-      page_bytes_(sequence.cache()->pool().shape().bytes()),
-      columns_(parts.pages) {
+    : pool_(&sequence.cache()->pool()), columns_(parts.pages) {
   for (int t = 0; t < sequence.tables().tables(); ++t)
     sequence.tables().table(t).for_each_column(
         [&](std::span<const PageId> ids) { ids_.insert(ids_.end(), ids.begin(), ids.end()); });
@@ -392,7 +392,12 @@ void SessionPages::fill(std::uint64_t bytes) {
   for (std::uint64_t copied = 0; !done() && copied < bytes; ++next_) {
     std::span<const std::byte> left = columns_[next_];
     copied += left.size();
-    for (; !left.empty(); left = left.subspan(page_bytes_)) store_->write(ids_[page_++], left.first(page_bytes_));
+    while (!left.empty()) {
+      const PageId page = ids_[page_++];
+      const std::size_t bytes_of_page = pool_->format(page_class(page)).bytes();
+      pool_->store()->write(page, left.first(bytes_of_page));
+      left = left.subspan(bytes_of_page);
+    }
   }
 }
 

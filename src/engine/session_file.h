@@ -80,8 +80,7 @@ class SessionPages {
   void fill(std::uint64_t bytes);
 
  private:
-  PageStore* store_ = nullptr;
-  std::size_t page_bytes_ = 0;
+  const PagePool* pool_ = nullptr;
   std::span<const std::span<const std::byte>> columns_;
   std::vector<PageId> ids_;  // of all columns
   std::size_t next_ = 0;     // column

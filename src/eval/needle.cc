@@ -248,7 +248,7 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
 
   NeedleResult result;
   result.policy = policy->traits().spec;
-  result.codec = codec_name(model->kv_shape.page);
+  result.codec = codec_name(model->kv_shape.codec());
   std::int64_t before = 0;
   for (std::size_t length = 0; length < options.lengths.size(); ++length)
     for (std::size_t depth = 0; depth < options.depths.size(); ++depth) {

@@ -154,20 +154,20 @@ class SideBySide {
   };
 
   Status make_tracks(std::span<const std::string> policies) {
-    PageFormat page = model_->kv_shape.page;
+    KvCacheShape shape = model_->kv_shape;
     const std::uint64_t budget = model_->options.kv_memory;
     tracks_.resize(policies.size() + 1);
     for (std::size_t i = 0; i < policies.size(); ++i) {
-      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], page, budget));
-      if (options_.compare_full && full_ == nullptr && page.key == KvType::kF16 && page.value == KvType::kF16 &&
-          tracks_[i].result.policy == "full")
+      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], shape, budget));
+      if (options_.compare_full && full_ == nullptr && shape.codec() == KvCodec{} && tracks_[i].result.policy == "full")
         full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
       full_->reported = false;
-      page.key = page.value = KvType::kF16;
-      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", page, 0));
+      shape.recent = 0;
+      shape.page = {shape.page.head_dim, shape.page.slots};
+      KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", shape, 0));
     } else {
       tracks_.pop_back();
     }
@@ -182,7 +182,7 @@ class SideBySide {
     return {};
   }
 
-  Status make_track(Track& track, const std::string& policy, const PageFormat& page, std::uint64_t budget) {
+  Status make_track(Track& track, const std::string& policy, const KvCacheShape& shape, std::uint64_t budget) {
     std::int64_t tokens = options_.window > 0 ? options_.window : static_cast<std::int64_t>(tokens_.size());
     if (is_evaluation_only(policy)) {
       KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(policy, options_));
@@ -195,10 +195,8 @@ class SideBySide {
       KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
       track.result.policy = track.policy->traits().spec;
     }
-    track.result.codec = codec_name(page);
+    track.result.codec = codec_name(shape.codec());
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
-    KvCacheShape shape = model_->kv_shape;
-    shape.page = page;
     const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
     const MemoryRequest request{tokens, prompt, options_.chunk, 1};
     KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));

@@ -34,9 +34,12 @@ class Description {
     out_.hidden.clear();
     out_.masks.clear();
     out_.retained_masks.clear();
+    out_.seals.clear();
+    out_.format = table_.format();
     out_.frames.reserve(table_.frames().size());
     for (const PageTable::Frame& frame : table_.frames()) out_.frames.push_back({table_.entries_of(frame), 0});
     find_slots();
+    find_seals();
     find_positions();
     for (const IndexRange& range : hidden_) {
       if (range.empty()) continue;
@@ -69,6 +72,22 @@ class Description {
         out_.slots[static_cast<std::size_t>(--left)] = {column, slot};
     }
     KVASIR_CHECK(left == 0);
+  }
+
+  void find_seals() {
+    const auto lanes = static_cast<std::size_t>(table_.lanes());
+    out_.seals.reserve(table_.seals().size());
+    for (const PageTable::Seal& seal : table_.seals()) {
+      SealedColumn sealed;
+      sealed.column = seal.column;
+      sealed.first_row = static_cast<int>(std::max<TokenIndex>(seal.first_reader - first_row_, 0));
+      if (seal.open >= 0)
+        sealed.open = table_.open_pages().subspan(static_cast<std::size_t>(seal.open) * lanes, lanes).data();
+      // Without what is dropped before the first row that reads the encoded pages.
+      const IndexRange hide = hidden_[static_cast<std::size_t>(sealed.first_row)];
+      sealed.live = table_.column(seal.column).live & ~table_.slots_of(seal.column, hide.begin, hide.end);
+      out_.seals.push_back(sealed);
+    }
   }
 
   void find_positions() {

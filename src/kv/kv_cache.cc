@@ -19,6 +19,7 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std:
         .about({"kv_memory"});
   std::unique_ptr<KvCache> cache(new KvCache(shape, budget_bytes));
   KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, store));
+  KVASIR_ASSIGN_OR_RETURN(cache->classes_, cache->pool_->classes_of(shape.page));
   return cache;
 }
 
@@ -26,6 +27,8 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   std::vector<PageTable> tables;
   PageTable::Layout of_table = layout.table;
   if (!of_table.lists) of_table.window = shape_.window;
+  of_table.classes = classes_;
+  of_table.recent = shape_.recent;
   for (int table = 0; table < shape_.tables(layout.scope); ++table)
     tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
   return KvSequence(layout.scope, std::move(tables));
@@ -99,6 +102,24 @@ std::uint64_t KvSequence::table_bytes() const {
   return bytes;
 }
 
+std::uint64_t KvSequence::page_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const PageTable& table : tables_) bytes += table.page_bytes();
+  return bytes;
+}
+
+std::uint64_t KvSequence::own_page_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const PageTable& table : tables_) bytes += table.own_page_bytes();
+  return bytes;
+}
+
+std::uint64_t KvSequence::slots_encoded_again() const {
+  std::uint64_t slots = 0;
+  for (const PageTable& table : tables_) slots += table.slots_encoded_again();
+  return slots;
+}
+
 std::uint64_t KvSequence::slots_moved() const {
   std::uint64_t slots = 0;
   for (const PageTable& table : tables_) slots += table.slots_moved();
@@ -148,17 +169,37 @@ void KvSequence::add_pages_of_whole(std::int64_t column, std::vector<PageId>& pa
   }
 }
 
+std::uint64_t KvCache::page_cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
+  const std::int64_t open = most_open_columns(shape, layout, columns);
+  const std::int64_t sealed = shape.page.encoded() ? std::max<std::int64_t>(columns - 1, 0) : columns;
+  const std::uint64_t pages = static_cast<std::uint64_t>(sealed) * (shape.page.bytes() + PagePool::kPageOverhead) +
+                              static_cast<std::uint64_t>(open) * (shape.page.open().bytes() + PagePool::kPageOverhead);
+  return static_cast<std::uint64_t>(shape.lanes()) * pages;
+}
+
 std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
-  const int lanes = shape.lanes_per_table(layout.scope);
-  const std::uint64_t pages = static_cast<std::uint64_t>(lanes) * (shape.page.bytes() + PagePool::kPageOverhead);
-  return static_cast<std::uint64_t>(shape.tables(layout.scope)) *
-         (static_cast<std::uint64_t>(columns) * pages +
-          PageTable::bytes_at(lanes, shape.page.slots, layout.table, columns));
+  PageTable::Layout table = layout.table;
+  table.recent = shape.recent;
+  if (shape.page.encoded()) table.classes.open = PageClass{1};
+  return page_cost(shape, layout, columns) +
+         static_cast<std::uint64_t>(shape.tables(layout.scope)) *
+             PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
+}
+
+std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
+  if (!shape.page.encoded()) return 0;
+  const std::int64_t slots = shape.page.slots;
+  // Before the pass, and after it.
+  const std::int64_t of_texts = 2 * ((shape.recent + slots - 1) / slots + 1);
+  const std::int64_t held = std::min<std::int64_t>(columns, of_texts + 2 * std::ssize(layout.table.run_capacities));
+  // What compaction may write into fresh pages (PageTable::sharing_reserve).
+  const bool compacts = layout.table.lists && layout.table.run_capacities.empty() && shape.recent > 0;
+  return held + (compacts && columns > 0 ? shape.recent / slots + 2 : 0);
 }
 
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others) const {
   pool_->check_invariants();
-  std::vector<std::uint32_t> references(pool_->capacity(), 0);
+  PageCounts references;
   std::uint64_t tables = 0;
   for (const KvSequence* sequence : sequences) {
     for (const PageTable& table : sequence->tables_) {
@@ -166,13 +207,9 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std
       tables += table.bytes();
     }
   }
-  std::uint64_t in_use = 0;
-  for (std::uint64_t page = 0; page < pool_->capacity(); ++page) {
-    in_use += references[page] > 0 ? 1 : 0;
-    if (references[page] > 0) KVASIR_CHECK(references[page] == pool_->references(static_cast<PageId>(page)));
-  }
-  KVASIR_CHECK(in_use == pool_->in_use());
-  KVASIR_CHECK(budget_.used() == in_use * pool_->page_cost() + tables + others);
+  for (const auto& [page, count] : references) KVASIR_CHECK(count == pool_->references(page));
+  KVASIR_CHECK(references.size() == pool_->in_use());
+  KVASIR_CHECK(budget_.used() == pool_->charged() + tables + others);
 }
 
 }  // namespace kvasir

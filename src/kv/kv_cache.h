@@ -22,7 +22,9 @@ struct KvCacheShape {
   // Rows attend to keys less than this many positions before them, in every layer; 0: to all. Tables of ranges give
   // back the pages behind it.
   Position window = 0;
+  int recent = 0;  // KvCodec::recent
 
+  KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
@@ -43,6 +45,10 @@ class KvSequence {
   const PageTable& only_table() const { return tables_.front(); }
 
   TokenIndex next_index() const { return tables_.front().next_index(); }  // tokens seen so far
+  // Ends a pass (PageTable::end_pass). Nothing where pages are not encoded.
+  void end_pass() {
+    for (PageTable& table : tables_) table.end_pass();
+  }
   // Returns the pages that no token to come can see (PageTable::give_back).
   void give_back();
   // The least number of tokens that a text that lost none could be cut to (PageTable::truncatable_from).
@@ -60,9 +66,13 @@ class KvSequence {
     std::uint64_t reserve = 0;
   };
   Room plan_append(int tokens) const;
-  std::uint64_t table_bytes() const;   // charged for the arrays of all tables
-  std::uint64_t slots_moved() const;   // of one lane, over tables, so far
-  std::uint64_t pages_copied() const;  // because they were shared and written, so far
+  std::uint64_t table_bytes() const;     // charged for the arrays of all tables
+  std::uint64_t page_bytes() const;      // charged for pages, shared ones too
+  std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
+  std::uint64_t slots_moved() const;     // of one lane, over tables, so far
+  std::uint64_t pages_copied() const;    // because they were shared and written, so far
+  // Tokens of one lane that compaction encoded again, over tables, so far.
+  std::uint64_t slots_encoded_again() const;
 
   // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
@@ -105,7 +115,13 @@ class KvCache {
   Result<KvSequence> fork(const KvSequence& sequence);
 
   // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays.
+  // Where pages are encoded, so many columns have open pages as a table can have at most.
   static std::uint64_t cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
+
+  // Of these, those of the pages and their bookkeeping.
+  static std::uint64_t page_cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
+  // Open columns of a table whose pages are encoded, at most, with those that a pass keeps until it ends.
+  static std::int64_t most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
   const KvCacheShape& shape() const { return shape_; }
   const MemoryBudget& budget() const { return budget_; }
@@ -122,6 +138,7 @@ class KvCache {
   KvCacheShape shape_;
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
+  PageClasses classes_;  // of shape_.page
 };
 
 }  // namespace kvasir

@@ -46,31 +46,58 @@ Status kv_memory_full(const MemoryBudget& budget, std::uint64_t needed) {
       .about({"kv_memory", "policy"});
 }
 
-Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& shape, MemoryBudget* budget, PageStore* store) {
+Result<std::unique_ptr<PagePool>> PagePool::create(const PageFormat& format, MemoryBudget* budget, PageStore* store) {
   std::unique_ptr<PagePool> pool(new PagePool);
-  pool->shape_ = shape;
   pool->store_ = store;
   pool->budget_ = budget;
-  pool->page_bytes_ = shape.bytes();
-  pool->capacity_ = std::min<std::uint64_t>(budget->capacity() / pool->page_cost(), UINT32_MAX);
-  if (pool->capacity_ == 0)
-    return exhausted("a KV budget of {} bytes holds no page of {} bytes; give it more", budget->capacity(),
-                     pool->page_bytes_)
-        .about({"kv_memory"});
-  pool->references_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  pool->links_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  pool->cached_ = static_cast<std::uint32_t*>(reserve(pool->capacity_ * sizeof(std::uint32_t)));
-  if (pool->references_ == nullptr || pool->links_ == nullptr || pool->cached_ == nullptr)
-    return exhausted("the system has no room for a KV budget of {} bytes; give it less", budget->capacity())
-        .about({"kv_memory"});
-  if (store != nullptr) KVASIR_RETURN_IF_ERROR(store->reserve(pool->capacity_));
+  pool->classes_.reserve(kMaxPageClasses);
+  KVASIR_RETURN_IF_ERROR(pool->classes_of(format).status());
   return pool;
 }
 
+Result<PageClasses> PagePool::classes_of(const PageFormat& format) {
+  PageClasses classes;
+  KVASIR_ASSIGN_OR_RETURN(classes.sealed, add_class(format));
+  KVASIR_ASSIGN_OR_RETURN(classes.open, add_class(format.open()));
+  return classes;
+}
+
+Result<PageClass> PagePool::add_class(const PageFormat& format) {
+  const auto found = std::ranges::find(classes_, format, &Class::format);
+  if (found != classes_.end()) return static_cast<PageClass>(found - classes_.begin());
+  KVASIR_CHECK(classes_.empty() || (format.slots == shape().slots && format.head_dim == shape().head_dim));
+  if (classes_.size() == kMaxPageClasses)
+    return unsupported("a cache holds pages of at most {} formats", kMaxPageClasses);
+  Class& added = classes_.emplace_back();
+  const auto fail = [&](const Status& status) -> Result<PageClass> {
+    for (std::uint32_t* array : {added.references, added.links, added.cached})
+      if (array != nullptr) ::munmap(array, added.capacity * sizeof(std::uint32_t));
+    classes_.pop_back();
+    return status;
+  };
+  added.format = format;
+  added.page_bytes = format.bytes();
+  added.capacity = std::min(budget_->capacity() / (added.page_bytes + kPageOverhead), kMaxPagesOfClass);
+  if (added.capacity == 0)
+    return fail(exhausted("a KV budget of {} bytes holds no page of {} bytes; give it more", budget_->capacity(),
+                          added.page_bytes)
+                    .about({"kv_memory"}));
+  added.references = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
+  added.links = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
+  added.cached = static_cast<std::uint32_t*>(reserve(added.capacity * sizeof(std::uint32_t)));
+  if (added.references == nullptr || added.links == nullptr || added.cached == nullptr)
+    return fail(exhausted("the system has no room for a KV budget of {} bytes; give it less", budget_->capacity())
+                    .about({"kv_memory"}));
+  const auto number = static_cast<PageClass>(classes_.size() - 1);
+  if (store_ != nullptr)
+    if (Status status = store_->reserve(number, format, added.capacity); !status.ok()) return fail(status);
+  return number;
+}
+
 PagePool::~PagePool() {
-  if (references_ != nullptr) ::munmap(references_, capacity_ * sizeof(std::uint32_t));
-  if (links_ != nullptr) ::munmap(links_, capacity_ * sizeof(std::uint32_t));
-  if (cached_ != nullptr) ::munmap(cached_, capacity_ * sizeof(std::uint32_t));
+  for (const Class& c : classes_)
+    for (std::uint32_t* array : {c.references, c.links, c.cached})
+      if (array != nullptr) ::munmap(array, c.capacity * sizeof(std::uint32_t));
 }
 
 PageOwner PagePool::add_owner() {
@@ -94,112 +121,156 @@ void PagePool::remove_owner(PageOwner owner) {
 void PagePool::mark_cached(PageOwner owner, std::span<const PageId> pages) {
   KVASIR_CHECK(owner != PageOwner::kNobody && is_cache_[index(owner)] == 0);
   is_cache_[index(owner)] = 1;
-  for (const PageId page : pages) {
-    KVASIR_CHECK(!only_cached(page));
-    if (cached_[index(page)]++ == 0) ++cached_pages_;
-    if (only_cached(page)) ++only_cached_pages_;
+  for (const PageId id : pages) {
+    Class& c = class_of(id);
+    const std::size_t page = page_number(id);
+    KVASIR_CHECK(!c.only_cached(page));
+    if (c.cached[page]++ == 0) ++c.cached_pages;
+    if (c.only_cached(page)) ++c.only_cached_pages;
   }
 }
 
 // Of a page that has references already.
-void PagePool::add_reference(PageId page, bool cached) {
+void PagePool::Class::add_reference(std::size_t page, bool from_cache) {
   const bool was_only_cached = only_cached(page);
-  ++references_[index(page)];
-  if (cached && cached_[index(page)]++ == 0) ++cached_pages_;
-  if (was_only_cached && !only_cached(page)) --only_cached_pages_;
+  ++references[page];
+  if (from_cache && cached[page]++ == 0) ++cached_pages;
+  if (was_only_cached && !only_cached(page)) --only_cached_pages;
 }
 
-void PagePool::drop_reference(PageId page, bool cached) {
+void PagePool::Class::drop_reference(std::size_t page, bool from_cache) {
   const bool was_only_cached = only_cached(page);
-  --references_[index(page)];
-  if (cached && --cached_[index(page)] == 0) --cached_pages_;
-  const bool is_only_cached = references_[index(page)] > 0 && only_cached(page);
-  if (was_only_cached && !is_only_cached) --only_cached_pages_;
-  if (!was_only_cached && is_only_cached) ++only_cached_pages_;
+  --references[page];
+  if (from_cache && --cached[page] == 0) --cached_pages;
+  const bool is_only_cached = references[page] > 0 && only_cached(page);
+  if (was_only_cached && !is_only_cached) --only_cached_pages;
+  if (!was_only_cached && is_only_cached) ++only_cached_pages;
 }
 
-bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner) {
+bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of) {
+  Class& c = class_at(of);
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
-  recycled.reserve(std::min<std::size_t>(out.size(), free_count_));  // may throw, so before anything is charged
-  if (out.size() > capacity_ - in_use_ || !budget_->try_charge(out.size() * page_cost())) return false;
-  for (PageId& page : out) {
-    const bool used_before = free_count_ > 0;
-    page = static_cast<PageId>(used_before ? first_free_ : touched_++);
+  recycled.reserve(std::min<std::size_t>(out.size(), c.free_count));  // may throw, so before anything is charged
+  if (out.size() > c.capacity - c.in_use || !budget_->try_charge(out.size() * page_cost(of))) return false;
+  for (PageId& id : out) {
+    const bool used_before = c.free_count > 0;
+    const std::size_t page = used_before ? c.first_free : c.touched++;
+    id = page_id(of, page);
     if (used_before) {
-      first_free_ = links_[index(page)];
-      --free_count_;
-      recycled.push_back(page);
+      c.first_free = c.links[page];
+      --c.free_count;
+      recycled.push_back(id);
     }
-    references_[index(page)] = 1;
-    links_[index(page)] = static_cast<std::uint32_t>(owner);
+    c.references[page] = 1;
+    c.links[page] = static_cast<std::uint32_t>(owner);
     if (is_cache_[index(owner)] != 0) {
-      cached_[index(page)] = 1;
-      ++cached_pages_;
-      ++only_cached_pages_;
+      c.cached[page] = 1;
+      ++c.cached_pages;
+      ++c.only_cached_pages;
     }
   }
   // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
   if (store_ != nullptr && !recycled.empty()) store_->clear(recycled);
+  c.in_use += out.size();
   in_use_ += out.size();
   peak_ = std::max(peak_, in_use_);
   return true;
 }
 
-void PagePool::retain(PageId page, PageOwner owner) {
-  KVASIR_CHECK(references_[index(page)] > 0 && references_[index(page)] < UINT32_MAX);
-  if (references_[index(page)] == 1) ++shared_[index(only_owner(page))];
-  add_reference(page, is_cache_[index(owner)] != 0);
-  links_[index(page)] ^= static_cast<std::uint32_t>(owner);
+void PagePool::retain(PageId id, PageOwner owner) {
+  Class& c = class_of(id);
+  const std::size_t page = page_number(id);
+  KVASIR_CHECK(c.references[page] > 0 && c.references[page] < UINT32_MAX);
+  if (c.references[page] == 1) ++shared_[index(c.only_owner(page))];
+  c.add_reference(page, is_cache_[index(owner)] != 0);
+  c.links[page] ^= static_cast<std::uint32_t>(owner);
   ++shared_[index(owner)];
 }
 
-void PagePool::release(PageId page, PageOwner owner) {
-  KVASIR_CHECK(references_[index(page)] > 0);
-  drop_reference(page, is_cache_[index(owner)] != 0);
-  if (references_[index(page)] > 0) {
-    links_[index(page)] ^= static_cast<std::uint32_t>(owner);
+void PagePool::release(PageId id, PageOwner owner) {
+  Class& c = class_of(id);
+  const std::size_t page = page_number(id);
+  KVASIR_CHECK(c.references[page] > 0);
+  c.drop_reference(page, is_cache_[index(owner)] != 0);
+  if (c.references[page] > 0) {
+    c.links[page] ^= static_cast<std::uint32_t>(owner);
     --shared_[index(owner)];
-    if (references_[index(page)] > 1) return;
-    KVASIR_CHECK(index(only_owner(page)) < shared_.size());
-    --shared_[index(only_owner(page))];
+    if (c.references[page] > 1) return;
+    KVASIR_CHECK(index(c.only_owner(page)) < shared_.size());
+    --shared_[index(c.only_owner(page))];
     return;
   }
-  KVASIR_CHECK(only_owner(page) == owner);
-  links_[index(page)] = first_free_;
-  first_free_ = static_cast<std::uint32_t>(page);
-  ++free_count_;
+  KVASIR_CHECK(c.only_owner(page) == owner);
+  c.links[page] = c.first_free;
+  c.first_free = static_cast<std::uint32_t>(page);
+  ++c.free_count;
+  --c.in_use;
   --in_use_;
-  budget_->release(page_cost());
+  budget_->release(page_cost(page_class(id)));
 }
 
-void PagePool::hand_over(PageId page, PageOwner from, PageOwner to) {
-  links_[index(page)] ^= static_cast<std::uint32_t>(from) ^ static_cast<std::uint32_t>(to);
+void PagePool::hand_over(PageId id, PageOwner from, PageOwner to) {
+  Class& c = class_of(id);
+  const std::size_t page = page_number(id);
+  c.links[page] ^= static_cast<std::uint32_t>(from) ^ static_cast<std::uint32_t>(to);
   if (is_cache_[index(from)] != is_cache_[index(to)]) {
-    add_reference(page, is_cache_[index(to)] != 0);
-    drop_reference(page, is_cache_[index(from)] != 0);
+    c.add_reference(page, is_cache_[index(to)] != 0);
+    c.drop_reference(page, is_cache_[index(from)] != 0);
   }
-  if (references_[index(page)] == 1) return;
+  if (c.references[page] == 1) return;
   --shared_[index(from)];
   ++shared_[index(to)];
 }
 
+namespace {
+
+template <class Classes, class Figure>
+std::uint64_t sum_of(const Classes& classes, const Figure& figure) {
+  std::uint64_t sum = 0;
+  for (const auto& c : classes) sum += figure(c);
+  return sum;
+}
+
+}  // namespace
+
+std::uint64_t PagePool::cached_pages() const {
+  return sum_of(classes_, [](const Class& c) { return c.cached_pages; });
+}
+std::uint64_t PagePool::only_cached_pages() const {
+  return sum_of(classes_, [](const Class& c) { return c.only_cached_pages; });
+}
+std::uint64_t PagePool::cached_bytes() const {
+  return sum_of(classes_, [](const Class& c) { return c.cached_pages * (c.page_bytes + kPageOverhead); });
+}
+std::uint64_t PagePool::only_cached_bytes() const {
+  return sum_of(classes_, [](const Class& c) { return c.only_cached_pages * (c.page_bytes + kPageOverhead); });
+}
+std::uint64_t PagePool::charged() const {
+  return sum_of(classes_, [](const Class& c) { return c.in_use * (c.page_bytes + kPageOverhead); });
+}
+
 void PagePool::check_invariants() const {
-  KVASIR_CHECK(in_use_ + free_count_ == touched_ && touched_ <= capacity_ && peak_ <= touched_);
-  std::vector<bool> free(touched_, false);
-  std::uint32_t page = first_free_;
-  for (std::uint64_t i = 0; i < free_count_; ++i, page = links_[page]) {
-    KVASIR_CHECK(page < touched_ && !free[page] && references_[page] == 0);
+  for (const Class& c : classes_) c.check_invariants();
+  KVASIR_CHECK(in_use_ == sum_of(classes_, [](const Class& c) { return c.in_use; }));
+}
+
+void PagePool::Class::check_invariants() const {
+  KVASIR_CHECK(in_use + free_count == touched && touched <= capacity);
+  std::vector<bool> free(touched, false);
+  std::uint32_t page = first_free;
+  for (std::uint64_t i = 0; i < free_count; ++i, page = links[page]) {
+    KVASIR_CHECK(page < touched && !free[page] && references[page] == 0);
     free[page] = true;
   }
-  std::uint64_t cached = 0;
-  std::uint64_t only_cached = 0;
-  for (std::uint64_t i = 0; i < touched_; ++i) {
-    KVASIR_CHECK((free[i] || references_[i] > 0) && cached_[i] <= references_[i]);
-    cached += cached_[i] > 0 ? 1 : 0;
-    only_cached += cached_[i] > 0 && cached_[i] == references_[i] ? 1 : 0;
+  std::uint64_t in_caches = 0;
+  std::uint64_t only_in_caches = 0;
+  for (std::uint64_t i = 0; i < touched; ++i) {
+    KVASIR_CHECK((free[i] || references[i] > 0) && cached[i] <= references[i]);
+    in_caches += cached[i] > 0 ? 1 : 0;
+    only_in_caches += cached[i] > 0 && cached[i] == references[i] ? 1 : 0;
   }
-  KVASIR_CHECK(cached == cached_pages_ && only_cached == only_cached_pages_);
+  KVASIR_CHECK(in_caches == cached_pages && only_in_caches == only_cached_pages);
 }
 
 }  // namespace kvasir

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <utility>
@@ -80,12 +81,24 @@ struct TableScratch {
   std::vector<IndexRange> ranges;
   std::vector<TokenIndex> indices;
   std::vector<SlotMove> moves;
+  std::vector<PageSeal> seals;
   std::vector<PageId> pages;
 };
 
 // Who holds references to pages: a page table, say. An owner refers to a page at most once; only kNobody may do so more
 // often, and its pages are not counted as shared.
 enum class PageOwner : std::uint32_t { kNobody = 0 };
+
+// A number for each page.
+using PageCounts = std::map<PageId, std::uint32_t>;
+
+// The page classes of one format: sealed pages have it, pages that are still written have its open form. One class,
+// where the format is not encoded.
+struct PageClasses {
+  PageClass sealed{};
+  PageClass open{};
+  bool operator==(const PageClasses&) const = default;
+};
 
 class PagePool {
  public:
@@ -94,11 +107,16 @@ class PagePool {
   static constexpr std::uint64_t kPageOverhead = 12;
 
   // `budget` outlives the pool. `store` holds the bytes and outlives the pool; null: everything is counted, nothing can
-  // be read or written, as a plan wants it. Errors: kResourceExhausted.
-  static Result<std::unique_ptr<PagePool>> create(const PageFormat& shape, MemoryBudget* budget, PageStore* store);
+  // be read or written, as a plan wants it. Sealed pages of `format` are class 0. Errors: kResourceExhausted.
+  static Result<std::unique_ptr<PagePool>> create(const PageFormat& format, MemoryBudget* budget, PageStore* store);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
   ~PagePool();
+
+  // The classes of a format; they are new where there are none yet. REQUIRES: slots and head_dim as the first format.
+  // Errors: kResourceExhausted.
+  Result<PageClasses> classes_of(const PageFormat& format);
+  const PageFormat& format(PageClass of) const { return class_at(of).format; }
 
   // Returns an owner without references, which may have the number of one that was removed.
   // An owner takes about 13 bytes, which the budget is not charged for and which are kept for the next one.
@@ -106,7 +124,7 @@ class PagePool {
   void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
 
   // Allocates out.size() pages with one reference each and zeroed bytes, or none at all (false).
-  bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody);
+  bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody, PageClass of = {});
   void retain(PageId page, PageOwner owner = PageOwner::kNobody);   // one more reference
   void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one less; the page is free with the last
   void hand_over(PageId page, PageOwner from, PageOwner to);        // REQUIRES: `from` refers to it, `to` does not
@@ -115,13 +133,16 @@ class PagePool {
   void mark_cached(PageOwner owner, std::span<const PageId> pages);
   // Pages that a cache refers to, and of these the pages that nobody else refers to: giving up all references of caches
   // frees exactly these. O(1), each page counts once.
-  std::uint64_t cached_pages() const { return cached_pages_; }
-  std::uint64_t only_cached_pages() const { return only_cached_pages_; }
-  std::uint32_t cached_references(PageId page) const { return cached_[index(page)]; }
+  std::uint64_t cached_pages() const;
+  std::uint64_t only_cached_pages() const;
+  // Bytes charged for these.
+  std::uint64_t cached_bytes() const;
+  std::uint64_t only_cached_bytes() const;
+  std::uint32_t cached_references(PageId page) const { return class_of(page).cached[page_number(page)]; }
   // Pages that the owner refers to and that have other references too. O(1): kept up to date by every change of a
   // reference, another owner's included. REQUIRES: not kNobody.
   std::uint64_t shared_pages(PageOwner owner) const { return shared_[index(owner)]; }
-  std::uint32_t references(PageId page) const { return references_[index(page)]; }
+  std::uint32_t references(PageId page) const { return class_of(page).references[page_number(page)]; }
   // Where the bytes of a page in use are. Memory is the only place so far.
   PagePlace place(PageId page) const {
     static_cast<void>(page);
@@ -132,43 +153,58 @@ class PagePool {
   const MemoryBudget& budget() const { return *budget_; }
   MemoryBudget& budget() { return *budget_; }
   TableScratch& scratch() { return scratch_; }
-  const PageFormat& shape() const { return shape_; }
-  std::uint64_t page_cost() const { return page_bytes_ + kPageOverhead; }  // bytes charged per page in use
-  std::uint64_t capacity() const { return capacity_; }
-  std::uint64_t in_use() const { return in_use_; }
+  // Of class 0.
+  const PageFormat& shape() const { return classes_.front().format; }
+  std::uint64_t page_cost() const { return page_cost(PageClass{}); }
+  // Bytes charged for a page in use.
+  std::uint64_t page_cost(PageClass of) const { return class_at(of).page_bytes + kPageOverhead; }
+  std::uint64_t capacity() const { return classes_.front().capacity; }  // of class 0, were there no others
+  std::uint64_t in_use() const { return in_use_; }                      // of all classes, as the next two
   std::uint64_t peak() const { return peak_; }
+  std::uint64_t charged() const;  // bytes
 
   // KVASIR_CHECKs that free + in use = ever used, that the free list holds each free page once, and the sums of cached
   // pages.
   void check_invariants() const;
 
  private:
-  PagePool() = default;
-  static std::size_t index(PageId page) { return static_cast<std::size_t>(page); }
-  static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
-  void add_reference(PageId page, bool cached);
-  void drop_reference(PageId page, bool cached);
-  bool only_cached(PageId page) const { return references_[index(page)] == cached_[index(page)]; }
-  PageOwner only_owner(PageId page) const { return static_cast<PageOwner>(links_[index(page)]); }
+  struct Class {
+    PageFormat format;
+    std::size_t page_bytes = 0;
+    std::uint64_t capacity = 0;
+    std::uint64_t touched = 0;  // pages that were ever allocated: [0, touched)
+    std::uint64_t in_use = 0;
+    std::uint64_t free_count = 0;
+    std::uint32_t first_free = 0;         // a number. REQUIRES: free_count > 0
+    std::uint32_t* references = nullptr;  // [capacity]
+    // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left
+    // is the last owner. Of a free page: the next one of the free list, a stack.
+    std::uint32_t* links = nullptr;
+    // [capacity]: of the references, those of caches. Takes memory only where pages were cached.
+    std::uint32_t* cached = nullptr;
+    std::uint64_t cached_pages = 0;
+    std::uint64_t only_cached_pages = 0;
 
-  PageFormat shape_;
+    bool only_cached(std::size_t page) const { return references[page] == cached[page]; }
+    PageOwner only_owner(std::size_t page) const { return static_cast<PageOwner>(links[page]); }
+    void add_reference(std::size_t page, bool from_cache);
+    void drop_reference(std::size_t page, bool from_cache);
+    void check_invariants() const;
+  };
+
+  PagePool() = default;
+  Result<PageClass> add_class(const PageFormat& format);
+  static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
+  Class& class_at(PageClass of) { return classes_[static_cast<std::size_t>(of)]; }
+  const Class& class_at(PageClass of) const { return classes_[static_cast<std::size_t>(of)]; }
+  Class& class_of(PageId page) { return class_at(page_class(page)); }
+  const Class& class_of(PageId page) const { return class_at(page_class(page)); }
+
   PageStore* store_ = nullptr;
   MemoryBudget* budget_ = nullptr;
-  std::size_t page_bytes_ = 0;
-  std::uint64_t capacity_ = 0;
-  std::uint64_t touched_ = 0;  // pages that were ever allocated: [0, touched_)
+  std::vector<Class> classes_;
   std::uint64_t in_use_ = 0;
   std::uint64_t peak_ = 0;
-  std::uint64_t free_count_ = 0;
-  std::uint32_t first_free_ = 0;         // REQUIRES: free_count_ > 0
-  std::uint32_t* references_ = nullptr;  // [capacity]
-  // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left is
-  // the last owner. Of a free page: the next one of the free list, a stack.
-  std::uint32_t* links_ = nullptr;
-  // [capacity]: of the references, those of caches. Takes memory only where pages were cached.
-  std::uint32_t* cached_ = nullptr;
-  std::uint64_t cached_pages_ = 0;
-  std::uint64_t only_cached_pages_ = 0;
   std::vector<std::uint64_t> shared_{0};   // [owners ever]
   std::vector<char> is_cache_{0};          // [owners ever]: see mark_cached
   std::vector<PageOwner> removed_owners_;  // whose numbers are used again

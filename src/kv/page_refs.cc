@@ -7,10 +7,10 @@
 
 namespace kvasir {
 
-bool PageRefs::try_allocate(std::size_t count) {
+bool PageRefs::try_allocate(std::size_t count, PageClass of) {
   const std::size_t size = ids_.size();
   ids_.resize(size + count, kNoPage);
-  if (pool_->try_allocate(std::span(ids_).subspan(size), owner_)) return true;
+  if (pool_->try_allocate(std::span(ids_).subspan(size), owner_, of)) return true;
   ids_.resize(size);
   return false;
 }
@@ -23,6 +23,11 @@ void PageRefs::take(std::size_t at, PageRefs& from, std::size_t first, std::size
     ids_[at + i] = std::exchange(from.ids_[first + i], kNoPage);
     if (ids_[at + i] != kNoPage) pool_->hand_over(ids_[at + i], from.owner_, owner_);
   }
+}
+
+void PageRefs::exchange(std::size_t at, std::size_t with, std::size_t count) {
+  const auto first = ids_.begin() + static_cast<std::ptrdiff_t>(at);
+  std::swap_ranges(first, first + static_cast<std::ptrdiff_t>(count), ids_.begin() + static_cast<std::ptrdiff_t>(with));
 }
 
 void PageRefs::reset(std::size_t at, std::size_t count) {

@@ -44,14 +44,17 @@ class PageRefs {
   std::uint64_t shared() const { return pool_->shared_pages(owner_); }
   void reserve(std::size_t size) { ids_.reserve(size); }
 
-  // Adds `count` references to new pages, each its page's only one, or none at all (false).
-  bool try_allocate(std::size_t count);
+  // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).
+  bool try_allocate(std::size_t count, PageClass of = {});
 
   // Moves `count` references of `from` to [at, at + count), which gives back what was there. REQUIRES: at <= size().
   void take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count);
 
   // Gives back the references of [at, at + count), which are then empty.
   void reset(std::size_t at, std::size_t count);
+
+  // Exchanges `count` references at two places that do not overlap.
+  void exchange(std::size_t at, std::size_t with, std::size_t count);
 
   // Adds references to pages in use, none of which it refers to yet.
   void add(std::span<const PageId> pages);

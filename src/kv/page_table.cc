@@ -55,11 +55,13 @@ std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, st
       static_cast<std::int64_t>(sizeof(Column) + static_cast<std::size_t>(lanes) * sizeof(PageId) +
                                 (layout.lists ? static_cast<std::size_t>(slots) * sizeof(std::uint32_t) : 0) +
                                 sizeof(std::uint32_t) + (layout.run_capacities.empty() ? 0 : sizeof(std::uint32_t)));
+  const auto open_pages = static_cast<std::size_t>(open_capacity(layout, slots) * lanes) * sizeof(PageId);
   std::int64_t entries = entry_capacity(capacity, 0, slots);
   for (const std::int64_t run : layout.run_capacities) entries += entry_capacity(capacity, run, slots);
   const std::size_t runs = 1 + layout.run_capacities.size();
   return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
-         layout.run_capacities.size() * sizeof(std::int64_t) + static_cast<std::uint64_t>(capacity * per_column) +
+         layout.run_capacities.size() * sizeof(std::int64_t) + open_pages +
+         static_cast<std::uint64_t>(capacity * per_column) +
          static_cast<std::uint64_t>(entries) *
              (sizeof(PageEntry) + (layout.original_positions ? sizeof(TokenIndex) : 0));
 }
@@ -74,7 +76,8 @@ PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
       runs_(1 + layout.run_capacities.size()),
       tail_(runs_.size(), kNone),
       frames_(1),
-      pages_(pool) {
+      pages_(pool),
+      open_pages_(pool) {
   KVASIR_CHECK(lists_ || (!original_ && runs_.size() == 1));
   KVASIR_CHECK(!(original_ && runs_.size() > 1) && runs_.size() < static_cast<std::size_t>(kMaxFrames));
   frames_.reserve(kMaxFrames);
@@ -101,6 +104,8 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(free_, other.free_);
   std::swap(entry_first_, other.entry_first_);
   std::swap(spare_, other.spare_);
+  std::swap(seals_, other.seals_);
+  open_pages_ = std::move(other.open_pages_);
   std::swap(columns_, other.columns_);
   std::swap(peak_columns_, other.peak_columns_);
   std::swap(bytes_, other.bytes_);
@@ -110,6 +115,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(written_, other.written_);
   std::swap(slots_moved_, other.slots_moved_);
   std::swap(pages_copied_, other.pages_copied_);
+  std::swap(slots_encoded_again_, other.slots_encoded_again_);
   return *this;
 }
 
@@ -148,6 +154,7 @@ void PageTable::reserve_columns(std::int64_t columns) {
     if (lists_) offsets_.reserve(count * slots_);
     free_.reserve(count);
     if (runs_.size() > 1) spare_.reserve(count);
+    open_pages_.reserve(static_cast<std::size_t>(open_capacity() * lanes_));
     for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
     if (layout_.original_positions) entry_first_.reserve(runs_.front().entries.capacity());
   }
@@ -239,79 +246,8 @@ void PageTable::copy_pages(std::uint32_t column, PageRefs& fresh, std::size_t fi
 void PageTable::own_column(std::uint32_t column) {
   if (!is_shared(column)) return;
   PageRefs fresh(pool_);
-  KVASIR_CHECK(fresh.try_allocate(static_cast<std::size_t>(lanes_)));
+  KVASIR_CHECK(fresh.try_allocate(static_cast<std::size_t>(lanes_), class_of(column)));
   copy_pages(column, fresh, 0);
-}
-
-// Columns that moves after a pass of `tokens` tokens may take, beyond what the runs give back meanwhile: a run is a
-// ring of its capacity, so it never holds more columns than that fills, and one.
-int PageTable::spares_needed(int tokens) const {
-  const auto slots = static_cast<std::int64_t>(slots_);
-  std::int64_t needed = 0;
-  for (std::size_t r = 1; r < runs_.size(); ++r) {
-    const Run& run = runs_[r];
-    const std::int64_t room = tail_[r] != kNone ? slots - column_[tail_[r]].used : 0;
-    const std::int64_t moves = std::min<std::int64_t>(tokens, run.capacity) - room;
-    const std::int64_t most = (run.capacity + slots - 1) / slots + 1 - run.columns;
-    needed += std::clamp<std::int64_t>((moves + slots - 1) / slots, 0, std::max<std::int64_t>(most, 0));
-  }
-  return static_cast<int>(std::max<std::int64_t>(needed - static_cast<std::int64_t>(spare_.size()), 0));
-}
-
-PageTable::AppendPlan PageTable::plan_append(int tokens) const {
-  AppendPlan plan;
-  if (tokens == 0) return plan;
-  const auto slots = static_cast<int>(slots_);
-  const std::uint32_t tail = tail_.front();
-  const int room = tail != kNone ? slots - column_[tail].used : 0;
-  const auto lanes = static_cast<std::uint64_t>(lanes_);
-  if (room > 0 && is_shared(tail)) plan.pages += lanes;
-  if (tokens > room) plan.columns = (tokens - room + slots - 1) / slots;
-  if (runs_.size() > 1) plan.spares = spares_needed(tokens);
-  plan.columns += plan.spares;
-  plan.pages += static_cast<std::uint64_t>(plan.columns) * lanes;
-  plan.bytes = plan.pages * pool_->page_cost();
-  if (columns_ + plan.columns > peak_columns_)
-    plan.bytes += bytes_at(lanes_, slots, layout_, columns_ + plan.columns) - bytes_;
-  return plan;
-}
-
-Status PageTable::append(int tokens) {
-  KVASIR_CHECK(tokens > 0);
-  const AppendPlan plan = plan_append(tokens);
-  PageRefs fresh(pool_);
-  if (plan.bytes > budget().available() || !fresh.try_allocate(plan.pages)) return kv_memory_full(budget(), plan.bytes);
-  reserve_columns(columns_ + plan.columns);
-  std::size_t used = 0;
-  const auto next = [&] { return std::exchange(used, used + static_cast<std::size_t>(lanes_)); };
-  const auto slots = static_cast<int>(slots_);
-  int left = tokens;
-  if (tail_.front() != kNone && column_[tail_.front()].used < slots && is_shared(tail_.front()))
-    copy_pages(tail_.front(), fresh, next());
-  Frame& frame = frames_.back();
-  while (left > 0) {
-    if (tail_.front() == kNone || column_[tail_.front()].used == slots)
-      start_column(take_column(fresh, next()), 0, next_index_, length_ - frame.rotation - frame.origin);
-    const std::uint32_t tail = tail_.front();
-    Column& column = column_[tail];
-    const int count = std::min(left, slots - column.used);
-    std::vector<PageEntry>& entries = runs_.front().entries;
-    if (frame.begin == frame.end || entries[frame.end - 1].column != tail) push_entry(frame, {0, column.ordinal, tail});
-    const SlotMask taken = slot_range(column.used, column.used + count);
-    entries[frame.end - 1].live |= taken;
-    column.live |= taken;
-    if (lists_)
-      std::iota(offset(tail) + column.used, offset(tail) + column.used + count,
-                static_cast<std::uint32_t>(next_index_ - column.first));
-    column.used += count;
-    frame.tokens += count;
-    next_index_ += count;
-    length_ += count;
-    written_ += count;
-    left -= count;
-  }
-  for (int i = 0; i < plan.spares; ++i) spare_.push_back(take_column(fresh, next()));
-  return {};
 }
 
 std::size_t PageTable::columns_up_to(const Frame& frame, TokenIndex token, std::uint32_t from) const {
@@ -425,18 +361,29 @@ std::vector<std::uint32_t> PageTable::shared_columns(IndexRange range) const {
 }
 
 std::uint64_t PageTable::unshare_bytes(IndexRange range) const {
-  return shared_columns(range).size() * static_cast<std::uint64_t>(lanes_) * pool_->page_cost();
+  const std::vector<std::uint32_t> shared = shared_columns(range);
+  const auto open = std::ranges::count_if(shared, [&](std::uint32_t c) { return !column_[c].sealed; });
+  return bytes_of_columns(shared.size(), static_cast<std::uint64_t>(open));
 }
 
 Status PageTable::unshare(IndexRange range) {
   const std::vector<std::uint32_t> shared = shared_columns(range);
-  const std::size_t pages = shared.size() * static_cast<std::size_t>(lanes_);
+  const auto lanes = static_cast<std::size_t>(lanes_);
+  const auto sealed =
+      static_cast<std::size_t>(std::ranges::count_if(shared, [&](std::uint32_t c) { return column_[c].sealed; }));
   PageRefs fresh(pool_);
-  if (!fresh.try_allocate(pages))
+  PageRefs fresh_sealed(pool_);
+  if (!fresh.try_allocate((shared.size() - sealed) * lanes, layout_.classes.open) ||
+      !fresh_sealed.try_allocate(sealed * lanes, layout_.classes.sealed))
     return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; give it more",
-                     budget().capacity(), pages)
+                     budget().capacity(), shared.size() * lanes)
         .about({"kv_memory"});
-  for (std::size_t i = 0; i < shared.size(); ++i) copy_pages(shared[i], fresh, i * static_cast<std::size_t>(lanes_));
+  std::size_t used = 0;
+  std::size_t used_sealed = 0;
+  for (const std::uint32_t column : shared) {
+    std::size_t& at = column_[column].sealed ? used_sealed : used;
+    copy_pages(column, column_[column].sealed ? fresh_sealed : fresh, std::exchange(at, at + lanes));
+  }
   return {};
 }
 
@@ -452,6 +399,7 @@ Result<PageTable> PageTable::fork() const {
   copy.frames_.assign(frames_.begin(), frames_.end());
   copy.column_.assign(column_.begin(), column_.end());
   copy.pages_.share(pages_);
+  KVASIR_CHECK(seals_.empty());
   for (const std::uint32_t column : spare_)  // a fork takes its own
     copy.pages_.reset(first_page(column), static_cast<std::size_t>(lanes_));
   copy.offsets_.assign(offsets_.begin(), offsets_.end());

@@ -24,6 +24,12 @@
 // of ranges gives them back (give_back): the tokens stay retained, keep their positions and count as dropped only once
 // a plan drops them, but no entry refers to them.
 //
+// Sealing: where the pages' format is encoded (Layout::classes), columns are written in its open form, 16 bits. A
+// column of run 0 is sealed by the pass of the token that lies Layout::recent behind the token that follows its newest
+// one: the pass has its encoded pages in place of the open ones (append), and the open ones are kept until it ends
+// (end_pass). Rows before that token read the open form (describe_table). Columns of other runs are sealed when the
+// next one of their run begins. A sealed column is full and never written again, but as a whole.
+//
 // Cost: append and apply touch what they change, find tokens in a few steps whatever the length (find_entry), and move
 // O(frames) integers. Exceptions:
 // lists with compact positions and one run lay their entries out anew when tokens leave (O(entries)), compaction moves
@@ -58,6 +64,11 @@ class PageTable {
     // Ranges: first tokens of the text that come nearer to later tokens as what lies behind them is dropped. Their
     // pages are never given back.
     TokenIndex sinks = 0;
+    // Of its pages. Different: see Sealing above.
+    PageClasses classes;
+    int recent = 0;
+
+    bool encoded() const { return classes.sealed != classes.open; }
   };
 
   struct Frame {
@@ -74,7 +85,14 @@ class PageTable {
     TokenIndex first = 0;       // index of the token in slot 0
     Position base = 0;          // compact positions: slot s is stored rotated by base + s + its frame's rotation
     std::int32_t used = 0;      // slots written
-    std::int32_t entries = 0;   // that refer to it
+    std::int16_t entries = 0;   // that refer to it
+    bool sealed = false;        // its pages are encoded
+  };
+  // A column that was sealed by the append before the pass at hand.
+  struct Seal {
+    std::uint32_t column = 0;
+    TokenIndex first_reader = 0;  // the first token that reads the encoded pages
+    int open = -1;                // place of the open pages in open_pages(); -1: the column was not there before
   };
 
   // The pool and its budget outlive the table. Nothing is charged before the first token.
@@ -100,6 +118,18 @@ class PageTable {
   std::uint64_t own_pages() const {
     return static_cast<std::uint64_t>(columns_) * static_cast<std::uint64_t>(lanes_) - pages_.shared();
   }
+  // Bytes charged for its pages, and for those of them that nobody else refers to. O(open columns).
+  std::uint64_t page_bytes() const;
+  std::uint64_t own_page_bytes() const;
+  // Columns whose pages are not encoded. O(their number).
+  int open_columns() const;
+  // Seals of the pass at hand, in order of token, and the open pages that they replaced: [Seal::open][lane].
+  std::span<const Seal> seals() const { return seals_; }
+  std::span<const PageId> open_pages() const { return open_pages_.ids(); }
+  const PageFormat& format() const { return pool_->format(layout_.classes.sealed); }
+  // Ends a pass: gives back the open pages of the columns that it sealed. To be called before anything else changes the
+  // table.
+  void end_pass();
   // From now on its references to pages count as a cache's: PagePool::mark_cached, once.
   void mark_cached() { pages_.mark_cached(); }
   int columns() const { return columns_; }  // that hold pages, spare ones included
@@ -138,10 +168,14 @@ class PageTable {
 
   // What append would take. Const: a plan changes nothing.
   struct AppendPlan {
-    int columns = 0;          // new ones
-    int spares = 0;           // of these, kept ready for tokens that move between runs
-    std::uint64_t pages = 0;  // to allocate, copies of a shared open column included
-    std::uint64_t bytes = 0;  // pages and arrays together
+    int columns = 0;                 // new ones
+    int spares = 0;                  // of these, kept ready for tokens that move between runs
+    int open_spares = 0;             // of these, with open pages
+    int seals = 0;                   // columns there are already that are sealed
+    int sealed = 0;                  // new columns that are sealed at once
+    std::uint64_t pages = 0;         // to allocate, copies of a shared open column included
+    std::uint64_t sealed_pages = 0;  // of these, encoded
+    std::uint64_t bytes = 0;         // pages and arrays together
   };
   AppendPlan plan_append(int tokens) const;
 
@@ -204,6 +238,8 @@ class PageTable {
 
   std::uint64_t slots_moved() const { return slots_moved_; }    // by compaction and between runs, per lane, so far
   std::uint64_t pages_copied() const { return pages_copied_; }  // because they were shared and written, so far
+  // Tokens of one lane that were decoded and encoded again, by compaction, so far.
+  std::uint64_t slots_encoded_again() const { return slots_encoded_again_; }
 
   // Bytes that the table and its arrays have allocated, read off the arrays. Equals bytes() once there was a token.
   std::uint64_t allocated_bytes() const;
@@ -211,8 +247,8 @@ class PageTable {
   // Whether the arrays agree with each other: what apply and append may rely on.
   bool is_sound() const;
   // KVASIR_CHECKs is_sound(), that bytes() is what the arrays have allocated, and that the lanes of a column are shared
-  // by equally many; adds each page's appearances to `references` ([pool capacity]).
-  void check_invariants(std::span<std::uint32_t> references) const;
+  // by equally many; adds each page's appearances to `references`.
+  void check_invariants(PageCounts& references) const;
 
  private:
   struct Run {
@@ -254,7 +290,23 @@ class PageTable {
   void unlink_entry(int run, std::uint32_t column);
   void copy_pages(std::uint32_t column, PageRefs& fresh, std::size_t first);
   void own_column(std::uint32_t column);
-  int spares_needed(int tokens) const;
+  struct Spares {
+    int all = 0;
+    int open = 0;
+  };
+  Spares spares_needed(int tokens) const;
+  PageClass class_of(std::uint32_t column) const {
+    return column_[column].sealed ? layout_.classes.sealed : layout_.classes.open;
+  }
+  int open_capacity() const { return open_capacity(layout_, static_cast<int>(slots_)); }
+  static int open_capacity(const Layout& layout, int slots) { return layout.encoded() ? layout.recent / slots + 2 : 0; }
+  // The token from which on a column of run 0 whose newest token will be `newest` is read encoded.
+  TokenIndex first_reader(TokenIndex newest) const { return newest + 1 + layout_.recent; }
+  // Calls visit(column) for each open column of run 0, newest first.
+  template <class Visit>
+  void for_each_open(Visit&& visit) const;
+  std::uint64_t bytes_of_columns(std::uint64_t columns, std::uint64_t open) const;
+  void add_seal(std::uint32_t column, TokenIndex first_reader, PageRefs& sealed, std::size_t first);
   std::int64_t drop_from_frame(std::size_t number, IndexRange range, IndexRange held);
   // The retained tokens of a frame lie in this range; with ranges, they are all of it. `before`: tokens of the frames
   // before.
@@ -272,6 +324,9 @@ class PageTable {
   void mask_columns(std::span<const IndexRange> drop);
   void receive_moves(int run, std::span<const KeepPlan::Move> moves);
   Place locate(TokenIndex index, int runs) const;
+  void move_slots(std::span<const SlotMove> moves);
+  std::uint32_t take_spare(bool sealed);
+  std::uint32_t next_ring_column(int run);
   void trim_tail(int run);
   bool rebuild_frames();
   void order_frames_of_runs();
@@ -296,6 +351,8 @@ class PageTable {
   std::vector<std::uint32_t> free_;      // handles without pages
   std::vector<TokenIndex> entry_first_;  // original positions: the first index of each entry's column, densely
   std::vector<std::uint32_t> spare_;     // columns without tokens, for moves
+  std::vector<Seal> seals_;              // of the pass at hand
+  PageRefs open_pages_;                  // [seal][lane]
   int columns_ = 0;
   std::int64_t peak_columns_ = 0;  // most columns there ever were: decides the size of the arrays
   std::uint64_t bytes_ = 0;        // bytes_at(peak_columns_)
@@ -305,6 +362,25 @@ class PageTable {
   std::int64_t written_ = 0;  // slots, of columns in runs
   std::uint64_t slots_moved_ = 0;
   std::uint64_t pages_copied_ = 0;
+  std::uint64_t slots_encoded_again_ = 0;
 };
+
+template <class Visit>
+void PageTable::for_each_open(Visit&& visit) const {
+  const std::uint32_t tail = tail_.front();
+  if (tail != kNone && !column_[tail].sealed) visit(tail);
+  std::uint32_t last = tail;
+  for (std::size_t f = frames_.size(); f > 0; --f) {
+    if (frames_[f - 1].run != 0) continue;
+    const std::span<const PageEntry> entries = entries_of(frames_[f - 1]);
+    for (std::size_t e = entries.size(); e > 0; --e) {
+      const std::uint32_t column = entries[e - 1].column;
+      if (column == last) continue;
+      if (column_[column].sealed) return;
+      visit(column);
+      last = column;
+    }
+  }
+}
 
 }  // namespace kvasir

@@ -80,6 +80,7 @@ bool PageTable::frames_are_sound() const {
   // The next token is written behind the newest one, at the next position.
   if (!lists_ || original_ || tail_.front() == kNone) return true;
   const Column& tail = column_[tail_.front()];
+  if (tail.sealed) return true;  // it begins a column, wherever the dead end of this one lies
   return tail.base + tail.used + newest_frame().origin == length_;
 }
 
@@ -151,6 +152,7 @@ bool PageTable::is_sound() const {
     if (!(column.used > 0 && column.used <= static_cast<int>(slots_))) return false;
     if (!(column.entries > 0 || (!lists_ && c == tail_.front()))) return false;
     if (!(column.entries <= kMaxColumnEntries)) return false;
+    if (column.sealed && (!layout_.encoded() || column.used != static_cast<int>(slots_))) return false;
     for (int s = 1; s < column.used; ++s)
       if (!(index(c, s) > index(c, s - 1))) return false;
     written += column.used;
@@ -185,13 +187,14 @@ bool PageTable::is_sound() const {
 std::uint64_t PageTable::allocated_bytes() const {
   const auto bytes_of = [](const auto& values) { return values.capacity() * sizeof(values[0]); };
   std::uint64_t bytes = sizeof(PageTable) + bytes_of(layout_.run_capacities) + bytes_of(runs_) + bytes_of(tail_) +
-                        bytes_of(frames_) + bytes_of(column_) + pages_.capacity() * sizeof(PageId) +
-                        bytes_of(offsets_) + bytes_of(free_) + bytes_of(entry_first_) + bytes_of(spare_);
+                        bytes_of(frames_) + bytes_of(column_) +
+                        (pages_.capacity() + open_pages_.capacity()) * sizeof(PageId) + bytes_of(offsets_) +
+                        bytes_of(free_) + bytes_of(entry_first_) + bytes_of(spare_);
   for (const Run& run : runs_) bytes += bytes_of(run.entries);
   return bytes;
 }
 
-void PageTable::check_invariants(std::span<std::uint32_t> references) const {
+void PageTable::check_invariants(PageCounts& references) const {
   KVASIR_CHECK(is_sound());
   KVASIR_CHECK(bytes_ == (peak_columns_ > 0 ? allocated_bytes() : 0));
   std::vector<bool> unused(column_.size(), false);
@@ -200,7 +203,8 @@ void PageTable::check_invariants(std::span<std::uint32_t> references) const {
   for (std::uint32_t c = 0; c < column_.size(); ++c)
     if (!unused[c])
       for (const PageId page : pages_of(c)) {
-        ++references[static_cast<std::size_t>(page)];
+        ++references[page];
+        KVASIR_CHECK(page_class(page) == class_of(c));
         KVASIR_CHECK(pool_->references(page) == pool_->references(pages_of(c).front()));
         shared += pool_->references(page) > 1 ? 1 : 0;
       }

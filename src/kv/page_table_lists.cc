@@ -33,11 +33,20 @@ std::uint64_t slots_in(std::span<const SlotMove> moves) {
 
 std::uint64_t PageTable::sharing_reserve(bool append_first) const {
   if (!lists_) return 0;
-  std::uint64_t pages = pages_.shared();
+  std::uint64_t columns = pages_.shared() / static_cast<std::uint64_t>(lanes_);
+  std::uint64_t open = columns;
+  if (layout_.encoded() && columns > 0) {
+    open = 0;
+    for_each_open([&](std::uint32_t column) { open += is_shared(column); });
+    for (std::size_t r = 1; r < runs_.size(); ++r)
+      open += tail_[r] != kNone && !column_[tail_[r]].sealed && is_shared(tail_[r]);
+  }
   const std::uint32_t tail = tail_.front();
   const bool has_room = tail != kNone && column_[tail].used < static_cast<std::int32_t>(slots_);
-  if (append_first && has_room && is_shared(tail)) pages -= static_cast<std::uint64_t>(lanes_);
-  return pages * pool_->page_cost();
+  if (append_first && has_room && is_shared(tail)) --columns, --open;
+  // Compaction writes what stays open into fresh pages, where that may be more than one column.
+  const auto fresh = static_cast<std::uint64_t>(layout_.recent > 0 && runs_.size() == 1 ? open_capacity() : 0);
+  return bytes_of_columns(columns, open) + bytes_of_columns(fresh, fresh);
 }
 
 void PageTable::apply_single(std::span<const IndexRange> drop) {
@@ -136,6 +145,7 @@ void PageTable::trim_tail(int run) {
   }
   if (tail_[r] == kNone) return;
   Column& tail = column_[tail_[r]];
+  if (tail.sealed) return;  // tokens to come begin a column
   const auto used = static_cast<std::int32_t>(std::bit_width(tail.live));
   written_ -= tail.used - used;
   tail.used = used;
@@ -218,29 +228,83 @@ void PageTable::compact_columns(bool original) {
     const int slot = std::countr_zero(column_[oldest].live);
     offset = original_ ? index(oldest, slot) : column_[oldest].base + slot;
   }
+  // Calls visit(position, from, slot, to, to_slot, count, shift) for each series of slots that stay together.
+  const auto for_each_part = [&](const auto& visit) {
+    std::int64_t position = 0;
+    for_each_series([&](std::uint32_t from, int slot, int count, Position rotation) {
+      while (count > 0) {
+        const auto to = static_cast<std::size_t>(position / slots);
+        const int to_slot = static_cast<int>(position % slots);
+        const int part = std::min(count, slots - to_slot);
+        visit(from, slot, to, to_slot, part, original ? 0 : position + offset - rotation);
+        position += part;
+        rotation += part;
+        slot += part;
+        count -= part;
+      }
+    });
+  };
+  const auto stays = [&](std::uint32_t from, int slot, std::size_t to, int to_slot, Position shift) {
+    return order[to] == from && to_slot == slot && shift == 0;
+  };
   scratch.indices.clear();
   scratch.moves.clear();
-  std::int64_t position = 0;
-  for_each_series([&](std::uint32_t from, int slot, int count, Position rotation) {
-    while (count > 0) {
-      const std::uint32_t to = order[static_cast<std::size_t>(position / slots)];
-      const int to_slot = static_cast<int>(position % slots);
-      const int part = std::min(count, slots - to_slot);
-      const Position shift = original ? 0 : position + offset - rotation;
-      if (to != from || to_slot != slot || shift != 0)
-        add_move(scratch.moves,
-                 {pages_of(from).data(), slot_range(slot, slot + part), pages_of(to).data(), to_slot, shift});
-      for (int s = slot; s < slot + part; ++s) scratch.indices.push_back(index(from, s));
-      position += part;
-      rotation += part;
-      slot += part;
-      count -= part;
-    }
+  std::size_t first_changed = order.size();
+  for_each_part([&](std::uint32_t from, int slot, std::size_t to, int to_slot, int count, Position shift) {
+    for (int s = slot; s < slot + count; ++s) scratch.indices.push_back(index(from, s));
+    if (!stays(from, slot, to, to_slot, shift)) first_changed = std::min(first_changed, to);
+  });
+  const std::size_t kept = (scratch.indices.size() + slots_ - 1) / slots_;  // columns
+  const auto is_partial = [&](std::size_t column) { return (column + 1) * slots_ > scratch.indices.size(); };
+  if (layout_.encoded() && kept > 0 && is_partial(kept - 1) && column_[order[kept - 1]].sealed)
+    first_changed = std::min(first_changed, kept - 1);
+  // Of a table whose pages are encoded, columns are written as wholes, and those that are not full come to be open:
+  // in the pages of the open column there was, if there is no other.
+  PageRefs fresh(pool_);
+  std::vector<std::size_t> opened;  // columns that were sealed
+  if (layout_.encoded())
+    for (std::size_t c = first_changed; c < kept; ++c)
+      if (column_[order[c]].sealed &&
+          (is_partial(c) || (layout_.recent > 0 && first_reader(scratch.indices[(c + 1) * slots_ - 1]) > next_index_)))
+        opened.push_back(c);
+  const bool takes_tail = opened.size() == 1 && layout_.recent == 0 && !column_[order.back()].sealed;
+  if (!takes_tail && !opened.empty())
+    KVASIR_CHECK(fresh.try_allocate(opened.size() * static_cast<std::size_t>(lanes_), layout_.classes.open));
+  if (takes_tail) own_column(order.back());
+  const auto pages_to_write = [&](std::size_t column) {
+    const auto found = std::ranges::find(opened, column);
+    if (found == opened.end()) return pages_of(order[column]).data();
+    if (takes_tail) return pages_of(order.back()).data();
+    return fresh.ids().data() + static_cast<std::size_t>(found - opened.begin()) * static_cast<std::size_t>(lanes_);
+  };
+  std::size_t last_owned = order.size();
+  for_each_part([&](std::uint32_t from, int slot, std::size_t to, int to_slot, int count, Position shift) {
+    if (layout_.encoded() ? to < first_changed : stays(from, slot, to, to_slot, shift)) return;
+    const PageId* pages = pages_to_write(to);
+    if (std::exchange(last_owned, to) != to && pages == pages_of(order[to]).data()) own_column(order[to]);
+    add_move(scratch.moves, {pages_of(from).data(), slot_range(slot, slot + count), pages, to_slot, shift});
+    if (column_[from].sealed && pages == pages_of(order[to]).data() && column_[order[to]].sealed)
+      slots_encoded_again_ += static_cast<std::uint64_t>(count);
   });
   slots_moved_ += slots_in(scratch.moves);
-  for (const SlotMove& move : scratch.moves)
-    own_column(static_cast<std::uint32_t>((move.to - pages().data()) / lanes_));
-  if (pool_->store() != nullptr && !scratch.moves.empty()) pool_->store()->move(lanes_, scratch.moves);
+  if (pool_->store() != nullptr && !scratch.moves.empty()) {
+    if (layout_.encoded()) {
+      pool_->store()->repack(lanes_, scratch.moves);
+    } else {
+      pool_->store()->move(lanes_, scratch.moves);
+    }
+  }
+  for (std::size_t i = 0; i < opened.size(); ++i) {
+    const auto lanes = static_cast<std::size_t>(lanes_);
+    const std::uint32_t column = order[opened[i]];
+    column_[column].sealed = false;
+    if (takes_tail) {
+      pages_.exchange(first_page(column), first_page(order.back()), lanes);
+      column_[order.back()].sealed = true;
+    } else {
+      pages_.take(first_page(column), fresh, i * lanes, lanes);
+    }
+  }
 
   original_ = original;
   Run& run = runs_.front();
@@ -313,6 +377,41 @@ PageTable::Place PageTable::locate(TokenIndex token, int runs) const {
   return {};
 }
 
+void PageTable::move_slots(std::span<const SlotMove> moves) {
+  slots_moved_ += slots_in(moves);
+  if (pool_->store() != nullptr && !moves.empty()) pool_->store()->move(lanes_, moves);
+}
+
+// A column with pages: one that was kept ready, or what a run has just given back.
+std::uint32_t PageTable::take_spare(bool sealed) {
+  const auto found = std::ranges::find_if(spare_, [&](std::uint32_t c) { return column_[c].sealed == sealed; });
+  if (found != spare_.end()) {
+    const std::uint32_t column = *found;
+    spare_.erase(found);
+    return column;
+  }
+  PageRefs pages(pool_);
+  KVASIR_CHECK(
+      pages.try_allocate(static_cast<std::size_t>(lanes_), sealed ? layout_.classes.sealed : layout_.classes.open));
+  const std::uint32_t column = take_column(pages, 0);
+  column_[column].sealed = sealed;
+  return column;
+}
+
+// A column with open pages for a ring whose newest one is full, which is sealed.
+std::uint32_t PageTable::next_ring_column(int run) {
+  const std::uint32_t full = tail_[static_cast<std::size_t>(run)];
+  if (!layout_.encoded() || full == kNone || column_[full].sealed) return take_spare(false);
+  const std::uint32_t next = take_spare(true);
+  const PageSeal seal{pages_of(full).data(), pages_of(next).data(), column_[full].live};
+  if (pool_->store() != nullptr) pool_->store()->seal(lanes_, std::span(&seal, 1));
+  pages_.exchange(first_page(full), first_page(next), static_cast<std::size_t>(lanes_));
+  column_[full].sealed = true;
+  column_[next].sealed = false;
+  own_column(next);
+  return next;
+}
+
 void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) {
   const auto r = static_cast<std::size_t>(number);
   std::vector<SlotMove>& moves = pool_->scratch().moves;
@@ -326,16 +425,10 @@ void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) 
       frame = std::prev(frames_.end());
     }
     if (tail_[r] == kNone || column_[tail_[r]].used == static_cast<std::int32_t>(slots_)) {
-      std::uint32_t column = 0;
-      if (!spare_.empty()) {
-        column = spare_.back();
-        spare_.pop_back();
-      } else {
-        // A column that this run has just given back: the ring has come round.
-        PageRefs pages(pool_);
-        KVASIR_CHECK(pages.try_allocate(static_cast<std::size_t>(lanes_)));
-        column = take_column(pages, 0);
-      }
+      // The column that is full now is written before it is sealed.
+      move_slots(moves);
+      moves.clear();
+      const std::uint32_t column = next_ring_column(number);
       start_column(column, number, move.index,
                    tail_[r] != kNone ? column_[tail_[r]].base + static_cast<Position>(slots_) : 0);
     }
@@ -354,8 +447,7 @@ void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) 
     add_move(moves, {pages_of(from.column).data(), slot_range(from.slot, from.slot + 1), pages_of(tail_[r]).data(),
                      slot, to.base + slot - (column_[from.column].base + from.slot)});
   }
-  slots_moved_ += slots_in(moves);
-  if (pool_->store() != nullptr && !moves.empty()) pool_->store()->move(lanes_, moves);
+  move_slots(moves);
 }
 
 // Tokens of run 0 that never leave it, then the other runs from the last to the first, then the rest of run 0; all at

@@ -202,7 +202,8 @@ void PageTable::rotate_behind(IndexRange hole) {
     for (const PageEntry& entry : entries_of(frame))
       if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0) {
         KVASIR_CHECK(!is_shared(entry.column));
-        rotations.push_back({pages_of(entry.column).data(), slots});
+        rotations.push_back({pages_of(entry.column).data(), slots,
+                             column_[entry.column].live & ~slots_of(entry.column, hole.begin, hole.end)});
       }
   pool_->store()->rotate(lanes_, rotations, -retained_in(hole));
 }

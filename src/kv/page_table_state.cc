@@ -41,6 +41,8 @@ void PageTable::save(ByteWriter& out) const {
   out.put(given_back_.begin);
   out.put(given_back_.end);
   out.put(static_cast<std::uint64_t>(columns.size()));
+  if (layout_.encoded())
+    for (const std::uint32_t c : columns) out.put(column_[c].sealed);
   for (const std::uint32_t c : columns) {
     const Column& column = column_[c];
     out.put(column.live);
@@ -80,14 +82,29 @@ Status PageTable::restore(ByteReader& in) {
   if (!ahead.get(next) || !ahead.get(length) || !ahead.get(original) || !ahead.get(given_back.begin) ||
       !ahead.get(given_back.end) || !ahead.get_count(columns, kMostColumns, least))
     return damaged();
-  const std::uint64_t pages = columns * static_cast<std::uint64_t>(lanes_);
-  const std::uint64_t bytes = pages * pool_->page_cost() +
+  std::vector<char> sealed(columns, 0);
+  if (layout_.encoded())
+    for (char& is_sealed : sealed)
+      if (bool value = false; ahead.get(value)) is_sealed = value ? 1 : 0;
+  if (!ahead.ok()) return damaged();
+  const auto count_sealed = static_cast<std::uint64_t>(std::ranges::count(sealed, 1));
+  const auto lanes = static_cast<std::uint64_t>(lanes_);
+  const std::uint64_t bytes = bytes_of_columns(columns, columns - (layout_.encoded() ? count_sealed : 0)) +
                               bytes_at(lanes_, static_cast<int>(slots_), layout_, static_cast<std::int64_t>(columns));
   if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
   PageRefs fresh(pool_);
-  if (!fresh.try_allocate(pages)) return kv_memory_full(budget(), bytes);
+  PageRefs fresh_sealed(pool_);
+  if (!fresh.try_allocate((columns - count_sealed) * lanes, layout_.classes.open) ||
+      !fresh_sealed.try_allocate(count_sealed * lanes, layout_.classes.sealed))
+    return kv_memory_full(budget(), bytes);
   reserve_columns(static_cast<std::int64_t>(columns));
-  for (std::uint64_t c = 0; c < columns; ++c) take_column(fresh, c * static_cast<std::uint64_t>(lanes_));
+  std::uint64_t taken[2] = {0, 0};
+  for (std::uint64_t c = 0; c < columns; ++c) {
+    const bool is_sealed = sealed[c] != 0;
+    const std::uint32_t column =
+        take_column(is_sealed ? fresh_sealed : fresh, std::exchange(taken[is_sealed], taken[is_sealed] + lanes));
+    column_[column].sealed = is_sealed;
+  }
   if (restore_arrays(in) && is_sound()) return {};
   PageTable empty(lanes_, pool_, layout_);
   *this = std::move(empty);
@@ -103,6 +120,9 @@ bool PageTable::restore_arrays(ByteReader& in) {
   in.get(given_back_.begin);
   in.get(given_back_.end);
   in.get(columns);
+  if (layout_.encoded())
+    for (std::uint64_t c = 0; c < columns; ++c)
+      if (bool sealed = false; !in.get(sealed)) return false;
   // Bounds that keep the arithmetic of indices and positions from overflowing.
   constexpr std::int64_t kMost = std::int64_t{1} << 60;
   if (!in.ok() || next_index_ < 0 || next_index_ > kMost || (given_back_.end != 0 && layout_.window <= 0) ||
@@ -117,6 +137,7 @@ bool PageTable::restore_arrays(ByteReader& in) {
     in.get(column.base);
     in.get(column.used);
     if (!in.ok() || column.used < 1 || column.used > static_cast<std::int32_t>(slots_)) return false;
+    if (column.sealed && column.used != static_cast<std::int32_t>(slots_)) return false;
     if (column.first < 0 || column.first > kMost || std::abs(column.base) > kMost) return false;
     if (lists_ && !in.get_values(std::span(offset(c), static_cast<std::size_t>(column.used)))) return false;
     written_ += column.used;
@@ -172,7 +193,7 @@ bool PageTable::restore_arrays(ByteReader& in) {
 }
 
 Status PageTable::adopt(std::span<const PageId> pages) {
-  KVASIR_CHECK(next_index_ == 0 && columns_ == 0 && runs_.size() == 1);
+  KVASIR_CHECK(next_index_ == 0 && columns_ == 0 && runs_.size() == 1 && layout_.recent == 0);
   const auto lanes = static_cast<std::size_t>(lanes_);
   const auto columns = static_cast<std::int64_t>(pages.size() / lanes);
   KVASIR_CHECK(pages.size() % lanes == 0);
@@ -191,6 +212,7 @@ Status PageTable::adopt(std::span<const PageId> pages) {
     push_entry(frame, {slot_range(0, slots), column.ordinal, handle});
     column.live = slot_range(0, slots);
     column.used = slots;
+    column.sealed = layout_.encoded();
     if (lists_) std::iota(offset(handle), offset(handle) + slots, std::uint32_t{0});
     frame.tokens += slots;
     next_index_ += slots;
@@ -204,7 +226,11 @@ std::int64_t PageTable::whole_columns() const {
   if (length_ != next_index_ || !given_back_.empty() || runs_.size() > 1 || frames_.size() > 1) return 0;
   const Frame& frame = frames_.front();
   if (frame.origin != 0 || frame.rotation != 0) return 0;
-  return next_index_ / static_cast<TokenIndex>(slots_);
+  std::int64_t columns = next_index_ / static_cast<TokenIndex>(slots_);
+  // Of a table whose pages are encoded, those that are.
+  if (layout_.encoded())
+    for_each_open([&](std::uint32_t c) { columns -= column_[c].used == static_cast<int>(slots_); });
+  return columns;
 }
 
 }  // namespace kvasir

@@ -138,7 +138,7 @@ class PrefixCache {
   // KVASIR_CHECKs that its structures agree with each other.
   void check_invariants() const;
   // Adds its references to pages ([pool capacity]).
-  void count_references(std::span<std::uint32_t> references) const;
+  void count_references(PageCounts& references) const;
   // Bytes charged for its own structures.
   std::uint64_t charged_bytes() const { return charge_.bytes(); }
 

@@ -18,9 +18,9 @@ void PrefixCache::set_listener(PrefixListener* listener) {
     listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
 }
 
-void PrefixCache::count_references(std::span<std::uint32_t> references) const {
+void PrefixCache::count_references(PageCounts& references) const {
   for (const auto& [hash, node] : nodes_)
-    for (const PageId page : node->pages) ++references[static_cast<std::size_t>(page)];
+    for (const PageId page : node->pages) ++references[page];
 }
 
 void PrefixCache::check_invariants() const {

@@ -171,11 +171,11 @@ void PrefixCache::keep_within_bound() {
 }
 
 std::uint64_t PrefixCache::evictable_bytes() const {
-  return cache_->pool().only_cached_pages() * cache_->pool().page_cost() + snapshot_bytes_;
+  return cache_->pool().only_cached_bytes() + snapshot_bytes_;
 }
 
 std::uint64_t PrefixCache::bytes() const {
-  return cache_->pool().cached_pages() * cache_->pool().page_cost() + snapshot_bytes_ + charge_.bytes();
+  return cache_->pool().cached_bytes() + snapshot_bytes_ + charge_.bytes();
 }
 
 }  // namespace kvasir

@@ -32,7 +32,7 @@ void Completions::add_routes(Router& router) {
 
 void Completions::fly(Exchange exchange, bool chat, std::string session) {
   if (draining_) {
-    deck_.traffic.on_refused("draining", exchange.request.address);
+    deck_.traffic.on_refused("draining", exchange.request.address, exchange.request.path);
     return exchange.refuse(503, "the server is going down", {}, {{"Retry-After", "5"}});
   }
   AnswerHead head;

@@ -182,7 +182,7 @@ void Flight::accepted(const Status& status) {
     const Status said = in_body(status);
     report_fault(http_status(said), said);
     deck_.traffic.on_refused(said.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid",
-                             exchange_.request.address);
+                             exchange_.request.address, exchange_.request.path);
     if (!streams_) {
       exchange_.refuse(said);
     } else {
@@ -340,7 +340,7 @@ void Flight::fail(const Status& status) {
 
 // The request was not taken.
 void Flight::refuse(int http, const Status& status, std::string_view reason, std::string_view code) {
-  deck_.traffic.on_refused(reason, exchange_.request.address);
+  deck_.traffic.on_refused(reason, exchange_.request.address, exchange_.request.path);
   if (code.empty()) {
     exchange_.refuse(status);
   } else {

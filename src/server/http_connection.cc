@@ -206,8 +206,11 @@ void Connection::read_header() {
     if (self->state_ != State::kReading) return;
     if (!error) return self->take_header();
     if (error == http::error::header_limit || error == http::error::buffer_overflow)
-      return self->refuse(431, "the header is too large");
-    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
+      return self->refuse(
+          431, fmt::format("the header has more than {} bytes; send less", self->shared_.limits.header_bytes));
+    if (error == http::error::body_limit)
+      return self->refuse(413,
+                          fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
     if (error == http::error::end_of_stream || is_lost(error)) return self->close();
     self->refuse(400, "this is not HTTP/1.1");
   });
@@ -217,7 +220,7 @@ void Connection::take_header() {
   wait_for_header(false);
   const auto& message = parser_->get();
   if (std::distance(message.begin(), message.end()) > shared_.limits.header_fields)
-    return refuse(431, "the header has too many fields");
+    return refuse(431, fmt::format("the header has more than {} fields; send fewer", shared_.limits.header_fields));
   if (message.version() < 10 || message.version() > 11) return refuse(505, "the HTTP version must be 1.0 or 1.1");
   if (message.version() == 11 && message.count(http::field::host) != 1)
     return refuse(400, "a request has one field 'Host'");
@@ -284,7 +287,9 @@ void Connection::read_body() {
     if (!self->shared_.bodies.fits(self->account_))
       return self->refuse(503, "the server holds too many large requests; try again later");
     if (!error) return self->read_body();
-    if (error == http::error::body_limit) return self->refuse(413, "the body is too large");
+    if (error == http::error::body_limit)
+      return self->refuse(413,
+                          fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
     if (error == http::error::end_of_stream || error == http::error::partial_message || is_lost(error))
       return self->close();
     self->refuse(400, "the body is not as the header says");

@@ -168,7 +168,7 @@ std::optional<Refusal> KeyGate::identify(const HttpRequest& request, Caller& cal
   const std::string_view key = bearer_of(request.field("authorization"));
   const tenants::KeyRing::Entry* entry = key.empty() ? nullptr : ring_->find(key, now());
   if (entry == nullptr) {
-    if (observer_ != nullptr) observer_->on_refused("unauthorized", request.address);
+    if (observer_ != nullptr) observer_->on_refused("unauthorized", request.address, request.path);
     return unauthorized(key.empty() ? "this server needs an API key: send 'Authorization: Bearer KEY'"
                                     : "the API key is unknown, revoked or expired; ask who runs this server for one");
   }
@@ -183,16 +183,16 @@ std::optional<Refusal> KeyGate::identify(const HttpRequest& request, Caller& cal
 std::optional<Refusal> KeyGate::check(const HttpRequest& request, Caller& caller) {
   if (std::optional<Refusal> refusal = identify(request, caller)) return refusal;
   if (request.method == "GET" || request.method == "HEAD") return std::nullopt;
-  return limited(caller, request.address);
+  return limited(caller, request);
 }
 
-std::optional<Refusal> KeyGate::limited(Caller& caller, std::string_view address) {
+std::optional<Refusal> KeyGate::limited(Caller& caller, const HttpRequest& request) {
   RateLimiter::Answer answer = limiter_.take(caller.tenant_number, steady());
   if (!answer.refusal) {
     caller.hold = std::move(answer.hold);
     return std::nullopt;
   }
-  if (observer_ != nullptr) observer_->on_refused("rate_limit", address);
+  if (observer_ != nullptr) observer_->on_refused("rate_limit", request.address, request.path);
   if (options_.on_limited) options_.on_limited(caller.tenant);
   return Refusal{429,
                  limit_message(caller.tenant, *answer.refusal),

@@ -97,7 +97,7 @@ class KeyGate final : public Gate, public TrafficObserver {
   void take_over(const tenants::KeyFile& file);
   std::vector<QuotaChange> changes(const std::vector<tenants::Tenant>& before,
                                    const std::vector<tenants::Tenant>& after) const;
-  std::optional<Refusal> limited(Caller& caller, std::string_view address);
+  std::optional<Refusal> limited(Caller& caller, const HttpRequest& request);
   std::int64_t now() const;
   tenants::RateLimiter::Time steady() const;
 

@@ -192,8 +192,8 @@ Result<std::unique_ptr<Log>> Log::open(const LogOptions& options) {
   return {std::unique_ptr<Log>(std::make_unique<LogImpl>(options, std::make_shared<Sink>(options.file, file)))};
 }
 
-void RequestLog::on_refused(std::string_view reason, std::string_view address) {
-  log_.write(LogLevel::kInfo, "refused", {{"reason", reason}, {"address", address}});
+void RequestLog::on_refused(std::string_view reason, std::string_view address, std::string_view path) {
+  log_.write(LogLevel::kInfo, "refused", {{"reason", reason}, {"address", address}, {"path", path}});
 }
 
 void RequestLog::on_fault(const RequestRecord& record, int http, std::string_view why) {

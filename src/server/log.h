@@ -66,7 +66,7 @@ class RequestLog final : public TrafficObserver {
  public:
   // `log` must outlive this.
   explicit RequestLog(Log& log) : log_(log) {}
-  void on_refused(std::string_view reason, std::string_view address) override;
+  void on_refused(std::string_view reason, std::string_view address, std::string_view path) override;
   void on_fault(const RequestRecord& record, int http, std::string_view why) override;
   void on_finished(const RequestRecord& record) override;
 

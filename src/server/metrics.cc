@@ -171,7 +171,9 @@ class MetricsImpl final : public Metrics {
         generation_tokens_(token_buckets(options_.context)) {}
 
   void on_token_gap(double seconds) override { gap_.Observe(seconds); }
-  void on_refused(std::string_view reason, std::string_view /*address*/) override { refused_.add(reason, 1); }
+  void on_refused(std::string_view reason, std::string_view /*address*/, std::string_view /*path*/) override {
+    refused_.add(reason, 1);
+  }
   void on_finished(const RequestRecord& record) override;
 
   void add_route(Router& router) override {

@@ -117,6 +117,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
   request.policy = options.policy.empty() ? policy_ : options.policy;
+  request.tenant = exchange.caller.tenant_number;
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMost, request.max_tokens));

@@ -38,10 +38,10 @@ class TrafficObserver {
   virtual ~TrafficObserver() = default;
   // Seconds between two texts of one sample.
   virtual void on_token_gap(double seconds) { static_cast<void>(seconds); }
-  // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...), and the
-  // client's address.
-  virtual void on_refused(std::string_view reason, std::string_view address) {
-    static_cast<void>(reason), static_cast<void>(address);
+  // A request that was not taken: why, in one word (queue_full, too_large, invalid, draining, rate_limit, ...), the
+  // client's address, and the path that it asked for.
+  virtual void on_refused(std::string_view reason, std::string_view address, std::string_view path) {
+    static_cast<void>(reason), static_cast<void>(address), static_cast<void>(path);
   }
   // A request that was refused or ended by a fault of the server's own, and why. `why` quotes no prompt.
   virtual void on_fault(const RequestRecord& record, int http, std::string_view why) {
@@ -58,8 +58,8 @@ class Traffic final : public TrafficObserver {
   void on_token_gap(double seconds) override {
     for (TrafficObserver* observer : observers_) observer->on_token_gap(seconds);
   }
-  void on_refused(std::string_view reason, std::string_view address) override {
-    for (TrafficObserver* observer : observers_) observer->on_refused(reason, address);
+  void on_refused(std::string_view reason, std::string_view address, std::string_view path) override {
+    for (TrafficObserver* observer : observers_) observer->on_refused(reason, address, path);
   }
   void on_fault(const RequestRecord& record, int http, std::string_view why) override {
     for (TrafficObserver* observer : observers_) observer->on_fault(record, http, why);

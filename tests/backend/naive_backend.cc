@@ -42,12 +42,8 @@ std::vector<double> row_values(DType type, const std::byte* bytes, int count) {
 
 // -- Pages --
 
-NaivePageStore::NaivePageStore(const PageFormat& format, std::vector<double> inverse_frequencies)
-    : format_(format), inverse_frequencies_(std::move(inverse_frequencies)) {
-  const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
-  zeros_.keys.assign(static_cast<std::size_t>(format.slots), zero);
-  zeros_.values = zeros_.keys;
-}
+NaivePageStore::NaivePageStore(std::vector<double> inverse_frequencies)
+    : inverse_frequencies_(std::move(inverse_frequencies)) {}
 
 const NaivePage& NaivePageStore::page(PageId id) const {
   return pages_[at(id)] != nullptr ? *pages_[at(id)] : zeros_;
@@ -82,8 +78,12 @@ void NaivePageStore::set(PageId id, int slot, std::span<const double> key, std::
   }
 }
 
-Status NaivePageStore::reserve(std::uint64_t count) {
-  KVASIR_CHECK(pages_.empty());
+Status NaivePageStore::reserve(PageClass of, const PageFormat& format, std::uint64_t count) {
+  KVASIR_CHECK(pages_.empty() && of == PageClass{} && !format.encoded());
+  format_ = format;
+  const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
+  zeros_.keys.assign(static_cast<std::size_t>(format.slots), zero);
+  zeros_.values = zeros_.keys;
   pages_.resize(count);
   return {};
 }
@@ -106,6 +106,14 @@ void NaivePageStore::move(int lanes, std::span<const SlotMove> moves) {
         set(move.to[lane], to, rotated(from.keys[slot], move.shift), from.values[slot]);
       }
     }
+}
+
+void NaivePageStore::repack(int, std::span<const SlotMove>) {
+  KVASIR_CHECK(false);  // of encoded pages
+}
+
+void NaivePageStore::seal(int, std::span<const PageSeal>) {
+  KVASIR_CHECK(false);
 }
 
 void NaivePageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
@@ -178,8 +186,8 @@ Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadProgress&
   return {};
 }
 
-std::unique_ptr<PageStore> NaiveBackend::new_page_store(const PageFormat& format) {
-  return std::make_unique<NaivePageStore>(format, shape_.inverse_frequencies);
+std::unique_ptr<PageStore> NaiveBackend::new_page_store() {
+  return std::make_unique<NaivePageStore>(shape_.inverse_frequencies);
 }
 
 const NaiveBackend::Weight* NaiveBackend::weight(WeightId id) const {

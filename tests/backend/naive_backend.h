@@ -18,17 +18,19 @@ struct NaivePage {
 
 class NaivePageStore final : public PageStore {
  public:
-  NaivePageStore(const PageFormat& format, std::vector<double> inverse_frequencies);
+  explicit NaivePageStore(std::vector<double> inverse_frequencies);
 
   const PageFormat& format() const { return format_; }
   const NaivePage& page(PageId id) const;
   // Rounds both to the format's element type.
   void set(PageId id, int slot, std::span<const double> key, std::span<const double> value);
 
-  Status reserve(std::uint64_t count) override;
+  Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
   void copy(std::span<const PageId> from, std::span<const PageId> to) override;
   void move(int lanes, std::span<const SlotMove> moves) override;
+  void repack(int lanes, std::span<const SlotMove> moves) override;
+  void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   // Bytes of a page: elements [slot][key, then value].
   void read(PageId page, std::span<std::byte> out) const override;
@@ -55,7 +57,7 @@ class NaiveBackend final : public Backend {
   }
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
   Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override;
-  std::unique_ptr<PageStore> new_page_store(const PageFormat& format) override;
+  std::unique_ptr<PageStore> new_page_store() override;
   void begin(const Pass& pass) override;
   void embed(WeightId embedding) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;

@@ -34,13 +34,14 @@ struct WorkspaceCase {
   int prompt = 0;
   bool raw = false;       // somebody listens to raw weights
   int observed_rows = 0;  // of a pass
+  std::string codec = "f32";
 };
 
 // Prefill in chunks, then decoding: never more than planned, and not less than half.
 void expect_planned(const WorkspaceCase& of) {
   SCOPED_TRACE(of.policy);
   const TemporaryFile file(make_random_model(family_cases().front().spec));
-  const auto model = load(file.path(), {.threads = 2, .kv_type = "f32", .page_slots = 16, .chunk = of.chunk});
+  const auto model = load(file.path(), {.threads = 2, .kv_type = of.codec, .page_slots = 16, .chunk = of.chunk});
   const auto& backend = static_cast<const CpuBackend&>(*model->backend);
   LargestTable largest;
   NoTap tap;
@@ -58,6 +59,7 @@ void expect_planned(const WorkspaceCase& of) {
   request.entries = largest.entries;
   request.gaps = traits.compacts;
   request.slots = 16;
+  if (model->kv_shape.page.encoded()) request.staged_page_bytes = model->kv_shape.page.open().bytes();
   request.observed_rows = of.observed_rows;
   request.reductions = static_cast<int>(traits.reductions.size());
   request.weights = of.raw;
@@ -72,6 +74,8 @@ TEST(Workspace, OfUnobservedPassesIsPlanned) {
   expect_planned({"full", 256, 1500});
   expect_planned({"streaming:sinks=4,window=100", 64, 400});
   expect_planned({"full", 1, 300});
+  expect_planned({"full", 256, 1500, false, 0, "q4"});
+  expect_planned({"full", 256, 1500, false, 0, "k=q8,v=q2,recent=64"});
 }
 
 TEST(Workspace, OfObservedPassesIsPlanned) {

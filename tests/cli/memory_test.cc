@@ -26,7 +26,15 @@ TEST(Memory, PeakIsWhatThePlanSaid) {
                         {"streaming:sinks=40,window=200,every=30,max_drop=10", "bf16", "100", "16", 500, 100},
                         {"streaming:sinks=4,window=124,realign=rotate,every=16", "f16", "512", "64", 600, 60},
                         {"window:size=100", "f16", "37", "16", 600, 200},
-                        {"window:size=1", "f16", "512", "32", 50, 20}}) {
+                        {"window:size=1", "f16", "512", "32", 50, 20},
+                        {"full", "q4", "512", "32", 700, 33},
+                        {"full", "k=q8,v=q2", "64", "16", 100, 90},
+                        {"full", "q3,recent=40", "100", "32", 400, 70},
+                        {"full", "q4o", "1", "64", 40, 90},
+                        {"streaming:sinks=4,window=60", "q4", "512", "32", 300, 40},
+                        {"streaming:sinks=4,window=252,every=64,slack=8", "q8,recent=64", "128", "32", 900, 300},
+                        {"streaming:sinks=4,window=124,realign=rotate,every=16", "q4,rotate=kv", "512", "64", 600, 60},
+                        {"window:size=100", "q2", "37", "16", 600, 200}}) {
     SCOPED_TRACE(c.policy + " " + c.type);
     const Json run = run_json({"-p", some_text(c.words), "-n", std::to_string(c.tokens), "--ignore-eos", "--kv",
                                c.policy, "--kv-type", c.type, "--chunk", c.chunk, "--page", c.page});
@@ -38,6 +46,7 @@ TEST(Memory, PeakIsWhatThePlanSaid) {
     EXPECT_EQ(run["kv"]["kept_max"], planned["tokens_seen_max"]);
     EXPECT_EQ(planned["kv_bytes"].get<std::uint64_t>(),
               planned["kv_pages"].get<std::uint64_t>() * planned["kv_page_bytes"].get<std::uint64_t>() +
+                  planned["kv_open_pages"].get<std::uint64_t>() * planned["kv_open_page_bytes"].get<std::uint64_t>() +
                   planned["kv_table_bytes"].get<std::uint64_t>());
     // The same budget suffices, one byte less does not.
     const std::uint64_t bytes = planned["kv_bytes"];

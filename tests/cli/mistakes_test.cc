@@ -65,7 +65,8 @@ constexpr Mistake kMisspelt[] = {
      "policy spec 'h2o:budget:64': 'budget:64' is not of the form key=value; the options of 'h2o' are: budget, recent, "
      "sinks, every, pos, heads"},
     {"run {M} -p x --kv streaming:realign=frame", "policy 'streaming': realign=frame must be one of: frames, rotate"},
-    {"run {M} -p x --kv-type fp16", "unknown KV type 'fp16'; the types are: f32, f16, bf16 [--kv-type]"},
+    {"run {M} -p x --kv-type fp16",
+     "unknown KV type 'fp16'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2 [--kv-type]"},
     {"run {M} -p x --stop \\q",
      "--stop: '\\q' is no escape; there are \\n, \\t, \\r, \\xHH, and \\\\ for a backslash (see 'kvasir run --help')"},
 };

@@ -141,7 +141,7 @@ TEST(Run, EveryPolicyOptionIsTaken) {
     const Json json = run_json({"-p", kPrompt, "-n", "4", "--kv", given});
     EXPECT_EQ(json["kv"]["policy"], canonical);
   }
-  for (const std::string type : {"f32", "f16", "bf16"})
+  for (const std::string type : {"f32", "f16", "bf16", "q8", "q4", "q4o", "q3", "q2"})
     EXPECT_EQ(run_json({"-p", kPrompt, "-n", "4", "--kv-type", type})["kv"]["codec"], type);
 }
 

@@ -1,5 +1,7 @@
 // Every policy that decides by table, through the engine: what a covering budget gives, what forks and chunks do to
 // memory, and what must not matter.
+#include <map>
+
 #include "engine/memory_plan.h"
 #include "engine/policy_cases.h"
 #include "kv/table.h"
@@ -13,8 +15,10 @@ TEST_P(PoliciesEngine, ABudgetThatCoversEverythingGivesTheBitsOfFull) {
   const PolicyCases cases = cases_of(GetParam());
   const TemporaryFile file(make_random_model(small_spec()));  // 256 tokens of trained context
   const Text text(kCoveredTokens - 30, 30, 1);
-  for (const char* type : {"f32", "f16"}) {
+  for (const char* type : {"f32", "f16", "q8", "k=q2,v=q4o", "q4,recent=20,rotate=kv"}) {
     for (const int slots : {16, 32, 64}) {
+      // Tokens that move on are decoded, and encoded again.
+      if (cases.name == "cascade" && parse_codec(type).codec.key >= KvType::kQ8) continue;
       std::vector<float> full;
       for (const int threads : {1, 3}) {
         const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = slots});
@@ -158,11 +162,12 @@ TEST_P(PoliciesEngine, RandomOperationsStayWithinThePlan) {
   RandomModelSpec spec = small_spec();
   spec.context = 100;
   const TemporaryFile file(make_random_model(spec));
-  for (const int slots : {16, 64}) {
-    const auto model = load(file.path(), {.threads = 1, .page_slots = slots});
+  for (const auto& [type, slots] :
+       {std::pair("f16", 16), std::pair("f16", 64), std::pair("q4", 16), std::pair("k=q8,v=q2,recent=24", 16)}) {
+    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = slots});
     for (const std::string& policy : cases.evicting) {
       for (const int chunk : {1, 16, 70}) {
-        SCOPED_TRACE(fmt::format("{} slots {} chunk {}", policy, slots, chunk));
+        SCOPED_TRACE(fmt::format("{} {} slots {} chunk {}", policy, type, slots, chunk));
         Household household(model, policy, chunk, static_cast<std::uint64_t>(slots + chunk));
         for (int step = 0; step < 90; ++step) ASSERT_NO_FATAL_FAILURE(household.step());
         EXPECT_GT(household.passes(), 100);
@@ -199,27 +204,28 @@ TEST_P(PoliciesEngine, ThreadsAndListenersChangeNoBits) {
   spec.context = 100;
   const TemporaryFile file(make_random_model(spec));
   const Text text(130, 60, 2);
-  std::vector<RunOutcome> first;
-  for (const int threads : {1, 2, 5}) {
-    const auto model = load(file.path(), {.threads = threads, .page_slots = 16});
-    for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
-      const std::string& policy = cases.evicting[i];
-      SCOPED_TRACE(fmt::format("{} threads {}", policy, threads));
-      const auto runner = new_runner(model, policy);
-      RunOutcome outcome = outcome_of(*runner, text, 32);
-      EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
-      const auto heard = new_runner(model, policy);
-      Deaf tap;
-      heard->set_tap(&tap);
-      EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
-      EXPECT_EQ(tap.rows, 190 * spec.layers);
-      if (threads == 1) {
-        first.push_back(std::move(outcome));
-      } else {
-        EXPECT_TRUE(outcome == first[i]);
+  std::map<std::pair<std::string, std::size_t>, RunOutcome> first;
+  for (const int threads : {1, 2, 5})
+    for (const std::string type : {"f16", "q4"}) {
+      const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = 16});
+      for (std::size_t i = 0; i < cases.evicting.size(); ++i) {
+        const std::string& policy = cases.evicting[i];
+        SCOPED_TRACE(fmt::format("{} {} threads {}", policy, type, threads));
+        const auto runner = new_runner(model, policy);
+        RunOutcome outcome = outcome_of(*runner, text, 32);
+        EXPECT_TRUE(runner->first_dropped().has_value()) << "nothing was dropped";
+        const auto heard = new_runner(model, policy);
+        Deaf tap;
+        heard->set_tap(&tap);
+        EXPECT_TRUE(outcome_of(*heard, text, 32) == outcome) << "a listener changed something";
+        EXPECT_EQ(tap.rows, 190 * spec.layers);
+        if (threads == 1) {
+          first[{type, i}] = std::move(outcome);
+        } else {
+          EXPECT_TRUE((outcome == first.at({type, i})));
+        }
       }
     }
-  }
 }
 
 // Branches share pages until one of them writes; then each goes on as if it were alone.
@@ -228,25 +234,26 @@ TEST_P(PoliciesEngine, ForksContinueAsIfTheyWereAlone) {
   RandomModelSpec spec = small_spec();
   spec.context = 100;
   const TemporaryFile file(make_random_model(spec));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
   const Text one(40, 50, 4), other(7, 80, 5);
-  for (const std::string& policy : cases.evicting) {
-    for (const int before : {20, 90}) {
-      SCOPED_TRACE(fmt::format("{} forked at {}", policy, before));
-      const Text trunk(before, 13, 3);
-      const auto alone = [&](const Text& text) {
+  for (const char* type : {"f16", "q4", "q8,recent=20"})
+    for (const std::string& policy : cases.evicting) {
+      const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+      for (const int before : {20, 90, 96}) {
+        SCOPED_TRACE(fmt::format("{} {} forked at {}", policy, type, before));
+        const Text trunk(before, 13, 3);
+        const auto alone = [&](const Text& text) {
+          const auto runner = new_runner(model, policy);
+          run_text(*runner, trunk, 32);
+          return outcome_of(*runner, text, 32);
+        };
         const auto runner = new_runner(model, policy);
         run_text(*runner, trunk, 32);
-        return outcome_of(*runner, text, 32);
-      };
-      const auto runner = new_runner(model, policy);
-      run_text(*runner, trunk, 32);
-      auto branch = runner->fork();
-      ASSERT_TRUE(branch.ok());
-      EXPECT_TRUE(outcome_of(**branch, one, 32) == alone(one)) << "the branch";
-      EXPECT_TRUE(outcome_of(*runner, other, 32) == alone(other)) << "the trunk";
+        auto branch = runner->fork();
+        ASSERT_TRUE(branch.ok());
+        EXPECT_TRUE(outcome_of(**branch, one, 32) == alone(one)) << "the branch";
+        EXPECT_TRUE(outcome_of(*runner, other, 32) == alone(other)) << "the trunk";
+      }
     }
-  }
 }
 
 // A pass that finds no room is as if it had never been asked for.

@@ -124,9 +124,11 @@ std::vector<std::string> every_policy() {
 
 // A conversation: each prompt is the one before, its answer, and more. Then the same prompt again, a shorter one, and
 // one that turns off in the middle.
-TEST(PrefixStore, AConversationHasTheBitsOfColdRuns) {
+class PrefixStoreOf : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
   const TemporaryFile file(make_random_model(long_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const auto model = load(file.path(), {.threads = 1, .kv_type = GetParam(), .page_slots = 16});
   std::set<std::string> hits;
   for (const std::string& policy : every_policy()) {
     SCOPED_TRACE(policy);
@@ -171,14 +173,17 @@ TEST(PrefixStore, AConversationHasTheBitsOfColdRuns) {
   EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "random", "snapkv",
                                          "streaming", "tova", "window"}));
 }
+INSTANTIATE_TEST_SUITE_P(Codecs, PrefixStoreOf, ::testing::Values("f16", "q4", "k=q8,v=q2,recent=24"),
+                         [](const auto& codec) { return fmt::format("codec_{}", codec.index); });
 
 // Requests of many policies that begin alike, in so little memory that prefixes go and requests give way.
 TEST(PrefixStore, ACrowdInLittleMemory) {
   const TemporaryFile file(make_random_model(long_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
   std::int64_t hits = 0;
   std::int64_t preempted = 0;
-  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const char* type = seed < 6 ? "f16" : seed < 7 ? "q4" : "q8,recent=20";
+    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
     std::mt19937_64 random(seed);
     std::vector<std::vector<TokenId>> beginnings;
     for (int i = 0; i < 3; ++i) beginnings.push_back(random_tokens(100 + i * 60, crowd_spec().vocab, seed * 10 + i));

@@ -113,7 +113,7 @@ TEST_F(SessionFile, ContinuesEveryPolicyWithTheBitsOfNoStop) {
 
 TEST_F(SessionFile, ContinuesEveryFamilyAndPageType) {
   for (const FamilyCase& family : family_cases(file_spec()))
-    for (const char* type : {"f32", "bf16"}) {
+    for (const char* type : {"f32", "bf16", "q4", "k=q8,v=q2,recent=20"}) {
       SCOPED_TRACE(family.name + " " + type);
       const TemporaryFile file(make_random_model(family.spec));
       const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 32});

@@ -54,30 +54,31 @@ struct Continued {
 // The bits of a sequence that was never given up, and so of what follows; nothing is drawn or shown again.
 TEST(Task, RecomputedAfterGivingUpItsPages) {
   const TemporaryFile file(make_random_model(crowd_spec()));
-  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
   constexpr TokenIndex kReleases[] = {30, 90, 105, 106, 130, 147};
-  for (const std::string& policy : all_policies_in_use()) {
-    SCOPED_TRACE(policy);
-    Continued kept(*model), released(*model);
-    ASSERT_NO_FATAL_FAILURE(kept.run(model, policy, {}));
-    ASSERT_NO_FATAL_FAILURE(released.run(model, policy, kReleases));
-    ASSERT_EQ(released.released, std::size(kReleases));
-    EXPECT_GT(released.in_chunk, 0);
-    EXPECT_GE(released.rows, kept.rows + 30 + 90 + 105 + 106 + 130 + 147) << "nothing was run again";
-    EXPECT_EQ(released.task.generation().text(), kept.task.generation().text());
-    EXPECT_EQ(released.shown, kept.shown);
-    EXPECT_EQ(released.text.newest, kept.text.newest);
-    EXPECT_TRUE(same_bits(released.text.logits, kept.text.logits));
-    SequenceRunner again(std::move(released.text.sequence)), runner(std::move(kept.text.sequence));
-    EXPECT_EQ(kept_by(again.sequence()), kept_by(runner.sequence()));
-    EXPECT_EQ(again.kept_max(), runner.kept_max());
-    if (policy != "full") {
-      EXPECT_TRUE(again.first_dropped().has_value()) << "nothing was dropped";
+  for (const char* type : {"f16", "q4", "k=q8,v=q2,recent=20"})
+    for (const std::string& policy : all_policies_in_use()) {
+      SCOPED_TRACE(policy + " " + type);
+      const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+      Continued kept(*model), released(*model);
+      ASSERT_NO_FATAL_FAILURE(kept.run(model, policy, {}));
+      ASSERT_NO_FATAL_FAILURE(released.run(model, policy, kReleases));
+      ASSERT_EQ(released.released, std::size(kReleases));
+      EXPECT_GT(released.in_chunk, 0);
+      EXPECT_GE(released.rows, kept.rows + 30 + 90 + 105 + 106 + 130 + 147) << "nothing was run again";
+      EXPECT_EQ(released.task.generation().text(), kept.task.generation().text());
+      EXPECT_EQ(released.shown, kept.shown);
+      EXPECT_EQ(released.text.newest, kept.text.newest);
+      EXPECT_TRUE(same_bits(released.text.logits, kept.text.logits));
+      SequenceRunner again(std::move(released.text.sequence)), runner(std::move(kept.text.sequence));
+      EXPECT_EQ(kept_by(again.sequence()), kept_by(runner.sequence()));
+      EXPECT_EQ(again.kept_max(), runner.kept_max());
+      if (policy != "full") {
+        EXPECT_TRUE(again.first_dropped().has_value()) << "nothing was dropped";
+      }
+      EXPECT_EQ(again.first_dropped(), runner.first_dropped());
+      const auto more = random_tokens(30, crowd_spec().vocab, 9);
+      EXPECT_TRUE(same_bits(all_logits(again, more, 7), all_logits(runner, more, 7)));
     }
-    EXPECT_EQ(again.first_dropped(), runner.first_dropped());
-    const auto more = random_tokens(30, crowd_spec().vocab, 9);
-    EXPECT_TRUE(same_bits(all_logits(again, more, 7), all_logits(runner, more, 7)));
-  }
 }
 
 }  // namespace

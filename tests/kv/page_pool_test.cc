@@ -35,7 +35,7 @@ class PagesTest : public ::testing::Test {
   }
 
   ThreadPool threads_{1};
-  CpuPageStore store_{kShape, &generic_kernels(), &threads_, {1.0, 0.1}};
+  CpuPageStore store_{&generic_kernels(), &threads_, {1.0, 0.1}};
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
 };
@@ -200,7 +200,7 @@ TEST_F(PagesTest, AreReadAndWrittenWhole) {
 TEST(PagePool, WithoutAStoreCountsTheSame) {
   MemoryBudget budget(std::uint64_t{1} << 40);  // far more than any machine of today holds
   const auto pool = make_pool(&budget);
-  EXPECT_EQ(pool->capacity(), std::min<std::uint64_t>((std::uint64_t{1} << 40) / kCost, UINT32_MAX));
+  EXPECT_EQ(pool->capacity(), std::min<std::uint64_t>((std::uint64_t{1} << 40) / kCost, kMaxPagesOfClass));
   std::vector<PageId> pages(1000);
   ASSERT_TRUE(pool->try_allocate(pages));
   EXPECT_EQ(budget.used(), 1000 * kCost);

@@ -17,7 +17,7 @@ class PagedCache {
  public:
   // Keys are rotated by these frequencies, in their first dimensions.
   PagedCache(const KvCacheShape& shape, std::uint64_t budget, std::vector<double> inverse_frequencies = {1.0})
-      : store_(shape.page, &generic_kernels(), &threads_, std::move(inverse_frequencies)) {
+      : page_(shape.page), store_(&generic_kernels(), &threads_, std::move(inverse_frequencies)) {
     auto cache = KvCache::create(shape, budget, &store_);
     EXPECT_TRUE(cache.ok()) << cache.status().message();
     if (cache.ok()) cache_ = std::move(*cache);
@@ -27,10 +27,11 @@ class PagedCache {
   KvCache* operator->() const { return cache_.get(); }
   std::byte* data(PageId page) const { return store_.data(page); }
   void write(PageId page, int slot, const float* key, const float* value) {
-    generic_kernels().store_kv(store_.format(), store_.data(page), slot, key, value);
+    generic_kernels().store_kv(page_, store_.data(page), slot, key, value);
   }
 
  private:
+  PageFormat page_;
   ThreadPool threads_{1};
   CpuPageStore store_;
   std::unique_ptr<KvCache> cache_;

@@ -204,7 +204,7 @@ TEST_F(StreamingTest, FramesAgreeWithExplicitRotationOver2000Steps) {
 
 TEST_F(StreamingTest, WindowThatCoversAllEqualsFullBitForBit) {
   const auto tokens = random_tokens(500, spec_.vocab, 6);
-  for (const char* type : {"f32", "f16", "bf16"}) {
+  for (const char* type : {"f32", "f16", "bf16", "q8", "q3,recent=40"}) {
     const EngineOptions options{.kv_type = type};
     const auto full = run("full", tokens, 64, options);
     for (const char* policy :
@@ -224,13 +224,18 @@ TEST_F(StreamingTest, ChunkSizeChangesNeitherTokensNorBits) {
        {"full", "streaming:sinks=4,window=252", "streaming:sinks=4,window=252,every=16", "window:size=200",
         "streaming:sinks=0,window=100,every=7", "streaming:sinks=40,window=300,every=50,max_drop=20,slack=3",
         "streaming:sinks=4,window=252,realign=rotate,every=32"}) {
-    const auto one = run(policy, tokens, 1);
-    const auto kept = kept_;
-    for (const int chunk : {7, 64, 512}) {
-      const auto many = run(policy, tokens, chunk);
-      ASSERT_EQ(many.size(), one.size());
-      EXPECT_EQ(std::memcmp(many.data(), one.data(), one.size() * sizeof(float)), 0) << policy << " chunk " << chunk;
-      EXPECT_EQ(kept_, kept) << policy << " chunk " << chunk;
+    for (const std::string type :
+         {"f32", "q8", "q4", "q4o", "q3", "q2", "q4,recent=50", "k=q4,v=f16,rotate=k", "q4,rotate=kv"}) {
+      const EngineOptions options{.kv_type = type};
+      const auto one = run(policy, tokens, 1, options);
+      const auto kept = kept_;
+      for (const int chunk : {7, 32, 64, 512}) {
+        const auto many = run(policy, tokens, chunk, options);
+        ASSERT_EQ(many.size(), one.size());
+        EXPECT_EQ(std::memcmp(many.data(), one.data(), one.size() * sizeof(float)), 0)
+            << policy << ' ' << type << " chunk " << chunk;
+        EXPECT_EQ(kept_, kept) << policy << " chunk " << chunk;
+      }
     }
   }
 }

@@ -24,14 +24,16 @@ class WatchedStore final : public PageStore {
  public:
   WatchedStore(const PageFormat& format, std::map<std::string, int>* counts)
       : format_(format),
-        pages_(format, &generic_kernels(), &threads_, {Content::kFrequencies.begin(), Content::kFrequencies.end()}),
+        pages_(&generic_kernels(), &threads_, {Content::kFrequencies.begin(), Content::kFrequencies.end()}),
         counts_(*counts) {}
 
   void watch(const PagePool* pool) { pool_ = pool; }
   std::byte* data(PageId page) const { return pages_.data(page); }
   std::uint64_t slots_moved() const { return slots_moved_; }
 
-  Status reserve(std::uint64_t count) override { return pages_.reserve(count); }
+  Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override {
+    return pages_.reserve(of, format, count);
+  }
   void clear(std::span<const PageId> pages) override { pages_.clear(pages); }
   void copy(std::span<const PageId> from, std::span<const PageId> to) override {
     for (std::size_t i = 0; i < from.size(); ++i) {
@@ -58,6 +60,8 @@ class WatchedStore final : public PageStore {
     }
     pages_.move(lanes, moves);
   }
+  void repack(int, std::span<const SlotMove>) override { ADD_FAILURE() << "pages are not encoded"; }
+  void seal(int, std::span<const PageSeal>) override { ADD_FAILURE() << "pages are not encoded"; }
   void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
   void read(PageId page, std::span<std::byte> out) const override { pages_.read(page, out); }
   void write(PageId page, std::span<const std::byte> in) override { pages_.write(page, in); }

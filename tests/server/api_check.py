@@ -322,7 +322,7 @@ def check_sessions(kvasir, model):
                 assert server.ask("GET", "/v1/sessions/" + name.replace(" ", "%20").replace("é", "%C3%A9"))[0] in (400, 404)
                 refused(server, "/v1/completions", {"prompt": "x", "session": name}, "session")
             refused(server, "/v1/completions", {"prompt": "x", "session": "tale", "n": 2}, "session")
-            refused(server, "/v1/completions", {"prompt": "x", "session": "tale", "kv": {"policy": "full"}}, "kv.policy")
+            refused(server, "/v1/completions", {"prompt": "x", "session": "tale", "kv": {"policy": "window:size=20"}}, "kv.policy")
 
             # A damaged file is refused, and stays as it is; one of another kind too.
             file = next(pathlib.Path(folder).rglob("tale.session"))

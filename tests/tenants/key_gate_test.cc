@@ -19,7 +19,9 @@ using tenants::Tenant;
 
 class Refusals final : public TrafficObserver {
  public:
-  void on_refused(std::string_view reason, std::string_view /*address*/) override { reasons.emplace_back(reason); }
+  void on_refused(std::string_view reason, std::string_view /*address*/, std::string_view /*path*/) override {
+    reasons.emplace_back(reason);
+  }
   std::vector<std::string> reasons;
 };
 

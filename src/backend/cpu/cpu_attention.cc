@@ -4,6 +4,7 @@
 
 #include "backend/attention_mass.h"
 #include "backend/cpu/cpu_backend_impl.h"
+#include "backend/cpu/kernels/encode_page.h"
 #include "base/check.h"
 
 namespace kvasir {
@@ -97,29 +98,75 @@ void CpuAttention::set_layer(int layer) {
     }
     table += static_cast<std::size_t>(tables);
   }
+  ensure_staged();
+}
+
+// Where the 16 bits of a column that is encoded in this pass are.
+std::byte* CpuAttention::open_page(const LayerTable& table, std::size_t seal, int head) const {
+  const std::vector<SealedColumn>& seals = table.table->batch->seals;
+  if (const PageId* open = seals[seal].open) return store_->data(open[table.first_lane + head - table.first_head]);
+  std::size_t number = 0;  // among those without pages
+  for (std::size_t s = 0; s < seal; ++s) number += seals[s].open == nullptr;
+  return staged_.data() + table.first_staged +
+         (number * static_cast<std::size_t>(table.heads) + static_cast<std::size_t>(head - table.first_head)) *
+             table.table->batch->format.open().bytes();
+}
+
+void CpuAttention::ensure_staged() {
+  std::size_t bytes = 0;
+  for (LayerTable& table : layer_tables_) {
+    const BatchTable& batch = *table.table->batch;
+    table.first_staged = bytes;
+    for (const SealedColumn& seal : batch.seals)
+      if (seal.open == nullptr) bytes += static_cast<std::size_t>(table.heads) * batch.format.open().bytes();
+  }
+  staged_.ensure(bytes);
+}
+
+void CpuAttention::store_head(const LayerTable& table, int head, const float* keys, const float* values) {
+  const int dim = shape_.head_dim;
+  const std::size_t floats = rotations_.floats();
+  const BatchTable& batch = *table.table->batch;
+  const PageFormat open = batch.format.open();
+  const auto lane = static_cast<std::size_t>(table.first_lane + head - table.first_head);
+  const float* rotation = key_rotation_.data() + table.table->first_key * floats;
+  std::size_t at = product(table.sequence->first_row, shape_.kv_heads * dim) + product(head, dim);
+  alignas(64) float key[kMaxHeadDim];
+  alignas(64) float value[kMaxHeadDim];
+  std::byte* page = nullptr;
+  for (std::size_t row = 0; row < batch.slots.size(); ++row) {
+    const WriteSlot& place = batch.slots[row];
+    if (row == 0 || place.column != batch.slots[row - 1].column) {
+      const auto seal = std::ranges::find(batch.seals, place.column, &SealedColumn::column);
+      page = seal != batch.seals.end()
+                 ? open_page(table, static_cast<std::size_t>(seal - batch.seals.begin()), head)
+                 : store_->data(batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane]);
+    }
+    kernels_.rope(keys + at, 1, dim, shape_.rotary, rotation, rotation + floats / 2, 1.0F, key);
+    if (open.rotated_keys) hadamard(key, 1, dim);
+    const float* own = values + at;
+    if (open.rotated_values) {
+      std::copy_n(own, dim, value);
+      hadamard(value, 1, dim);
+      own = value;
+    }
+    kernels_.store_kv(open, page, place.slot, key, own);
+    rotation += floats;
+    at += product(shape_.kv_heads, dim);
+  }
+  for (std::size_t s = 0; s < batch.seals.size(); ++s) {
+    const SealedColumn& seal = batch.seals[s];
+    encode_page(batch.format, open_page(table, s, head), seal.live,
+                store_->data(batch.pages[std::size_t{seal.column} * static_cast<std::size_t>(batch.lanes) + lane]));
+  }
 }
 
 void CpuAttention::store(int layer, const float* keys, const float* values) {
   set_layer(layer);
-  const int dim = shape_.head_dim;
-  const std::size_t floats = rotations_.floats();
   // By head: tokens of one page share cache lines, heads do not.
   threads_.parallel_for(shape_.kv_heads, [&](int head) {
-    alignas(64) float key[kMaxHeadDim];
-    for (const LayerTable& table : layer_tables_) {
-      if (head < table.first_head || head >= table.first_head + table.heads) continue;
-      const BatchTable& batch = *table.table->batch;
-      const auto lane = static_cast<std::size_t>(table.first_lane + head - table.first_head);
-      const float* rotation = key_rotation_.data() + table.table->first_key * floats;
-      std::size_t at = product(table.sequence->first_row, shape_.kv_heads * dim) + product(head, dim);
-      for (const WriteSlot& place : batch.slots) {
-        const PageId page = batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane];
-        kernels_.rope(keys + at, 1, dim, shape_.rotary, rotation, rotation + floats / 2, 1.0F, key);
-        kernels_.store_kv(store_->format(), store_->data(page), place.slot, key, values + at);
-        rotation += floats;
-        at += product(shape_.kv_heads, dim);
-      }
-    }
+    for (const LayerTable& table : layer_tables_)
+      if (head >= table.first_head && head < table.first_head + table.heads) store_head(table, head, keys, values);
   });
 }
 
@@ -145,6 +192,8 @@ void CpuAttention::rotate_queries(const float* query) {
                       product(table->first_head * group, shape_.head_dim),
                   table->heads * group, shape_.head_dim, shape_.rotary, rotation, rotation + floats / 2, scale,
                   out + number * stride);
+    if (table->table->batch->format.rotated_keys)
+      hadamard(out + number * stride, table->heads * group, shape_.head_dim);
   });
 }
 
@@ -176,14 +225,33 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
 
 void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row) {
   const int tile = tile_rows();
-  for (int head = table.first_head; head < table.first_head + table.heads; ++head)
-    for (int row = begin_row; row < end_row; row += tile) {
+  const std::vector<SealedColumn>& seals = table.table->batch->seals;
+  for (int head = table.first_head; head < table.first_head + table.heads; ++head) {
+    std::size_t seal = 0;
+    for (int row = begin_row; row < end_row;) {
+      // All rows of a tile read the same form of each page.
+      while (seal < seals.size() && seals[seal].first_row <= row) ++seal;
       Task task;
       task.table = &table;
       task.head = head;
       task.row = row;
-      task.rows = std::min(tile, end_row - row);
+      task.rows = std::min({tile, end_row - row, seal < seals.size() ? seals[seal].first_row - row : tile});
+      row += task.rows;
       tasks_.push_back(task);
+    }
+  }
+}
+
+// Points to the 16 bits of the columns of a partial that the rows of a task read in that form although the pass encodes
+// them.
+void CpuAttention::use_open_pages(const Task& task, const Partial& part, const PageFormat* open,
+                                  const std::byte** pages, const PageFormat** formats) const {
+  const BatchTable& batch = *task.table->table->batch;
+  for (std::size_t s = batch.seals.size(); s > 0 && batch.seals[s - 1].first_row > task.row; --s)
+    for (std::uint32_t e = part.begin; e < part.end; ++e) {
+      if (batch.frames[part.frame].entries[e].column != batch.seals[s - 1].column) continue;
+      pages[e - part.begin] = open_page(*task.table, s - 1, task.head);
+      formats[e - part.begin] = open;
     }
 }
 
@@ -330,18 +398,24 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   const Partial& part = partials_[table.first_partial + number];
   const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
   const std::byte* pages[kPartialEntries];
+  const PageFormat* formats[kPartialEntries];
   SlotMask masks[kTileQueries * kPartialEntries];
   const auto entries = static_cast<int>(part.end - part.begin);
   KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kTileQueries);
   for (int e = 0; e < entries; ++e) {
     const PageEntry& entry = batch.frames[part.frame].entries[part.begin + static_cast<std::uint32_t>(e)];
-    pages[e] = store_->data(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]);
+    const PageId page = batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane];
+    pages[e] = store_->data(page);
+    formats[e] = &store_->format(page);
   }
+  const PageFormat open = batch.format.open();
+  use_open_pages(task, part, &open, pages, formats);
   fill_masks(task, part, masks);
   const int group = shape_.group();
   const std::size_t stride = product(shape_.heads, shape_.head_dim);
   AttentionPartial run;
-  run.shape = store_->format();
+  run.head_dim = shape_.head_dim;
+  run.slots = store_->slots();
   run.rows = task.rows;
   run.group = group;
   run.q = rotated_.data() +
@@ -352,10 +426,11 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   run.q_row_stride = stride;
   run.entries = entries;
   run.pages = pages;
+  run.formats = formats;
   run.masks = masks;
   run.mask_row_stride = static_cast<std::size_t>(entries);
   if (task.weights != nullptr) {
-    const auto slots = static_cast<std::size_t>(store_->format().slots);
+    const auto slots = static_cast<std::size_t>(store_->slots());
     run.weights = task.weights + part.first * slots;
     run.weight_stride = table.entries * slots;
     run.weight_maxima = task.weight_maxima + part.first;
@@ -376,12 +451,13 @@ void CpuAttention::finish_task(const Task& task) {
   for (int r = 0; r < task.rows; ++r) {
     const AttentionState of_row{total.maximum + r * group, total.sum + r * group,
                                 total.weighted + product(r * group, dim)};
-    kernels_.finish(of_row, group, dim,
-                    out_ + static_cast<std::size_t>(task.table->sequence->first_row + task.row + r) * stride +
-                        product(first_query, dim));
+    float* out = out_ + static_cast<std::size_t>(task.table->sequence->first_row + task.row + r) * stride +
+                 product(first_query, dim);
+    kernels_.finish(of_row, group, dim, out);
+    if (table.batch->format.rotated_values) hadamard(out, group, dim);
   }
   if (task.weights == nullptr) return;
-  const auto slots = static_cast<std::size_t>(store_->format().slots);
+  const auto slots = static_cast<std::size_t>(store_->slots());
   for (int query = 0; query < task.rows * group; ++query) {
     if (query % group == 0) retained_row(*table.batch, task.row + query / group, task.retained);
     const std::size_t at = static_cast<std::size_t>(query) * table.entries;

@@ -60,9 +60,10 @@ class CpuAttention {
     int number = 0;      // of the tables of this sequence in this layer
     int first_head = 0;  // KV heads [first_head, first_head + heads)
     int heads = 0;
-    int first_lane = 0;           // of these heads in the table
-    std::size_t first_query = 0;  // of its rotated queries, in units of one row's
-    std::size_t first_read = 0;   // of what the selector says
+    int first_lane = 0;            // of these heads in the table
+    std::size_t first_query = 0;   // of its rotated queries, in units of one row's
+    std::size_t first_read = 0;    // of what the selector says
+    std::size_t first_staged = 0;  // of its staged columns: [column][head]
   };
   // A tile of rows of one lane.
   struct Task {
@@ -107,6 +108,11 @@ class CpuAttention {
   void add_tasks(const LayerTable& table, int begin_row, int end_row);
   void run_tasks();
   void run_partial(const Task& task, std::size_t partial, int state);
+  void ensure_staged();
+  void store_head(const LayerTable& table, int head, const float* keys, const float* values);
+  std::byte* open_page(const LayerTable& table, std::size_t seal, int head) const;
+  void use_open_pages(const Task& task, const Partial& part, const PageFormat* open, const std::byte** pages,
+                      const PageFormat** formats) const;
   void fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
   void retained_row(const BatchTable& table, int row, SlotMask* masks) const;
   bool is_resident(const Task& task, std::size_t partial) const;
@@ -132,6 +138,7 @@ class CpuAttention {
   std::vector<LayerTable> layer_tables_;
   std::vector<Task> tasks_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> shares_;  // task, partial
+  AlignedBuffer<std::byte> staged_;                              // columns that a pass writes whole and encodes
   AlignedBuffer<bool> read_;                                     // per layer table [heads][entries], by the selector
   AlignedBuffer<float> key_rotation_;                            // per table [rows][rotation]
   AlignedBuffer<float> query_rotation_;                          // per table [frames][rows][rotation]
@@ -160,8 +167,8 @@ class CpuBackend final : public Backend {
   Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override {
     return weights_.load(*kernels_.packing, parts, threads_, progress);
   }
-  std::unique_ptr<PageStore> new_page_store(const PageFormat& format) override {
-    return std::make_unique<CpuPageStore>(format, &kernels_, &threads_, shape_.inverse_frequencies);
+  std::unique_ptr<PageStore> new_page_store() override {
+    return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.inverse_frequencies);
   }
   void begin(const Pass& pass) override;
   void embed(WeightId embedding) override;

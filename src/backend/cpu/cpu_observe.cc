@@ -77,12 +77,12 @@ std::size_t CpuAttention::weights_of_row(std::size_t first, std::size_t last) co
   std::size_t weights = 0;
   for (std::size_t t = first; t < last; ++t)
     weights += product(layer_tables_[t].heads, shape_.group()) * layer_tables_[t].table->entries *
-               static_cast<std::size_t>(store_->format().slots);
+               static_cast<std::size_t>(store_->slots());
   return weights;
 }
 
 void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
-  const auto slots = static_cast<std::size_t>(store_->format().slots);
+  const auto slots = static_cast<std::size_t>(store_->slots());
   const auto group = static_cast<std::size_t>(shape_.group());
   tasks_.clear();
   std::size_t rows = 0, maxima = 0, masks = 0;

@@ -3,15 +3,22 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
 
+#include "backend/cpu/kernels/encode_page.h"
 #include "base/check.h"
 #include "base/status.h"
 
 namespace kvasir {
+namespace {
+
+constexpr std::size_t kMostOpenBytes = std::size_t{kMaxHeadDim} * 64 * 2 * sizeof(float);
+
+}  // namespace
 
 RotationTable::RotationTable(std::vector<double> inverse_frequencies)
     : inverse_frequencies_(std::move(inverse_frequencies)) {}
@@ -35,50 +42,88 @@ const float* RotationTable::of(std::int64_t position) {
   return rotation;
 }
 
-CpuPageStore::CpuPageStore(const PageFormat& format, const KernelTable* kernels, ThreadPool* threads,
-                           std::vector<double> inverse_frequencies)
-    : format_(format),
-      kernels_(*kernels),
-      threads_(*threads),
-      rotations_(std::move(inverse_frequencies)),
-      page_bytes_(format.bytes()) {}
+CpuPageStore::CpuPageStore(const KernelTable* kernels, ThreadPool* threads, std::vector<double> inverse_frequencies)
+    : kernels_(*kernels), threads_(*threads), rotations_(std::move(inverse_frequencies)) {}
 
 CpuPageStore::~CpuPageStore() {
-  if (data_ != nullptr) ::munmap(data_, count_ * page_bytes_);
+  for (const Arena& arena : arenas_)
+    if (arena.data != nullptr) ::munmap(arena.data, arena.count * arena.page_bytes);
 }
 
 // Address space for all pages; they become resident when first written.
-Status CpuPageStore::reserve(std::uint64_t count) {
-  KVASIR_CHECK(data_ == nullptr);
+Status CpuPageStore::reserve(PageClass of, const PageFormat& format, std::uint64_t count) {
+  Arena& arena = arenas_[static_cast<std::size_t>(of)];
+  KVASIR_CHECK(arena.data == nullptr && count > 0 && count <= kMaxPagesOfClass);
+  const std::size_t bytes = format.bytes();
   void* memory =
-      ::mmap(nullptr, count * page_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      ::mmap(nullptr, count * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED)
-    return exhausted("the system has no room for {} pages of {} bytes; give the cache less memory", count, page_bytes_)
+    return exhausted("the system has no room for {} pages of {} bytes; give the cache less memory", count, bytes)
         .about({"kv_memory"});
-  data_ = static_cast<std::byte*>(memory);
-  count_ = count;
+  arena = {format, bytes, count, static_cast<std::byte*>(memory)};
   return {};
 }
 
 void CpuPageStore::clear(std::span<const PageId> pages) {
-  for (const PageId page : pages) std::memset(data(page), 0, page_bytes_);
+  for (const PageId page : pages) std::memset(data(page), 0, arena(page).page_bytes);
 }
 
 void CpuPageStore::copy(std::span<const PageId> from, std::span<const PageId> to) {
-  for (std::size_t i = 0; i < from.size(); ++i) std::memcpy(data(to[i]), data(from[i]), page_bytes_);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    KVASIR_CHECK(page_class(from[i]) == page_class(to[i]));
+    std::memcpy(data(to[i]), data(from[i]), arena(to[i]).page_bytes);
+  }
 }
 
-void CpuPageStore::move(int lanes, std::span<const SlotMove> moves) {
+void CpuPageStore::fill_turns(std::span<const SlotMove> moves) {
   const std::size_t floats = rotations_.floats();
   turns_.resize(moves.size() * floats);
   for (std::size_t m = 0; m < moves.size(); ++m)
     if (moves[m].shift != 0) std::copy_n(rotations_.of(moves[m].shift), floats, turns_.data() + m * floats);
+}
+
+const float* CpuPageStore::turn_of(std::size_t move, const SlotMove& what) const {
+  return what.shift != 0 ? turns_.data() + move * rotations_.floats() : nullptr;
+}
+
+const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
+  if (!format(page).encoded()) return data(page);
+  decode_to_open(format(page), data(page), room);
+  return room;
+}
+
+// Keys that were multiplied with a Hadamard matrix are rotated between two of its products.
+void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const {
+  const std::size_t half = rotations_.floats() / 2;
+  if (open.rotated_keys) hadamard_keys(open, page, slots);
+  kernels_.rotate_keys(open, page, slots, rotations_.rotary(), turn, turn + half);
+  if (open.rotated_keys) hadamard_keys(open, page, slots);
+}
+
+void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
+                              const float* turn) const {
+  const std::size_t half = rotations_.floats() / 2;
+  if (turn == nullptr || !open.rotated_keys) {
+    kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), turn,
+                        turn != nullptr ? turn + half : nullptr);
+    return;
+  }
+  kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), nullptr, nullptr);
+  rotate_open(open, to, slot_range(to_slot, to_slot + std::popcount(slots)), turn);
+}
+
+void CpuPageStore::move(int lanes, std::span<const SlotMove> moves) {
+  fill_turns(moves);
   const auto move_lane = [&](int lane) {
+    alignas(64) std::byte room[kMostOpenBytes];
+    const PageId* decoded = nullptr;  // what `room` holds
     for (std::size_t m = 0; m < moves.size(); ++m) {
       const SlotMove& move = moves[m];
-      const float* turn = move.shift != 0 ? turns_.data() + m * floats : nullptr;
-      kernels_.move_slots(format_, data(move.from[lane]), move.slots, data(move.to[lane]), move.to_slot,
-                          rotations_.rotary(), turn, turn != nullptr ? turn + floats / 2 : nullptr);
+      const PageFormat& open = format(move.to[lane]);
+      const std::byte* from = room;
+      if (decoded != move.from || !format(move.from[lane]).encoded()) from = opened(move.from[lane], room);
+      if (from == room) decoded = move.from;
+      move_slots(open, from, move.slots, data(move.to[lane]), move.to_slot, turn_of(m, move));
     }
   };
   // One token's move is done sooner than other threads wake.
@@ -89,23 +134,67 @@ void CpuPageStore::move(int lanes, std::span<const SlotMove> moves) {
   }
 }
 
+void CpuPageStore::repack(int lanes, std::span<const SlotMove> moves) {
+  fill_turns(moves);
+  threads_.parallel_for(lanes, [&](int lane) {
+    alignas(64) std::byte source[kMostOpenBytes];
+    alignas(64) std::byte filled[kMostOpenBytes];
+    const PageId* decoded = nullptr;
+    for (std::size_t m = 0; m < moves.size(); ++m) {
+      const SlotMove& move = moves[m];
+      const PageId target = move.to[lane];
+      const PageFormat open = format(target).open();
+      const bool first = m == 0 || moves[m - 1].to != move.to;
+      const bool last = m + 1 == moves.size() || moves[m + 1].to != move.to;
+      if (first) std::memset(filled, 0, open.bytes());
+      // A copy: the page may be written before the last of its slots has moved.
+      if (std::exchange(decoded, move.from) != move.from) {
+        if (const std::byte* at = opened(move.from[lane], source); at != source) std::memcpy(source, at, open.bytes());
+      }
+      move_slots(open, source, move.slots, filled, move.to_slot, turn_of(m, move));
+      if (!last) continue;
+      const int count = move.to_slot + std::popcount(move.slots);
+      if (format(target).encoded()) {
+        encode_page(format(target), filled, slot_range(0, count), data(target));
+      } else {
+        std::memcpy(data(target), filled, open.bytes());
+      }
+    }
+  });
+}
+
+void CpuPageStore::seal(int lanes, std::span<const PageSeal> seals) {
+  threads_.parallel_for(lanes, [&](int lane) {
+    for (const PageSeal& seal : seals)
+      encode_page(format(seal.to[lane]), data(seal.from[lane]), seal.live, data(seal.to[lane]));
+  });
+}
+
 void CpuPageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
   const float* turn = rotations_.of(shift);
   threads_.parallel_for(lanes, [&](int lane) {
-    for (const SlotRotation& rotation : rotations)
-      kernels_.rotate_keys(format_, data(rotation.pages[lane]), rotation.slots, rotations_.rotary(), turn,
-                           turn + rotations_.floats() / 2);
+    alignas(64) std::byte room[kMostOpenBytes];
+    for (const SlotRotation& rotation : rotations) {
+      const PageId page = rotation.pages[lane];
+      if (!format(page).encoded()) {
+        rotate_open(format(page), data(page), rotation.slots, turn);
+        continue;
+      }
+      decode_to_open(format(page), data(page), room);
+      rotate_open(format(page).open(), room, rotation.slots, turn);
+      encode_page(format(page), room, rotation.live, data(page));
+    }
   });
 }
 
 void CpuPageStore::read(PageId page, std::span<std::byte> out) const {
-  KVASIR_CHECK(out.size() == page_bytes_);
-  std::memcpy(out.data(), data(page), page_bytes_);
+  KVASIR_CHECK(out.size() == arena(page).page_bytes);
+  std::memcpy(out.data(), data(page), out.size());
 }
 
 void CpuPageStore::write(PageId page, std::span<const std::byte> in) {
-  KVASIR_CHECK(in.size() == page_bytes_);
-  std::memcpy(data(page), in.data(), page_bytes_);
+  KVASIR_CHECK(in.size() == arena(page).page_bytes);
+  std::memcpy(data(page), in.data(), in.size());
 }
 
 }  // namespace kvasir

@@ -35,31 +35,52 @@ class RotationTable {
 class CpuPageStore final : public PageStore {
  public:
   // `kernels` and `threads` outlive the store.
-  CpuPageStore(const PageFormat& format, const KernelTable* kernels, ThreadPool* threads,
-               std::vector<double> inverse_frequencies);
+  CpuPageStore(const KernelTable* kernels, ThreadPool* threads, std::vector<double> inverse_frequencies);
   CpuPageStore(const CpuPageStore&) = delete;
   CpuPageStore& operator=(const CpuPageStore&) = delete;
   ~CpuPageStore() override;
 
-  const PageFormat& format() const { return format_; }
-  std::byte* data(PageId page) const { return data_ + static_cast<std::size_t>(page) * page_bytes_; }
+  const PageFormat& format(PageId page) const { return arena(page).format; }
+  std::byte* data(PageId page) const {
+    const Arena& of = arena(page);
+    return of.data + page_number(page) * of.page_bytes;
+  }
+  // Slots of every page. REQUIRES: a class was reserved.
+  int slots() const { return arenas_.front().format.slots; }
 
-  Status reserve(std::uint64_t count) override;
+  Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
   void copy(std::span<const PageId> from, std::span<const PageId> to) override;
   void move(int lanes, std::span<const SlotMove> moves) override;
+  void repack(int lanes, std::span<const SlotMove> moves) override;
+  void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
 
  private:
-  PageFormat format_;
+  // The pages of a class: one range of addresses.
+  struct Arena {
+    PageFormat format;
+    std::size_t page_bytes = 0;
+    std::uint64_t count = 0;
+    std::byte* data = nullptr;
+  };
+  // What a thread works in: two pages in 16 bits.
+
+  const Arena& arena(PageId page) const { return arenas_[static_cast<std::size_t>(page_class(page))]; }
+  void fill_turns(std::span<const SlotMove> moves);
+  const float* turn_of(std::size_t move, const SlotMove& what) const;
+  // The page in 16 bits, at `room` if it is encoded.
+  const std::byte* opened(PageId page, std::byte* room) const;
+  void rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const;
+  void move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
+                  const float* turn) const;
+
   const KernelTable& kernels_;
   ThreadPool& threads_;
   RotationTable rotations_;
-  std::size_t page_bytes_;
-  std::uint64_t count_ = 0;
-  std::byte* data_ = nullptr;
+  std::array<Arena, kMaxPageClasses> arenas_;
   std::vector<float> turns_;  // rotations of the moves at hand
 };
 

@@ -90,8 +90,9 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
     observed = (weights + weights / slots) * sizeof(float) + weights / slots / group * sizeof(SlotMask) +
                masses * sizeof(double) + (wanted + tables) * heads * sizeof(observed_.front());
   }
+  const std::uint64_t staged = rows / slots * static_cast<std::uint64_t>(shape.kv_heads) * request.staged_page_bytes;
   const std::uint64_t selected = sequences * static_cast<std::uint64_t>(shape.kv_heads) * entries * sizeof(bool);
-  return (rotations + rotated + states * (dim + 2)) * sizeof(float) + most_grown(lists) + observed + selected +
+  return (rotations + rotated + states * (dim + 2)) * sizeof(float) + most_grown(lists) + observed + selected + staged +
          RotationTable::bytes(shape.rotary);
 }
 
@@ -99,7 +100,7 @@ std::uint64_t CpuAttention::allocated_bytes() const {
   return RotationTable::bytes(rotations_.rotary()) + tables_.capacity() * sizeof(Table) +
          partials_.capacity() * sizeof(Partial) + layer_tables_.capacity() * sizeof(LayerTable) +
          tasks_.capacity() * sizeof(Task) + shares_.capacity() * sizeof(shares_.front()) +
-         observed_.capacity() * sizeof(observed_.front()) + read_.bytes() + key_rotation_.bytes() +
+         observed_.capacity() * sizeof(observed_.front()) + read_.bytes() + staged_.bytes() + key_rotation_.bytes() +
          query_rotation_.bytes() + rotated_.bytes() + state_weighted_.bytes() + state_scalars_.bytes() +
          weights_.bytes() + weight_maxima_.bytes() + retained_.bytes() + masses_.bytes();
 }

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir {
@@ -208,13 +209,25 @@ void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_sl
 }
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
-  const PageFormat& shape = partial.shape;
-  const std::size_t key_size = kv_type_bytes(shape.key);
-  const std::size_t value_size = kv_type_bytes(shape.value);
-  const int dim = shape.head_dim;
+  const int dim = partial.head_dim;
+  const int slots = partial.slots;
+  float decoded_keys[kMaxHeadDim * 64];
+  float decoded_values[kMaxHeadDim * 64];
   for (int e = 0; e < partial.entries; ++e) {
+    const PageFormat& format = *partial.formats[e];
     const std::byte* keys = partial.pages[e];
-    const std::byte* values = keys + values_offset(shape);
+    const std::byte* values = keys + values_offset(format);
+    KvType key_type = format.key;
+    KvType value_type = format.value;
+    if (format.encoded()) {
+      decode_keys(format, partial.pages[e], decoded_keys);
+      decode_values(format, partial.pages[e], decoded_values);
+      keys = reinterpret_cast<const std::byte*>(decoded_keys);
+      values = reinterpret_cast<const std::byte*>(decoded_values);
+      key_type = value_type = KvType::kF32;
+    }
+    const std::size_t key_size = kv_type_bytes(key_type);
+    const std::size_t value_size = kv_type_bytes(value_type);
     for (int query = 0; query < partial.rows * partial.group; ++query) {
       const int row = query / partial.group;
       const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];
@@ -223,10 +236,10 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
                        static_cast<std::size_t>(query % partial.group * dim);
       float score[64] = {};
       for (int d = 0; d < dim; ++d)
-        for (int s = 0; s < shape.slots; ++s)
-          score[s] += q[d] * load_element(shape.key, keys + static_cast<std::size_t>(d * shape.slots + s) * key_size);
+        for (int s = 0; s < slots; ++s)
+          score[s] += q[d] * load_element(key_type, keys + static_cast<std::size_t>(d * slots + s) * key_size);
       float highest = state.maximum[query];
-      for (int s = 0; s < shape.slots; ++s)
+      for (int s = 0; s < slots; ++s)
         if (live >> s & 1) highest = std::max(highest, score[s]);
       const float keep = std::exp(state.maximum[query] - highest);
       float* weighted = state.weighted + static_cast<std::size_t>(query) * static_cast<std::size_t>(dim);
@@ -238,14 +251,13 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       }
       for (int d = 0; d < dim; ++d) weighted[d] *= keep;
       float total = 0;
-      for (int s = 0; s < shape.slots; ++s) {
+      for (int s = 0; s < slots; ++s) {
         if ((live >> s & 1) == 0) continue;
         const float weight = std::exp(score[s] - highest);
-        if (weights != nullptr) weights[e * shape.slots + s] = weight;
+        if (weights != nullptr) weights[e * slots + s] = weight;
         total += weight;
         for (int d = 0; d < dim; ++d)
-          weighted[d] +=
-              weight * load_element(shape.value, values + static_cast<std::size_t>(s * dim + d) * value_size);
+          weighted[d] += weight * load_element(value_type, values + static_cast<std::size_t>(s * dim + d) * value_size);
       }
       state.sum[query] = state.sum[query] * keep + total;
       state.maximum[query] = highest;

@@ -69,16 +69,19 @@ struct Activations {
   Q8Rows q8;
 };
 
-// Queries of one lane over a run of entries of one frame: a partial of attention.
+// Queries of one lane over a run of entries of one frame: a partial of attention. Encoded pages are read as the floats
+// that they decode to (decode_page.h): the result is that of a page of these floats, to the bit.
 struct AttentionPartial {
-  PageFormat shape;
+  int head_dim = 0;
+  int slots = 0;
   int rows = 0;                  // query rows
   int group = 1;                 // query heads per row that share the lane
   const float* q = nullptr;      // [rows][group][head_dim], rotated to the frame and scaled; row stride below
   std::size_t q_row_stride = 0;  // in floats
   int entries = 0;               // at most kPartialEntries
-  const std::byte* const* pages = nullptr;  // [entries]
-  // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond shape.slots.
+  const std::byte* const* pages = nullptr;     // [entries]
+  const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
+  // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
   // What observe_weights makes softmax weights of, if wanted: exp(score - highest score up to this entry) for each live

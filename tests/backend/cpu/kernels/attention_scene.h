@@ -20,8 +20,8 @@ inline float round_to(KvType type, float value) {
     case KvType::kF32: return value;
     case KvType::kF16: return f16_to_f32(f32_to_f16(value));
     case KvType::kBF16: return bf16_to_f32(f32_to_bf16(value));
+    default: return std::nanf("");
   }
-  return 0;
 }
 
 // The state of attention of some queries, fenced.
@@ -138,8 +138,11 @@ struct Scene {
     std::vector<const std::byte*> chosen;
     for (int e = begin; e < end; ++e) chosen.push_back(pages[static_cast<std::size_t>(e)]->data());
     const Fenced<const std::byte*> page_list(chosen);
+    const Fenced<const PageFormat*> formats(std::vector<const PageFormat*>(chosen.size(), &shape));
     AttentionPartial partial;
-    partial.shape = shape;
+    partial.head_dim = shape.head_dim;
+    partial.slots = shape.slots;
+    partial.formats = formats.data();
     partial.rows = count;
     partial.group = group;
     partial.q = queries.data();

@@ -18,8 +18,8 @@ float round_to(KvType type, float value) {
     case KvType::kF32: return value;
     case KvType::kF16: return f16_to_f32(f32_to_f16(value));
     case KvType::kBF16: return bf16_to_f32(f32_to_bf16(value));
+    default: return std::nanf("");
   }
-  return 0;
 }
 
 float read_element(KvType type, const std::byte* p, std::size_t index) {

@@ -1,5 +1,5 @@
+#include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/avx2/simd.h"
-#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::avx2 {
 namespace {
@@ -58,8 +58,8 @@ template <KvType kType, int kQueries>
 
 template <KvType kType, int kQueries>
 void attend_block(const AttentionPartial& partial, const AttentionState& state, int first) {
-  const int dim = partial.shape.head_dim;
-  const int slots = partial.shape.slots;
+  const int dim = partial.head_dim;
+  const int slots = partial.slots;
   alignas(32) float q[kMaxHeadDim * kQueries];
   alignas(32) float weight[kQueries * 64];
   alignas(32) float score[kQueries * 64];
@@ -122,7 +122,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
       state.maximum[first + i] = maximum;
       state.sum[first + i] = __builtin_fmaf(state.sum[first + i], keep[i], sum16(total[0], total[1]));
     }
-    const std::byte* values = page + values_offset(partial.shape);
+    const std::byte* values = page + row_bytes * static_cast<std::size_t>(dim);
     for (int offset = 0; offset < dim; offset += 16)
       add_values<kType, kQueries>(values, static_cast<std::size_t>(dim) * kElementBytes<kType>, live, weight, keep,
                                   weighted, offset);
@@ -141,13 +141,16 @@ void attend_type(const AttentionPartial& partial, const AttentionState& state) {
 }  // namespace
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
-  if (partial.shape.head_dim % 16 != 0 || partial.shape.key != partial.shape.value)
-    return generic_kernels().attend(partial, state);
-  switch (partial.shape.key) {
-    case KvType::kF32: return attend_type<KvType::kF32>(partial, state);
-    case KvType::kF16: return attend_type<KvType::kF16>(partial, state);
-    case KvType::kBF16: return attend_type<KvType::kBF16>(partial, state);
-  }
+  if (partial.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
+  attend_runs(partial, [&](const AttentionPartial& part) {
+    const PageFormat& format = **part.formats;
+    if (format.key != format.value) return generic_kernels().attend(part, state);
+    switch (format.key) {
+      case KvType::kF16: return attend_type<KvType::kF16>(part, state);
+      case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
+      default: return attend_type<KvType::kF32>(part, state);
+    }
+  });
 }
 
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {

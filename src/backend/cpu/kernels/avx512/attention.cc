@@ -1,5 +1,5 @@
+#include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/avx512/simd.h"
-#include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir::avx512 {
 namespace {
@@ -65,7 +65,7 @@ template <KvType kType, int kVectors, int kQueries>
 template <KvType kType, int kSlotVectors, int kQueries>
 void attend_block(const AttentionPartial& partial, const AttentionState& state, int first) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
-  const int dim = partial.shape.head_dim;
+  const int dim = partial.head_dim;
   alignas(64) float q[kMaxHeadDim * kQueries];
   alignas(64) float weight[kQueries * 64];
   float keep[kQueries];
@@ -117,7 +117,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
       state.maximum[first + i] = maximum;
       state.sum[first + i] = __builtin_fmaf(state.sum[first + i], keep[i], sum16(total));
     }
-    const std::byte* values = page + values_offset(partial.shape);
+    const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kSize;
     const std::size_t value_bytes = static_cast<std::size_t>(dim) * kSize;
     int offset = 0;
     if constexpr (kQueries <= 4)
@@ -143,7 +143,7 @@ void attend_as(const AttentionPartial& partial, const AttentionState& state) {
 
 template <KvType kType>
 void attend_type(const AttentionPartial& partial, const AttentionState& state) {
-  switch (partial.shape.slots) {
+  switch (partial.slots) {
     case 16: return attend_as<kType, 1>(partial, state);
     case 32: return attend_as<kType, 2>(partial, state);
     default: return attend_as<kType, 4>(partial, state);
@@ -153,13 +153,16 @@ void attend_type(const AttentionPartial& partial, const AttentionState& state) {
 }  // namespace
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
-  if (partial.shape.head_dim % 16 != 0 || partial.shape.key != partial.shape.value)
-    return generic_kernels().attend(partial, state);
-  switch (partial.shape.key) {
-    case KvType::kF32: return attend_type<KvType::kF32>(partial, state);
-    case KvType::kF16: return attend_type<KvType::kF16>(partial, state);
-    case KvType::kBF16: return attend_type<KvType::kBF16>(partial, state);
-  }
+  if (partial.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
+  attend_runs(partial, [&](const AttentionPartial& part) {
+    const PageFormat& format = **part.formats;
+    if (format.key != format.value) return generic_kernels().attend(part, state);
+    switch (format.key) {
+      case KvType::kF16: return attend_type<KvType::kF16>(part, state);
+      case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
+      default: return attend_type<KvType::kF32>(part, state);
+    }
+  });
 }
 
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {

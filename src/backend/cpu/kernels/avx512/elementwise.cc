@@ -184,6 +184,7 @@ void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* k
     case KvType::kF32: return store_kv_as<KvType::kF32>(shape, page, slot, key, value);
     case KvType::kF16: return store_kv_as<KvType::kF16>(shape, page, slot, key, value);
     case KvType::kBF16: return store_kv_as<KvType::kBF16>(shape, page, slot, key, value);
+    default: return;
   }
 }
 
@@ -193,6 +194,7 @@ void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int r
     case KvType::kF32: return rotate_keys_as<KvType::kF32>(shape, page, slots, rotary, cosine, sine);
     case KvType::kF16: return rotate_keys_as<KvType::kF16>(shape, page, slots, rotary, cosine, sine);
     case KvType::kBF16: return rotate_keys_as<KvType::kBF16>(shape, page, slots, rotary, cosine, sine);
+    default: return;
   }
 }
 
@@ -202,6 +204,7 @@ void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_sl
     case KvType::kF32: move_slots_as<KvType::kF32>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
     case KvType::kF16: move_slots_as<KvType::kF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
     case KvType::kBF16: move_slots_as<KvType::kBF16>(shape, from, from_slots, to, to_slot, rotary, cosine, sine); break;
+    default: return;
   }
   const std::size_t bytes = value_bytes(shape);
   std::byte* target = to + values_offset(shape) + static_cast<std::size_t>(to_slot) * bytes;
