@@ -75,8 +75,7 @@ void note_pages(const KvCacheShape& shape, const PageTable& table, Peak* peak) {
   };
   const auto open = static_cast<std::uint64_t>(table.open_columns());
   const std::uint64_t sealed = static_cast<std::uint64_t>(table.columns()) - open;
-  const auto kept = static_cast<std::uint64_t>(
-      std::ranges::count_if(table.seals(), [](const PageTable::Seal& seal) { return seal.open >= 0; }));
+  const auto kept = static_cast<std::uint64_t>(table.kept_columns());
   if (bytes_of(sealed, open + kept) <= bytes_of(peak->sealed, peak->open)) return;
   peak->sealed = sealed;
   peak->open = open + kept;

@@ -38,6 +38,7 @@
 // Thread-safety: none; const members may be called from many threads while nothing is changed.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -126,6 +127,10 @@ class PageTable {
   // Seals of the pass at hand, in order of token, and the open pages that they replaced: [Seal::open][lane].
   std::span<const Seal> seals() const { return seals_; }
   std::span<const PageId> open_pages() const { return open_pages_.ids(); }
+  // Columns whose open pages are kept until the pass ends.
+  int kept_columns() const {
+    return static_cast<int>(std::ranges::count_if(seals_, [](const Seal& seal) { return seal.open >= 0; }));
+  }
   const PageFormat& format() const { return pool_->format(layout_.classes.sealed); }
   // Ends a pass: gives back the open pages of the columns that it sealed. To be called before anything else changes the
   // table.

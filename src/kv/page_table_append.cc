@@ -49,8 +49,7 @@ int PageTable::open_columns() const {
 }
 
 std::uint64_t PageTable::page_bytes() const {
-  std::uint64_t kept = 0;  // columns whose open pages are kept until the pass ends
-  for (const Seal& seal : seals_) kept += seal.open >= 0;
+  const auto kept = static_cast<std::uint64_t>(kept_columns());
   const auto open = static_cast<std::uint64_t>(open_columns());
   return bytes_of_columns(static_cast<std::uint64_t>(columns_), open) + bytes_of_columns(kept, kept);
 }
@@ -102,8 +101,7 @@ PageTable::AppendPlan PageTable::plan_append(int tokens) const {
 
 // The column's open pages are kept for the pass; those of `sealed` from number `first` on take their place.
 void PageTable::add_seal(std::uint32_t column, TokenIndex first_reader, PageRefs& sealed, std::size_t first) {
-  int kept = 0;
-  for (const Seal& seal : seals_) kept += seal.open >= 0;
+  const int kept = kept_columns();
   const auto lanes = static_cast<std::size_t>(lanes_);
   open_pages_.take(static_cast<std::size_t>(kept) * lanes, pages_, first_page(column), lanes);
   pages_.take(first_page(column), sealed, first, lanes);

@@ -66,7 +66,6 @@ class CpuPageStore final : public PageStore {
     std::uint64_t count = 0;
     std::byte* data = nullptr;
   };
-  // What a thread works in: two pages in 16 bits.
 
   const Arena& arena(PageId page) const { return arenas_[static_cast<std::size_t>(page_class(page))]; }
   void fill_turns(std::span<const SlotMove> moves);

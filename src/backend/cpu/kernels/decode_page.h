@@ -142,12 +142,6 @@ inline void decode_side(KvType type, const std::byte* side, int rows, int count,
   }
 }
 
-template <class Load>
-inline void load_side(KvType type, const std::byte* side, int count, const Load& load, float* out) {
-  const std::size_t size = kv_type_bytes(type);
-  for (int i = 0; i < count; ++i) out[i] = load(type, side + static_cast<std::size_t>(i) * size);
-}
-
 [[gnu::always_inline]] inline float plain_element(KvType type, const std::byte* p) {
   if (type == KvType::kF16) return half_at(p);
   std::uint32_t bits = 0;
@@ -163,12 +157,17 @@ inline void load_side(KvType type, const std::byte* side, int count, const Load&
   return value;
 }
 
+inline void load_side(KvType type, const std::byte* side, int count, float* out) {
+  const std::size_t size = kv_type_bytes(type);
+  for (int i = 0; i < count; ++i) out[i] = plain_element(type, side + static_cast<std::size_t>(i) * size);
+}
+
 // keys: [head_dim][slots].
 inline void decode_keys(const PageFormat& format, const std::byte* page, float* keys) {
   if (format.key == KvType::kQ8) return decode_q8_keys(format, page, keys);
   if (is_encoded(format.key))
     return decode_side(format.key, page, format.head_dim, format.slots, outliers(format), keys);
-  load_side(format.key, page, format.head_dim * format.slots, plain_element, keys);
+  load_side(format.key, page, format.head_dim * format.slots, keys);
 }
 
 // values: [slots][head_dim]. `page` is the start of the page.
@@ -177,7 +176,7 @@ inline void decode_values(const PageFormat& format, const std::byte* page, float
   if (format.value == KvType::kQ8) return decode_q8_values(format, side, values);
   if (is_encoded(format.value))
     return decode_side(format.value, side, format.slots, format.head_dim, outliers(format), values);
-  load_side(format.value, side, format.head_dim * format.slots, plain_element, values);
+  load_side(format.value, side, format.head_dim * format.slots, values);
 }
 
 }  // namespace

@@ -18,15 +18,6 @@ void put_half(std::byte* p, float value) {
   std::memcpy(p, &bits, sizeof bits);
 }
 
-void put_element(KvType type, std::byte* p, float value) {
-  if (type == KvType::kF32) {
-    std::memcpy(p, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = type == KvType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
-  std::memcpy(p, &bits, sizeof bits);
-}
-
 // To the nearest integer, half to even. REQUIRES: |x| < 2^22.
 float nearest(float x) {
   constexpr float kShift = 12582912.0F;
@@ -194,6 +185,15 @@ void encode_q8_values(const PageFormat& format, const float* x, SlotMask live, s
 
 }  // namespace
 
+void store_element(KvType type, std::byte* p, float value) {
+  if (type == KvType::kF32) {
+    std::memcpy(p, &value, sizeof value);
+    return;
+  }
+  const std::uint16_t bits = type == KvType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+  std::memcpy(p, &bits, sizeof bits);
+}
+
 void encode_page(const PageFormat& format, const std::byte* open, SlotMask live, std::byte* page) {
   const PageFormat plain = format.open();
   const int elements = format.head_dim * format.slots;
@@ -271,7 +271,8 @@ void hadamard_keys(const PageFormat& open, std::byte* page, SlotMask slots) {
     for (int d = 0; d < open.head_dim; ++d)
       key[d] = plain_element(open.key, first + static_cast<std::size_t>(d) * stride);
     hadamard(key, 1, open.head_dim);
-    for (int d = 0; d < open.head_dim; ++d) put_element(open.key, first + static_cast<std::size_t>(d) * stride, key[d]);
+    for (int d = 0; d < open.head_dim; ++d)
+      store_element(open.key, first + static_cast<std::size_t>(d) * stride, key[d]);
   }
 }
 

@@ -19,6 +19,9 @@ void encode_page(const PageFormat& format, const std::byte* open, SlotMask live,
 // Writes what an encoded page holds as 16 bits, format.open(). REQUIRES: format.encoded().
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open);
 
+// Writes an element of a page. REQUIRES: !is_encoded(type).
+void store_element(KvType type, std::byte* p, float value);
+
 // Multiplies each of `heads` heads with a Walsh-Hadamard matrix in blocks of the largest power of two that divides
 // head_dim. It is its own inverse, but for rounding.
 void hadamard(float* x, int heads, int head_dim);

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "backend/cpu/kernels/decode_page.h"
+#include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/page_layout.h"
 
 namespace kvasir {
@@ -23,15 +24,6 @@ float load_element(KvType type, const std::byte* p) {
   std::uint16_t bits;
   std::memcpy(&bits, p, sizeof bits);
   return type == KvType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-}
-
-void store_element(KvType type, std::byte* p, float value) {
-  if (type == KvType::kF32) {
-    std::memcpy(p, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = type == KvType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
-  std::memcpy(p, &bits, sizeof bits);
 }
 
 template <DType kType>
