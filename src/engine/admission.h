@@ -54,8 +54,8 @@ class Admissions {
   std::uint64_t counted(std::uint64_t peak, const RequestSize& size, std::uint64_t capacity) const;
 
   void note_pass(int prompt_rows, int other_rows, double seconds) { rates_.note(prompt_rows, other_rows, seconds); }
-  double cost(const RecomputeWork& work) const {
-    return preemption_cost(work, rates_.rates(), limits_.prompt_rows).least();
+  PreemptionCost cost(const RecomputeWork& work) const {
+    return preemption_cost(work, rates_.rates(), limits_.prompt_rows);
   }
   const RateEstimator& rates() const { return rates_; }
 

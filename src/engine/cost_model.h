@@ -54,7 +54,7 @@ struct RecomputeWork {
   bool by_range = false;    // the policy takes generated tokens in chunks, as it does a prompt's
 };
 
-// The two ways to preempt, in seconds. Bringing pages back from another tier is not possible yet.
+// The two ways to preempt, in seconds; infinity: not possible.
 struct PreemptionCost {
   double recompute = 0;
   double swap = std::numeric_limits<double>::infinity();

@@ -25,7 +25,8 @@ namespace {
 
 class EngineImpl final : public Engine {
  public:
-  explicit EngineImpl(std::shared_ptr<LoadedModel> model) : model_(std::move(model)), text_(make_model_text(model_)) {
+  EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap)
+      : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)) {
     summary_ = {model_->config.name,           std::string(model_->config.architecture->name),
                 model_->config.context,        model_->config.vocabulary,
                 model_->weight_bytes,          std::string(model_->kernels->name),
@@ -274,6 +275,7 @@ class EngineImpl final : public Engine {
     const SchedulerOptions& scheduler = model_->options.scheduler;
     requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
     for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
+    if (swap_ != nullptr) requests_->swap_to(std::move(swap_));
     if (model_->options.prefix_memory == 0) return;
     requests_->cache_prefixes(model_->options.prefix_memory);
     requests_->prefixes()->set_listener(listener_);
@@ -362,10 +364,22 @@ class EngineImpl final : public Engine {
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
   std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
+  std::unique_ptr<SpillFile> swap_;  // until there is a queue
   ModelSummary summary_;
   mutable std::mutex default_mutex_;
   mutable std::optional<CacheSize> default_place_;
 };
+
+// Null where nothing is to be swapped.
+Result<std::unique_ptr<SpillFile>> make_swap_file(const EngineOptions& options) {
+  if (options.swap_dir.empty()) return std::unique_ptr<SpillFile>();
+  if (options.swap_bytes < SpillFile::kPartBytes)
+    return invalid_argument("swap_bytes={} is too small; give at least {}", options.swap_bytes, SpillFile::kPartBytes)
+        .about({"swap_bytes"});
+  Result<std::unique_ptr<AsyncFile>> file = create_scratch_file(options.swap_dir);
+  if (!file.ok()) return Status(file.status()).about({"swap_dir"});
+  return SpillFile::create(std::move(*file), options.swap_bytes);
+}
 
 }  // namespace
 
@@ -374,7 +388,8 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
   return guarded([&]() -> Result<std::unique_ptr<Engine>> {
     KVASIR_RETURN_IF_ERROR(check_scheduler(options.scheduler));
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
-    return {std::unique_ptr<Engine>(new EngineImpl(std::move(model)))};
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SpillFile> swap, make_swap_file(options));
+    return {std::unique_ptr<Engine>(new EngineImpl(std::move(model), std::move(swap)))};
   });
 }
 

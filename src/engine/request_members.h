@@ -25,11 +25,17 @@ struct RequestQueue::Member {
   int sample;
   TextState text;
   std::optional<Task> task;
-  std::uint64_t bytes_to_start = 0;  // while it holds no pages
-  std::uint64_t bytes_in_use = 0;    // of its peak, those of a prefix that another held when it started
-  std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
-  SessionPages pages;                // of its session, that are still to be filled; of a sequence that it holds
+  std::uint64_t bytes_to_start = 0;       // while it holds no pages
+  std::uint64_t bytes_in_use = 0;         // of its peak, those of a prefix that another held when it started
+  std::optional<KvReport> released;       // of the sequence that it gave up last, until it holds as much again
+  SessionPages pages;                     // of its session, that are still to be filled; of a sequence that it holds
+  std::unique_ptr<SwappedSequence> swap;  // from its preemption until its sequence is back
   bool ended = false;
+
+  // Whether it may take part in a pass, or wait for one.
+  bool is_leaving() const { return swap != nullptr && swap->state() == SwappedSequence::State::kLeaving; }
+  bool is_out() const { return swap != nullptr && text.sequence == nullptr; }
+  bool is_coming() const { return swap != nullptr && swap->state() == SwappedSequence::State::kComing; }
   std::int64_t left_prefix = 0;   // prompt tokens done when it last left a prefix
   bool starts = false;            // in the pass that is being made
   std::int64_t start_tokens = 0;  // that the prefix cache had for its newest start

@@ -17,6 +17,9 @@ namespace {
 
 using Clock = RequestClock;
 
+// How long a round waits for the swap file where there is nothing else to do.
+constexpr std::chrono::milliseconds kSwapWait(20);
+
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -26,7 +29,9 @@ double seconds_between(Clock::time_point from, Clock::time_point to) {
 RequestQueue::RequestQueue(std::shared_ptr<Driver> driver, const ScheduleLimits& limits, double max_itl)
     : driver_(std::move(driver)), admissions_(limits, max_itl) {}
 
-RequestQueue::~RequestQueue() = default;
+RequestQueue::~RequestQueue() {
+  requests_.clear();  // before the swap file
+}
 
 void RequestQueue::cache_prefixes(std::uint64_t most_bytes) {
   prefixes_ = std::make_unique<PrefixStore>(driver_->model(), driver_->cache(), most_bytes);
@@ -122,6 +127,7 @@ PrefixText RequestQueue::text_of(const Member& member) {
 // kResourceExhausted where there is no room for a session's copy.
 Status RequestQueue::start(Member& member) {
   Request& request = *member.request;
+  if (member.swap != nullptr) return come_back(member);
   if (request.base != nullptr) {
     Result<SessionBase::Copy> copy = request.base->copy();
     while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one()) copy = request.base->copy();
@@ -174,10 +180,15 @@ void RequestQueue::advance() {
 bool RequestQueue::run_pass() {
   if (prefixes_ != nullptr) prefixes_->expire();
   std::erase_if(leaving_, [](const Leaving& session) { return session.life.expired(); });
+  advance_swaps();
   for (Member* member : members()) settle(*member);
   remove_ended();
-  const std::vector<Member*> all = members();
-  if (all.empty()) return false;
+  std::vector<Member*> all = members();
+  std::erase_if(all, [](const Member* member) { return member->is_leaving(); });
+  if (all.empty()) {
+    if (swapping()) swap_file_->poll(kSwapWait);
+    return false;
+  }
   const std::vector<Verdict> verdicts = decide_with_prefixes(all);
   for (std::size_t i = 0; i < all.size(); ++i)
     if (verdicts[i].decision == Decision::kPreempt) preempt(*all[i]);
@@ -197,6 +208,7 @@ bool RequestQueue::run_pass() {
       }
       all[i]->starts = estimated = true;
     }
+    if (all[i]->is_coming()) continue;
     if (SessionPages& pages = all[i]->pages; !pages.done()) {
       pages.fill(std::exchange(load, 0));
       loading = true;
@@ -206,17 +218,20 @@ bool RequestQueue::run_pass() {
     running.push_back(all[i]);
   }
   // Nothing else runs or leaves that could make room for it.
-  if (turns.empty() && !loading && leaving_.empty() && unstarted.first != nullptr)
-    unstarted.first->task->fail(unstarted.second);
+  if (turns.empty() && !loading && leaving_.empty() && !swapping() && unstarted.first != nullptr) {
+    if (unstarted.first->swap != nullptr) {
+      give_up_swap(*unstarted.first);
+    } else {
+      unstarted.first->task->fail(unstarted.second);
+    }
+  }
   // The bytes of a task that starts were an estimate.
   while (estimated && turns.size() > 1 && driver_->plan(turns).bytes > available()) {
-    if (running.back()->starts) {
-      turns.back().task->release();
-      running.back()->run = 0;
-    }
+    if (running.back()->starts) undo_start(*running.back());
     turns.pop_back();
     running.pop_back();
   }
+  if (swapping()) defer_what_waits_for_swap(&turns, &running);
   const std::uint64_t bytes = driver_->plan(turns).bytes;
   const bool fits = driver_->cache()->budget().make_available(bytes);
   // One that starts alone holds its place now: the next round rejects it if even its first rows find no room.
@@ -226,6 +241,10 @@ bool RequestQueue::run_pass() {
   for (Member* member : all) member->starts = false;
   if (!turns.empty()) run(turns, running);
   remove_ended();
+  if (turns.empty() && swapping()) {
+    swap_file_->poll(kSwapWait);
+    return true;
+  }
   // Only the caller can make the sessions leave that all may be waiting for.
   return !turns.empty() || (!leaving_.empty() && !loading);
 }
@@ -323,7 +342,8 @@ KvReport RequestQueue::report_of(Member& member) {
 
 // Ends a member that has nothing left to run.
 void RequestQueue::settle(Member& member) {
-  if (!member.ended && !member.task->prepare()) end(member);
+  // One that is swapped was settled before it left.
+  if (!member.ended && member.swap == nullptr && !member.task->prepare()) end(member);
 }
 
 // Ends a member; if its prompt was not read to the end, the samples that would have forked it end in the same way.
@@ -344,6 +364,7 @@ std::vector<GeneratedToken> RequestQueue::fresh_choices(Member& member) {
 }
 
 void RequestQueue::tell_end(Member& member, const Status& why) {
+  if (member.is_coming()) member.text.sequence.reset();  // half of its pages have no content
   if (member.request->inspect) ended_views_.add(state_of(member));
   Task& task = *member.task;
   const bool mid_character = task.generation().mid_character();
@@ -397,6 +418,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
       prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
   }
   member.ended = true;
+  member.swap.reset();
   member.text.sequence.reset();
 }
 

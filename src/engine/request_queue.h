@@ -20,6 +20,7 @@
 #include "engine/prefix_store.h"
 #include "engine/schedule.h"
 #include "engine/sequence_view.h"
+#include "engine/swap.h"
 #include "kvasir/model_text.h"
 #include "kvasir/request.h"
 #include "retention/policy.h"
@@ -55,6 +56,9 @@ class RequestQueue {
 
   // From now on requests continue what others left, and leave prefixes themselves. `most_bytes`: see PrefixCache.
   void cache_prefixes(std::uint64_t most_bytes);
+  // From now on a task that gives up its pages may leave them in this file, where that is cheaper than to recompute
+  // them. `always`: wherever it is possible, for tests.
+  void swap_to(std::unique_ptr<SpillFile> file, bool always = false);
   PrefixCache* prefixes() { return prefixes_ ? &prefixes_->cache() : nullptr; }
 
   // `text` is that of `options`, `policy` as it stands at its start, `chunk` that of prompts (0: the policy's
@@ -86,7 +90,13 @@ class RequestQueue {
     std::int64_t generated_tokens = 0;
     std::int64_t recomputed_tokens = 0;  // that were run again after a preemption
     std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended
-    double longest_mixed = 0;            // seconds of the longest pass of prompt rows and generated rows
+    std::int64_t swapped_out = 0;        // of `preempted`, those that left for the swap file
+    std::int64_t swapped_in = 0;         // and came back from there
+    std::int64_t swap_failed = 0;        // and were recomputed, as the file could not be written or read
+    std::uint64_t swap_bytes_out = 0;
+    std::uint64_t swap_bytes_in = 0;
+    double longest_swap = 0;   // seconds between two passes that swapping took, at most
+    double longest_mixed = 0;  // seconds of the longest pass of prompt rows and generated rows
   };
   const Counters& counters() const { return counters_; }
   // Bytes of sessions that are copied from their files between two passes.
@@ -95,6 +105,8 @@ class RequestQueue {
   std::vector<TenantReport> tenants() const;
   // Calls visit for each sample that has not ended, request by request.
   void each_sample(const std::function<void(const SampleState&)>& visit) const;
+  const SpillFile* swap_file() const { return swap_file_.get(); }
+  const SwapRates& swap_rates() const { return swap_rates_; }
   const EndedViews& ended_views() const { return ended_views_; }
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
   const Sequence* sequence_of(RequestId request, int sample) const;
@@ -119,6 +131,17 @@ class RequestQueue {
   std::uint64_t bytes_in_use(const Member& member, std::span<Member* const> all) const;
   void share_among_requests(std::span<Member* const> all, std::vector<ScheduleTask>& tasks) const;
   void preempt(Member& member);
+  PreemptionCost cost_of(Member& member) const;
+  bool begin_swap(Member& member);
+  void advance_swaps();
+  void advance_swap(Member& member);
+  void give_up_swap(Member& member);
+  Status come_back(Member& member);
+  bool forget_swapped();
+  bool swapping() const;
+  std::uint64_t leaving_bytes() const;
+  void defer_what_waits_for_swap(std::vector<Turn>* turns, std::vector<Member*>* running);
+  void undo_start(Member& member);
   void reject(Member& member, Decision decision);
   Status start(Member& member);
   std::int64_t tokens_found(Member& member) const;
@@ -140,6 +163,9 @@ class RequestQueue {
   static SampleState state_of(const Member& member);
 
   std::shared_ptr<Driver> driver_;
+  std::unique_ptr<SpillFile> swap_file_;  // null: nothing is swapped
+  SwapRates swap_rates_;
+  bool always_swap_ = false;
   std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
   Admissions admissions_;
   std::uint64_t next_id_ = 1;

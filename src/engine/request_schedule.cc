@@ -189,7 +189,8 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
       std::int64_t left = member->task->left();
       // The others get no row whatever the cache holds for them: they neither come first nor pass those that do.
       const bool may_pass = is_small(task, capacity, admissions_.most());
-      if (!task.holds && (asked < prompt_rows || left < least || may_pass) && lookups < kMostLookups) {
+      if (!task.holds && member->swap == nullptr && (asked < prompt_rows || left < least || may_pass) &&
+          lookups < kMostLookups) {
         ++lookups;
         left -= tokens_found(*member);
         if (waits_for_prefix(*member, all.first(tasks.size()))) left = 0;
@@ -261,7 +262,8 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
     if (member->text.sequence != nullptr && !member->task->reads()) ++generating;
   const ScheduleLimits limits = admissions_.limits(generating);
   std::vector<ScheduleTask> tasks = tasks_of(all, limits.prompt_rows);
-  ScheduleMemory memory{driver_->cache()->budget().capacity(), available()};
+  // What leaves for the swap file counts as gone: otherwise others would be preempted in its place.
+  ScheduleMemory memory{driver_->cache()->budget().capacity(), available() + leaving_bytes()};
   if (unshared && prefixes_ != nullptr) memory.available += prefixes_->cache().charged_bytes();
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!tasks[i].holds) continue;
@@ -279,12 +281,8 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
   const PageOwner beside = prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!tasks[i].holds) continue;
-    const Task& task = *all[i]->task;
     tasks[i].held = bytes_freed_without(*all[i]->text.sequence, beside);
-    RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-    work.by_range = !all[i]->request->policy->traits().compacts;
-    work.cached = tokens_found(*all[i]);
-    tasks[i].cost = admissions_.cost(work);
+    tasks[i].cost = cost_of(*all[i]).least();
   }
   return schedule(tasks, admissions_.quotas(), memory, limits);
 }
@@ -325,8 +323,10 @@ void RequestQueue::preempt(Member& member) {
   ++member.preemptions;
   counters_.preempted_twice += member.spared ? 1 : 0;
   member.spared = true;
-  member.run = 0;
   member.released = report_of(member);
+  if (begin_swap(member)) return;
+  member.swap.reset();
+  member.run = 0;
   member.task->release();
   member.bytes_to_start = bytes_to_start(member);
   member.found_version = 0;  // it may have generated more since
@@ -335,6 +335,7 @@ void RequestQueue::preempt(Member& member) {
 // Ends a member that can never go on; does nothing after another decision.
 void RequestQueue::reject(Member& member, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
+  if (decision == Decision::kReject && forget_swapped()) return;
   const std::uint64_t bytes = driver_->plan(Turn{&*member.task}).bytes;
   Status why = kv_memory_full(driver_->cache()->budget(), bytes);
   if (decision == Decision::kOverCeiling) {

@@ -1,7 +1,6 @@
 #include "engine/session_file.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -9,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/status.h"
+#include "engine/sequence_state.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -208,73 +208,10 @@ bool are_token_ids(std::span<const TokenId> tokens, int vocabulary) {
   return std::ranges::all_of(tokens, [&](TokenId token) { return token >= 0 && token < vocabulary; });
 }
 
-// Takes the tokens of `hole` out of ascending ranges.
-void cut(std::vector<IndexRange>& ranges, IndexRange hole) {
-  if (hole.empty()) return;
-  std::vector<IndexRange> left;
-  for (const IndexRange& range : ranges)
-    for (const IndexRange part : {IndexRange{range.begin, std::min(range.end, hole.begin)},
-                                  IndexRange{std::max(range.begin, hole.end), range.end}})
-      if (!part.empty()) left.push_back(part);
-  ranges = std::move(left);
-}
-
-// Whether the frames of a table of ranges are these, and no others but an empty one for tokens to come.
-bool frames_are(const PageTable& table, std::span<const IndexRange> ranges) {
-  std::size_t f = 0;
-  for (const IndexRange& range : ranges) {
-    if (range.empty()) continue;
-    if (f == table.frames().size() || table.frames()[f].tokens != range.size() || table.first_token(f) != range.begin)
-      return false;
-    ++f;
-  }
-  return f == table.frames().size() || table.frames()[f].tokens == 0;
-}
-
-// Whether the policy holds what the tables hold, or have given back.
-bool agree(const Sequence& sequence) {
-  const KvSequence& tables = sequence.tables();
-  const RetentionPolicy& policy = sequence.policy();
-  if (policy.seen() != tables.next_index()) return false;
-  std::vector<IndexRange> ranges;
-  for (int t = 0; t < tables.tables(); ++t) {
-    const PageTable& table = tables.table(t);
-    if (table.next_index() != tables.next_index()) return false;
-    for (int run = 0; run < table.runs(); ++run) {
-      ranges.clear();
-      policy.retained(t, run, ranges);
-      std::int64_t retained = 0;
-      for (const IndexRange& range : ranges) retained += range.size();
-      if (table.runs() == 1 && retained != table.length()) return false;
-      if (!table.lists() && !frames_are(table, ranges)) return false;
-      cut(ranges, table.given_back());
-      auto range = ranges.begin();
-      TokenIndex at = range != ranges.end() ? range->begin : 0;
-      for (const PageTable::Frame& frame : table.frames()) {
-        if (frame.run != run) continue;
-        for (const PageEntry& entry : table.entries_of(frame))
-          for (SlotMask left = entry.live; left != 0; left &= left - 1) {
-            if (range == ranges.end() || table.index(entry.column, std::countr_zero(left)) != at) return false;
-            if (++at == range->end && ++range != ranges.end()) at = range->begin;
-          }
-      }
-      if (range != ranges.end()) return false;
-    }
-  }
-  return true;
-}
-
 Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model, LoadedSession* session) {
   ByteReader in(bytes);
   Sequence& sequence = *session->sequence;
-  for (int t = 0; t < sequence.tables().tables(); ++t)
-    KVASIR_RETURN_IF_ERROR(sequence.mutable_tables().table(t).restore(in));
-  KVASIR_RETURN_IF_ERROR(sequence.mutable_policy().restore(in));
-  Sequence::Counters counters;
-  in.get(counters.kept_max);
-  in.get(counters.seen_least);
-  in.get(counters.first_dropped);
-  sequence.set_counters(counters);
+  KVASIR_RETURN_IF_ERROR(read_sequence(in, &sequence));
   SessionExtras& extras = session->extras;
   bool sampler = false;
   if (!in.get_vector(extras.newest) || !in.get_vector(extras.logits) || !get_chat(in, &extras.chat) || !in.get(sampler))
@@ -286,7 +223,7 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
       !(extras.logits.empty() || extras.logits.size() == vocabulary) ||
       !std::ranges::all_of(extras.logits, [](float logit) { return std::isfinite(logit); }))
     return damaged("its tokens or logits are not the model's");
-  if (!agree(sequence)) return damaged("its policy and its page tables contradict each other");
+  if (!policy_agrees(sequence)) return damaged("its policy and its page tables contradict each other");
   return sequence.charge_state();
 }
 
@@ -305,12 +242,7 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
                  codec_name(sequence.cache()->shape().codec()), format.slots, chunk});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
-  for (int t = 0; t < sequence.tables().tables(); ++t) sequence.tables().table(t).save(out);
-  sequence.policy().save(out);
-  const Sequence::Counters counters = sequence.counters();
-  out.put(counters.kept_max);
-  out.put(counters.seen_least);
-  out.put(counters.first_dropped);
+  write_sequence(sequence, out);
   out.put_vector(extras.newest);
   out.put_vector(extras.logits);
   put_chat(out, extras.chat);
@@ -382,11 +314,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
 }
 
 SessionPages::SessionPages(const SessionParts& parts, const Sequence& sequence)
-    : pool_(&sequence.cache()->pool()), columns_(parts.pages) {
-  for (int t = 0; t < sequence.tables().tables(); ++t)
-    sequence.tables().table(t).for_each_column(
-        [&](std::span<const PageId> ids) { ids_.insert(ids_.end(), ids.begin(), ids.end()); });
-}
+    : pool_(&sequence.cache()->pool()), columns_(parts.pages), ids_(pages_in_order(sequence)) {}
 
 void SessionPages::fill(std::uint64_t bytes) {
   for (std::uint64_t copied = 0; !done() && copied < bytes; ++next_) {

@@ -147,7 +147,7 @@ void PagePool::Class::drop_reference(std::size_t page, bool from_cache) {
   if (!was_only_cached && is_only_cached) ++only_cached_pages;
 }
 
-bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of) {
+bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of, PageContent content) {
   Class& c = class_at(of);
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
@@ -171,7 +171,7 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
     }
   }
   // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
-  if (store_ != nullptr && !recycled.empty()) store_->clear(recycled);
+  if (store_ != nullptr && !recycled.empty() && content == PageContent::kZero) store_->clear(recycled);
   c.in_use += out.size();
   in_use_ += out.size();
   peak_ = std::max(peak_, in_use_);

@@ -100,6 +100,12 @@ struct PageClasses {
   bool operator==(const PageClasses&) const = default;
 };
 
+// What a new page holds before it is written.
+enum class PageContent {
+  kZero,
+  kUndefined,  // perhaps another sequence's: for pages that are written whole before they are read
+};
+
 class PagePool {
  public:
   // Bytes of bookkeeping beside each page: a reference count, that of caches, and its owners or its place in the free
@@ -123,8 +129,9 @@ class PagePool {
   PageOwner add_owner();
   void remove_owner(PageOwner owner);  // REQUIRES: it refers to no page
 
-  // Allocates out.size() pages with one reference each and zeroed bytes, or none at all (false).
-  bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody, PageClass of = {});
+  // Allocates out.size() pages with one reference each, or none at all (false).
+  bool try_allocate(std::span<PageId> out, PageOwner owner = PageOwner::kNobody, PageClass of = {},
+                    PageContent content = PageContent::kZero);
   void retain(PageId page, PageOwner owner = PageOwner::kNobody);   // one more reference
   void release(PageId page, PageOwner owner = PageOwner::kNobody);  // one less; the page is free with the last
   void hand_over(PageId page, PageOwner from, PageOwner to);        // REQUIRES: `from` refers to it, `to` does not

@@ -7,10 +7,10 @@
 
 namespace kvasir {
 
-bool PageRefs::try_allocate(std::size_t count, PageClass of) {
+bool PageRefs::try_allocate(std::size_t count, PageClass of, PageContent content) {
   const std::size_t size = ids_.size();
   ids_.resize(size + count, kNoPage);
-  if (pool_->try_allocate(std::span(ids_).subspan(size), owner_, of)) return true;
+  if (pool_->try_allocate(std::span(ids_).subspan(size), owner_, of, content)) return true;
   ids_.resize(size);
   return false;
 }

@@ -45,7 +45,7 @@ class PageRefs {
   void reserve(std::size_t size) { ids_.reserve(size); }
 
   // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).
-  bool try_allocate(std::size_t count, PageClass of = {});
+  bool try_allocate(std::size_t count, PageClass of = {}, PageContent content = PageContent::kZero);
 
   // Moves `count` references of `from` to [at, at + count), which gives back what was there. REQUIRES: at <= size().
   void take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count);

@@ -1,0 +1,158 @@
+// Requests whose pages are in the swap file, or on their way.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "engine/memory_plan.h"
+#include "engine/request_members.h"
+#include "engine/request_queue.h"
+
+namespace kvasir {
+
+void RequestQueue::swap_to(std::unique_ptr<SpillFile> file, bool always) {
+  swap_file_ = std::move(file);
+  always_swap_ = always;
+}
+
+// What it costs to preempt a member that holds pages.
+PreemptionCost RequestQueue::cost_of(Member& member) const {
+  const Task& task = *member.task;
+  RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
+  work.by_range = !member.request->policy->traits().compacts;
+  work.cached = tokens_found(member);
+  PreemptionCost cost = admissions_.cost(work);
+  const Sequence& sequence = *member.text.sequence;
+  // Between chunks only is a sequence a snapshot; one whose session is still being loaded has it in a file already.
+  const bool possible = swap_file_ != nullptr && member.swap == nullptr && !sequence.in_chunk() &&
+                        member.pages.done() && SwappedSequence::has_room(*swap_file_, sequence);
+  // Both ways take a pass at least.
+  if (possible) cost.swap = swap_rates_.seconds(sequence.bytes()) + 2 * admissions_.rates().rates().pass;
+  if (possible && always_swap_) cost.swap = 0;
+  return cost;
+}
+
+// Sends a member's sequence to the swap file. False, where recomputing is cheaper or there is no room.
+bool RequestQueue::begin_swap(Member& member) {
+  const PreemptionCost cost = cost_of(member);
+  if (cost.swap >= cost.recompute) return false;
+  member.swap = SwappedSequence::leave(swap_file_.get(), *member.text.sequence);
+  if (member.swap == nullptr) return false;
+  ++counters_.swapped_out;
+  member.found = 0;
+  member.bytes_to_start = std::max(bytes_to_start(member), member.swap->bytes_back());
+  advance_swap(member);
+  return true;
+}
+
+// Moves all swaps on by what the buffers take.
+void RequestQueue::advance_swaps() {
+  if (!swapping()) return;
+  const auto began = RequestClock::now();
+  swap_file_->poll(std::chrono::milliseconds(0));
+  // What leaves makes room for what comes.
+  const std::vector<Member*> all = members();
+  for (Member* member : all)
+    if (member->is_leaving()) advance_swap(*member);
+  for (Member* member : all)
+    if (member->is_coming()) advance_swap(*member);
+  const double seconds = std::chrono::duration<double>(RequestClock::now() - began).count();
+  counters_.longest_swap = std::max(counters_.longest_swap, seconds);
+}
+
+void RequestQueue::advance_swap(Member& member) {
+  SwappedSequence& swap = *member.swap;
+  swap.advance();
+  if (swap.state() == SwappedSequence::State::kFailed) return give_up_swap(member);
+  if (swap.state() == SwappedSequence::State::kOut && member.text.sequence != nullptr) {
+    swap_rates_.note_out(swap.bytes(), swap.seconds_leaving());
+    counters_.swap_bytes_out += swap.bytes();
+    member.text.sequence.reset();
+  }
+  if (swap.state() == SwappedSequence::State::kBack) {
+    swap_rates_.note_in(swap.bytes(), swap.seconds_coming());
+    counters_.swap_bytes_in += swap.bytes();
+    ++counters_.swapped_in;
+    member.swap.reset();
+  }
+}
+
+// The member is recomputed.
+void RequestQueue::give_up_swap(Member& member) {
+  ++counters_.swap_failed;
+  member.swap.reset();
+  member.run = 0;
+  member.task->release();
+  member.bytes_to_start = bytes_to_start(member);
+  member.found_version = 0;
+}
+
+// Has all that is in the swap file recomputed: what they keep in memory is missing. False: there is nothing.
+bool RequestQueue::forget_swapped() {
+  bool any = false;
+  for (Member* member : members()) {
+    if (!member->is_out()) continue;
+    give_up_swap(*member);
+    any = true;
+  }
+  return any;
+}
+
+// Begins to bring a member's sequence back. Errors: kResourceExhausted.
+Status RequestQueue::come_back(Member& member) {
+  const auto again = [&] {
+    return member.swap->arrive(driver_->model(), driver_->cache(), member.request->policy->clone());
+  };
+  Result<std::unique_ptr<Sequence>> sequence = again();
+  while (!sequence.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one()) sequence = again();
+  if (!sequence.ok()) return sequence.status();
+  member.text.sequence = std::move(*sequence);
+  advance_swap(member);
+  return {};
+}
+
+bool RequestQueue::swapping() const {
+  if (swap_file_ == nullptr) return false;
+  return std::ranges::any_of(requests_, [](const std::unique_ptr<Request>& request) {
+    return std::ranges::any_of(request->members, [](const std::unique_ptr<Member>& member) {
+      return member->is_leaving() || member->is_coming();
+    });
+  });
+}
+
+// Bytes that come free once what leaves has left.
+std::uint64_t RequestQueue::leaving_bytes() const {
+  if (!swapping()) return 0;
+  const PageOwner beside = prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody;
+  std::uint64_t bytes = 0;
+  for (const Member* member : members())
+    if (member->is_leaving()) bytes += bytes_freed_without(*member->text.sequence, beside);
+  return bytes;
+}
+
+// The scheduler counts what leaves as gone already: turns for which there is no room yet wait until it is.
+void RequestQueue::defer_what_waits_for_swap(std::vector<Turn>* turns, std::vector<Member*>* running) {
+  if (turns->empty() || driver_->plan(*turns).bytes <= available()) return;
+  std::vector<Turn> left;
+  std::vector<Member*> of;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < turns->size(); ++i) {
+    const std::uint64_t more = driver_->plan((*turns)[i]).bytes;
+    if (bytes + more <= available()) {
+      bytes += more;
+      left.push_back((*turns)[i]);
+      of.push_back((*running)[i]);
+    } else if ((*running)[i]->starts) {
+      undo_start(*(*running)[i]);
+    }
+  }
+  *turns = std::move(left);
+  *running = std::move(of);
+}
+
+// A member that was to start holds nothing again.
+void RequestQueue::undo_start(Member& member) {
+  member.task->release();
+  member.run = 0;
+}
+
+}  // namespace kvasir

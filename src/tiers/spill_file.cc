@@ -1,0 +1,149 @@
+#include "tiers/spill_file.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+Hash128 hash_of(std::span<const std::byte> bytes) {
+  Hasher hasher;
+  hasher.add(bytes);
+  return hasher.digest();
+}
+
+}  // namespace
+
+SpilledParts::SpilledParts(SpillFile* file, std::vector<std::uint32_t> places) : file_(file) {
+  for (const std::uint32_t place : places) parts_.push_back({.place = place});
+}
+
+SpilledParts::~SpilledParts() {
+  for (const Part& part : parts_) file_->free_places_.push_back(part.place);
+  file_->used_places_ -= static_cast<std::uint32_t>(parts_.size());
+}
+
+SpillReading::~SpillReading() {
+  release_taken();
+  for (const Arrived& arrived : arrived_) file_->free_buffers_.push_back(arrived.buffer);
+}
+
+void SpillReading::release_taken() {
+  if (taken_) file_->free_buffers_.push_back(*taken_);
+  taken_.reset();
+}
+
+std::optional<SpillReading::Part> SpillReading::take() {
+  release_taken();
+  if (arrived_.empty()) return {};
+  const Arrived arrived = arrived_.front();
+  arrived_.pop_front();
+  taken_ = arrived.buffer;
+  return Part{arrived.part, file_->bytes_of(arrived.buffer).first(arrived.bytes)};
+}
+
+Result<std::unique_ptr<SpillFile>> SpillFile::create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity) {
+  std::unique_ptr<SpillFile> spill(new SpillFile);
+  spill->memory_.ensure(kBufferBytes);
+  spill->uses_.resize(kBuffers);
+  spill->free_buffers_.resize(kBuffers);
+  std::iota(spill->free_buffers_.begin(), spill->free_buffers_.end(), std::size_t{0});
+  const std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
+  spill->places_ = static_cast<std::uint32_t>(std::min(capacity / kPartBytes, most));
+  spill->file_ = std::move(file);
+  return spill;
+}
+
+SpillFile::~SpillFile() {
+  // What transfers under way belong to gives its room back to this.
+  while (std::ranges::any_of(uses_, [](const Use& use) { return use.parts != nullptr; }))
+    poll(std::chrono::milliseconds(1000));
+  KVASIR_CHECK(used_places_ == 0);
+}
+
+std::shared_ptr<SpilledParts> SpillFile::reserve(std::size_t parts) {
+  if (!has_room(parts)) return nullptr;
+  std::vector<std::uint32_t> places(parts);
+  for (std::uint32_t& place : places) {
+    if (free_places_.empty()) {
+      place = touched_places_++;
+    } else {
+      place = free_places_.back();
+      free_places_.pop_back();
+    }
+  }
+  used_places_ += static_cast<std::uint32_t>(parts);
+  return std::make_shared<SpilledParts>(this, std::move(places));
+}
+
+std::span<std::byte> SpillFile::buffer() {
+  if (free_buffers_.empty()) return {};
+  const std::size_t buffer = free_buffers_.back();
+  free_buffers_.pop_back();
+  return bytes_of(buffer);
+}
+
+std::size_t SpillFile::index_of(std::span<const std::byte> buffer) const {
+  return static_cast<std::size_t>(buffer.data() - memory_.data()) / kPartBytes;
+}
+
+void SpillFile::release(std::span<std::byte> buffer) {
+  free_buffers_.push_back(index_of(buffer));
+}
+
+void SpillFile::write(const std::shared_ptr<SpilledParts>& parts, std::size_t part, std::span<std::byte> buffer,
+                      std::size_t bytes) {
+  SpilledParts::Part& written = parts->parts_[part];
+  const std::span<const std::byte> from = buffer.first(bytes);
+  written.bytes = static_cast<std::uint32_t>(bytes);
+  written.hash = hash_of(from);
+  const std::size_t index = index_of(buffer);
+  uses_[index] = {parts, part, nullptr};
+  file_->write(index, std::uint64_t{written.place} * kPartBytes, from);
+}
+
+bool SpillFile::read(const std::shared_ptr<SpilledParts>& parts, std::size_t part,
+                     const std::shared_ptr<SpillReading>& reading) {
+  const std::span<std::byte> into = buffer();
+  if (into.empty()) return false;
+  const SpilledParts::Part& written = parts->parts_[part];
+  const std::size_t index = index_of(into);
+  uses_[index] = {parts, part, reading};
+  ++reading->under_way_;
+  file_->read(index, std::uint64_t{written.place} * kPartBytes, into.first(written.bytes));
+  return true;
+}
+
+void SpillFile::poll(std::chrono::milliseconds wait) {
+  for (const FinishedTransfer& transfer : file_->finished(wait))
+    end(static_cast<std::size_t>(transfer.tag), transfer.status);
+}
+
+void SpillFile::end(std::size_t buffer, const Status& status) {
+  const Use use = std::exchange(uses_[buffer], {});
+  if (use.reading == nullptr) {
+    if (status.ok()) ++use.parts->written_;
+    if (!status.ok() && use.parts->status_.ok()) use.parts->status_ = status;
+    free_buffers_.push_back(buffer);
+    return;
+  }
+  SpillReading& reading = *use.reading;
+  const SpilledParts::Part& part = use.parts->parts_[use.part];
+  --reading.under_way_;
+  Status result = status;
+  if (result.ok() && hash_of(bytes_of(buffer).first(part.bytes)) != part.hash)
+    result = data_loss("the swap file is damaged: a checksum is wrong");
+  if (result.ok()) {
+    reading.arrived_.push_back({use.part, buffer, part.bytes});
+    return;
+  }
+  if (reading.status_.ok()) reading.status_ = result;
+  free_buffers_.push_back(buffer);
+}
+
+}  // namespace kvasir

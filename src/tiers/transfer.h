@@ -1,0 +1,40 @@
+// What both kinds of AsyncFile know of a transfer. Private to this folder.
+#pragma once
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/status.h"
+#include "tiers/async_file.h"
+
+namespace kvasir {
+
+struct Transfer {
+  std::uint64_t tag = 0;
+  std::uint64_t offset = 0;
+  std::byte* data = nullptr;  // what is left of it; not written to where !reads
+  std::size_t left = 0;
+  bool reads = false;
+
+  void advance(std::size_t bytes) {
+    data += bytes;
+    left -= bytes;
+    offset += bytes;
+  }
+};
+
+// Why a transfer ended early. `error`: of the system; 0: no byte was transferred.
+inline Status transfer_error(const Transfer& transfer, int error) {
+  if (transfer.reads && error == 0)
+    return data_loss("the swap file ends before byte {}", transfer.offset + transfer.left);
+  const char* what = transfer.reads ? "read" : "write";
+  if (error == 0 || error == ENOSPC || error == EDQUOT || error == EFBIG)
+    return exhausted("cannot {} the swap file: {}; make room, or choose another folder", what,
+                     std::strerror(error == 0 ? ENOSPC : error));
+  return data_loss("cannot {} the swap file: {}", what, std::strerror(error));
+}
+
+Result<std::unique_ptr<AsyncFile>> make_uring_file(int descriptor);
+std::unique_ptr<AsyncFile> make_thread_file(int descriptor);
+
+}  // namespace kvasir

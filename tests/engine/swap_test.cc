@@ -1,0 +1,127 @@
+// Requests that are preempted by swap: the same answers, whatever the file does.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "engine/request_desk.h"
+#include "tiers/faulty_file.h"
+
+namespace kvasir::test {
+namespace {
+
+using Fault = FaultyFile::Fault;
+
+std::unique_ptr<SpillFile> spill_to(std::unique_ptr<AsyncFile> file, std::uint64_t parts = 256) {
+  return std::move(*SpillFile::create(std::move(file), parts * SpillFile::kPartBytes));
+}
+
+struct Outcomes {
+  std::int64_t out = 0;
+  std::int64_t in = 0;
+  std::int64_t failed = 0;
+  std::int64_t preempted = 0;
+};
+
+// A crowd in little memory, some of whom are cancelled; all others have the answers they have alone.
+void run_crowd(const std::shared_ptr<LoadedModel>& model, std::uint64_t seed,
+               const std::function<std::unique_ptr<SpillFile>()>& make_file, bool cancels, Outcomes* outcomes) {
+  std::mt19937_64 random(seed);
+  std::vector<RequestOptions> requests;
+  std::uint64_t most = 0;
+  for (int i = 0; i < 32; ++i) {
+    requests.push_back(random_request(random, policies_for_requests(), 60));
+    if (seed % 2 == 0) requests.back().samples = 1;
+    most = std::max(most, alone(model, requests.back()).kv.bytes_peak);
+  }
+  // Shared pages must be copied before some passes: a request of samples needs up to twice its own.
+  Desk desk(model, seed % 2 == 0 ? most * 5 / 4 : 2 * most, {.prompt_rows = 30, .running = 10, .ahead = 0});
+  desk.queue().swap_to(make_file(), true);
+  std::vector<RequestId> ids;
+  std::set<RequestId> cancelled;
+  for (const RequestOptions& request : requests) {
+    ids.push_back(desk.add(request));
+    for (auto polls = random() % 8; polls > 0; --polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    if (!cancels || random() % 4 != 0) continue;
+    const RequestId id = ids[ids.size() - 1 - random() % std::min<std::size_t>(ids.size(), 4)];
+    if (desk.queue().cancel(id).ok()) cancelled.insert(id);
+  }
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  desk.expect_all_as_alone(cancelled);
+  const RequestQueue::Counters& counters = desk.queue().counters();
+  outcomes->out += counters.swapped_out;
+  outcomes->in += counters.swapped_in;
+  outcomes->failed += counters.swap_failed;
+  outcomes->preempted += counters.preempted;
+}
+
+class SwapOf : public testing::TestWithParam<const char*> {};
+
+TEST_P(SwapOf, ACrowdInLittleMemoryHasItsAnswers) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .kv_type = GetParam(), .page_slots = 16});
+  Outcomes outcomes;
+  for (std::uint64_t seed = 0; seed < 4; ++seed)
+    ASSERT_NO_FATAL_FAILURE(run_crowd(
+        model, seed, [] { return spill_to(std::make_unique<FaultyFile>(no_fault, 2)); }, true, &outcomes));
+  EXPECT_GT(outcomes.out, 8);
+  EXPECT_GT(outcomes.in, 3);
+  EXPECT_EQ(outcomes.failed, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, SwapOf, testing::Values("f16", "q4", "k=q8,v=q2,recent=24"), [](const auto& info) {
+  return info.index == 0 ? "F16" : info.index == 1 ? "Q4" : "MixedAndRecent";
+});
+
+TEST(Swap, OnADisk) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 2, .page_slots = 16});
+  for (const TransferMethod method : {TransferMethod::kAuto, TransferMethod::kThreads}) {
+    Outcomes outcomes;
+    ASSERT_NO_FATAL_FAILURE(run_crowd(
+        model, 2,
+        [&] {
+          return spill_to(std::move(*create_scratch_file(std::filesystem::temp_directory_path().string(), method)));
+        },
+        false, &outcomes));
+    EXPECT_GT(outcomes.in, 0);
+  }
+}
+
+// Each write and each read goes wrong once; then all of them do. Nobody notices but by the time it takes.
+TEST(Swap, WhatTheFileLosesIsComputedAgain) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  Outcomes all;
+  for (const Fault fault : {Fault::kError, Fault::kDamaged})
+    for (const bool in_reads : {false, true})
+      for (const int number : {0, 1, 2, -1}) {
+        const auto plan = [=](bool reads, int at) {
+          return reads == in_reads && (number < 0 || at == number) ? fault : Fault::kNone;
+        };
+        Outcomes outcomes;
+        ASSERT_NO_FATAL_FAILURE(run_crowd(
+            model, 4, [&] { return spill_to(std::make_unique<FaultyFile>(plan, 1)); }, false, &outcomes));
+        EXPECT_GT(outcomes.out, number) << "the fault happened";
+        EXPECT_GT(outcomes.failed, 0);
+        if (number < 0) {
+          EXPECT_EQ(outcomes.in, 0);
+        }
+        EXPECT_EQ(outcomes.out, outcomes.in + outcomes.failed);
+        all.failed += outcomes.failed;
+      }
+  EXPECT_GT(all.failed, 20);
+}
+
+TEST(Swap, AFileWithoutRoomMeansComputingAgain) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  Outcomes outcomes;
+  ASSERT_NO_FATAL_FAILURE(run_crowd(
+      model, 4, [] { return spill_to(std::make_unique<FaultyFile>(no_fault), 0); }, false, &outcomes));
+  EXPECT_GT(outcomes.preempted, 0);
+  EXPECT_EQ(outcomes.out, 0);
+}
+
+}  // namespace
+}  // namespace kvasir::test
