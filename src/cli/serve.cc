@@ -181,7 +181,7 @@ Status serve(const ServeOptions& options) {
     log->write(server::LogLevel::kInfo, "draining", {{"deadline_s", options.drain}});
     if (interrupting_signal() == SIGINT && options.drain > 0)
       note("kvasir: answers under way have {} s to end; Ctrl-C again ends at once\n", options.drain);
-    http->drain(std::chrono::seconds(options.drain));
+    http->drain(std::chrono::seconds(options.drain), [&] { service->cut_off(); });
   });
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),

@@ -39,8 +39,9 @@ HttpRequest request_of(const HttpMessage& message) {
   return request;
 }
 
-std::string error_body(std::string_view message, std::string_view type) {
-  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message, type);
+std::string error_body(std::string_view message, std::string_view type, std::string_view code) {
+  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":{}}}}})", message, type,
+                     code.empty() ? "null" : fmt::format("\"{}\"", code));
 }
 
 std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,

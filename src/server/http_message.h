@@ -29,7 +29,8 @@ bool is_framed(const HttpMessage& message);
 // Returns the request of a message without its body; HttpRequest::address is empty.
 HttpRequest request_of(const HttpMessage& message);
 
-std::string error_body(std::string_view message, std::string_view type);
+// Returns an error in the API's form. The texts need no escapes.
+std::string error_body(std::string_view message, std::string_view type, std::string_view code = {});
 
 // How an answer's body ends.
 enum class BodyEnd { kLength, kChunks, kConnection };
