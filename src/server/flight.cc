@@ -116,6 +116,7 @@ void Flight::prepared() {
                   invalid_argument("this server keeps no sessions; start it with --sessions DIR").about({"session"}),
                   "invalid");
   name_ = {exchange_.caller.tenant, request().session};
+  record_.session = name_.id;
   if (!(took_ = deck_.sessions->take(name_)))
     return refuse(409, invalid_argument("another request is using the session '{}'", name_.id).about({"session"}),
                   "session_busy", "session_busy");

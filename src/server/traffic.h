@@ -15,6 +15,7 @@ struct RequestRecord {
   std::string id;
   std::string path;
   std::string tenant;
+  std::string session;  // that it continues; empty: none
   std::string policy;
   // Of the engine, of its first sample; or "error", "abandoned" where the client left, "shutdown" where the server did.
   std::string finish_reason;
