@@ -214,7 +214,7 @@ void Connection::read_header() {
       return self->refuse(413,
                           fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
     if (self->ends_reading(error)) return;
-    self->refuse(400, "this is not HTTP/1.1");
+    self->refuse(400, header_problem(error, self->parser_->get()));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <boost/beast/http/error.hpp>
 #include <boost/beast/http/rfc7230.hpp>
 #include <utility>
 
@@ -22,6 +23,18 @@ bool is_framed(const HttpMessage& message) {
   if (codings == 0) return true;
   return codings == 1 && message.version() == 11 && message.count(http::field::content_length) == 0 &&
          beast::iequals(message[http::field::transfer_encoding], "chunked");
+}
+
+std::string header_problem(const boost::system::error_code& error, const HttpMessage& message) {
+  const bool length = error == http::error::bad_content_length || error == http::error::multiple_content_length;
+  const bool coding = error == http::error::bad_transfer_encoding;
+  if (!length && !coding) return "this is not HTTP/1.1";
+  if (message.count(length ? http::field::transfer_encoding : http::field::content_length) > 0)
+    return "the header has both 'Content-Length' and 'Transfer-Encoding'; send one of them";
+  if (message.count(length ? http::field::content_length : http::field::transfer_encoding) > 0)
+    return fmt::format("the header has '{}' more than once; send one", length ? "Content-Length" : "Transfer-Encoding");
+  if (coding) return "'Transfer-Encoding' must be 'chunked'";
+  return "'Content-Length' must be a whole number, the body's bytes";
 }
 
 HttpRequest request_of(const HttpMessage& message) {
