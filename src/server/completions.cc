@@ -105,7 +105,9 @@ void Completions::delete_session(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   const SessionName name{exchange.caller.tenant, exchange.parameter};
   if (!deck_.sessions->take(name))
-    return exchange.refuse(409, fmt::format("a request is using the session '{}'", name.id), "session_busy");
+    return exchange.refuse(409,
+                           fmt::format("a request is using the session '{}'; try again when that has ended", name.id),
+                           "session_busy");
   answer_on(
       deck_.texts, std::move(exchange),
       [this, name](const Exchange&) -> Result<std::string> {

@@ -118,7 +118,9 @@ void Flight::prepared() {
   name_ = {exchange_.caller.tenant, request().session};
   record_.session = name_.id;
   if (!(took_ = deck_.sessions->take(name_)))
-    return refuse(409, invalid_argument("another request is using the session '{}'", name_.id).about({"session"}),
+    return refuse(409,
+                  invalid_argument("another request is using the session '{}'; try again when that has ended", name_.id)
+                      .about({"session"}),
                   "session_busy", "session_busy");
   at_desk_ = true;
   deck_.sessions->open(name_, options.policy.empty() ? deck_.policy : options.policy, !ready_.restores_only,
@@ -344,9 +346,9 @@ void Flight::fail(const Status& status) {
   report_fault(http_status(status), status);
   report_finished("error", streams_ ? 200 : http_status(status));
   if (!streams_) {
-    exchange_.refuse(status);
+    exchange_.refuse(in_body(status));
   } else {
-    exchange_.answer->write(event_of(error_of(status)));
+    exchange_.answer->write(event_of(error_of(in_body(status))));
     exchange_.answer->end();
   }
   release_all();
