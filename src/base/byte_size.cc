@@ -34,35 +34,51 @@ std::optional<std::uint64_t> unit_bytes(std::string_view text) {
   return bytes;
 }
 
-}  // namespace
+// A size as it is written.
+struct Parts {
+  std::string_view whole, fraction;  // digits
+  std::uint64_t unit = 1;            // bytes
+};
 
-std::optional<std::uint64_t> parse_byte_size(std::string_view text) {
-  const std::string_view whole = take_digits(text);
-  std::string_view fraction;
+std::optional<Parts> parts_of(std::string_view text) {
+  Parts parts;
+  parts.whole = take_digits(text);
   const bool has_point = text.starts_with('.');
   if (has_point) {
     text.remove_prefix(1);
-    fraction = take_digits(text);
-    if (fraction.empty()) return std::nullopt;
+    parts.fraction = take_digits(text);
+    if (parts.fraction.empty()) return std::nullopt;
   }
-  if (whole.empty() && fraction.empty()) return std::nullopt;
+  if (parts.whole.empty() && parts.fraction.empty()) return std::nullopt;
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   const std::optional<std::uint64_t> unit = unit_bytes(text);
   if (!unit || (has_point && *unit == 1)) return std::nullopt;
+  parts.unit = *unit;
+  return parts;
+}
 
+}  // namespace
+
+std::optional<std::uint64_t> parse_byte_size(std::string_view text) {
+  const std::optional<Parts> parts = parts_of(text);
+  if (!parts) return std::nullopt;
   std::uint64_t number = 0;
-  for (const char digit : whole) {
+  for (const char digit : parts->whole) {
     const auto value = static_cast<std::uint64_t>(digit - '0');
     if (number > (kMost - value) / 10) return std::nullopt;
     number = number * 10 + value;
   }
-  if (number > kMost / *unit) return std::nullopt;
+  if (number > kMost / parts->unit) return std::nullopt;
   // From the last digit: rounding down after each step rounds the whole down. 10 * 1024^6 is less than 2^64.
   std::uint64_t part = 0;
-  for (auto digit = fraction.rbegin(); digit != fraction.rend(); ++digit)
-    part = (static_cast<std::uint64_t>(*digit - '0') * *unit + part) / 10;
-  const std::uint64_t bytes = number * *unit + part;  // at most 2^63 + 2^60
+  for (auto digit = parts->fraction.rbegin(); digit != parts->fraction.rend(); ++digit)
+    part = (static_cast<std::uint64_t>(*digit - '0') * parts->unit + part) / 10;
+  const std::uint64_t bytes = number * parts->unit + part;  // at most 2^63 + 2^60
   return bytes > kMost ? std::nullopt : std::optional(bytes);
+}
+
+bool is_too_large_size(std::string_view text) {
+  return parts_of(text) && !parse_byte_size(text);
 }
 
 std::string byte_size_text(std::uint64_t bytes) {

@@ -15,6 +15,9 @@ namespace kvasir {
 // than 2^63 bytes.
 std::optional<std::uint64_t> parse_byte_size(std::string_view text);
 
+// Whether the text is a size, and only too large for parse_byte_size.
+bool is_too_large_size(std::string_view text);
+
 // Writes a size exactly, in the largest binary unit that leaves a whole number: "512MiB", "2GiB", "1000", "0".
 std::string byte_size_text(std::uint64_t bytes);
 

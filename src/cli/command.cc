@@ -82,17 +82,21 @@ void add_model_option(CLI::App& command, std::string& path) {
       ->envname("KVASIR_MODEL");
 }
 
+CLI::Validator to_bytes() {
+  const auto read = [](std::string& text) -> std::string {
+    if (const std::optional<std::uint64_t> size = parse_byte_size(text)) {
+      text = std::to_string(*size);
+      return "";
+    }
+    if (is_too_large_size(text)) return fmt::format("'{}' is too large; give 8EiB or less", printable(text, 40));
+    return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB", printable(text, 40));
+  };
+  return CLI::Validator(read, "");
+}
+
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help) {
-  const auto to_bytes = [](std::string& text) -> std::string {
-    const std::optional<std::uint64_t> size = parse_byte_size(text);
-    if (!size)
-      return fmt::format("'{}' is no size; give bytes, or a unit with them, such as 512MiB or 2GB",
-                         printable(text, 40));
-    text = std::to_string(*size);
-    return "";
-  };
-  return command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
+  return command.add_option(name, bytes, help)->transform(to_bytes())->type_name("BYTES");
 }
 
 std::string kv_type_help() {

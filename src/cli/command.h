@@ -58,7 +58,9 @@ void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chun
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
 // Adds --kv, one policy. Refuses an empty name, which would be taken for the default.
 CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
-// Adds an option for a byte count such as 512MiB or 2GiB.
+// Turns a size such as 512MiB or 2GiB into its bytes.
+CLI::Validator to_bytes();
+// Adds an option for such a size.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
                               const std::string& help);
 

@@ -189,8 +189,14 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
   const CLI::App& command = *commands(program).back();
   std::string message = status.message();
   std::string options;
+  // An option that nobody gave is named as those beside it: where one of them stands in the file, it can too.
+  const bool in_file = std::ranges::any_of(status.settings(), [&](std::string_view setting) {
+    const CLI::Option* option = option_of(setting, command);
+    return option != nullptr && is_configured(*option, command);
+  });
   const auto name_in = [&](const CLI::Option& option) {
-    if (!is_configured(option, command)) return name_of(option);
+    if (!is_configured(option, command) && !(in_file && option.count() == 0 && option.get_configurable()))
+      return name_of(option);
     return command.get_option("--config")->results().back() + ": " + option.get_lnames().front();
   };
   const auto add = [&](const CLI::Option& option) { options += (options.empty() ? " [" : ", ") + name_in(option); };
@@ -205,19 +211,20 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
     }
   }
   // These errors have no settings: whether a variable or the configuration is at fault is told by the message.
-  const auto from_elsewhere = [&](const char* name) -> const CLI::Option* {
-    const CLI::Option* option = command.get_option_no_throw(name);
+  const auto is_from_elsewhere = [&](const CLI::Option* option) {
     return option != nullptr && options.empty() && option->count() == 1 &&
-                   (!gives(*option) || is_configured(*option, command))
-               ? option
-               : nullptr;
+           (!gives(*option) || is_configured(*option, command));
   };
-  if (const CLI::Option* kv = from_elsewhere("--kv");
-      kv != nullptr && make_policy(kv->results().front()).status().message() == status.message())
+  if (const CLI::Option* kv = command.get_option_no_throw("--kv");
+      is_from_elsewhere(kv) && make_policy(kv->results().front()).status().message() == status.message())
     add(*kv);
-  if (const CLI::Option* model = from_elsewhere("--model");
-      model != nullptr && status.message().find("'" + model->results().front() + "'") != std::string::npos)
-    add(*model);
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string type = option->get_type_name();
+    const bool is_place = type == "FILE" || type == "FOLDER" || type == "ENDPOINT" || option->check_lname("model");
+    if (is_place && is_from_elsewhere(option) &&
+        status.message().find("'" + option->results().front() + "'") != std::string::npos)
+      add(*option);
+  }
   return printable(message, 2000) + options + (options.empty() ? "" : "]");
 }
 

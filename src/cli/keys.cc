@@ -75,16 +75,17 @@ Status unknown_tenant(const KeysOptions& options) {
 // Returns what `text` says of the moment at which a key expires.
 Result<std::int64_t> read_expiry(const std::string& text) {
   if (text.empty()) return std::int64_t{0};
-  std::optional<std::int64_t> moment = tenants::parse_moment(text);
-  if (!moment)
-    moment = tenants::parse_span(text);
-  else if (*moment <= now())
-    return invalid_argument("--expires: {} is over already", text);
-  else
+  if (const std::optional<std::int64_t> moment = tenants::parse_moment(text)) {
+    if (*moment <= now()) return invalid_argument("--expires: {} is over already", text);
     return *moment;
-  if (!moment)
-    return invalid_argument("--expires: '{}' is neither a date such as 2027-01-31 nor a time such as 90d or 12h", text);
-  return now() + *moment;
+  }
+  if (const std::optional<std::int64_t> span = tenants::parse_span(text)) return now() + *span;
+  if (tenants::has_form_of_moment(text))
+    return invalid_argument("--expires: there is no '{}' in the calendar; give a date such as 2027-01-31", text);
+  if (tenants::has_form_of_span(text))
+    return invalid_argument("--expires: '{}' is out of range; give 1h to 36500d", printable(text, 40));
+  return invalid_argument("--expires: '{}' is neither a date such as 2027-01-31 nor a time such as 90d or 12h",
+                          printable(text, 40));
 }
 
 // Reads the file, changes it, and writes it, while no other `kvasir keys` does. `change` returns what was done, which
@@ -233,13 +234,7 @@ void add_json(CLI::App& command, KeysOptions& options) {
 
 void add_size(CLI::App& command, const std::string& name, std::optional<std::uint64_t>& bytes,
               const std::string& help) {
-  const auto to_bytes = [](std::string& text) -> std::string {
-    const std::optional<std::uint64_t> size = parse_byte_size(text);
-    if (!size) return fmt::format("'{}' is no size; give one such as 512MiB or 2GB", printable(text, 40));
-    text = std::to_string(*size);
-    return "";
-  };
-  command.add_option(name, bytes, help)->transform(CLI::Validator(to_bytes, ""))->type_name("BYTES");
+  command.add_option(name, bytes, help)->transform(to_bytes())->type_name("BYTES");
 }
 
 }  // namespace

@@ -105,8 +105,10 @@ void log_arrival(server::Log& log, const server::HttpRequest& request) {
 Status serve(const ServeOptions& options) {
   if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
-        "without API keys the server binds to this machine alone; make keys with 'kvasir keys' and give --api-keys "
-        "FILE, or --host 127.0.0.1");
+               "host={} is refused without API keys: make some with 'kvasir keys' and give --api-keys FILE, or give "
+               "--host 127.0.0.1",
+               options.host)
+        .about({"host"});
   std::optional<server::SessionFolder> sessions;
   if (!options.sessions.empty()) {
     KVASIR_ASSIGN_OR_RETURN(server::SessionFolder folder, server::SessionStore(options.sessions, {}).prepare());
@@ -181,7 +183,7 @@ Status serve(const ServeOptions& options) {
     log->write(server::LogLevel::kInfo, "draining", {{"deadline_s", options.drain}});
     if (interrupting_signal() == SIGINT && options.drain > 0)
       note("kvasir: answers under way have {} s to end; Ctrl-C again ends at once\n", options.drain);
-    http->drain(std::chrono::seconds(options.drain));
+    http->drain(std::chrono::seconds(options.drain), [&] { service->cut_off(); });
   });
   const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
   note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),

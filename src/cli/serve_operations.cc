@@ -12,7 +12,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "cli/command.h"
@@ -45,6 +46,15 @@ void add_size(CLI::App& command, const std::string& name, std::size_t& value, st
   add_bytes_option(command, name, value, help)
       ->default_str(std::to_string(value))
       ->check(in_range(static_cast<std::int64_t>(least), kMostBytes));
+}
+
+CLI::Validator one_of(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](std::string& text) -> std::string {
+        if (std::ranges::find(words, text) != words.end()) return "";
+        return fmt::format("'{}' is unknown; there are: {}", printable(text, 40), fmt::join(words, ", "));
+      },
+      "");
 }
 
 void add_limits(CLI::App& command, server::HttpLimits& limits) {
@@ -91,9 +101,13 @@ void add_operations_options(CLI::App& command, OperationsOptions& options) {
   command.option_defaults()->group("Logs and metrics");
   command.add_option("--log-file", options.log.file, "Log file, opened again on SIGHUP; default: standard error")
       ->type_name("FILE");
-  command.add_option("--log-format", options.log_format, "Lines of the log: text or json")->capture_default_str();
-  command.add_option("--log-level", options.log_level,
-                     "Least that is logged: debug, info, warning or error; default: info, with --quiet error");
+  command.add_option("--log-format", options.log_format, "Lines of the log: text or json")
+      ->check(one_of({"text", "json"}))
+      ->capture_default_str();
+  command
+      .add_option("--log-level", options.log_level,
+                  "Least that is logged: debug, info, warning or error; default: info, with --quiet error")
+      ->check(one_of({"debug", "info", "warning", "error"}));
   command.add_flag("--vllm-metrics", options.vllm_metrics, "Write metrics under vLLM's names too");
   command.add_flag("--metrics-open", options.metrics_open,
                    "Let anybody read /metrics where there are API keys; otherwise it needs an operator's key");
@@ -102,15 +116,9 @@ void add_operations_options(CLI::App& command, OperationsOptions& options) {
 
 Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options) {
   server::LogOptions log = options.log;
-  if (options.log_format != "text" && options.log_format != "json")
-    return invalid_argument("--log-format '{}' is unknown; there are: text, json", printable(options.log_format, 40));
   log.json = options.log_format == "json";
   const std::string level = !options.log_level.empty() ? options.log_level : options.quiet ? "error" : "info";
-  const std::optional<server::LogLevel> known = server::log_level_of(level);
-  if (!known)
-    return invalid_argument("--log-level '{}' is unknown; there are: debug, info, warning, error",
-                            printable(level, 40));
-  log.level = *known;
+  log.level = server::log_level_of(level).value_or(log.level);
   return server::Log::open(log);
 }
 

@@ -1,6 +1,11 @@
 #include "server/api_kv.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "base/status.h"
 #include "server/json_fields.h"
@@ -11,6 +16,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
+// Of the object "kv".
+constexpr std::string_view kKvFields[] = {"policy", "pin", "ttl", "bypass", "inspect"};
 constexpr std::size_t kMostActions = 64;
 constexpr std::size_t kLongestHintName = 256;
 
@@ -47,6 +54,10 @@ Status read_kv(const Json& body, RequestOptions& options) {
   const Json* kv = find_field(body, "kv");
   if (kv == nullptr) return {};
   if (!kv->is_object()) return wrong_field("kv", "an object");
+  for (const auto& [name, value] : kv->items())
+    if (std::ranges::find(kKvFields, name) == std::end(kKvFields))
+      return invalid_argument("'kv' has no field '{}'; it has: {}", name.substr(0, 64), fmt::join(kKvFields, ", "))
+          .about({"kv"});
   const auto in_kv = [](const Status& status, const char* field) {
     return status.ok() ? Status() : invalid_argument("in 'kv', {}", status.message()).about({field});
   };

@@ -36,7 +36,9 @@ Status read_seed(const Json& body, std::uint64_t& seed) {
     seed = found->get<std::uint64_t>();
   } else {
     const std::optional<std::int64_t> number = whole_number(*found);
-    if (!number) return wrong_field("seed", "a whole number");
+    if (!number)
+      return wrong_field("seed", fmt::format("a whole number from {} to {}", std::numeric_limits<std::int64_t>::min(),
+                                             std::numeric_limits<std::uint64_t>::max()));
     seed = static_cast<std::uint64_t>(*number);
   }
   if (seed == 0) seed = kSeedForZero;
@@ -299,7 +301,9 @@ Result<std::vector<Message>> read_messages(const Json& body) {
   std::vector<Message> messages;
   for (std::size_t i = 0; i < list->size(); ++i) {
     const Json& each = (*list)[i];
-    const Json* role = each.is_object() ? find_field(each, "role") : nullptr;
+    if (!each.is_object())
+      return invalid_argument("'messages[{}]' must be an object with 'role' and 'content'", i).about({"messages"});
+    const Json* role = find_field(each, "role");
     if (role == nullptr || !role->is_string())
       return invalid_argument("'messages[{}].role' must be a string", i).about({"messages"});
     if (find_field(each, "tool_calls") != nullptr || *role == "tool" || *role == "function")

@@ -40,18 +40,46 @@ std::size_t characters(std::string_view bytes) {
   return static_cast<std::size_t>(std::ranges::count_if(bytes, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
+// How the tokens of a prompt stand in the text that the answer shows of it. A tokenizer may put a token such as "<s>"
+// or a space in front of that text, and decoding token ids may leave such a space out.
+class EchoedPrompt {
+ public:
+  EchoedPrompt(std::span<const std::string> pieces, std::string_view echo) : echo_(echo) {
+    std::string all;
+    for (const std::string& piece : pieces) all += piece;
+    if (all.ends_with(echo)) in_front_ = all.size() - echo.size();
+  }
+
+  // Returns what the text shows of the next piece.
+  std::string_view shown(std::string_view piece) {
+    std::size_t hidden = std::min(in_front_, piece.size());
+    in_front_ -= hidden;
+    const std::string_view rest = echo_.substr(std::min(at_, echo_.size()));
+    if (hidden == 0 && piece.starts_with(' ') && !rest.starts_with(piece) && rest.starts_with(piece.substr(1)))
+      hidden = 1;
+    at_ += piece.size() - hidden;
+    return piece.substr(hidden);
+  }
+
+ private:
+  std::string_view echo_;
+  std::size_t in_front_ = 0, at_ = 0;  // bytes
+};
+
 // Log-probabilities as completions have them: parallel lists.
 class LogprobLists {
  public:
   explicit LogprobLists(std::size_t* offset) : offset_(*offset) {}
 
-  // A token without a log-probability: the first of a prompt.
-  void add(std::string_view piece) { add(piece, nullptr, nullptr); }
-  void add(const GeneratedToken& token) {
+  // `shown`: what the text has of the token.
+  void add(const GeneratedToken& token, std::string_view shown) {
     Json top = Json::object();
     for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
-    add(token.token.bytes, token.token.log_probability, std::move(top));
+    add(token.token.bytes, token.token.log_probability, std::move(top), shown);
   }
+  void add(const GeneratedToken& token) { add(token, token.token.bytes); }
+  // A token without a log-probability: the first of a prompt.
+  void add_first(std::string_view piece, std::string_view shown) { add(piece, nullptr, nullptr, shown); }
   Json json() && {
     return {{"tokens", std::move(tokens_)},
             {"token_logprobs", std::move(values_)},
@@ -60,12 +88,12 @@ class LogprobLists {
   }
 
  private:
-  void add(std::string_view piece, Json value, Json top) {
+  void add(std::string_view piece, Json value, Json top, std::string_view shown) {
     tokens_.push_back(piece);
     values_.push_back(std::move(value));
     top_.push_back(std::move(top));
     offsets_.push_back(offset_);
-    offset_ += characters(piece);
+    offset_ += characters(shown);
   }
 
   std::size_t& offset_;
@@ -87,8 +115,9 @@ Json logprobs_of(const AnswerHead& head, const Choice& choice, bool logprobs) {
     return logprobs_of(head, choice.result->choices, logprobs, &offset);
   }
   LogprobLists lists(&offset);
-  lists.add(choice.pieces.front());
-  for (const GeneratedToken& token : choice.result->prompt_choices) lists.add(token);
+  EchoedPrompt prompt(choice.pieces, choice.echo);
+  lists.add_first(choice.pieces.front(), prompt.shown(choice.pieces.front()));
+  for (const GeneratedToken& token : choice.result->prompt_choices) lists.add(token, prompt.shown(token.token.bytes));
   for (const GeneratedToken& token : choice.result->choices) lists.add(token);
   return std::move(lists).json();
 }

@@ -33,23 +33,28 @@ void Completions::add_routes(Router& router) {
 void Completions::fly(Exchange exchange, bool chat, std::string session) {
   if (draining_) {
     deck_.traffic.on_refused("draining", exchange.request.address, exchange.request.path);
-    return exchange.refuse(503, "the server is going down", {}, {{"Retry-After", "5"}});
+    return exchange.refuse(503, kGoingDown, kShutdown, {{"Retry-After", "5"}});
   }
   AnswerHead head;
   head.chat = chat;
   head.id = fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++);
   head.created = std::time(nullptr);
   const auto flight = std::make_shared<Flight>(deck_, std::move(head), std::move(exchange), std::move(session));
-  if (deck_.queue_timeout.count() > 0) waiting_.push_back(flight);
+  flights_.push_back(flight);
   flight->start();
 }
 
-void Completions::end_long_waits() {
+void Completions::tick() {
+  std::erase_if(flights_, [](const std::weak_ptr<Flight>& each) { return each.expired(); });
+  if (deck_.queue_timeout.count() == 0) return;
   const auto latest = std::chrono::steady_clock::now() - deck_.queue_timeout;
-  std::erase_if(waiting_, [&](const std::weak_ptr<Flight>& waiting) {
-    const std::shared_ptr<Flight> flight = waiting.lock();
-    return flight == nullptr || !flight->wait_until(latest);
-  });
+  for (const std::weak_ptr<Flight>& each : flights_)
+    if (const std::shared_ptr<Flight> flight = each.lock()) flight->wait_until(latest);
+}
+
+void Completions::cut_off() {
+  for (const std::weak_ptr<Flight>& each : flights_)
+    if (const std::shared_ptr<Flight> flight = each.lock()) flight->cut_off();
 }
 
 void Completions::add_session_routes(Router& router) {
@@ -100,7 +105,9 @@ void Completions::delete_session(Exchange exchange) {
   if (!has_sessions(exchange)) return;
   const SessionName name{exchange.caller.tenant, exchange.parameter};
   if (!deck_.sessions->take(name))
-    return exchange.refuse(409, fmt::format("a request is using the session '{}'", name.id), "session_busy");
+    return exchange.refuse(409,
+                           fmt::format("a request is using the session '{}'; try again when that has ended", name.id),
+                           "session_busy");
   answer_on(
       deck_.texts, std::move(exchange),
       [this, name](const Exchange&) -> Result<std::string> {

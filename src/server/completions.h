@@ -30,8 +30,11 @@ class Completions {
   // From now on requests are refused: the server is going down.
   void begin_drain() { draining_ = true; }
 
+  // Ends all requests with an error: the time to drain is over.
+  void cut_off();
+
   // Refuses requests that have waited longer than FlightDeck::queue_timeout. To be called several times a second.
-  void end_long_waits();
+  void tick();
 
  private:
   // `session`: see Flight.
@@ -48,7 +51,7 @@ class Completions {
   std::uint64_t next_ = 1;
   std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;
-  std::vector<std::weak_ptr<Flight>> waiting_;  // filled only if there is a queue_timeout
+  std::vector<std::weak_ptr<Flight>> flights_;  // under way, and some that have ended
 };
 
 }  // namespace kvasir::server

@@ -68,12 +68,10 @@ void Flight::start() {
   if (!queued.ok()) refuse(429, queued, "queue_full", "queue_full");
 }
 
-bool Flight::wait_until(Clock::time_point latest) {
-  if (over_ || began_) return false;
-  if (arrived_ > latest) return true;
+void Flight::wait_until(Clock::time_point latest) {
+  if (over_ || began_ || arrived_ > latest) return;
   refuse(503, exhausted("the server is busy: the request has waited too long; try again later"), "queue_timeout",
          "queue_timeout");
-  return false;
 }
 
 void Flight::prepare() {
@@ -118,8 +116,11 @@ void Flight::prepared() {
                   invalid_argument("this server keeps no sessions; start it with --sessions DIR").about({"session"}),
                   "invalid");
   name_ = {exchange_.caller.tenant, request().session};
+  record_.session = name_.id;
   if (!(took_ = deck_.sessions->take(name_)))
-    return refuse(409, invalid_argument("another request is using the session '{}'", name_.id).about({"session"}),
+    return refuse(409,
+                  invalid_argument("another request is using the session '{}'; try again when that has ended", name_.id)
+                      .about({"session"}),
                   "session_busy", "session_busy");
   at_desk_ = true;
   deck_.sessions->open(name_, options.policy.empty() ? deck_.policy : options.policy, !ready_.restores_only,
@@ -312,13 +313,28 @@ void Flight::fail(int http, const Status& status, std::string_view code) {
   if (code.empty()) return fail(status);
   report_fault(http, status);
   report_finished("error", streams_ ? 200 : http);
+  tell_failure(http, status.message(), code);
+}
+
+void Flight::tell_failure(int http, std::string_view message, std::string_view code) {
   if (!streams_) {
-    exchange_.refuse(http, status.message(), code, retry_fields(http));
+    exchange_.refuse(http, message, code, retry_fields(http));
   } else {
-    exchange_.answer->write(event_of(error_of(http, status.message(), code)));
+    exchange_.answer->write(event_of(error_of(http, message, code)));
     exchange_.answer->end();
   }
   release_all();
+}
+
+void Flight::cut_off() {
+  if (over_) return;
+  if (parts_.empty()) {
+    over_ = true;
+    deck_.traffic.on_refused("draining", exchange_.request.address, exchange_.request.path);
+  } else {
+    report_finished(kShutdown, streams_ ? 200 : 503);
+  }
+  tell_failure(503, kCutOff, kShutdown);
 }
 
 // The answer cannot be completed.
@@ -330,9 +346,9 @@ void Flight::fail(const Status& status) {
   report_fault(http_status(status), status);
   report_finished("error", streams_ ? 200 : http_status(status));
   if (!streams_) {
-    exchange_.refuse(status);
+    exchange_.refuse(in_body(status));
   } else {
-    exchange_.answer->write(event_of(error_of(status)));
+    exchange_.answer->write(event_of(error_of(in_body(status))));
     exchange_.answer->end();
   }
   release_all();
@@ -414,7 +430,9 @@ Usage Flight::usage() const {
   return usage;
 }
 
+// Once: a client that leaves while the end is told changes nothing.
 void Flight::report_finished(std::string_view finish_reason, int http) {
+  over_ = true;
   const GenerateResult& result = first().result;
   record_.finish_reason = finish_reason;
   record_.http = http;

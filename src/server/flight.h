@@ -42,8 +42,11 @@ class Flight : public std::enable_shared_from_this<Flight> {
 
   void start();
 
-  // Refuses the request if it came before `latest` and has not had a pass. Returns whether it still waits for one.
-  bool wait_until(std::chrono::steady_clock::time_point latest);
+  // Refuses the request if it came before `latest` and has not had a pass.
+  void wait_until(std::chrono::steady_clock::time_point latest);
+
+  // Ends what is left of the answer with an error: the server is shutting down.
+  void cut_off();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -76,6 +79,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void report_fault(int http, const Status& status);
   void fail(const Status& status);
   void fail(int http, const Status& status, std::string_view code);
+  void tell_failure(int http, std::string_view message, std::string_view code);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void leave();
   void release_all();

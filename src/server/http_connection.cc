@@ -60,6 +60,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   void read_request();
   bool idle() const override { return state_ == State::kIdle; }
   void close() override;
+  void cut_off() override;
 
   // The answer of request `number`; without effect once that is over.
   void send(std::uint64_t number, int status, std::string_view type, std::string body, const HttpFields& fields);
@@ -80,9 +81,10 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   bool admit();
   void begin_body();
   void read_body();
+  bool ends_reading(const Error& error);
   void hold_body(std::size_t bytes);
   void dispatch();
-  void refuse(int status, std::string_view message);
+  void refuse(int status, std::string_view message, std::string_view code = {});
   void watch();
   void beat();
   void queue(std::string_view bytes);
@@ -211,8 +213,8 @@ void Connection::read_header() {
     if (error == http::error::body_limit)
       return self->refuse(413,
                           fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
-    if (error == http::error::end_of_stream || is_lost(error)) return self->close();
-    self->refuse(400, "this is not HTTP/1.1");
+    if (self->ends_reading(error)) return;
+    self->refuse(400, header_problem(error, self->parser_->get()));
   });
 }
 
@@ -290,10 +292,21 @@ void Connection::read_body() {
     if (error == http::error::body_limit)
       return self->refuse(413,
                           fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
-    if (error == http::error::end_of_stream || error == http::error::partial_message || is_lost(error))
-      return self->close();
+    if (error == http::error::partial_message) return self->close();
+    if (self->ends_reading(error)) return;
     self->refuse(400, "the body is not as the header says");
   });
+}
+
+// Whether an error ends the connection, which it does then: the client has gone, or the server is shutting down.
+bool Connection::ends_reading(const Error& error) {
+  if (shared_.cut_off && error == asio::error::operation_aborted) {
+    refuse(503, kCutOff, kShutdown);
+    return true;
+  }
+  if (error != http::error::end_of_stream && !is_lost(error)) return false;
+  close();
+  return true;
 }
 
 // Counts a body that is read or answered; 0: it is gone. What was made of a large one leaves much memory between what
@@ -322,12 +335,21 @@ void Connection::dispatch() {
 }
 
 // Answers a request that cannot be read to its end, and closes.
-void Connection::refuse(int status, std::string_view message) {
+void Connection::refuse(int status, std::string_view message, std::string_view code) {
   wait_for_header(false);
   state_ = State::kAnswering;
   keep_alive_ = false;
   send(number_, status, "application/json",
-       error_body(message, status < 500 ? "invalid_request_error" : "server_error"), {});
+       error_body(message, status < 500 ? "invalid_request_error" : "server_error", code), {});
+}
+
+// A read that is under way ends with an error, and is answered where that arrives.
+void Connection::cut_off() {
+  Error ignored;
+  if (state_ == State::kReading) socket_.cancel(ignored);
+  if (state_ != State::kAnswering || ended_) return;
+  if (streams_) return close();
+  refuse(503, kCutOff, kShutdown);
 }
 
 // Notices a client that leaves while its request is answered. One that shuts down its sending side counts as having

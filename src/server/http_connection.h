@@ -24,6 +24,9 @@ class HttpConnection {
   virtual bool idle() const = 0;
   // Closes the socket; the answer under way hears of it (HttpAnswer::on_closed).
   virtual void close() = 0;
+  // Answers with 503 a request that has no answer yet, and lets one that is complete be taken. REQUIRES:
+  // HttpShared::cut_off.
+  virtual void cut_off() = 0;
 };
 
 struct HttpShared {
@@ -35,6 +38,7 @@ struct HttpShared {
   HttpServer::Admit admit;             // may be empty
   HttpBodies bodies;                   // of all requests that are read or answered now
   bool draining = false;
+  bool cut_off = false;                // the time to drain is over
   std::function<void()> closed;        // called when a connection has closed; may be empty
   boost::asio::io_context context{1};  // last: its handlers own connections, which use the others
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <boost/beast/http/error.hpp>
 #include <boost/beast/http/rfc7230.hpp>
 #include <utility>
 
@@ -24,6 +25,18 @@ bool is_framed(const HttpMessage& message) {
          beast::iequals(message[http::field::transfer_encoding], "chunked");
 }
 
+std::string header_problem(const boost::system::error_code& error, const HttpMessage& message) {
+  const bool length = error == http::error::bad_content_length || error == http::error::multiple_content_length;
+  const bool coding = error == http::error::bad_transfer_encoding;
+  if (!length && !coding) return "this is not HTTP/1.1";
+  if (message.count(length ? http::field::transfer_encoding : http::field::content_length) > 0)
+    return "the header has both 'Content-Length' and 'Transfer-Encoding'; send one of them";
+  if (message.count(length ? http::field::content_length : http::field::transfer_encoding) > 0)
+    return fmt::format("the header has '{}' more than once; send one", length ? "Content-Length" : "Transfer-Encoding");
+  if (coding) return "'Transfer-Encoding' must be 'chunked'";
+  return "'Content-Length' must be a whole number, the body's bytes";
+}
+
 HttpRequest request_of(const HttpMessage& message) {
   HttpRequest request;
   request.method = view(message.method_string());
@@ -39,8 +52,9 @@ HttpRequest request_of(const HttpMessage& message) {
   return request;
 }
 
-std::string error_body(std::string_view message, std::string_view type) {
-  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":null}}}})", message, type);
+std::string error_body(std::string_view message, std::string_view type, std::string_view code) {
+  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":{}}}}})", message, type,
+                     code.empty() ? "null" : fmt::format("\"{}\"", code));
 }
 
 std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,

@@ -4,6 +4,7 @@
 
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/string_body.hpp>
+#include <boost/system/error_code.hpp>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -26,10 +27,14 @@ std::string without_origin(std::string_view target);
 // one request in another from a proxy in front of this server.
 bool is_framed(const HttpMessage& message);
 
+// What is wrong with a header that could not be read, of which `message` has the fields before the place of the error.
+std::string header_problem(const boost::system::error_code& error, const HttpMessage& message);
+
 // Returns the request of a message without its body; HttpRequest::address is empty.
 HttpRequest request_of(const HttpMessage& message);
 
-std::string error_body(std::string_view message, std::string_view type);
+// Returns an error in the API's form. The texts need no escapes.
+std::string error_body(std::string_view message, std::string_view type, std::string_view code = {});
 
 // How an answer's body ends.
 enum class BodyEnd { kLength, kChunks, kConnection };

@@ -33,6 +33,8 @@ int descriptors_for(int connections) {
   return static_cast<int>(most > 2 * kElse ? most - kElse : most / 2);
 }
 
+constexpr std::chrono::seconds kTimeToTake{2};  // what a drain cuts off, for its clients
+
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(const HttpLimits& limits, Handler handler, Admit admit)
@@ -88,8 +90,8 @@ class HttpServerImpl final : public HttpServer {
     repeat(std::move(timer), period, std::make_shared<std::function<void()>>(std::move(function)));
   }
 
-  void drain(std::chrono::milliseconds deadline) override {
-    post([this, deadline] {
+  void drain(std::chrono::milliseconds deadline, std::function<void()> cut_off) override {
+    post([this, deadline, cut_off = std::move(cut_off)] {
       if (shared_.draining) return;
       shared_.draining = true;
       Error ignored;
@@ -102,15 +104,28 @@ class HttpServerImpl final : public HttpServer {
         if (connection->idle()) connection->close();
       if (open.empty()) return stop();
       deadline_.emplace(shared_.context, deadline);
-      deadline_->async_wait([this](Error error) {
+      deadline_->async_wait([this, cut_off](Error error) {
         if (error) return;
-        for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) connection->close();
-        post([this] { stop(); });
+        cut_off();
+        shared_.cut_off = true;
+        for_each_connection([](HttpConnection& connection) { connection.cut_off(); });
+        deadline_->expires_after(kTimeToTake);
+        deadline_->async_wait([this](Error cancelled) {
+          if (cancelled) return;
+          for_each_connection([](HttpConnection& connection) { connection.close(); });
+          post([this] { stop(); });
+        });
       });
     });
   }
 
  private:
+  // The function may close connections, which ends them later.
+  template <class Function>
+  void for_each_connection(const Function& function) {
+    for (HttpConnection* connection : std::vector(shared_.open.begin(), shared_.open.end())) function(*connection);
+  }
+
   static void repeat(const std::shared_ptr<asio::steady_timer>& timer, std::chrono::milliseconds period,
                      const std::shared_ptr<std::function<void()>>& function) {
     timer->expires_after(period);

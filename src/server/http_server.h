@@ -57,6 +57,14 @@ struct HttpRequest {
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
+// What requests hear during a drain, and those that its end cuts off; the code of both errors.
+inline constexpr std::string_view kGoingDown =
+    "the server is going down; send the request to another server, or again when this one is back";
+inline constexpr std::string_view kCutOff =
+    "the server is shutting down and cannot complete this answer; send the request to another server, or again when "
+    "this one is back";
+inline constexpr std::string_view kShutdown = "shutdown";
+
 // The answer to one request: either send(), or begin_stream(), write() any number of times, and end(). Calls after the
 // connection closed have no effect. Dropping an answer that was not finished closes the connection.
 class HttpAnswer {
@@ -95,9 +103,10 @@ class HttpServer {
   virtual void post(std::function<void()> function) = 0;
   // Runs a function on the I/O thread, again and again.
   virtual void every(std::chrono::milliseconds period, std::function<void()> function) = 0;
-  // Accepts no more connections, closes idle ones, and lets answers under way finish; those that have not at the
-  // deadline are closed.
-  virtual void drain(std::chrono::milliseconds deadline) = 0;
+  // Accepts no more connections, closes idle ones, and lets answers under way finish. At the deadline `cut_off` is
+  // called, which may end answers, and requests that then have none are answered with 503 (kCutOff). What its client
+  // has not taken 2 s later is lost.
+  virtual void drain(std::chrono::milliseconds deadline, std::function<void()> cut_off) = 0;
   virtual void stop() = 0;
 
   // Connections open now; I/O thread only.

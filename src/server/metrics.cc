@@ -62,7 +62,7 @@ std::string policy_name(std::string_view spec) {
 std::string_view vllm_reason(std::string_view reason) {
   if (reason == "end" || reason == "stop") return "stop";
   if (reason == "length" || reason == "context" || reason == "kv_memory") return "length";
-  return reason == "abandoned" || reason == "cancelled" ? "abort" : "error";
+  return reason == "abandoned" || reason == "shutdown" || reason == "cancelled" ? "abort" : "error";
 }
 
 // Sums by the values of one label.
@@ -214,7 +214,7 @@ class MetricsImpl final : public Metrics {
   prometheus::Histogram prompt_tokens_;
   prometheus::Histogram generation_tokens_;
   prometheus::Histogram dead_share_{kShareBuckets};
-  CounterBy finished_{"end", "stop", "length", "context", "kv_memory", "abandoned", "error"};
+  CounterBy finished_{"end", "stop", "length", "context", "kv_memory", "abandoned", "shutdown", "error"};
   CounterBy refused_{"invalid", "unknown_model", "too_large", "queue_full", "queue_timeout", "draining", "rate_limit"};
   CounterBy evicted_;
   CounterBy tenant_requests_, tenant_prompt_, tenant_generation_;

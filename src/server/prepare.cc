@@ -92,13 +92,32 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
 }  // namespace
 
 Status in_body(const Status& status) {
-  if (status.ok() || status.settings().empty()) return status;
-  const std::string_view field = status.settings().front();
-  if (field == "template_arguments") return Status(status).about({"chat_template_kwargs"});
-  if (field == "tokens") return Status(status).about({"prompt"});
-  if (field == "policy") return Status(status).about({"kv.policy"});
-  if (field == "samples") return Status(status).about({"n"});
-  return status;
+  static constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+      {"template_arguments", "chat_template_kwargs"}, {"tokens", "prompt"}, {"policy", "kv.policy"}, {"samples", "n"}};
+  static constexpr std::string_view kSameNames[] = {"prompt",
+                                                    "messages",
+                                                    "session",
+                                                    "max_tokens",
+                                                    "seed",
+                                                    "stop",
+                                                    "logprobs",
+                                                    "temperature",
+                                                    "top_k",
+                                                    "top_p",
+                                                    "min_p",
+                                                    "repetition_penalty",
+                                                    "frequency_penalty",
+                                                    "presence_penalty",
+                                                    "logit_bias",
+                                                    "priority"};
+  if (status.ok()) return status;
+  for (const std::string_view setting : status.settings()) {
+    for (const auto& [engine, body] : kOtherNames)
+      if (engine == setting) return Status(status).about({body});
+    for (const std::string_view name : kSameNames)
+      if (name == setting) return Status(status).about({name});
+  }
+  return Status(status).about({});
 }
 
 Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps) {

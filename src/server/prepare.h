@@ -40,7 +40,7 @@ struct Preparation {
 // Errors: as read_request and ModelText::encode_prompt.
 Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps);
 
-// Errors with the fields of a body in place of those of RequestOptions.
+// Errors with the fields of a body in place of the engine's settings, of which those are dropped that no body has.
 Status in_body(const Status& status);
 
 }  // namespace kvasir::server

@@ -40,7 +40,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
 
 void Service::tick() {
   inspector_.tick();
-  completions_.end_long_waits();
+  completions_.tick();
 }
 
 void Service::begin_drain() {
@@ -73,7 +73,7 @@ void Service::health(const Exchange& exchange) const {
 }
 
 void Service::ready(const Exchange& exchange) const {
-  if (draining_) return exchange.refuse(503, "the server is going down");
+  if (draining_) return exchange.refuse(503, kGoingDown, kShutdown);
   exchange.send_json(200, R"({"status":"ready"})");
 }
 

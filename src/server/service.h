@@ -48,6 +48,8 @@ class Service {
 
   // From now on /ready and new requests say that the server is going down.
   void begin_drain();
+  // Ends requests under way with an error; see HttpServer::drain.
+  void cut_off() { completions_.cut_off(); }
 
   // Ends the threads that this has. To be called when HttpServer::run() has returned.
   void stop();

@@ -1,6 +1,12 @@
 #include "server/session_desk.h"
 
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
 #include <new>
+#include <system_error>
 
 #include "base/status.h"
 
@@ -34,10 +40,32 @@ auto with_memory(const Call& call) -> decltype(call()) {
   }
 }
 
-Result<OpenedSession> open_file(const StepThread& steps, const std::string& path) {
+// What a client hears of a session whose file cannot be used: which session it is, and how it can go on.
+Status unusable(const Status& status, const std::string& path, std::string_view id) {
+  // The engine's advice is about files that a person names.
+  std::string reason = without_path(status, "'" + path + "'", "its file").message();
+  reason.resize(std::min(reason.find("; "), reason.size()));
+  for (const std::string_view subject : {"the session file ", "this "})
+    if (reason.starts_with(subject)) reason.replace(0, subject.size(), "its file ");
+  std::error_code unknown;
+  if (status.code() == StatusCode::kIo || !std::filesystem::is_regular_file(path, unknown) ||
+      ::access(path.c_str(), R_OK) != 0)
+    return make_status(StatusCode::kIo,
+                       "the session '{}' cannot be restored: {}; whoever runs the server can mend that in the folder "
+                       "of --sessions",
+                       id, reason);
+  return Status(status.code(), fmt::format("the session '{}' cannot be restored: {}; 'DELETE /v1/sessions/{}' removes "
+                                           "it, and the next request makes a new one",
+                                           id, reason, id))
+      .about({"session"});
+}
+
+Result<OpenedSession> open_file(const StepThread& steps, const std::string& path, const std::string& id) {
   Result<Engine::LoadedSession> loaded = steps.open_session(path);
   if (loaded.status().code() == StatusCode::kNotFound) return no_such_session();
-  if (!loaded.ok()) return without_path(loaded.status(), path, "the session");
+  // What does not fit has a sound file.
+  if (loaded.status().code() == StatusCode::kResourceExhausted) return without_path(loaded.status(), path, id);
+  if (!loaded.ok()) return unusable(loaded.status(), path, id);
   OpenedSession opened;
   opened.session = std::move(loaded->session);
   opened.restored = true;
@@ -72,7 +100,7 @@ void SessionDesk::open(const SessionName& name, const std::string& policy, bool 
       [this, name, create, opened] {
         *opened = with_memory([&]() -> Result<OpenedSession> {
           if (create) KVASIR_RETURN_IF_ERROR(store_.check_room(name.tenant, name.id));
-          return open_file(steps_, store_.path_of(name.tenant, name.id));
+          return open_file(steps_, store_.path_of(name.tenant, name.id), name.id);
         });
       },
       [this, policy, create, opened, done] {

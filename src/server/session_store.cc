@@ -51,7 +51,10 @@ int sync_folder(const std::string& path) {
 // Returns the file's bytes and time, or why it is none.
 Result<SessionInfo> info_of(const std::string& path, std::string_view id) {
   struct stat found = {};
-  if (::lstat(path.c_str(), &found) != 0 || !S_ISREG(found.st_mode)) return no_session(id);
+  if (::lstat(path.c_str(), &found) != 0 || S_ISLNK(found.st_mode)) return no_session(id);
+  if (!S_ISREG(found.st_mode))
+    return failed("use", id,
+                  "its file is not a regular file; whoever runs the server can mend that in the folder of --sessions");
   return SessionInfo{std::string(id), static_cast<std::uint64_t>(found.st_size), found.st_mtim.tv_sec};
 }
 

@@ -54,6 +54,8 @@ void TextRoutes::add(Router& router, std::string_view path, Work work) {
 Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
   const bool chat = find_field(json, "messages") != nullptr;
+  if (chat && find_field(json, "prompt") != nullptr)
+    return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
   bool special = true, strings = false;
   KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
   KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
@@ -65,7 +67,8 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
     tokens = std::move(all.front());
   } else {
     const Json* prompt = find_field(json, "prompt");
-    if (prompt == nullptr || !prompt->is_string()) return wrong_field("prompt", "a string");
+    if (prompt == nullptr) return invalid_argument("give 'prompt', a string, or 'messages'").about({"prompt"});
+    if (!prompt->is_string()) return wrong_field("prompt", "a string");
     KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special));
   }
   Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", steps_.model().context}};

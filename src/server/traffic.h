@@ -15,8 +15,10 @@ struct RequestRecord {
   std::string id;
   std::string path;
   std::string tenant;
+  std::string session;  // that it continues; empty: none
   std::string policy;
-  std::string finish_reason;  // of the engine, of its first sample; "error", or "abandoned" where the client left
+  // Of the engine, of its first sample; or "error", "abandoned" where the client left, "shutdown" where the server did.
+  std::string finish_reason;
   int http = 200;
   std::int64_t samples = 1;
   std::int64_t prompt_tokens = 0;

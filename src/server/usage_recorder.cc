@@ -47,7 +47,8 @@ void UsageRecorder::on_finished(const RequestRecord& record) {
   tenants::UsageFigures figures;
   figures.requests = 1;
   figures.abandoned = record.finish_reason == "abandoned" ? 1 : 0;
-  figures.failed = figures.abandoned == 0 && (record.http >= 400 || record.finish_reason == "error") ? 1 : 0;
+  const bool ended_badly = record.finish_reason == "error" || record.finish_reason == "shutdown";
+  figures.failed = figures.abandoned == 0 && (record.http >= 400 || ended_badly) ? 1 : 0;
   figures.prompt_tokens = record.prompt_tokens;
   figures.cached_tokens = record.cached_tokens;
   figures.recomputed_tokens = record.recomputed_tokens;
@@ -68,7 +69,7 @@ void UsageRecorder::add_routes(Router& router) {
 }
 
 void UsageRecorder::answer(Exchange exchange) {
-  if (!writer_) return exchange.refuse(503, "the server is going down");
+  if (!writer_) return exchange.refuse(503, kGoingDown, kShutdown);
   constexpr std::string_view kSince = "since=";
   const std::string& asked = exchange.request.query;
   std::int64_t since = std::int64_t{std::time(nullptr)} - kDefaultSpan;

@@ -27,11 +27,23 @@ bool has_form(std::string_view text, std::string_view form) {
   return true;
 }
 
+constexpr std::string_view kDayForm = "0000-00-00";
+constexpr std::string_view kMomentForm = "0000-00-00T00:00:00Z";
+
 }  // namespace
 
+bool has_form_of_moment(std::string_view text) {
+  return has_form(text, kDayForm) || has_form(text, kMomentForm);
+}
+
+bool has_form_of_span(std::string_view text) {
+  return text.size() > 1 && (text.back() == 'd' || text.back() == 'h') &&
+         text.find_first_not_of("0123456789") == text.size() - 1;
+}
+
 std::optional<std::int64_t> parse_moment(std::string_view text) {
-  const bool day_alone = has_form(text, "0000-00-00");
-  if (!day_alone && !has_form(text, "0000-00-00T00:00:00Z")) return std::nullopt;
+  if (!has_form_of_moment(text)) return std::nullopt;
+  const bool day_alone = text.size() == kDayForm.size();
   const auto number = [&](std::size_t at, std::size_t size) { return *digits(text.substr(at, size)); };
   const std::chrono::year_month_day day(std::chrono::year(number(0, 4)),
                                         std::chrono::month(static_cast<unsigned>(number(5, 2))),

@@ -17,6 +17,10 @@ std::optional<std::int64_t> parse_moment(std::string_view text);
 // for more than 36,500 days.
 std::optional<std::int64_t> parse_span(std::string_view text);
 
+// Whether a text that is not read has the form of a moment, or of a span, and only its numbers are wrong.
+bool has_form_of_moment(std::string_view text);
+bool has_form_of_span(std::string_view text);
+
 // Returns "2027-01-31T12:00:00Z". REQUIRES: years 0 to 9999.
 std::string moment_text(std::int64_t moment);
 

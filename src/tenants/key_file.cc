@@ -29,12 +29,13 @@ namespace {
 constexpr std::size_t kMostFileBytes = 16 << 20;
 constexpr std::int64_t kMostLimit = 1'000'000'000'000;
 constexpr int kMostPriority = 1'000'000;
+constexpr std::size_t kLongestName = 64;  // of tenants and ids
 
 bool is_name(std::string_view text) {
   const auto allowed = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
   };
-  return !text.empty() && text.size() <= 64 && std::ranges::all_of(text, allowed);
+  return !text.empty() && text.size() <= kLongestName && std::ranges::all_of(text, allowed);
 }
 
 // Returns text that is safe in a message: short, and without control characters.
@@ -221,14 +222,20 @@ Result<ApiKey> read_key(std::size_t number, const toml::node& node) {
 
 Status check_tenant(const Tenant& tenant) {
   if (!is_name(tenant.name))
-    return invalid_argument("'{}' is no name of a tenant; give 1 to 64 letters, digits, '-' and '_'",
-                            shown(tenant.name));
+    return tenant.name.size() > kLongestName
+               ? invalid_argument("the name of a tenant '{}...' has {} characters; {} are the most",
+                                  shown(tenant.name).substr(0, 20), tenant.name.size(), kLongestName)
+               : invalid_argument("'{}' is no name of a tenant; give 1 to {} letters, digits, '-' and '_'",
+                                  shown(tenant.name), kLongestName);
   if (tenant.ceiling > 0 && tenant.ceiling < tenant.floor)
     return invalid_argument("tenant '{}' has a ceiling of {}, which is below its floor of {}", tenant.name,
                             byte_size_text(tenant.ceiling), byte_size_text(tenant.floor));
-  for (const std::int64_t limit : {tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrent})
+  const std::pair<std::string_view, std::int64_t> limits[] = {{"requests-per-minute", tenant.requests_per_minute},
+                                                              {"tokens-per-minute", tenant.tokens_per_minute},
+                                                              {"concurrent", tenant.concurrent}};
+  for (const auto& [name, limit] : limits)
     if (limit < 0 || limit > kMostLimit)
-      return invalid_argument("tenant '{}' has a limit of {}; give 0 (none) to {}", tenant.name, limit, kMostLimit);
+      return invalid_argument("{} of tenant '{}' is {}; give 0 (no limit) to {}", name, tenant.name, limit, kMostLimit);
   return {};
 }
 

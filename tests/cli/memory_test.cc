@@ -198,34 +198,18 @@ TEST(Memory, SizesMayHaveDecimals) {
     const Json planned = plan({"--ctx", "1", "--memory", c.text});
     EXPECT_EQ(planned.value("memory", std::uint64_t{0}), c.bytes) << c.text;
   }
-  for (const std::string text : {"1.5",
-                                 "1.0",
-                                 "1.5B",
-                                 ".",
-                                 ".GiB",
-                                 "1.GiB",
-                                 "1..5GiB",
-                                 "1.5.GiB",
-                                 "1,5GiB",
-                                 "+1GiB",
-                                 "-0",
-                                 "1e3",
-                                 "0x10",
-                                 "1GiBs",
-                                 "1 G B",
-                                 "GiB",
-                                 " ",
-                                 "1.5i",
-                                 "1ki b",
-                                 "8.1EiB",
-                                 "9223372036854775809",
-                                 "16EiB",
-                                 "18446744073709551616",
-                                 "99999999999999999999999999999999",
-                                 "\xff"}) {
+  for (const std::string text :
+       {"1.5", "1.0", "1.5B", ".",     ".GiB",  "1.GiB", "1..5GiB", "1.5.GiB", "1,5GiB", "+1GiB",
+        "-0",  "1e3", "0x10", "1GiBs", "1 G B", "GiB",   " ",       "1.5i",    "1ki b",  "\xff"}) {
     const Finished done = run_program({"plan", "-m", model_path(), "--memory", text});
     EXPECT_EQ(done.exit_code, 2) << text;
     EXPECT_NE(done.err.find("is no size; give bytes, or a unit with them"), std::string::npos) << text << done.err;
+  }
+  for (const std::string text :
+       {"8.1EiB", "9223372036854775809", "16EiB", "18446744073709551616", "99999999999999999999999999999999"}) {
+    const Finished done = run_program({"plan", "-m", model_path(), "--memory", text});
+    EXPECT_EQ(done.exit_code, 2) << text;
+    EXPECT_NE(done.err.find("--memory: '" + text + "' is too large; give 8EiB or less"), std::string::npos) << done.err;
   }
 }
 

@@ -1,8 +1,10 @@
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "server/api_request.h"
+#include "server/prepare.h"
 
 namespace kvasir::server {
 namespace {
@@ -59,6 +61,32 @@ TEST(ApiBodies, SamplingAsTheApiHasIt) {
     EXPECT_EQ(field(chat(wrong)), "logit_bias") << wrong;
 }
 
+TEST(ApiBodies, SaysWhatWouldDo) {
+  for (const char* wrong : {"18446744073709551616", "-9223372036854775809", "1.5", "\"x\""}) {
+    const auto request = completion(fmt::format(R"({{"prompt":"a","seed":{}}})", wrong).c_str());
+    EXPECT_EQ(field(request), "seed");
+    EXPECT_EQ(request.status().message(),
+              "'seed' must be a whole number from -9223372036854775808 to 18446744073709551615");
+  }
+  EXPECT_TRUE(completion(R"({"prompt":"a","seed":18446744073709551615})").ok());
+  EXPECT_TRUE(completion(R"({"prompt":"a","seed":-9223372036854775808})").ok());
+  EXPECT_EQ(chat(R"({"messages":[5]})").status().message(),
+            "'messages[0]' must be an object with 'role' and 'content'");
+  EXPECT_EQ(chat(R"({"messages":[{"content":"x"}]})").status().message(), "'messages[0].role' must be a string");
+}
+
+// Settings of the engine that no body has are no fields.
+TEST(ApiBodies, ErrorsNameFieldsOfBodies) {
+  const Status status(StatusCode::kResourceExhausted, "too much");
+  EXPECT_EQ(in_body(Status(status).about({"kv_memory", "policy"})).settings().front(), "kv.policy");
+  EXPECT_EQ(in_body(Status(status).about({"tenant", "session"})).settings().front(), "session");
+  EXPECT_EQ(in_body(Status(status).about({"samples"})).settings().front(), "n");
+  EXPECT_EQ(in_body(Status(status).about({"max_tokens", "prompt"})).settings().front(), "max_tokens");
+  for (const char* setting : {"kv_memory", "tenant", "chunk", "beams"})
+    EXPECT_TRUE(in_body(Status(status).about({setting})).settings().empty()) << setting;
+  EXPECT_EQ(in_body(status).message(), "too much");
+}
+
 TEST(ApiBodies, BestOf) {
   const auto request = completion(R"({"prompt":"a","n":2,"best_of":5})");
   ASSERT_TRUE(request.ok());
@@ -109,8 +137,7 @@ TEST(ApiBodies, WhatCannotBeHonouredIsNamed) {
 }
 
 TEST(ApiBodies, Kv) {
-  const auto request =
-      chat(R"({"kv":{"policy":"full","pin":true,"ttl":1.5,"bypass":true,"other":1},"cache_salt":"s"})");
+  const auto request = chat(R"({"kv":{"policy":"full","pin":true,"ttl":1.5,"bypass":true},"cache_salt":"s"})");
   ASSERT_TRUE(request.ok());
   EXPECT_EQ(request->options.policy, "full");
   EXPECT_TRUE(request->options.pin && request->options.bypass);
@@ -120,6 +147,9 @@ TEST(ApiBodies, Kv) {
   EXPECT_EQ(field(chat(R"({"kv":{"ttl":-1}})")), "kv.ttl");
   EXPECT_EQ(field(chat(R"({"kv":{"ttl":1e300}})")), "kv.ttl");
   EXPECT_EQ(field(chat(R"({"kv":{"pin":1}})")), "kv.pin");
+  const auto misspelt = chat(R"({"kv":{"pin":true,"polcy":"full"}})");
+  EXPECT_EQ(field(misspelt), "kv");
+  EXPECT_EQ(misspelt.status().message(), "'kv' has no field 'polcy'; it has: policy, pin, ttl, bypass, inspect");
 }
 
 TEST(ApiBodies, KvHints) {

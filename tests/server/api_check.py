@@ -59,7 +59,8 @@ def check_tokens(server):
     for body in ({}, {"tokens": "x"}, {"tokens": [-1]}, {"tokens": [1.5]}):
         refused(server, "/detokenize", body, "tokens")
     assert server.post("/detokenize", {"tokens": [2 ** 31 - 1]})[0] == 400
-    refused(server, "/tokenize", {}, "prompt")
+    assert "or 'messages'" in refused(server, "/tokenize", {}, "prompt")
+    assert "omit one" in refused(server, "/tokenize", {"prompt": "x", "messages": messages}, "prompt")
     refused(server, "/v1/chat/completions/render", {"messages": []}, "messages")
 
 
@@ -164,6 +165,20 @@ def check_logprobs(server):
     with_text = server.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 3, "echo": True, **GREEDY})[1]
     assert text_of(with_text).startswith("Once upon")
     refused(server, "/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1, "stream": True}, "echo")
+    # Where the text shows a token, it stands at the token's offset; the token in front and its space are not shown.
+    tokens = server.post("/tokenize", {"prompt": "Once upon"})[1]["tokens"]
+    for prompt in ("Once upon", " Once upon a time", "<s> is text here", "naïve café, 日本語", tokens, tokens[1:]):
+        choice = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, "echo": True, "logprobs": 0,
+                                                 **GREEDY})[1]["choices"][0]
+        text, lists = choice["text"], choice["logprobs"]
+        offsets = lists["text_offset"]
+        assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text), (prompt, choice)
+        for token, begin, end in zip(lists["tokens"], offsets, offsets[1:] + [len(text)]):
+            whole = "\ufffd" in token or token.endswith(text[begin:end])
+            assert whole and (token != text[begin:end]) <= (token in ("<s>", " ") or token[0] in " \ufffd"), (prompt, choice)
+        if isinstance(prompt, str):
+            begin = len(offsets) - 4
+            assert offsets[begin] == len(prompt), "the answer begins behind the prompt"
 
 
 def check_kv(server):
@@ -176,7 +191,7 @@ def check_kv(server):
         assert field in kv, field
     assert kv["finish_reason"] == "length" and "cached_tokens" in got["usage"]["prompt_tokens_details"]
     for bad, param in (({"policy": 5}, "kv.policy"), ({"policy": "nonsense"}, "kv.policy"), ({"ttl": -1}, "kv.ttl"),
-                       ({"pin": "yes"}, "kv.pin"), ({"bypass": 1}, "kv.bypass")):
+                       ({"pin": "yes"}, "kv.pin"), ({"bypass": 1}, "kv.bypass"), ({"polcy": "full"}, "kv")):
         refused(server, "/v1/completions", {"prompt": "x", "kv": bad}, param)
     refused(server, "/v1/completions", {"prompt": "x", "kv": []}, "kv")
 

@@ -44,6 +44,8 @@ def check_errors(kvasir, model):
             ("config = 'x'", r"k\.toml:1:1: there is no option 'config'"),
             ("help = true", r"k\.toml:1:1: there is no option 'help'"),
             ("name = \u00e9", r"k\.toml:1:\d+: "),
+            ("log-format = 'xml'", r"k\.toml:1:1: log-format: 'xml' is unknown; there are: text, json "),
+            ("log-level = 'loud'", r"k\.toml:1:1: log-level: 'loud' is unknown; there are: debug, info, warning, error "),
             ("[(\nport = 1", r"k\.toml:1:\d+: "),
             ("port = \n", r"k\.toml:1:\d+: "),
             ("name = 'a\x00b'", r"k\.toml:1:\d+: "),
@@ -54,11 +56,24 @@ def check_errors(kvasir, model):
         assert re.search("^kvasir: " + said, line), (text[:40], line)
     # Values that only their use finds wrong.
     for text, said in (("stop-mark = 2", "k.toml: stop-mark 2 is outside"), ("max-itl = -1", "k.toml: max-itl -1 is outside"),
-                       ("threads = 5000", "k.toml: threads 5000 is outside"), ("kv = 'nope'", "[k.toml: kv]")):
+                       ("threads = 5000", "k.toml: threads 5000 is outside"), ("kv = 'nope'", "[k.toml: kv]"),
+                       ("preempt-mark = 0.5", "k.toml: preempt-mark 0.5 is outside [0.9, 1], "),
+                       ("preempt-mark = 0.5", " [k.toml: stop-mark]"),
+                       ("host = '0.0.0.0'", "k.toml: host 0.0.0.0 is refused without API keys: "),
+                       ("host = '127.0.0.256'", "'127.0.0.256' is not an address; give one such as 127.0.0.1, 0.0.0.0 or ::1 [k.toml: host]"),
+                       ("chat-template = '/nowhere/t'", "cannot open '/nowhere/t': No such file or directory [k.toml: chat-template]"),
+                       ("log-file = '/nowhere/log'", "[k.toml: log-file]"), ("sessions = '/dev/null'", "[k.toml: sessions]"),
+                       ("usage-db = '/nowhere/u.db'", "[k.toml: usage-db]"), ("usage-db = '/tmp'", "[k.toml: usage-db]"),
+                       ("api-keys = '/nowhere/keys'", "[k.toml: api-keys]"), ("api-keys = '/tmp'", "[k.toml: api-keys]"),
+                       ("kv-events = 'tcp://x'", "[k.toml: kv-events]")):
         line = refused(kvasir, text, "-m", model)
         assert said in line and "KVASIR_" not in line, (text, line)
     line = refused(kvasir, "stop-mark = 2", "-m", model, "--stop-mark", "3")
     assert "--stop-mark 3 is outside" in line, line
+    line = refused(kvasir, "stop-mark = 0.5", "-m", model, "--preempt-mark", "0.3")
+    assert "--preempt-mark 0.3 is outside" in line and line.endswith(" [k.toml: stop-mark]\n"), line
+    line = refused(kvasir, "log-file = '/nowhere/log'", "-m", model, "--log-file", "/nowhere/other")
+    assert line.endswith("'/nowhere/other': No such file or directory\n"), line
     line = refused(kvasir, "port = 'high'", "--port", "0")
     assert "a whole number is expected" in line, "a wrong value is told although the command line gives another"
     done = subprocess.run([kvasir, "serve", "--config", "/nowhere/k.toml"], capture_output=True, text=True)

@@ -126,6 +126,19 @@ def check_http(server):
     }.items():
         statuses = exchange(server.port, data)
         assert len(statuses) <= 1 and all(status in REFUSED for status in statuses), (name, statuses)
+    # What is wrong with the body's length is said.
+    for fields, said in ((b"Content-Length: -1", b"'Content-Length' must be a whole number"),
+                         (b"Content-Length: 1" + b"0" * 30, b"'Content-Length' must be a whole number"),
+                         (b"Content-Length: 2\r\nContent-Length: 3", b"'Content-Length' more than once"),
+                         (b"Content-Length: 2\r\nTransfer-Encoding: chunked", b"both 'Content-Length' and 'Transfer-Encoding'"),
+                         (b"Transfer-Encoding: chunked\r\nContent-Length: 2", b"both 'Content-Length' and 'Transfer-Encoding'"),
+                         (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", b"'Transfer-Encoding' more than once"),
+                         (b"Transfer-Encoding: gzip", b"by one 'Content-Length' or by 'Transfer-Encoding: chunked'")):
+        raw = Raw(server.port)
+        raw.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + fields + b"\r\n\r\n{}")
+        got = raw.read()
+        raw.close()
+        assert got.startswith(b"HTTP/1.1 400 ") and said in got, (fields, got)
     # Cut short, with the client's side closed.
     for data in (b"", b"G", get, post(b"{}")[:-1], chunked + b"\r\n", chunked + b"\r\n5\r\n{", post(b"x" * 100)[:-50]):
         assert all(status in REFUSED for status in exchange(server.port, data, half_close=True)), data[-50:]

@@ -103,7 +103,17 @@ class Check:
         self.blue, _ = self.add("blue", "--priority", "2")
         self.late, late_id = self.add("blue", "--expires", "1h")
         self.keys("add", "--tenant", "blue", "--expires", "2001-01-01", code=2)
-        self.keys("add", "--tenant", "blue", "--expires", "soon", code=2)
+        for when, said in (("soon", "'soon' is neither a date such as"), ("2027-02-30", "there is no '2027-02-30' in the calendar"),
+                           ("2027-01-01T25:00:00Z", "there is no '2027-01-01T25:00:00Z' in the calendar"),
+                           ("99999999d", "'99999999d' is out of range; give 1h to 36500d"), ("0h", "'0h' is out of range")):
+            assert said in self.keys("add", "--tenant", "blue", "--expires", when, code=2).stderr, when
+        for option in ("requests-per-minute", "tokens-per-minute", "concurrent"):
+            said = self.keys("tenant", "blue", f"--{option}", "-1", code=2).stderr
+            assert f"{option} of tenant 'blue' is -1; give 0 (no limit) to 1000000000000" in said, said
+        said = self.keys("tenant", "b" * 65, code=2).stderr
+        assert "'bbbbbbbbbbbbbbbbbbbb...' has 65 characters; 64 are the most" in said, said
+        said = self.keys("tenant", "blue", "--floor", "16EiB", code=2).stderr
+        assert "--floor: '16EiB' is too large; give 8EiB or less" in said, said
         listed = json.loads(self.keys("list", "--json").stdout)
         assert [t["name"] for t in listed["tenants"]] == ["blue", "red"] and len(listed["keys"]) == 3
         assert {k["id"]: bool(k["expires"]) for k in listed["keys"]}[late_id]

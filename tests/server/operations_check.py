@@ -174,19 +174,49 @@ def check_drain(kvasir, model, folder):
 
 
 def check_deadline(kvasir, model):
+    """What the end of --drain cuts off is told: a stream by an event, all else by 503, and logs and metrics know it."""
     with LiveServer(kvasir, model, "--drain", "1") as server:
         stream = server.stream(max_tokens=100000)
+        whole, half = server.connect(), server.connect()
+        whole.request("POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 100000, "ignore_eos": True}))
+        half.putrequest("POST", "/v1/completions")
+        half.putheader("Content-Length", "1000")
+        half.endheaders(b'{"prompt": ')
+        wait_for(lambda: server.metric("kvasir:num_requests_running") == 2)
         began = time.time()
         server.signal(signal.SIGTERM)
-        try:
-            text = stream.read().decode()
-        except OSError:
-            text = ""
-        except Exception as error:  # http.client.IncompleteRead has what came
-            text = error.partial.decode()
-        assert "[DONE]" not in text
+        events = stream.read().decode().strip().split("\n\n")
+        told = [json.loads(events[-1].removeprefix("data: "))]
+        for connection in (whole, half):
+            answer = connection.getresponse()
+            assert answer.status == 503 and answer.getheader("Connection") == "close", answer.status
+            told.append(json.load(answer))
+        for each in told:
+            assert each["error"]["code"] == "shutdown" and "send the request" in each["error"]["message"], each
+            assert each["error"]["type"] == "server_error", each
         assert server.process.wait(20) == 0
         assert 0.9 < time.time() - began < 10
+        server.reader.join(10)
+    ended = [re.search(r" (\w+) request .* http=(\d+) finish_reason=(\w+) ", line) for line in server.lines]
+    ended = sorted(found.groups() for found in ended if found)
+    assert ended == [("warning", "200", "shutdown"), ("warning", "503", "shutdown")], server.lines
+    assert not any(" failed " in line for line in server.lines), "it is no fault"
+
+
+def check_deadline_with_little(kvasir, model):
+    """With --drain 0 nothing may go on, and a client that takes nothing does not hold the server up."""
+    with LiveServer(kvasir, model, "--drain", "0") as server:
+        stuck = socket.create_connection(("127.0.0.1", server.port), 10)
+        body = json.dumps({"prompt": "x", "max_tokens": 100000, "ignore_eos": True, "stream": True}).encode()
+        stuck.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_for(lambda: server.metric("kvasir:num_requests_running") == 1)
+        began = time.time()
+        assert server.end(20) == 0
+        assert time.time() - began < 5
+        text = b""
+        while part := stuck.recv(1 << 16):
+            text += part
+        assert b'"code":"shutdown"' in text and text.endswith(b"\r\n0\r\n\r\n"), text[-300:]
 
 
 def check_second_signal(kvasir, model):
@@ -223,7 +253,8 @@ def main(kvasir, model):
         for check in (lambda: check_log(kvasir, model, folder), lambda: check_text_log(kvasir, model),
                       lambda: check_blocked_log(kvasir, model), lambda: check_full_disk(kvasir, model),
                       lambda: check_queue_timeout(kvasir, model), lambda: check_drain(kvasir, model, folder),
-                      lambda: check_deadline(kvasir, model), lambda: check_second_signal(kvasir, model),
+                      lambda: check_deadline(kvasir, model), lambda: check_deadline_with_little(kvasir, model),
+                      lambda: check_second_signal(kvasir, model),
                       lambda: check_little_memory(kvasir, model)):
             began = time.time()
             check()

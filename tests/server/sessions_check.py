@@ -7,6 +7,7 @@ was being written, and what finds no place is refused before anything is compute
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -169,12 +170,33 @@ def check_folder(kvasir, model, folder):
         assert code == 2 and f"the folder '{model}'" in said, (code, said)
         client = Client(server)
         assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200
-        next(root.rglob("tale.session")).write_bytes(b"damaged")
-        status, _, got = client.complete(prompt="x", session="tale", max_tokens=2)
-        assert status == 500, (status, got)
+        file = next(root.rglob("tale.session"))
+        sound = file.read_bytes()
+        # A client hears which session it is and what it can do about it, and nothing of files and options.
+        mends = "; 'DELETE /v1/sessions/tale' removes it, and the next request makes a new one"
+        for content, why in ((b"damaged", "its file is not a session file of Kvasir"),
+                             (b"", "its file is not a session file of Kvasir"),
+                             (sound[:-40], "its file is damaged: it ends in the middle"),
+                             (sound[:200] + b"?" + sound[201:], "its file is damaged: a checksum is wrong")):
+            file.write_bytes(content)
+            for path, body in (("/v1/completions", {"prompt": "x", "session": "tale"}), ("/v1/sessions/tale", {})):
+                status, _, got = client.ask("POST", path, body)
+                assert status == 500 and got["error"]["param"] in ("session", None), (status, got)
+                assert got["error"]["message"] == f"the session 'tale' cannot be restored: {why}{mends}", got
+        assert client.ask("DELETE", "/v1/sessions/tale")[0] == 200
+        file.mkdir()
+        for method, path, body in (("POST", "/v1/completions", {"prompt": "x", "session": "tale"}),
+                                   ("POST", "/v1/sessions/tale", {}), ("GET", "/v1/sessions/tale", None),
+                                   ("DELETE", "/v1/sessions/tale", None)):
+            status, _, got = client.ask(method, path, body)
+            said = got["error"]["message"]
+            assert status == 500 and "the session 'tale'" in said and str(root) not in said, (status, got)
+            assert "its file is not a regular file; whoever runs the server can mend that" in said, got
+        file.rmdir()
+        assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200
         # A thread of its own writes the log.
         for _ in range(100):
-            if any(" failed " in line for line in server.lines):
+            if sum(" failed " in line for line in server.lines) >= 10:
                 break
             time.sleep(0.1)
         server.process.kill()
@@ -182,7 +204,9 @@ def check_folder(kvasir, model, folder):
         assert again.end() == 0, "a server that was killed keeps the folder"
     server.reader.join(10)
     failed = [line for line in server.lines if " failed " in line]
-    assert len(failed) == 1 and "http=500" in failed[0] and "message=" in failed[0], server.lines
+    assert len(failed) == 10, server.lines
+    for line in failed:
+        assert re.search(r' failed id=\S+ tenant="" session=tale http=500 message="the session \'tale\' cannot', line), line
 
 
 def main(kvasir, model):
