@@ -68,7 +68,7 @@ struct EngineOptions {
   // Folder for a file into which requests' pages go where that is cheaper than to compute them again; empty: none do.
   // The file has no name and is gone with the engine.
   std::string swap_dir;
-  std::uint64_t swap_bytes = std::uint64_t{4} << 30;  // its size, at most; at least 1 MiB
+  std::uint64_t swap_size = std::uint64_t{4} << 30;  // its size, at most; at least 1 MiB
   int chunk = 0;              // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
                               // part of the policy 512, or as few as 16 where memory is short
   std::string chat_template;  // Jinja source of the chat template; empty: the file's own

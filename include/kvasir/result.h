@@ -46,6 +46,22 @@ struct TenantReport {
   std::uint64_t planned = 0;  // their peaks, as admission counts them
 };
 
+// What swapping preempted requests' pages to a file and back came to since the engine was opened.
+struct SwapReport {
+  std::uint64_t capacity = 0;  // bytes of the file, at most; 0: there is none
+  std::uint64_t used = 0;      // of these, in use
+  std::uint64_t buffers = 0;   // bytes of memory between the file and the pages, beside the KV budget
+  std::int64_t out = 0;        // preempted requests whose pages were written
+  std::int64_t in = 0;         // of these, restored from the file
+  std::int64_t failed = 0;     // of these, recomputed: a transfer failed, or there was no memory for the saved state
+  std::uint64_t bytes_out = 0;
+  std::uint64_t bytes_in = 0;
+  double out_rate = 0;  // bytes per second, as the cost of a preemption assumes
+  double in_rate = 0;
+  double longest_pause = 0;  // seconds that swapping took between two passes, at most
+  std::string_view method;   // "io_uring" or "threads"
+};
+
 // The engine as of the newest pass, and what it did since it was opened.
 struct EngineReport {
   CacheReport cache;
@@ -65,6 +81,7 @@ struct EngineReport {
   std::int64_t prefix_queries = 0;     // prompt tokens of requests that asked the prefix cache
   std::int64_t prefix_hits = 0;        // of these, found there
   std::int64_t evicted_tokens = 0;     // that policies dropped, averaged over layers, of requests that ended
+  SwapReport swap;
 };
 
 // A token that was, or might have been, generated at some place. Log-probabilities are those of the model itself: the

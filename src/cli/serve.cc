@@ -245,6 +245,15 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
                    "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
                    "default: whatever requests leave free");
+  CLI::Option* swap_dir =
+      command
+          ->add_option(
+              "--swap-dir", options->engine.swap_dir,
+              "Folder for a file that takes the pages of preempted requests where that is faster than to compute "
+              "them again; default: none")
+          ->type_name("FOLDER");
+  add_bytes_option(*command, "--swap-size", options->engine.swap_size, "Most bytes of that file; default: 4GiB")
+      ->needs(swap_dir);
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
@@ -298,6 +307,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                                                              {"--kv-type", "Model and KV pages"},
                                                              {"--page", "Model and KV pages"},
                                                              {"--prefix-memory", "Model and KV pages"},
+                                                             {"--swap-dir", "Model and KV pages"},
+                                                             {"--swap-size", "Model and KV pages"},
                                                              {"--chunk", "Model and KV pages"},
                                                              {"--chat-template", "Model and KV pages"},
                                                              {"--template-arg", "Model and KV pages"},

@@ -133,6 +133,7 @@ class EngineImpl final : public Engine {
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
+    if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
     if (driver_ != nullptr) {
       const KvCacheShape& shape = driver_->cache()->shape();
       report.page_bytes = driver_->cache()->pool().page_cost();
@@ -153,6 +154,7 @@ class EngineImpl final : public Engine {
     report.evicted_tokens = counters.evicted_tokens;
     report.prefix_queries = counters.prefix_queries;
     report.prefix_hits = counters.prefix_hits;
+    report.swap = requests_->swap_report();
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes();
       report.request_bytes -= report.prefix_bytes;
@@ -373,12 +375,12 @@ class EngineImpl final : public Engine {
 // Null where nothing is to be swapped.
 Result<std::unique_ptr<SpillFile>> make_swap_file(const EngineOptions& options) {
   if (options.swap_dir.empty()) return std::unique_ptr<SpillFile>();
-  if (options.swap_bytes < SpillFile::kPartBytes)
-    return invalid_argument("swap_bytes={} is too small; give at least {}", options.swap_bytes, SpillFile::kPartBytes)
-        .about({"swap_bytes"});
+  if (options.swap_size < SpillFile::kPartBytes)
+    return invalid_argument("swap_size={} is too small; give at least {}", options.swap_size, SpillFile::kPartBytes)
+        .about({"swap_size"});
   Result<std::unique_ptr<AsyncFile>> file = create_scratch_file(options.swap_dir);
   if (!file.ok()) return Status(file.status()).about({"swap_dir"});
-  return SpillFile::create(std::move(*file), options.swap_bytes);
+  return SpillFile::create(std::move(*file), options.swap_size);
 }
 
 }  // namespace

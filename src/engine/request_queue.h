@@ -105,8 +105,7 @@ class RequestQueue {
   std::vector<TenantReport> tenants() const;
   // Calls visit for each sample that has not ended, request by request.
   void each_sample(const std::function<void(const SampleState&)>& visit) const;
-  const SpillFile* swap_file() const { return swap_file_.get(); }
-  const SwapRates& swap_rates() const { return swap_rates_; }
+  SwapReport swap_report() const;
   const EndedViews& ended_views() const { return ended_views_; }
   // The sequence of a sample; null while it holds none, and once it has ended. For tests.
   const Sequence* sequence_of(RequestId request, int sample) const;

@@ -14,6 +14,22 @@ void RequestQueue::swap_to(std::unique_ptr<SpillFile> file, bool always) {
   always_swap_ = always;
 }
 
+SwapReport RequestQueue::swap_report() const {
+  if (swap_file_ == nullptr) return {};
+  return {.capacity = swap_file_->capacity(),
+          .used = swap_file_->used(),
+          .buffers = SpillFile::kBufferBytes,
+          .out = counters_.swapped_out,
+          .in = counters_.swapped_in,
+          .failed = counters_.swap_failed,
+          .bytes_out = counters_.swap_bytes_out,
+          .bytes_in = counters_.swap_bytes_in,
+          .out_rate = swap_rates_.out(),
+          .in_rate = swap_rates_.in(),
+          .longest_pause = counters_.longest_swap,
+          .method = swap_file_->method()};
+}
+
 // What it costs to preempt a member that holds pages.
 PreemptionCost RequestQueue::cost_of(Member& member) const {
   const Task& task = *member.task;

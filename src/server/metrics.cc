@@ -284,6 +284,19 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   page.own_gauge("kv_request_bytes", "KV memory that requests hold", requests);
   page.own_gauge("kv_prefix_bytes", "KV memory that the prefix cache holds alone",
                  static_cast<double>(engine.prefix_bytes));
+  const SwapReport& swap = engine.swap;
+  if (swap.capacity == 0) return;
+  page.own_gauge("swap_file_bytes", "Bytes that the swap file may have", static_cast<double>(swap.capacity));
+  page.own_gauge("swap_used_bytes", "Bytes of the swap file in use", static_cast<double>(swap.used));
+  page.own_counter("swap_out_total", "Preemptions whose pages left for the swap file", static_cast<double>(swap.out));
+  page.own_counter("swap_in_total", "Preempted requests whose pages came back from the swap file",
+                   static_cast<double>(swap.in));
+  page.own_counter("swap_failed_total", "Preempted requests whose pages could not come back and were computed again",
+                   static_cast<double>(swap.failed));
+  page.own_counter("swap_out_bytes_total", "Bytes written to the swap file", static_cast<double>(swap.bytes_out));
+  page.own_counter("swap_in_bytes_total", "Bytes read from the swap file", static_cast<double>(swap.bytes_in));
+  page.own_gauge("swap_longest_pause_seconds", "Longest time that swapping took between two passes",
+                 swap.longest_pause);
 }
 
 void MetricsImpl::add_tenants(Page& page, const EngineReport& engine) const {
