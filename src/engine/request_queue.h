@@ -132,6 +132,7 @@ class RequestQueue {
   void preempt(Member& member);
   PreemptionCost cost_of(Member& member) const;
   bool begin_swap(Member& member);
+  class PauseTimer;
   void advance_swaps();
   void advance_swap(Member& member);
   void give_up_swap(Member& member);
@@ -164,6 +165,7 @@ class RequestQueue {
   std::shared_ptr<Driver> driver_;
   std::unique_ptr<SpillFile> swap_file_;  // null: nothing is swapped
   SwapRates swap_rates_;
+  double swap_pause_ = 0;  // seconds that swapping took since the last pass
   bool always_swap_ = false;
   std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
   Admissions admissions_;

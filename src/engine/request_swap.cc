@@ -30,6 +30,22 @@ SwapReport RequestQueue::swap_report() const {
           .method = swap_file_->method()};
 }
 
+// Adds the time that it lives to what swapping takes between two passes.
+class RequestQueue::PauseTimer {
+ public:
+  explicit PauseTimer(RequestQueue* queue) : queue_(queue) {}
+  PauseTimer(const PauseTimer&) = delete;
+  PauseTimer& operator=(const PauseTimer&) = delete;
+  ~PauseTimer() {
+    queue_->swap_pause_ += std::chrono::duration<double>(RequestClock::now() - began_).count();
+    queue_->counters_.longest_swap = std::max(queue_->counters_.longest_swap, queue_->swap_pause_);
+  }
+
+ private:
+  RequestQueue* queue_;
+  RequestClock::time_point began_ = RequestClock::now();
+};
+
 // What it costs to preempt a member that holds pages.
 PreemptionCost RequestQueue::cost_of(Member& member) const {
   const Task& task = *member.task;
@@ -49,6 +65,7 @@ PreemptionCost RequestQueue::cost_of(Member& member) const {
 
 // Sends a member's sequence to the swap file. False, where recomputing is cheaper or there is no room.
 bool RequestQueue::begin_swap(Member& member) {
+  const PauseTimer timer(this);
   const PreemptionCost cost = cost_of(member);
   if (cost.swap >= cost.recompute) return false;
   member.swap = SwappedSequence::leave(swap_file_.get(), *member.text.sequence);
@@ -62,8 +79,9 @@ bool RequestQueue::begin_swap(Member& member) {
 
 // Moves all swaps on by what the buffers take.
 void RequestQueue::advance_swaps() {
+  swap_pause_ = 0;
   if (!swapping()) return;
-  const auto began = RequestClock::now();
+  const PauseTimer timer(this);
   swap_file_->poll(std::chrono::milliseconds(0));
   // What leaves makes room for what comes.
   const std::vector<Member*> all = members();
@@ -71,8 +89,6 @@ void RequestQueue::advance_swaps() {
     if (member->is_leaving()) advance_swap(*member);
   for (Member* member : all)
     if (member->is_coming()) advance_swap(*member);
-  const double seconds = std::chrono::duration<double>(RequestClock::now() - began).count();
-  counters_.longest_swap = std::max(counters_.longest_swap, seconds);
 }
 
 void RequestQueue::advance_swap(Member& member) {
@@ -115,6 +131,7 @@ bool RequestQueue::forget_swapped() {
 
 // Begins to bring a member's sequence back. Errors: kResourceExhausted.
 Status RequestQueue::come_back(Member& member) {
+  const PauseTimer timer(this);
   const auto again = [&] {
     return member.swap->arrive(driver_->model(), driver_->cache(), member.request->policy->clone());
   };
