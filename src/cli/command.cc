@@ -19,6 +19,7 @@
 #include <limits>
 #include <system_error>
 
+#include "backend/page_format.h"
 #include "base/byte_size.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
@@ -199,6 +200,13 @@ std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
 bool may_see_beyond(const std::string& policy, std::int64_t context) {
   // A query sees itself besides what is kept. That one more is no reason to warn of the default policy.
   return most_seen_by_range(policy).value_or(0) > context + 1;
+}
+
+void note_policy(const std::string& policy, int kv_heads) {
+  const auto made = make_policy(policy);
+  if (!made.ok()) return;
+  if (const std::string remark = (*made)->remark(kv_heads); !remark.empty())
+    note("kvasir: {}\n", printable(remark, 400));
 }
 
 bool drops_ranges(const std::string& policy) {

@@ -73,6 +73,11 @@ class Replay {
   PolicyChunk chunk_from(TokenIndex first) const;
   Status observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress);
   std::span<const TokenIndex> seen_by(const PolicyChunk& chunk, const Table& table, int row);
+  bool is_read(TokenIndex token) const {
+    if (reads_.empty()) return true;
+    const auto range = std::ranges::upper_bound(reads_, token, {}, &IndexRange::end);
+    return range != reads_.end() && range->begin <= token;
+  }
   void read_row(std::int64_t layer, int head_group, TokenIndex query, std::span<const TokenIndex> seen);
   void show_row(const PolicyChunk& chunk, int index, int row, int seen);
   void end_chunk(const PolicyChunk& chunk, int index);
@@ -98,6 +103,7 @@ class Replay {
   std::vector<Tally> tallies_;        // [layer][head group]: several may share a table
   std::vector<std::int64_t> prunes_;  // [layer]: steps at which any of its tables dropped a token
   std::vector<IndexRange> hidden_;    // [rows of the chunk]
+  std::vector<IndexRange> reads_;     // what the row of a generated token reads of a table; empty: all
   // Of the row being observed.
   std::vector<TokenIndex> visible_;
   std::vector<float> row_;                   // its weights as recorded
@@ -137,7 +143,8 @@ void Replay::read_row(std::int64_t layer, int head_group, TokenIndex query, std:
     trace_.read(layer, head_group * layout_.heads + head, query, row_);
     std::vector<float>& weights = weights_[static_cast<std::size_t>(head)];
     weights.resize(seen.size());
-    for (std::size_t i = 0; i < seen.size(); ++i) weights[i] = row_[static_cast<std::size_t>(seen[i])];
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      weights[i] = is_read(seen[i]) ? row_[static_cast<std::size_t>(seen[i])] : 0;
     tally(layer, head_group).saw(sum_of(weights));
   }
 }
@@ -160,6 +167,8 @@ void Replay::show_row(const PolicyChunk& chunk, int index, int row, int seen) {
 Status Replay::observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress) {
   Table& table = this->table(index);
   for (int row = 0; row < chunk.rows; ++row) table.tokens.push_back(chunk.first + row);
+  reads_.clear();
+  if (policy_.traits().selects) static_cast<void>(policy_.reads(chunk, index, reads_));
   const int head_group = index % layout_.per_layer;
   const std::int64_t tables = layout_.tables();
   for (int row = 0; row < chunk.rows; ++row) {
@@ -286,6 +295,9 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
+  const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
+  KVASIR_RETURN_IF_ERROR(
+      policy.check_model({nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));
   return Replay(trace, policy, options).run(progress);
 }
 
