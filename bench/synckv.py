@@ -44,7 +44,7 @@ def perplexity(options, profile):
     sums = {spec: [0.0, 0.0, 0.0, 0] for _, spec in named}
     full = [0.0, 0]
     for text in options.texts:
-        arguments = ["eval", "ppl", "-m", options.model, "-f", text, "--tokens", str(options.tokens), "--prefill",
+        arguments = ["eval", "ppl", "-t", "1", "-m", options.model, "-f", text, "--tokens", str(options.tokens), "--prefill",
                      str(options.prefill), "--skip", str(options.prefill), "--compare-full", "--kv", "full"]
         for _, spec in named:
             arguments += ["--kv", spec]
@@ -77,7 +77,7 @@ def needle(options, profile):
         print(f"\nRecall at {length} tokens, {options.trials} numbers at each of the depths 0.1, 0.5, 0.9\n")
         print("| policy | found whole |\n|---|---|")
         for spec in named:
-            answer = kvasir(options.kvasir, "eval", "needle", "-m", options.model, "-f", options.texts[0], "--lengths", length,
+            answer = kvasir(options.kvasir, "eval", "needle", "-t", "1", "-m", options.model, "-f", options.texts[0], "--lengths", length,
                             "--depths", "0.1,0.5,0.9", "--trials", str(options.trials), "--kv", spec)
             runs = answer["runs"] if "runs" in answer else [answer]
             cells = [cell for run in runs for cell in run["cells"]]

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "eval/record.h"
+#include "replay/replay.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::test {
@@ -118,6 +119,35 @@ TEST_F(Profile, SamplesQueriesByTheSeed) {
   EXPECT_EQ(one->queries, 7);
   EXPECT_EQ(*one, *again);
   EXPECT_NE(one->overlap, other->overlap);
+}
+
+// Replay of synckv on a recording made under it: all that was attended to lies in what replay says is read.
+TEST_F(Profile, ReplayReadsWhatTheEngineRead) {
+  const std::string policy = "synckv:budget=20,recent=4,stride=3";
+  const std::vector<TokenId> tokens = text(120, 5);
+  double under_full = 0;
+  for (const std::string recorded : {policy, std::string("full")}) {
+    const std::string path = file_->path() + ".npy";
+    auto out = AttentionTraceWriter::open(path, kProfiledModel.layers, kProfiledModel.heads, 120);
+    ASSERT_TRUE(out.ok());
+    ASSERT_TRUE(record_attention(model_, tokens, {recorded, 90, 0}, *out, {}).ok());
+    ASSERT_TRUE(out->finish().ok());
+    const auto trace = AttentionTrace::open(path);
+    std::filesystem::remove(path);
+    ASSERT_TRUE(trace.ok());
+    const auto made = make_policy(policy);
+    const auto result = replay(*trace, **made, {90, 0, kProfiledModel.kv_heads}, {});
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    for (const ReplayedLayer& layer : result->layers) {
+      if (recorded == policy) {
+        EXPECT_NEAR(layer.figures.recall, 1, 1e-6);
+      } else {
+        under_full += layer.figures.recall / kProfiledModel.layers;
+      }
+      for (const ReplayedTable& table : layer.tables) EXPECT_EQ(table.final.size(), 120u);
+    }
+  }
+  EXPECT_LT(under_full, 0.999);
 }
 
 TEST_F(Profile, RefusesWhatCannotBeProfiled) {
