@@ -91,9 +91,9 @@ std::string text_of(const HeadProfile& profile) {
 }
 
 Status make_profile(const ProfileCommand& command) {
-  if (command.engine.model.empty()) return invalid_argument("-m is missing: the model to profile");
-  if (command.files.empty()) return invalid_argument("-f is missing: texts to read");
-  if (command.out.empty()) return invalid_argument("-o is missing: the file to write the profile to");
+  if (command.engine.model.empty()) return invalid_argument("--model is required");
+  if (command.files.empty()) return invalid_argument("--file is required");
+  if (command.out.empty()) return invalid_argument("--out is required");
   std::vector<std::string> inputs = command.files;
   inputs.push_back(command.engine.model);
   KVASIR_RETURN_IF_ERROR(check_output(command.out, inputs));
