@@ -24,7 +24,7 @@ RandomModelSpec synckv_spec() {
 constexpr int kLayers = 3, kHeads = 4, kGroup = 2;
 
 // Everything that was attended to: weights[token][layer][query head][index].
-class Recorder final : public AttentionObserver {
+class Recorder final : public kvasir::AttentionObserver {
  public:
   void observe(const ObservedAttention& attention) override {
     for (int row = 0; row < attention.rows; ++row)
@@ -171,7 +171,7 @@ void SyncKv::check(const Case& c, const std::vector<Segment>& segments, int chun
               if (id >= n + requested || id > token - c.recent) tail.insert(id);
             if (static_cast<std::int64_t>(reads.size() - tail.size()) > k) {
               reads = tail;
-              for (const auto* sets : {&fixed, &dynamic})
+              for (auto* sets : {&fixed, &dynamic})
                 for (const int id : (*sets)[layer][rep(layer, head)]) reads.insert(id);
               ++unread;
             }
