@@ -26,6 +26,8 @@ Json to_json(const KvReport& kv) {
           {"kept_most", kv.kept_most},
           {"kept_max", kv.kept_max},
           {"dead_share", kv.dead_share},
+          {"encodings_mean", kv.encodings_mean},
+          {"encodings_max", kv.encodings_max},
           {"bytes", kv.bytes},
           {"bytes_peak", kv.bytes_peak},
           {"budget", kv.budget}};

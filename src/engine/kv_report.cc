@@ -21,6 +21,9 @@ KvReport kv_report(const Sequence& sequence) {
   }
   report.kept_max = sequence.kept_max();
   report.dead_share = tables.dead_share();
+  const PageTable::Encodings encodings = tables.encodings();
+  report.encodings_mean = encodings.mean();
+  report.encodings_max = encodings.most;
   report.bytes = sequence.bytes();
   report.bytes_peak = sequence.bytes_peak();
   report.budget = cache.budget().capacity();

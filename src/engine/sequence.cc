@@ -207,7 +207,8 @@ void Sequence::prepare_tables(const PolicyChunk& chunk) {
   for (int t = 0; t < tables_.tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > kMostChunkFrames) table.compact();
+    const int most = table.format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
+    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > most) table.compact();
   }
 }
 

@@ -43,9 +43,11 @@ class Sequence {
   ~Sequence();
 
   // Every row rotates its query for every frame. A chunk of more than kFewRows rows begins with a compaction of tables
-  // of lists with compact positions and one run that have more than kMostChunkFrames frames.
+  // of lists with compact positions and one run that have more than kMostChunkFrames frames; of those whose pages are
+  // encoded, kMostEncodedChunkFrames.
   static constexpr int kFewRows = 8;
   static constexpr int kMostChunkFrames = 4;
+  static constexpr int kMostEncodedChunkFrames = 16;
 
   // Tokens that wait to be run behind what the sequence holds.
   struct Input {
