@@ -110,7 +110,7 @@ def by_needle(arguments):
 
 
 def by_steps(arguments):
-    codecs = ["f16", "q8", "q4"]
+    codecs = ["f16", "q4"]
     options = ["--compare-full", "--tokens", str(arguments.steps), "--chunk", "1", "-f", arguments.texts[0]]
     for policy in STEPS:
         options += ["--kv", policy]

@@ -62,6 +62,9 @@ class PageTable::Packer {
     for (std::size_t i = 0; i < order_.size(); ++i)
       if (fate_[i] != kReleased) order_[kept++] = order_[i];
     order_.resize(kept);
+    // Closes the gaps between ordinals: entries whose ordinals are near are summed together.
+    for (std::size_t i = 0; i < kept; ++i) table_.column_[order_[i]].ordinal = i;
+    table_.runs_.front().next_ordinal = kept;
     table_.tail_.front() = order_.empty() ? kNone : order_.back();
     table_.original_ = original_;
     table_.entry_first_.clear();
@@ -161,14 +164,17 @@ class PageTable::Packer {
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const std::uint32_t c = order_[i];
       const bool many = dead(c) * 64 >= std::max(least.dead * slots_, 64) || series(c) >= least.series;
+      const bool follows_open = i > 0 && !table_.column_[order_[i - 1]].sealed;
       if (level == kAll) {
         on = on || many || starts_[i] > 0 || must_go(c);
       } else if (table_.column_[c].sealed) {
         on = many || must_go(c);
       } else {
-        on = (on && i > 0 && !table_.column_[order_[i - 1]].sealed) || must_go(c);  // all columns behind it are open
+        // All columns behind an open one are open too. They are packed apart, which encodes nothing.
+        on = (on && follows_open) || many || must_go(c);
       }
-      if (on) fate_[i] = i > 0 && fate_[i - 1] != kStays ? kInGroup : kBeginsGroup;
+      const bool joins = level == kAll || table_.column_[c].sealed || follows_open;
+      if (on) fate_[i] = i > 0 && fate_[i - 1] != kStays && joins ? kInGroup : kBeginsGroup;
     }
     if (level == kAll) return;
     // A group that would fill as many columns as it has is none: columns with many holes are packed alone.
