@@ -63,6 +63,7 @@ struct ModelSummary {
   std::string chat_template;           // "jinja": one that is interpreted; without one "markers", "chatml" or "plain"
   bool chat_template_unknown = false;  // the file's template is no template: messages are refused with what is wrong
   bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
+  int kv_heads = 0;                    // of a layer
 };
 
 class Session {

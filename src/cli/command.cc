@@ -224,6 +224,13 @@ bool may_see_beyond(const std::string& policy, std::int64_t context) {
   return most_seen_by_range(policy).value_or(0) > context + 1;
 }
 
+void note_policy(const std::string& policy, int kv_heads) {
+  const auto made = make_policy(policy);
+  if (!made.ok()) return;
+  if (const std::string remark = (*made)->remark(kv_heads); !remark.empty())
+    note("kvasir: {}\n", printable(remark, 400));
+}
+
 bool drops_ranges(const std::string& policy) {
   const auto made = make_policy(policy);
   return made.ok() && !(*made)->traits().compacts && (*made)->traits().run_capacities.empty();

@@ -73,6 +73,7 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
 }
 
 void note_idle(const std::string& policy) {
+  if (const auto made = make_policy(policy); made.ok() && (*made)->traits().selects) return;  // it never drops anything
   note(
       "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one "
       "(--prefill), others a longer text, a smaller size or a smaller --chunk\n",

@@ -31,7 +31,8 @@ class EngineImpl final : public Engine {
                 model_->config.context,        model_->config.vocabulary,
                 model_->weight_bytes,          std::string(model_->kernels->name),
                 model_->threads->threads(),    std::string(model_->chat->name()),
-                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed};
+                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed,
+                model_->config.kv_heads};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -190,9 +191,11 @@ class EngineImpl final : public Engine {
   // Creates nothing but the policy. `spec`: empty for the default.
   Result<CacheSize> find_place(const std::string& spec, int sequences) const {
     const CacheConditions now = conditions(model_->kv_shape, model_->options.chunk);
-    if (driver_ != nullptr) return spec.empty() ? default_place(now) : share_cache(now, spec);
-    KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
-    return size_cache(now, spec, sequences);
+    if (driver_ != nullptr && spec.empty()) return default_place(now);
+    if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
+    Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
+    if (place.ok()) KVASIR_RETURN_IF_ERROR(place->policy->check_model(policy_model(*model_)));
+    return place;
   }
 
   // The default in the cache that exists, which does not change: finding it takes a search among plans.

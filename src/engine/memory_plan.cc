@@ -251,7 +251,8 @@ std::uint64_t pages_touched(std::uint64_t tokens, std::uint64_t slots) {
 }
 
 // What describe_table writes for all tables of a sequence, at most.
-std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
+                               std::uint64_t columns) {
   const PolicyTraits& traits = policy.traits();
   const auto most_rows =
       static_cast<std::uint64_t>(request.prompt > 0 ? std::min<std::int64_t>(request.chunk, request.prompt) : 1);
@@ -274,7 +275,9 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   };
   count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(shape, policy)));
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
-  const std::uint64_t blocks = (most_rows > 1 ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
+  // The one row of a pass that leaves tokens unread has a mask for each entry, and another of what it retains.
+  if (traits.selects) masks = std::max(masks, columns) + columns;
+  const std::uint64_t blocks = (most_rows > 1 || traits.selects ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
   const std::uint64_t seals =
       shape.page.encoded()
           ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
@@ -296,7 +299,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
-  memory.exact = !policy.traits().compacts && !(shape.page.encoded() && shape.window > 0 && !policy.bound());
+  memory.exact = !policy.traits().by_token() && !(shape.page.encoded() && shape.window > 0 && !policy.bound());
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
   memory.open_page_bytes = shape.page.encoded() ? shape.page.open().bytes() : 0;
@@ -321,7 +324,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.policy_bytes = saturating_product(
       policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
   memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
-  memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request), sequences);
+  memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request, peak.columns), sequences);
   return memory;
 }
 

@@ -39,7 +39,7 @@ PrefixKeep keep_of(const PrefixUse& use) {
 
 // Whether the cuts between chunks show in what the policy keeps, or in the bits of keys.
 bool chunk_matters(const RetentionPolicy& policy) {
-  return policy.traits().compacts || policy.traits().realign == Realign::kRotate;
+  return policy.traits().by_token() || policy.traits().realign == Realign::kRotate;
 }
 
 std::string lineage_of(const PrefixText& text) {
@@ -50,7 +50,8 @@ std::string lineage_of(const PrefixText& text) {
 // Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
 // tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
-  return !sequence.first_dropped() && sequence.truncatable_from() == 0 && sequence.cache()->shape().recent == 0;
+  return !sequence.first_dropped() && sequence.policy().all_read() && sequence.truncatable_from() == 0 &&
+         sequence.cache()->shape().recent == 0;
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ PrefixStore::~PrefixStore() {
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
-  const bool by_range = !policy.traits().compacts;
+  const bool by_range = !policy.traits().by_token();
   // What was generated under a policy that looks at attention is run again token by token.
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;

@@ -130,7 +130,7 @@ Status RequestQueue::start(Member& member) {
   if (member.swap != nullptr) return come_back(member);
   if (request.base != nullptr) {
     Result<SessionBase::Copy> copy = request.base->copy();
-    while (!copy.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one()) copy = request.base->copy();
+    while (!copy.ok() && may_evict_for(member) && prefixes_->cache().evict_one()) copy = request.base->copy();
     KVASIR_RETURN_IF_ERROR(copy.status());
     member.text.sequence = std::move(copy->sequence);
     member.pages = std::move(copy->pages);
@@ -186,8 +186,10 @@ bool RequestQueue::run_pass() {
   std::vector<Member*> all = members();
   std::erase_if(all, [](const Member* member) { return member->is_leaving(); });
   if (all.empty()) {
-    if (swapping()) swap_file_->poll(kSwapWait);
-    return false;
+    // The caller may have requests, or cancel some, meanwhile.
+    if (!swapping()) return false;
+    swap_file_->poll(kSwapWait);
+    return true;
   }
   const std::vector<Verdict> verdicts = decide_with_prefixes(all);
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -221,7 +223,7 @@ bool RequestQueue::run_pass() {
   if (turns.empty() && !loading && leaving_.empty() && !swapping() && unstarted.first != nullptr) {
     if (unstarted.first->swap != nullptr) {
       give_up_swap(*unstarted.first);
-    } else {
+    } else if (!forget_swapped()) {
       unstarted.first->task->fail(unstarted.second);
     }
   }

@@ -139,6 +139,8 @@ class RequestQueue {
   Status come_back(Member& member);
   bool forget_swapped();
   bool swapping() const;
+  bool may_evict_for(const Member& member) const;
+  bool shares_with_its_own(const Member& member) const;
   std::uint64_t leaving_bytes() const;
   void defer_what_waits_for_swap(std::vector<Turn>* turns, std::vector<Member*>* running);
   void undo_start(Member& member);

@@ -323,6 +323,11 @@ void RequestQueue::preempt(Member& member) {
   ++member.preemptions;
   counters_.preempted_twice += member.spared ? 1 : 0;
   member.spared = true;
+  if (member.is_coming()) {
+    member.swap->turn_back();
+    member.text.sequence.reset();
+    return;
+  }
   member.released = report_of(member);
   if (begin_swap(member)) return;
   member.swap.reset();
@@ -335,7 +340,8 @@ void RequestQueue::preempt(Member& member) {
 // Ends a member that can never go on; does nothing after another decision.
 void RequestQueue::reject(Member& member, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
-  if (decision == Decision::kReject && forget_swapped()) return;
+  // What leaves comes free soon, and what has left keeps some bytes that can come free.
+  if (decision == Decision::kReject && (swapping() || forget_swapped())) return;
   const std::uint64_t bytes = driver_->plan(Turn{&*member.task}).bytes;
   Status why = kv_memory_full(driver_->cache()->budget(), bytes);
   if (decision == Decision::kOverCeiling) {

@@ -47,17 +47,28 @@ class RequestQueue::PauseTimer {
   RequestClock::time_point began_ = RequestClock::now();
 };
 
+// Whether a member shares pages with the session that it continues, or with samples of its request. Swapped, it would
+// come back with copies of its own, more than it was admitted with.
+bool RequestQueue::shares_with_its_own(const Member& member) const {
+  const SessionBase* base = member.request->base;
+  if (base != nullptr && !base->stored()) return true;
+  if (member.request->samples == 1) return false;
+  const KvSequence& tables = member.text.sequence->tables();
+  return tables.own_page_bytes() < tables.page_bytes();
+}
+
 // What it costs to preempt a member that holds pages.
 PreemptionCost RequestQueue::cost_of(Member& member) const {
   const Task& task = *member.task;
   RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-  work.by_range = !member.request->policy->traits().compacts;
+  work.by_range = !member.request->policy->traits().by_token();
   work.cached = tokens_found(member);
   PreemptionCost cost = admissions_.cost(work);
   const Sequence& sequence = *member.text.sequence;
   // Between chunks only is a sequence a snapshot; one whose session is still being loaded has it in a file already.
   const bool possible = swap_file_ != nullptr && member.swap == nullptr && !sequence.in_chunk() &&
-                        member.pages.done() && SwappedSequence::has_room(*swap_file_, sequence);
+                        member.pages.done() && !shares_with_its_own(member) &&
+                        SwappedSequence::has_room(*swap_file_, sequence);
   // Both ways take a pass at least.
   if (possible) cost.swap = swap_rates_.seconds(sequence.bytes()) + 2 * admissions_.rates().rates().pass;
   if (possible && always_swap_) cost.swap = 0;
@@ -68,7 +79,10 @@ PreemptionCost RequestQueue::cost_of(Member& member) const {
 bool RequestQueue::begin_swap(Member& member) {
   const PauseTimer timer(this);
   const PreemptionCost cost = cost_of(member);
-  if (cost.swap >= cost.recompute) return false;
+  if (cost.swap >= cost.recompute) {
+    swap_rates_.note_unused();
+    return false;
+  }
   member.swap = SwappedSequence::leave(swap_file_.get(), *member.text.sequence);
   if (member.swap == nullptr) return false;
   ++counters_.swapped_out;
@@ -95,7 +109,10 @@ void RequestQueue::advance_swaps() {
 void RequestQueue::advance_swap(Member& member) {
   SwappedSequence& swap = *member.swap;
   swap.advance();
-  if (swap.state() == SwappedSequence::State::kFailed) return give_up_swap(member);
+  if (swap.state() == SwappedSequence::State::kFailed) {
+    swap_rates_.note_failure();
+    return give_up_swap(member);
+  }
   if (swap.state() == SwappedSequence::State::kOut && member.text.sequence != nullptr) {
     swap_rates_.note_out(swap.bytes(), swap.seconds_leaving());
     counters_.swap_bytes_out += swap.bytes();
@@ -137,11 +154,17 @@ Status RequestQueue::come_back(Member& member) {
     return member.swap->arrive(driver_->model(), driver_->cache(), member.request->policy->clone());
   };
   Result<std::unique_ptr<Sequence>> sequence = again();
-  while (!sequence.ok() && prefixes_ != nullptr && prefixes_->cache().evict_one()) sequence = again();
+  while (!sequence.ok() && may_evict_for(member) && prefixes_->cache().evict_one()) sequence = again();
   if (!sequence.ok()) return sequence.status();
   member.text.sequence = std::move(*sequence);
   advance_swap(member);
   return {};
+}
+
+// Whether cached prefixes are to give way to a member that starts: not where that would not suffice, and where it need
+// only wait for memory that is on its way out.
+bool RequestQueue::may_evict_for(const Member& member) const {
+  return prefixes_ != nullptr && (available() >= member.bytes_to_start || leaving_bytes() == 0);
 }
 
 bool RequestQueue::swapping() const {

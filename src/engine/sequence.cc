@@ -16,6 +16,10 @@ int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, 
   return static_cast<int>(std::min({to_grid, prompt - done, total - done}));
 }
 
+PolicyModel policy_model(const LoadedModel& model) {
+  return {&model.fingerprint, model.config.layers, model.config.kv_heads, model.config.sliding_window};
+}
+
 SequenceLayout sequence_layout(const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
   SequenceLayout layout;
@@ -79,6 +83,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       listener_(std::make_unique<Listener>(this)),
       state_(&cache_->budget()) {
   policy_->begin(table_layout());
+  status_ = policy_->check_model(policy_model(*model_));
 }
 
 Sequence::Sequence(const Sequence& other, KvSequence tables)
@@ -226,9 +231,12 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
   const auto hidden =
       std::span(hidden_).subspan(static_cast<std::size_t>(plan.first), static_cast<std::size_t>(plan.rows));
-  for (int t = 0; t < sequence.tables; ++t)
+  for (int t = 0; t < sequence.tables; ++t) {
+    reads_.clear();
+    const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.sliding_window,
-                   &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
+                   &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
+  }
   batch->sequences.push_back(sequence);
 }
 

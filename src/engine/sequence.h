@@ -26,6 +26,9 @@ inline constexpr int kDefaultChunk = 512;
 enum class Source { kPrompt, kGenerated };
 enum class Logits { kNone, kLast, kAll };
 
+// What policies are told of a model.
+PolicyModel policy_model(const LoadedModel& model);
+
 // How a sequence under this policy is held.
 SequenceLayout sequence_layout(const RetentionPolicy& policy);
 
@@ -82,8 +85,8 @@ class Sequence {
   // The rows have run. At the end of a chunk the policy decides, and its plan is executed.
   void finish_pass(const PassPlan& plan);
 
-  // Ok, or why the sequence cannot go on: a pass did not come to its end, and has left it half applied. It may then
-  // only be looked at and destroyed.
+  // Ok, or why the sequence cannot go on: the policy cannot serve the model, or a pass did not come to its end and has
+  // left it half applied. It may then only be looked at and destroyed.
   const Status& status() const { return status_; }
   // A pass that make_room began has failed. REQUIRES: !why.ok().
   void fail(Status why) { status_ = std::move(why); }
@@ -156,6 +159,7 @@ class Sequence {
   PolicyChunk chunk_;
   int done_ = 0;                    // rows of it that have run
   std::vector<IndexRange> hidden_;  // [chunk rows]
+  std::vector<IndexRange> reads_;   // of a table, while it is described
   KeepPlan plan_;
 
   std::optional<TokenIndex> first_dropped_;

@@ -87,6 +87,14 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
   return sequence;
 }
 
+void SwappedSequence::turn_back() {
+  KVASIR_CHECK(state_ == State::kComing);
+  state_ = State::kOut;
+  reading_.reset();
+  pages_ = {};
+  parts_ = {};
+}
+
 void SwappedSequence::advance() {
   if (state_ == State::kLeaving) write_parts();
   if (state_ == State::kComing) read_parts();

@@ -9,6 +9,7 @@
 // Thread-safety: one caller at a time, the one of the sequence and of the file.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -20,19 +21,31 @@
 
 namespace kvasir {
 
-// How fast sequences leave and come, as measured on those of some size: of others the time says what passes take.
+// How fast sequences leave and come, as measured on those that fill the buffers several times: of others the time says
+// what passes take. Rates that keep a queue from swapping return to what is assumed of an unknown file, so that a file
+// which was slow, or full, is tried again.
 class SwapRates {
  public:
   void note_out(std::uint64_t bytes, double seconds) { note(&out_, bytes, seconds); }
   void note_in(std::uint64_t bytes, double seconds) { note(&in_, bytes, seconds); }
+  void note_failure() {
+    out_ = std::min(4 * out_, kSlowest);
+    in_ = std::min(4 * in_, kSlowest);
+  }
+  // Recomputing was faster.
+  void note_unused() {
+    out_ += (kUnknown - out_) / 16;
+    in_ += (kUnknown - in_) / 16;
+  }
   // Seconds for so many bytes to leave and to come back.
   double seconds(std::uint64_t bytes) const { return static_cast<double>(bytes) * (out_ + in_); }
   double out() const { return 1 / out_; }  // bytes a second
   double in() const { return 1 / in_; }
 
  private:
-  static constexpr std::uint64_t kLeast = 4 * SpillFile::kPartBytes;
+  static constexpr std::uint64_t kLeast = 4 * SpillFile::kBufferBytes;
   static constexpr double kUnknown = 1 / 500e6;
+  static constexpr double kSlowest = 1 / 1e6;
   static void note(double* seconds_per_byte, std::uint64_t bytes, double seconds) {
     if (bytes < kLeast) return;
     *seconds_per_byte += 0.25 * (seconds / static_cast<double>(bytes) - *seconds_per_byte);
@@ -59,6 +72,9 @@ class SwappedSequence {
   Result<std::unique_ptr<Sequence>> arrive(const std::shared_ptr<LoadedModel>& model,
                                            const std::shared_ptr<KvCache>& cache,
                                            std::unique_ptr<RetentionPolicy> policy);
+
+  // Gives up coming back: the file still has all. The new sequence may then be destroyed. REQUIRES: kComing.
+  void turn_back();
 
   void advance();
 

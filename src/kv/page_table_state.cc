@@ -26,8 +26,9 @@ std::vector<std::uint32_t> PageTable::columns_in_order() const {
   for (const std::uint32_t column : spare_) unused[column] = true;
   for (std::uint32_t column = 0; column < column_.size(); ++column)
     if (!unused[column]) columns.push_back(column);
-  // Handles say nothing about age.
-  std::ranges::sort(columns, {}, [&](std::uint32_t c) { return column_[c].first; });
+  // Handles say nothing about age. Columns of different runs may begin with the same token; a restored table has its
+  // handles in this order, so the order of those stays what it was.
+  std::ranges::stable_sort(columns, {}, [&](std::uint32_t c) { return column_[c].first; });
   return columns;
 }
 

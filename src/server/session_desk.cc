@@ -54,9 +54,14 @@ Status unusable(const Status& status, const std::string& path, std::string_view 
                        "the session '{}' cannot be restored: {}; whoever runs the server can mend that in the folder "
                        "of --sessions",
                        id, reason);
-  return Status(status.code(), fmt::format("the session '{}' cannot be restored: {}; 'DELETE /v1/sessions/{}' removes "
-                                           "it, and the next request makes a new one",
-                                           id, reason, id))
+  // What is not damaged has only met the wrong server.
+  const std::string_view first = status.code() == StatusCode::kDataLoss
+                                     ? ""
+                                     : "whoever runs the server can start it with the model and the options that the "
+                                       "session was made with, or ";
+  return Status(status.code(), fmt::format("the session '{}' cannot be restored: {}; {}'DELETE /v1/sessions/{}' "
+                                           "removes it, and the next request makes a new one",
+                                           id, reason, first, id))
       .about({"session"});
 }
 

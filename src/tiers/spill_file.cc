@@ -19,8 +19,17 @@ Hash128 hash_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-SpilledParts::SpilledParts(SpillFile* file, std::vector<std::uint32_t> places) : file_(file) {
-  for (const std::uint32_t place : places) parts_.push_back({.place = place});
+SpilledParts::SpilledParts(SpillFile* file, std::size_t parts) : file_(file), parts_(parts) {
+  // From here on nothing throws.
+  for (Part& part : parts_) {
+    if (file->free_places_.empty()) {
+      part.place = file->touched_places_++;
+    } else {
+      part.place = file->free_places_.back();
+      file->free_places_.pop_back();
+    }
+  }
+  file->used_places_ += static_cast<std::uint32_t>(parts);
 }
 
 SpilledParts::~SpilledParts() {
@@ -68,17 +77,7 @@ SpillFile::~SpillFile() {
 
 std::shared_ptr<SpilledParts> SpillFile::reserve(std::size_t parts) {
   if (!has_room(parts)) return nullptr;
-  std::vector<std::uint32_t> places(parts);
-  for (std::uint32_t& place : places) {
-    if (free_places_.empty()) {
-      place = touched_places_++;
-    } else {
-      place = free_places_.back();
-      free_places_.pop_back();
-    }
-  }
-  used_places_ += static_cast<std::uint32_t>(parts);
-  return std::make_shared<SpilledParts>(this, std::move(places));
+  return std::make_shared<SpilledParts>(this, parts);
 }
 
 std::span<std::byte> SpillFile::buffer() {
@@ -103,8 +102,8 @@ void SpillFile::write(const std::shared_ptr<SpilledParts>& parts, std::size_t pa
   written.bytes = static_cast<std::uint32_t>(bytes);
   written.hash = hash_of(from);
   const std::size_t index = index_of(buffer);
-  uses_[index] = {parts, part, nullptr};
   file_->write(index, std::uint64_t{written.place} * kPartBytes, from);
+  uses_[index] = {parts, part, nullptr};
 }
 
 bool SpillFile::read(const std::shared_ptr<SpilledParts>& parts, std::size_t part,
@@ -113,9 +112,9 @@ bool SpillFile::read(const std::shared_ptr<SpilledParts>& parts, std::size_t par
   if (into.empty()) return false;
   const SpilledParts::Part& written = parts->parts_[part];
   const std::size_t index = index_of(into);
+  file_->read(index, std::uint64_t{written.place} * kPartBytes, into.first(written.bytes));
   uses_[index] = {parts, part, reading};
   ++reading->under_way_;
-  file_->read(index, std::uint64_t{written.place} * kPartBytes, into.first(written.bytes));
   return true;
 }
 

@@ -31,7 +31,8 @@ class SpillFile;
 // Parts in a spill file; their room is given back with the last owner. The file outlives it.
 class SpilledParts {
  public:
-  SpilledParts(SpillFile* file, std::vector<std::uint32_t> places);
+  // Takes places of the file. REQUIRES: it has room.
+  SpilledParts(SpillFile* file, std::size_t parts);
   SpilledParts(const SpilledParts&) = delete;
   SpilledParts& operator=(const SpilledParts&) = delete;
   ~SpilledParts();

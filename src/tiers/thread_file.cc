@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "tiers/transfer.h"
@@ -15,7 +16,10 @@ constexpr int kThreads = 2;
 
 class ThreadFile final : public AsyncFile {
  public:
-  explicit ThreadFile(int descriptor) : descriptor_(descriptor) {
+  // Takes the descriptor.
+  explicit ThreadFile(int descriptor) : descriptor_(descriptor) {}
+  // Throws std::system_error where the system has no thread left.
+  void start() {
     for (std::thread& thread : threads_) thread = std::thread([this] { work(); });
   }
 
@@ -25,7 +29,8 @@ class ThreadFile final : public AsyncFile {
       stopping_ = true;
     }
     waiting_changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : threads_)
+      if (thread.joinable()) thread.join();
     ::close(descriptor_);
   }
 
@@ -97,8 +102,14 @@ class ThreadFile final : public AsyncFile {
 
 }  // namespace
 
-std::unique_ptr<AsyncFile> make_thread_file(int descriptor) {
-  return std::make_unique<ThreadFile>(descriptor);
+Result<std::unique_ptr<AsyncFile>> make_thread_file(int descriptor) {
+  auto file = std::make_unique<ThreadFile>(descriptor);
+  try {
+    file->start();
+  } catch (const std::system_error& error) {
+    return exhausted("the system refuses threads for the swap file: {}; raise the limit on threads", error.what());
+  }
+  return std::unique_ptr<AsyncFile>(std::move(file));
 }
 
 }  // namespace kvasir

@@ -35,6 +35,6 @@ inline Status transfer_error(const Transfer& transfer, int error) {
 }
 
 Result<std::unique_ptr<AsyncFile>> make_uring_file(int descriptor);
-std::unique_ptr<AsyncFile> make_thread_file(int descriptor);
+Result<std::unique_ptr<AsyncFile>> make_thread_file(int descriptor);
 
 }  // namespace kvasir

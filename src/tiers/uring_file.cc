@@ -41,6 +41,8 @@ class UringFile final : public AsyncFile {
         io_uring_cqe_seen(&ring_, entry);
         take(id, result);
       }
+      // Entries that the kernel did not take when they were made: it had no memory then.
+      if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
       const auto left = until - std::chrono::steady_clock::now();
       if (!ended_.empty() || under_way_.empty() || left <= left.zero()) return std::exchange(ended_, {});
       const auto seconds = std::chrono::floor<std::chrono::seconds>(left);

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include "engine/request_desk.h"
+#include "engine/sequence_runner.h"
+#include "engine/sequence_state.h"
 #include "tiers/faulty_file.h"
 
 namespace kvasir::test {
@@ -111,6 +114,75 @@ TEST(Swap, WhatTheFileLosesIsComputedAgain) {
         all.failed += outcomes.failed;
       }
   EXPECT_GT(all.failed, 20);
+}
+
+// The columns of a ring may begin with the token that a column of another run begins with. A restored table has its
+// pages in the order in which they were saved, so it is saved in that order again.
+TEST(Swap, PagesComeBackInTheOrderInWhichTheyLeft) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 2, .page_slots = 16});
+  const std::string policy = "cascade:size=512,n=4,sinks=4,select=off";
+  const auto cache = *new_cache(model, std::uint64_t{1} << 28);
+  SequenceRunner runner(model, cache, std::move(*make_policy(policy)));
+  const std::vector<TokenId> tokens = random_tokens(800, crowd_spec().vocab, 5);
+  bool alike = false;  // two columns began with one token
+  for (std::size_t at = 0; at < tokens.size(); ++at) {
+    ASSERT_TRUE(
+        runner
+            .feed(
+                std::span(tokens).subspan(at, 1), 0, Logits::kNone, [](auto...) { return true; }, Source::kGenerated)
+            .ok());
+    if (at < 300 || at % 9 != 0) continue;
+    std::vector<std::byte> first, second;
+    ByteWriter once(&first), again(&second);
+    write_sequence(runner.whole(), once);
+    Sequence restored(model, cache, std::move(*make_policy(policy)));
+    ByteReader in(first);
+    ASSERT_TRUE(read_sequence(in, &restored).ok());
+    write_sequence(restored, again);
+    ASSERT_EQ(first, second) << at;
+    const PageTable& table = restored.tables().table(0);
+    std::set<TokenIndex> begins;
+    int columns = 0;
+    table.for_each_column([&](auto) { ++columns; });
+    for (std::size_t f = 0; f < table.frames().size(); ++f)
+      for (const PageEntry& entry : table.entries_of(table.frames()[f]))
+        begins.insert(table.column(entry.column).first);
+    alike |= columns > 16 && std::ssize(begins) < columns;
+  }
+  EXPECT_TRUE(alike);
+}
+
+// Where all that is left is on its way to a file that does not move, the queue still takes requests and cancels them.
+TEST(Swap, AFileThatNeverEndsHoldsNobody) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  std::mt19937_64 random(7);
+  RequestOptions options = random_request(random, {"h2o:budget=64,recent=32"}, 60);
+  options.samples = 1;
+  options.prompt = random_text(100, 3);
+  options.generate.max_tokens = 80;
+  options.generate.ignore_eos = true;
+  const std::uint64_t most = alone(model, options).kv.bytes_peak;
+  Desk desk(model, most * 5 / 4, {.prompt_rows = 30, .running = 10, .ahead = 0});
+  desk.queue().swap_to(spill_to(std::make_unique<FaultyFile>(no_fault, 1000000)), true);
+  std::vector<RequestId> ids{desk.add(options), desk.add(options)};
+  for (int polls = 0; desk.queue().counters().swapped_out == 0; ++polls) {
+    ASSERT_LT(polls, 1000);
+    ASSERT_NO_FATAL_FAILURE(desk.poll());
+  }
+  // Whoever runs leaves.
+  for (const RequestId id : ids)
+    if (desk.queue().sequence_of(id, 0) != nullptr && desk.queue().running() > 1) {
+      ASSERT_TRUE(desk.queue().cancel(id).ok());
+      break;
+    }
+  for (int polls = 0; polls < 5; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  for (const RequestId id : ids)
+    if (desk.queue().sequence_of(id, 0) != nullptr) {
+      ASSERT_TRUE(desk.queue().cancel(id).ok());
+    }
+  EXPECT_EQ(desk.queue().unfinished(), 0);
 }
 
 TEST(Swap, AFileWithoutRoomMeansComputingAgain) {
