@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/kv_report.h"
 #include "engine/memory_plan.h"
 #include "engine/request_members.h"
 #include "engine/request_queue.h"
@@ -50,7 +51,7 @@ class RequestQueue::PauseTimer {
 PreemptionCost RequestQueue::cost_of(Member& member) const {
   const Task& task = *member.task;
   RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-  work.by_range = !member.request->policy->traits().compacts;
+  work.by_range = !member.request->policy->traits().by_token();
   work.cached = tokens_found(member);
   PreemptionCost cost = admissions_.cost(work);
   const Sequence& sequence = *member.text.sequence;

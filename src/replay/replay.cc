@@ -283,9 +283,19 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
   return {};
 }
 
+Status check_replayable(const RetentionPolicy& policy) {
+  if (!policy.traits().chunk_reads) return {};
+  return unsupported(
+             "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "
+             "another policy",
+             policy.traits().spec)
+      .about({"policy"});
+}
+
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
+  KVASIR_RETURN_IF_ERROR(check_replayable(policy));
   return Replay(trace, policy, options).run(progress);
 }
 

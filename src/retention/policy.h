@@ -35,6 +35,7 @@
 #include "base/bytes.h"
 #include "kv/keep_plan.h"
 #include "kvasir/status.h"
+#include "retention/budget.h"
 
 namespace kvasir {
 
@@ -87,11 +88,20 @@ struct PolicyTraits {
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
+  // Rows of generated tokens may leave retained tokens unread, so that the keys and values of generated tokens are not
+  // those that another policy has.
+  bool selects = false;
+  // They read chunks up to this many tokens (engine/quest_selector.h).
+  std::optional<Budget> chunk_reads;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
   // All other tokens only ever get farther from those that follow.
   std::int64_t sinks = 0;
+
+  // Whether it matters that a generated token is a chunk of its own, in every run of a text: the log of tokens must
+  // then tell prompts from what was generated.
+  bool by_token() const { return compacts || selects; }
 };
 
 // The two places in a composition (retention/composed.h).
@@ -117,6 +127,9 @@ class RetentionPolicy {
 
   // Tokens taken in so far: the first of the next chunk.
   virtual TokenIndex seen() const = 0;
+
+  // Whether every row so far read all that was retained for it.
+  virtual bool all_read() const { return true; }
 
   // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
   virtual void retained(int table, int run, std::vector<IndexRange>& ranges) const = 0;

@@ -25,6 +25,7 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kSnapKvPolicy,
     &kPyramidKvPolicy,
     &kCakePolicy,
+    &kQuestPolicy,
     &kRandomPolicy,
     &kRecomputePolicy,
 });

@@ -101,5 +101,6 @@ extern const PolicyInfo kRandomPolicy;
 extern const PolicyInfo kSnapKvPolicy;
 extern const PolicyInfo kPyramidKvPolicy;
 extern const PolicyInfo kCakePolicy;
+extern const PolicyInfo kQuestPolicy;
 
 }  // namespace kvasir

@@ -140,7 +140,7 @@ TEST(PolicyRegistry, EveryPolicyIsDescribedAndItsDefaultsAreAccepted) {
     }
   }
   EXPECT_EQ(names, (std::set<std::string_view>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe",
-                                               "snapkv", "pyramidkv", "cake", "random", "recompute"}));
+                                               "snapkv", "pyramidkv", "cake", "quest", "random", "recompute"}));
   EXPECT_EQ(find_policy("none"), nullptr);
 }
 
