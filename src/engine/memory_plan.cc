@@ -323,6 +323,10 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
                            .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};
   memory.policy_bytes = saturating_product(
       policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
+  if (const auto selector = new_selector(policy, shape)) {
+    const std::uint64_t bounds = selector->bytes_for(std::min(request.tokens, kMostPlannedTokens));
+    memory.policy_bytes = saturating_sum(memory.policy_bytes, saturating_product(bounds, sequences));
+  }
   memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
   memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request, peak.columns), sequences);
   return memory;
@@ -348,6 +352,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   work.slots = shape.page.slots;
   if (shape.page.encoded()) work.staged_page_bytes = shape.page.open().bytes();
   work.reductions = static_cast<int>(traits.reductions.size());
+  work.selected_rows = traits.chunk_reads ? 1 : 0;
   work.observed_rows = work.reductions > 0 ? work.rows : 0;
   return work;
 }

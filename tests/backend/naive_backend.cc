@@ -257,6 +257,11 @@ void NaivePageStore::rotate(int lanes, std::span<const SlotRotation> rotations, 
     }
 }
 
+void NaivePageStore::read_keys(PageId page, float* keys) const {
+  for (const std::vector<double>& key : this->page(page).keys)
+    for (const double x : key) *keys++ = static_cast<float>(x);
+}
+
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
   KVASIR_CHECK(out.size() == format(id).bytes() && !format(id).encoded());
   std::byte* to = out.data();
@@ -512,7 +517,7 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
       for (const HiddenBlock& block : table.hidden)
         if (block.frame == f && e >= block.begin && e < block.end && row >= block.first_row && row < block.end_row)
           visible = retained = 0;
-      if (lane.read != nullptr && !lane.read[number]) visible = 0;
+      if (!lane.read.empty()) visible &= lane.read[number];
       const NaivePage* page = &store_->page(page_of(lane, entry.column));
       for (const SealedColumn& seal : table.seals)
         if (seal.column == entry.column && row < seal.first_row) page = &staged_.at({&table, lane.number, seal.column});
@@ -593,22 +598,38 @@ void NaiveBackend::tell(const BatchSequence& sequence, int layer, int row,
   }
 }
 
+// Asks the sequence's selector what a row reads of a lane.
+void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane) {
+  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+  const auto group = static_cast<std::size_t>(shape_.group());
+  const Row& of_row = rows(Activation::kQuery)[static_cast<std::size_t>(sequence.first_row + row)];
+  std::vector<float> queries;
+  std::size_t entries = 0;
+  for (std::size_t f = 0; f < lane->table->frames.size(); ++f) {
+    entries += lane->table->frames[f].entries.size();
+    for (std::size_t g = 0; g < group; ++g) {
+      const auto query = std::span(of_row).subspan((static_cast<std::size_t>(head) * group + g) * dim, dim);
+      for (const double x : rotated(query, lane->table->query_position(f, row)))
+        queries.push_back(static_cast<float>(x / std::sqrt(static_cast<double>(shape_.head_dim))));
+    }
+  }
+  lane->read.assign(entries, ~SlotMask{0});
+  const LaneRow shown{layer,           head,           row,        lane->table, lane->number, store_, shape_.group(),
+                      shape_.head_dim, queries.data(), group * dim};
+  sequence.selector->select(shown, lane->read);
+}
+
 void NaiveBackend::attend(int layer) {
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   if (lease != nullptr) lease->wait();
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     std::vector<Lane> lanes;
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      Lane& lane = lanes.emplace_back(lane_of(sequence, layer, head));
-      if (pass_.selector == nullptr) continue;
-      std::size_t entries = 0;
-      for (const BatchFrame& frame : lane.table->frames) entries += frame.entries.size();
-      lane.read = std::make_unique<bool[]>(entries);
-      std::fill_n(lane.read.get(), entries, true);
-      pass_.selector->select(layer, *lane.table, lane.number, {lane.read.get(), entries});
-    }
+    for (int head = 0; head < shape_.kv_heads; ++head) lanes.push_back(lane_of(sequence, layer, head));
+    const bool selects = sequence.selector != nullptr && sequence.selector->selects(layer);
     for (int row = 0; row < sequence.rows; ++row) {
+      for (int head = 0; selects && head < shape_.kv_heads; ++head)
+        select(sequence, layer, head, row, &lanes[static_cast<std::size_t>(head)]);
       const auto weights = attend_row(sequence, row, lanes);
       if (sequence.listener != nullptr) tell(sequence, layer, row, weights);
     }

@@ -43,6 +43,7 @@ class NaivePageStore final : public PageStore {
   void repack(int lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  void read_keys(PageId page, float* keys) const override;
   // Bytes of a page: elements [slot][key, then value]. REQUIRES: not encoded.
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
@@ -97,8 +98,8 @@ class NaiveBackend final : public Backend {
   // A lane of one sequence in one layer.
   struct Lane {
     const BatchTable* table = nullptr;
-    int number = 0;                // of the table's lanes
-    std::unique_ptr<bool[]> read;  // [entries of all frames]; null: all are read
+    int number = 0;              // of the table's lanes
+    std::vector<SlotMask> read;  // of the row at hand: [entries of all frames]; empty: all that it sees
   };
   // Places of one row's retained tokens in one lane, in order of token.
   struct Place {
@@ -116,6 +117,7 @@ class NaiveBackend final : public Backend {
   static PageId page_of(const Lane& lane, std::uint32_t column);
   NaivePage& staged(const Lane& lane, const SealedColumn& seal);
   std::vector<Place> places(const Lane& lane, int row) const;
+  void select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane);
   std::vector<std::vector<float>> attend_row(const BatchSequence& sequence, int row, std::span<const Lane> lanes);
   void tell(const BatchSequence& sequence, int layer, int row, const std::vector<std::vector<float>>& weights) const;
 

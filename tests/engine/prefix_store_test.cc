@@ -170,8 +170,8 @@ TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
     EXPECT_EQ(warm.budget().used(), 0u);
     warm.cache().check_invariants({});
   }
-  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "random", "snapkv",
-                                         "streaming", "tova", "window"}));
+  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "quest", "random",
+                                         "snapkv", "streaming", "tova", "window"}));
 }
 INSTANTIATE_TEST_SUITE_P(Codecs, PrefixStoreOf, ::testing::Values("f16", "q4", "k=q8,v=q2,recent=24"),
                          [](const auto& codec) { return fmt::format("codec_{}", codec.index); });
@@ -198,6 +198,7 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
                                                  "streaming:sinks=4,window=60",
                                                  "streaming:sinks=4,window=44,every=16,realign=rotate",
                                                  "h2o:budget=40,recent=10",
+                                                 "quest:budget=48",
                                                  "snapkv:budget=40,window=8",
                                                  "snapkv:budget=40,window=8+lethe:tau=2,start=24",
                                                  "tova:budget=33,pos=original",
