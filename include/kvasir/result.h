@@ -29,7 +29,7 @@ struct KvReport {
   // Tokens that the newest generated token read, if its policy chooses (quest): the mean over layers and KV heads. 0:
   // all that were kept.
   std::int64_t read = 0;
-  double dead_share = 0;        // of the written slots, those whose token was dropped and that are not reused yet
+  double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
   // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
   // once: its page was packed with others, or rotated, when tokens were dropped.
   double encodings_mean = 0;

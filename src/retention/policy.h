@@ -90,8 +90,8 @@ struct PolicyTraits {
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
-  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys and
-  // values of generated tokens are not those that another policy has.
+  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys
+  // and values of generated tokens are not those that another policy has.
   bool selects = false;
   // They read chunks up to this many tokens (engine/quest_selector.h).
   std::optional<Budget> chunk_reads;
