@@ -18,13 +18,13 @@ inline const std::vector<std::string>& range_policies() {
       "streaming:sinks=4,window=36",
       "streaming:sinks=20,window=40,every=5,slack=3,max_drop=4",
       "streaming:sinks=4,window=44,every=16,realign=rotate",
-      "quest:budget=48",
   };
   return policies;
 }
 
 inline std::vector<std::string> all_policies_in_use() {
   std::vector<std::string> policies = range_policies();
+  policies.push_back("synckv:budget=24,recent=6,stride=3");  // drops nothing
   for (const PolicyCases& cases : all_policy_cases())
     policies.insert(policies.end(), cases.evicting.begin(), cases.evicting.end());
   return policies;
@@ -232,7 +232,6 @@ class Crowd {
 inline RandomModelSpec crowd_spec() {
   RandomModelSpec spec = small_spec();
   spec.context = 150;  // pos=auto switches on the way
-  spec.layers = 3;     // quest reads all of the first two
   return spec;
 }
 
