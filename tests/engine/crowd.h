@@ -18,7 +18,6 @@ inline const std::vector<std::string>& range_policies() {
       "streaming:sinks=4,window=36",
       "streaming:sinks=20,window=40,every=5,slack=3,max_drop=4",
       "streaming:sinks=4,window=44,every=16,realign=rotate",
-      "quest:budget=48",
   };
   return policies;
 }
@@ -233,7 +232,6 @@ class Crowd {
 inline RandomModelSpec crowd_spec() {
   RandomModelSpec spec = small_spec();
   spec.context = 150;  // pos=auto switches on the way
-  spec.layers = 3;     // quest reads all of the first two
   return spec;
 }
 

@@ -17,6 +17,7 @@ constexpr int kChunk = 32;
 RandomModelSpec long_spec() {
   RandomModelSpec spec = crowd_spec();
   spec.context = 1024;
+  spec.layers = 3;  // quest reads all of the first two
   return spec;
 }
 
@@ -170,8 +171,8 @@ TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
     EXPECT_EQ(warm.budget().used(), 0u);
     warm.cache().check_invariants({});
   }
-  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "quest", "random",
-                                         "snapkv", "streaming", "tova", "window"}));
+  EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "random", "snapkv",
+                                         "streaming", "tova", "window"}));
 }
 INSTANTIATE_TEST_SUITE_P(Codecs, PrefixStoreOf, ::testing::Values("f16", "q4", "k=q8,v=q2,recent=24"),
                          [](const auto& codec) { return fmt::format("codec_{}", codec.index); });

@@ -255,7 +255,7 @@ TEST(Quest, ChunksPassesAndForksChangeNoBits) {
 TEST(Quest, BoundsArePlannedToTheByte) {
   const TemporaryFile file(make_random_model(deep_spec()));
   for (const char* codec : {"f16", "q4"})
-    for (const std::int64_t prompt : {1, 100, 250, 500, 600})
+    for (const std::int64_t prompt : {250, 600})
       for (const std::int64_t budget : {64, 300, 700}) {
         SCOPED_TRACE(fmt::format("{} prompt {} budget {}", codec, prompt, budget));
         const auto model = load(file.path(), {.threads = 1, .kv_type = codec, .page_slots = 32});
