@@ -23,10 +23,17 @@ struct KvReport {
   // Tokens retained now that are not beyond the model's sliding window; where layers or heads keep different ones,
   // their mean.
   std::int64_t kept = 0;
-  std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
-  std::int64_t kept_most = 0;    // and the most
-  std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
-  double dead_share = 0;         // of the written slots, those whose token was dropped and that are not reused yet
+  std::int64_t kept_least = 0;  // of the layer or head that retains the fewest
+  std::int64_t kept_most = 0;   // and the most
+  std::int64_t kept_max = 0;    // most that a forward pass saw, ever, in any layer
+  // Tokens that the newest generated token read, if its policy chooses (quest): the mean over layers and KV heads. 0:
+  // all that were kept.
+  std::int64_t read = 0;
+  double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
+  // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
+  // once: its page was packed with others, or rotated, when tokens were dropped.
+  double encodings_mean = 0;
+  int encodings_max = 0;         // 255 stands for more too
   std::uint64_t bytes = 0;       // now
   std::uint64_t bytes_peak = 0;  // most there ever were; of a fork, since it was made
   std::uint64_t budget = 0;      // of the cache that it shares with all sessions and requests: bytes there may be

@@ -93,6 +93,7 @@ struct BatchTable {
 };
 
 class AttentionListener;
+class EntrySelector;
 
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
 struct BatchSequence {
@@ -102,6 +103,7 @@ struct BatchSequence {
   int tables = 1;                         // 1 for all lanes, one a layer, or one a lane (layer * kv_heads + head)
   int logits = 0;                         // logits are wanted of the last this many rows
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
+  EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
 };
 
 struct Batch {

@@ -54,7 +54,9 @@ void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, whi
 
 void add_model_option(CLI::App& command, std::string& path);  // -m, or the first argument by its place
 std::string kv_type_help();
-void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
+void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page
+// The same; --kv-type may be repeated.
+void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
 // Adds --kv, one policy. Refuses an empty name, which would be taken for the default.

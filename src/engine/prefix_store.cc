@@ -68,7 +68,7 @@ PrefixStore::~PrefixStore() {
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
   const bool by_range = !policy.traits().by_token();
-  // What was generated under a policy that looks at attention is run again token by token.
+  // What was generated under a policy that looks at attention, or reads by choice, is run again token by token.
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
@@ -185,7 +185,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(use.salt, tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy)) {
+  } else if (!chunk_matters(policy) && !policy.traits().selects) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(use.salt, lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

@@ -296,9 +296,19 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
   return {};
 }
 
+Status check_replayable(const RetentionPolicy& policy) {
+  if (!policy.traits().chunk_reads) return {};
+  return unsupported(
+             "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "
+             "another policy",
+             policy.traits().spec)
+      .about({"policy"});
+}
+
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
+  KVASIR_RETURN_IF_ERROR(check_replayable(policy));
   const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
   KVASIR_RETURN_IF_ERROR(
       policy.check_model({nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));

@@ -37,6 +37,7 @@
 #include "base/hash.h"
 #include "kv/keep_plan.h"
 #include "kvasir/status.h"
+#include "retention/budget.h"
 
 namespace kvasir {
 
@@ -89,8 +90,11 @@ struct PolicyTraits {
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
-  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads).
+  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys
+  // and values of generated tokens are not those that another policy has.
   bool selects = false;
+  // They read chunks up to this many tokens (engine/quest_selector.h).
+  std::optional<Budget> chunk_reads;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
@@ -99,7 +103,7 @@ struct PolicyTraits {
 
   // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
   // then tell prompts from what was generated.
-  bool by_token() const { return compacts || !reductions.empty(); }
+  bool by_token() const { return compacts || selects || !reductions.empty(); }
 };
 
 // What a policy may need to know of a model.
@@ -145,6 +149,9 @@ class RetentionPolicy {
 
   // Tokens taken in so far: the first of the next chunk.
   virtual TokenIndex seen() const = 0;
+
+  // Whether every row so far read all that was retained for it.
+  virtual bool all_read() const { return true; }
 
   // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
   virtual void retained(int table, int run, std::vector<IndexRange>& ranges) const = 0;

@@ -26,6 +26,7 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kPyramidKvPolicy,
     &kCakePolicy,
     &kSyncKvPolicy,
+    &kQuestPolicy,
     &kRandomPolicy,
     &kRecomputePolicy,
 });

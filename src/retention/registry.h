@@ -103,5 +103,6 @@ extern const PolicyInfo kSnapKvPolicy;
 extern const PolicyInfo kPyramidKvPolicy;
 extern const PolicyInfo kCakePolicy;
 extern const PolicyInfo kSyncKvPolicy;
+extern const PolicyInfo kQuestPolicy;
 
 }  // namespace kvasir

@@ -58,6 +58,12 @@ std::vector<GoldenCase> golden_cases() {
   for (const std::string& policy : policies)
     for (const char* type : {"f32", "f16", "bf16"})
       cases.push_back({fmt::format("llama/{}/{}", type, policy), golden_spec(), policy, type});
+  for (const char* type : {"f32", "f16", "bf16"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.layers = 3;  // the first two read everything
+    spec.context = 256;
+    cases.push_back({fmt::format("layers-3/{}/quest:budget=64", type), spec, "quest:budget=64", type});
+  }
   for (const FamilyCase& family : family_cases(golden_spec()))
     for (const std::string& policy : one_of_each)
       cases.push_back({fmt::format("{}/{}", family.name, policy), family.spec, policy});
