@@ -174,8 +174,6 @@ class RetentionPolicy {
     static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
     return false;
   }
-  // Whether every row so far read all that was retained for it.
-  virtual bool all_read() const { return true; }
 
   // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.
   virtual IndexRange will_drop(const PolicyChunk& chunk) const {
