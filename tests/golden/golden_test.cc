@@ -84,6 +84,13 @@ std::vector<GoldenCase> golden_cases() {
     for (const int chunk : {1, 2, 3, 5, 13, 32})
       cases.push_back({fmt::format("weights-{}/chunk-{}/full", dtype, chunk), spec, "full", "f16", 32, chunk});
   }
+  for (const char* type : {"q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4", "k=f16,v=q3"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.head_dim = 32;
+    for (const char* policy : {"full", "streaming:sinks=4,window=44,every=16,realign=rotate", "h2o:budget=24,recent=8"})
+      for (const int slots : {16, 32})
+        cases.push_back({fmt::format("codec-{}-{}/{}", type, slots, policy), spec, policy, type, slots});
+  }
   return cases;
 }
 
