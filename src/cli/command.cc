@@ -19,6 +19,7 @@
 #include <limits>
 #include <system_error>
 
+#include "backend/page_format.h"
 #include "base/byte_size.h"
 #include "base/mapped_file.h"
 #include "base/status.h"

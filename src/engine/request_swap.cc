@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "engine/kv_report.h"
 #include "engine/memory_plan.h"
 #include "engine/request_members.h"
 #include "engine/request_queue.h"
