@@ -196,6 +196,9 @@ class Engine {
 
   // Requests whose last event poll() has not returned yet.
   virtual std::int64_t unfinished() const = 0;
+  // Whether prefixes are still on their way to places outside memory. They get there by themselves; poll() then frees
+  // buffers and brings report() up to date.
+  virtual bool settling() const { return false; }
 
   // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
   // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request

@@ -91,6 +91,12 @@ std::int64_t PrefixStore::find(const PrefixUse& use, const PrefixText& text) con
   return cache_.find(query_of(use, text, lineage)).tokens;
 }
 
+std::int64_t PrefixStore::most_exact(const PrefixUse& use, const PrefixText& text) const {
+  if (use.bypass) return 0;
+  const PrefixQuery query = query_of(use, text, {});
+  return std::max<std::int64_t>(query.most_exact / query.exact_multiple * query.exact_multiple, 0);
+}
+
 std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
                                     const PrefixText& other, std::int64_t common) const {
   if (use.bypass || other_use.bypass || use.salt != other_use.salt) return 0;
