@@ -69,7 +69,7 @@ def stored(replica):
         text = b""
         while piece := one.recv(65536):
             text += piece
-    found = re.search(rb'prefix_tier_stores_total\{[^}]*tier="redis"\} (\d+)', text)
+    found = re.search(rb'prefix_tier_stores_total\{[^}]*tier="redis"[^}]*\} (\d+)', text)
     return int(found[1]) if found else 0
 
 

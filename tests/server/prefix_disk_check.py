@@ -33,7 +33,7 @@ def ask(server, *arguments, **options):
 
 
 def tier(server, name, tier="disk"):
-    found = server.metrics().get(f'kvasir:prefix_tier_{name}{{model_name="m",tier="{tier}"}}')
+    found = server.metrics().get(f'kvasir:prefix_tier_{name}{{tier="{tier}",model_name="m"}}')
     assert found is not None, (name, [key for key in server.metrics() if "tier" in key])
     return float(found)
 
