@@ -1,7 +1,10 @@
-// Speed of the two kernels that take nearly all time, on one thread: matmul and attend, for every table that runs here.
+// Speed of the kernels that take nearly all time, for every table that runs here: matmul and attend on one thread and
+// pages that stay in the cache; decode: attend for one row over more pages than the cache holds, on one and two threads
+// (a 1B model of 16 layers and 8 KV heads at 16,384 tokens); encode_page.
 // Counters: bytes_per_second of weights or pages read (what one row waits for), MAC/s (what many rows wait for).
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <vector>
@@ -9,6 +12,7 @@
 #include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/kernels.h"
 #include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 
 namespace kvasir {
 namespace {
@@ -113,6 +117,76 @@ void bench_attend(benchmark::State& state, const KernelTable& table, KvType type
                tokens * static_cast<double>(shape.slot_bytes()));
 }
 
+// One row of every lane over its own pages, in the partials and order of the engine.
+void bench_decode(benchmark::State& state, const KernelTable& table, KvType type, int threads) {
+  constexpr std::size_t kLayers = 16;
+  constexpr std::size_t kHeads = 8;
+  constexpr std::size_t kEntries = 512;
+  constexpr int kGroup = 4;
+  constexpr int kHeadDim = 64;
+  const PageFormat shape{kHeadDim, 32, type};
+  const PageFormat open = shape.open();
+  const std::size_t lane_bytes = kEntries * shape.bytes();
+  AlignedBuffer<std::byte> memory;
+  memory.ensure(kLayers * kHeads * lane_bytes);
+  const std::vector<float> noise = random_floats(kHeadDim + 977);
+  std::vector<std::byte> written(open.bytes());
+  for (std::size_t e = 0; e < kEntries; ++e) {
+    std::byte* page = memory.data() + shape.bytes() * e;
+    for (int s = 0; s < shape.slots; ++s) {
+      const float* token = noise.data() + (e * 32 + static_cast<std::size_t>(s)) * 31 % 977;
+      table.store_kv(open, open == shape ? page : written.data(), s, token, token);
+    }
+    if (shape.encoded()) encode_page(shape, written.data(), slot_range(0, shape.slots), page);
+  }
+  for (std::size_t lane = 1; lane < kLayers * kHeads; ++lane)
+    std::copy_n(memory.data(), lane_bytes, memory.data() + lane * lane_bytes);
+  const std::vector<float> q = random_floats(kGroup * kHeadDim);
+  const std::vector<SlotMask> masks(kPartialEntries, slot_range(0, shape.slots));
+  const std::vector<const PageFormat*> formats(kPartialEntries, &shape);
+  ThreadPool pool(threads);
+  for (auto _ : state)
+    for (std::size_t layer = 0; layer < kLayers; ++layer)
+      pool.parallel_for(static_cast<int>(kHeads * kEntries / kPartialEntries), [&](int index) {
+        const std::byte* pages[kPartialEntries];
+        const std::size_t first =
+            layer * kHeads * kEntries + static_cast<std::size_t>(index) * static_cast<std::size_t>(kPartialEntries);
+        for (std::size_t e = 0; e < kPartialEntries; ++e) pages[e] = memory.data() + (first + e) * shape.bytes();
+        float maximum[kGroup], sum[kGroup] = {}, weighted[kGroup * kHeadDim] = {};
+        std::fill_n(maximum, kGroup, -1e30F);
+        AttentionPartial partial;
+        partial.head_dim = kHeadDim;
+        partial.slots = shape.slots;
+        partial.formats = formats.data();
+        partial.rows = 1;
+        partial.group = kGroup;
+        partial.q = q.data();
+        partial.q_row_stride = kGroup * kHeadDim;
+        partial.entries = kPartialEntries;
+        partial.pages = pages;
+        partial.masks = masks.data();
+        partial.mask_row_stride = kPartialEntries;
+        table.attend(partial, {maximum, sum, weighted});
+        benchmark::DoNotOptimize(weighted);
+      });
+  const double tokens = 1.0 * kLayers * kHeads * kEntries * shape.slots;
+  set_counters(state, tokens * 2 * kHeadDim * kGroup, tokens * static_cast<double>(shape.slot_bytes()));
+}
+
+void bench_encode(benchmark::State& state, KvType type) {
+  constexpr int kHeadDim = 64;
+  const PageFormat shape{kHeadDim, 32, type};
+  std::vector<std::byte> open(shape.open().bytes());
+  std::vector<std::byte> page(shape.bytes());
+  const std::vector<float> noise = random_floats(kHeadDim + 977);
+  for (int s = 0; s < shape.slots; ++s)
+    generic_kernels().store_kv(shape.open(), open.data(), s, noise.data() + s * 31 % 977, noise.data() + s * 17 % 977);
+  for (auto _ : state) {
+    encode_page(shape, open.data(), slot_range(0, shape.slots), page.data());
+    benchmark::ClobberMemory();
+  }
+}
+
 std::string joined(const std::vector<std::string_view>& parts) {
   std::string out;
   for (const std::string_view part : parts) {
@@ -146,8 +220,19 @@ void register_all() {
           bench_attend(state, *table, type, rows);
         })->Unit(benchmark::kMicrosecond);
       }
+      for (const int threads : {1, 2}) {
+        const std::string title = joined({"decode", name, kv_type_name(type), "threads:" + std::to_string(threads)});
+        benchmark::RegisterBenchmark(title.c_str(),
+                                     [=](benchmark::State& state) { bench_decode(state, *table, type, threads); })
+            ->Unit(benchmark::kMillisecond)
+            ->UseRealTime();
+      }
     }
   }
+  for (const KvType type : {KvType::kQ8, KvType::kQ4, KvType::kQ4O, KvType::kQ3, KvType::kQ2})
+    benchmark::RegisterBenchmark(joined({"encode_page", kv_type_name(type)}).c_str(), [=](benchmark::State& state) {
+      bench_encode(state, type);
+    })->Unit(benchmark::kMicrosecond);
 }
 
 }  // namespace

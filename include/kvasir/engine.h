@@ -63,6 +63,7 @@ struct ModelSummary {
   std::string chat_template;           // "jinja": one that is interpreted; without one "markers", "chatml" or "plain"
   bool chat_template_unknown = false;  // the file's template is no template: messages are refused with what is wrong
   bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
+  int kv_heads = 0;                    // of a layer
 };
 
 class Session {
@@ -195,6 +196,9 @@ class Engine {
 
   // Requests whose last event poll() has not returned yet.
   virtual std::int64_t unfinished() const = 0;
+  // Whether prefixes are still on their way to places outside memory. They get there by themselves; poll() then frees
+  // buffers and brings report() up to date.
+  virtual bool settling() const { return false; }
 
   // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
   // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,6 +70,17 @@ struct EngineOptions {
   // The file has no name and is gone with the engine.
   std::string swap_dir;
   std::uint64_t swap_size = std::uint64_t{4} << 30;  // its size, at most; at least 1 MiB
+  // Folder in which prefixes outlive the engine, and bytes there, at most; empty: none. One process at a time. Needs
+  // prefix_memory.
+  std::string prefix_dir;
+  std::uint64_t prefix_disk = std::uint64_t{10} << 30;
+  // A Redis server, "HOST:PORT", that holds prefixes for all engines with the same model; empty: none. Needs
+  // prefix_memory.
+  std::string redis;
+  std::string redis_password;          // empty: it asks for none
+  std::int64_t redis_ttl = 24 * 3600;  // seconds that it keeps a prefix, 1 or more
+  // Optional: told a line of what went wrong with prefixes outside memory. Any thread may call it.
+  std::function<void(const std::string&)> warn;
   int chunk = 0;              // prompt tokens per forward pass, 1 to 4096; 0: the policy's own, 256; where it is no
                               // part of the policy 512, or as few as 16 where memory is short
   std::string chat_template;  // Jinja source of the chat template; empty: the file's own

@@ -23,10 +23,17 @@ struct KvReport {
   // Tokens retained now that are not beyond the model's sliding window; where layers or heads keep different ones,
   // their mean.
   std::int64_t kept = 0;
-  std::int64_t kept_least = 0;   // of the layer or head that retains the fewest
-  std::int64_t kept_most = 0;    // and the most
-  std::int64_t kept_max = 0;     // most that a forward pass saw, ever, in any layer
-  double dead_share = 0;         // of the written slots, those whose token was dropped and that are not reused yet
+  std::int64_t kept_least = 0;  // of the layer or head that retains the fewest
+  std::int64_t kept_most = 0;   // and the most
+  std::int64_t kept_max = 0;    // most that a forward pass saw, ever, in any layer
+  // Tokens that the newest generated token read, if its policy chooses (quest): the mean over layers and KV heads. 0:
+  // all that were kept.
+  std::int64_t read = 0;
+  double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
+  // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
+  // once: its page was packed with others, or rotated, when tokens were dropped.
+  double encodings_mean = 0;
+  int encodings_max = 0;         // 255 stands for more too
   std::uint64_t bytes = 0;       // now
   std::uint64_t bytes_peak = 0;  // most there ever were; of a fork, since it was made
   std::uint64_t budget = 0;      // of the cache that it shares with all sessions and requests: bytes there may be
@@ -63,6 +70,25 @@ struct SwapReport {
   std::string_view method;   // "io_uring" or "threads"
 };
 
+// A place outside memory that holds prefixes, and what it came to since the engine was opened.
+struct PrefixTierReport {
+  std::string_view name;  // "disk", "redis"
+  bool usable = false;    // it answers
+  std::uint64_t parts = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t capacity = 0;  // bytes; 0: unknown
+  std::int64_t tokens_loaded = 0;
+  std::int64_t loads = 0;  // parts that were read and used
+  std::uint64_t bytes_loaded = 0;
+  std::int64_t stores = 0;  // parts that were written
+  std::uint64_t bytes_stored = 0;
+  std::int64_t failures = 0;   // reads, writes and questions that failed, damaged parts included
+  std::int64_t skipped = 0;    // requests whose tokens were faster computed than read
+  std::int64_t abandoned = 0;  // requests that waited for so long that they computed them after all
+  double rate = 0;             // bytes a second, as measured on reads
+  double latency = 0;          // seconds
+};
+
 // The engine as of the newest pass, and what it did since it was opened.
 struct EngineReport {
   CacheReport cache;
@@ -83,6 +109,7 @@ struct EngineReport {
   std::int64_t prefix_hits = 0;        // of these, found there
   std::int64_t evicted_tokens = 0;     // that policies dropped, averaged over layers, of requests that ended
   SwapReport swap;
+  std::vector<PrefixTierReport> prefix_tiers;  // from near to far
 };
 
 // A token that was, or might have been, generated at some place. Log-probabilities are those of the model itself: the
@@ -113,8 +140,10 @@ struct GenerateResult {
   std::vector<GeneratedToken> prompt_choices;
   KvReport kv;
   // Of a request.
-  std::int64_t cached = 0;       // prompt tokens that came from the prefix cache
-  std::string cached_from;       // "pages" (exact), "snapshot" (what the policy had made of them), or empty
+  std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
+  // "pages" (exact), "snapshot" (what the policy had made of them); "disk" or "redis": exact pages that were fetched
+  // from there for this request; or empty.
+  std::string cached_from;
   std::string cache_miss;        // why no more of them did; empty if all did that could
   std::int64_t preemptions = 0;  // times that it gave up its pages
   std::int64_t recomputed = 0;   // tokens that it ran again for that

@@ -96,13 +96,11 @@ class Backend {
 
   // -- A pass --
 
-  // What all operations up to the next begin refer to. `store` holds the batch's pages. `source` and `selector` may be
-  // null.
+  // What all operations up to the next begin refer to. `store` holds the batch's pages. `source` may be null.
   struct Pass {
     const Batch* batch = nullptr;
     PageStore* store = nullptr;
     PageSource* source = nullptr;
-    EntrySelector* selector = nullptr;
   };
   virtual void begin(const Pass& pass) = 0;
 
@@ -151,6 +149,7 @@ class Backend {
     std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
     int observed_rows = 0;              // rows of one sequence that its listener wants, at most
     int reductions = 0;                 // that a listener wants
+    int selected_rows = 0;              // rows of one sequence that choose what they read, at most
     bool weights = false;               // some listener wants raw weights
   };
   // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has

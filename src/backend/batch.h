@@ -67,13 +67,14 @@ struct SealedColumn {
 struct BatchTable {
   int rows = 0;
   int lanes = 0;
-  std::span<const PageId> pages;          // [column][lane]
-  PageFormat format;                      // of its sealed pages; others have its open form
-  std::vector<BatchFrame> frames;         // in order of token
-  std::vector<MaskBlock> blocks;          // ascending by frame, then begin; disjoint
-  std::vector<HiddenBlock> hidden;        // ascending by frame, then first row; rows of one frame are disjoint
-  std::vector<SlotMask> masks;            // what a row attends to
-  std::vector<SlotMask> retained_masks;   // as masks, without regard to the window; empty: the same
+  std::span<const PageId> pages;    // [column][lane]
+  PageFormat format;                // of its sealed pages; others have its open form
+  std::vector<BatchFrame> frames;   // in order of token
+  std::vector<MaskBlock> blocks;    // ascending by frame, then begin; disjoint
+  std::vector<HiddenBlock> hidden;  // ascending by frame, then first row; rows of one frame are disjoint
+  std::vector<SlotMask> masks;      // what a row attends to
+  // As masks, without regard to the window and to what is left unread by choice; empty: the same.
+  std::vector<SlotMask> retained_masks;
   std::vector<Position> query_positions;  // [frames][rows]: what a query is rotated by for a frame
   std::vector<Position> key_positions;    // [rows]: what a new key is rotated by
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
@@ -92,6 +93,7 @@ struct BatchTable {
 };
 
 class AttentionListener;
+class EntrySelector;
 
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
 struct BatchSequence {
@@ -101,6 +103,7 @@ struct BatchSequence {
   int tables = 1;                         // 1 for all lanes, one a layer, or one a lane (layer * kv_heads + head)
   int logits = 0;                         // logits are wanted of the last this many rows
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
+  EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
 };
 
 struct Batch {

@@ -1,6 +1,6 @@
 // Interfaces through which attention gets its pages. A source fetches pages that are not in memory while others are
-// computed; a selector may skip pages. A backend without either reads all pages directly.
-// Thread-safety: called by one thread, between the parallel regions of a pass.
+// computed; a selector leaves tokens unread. A backend without either reads all pages directly.
+// Thread-safety: sources and leases are called by one thread, between the parallel regions of a pass.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "backend/batch.h"
+#include "backend/page_store.h"
 
 namespace kvasir {
 
@@ -29,13 +30,46 @@ class PageSource {
   virtual std::unique_ptr<PageLease> lease(int layer, const Batch& batch) = 0;
 };
 
+// What a selector is told of one row of one lane. Valid during the call.
+struct LaneRow {
+  int layer = 0;
+  int head = 0;  // KV head
+  int row = 0;   // of the sequence's rows in this pass
+  const BatchTable* table = nullptr;
+  int lane = 0;                      // in the table
+  const PageStore* store = nullptr;  // keys of earlier tokens, and of the pass itself, are in their pages already
+  int group = 1;                     // query heads that share the lane
+  int head_dim = 0;
+  // The row's queries, [group][head_dim], as attention multiplies them with keys of the table's first frame: rotated,
+  // scaled, not yet transformed by the pages' Hadamard matrix. Those of the next frame are `frame_stride` floats
+  // behind.
+  const float* queries = nullptr;
+  std::size_t frame_stride = 0;
+
+  std::span<const float> queries_of(std::size_t frame) const {
+    return {queries + frame * frame_stride, static_cast<std::size_t>(group) * static_cast<std::size_t>(head_dim)};
+  }
+  PageId page(std::uint32_t column) const {
+    return table->pages[std::size_t{column} * static_cast<std::size_t>(table->lanes) + static_cast<std::size_t>(lane)];
+  }
+};
+
+// Chooses which of the tokens that a row sees it reads. It belongs to one sequence (BatchSequence::selector).
+// Thread-safety: select is called from several threads at once, for different lanes; the rows of a lane come in order.
+// What it answers must depend on the text alone, never on passes or on the order of lanes.
 class EntrySelector {
  public:
   virtual ~EntrySelector() = default;
-  // Clears the elements of `read` whose entries a lane does not read in this layer. read: [entries of all frames in
-  // order], all true. Sums are taken as if the other entries had no live slots;
-  // listeners are told that their tokens have weight zero.
-  virtual void select(int layer, const BatchTable& table, int lane, std::span<bool> read) = 0;
+  // Whether the rows of the pass at hand choose in this layer. Otherwise they read all that they see.
+  virtual bool selects(int layer) const = 0;
+  // Whether select reads pages (PageStore::read_keys): all pages of the layer are resident then, which costs the time
+  // that they are waited for.
+  virtual bool reads_pages() const { return false; }
+  // Clears the slots that a row does not read. read: [entries of all frames in order], all ones; bits of slots that the
+  // row does not see, or that are not live, mean nothing. Sums are taken as if the other slots were not live: entries
+  // keep their places in the order of summation, and those without a slot to read cost no access to their pages.
+  // Listeners are told that tokens left unread have weight zero.
+  virtual void select(const LaneRow& row, std::span<SlotMask> read) = 0;
 };
 
 }  // namespace kvasir

@@ -14,7 +14,7 @@ namespace {
 constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType::kQ8,
                                KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
 
-// Whether a codec is better with a Walsh-Hadamard rotation (docs/codecs.md has the measurement).
+// Whether a codec is better with a Walsh-Hadamard rotation (docs/operations/codecs.md has the measurement).
 constexpr bool rotates_keys(KvType) {
   return false;
 }

@@ -15,13 +15,6 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
   return type == KvType::kQ8 ? 8 : type == KvType::kQ3 ? 3 : type == KvType::kQ2 ? 2 : 4;
 }
 
-// Bytes of the codes of `count` elements of a group: 3 bits are two planes, of 2 bits and of 1.
-[[gnu::always_inline]] constexpr std::size_t code_bytes(KvType type, int count) {
-  const auto n = static_cast<std::size_t>(count);
-  if (type == KvType::kQ3) return (2 * n + 7) / 8 + (n + 7) / 8;
-  return (static_cast<std::size_t>(code_bits(type)) * n + 7) / 8;
-}
-
 // Groups in a row of `count` elements.
 [[gnu::always_inline]] constexpr int code_groups(int count) {
   return (count + kCodecGroup - 1) / kCodecGroup;
@@ -33,11 +26,14 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
   return left < kCodecGroup ? left : kCodecGroup;
 }
 
-// Bytes of all codes of a row of `count` elements.
-[[gnu::always_inline]] constexpr std::size_t row_code_bytes(KvType type, int count) {
-  const int last = count % kCodecGroup;
-  return static_cast<std::size_t>(count / kCodecGroup) * code_bytes(type, kCodecGroup) +
-         (last > 0 ? code_bytes(type, last) : 0);
+// Codes of a side: its rows, rounded up to pairs, of `count` elements each.
+[[gnu::always_inline]] constexpr int side_codes(int rows, int count) {
+  return (rows + 1) / 2 * 2 * count;
+}
+
+// Their bytes; a side has a multiple of 16 codes.
+[[gnu::always_inline]] constexpr std::size_t code_bytes(KvType type, int codes) {
+  return static_cast<std::size_t>(code_bits(type)) * static_cast<std::size_t>(codes) / 8;
 }
 
 // Elements of a side that q4o keeps apart.
@@ -46,23 +42,26 @@ inline constexpr int kCodecGroup = 32;  // elements of a group, but for the last
 }
 inline constexpr std::size_t kOutlierBytes = 4;  // u16 place, f16 value
 
+// Rows of keys are dimensions of all slots, rows of values slots of all dimensions.
+[[gnu::always_inline]] constexpr std::size_t encoded_side_bytes(KvType type, int rows, int count, int scales,
+                                                                int apart) {
+  return code_bytes(type, side_codes(rows, count)) + static_cast<std::size_t>(scales) * (type == KvType::kQ8 ? 2 : 4) +
+         (type == KvType::kQ4O ? static_cast<std::size_t>(apart) * kOutlierBytes : 0);
+}
+
 [[gnu::always_inline]] constexpr std::size_t key_side_bytes(const PageFormat& format) {
-  const auto dim = static_cast<std::size_t>(format.head_dim);
-  const auto slots = static_cast<std::size_t>(format.slots);
-  if (!is_encoded(format.key)) return dim * slots * kv_type_bytes(format.key);
-  if (format.key == KvType::kQ8)
-    return dim * slots + static_cast<std::size_t>(code_groups(format.head_dim)) * slots * 2;
-  return dim * (row_code_bytes(format.key, format.slots) + static_cast<std::size_t>(code_groups(format.slots)) * 4) +
-         (format.key == KvType::kQ4O ? static_cast<std::size_t>(outliers(format)) * kOutlierBytes : 0);
+  if (!is_encoded(format.key))
+    return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.key);
+  const int scales = format.key == KvType::kQ8 ? code_groups(format.head_dim) * format.slots
+                                               : code_groups(format.slots) * format.head_dim;
+  return encoded_side_bytes(format.key, format.head_dim, format.slots, scales, outliers(format));
 }
 
 [[gnu::always_inline]] constexpr std::size_t value_side_bytes(const PageFormat& format) {
-  const auto slots = static_cast<std::size_t>(format.slots);
-  if (!is_encoded(format.value)) return static_cast<std::size_t>(format.head_dim) * slots * kv_type_bytes(format.value);
-  const std::size_t scales = format.value == KvType::kQ8 ? 2 : 4;
-  return slots * (row_code_bytes(format.value, format.head_dim) +
-                  static_cast<std::size_t>(code_groups(format.head_dim)) * scales) +
-         (format.value == KvType::kQ4O ? static_cast<std::size_t>(outliers(format)) * kOutlierBytes : 0);
+  if (!is_encoded(format.value))
+    return static_cast<std::size_t>(format.head_dim * format.slots) * kv_type_bytes(format.value);
+  return encoded_side_bytes(format.value, format.slots, format.head_dim, code_groups(format.head_dim) * format.slots,
+                            outliers(format));
 }
 
 }  // namespace kvasir

@@ -61,6 +61,10 @@ class PageStore {
   // Encoded pages are decoded, rotated and encoded again.
   virtual void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) = 0;
 
+  // Writes a page's keys as attention multiplies them with queries that are not transformed by a Hadamard matrix:
+  // decoded, and that matrix undone; [slots][head_dim]. May be called from several threads at once.
+  virtual void read_keys(PageId page, float* keys) const = 0;
+
   // A page's bytes in the store's own layout, for files: out.size() and in.size() are the bytes of its format.
   virtual void read(PageId page, std::span<std::byte> out) const = 0;
   virtual void write(PageId page, std::span<const std::byte> in) = 0;

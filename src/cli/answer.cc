@@ -25,7 +25,10 @@ Json to_json(const KvReport& kv) {
           {"kept_least", kv.kept_least},
           {"kept_most", kv.kept_most},
           {"kept_max", kv.kept_max},
+          {"read", kv.read},
           {"dead_share", kv.dead_share},
+          {"encodings_mean", kv.encodings_mean},
+          {"encodings_max", kv.encodings_max},
           {"bytes", kv.bytes},
           {"bytes_peak", kv.bytes_peak},
           {"budget", kv.budget}};

@@ -105,14 +105,36 @@ std::string kv_type_help() {
                      fmt::join(kv_type_names(), ", "));
 }
 
-void add_engine_options(CLI::App& command, EngineOptions& options) {
+namespace {
+
+void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
   add_model_option(command, options.model);
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512")->capture_default_str();
-  command.add_option("--kv-type", options.kv_type, kv_type_help())->capture_default_str();
+}
+
+void add_page_option(CLI::App& command, EngineOptions& options) {
   command.add_option("--page", options.page_slots, "Tokens per page: 16, 32 or 64")->capture_default_str();
+}
+
+}  // namespace
+
+void add_engine_options(CLI::App& command, EngineOptions& options) {
+  add_model_and_kernels(command, options);
+  command.add_option("--kv-type", options.kv_type, kv_type_help())->capture_default_str();
+  add_page_option(command, options);
+}
+
+void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types) {
+  add_model_and_kernels(command, options);
+  kv_types = {options.kv_type};
+  command.add_option("--kv-type", kv_types, kv_type_help() + "; may be repeated: each policy runs on each")
+      ->take_all()
+      ->allow_extra_args(false)
+      ->default_str(options.kv_type);
+  add_page_option(command, options);
 }
 
 void add_chunk_option(CLI::App& command, EngineOptions& options) {
@@ -200,6 +222,13 @@ std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
 bool may_see_beyond(const std::string& policy, std::int64_t context) {
   // A query sees itself besides what is kept. That one more is no reason to warn of the default policy.
   return most_seen_by_range(policy).value_or(0) > context + 1;
+}
+
+void note_policy(const std::string& policy, int kv_heads) {
+  const auto made = make_policy(policy);
+  if (!made.ok()) return;
+  if (const std::string remark = (*made)->remark(kv_heads); !remark.empty())
+    note("kvasir: {}\n", printable(remark, 400));
 }
 
 bool drops_ranges(const std::string& policy) {

@@ -47,13 +47,16 @@ void add_eval(CLI::App& program, Outcome& outcome);
 void add_replay(CLI::App& program, Outcome& outcome);
 void add_record(CLI::App& program, Outcome& outcome);
 void add_inspect(CLI::App& program, Outcome& outcome);
+void add_profile(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 void add_demo(CLI::App& program, Outcome& outcome);
 void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, which help does not show
 
 void add_model_option(CLI::App& command, std::string& path);  // -m, or the first argument by its place
 std::string kv_type_help();
-void add_engine_options(CLI::App& command, EngineOptions& options);    // -m, -t, --isa, --kv-type, --page
+void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page
+// The same; --kv-type may be repeated.
+void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
 // Adds --kv, one policy. Refuses an empty name, which would be taken for the default.
@@ -87,6 +90,9 @@ void note_kv_memory(std::uint64_t kv_memory);
 
 // Warns if the kernels are plain C++ and that was not asked for. `asked`: the value of --isa; `used`: the kernels.
 void note_slow_kernels(std::string_view asked, std::string_view used);
+
+// Prints what there is to say of a policy with a model of so many KV heads (RetentionPolicy::remark).
+void note_policy(const std::string& policy, int kv_heads);
 
 // Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.
 // It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.

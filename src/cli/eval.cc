@@ -57,6 +57,15 @@ Status check_policies(std::vector<std::string>& policies, bool evaluation_only) 
   return {};
 }
 
+Status check_kv_types(std::span<const std::string> kv_types) {
+  for (const std::string& type : kv_types) KVASIR_RETURN_IF_ERROR(check_kv_type(type));
+  return {};
+}
+
+std::string run_name(const std::string& policy, const std::string& codec, bool codecs_differ) {
+  return codecs_differ ? policy + " " + codec : policy;
+}
+
 Status check_report(const std::string& file, std::span<const std::string> inputs) {
   if (file.empty()) return {};
   KVASIR_RETURN_IF_ERROR(check_output(file, inputs));
@@ -64,6 +73,7 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
 }
 
 void note_idle(const std::string& policy) {
+  if (const auto made = make_policy(policy); made.ok() && (*made)->traits().selects) return;  // it never drops anything
   note(
       "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one "
       "(--prefill), others a longer text, a smaller size or a smaller --chunk\n",

@@ -1,6 +1,7 @@
 // The subcommands of `kvasir eval` (one file each), and what they share.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,10 @@ void add_report_option(CLI::App& command, std::string& file);                   
 // Adds the default if the list is empty, and checks every policy before any work. `evaluation_only`: accept baselines
 // such as recompute. Errors: kInvalidArgument.
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only);
+// Checks every codec before any work. Errors: kInvalidArgument.
+Status check_kv_types(std::span<const std::string> kv_types);
+// Names of runs in charts: policies, and codecs where those differ.
+std::string run_name(const std::string& policy, const std::string& codec, bool codecs_differ);
 // Warns on standard error that a policy dropped nothing a pass would have seen, so its figures are those of `full`.
 void note_idle(const std::string& policy);
 // Adds the tokens that a layer holds at the end: `final`, or `heads` if the policy decides for each KV head.

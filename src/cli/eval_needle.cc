@@ -14,6 +14,7 @@ struct NeedleCommand {
   EngineOptions engine;
   std::string file;
   std::vector<std::string> policies;
+  std::vector<std::string> kv_types;
   NeedleOptions needle;
   int chunk = 256;
   std::string report;
@@ -49,28 +50,34 @@ std::string table(const NeedleResult& r, const NeedleOptions& options) {
 
 Status eval_needle(NeedleCommand options) {
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.kv_types));
+  options.engine.kv_type = options.kv_types.front();
   KVASIR_RETURN_IF_ERROR(check_report(options.report, std::vector{options.engine.model, options.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(options.file));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
+  for (const std::string& policy : options.policies) note_policy(policy, model->config.kv_heads);
   KVASIR_ASSIGN_OR_RETURN(const NeedlePrompts prompts, NeedlePrompts::create(*model->tokenizer, text, options.needle));
   catch_interrupts();
   Json runs = Json::array();
   std::vector<NeedleResult> results;
-  for (const std::string& policy : options.policies) {
-    NeedleResult result;
-    {
-      ProgressBar bar(printable(policy, 40));
-      KVASIR_ASSIGN_OR_RETURN(
-          result, evaluate_needle(model, prompts, policy, options.chunk, [&](std::int64_t done, std::int64_t total) {
-            bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
-            return !interrupted();
-          }));
+  for (const std::string& policy : options.policies)
+    for (const std::string& type : options.kv_types) {
+      KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model->config, type, options.engine.page_slots));
+      NeedleResult result;
+      {
+        ProgressBar bar(printable(run_name(policy, type, options.kv_types.size() > 1), 40));
+        KVASIR_ASSIGN_OR_RETURN(
+            result,
+            evaluate_needle(model, shape, prompts, policy, options.chunk, [&](std::int64_t done, std::int64_t total) {
+              bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "tokens");
+              return !interrupted();
+            }));
+      }
+      if (type == options.kv_types.front()) note_beyond_context(result.policy, result.kept_max, model->config.context);
+      runs.push_back(to_json(result));
+      if (!options.json) KVASIR_RETURN_IF_ERROR(print(table(result, prompts.options())));
+      results.push_back(std::move(result));
     }
-    note_beyond_context(result.policy, result.kept_max, model->config.context);
-    runs.push_back(to_json(result));
-    if (!options.json) KVASIR_RETURN_IF_ERROR(print(table(result, prompts.options())));
-    results.push_back(std::move(result));
-  }
   if (!options.report.empty())
     KVASIR_RETURN_IF_ERROR(write_report(needle_report(*model, prompts.options(), results), options.report));
   if (!options.json) return {};
@@ -93,7 +100,7 @@ Status eval_needle(NeedleCommand options) {
 void add_eval_needle(CLI::App& eval, Outcome& outcome) {
   auto options = std::make_shared<NeedleCommand>();
   CLI::App* command = eval.add_subcommand("needle", "Recall of a fact, by length of the text and depth of the fact");
-  add_engine_options(*command, options->engine);
+  add_engine_options(*command, options->engine, options->kv_types);
   add_kv_memory_option(*command, options->engine);
   add_text_option(*command, options->file, "Filler: a text in which the fact is hidden");
   add_policies_option(*command, options->policies);

@@ -102,6 +102,8 @@ Json to_json(const std::string& file, const PerplexityResult& r) {
   json["kept_max"] = r.kept_max;
   json["kept_mean"] = r.kept_mean;
   json["dead_share"] = r.dead_share;
+  json["encodings_mean"] = r.encodings_mean;
+  json["encodings_max"] = r.encodings_max;
   json["tpot_ms"] = r.tpot_ms;
   json["tpot_p10_ms"] = r.tpot_p10_ms;
   json["tpot_p90_ms"] = r.tpot_p90_ms;
@@ -141,9 +143,13 @@ Json to_json(const PerplexityCommand& options, const LoadedModel& model, const s
 
 class PerplexityTable {
  public:
-  PerplexityTable(const std::vector<std::string>& policies, bool compared, bool headings)
+  PerplexityTable(const std::vector<std::string>& policies, const std::vector<std::string>& kv_types, bool compared,
+                  bool headings)
       : compared_(compared), headings_(headings) {
-    const std::size_t most = compared ? 33 : 50;  // longer names get a line of their own
+    for (const std::string& type : kv_types)
+      codec_width_ = std::max(codec_width_, codec_name(parse_codec(type).codec).size());
+    // Longer names get a line of their own.
+    const std::size_t most = (compared ? 38 : 55) - std::min<std::size_t>(codec_width_, 25);
     for (const std::string& policy : policies) {
       const auto made = make_policy(policy);
       const std::size_t size = made.ok() ? (*made)->traits().spec.size() : policy.size();
@@ -163,7 +169,8 @@ class PerplexityTable {
       out += name + "\n";
       name.clear();
     }
-    out += fmt::format("{:<{}} {:>5} {:>7} {:>9.3f} {:>7.3f}", name, width_, r.codec, r.tokens, r.ppl, r.ppl_error);
+    out += fmt::format("{:<{}} {:>{}} {:>7} {:>9.3f} {:>7.3f}", name, width_, r.codec, codec_width_, r.tokens, r.ppl,
+                       r.ppl_error);
     if (r.full)
       out += fmt::format(" {:>8.5f} {:>7}", r.full->kld_mean, fmt::format("{:.2f}%", r.full->top1_agree * 100));
     return print(out + fmt::format(" {:>8.1f} {:>10} {:>8.3f} {:>8.4f}\n", r.kept_mean, human_bytes(r.kv_bytes_peak),
@@ -173,15 +180,17 @@ class PerplexityTable {
  private:
   std::string header() {
     if (std::exchange(begun_, true)) return {};
-    return fmt::format("{:<{}} {:>5} {:>7} {:>9} {:>7}{} {:>8} {:>10} {:>8} {:>8}\n", "policy", width_, "codec",
-                       "tokens", "ppl", "+-", compared_ ? fmt::format(" {:>8} {:>7}", "KLD", "top-1") : "", "kept",
-                       "KV peak", "ms/token", "cache");
+    return fmt::format("{:<{}} {:>{}} {:>7} {:>9} {:>7}{} {:>8} {:>10} {:>8} {:>8}\n", "policy", width_, "codec",
+                       codec_width_, "tokens", "ppl", "+-",
+                       compared_ ? fmt::format(" {:>8} {:>7}", "KLD", "top-1") : "", "kept", "KV peak", "ms/token",
+                       "cache");
   }
 
   bool compared_;
   bool headings_;
   bool begun_ = false;
   std::size_t width_ = 6;
+  std::size_t codec_width_ = 5;
 };
 
 // -- The run --
@@ -197,26 +206,32 @@ Status check_options(PerplexityCommand& options) {
     return invalid_argument("--score says what of each window counts; give --window too");
   options.perplexity.whole_windows = options.score == "all";
   KVASIR_RETURN_IF_ERROR(check_policies(options.perplexity.policies, true));
+  KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types));
+  options.engine.kv_type = options.perplexity.kv_types.front();
   std::vector<std::string> inputs = options.files;
   inputs.push_back(options.engine.model);
   return check_report(options.report, inputs);
 }
 
-// Scores one text under all policies. Prints each row as soon as it is known.
+// Scores one text under all policies on all codecs. Prints each row as soon as it is known.
 Result<std::vector<PerplexityResult>> run_text(const std::shared_ptr<LoadedModel>& model, const Text& text,
                                                const PerplexityCommand& options, PerplexityTable& table) {
   if (!options.json) KVASIR_RETURN_IF_ERROR(table.begin_text(text.file));
   const std::vector<std::string>& policies = options.perplexity.policies;
+  const std::vector<std::string>& codecs = options.perplexity.kv_types;
   PerplexityOptions some = options.perplexity;
-  const std::size_t together = some.compare_full ? policies.size() : 1;
+  const std::size_t runs = policies.size() * codecs.size();
+  const std::size_t together = some.compare_full ? runs : 1;
   std::vector<PerplexityResult> results;
-  for (std::size_t i = 0; i < policies.size(); i += together) {
-    some.policies.assign(policies.begin() + static_cast<std::ptrdiff_t>(i),
-                         policies.begin() + static_cast<std::ptrdiff_t>(i + together));
+  for (std::size_t i = 0; i < runs; i += together) {
+    const std::string& policy = policies[i / codecs.size()];
+    const std::string& codec = codecs[i % codecs.size()];
+    if (together == 1 && runs > 1) some.policies = {policy}, some.kv_types = {codec};
+    const std::string one = printable(run_name(policy, codec, codecs.size() > 1), 40);
     std::vector<PerplexityResult> done;
     {
-      ProgressBar bar(together == 1 ? printable(policies[i], 40) : fmt::format("{} policies", together),
-                      reading_work(together == 1 ? policies[i] : "full", some.window));
+      ProgressBar bar(together == 1 ? one : fmt::format("{} runs", together),
+                      reading_work(together == 1 ? policy : "full", some.window));
       KVASIR_ASSIGN_OR_RETURN(
           done, evaluate_perplexity(model, text.tokens, some, [&](std::int64_t read, std::int64_t total) {
             bar.update(static_cast<std::uint64_t>(read), static_cast<std::uint64_t>(total), "tokens");
@@ -252,14 +267,16 @@ std::vector<std::string> note_beyond(const std::vector<Text>& texts, const Perpl
 // Prints the notes about policies, once for all texts. `noted`: those that note_beyond warned of.
 void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
                    std::int64_t context, const std::vector<std::string>& noted) {
-  for (std::size_t policy = 0; policy < texts.front().runs.size(); ++policy) {
-    const std::string& spec = texts.front().runs[policy].policy;
+  for (std::size_t policy = 0; policy < options.perplexity.policies.size(); ++policy) {
+    // Codecs see as many tokens.
+    const std::size_t first = policy * options.perplexity.kv_types.size();
+    const std::string& spec = texts.front().runs[first].policy;
     bool idle = spec != "full";
     std::int64_t kept = 0;
     for (std::size_t t = 0; t < texts.size(); ++t) {
       const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
       const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
-      const PerplexityResult& run = texts[t].runs[policy];
+      const PerplexityResult& run = texts[t].runs[first];
       idle = idle && run.seen_least >= all;
       kept = std::max(kept, run.kept_max);
     }
@@ -289,13 +306,15 @@ Status eval_perplexity(PerplexityCommand options) {
     contents.push_back(std::move(text));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
+  for (const std::string& policy : options.perplexity.policies) note_policy(policy, model->config.kv_heads);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<Text> texts, prepare(paths, contents, *model->tokenizer, options));
   contents.clear();
   if (options.perplexity.bins > 0 && !options.json && options.report.empty())
     return invalid_argument("--bins makes curves for --json and --report; give one of them too");
   const std::vector<std::string> noted = note_beyond(texts, options, model->config.context);
   catch_interrupts();
-  PerplexityTable table(options.perplexity.policies, options.perplexity.compare_full, texts.size() > 1);
+  PerplexityTable table(options.perplexity.policies, options.perplexity.kv_types, options.perplexity.compare_full,
+                        texts.size() > 1);
   std::vector<TextRuns> done;
   for (const Text& text : texts) {
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> runs, run_text(model, text, options, table));
@@ -326,8 +345,8 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
   auto chunk = std::make_shared<std::optional<int>>();
   PerplexityOptions& perplexity = options->perplexity;
   perplexity.policies.clear();
-  CLI::App* command = eval.add_subcommand("ppl", "Perplexity of texts under one or several policies");
-  add_engine_options(*command, options->engine);
+  CLI::App* command = eval.add_subcommand("ppl", "Perplexity of texts under one or several policies and codecs");
+  add_engine_options(*command, options->engine, perplexity.kv_types);
   add_kv_memory_option(*command, options->engine);
   command
       ->add_option("-f,--file", options->files,
@@ -338,7 +357,7 @@ void add_eval_ppl(CLI::App& eval, Outcome& outcome) {
       ->allow_extra_args(false);
   add_policies_option(*command, perplexity.policies);
   command->add_flag("--compare-full", perplexity.compare_full,
-                    "Also KL divergence and top-1 agreement with the full f16 cache, all policies side by side");
+                    "Also KL divergence and top-1 agreement with the full f16 cache, all runs side by side");
   command->add_option("--tokens", options->tokens, "Tokens of each text to use; 0: all")->capture_default_str();
   command->add_option("--window", perplexity.window, "Score windows of this many tokens, each afresh; 0: one stream")
       ->capture_default_str();

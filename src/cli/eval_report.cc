@@ -9,6 +9,7 @@
 #include <map>
 
 #include "cli/command.h"
+#include "cli/eval.h"
 #include "retention/composed.h"
 
 namespace kvasir::cli {
@@ -29,8 +30,13 @@ std::string grouped(std::int64_t number) {
   return digits;
 }
 
-std::string under_policies(const std::string& what, const std::string& first, std::size_t count) {
-  return count == 1 ? fmt::format("{} under {}", what, first) : fmt::format("{} under {} policies", what, count);
+// Formats the title of a report on some runs.
+template <class Run>
+std::string title_of(const std::string& what, std::span<const Run> runs) {
+  std::size_t policies = 1;
+  for (std::size_t i = 1; i < runs.size(); ++i) policies += runs[i].policy != runs[i - 1].policy;
+  if (policies == 1) return fmt::format("{} under {}", what, runs.front().policy);
+  return fmt::format("{} under {} policies", what, policies);
 }
 
 // Makes a table whose first column is text and whose others are numbers.
@@ -102,12 +108,22 @@ Table summary_table(std::span<const PerplexityResult> runs, const std::string& n
   return table;
 }
 
+template <class Run>
+bool codecs_differ(std::span<const Run> runs) {
+  return std::ranges::any_of(runs, [&](const Run& run) { return run.codec != runs.front().codec; });
+}
+
+template <class Run>
+std::string name_of(const Run& run, std::span<const Run> runs) {
+  return run_name(run.policy, run.codec, codecs_differ(runs));
+}
+
 template <class Value>
 BarChart bars(std::span<const PerplexityResult> runs, const std::string& title, const std::string& note,
               const std::string& label, const Value& value) {
   BarChart chart{.title = title, .note = note, .value_label = label, .series = {{}}};
   for (const PerplexityResult& run : runs) {
-    chart.categories.push_back(run.policy);
+    chart.categories.push_back(name_of(run, runs));
     chart.series.front().values.push_back(value(run));
   }
   return chart;
@@ -123,8 +139,9 @@ LineChart trade_off(std::span<const PerplexityResult> runs, LineChart chart, con
   std::vector<std::string> order;
   std::vector<double> all;
   for (const PerplexityResult& run : runs) {
-    std::vector<Point>& of_kind = points[family(run.policy)];
-    if (of_kind.empty()) order.push_back(family(run.policy));
+    const std::string kind = run_name(family(run.policy), run.codec, codecs_differ(runs));
+    std::vector<Point>& of_kind = points[kind];
+    if (of_kind.empty()) order.push_back(kind);
     of_kind.push_back({x(run), y(run)});
     all.push_back(x(run));
   }
@@ -180,7 +197,7 @@ template <class Y>
 LineChart over_position(std::span<const PerplexityResult> runs, LineChart chart, const Y& y) {
   chart.x_label = "Position, tokens";
   for (const PerplexityResult& run : runs) {
-    Series series{.name = run.policy};
+    Series series{.name = name_of(run, runs)};
     for (const PerplexityCurvePoint& point : run.curve) {
       series.x.push_back(point.position);
       series.y.push_back(y(point));
@@ -213,7 +230,7 @@ template <class Cell>
 Table by_text(std::span<const TextRuns> texts, std::span<const PerplexityResult> pooled, Table table,
               const Cell& cell) {
   table.header = {"text", "tokens"};
-  for (const PerplexityResult& run : pooled) table.header.push_back(run.policy);
+  for (const PerplexityResult& run : pooled) table.header.push_back(name_of(run, pooled));
   table.align = names_and_numbers(table.header.size());
   const auto add = [&](const std::string& name, std::span<const PerplexityResult> runs) {
     std::int64_t tokens = 0;
@@ -244,8 +261,8 @@ Section text_tables(std::span<const TextRuns> texts, std::span<const PerplexityR
 // -- Needle --
 
 template <class Value>
-HeatMap needle_map(const NeedleResult& run, const NeedleOptions& options, const Value& value) {
-  HeatMap map{.title = run.policy,
+HeatMap needle_map(const NeedleResult& run, const std::string& name, const NeedleOptions& options, const Value& value) {
+  HeatMap map{.title = name,
               .x = {.label = "Tokens of the prompt"},
               .y = {.label = "Depth of the fact, 0 front to 1 end"},
               .rows = static_cast<std::int64_t>(options.depths.size()),
@@ -309,7 +326,7 @@ std::string machine_line(const LoadedModel& model) {
 report::Report perplexity_report(const LoadedModel& model, const PerplexityOptions& options,
                                  std::span<const TextRuns> texts, std::span<const PerplexityResult> pooled) {
   const std::span<const PerplexityResult> runs = pooled.empty() ? std::span(texts.front().runs) : pooled;
-  report::Report page{.title = under_policies("Perplexity", runs.front().policy, runs.size())};
+  report::Report page{.title = title_of("Perplexity", runs)};
   page.subtitle =
       fmt::format("{}. {}", texts.size() == 1 ? text_name(texts.front().file) : fmt::format("{} texts", texts.size()),
                   machine_line(model));
@@ -340,8 +357,7 @@ report::Report perplexity_report(const LoadedModel& model, const PerplexityOptio
 
 report::Report needle_report(const LoadedModel& model, const NeedleOptions& options,
                              std::span<const NeedleResult> runs) {
-  report::Report page{.title = under_policies("Recall of a fact", runs.front().policy, runs.size()),
-                      .subtitle = machine_line(model)};
+  report::Report page{.title = title_of("Recall of a fact", runs), .subtitle = machine_line(model)};
   Section summary{.title = "Summary",
                   .text = fmt::format("A fact stands somewhere in a long text: “{}” At its end the text asks: “{}” "
                                       "{} prompts of each length and depth, seed {}.",
@@ -354,12 +370,12 @@ report::Report needle_report(const LoadedModel& model, const NeedleOptions& opti
   for (const NeedleResult& run : runs)
     for (const NeedleCell& cell : run.cells) lowest = std::min(lowest, cell.logprob);
   for (const NeedleResult& run : runs) {
-    HeatMap map = needle_map(run, options, [](const NeedleCell& cell) { return cell.exact * 100; });
+    HeatMap map = needle_map(run, name_of(run, runs), options, [](const NeedleCell& cell) { return cell.exact * 100; });
     map.value_label = "Exact, %";
     map.low = 0;
     map.high = 100;
     exact.blocks.emplace_back(std::move(map));
-    map = needle_map(run, options, [](const NeedleCell& cell) { return cell.logprob; });
+    map = needle_map(run, name_of(run, runs), options, [](const NeedleCell& cell) { return cell.logprob; });
     map.value_label = "Nats per token";
     map.low = std::floor(lowest);
     map.high = 0;
@@ -370,8 +386,7 @@ report::Report needle_report(const LoadedModel& model, const NeedleOptions& opti
 }
 
 report::Report restream_report(const LoadedModel& model, std::int64_t fill, std::span<const RestreamResult> runs) {
-  report::Report page{.title = under_policies("Text read again", runs.front().policy, runs.size()),
-                      .subtitle = machine_line(model)};
+  report::Report page{.title = title_of("Text read again", runs), .subtitle = machine_line(model)};
   Section section{.text =
                       fmt::format("{} tokens are read; then the last of them once more, as if the text went on with "
                                   "them. What is still in the cache is easy the second time.",

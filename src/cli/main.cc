@@ -40,6 +40,7 @@ int run_program(int argc, char** argv) {
   add_replay(program, outcome);
   add_record(program, outcome);
   add_inspect(program, outcome);
+  add_profile(program, outcome);
   add_bench(program, outcome);
   add_demo(program, outcome);
   add_plan(program, outcome);

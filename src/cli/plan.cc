@@ -94,6 +94,7 @@ Status plan(const PlanOptions& options) {
                                ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
                                : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
+  KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.layers, config.kv_heads, config.sliding_window}));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,

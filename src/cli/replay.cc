@@ -173,6 +173,7 @@ Status replay_traces(const ReplayCommand& command) {
   std::vector<std::string> specs;
   for (const std::string& policy : command.policies) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(policy));
+    KVASIR_RETURN_IF_ERROR(check_replayable(*made));
     specs.push_back(made->traits().spec);
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, files_at(command.trace, ".npy", "trace"));

@@ -130,6 +130,7 @@ Status run(RunOptions options) {
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
+  if (!options.session.policy.empty()) note_policy(options.session.policy, engine->model().kv_heads);
   const int several = std::max(options.samples, options.beams);
   // In a chat the second is the state before the last answer, for /again.
   options.session.sequences = chat ? 2 : several > 1 ? several + 1 : 1;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
@@ -38,6 +39,7 @@ struct ServeOptions {
   OperationsOptions operations;
   std::size_t queue = 1024;
   std::string sessions;
+  std::string redis_password_file;
   std::string api_keys;
   std::string usage_db;
   bool inspector = true;
@@ -54,8 +56,25 @@ std::string name_of(const std::string& path) {
   return file.ends_with(".gguf") ? file.substr(0, file.size() - 5) : file;
 }
 
-Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options) {
+// The first line of a file. Errors: as read_file; kInvalidArgument for an empty line.
+Result<std::string> read_password(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, 4096));
+  text.resize(std::min(text.find_first_of("\r\n"), text.size()));
+  if (text.empty()) return invalid_argument("'{}' holds no password in its first line", printable(path, 200));
+  return text;
+}
+
+// `log` outlives the engine.
+Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server::Log& log) {
   EngineOptions engine_options = options.engine;
+  engine_options.warn = [&log](const std::string& line) {
+    log.write(server::LogLevel::kWarning, "prefixes", {{"message", line}});
+  };
+  if (!options.redis_password_file.empty()) {
+    Result<std::string> password = read_password(options.redis_password_file);
+    if (!password.ok()) return Status(password.status()).about({"redis_password_file"});
+    engine_options.redis_password = std::move(*password);
+  }
   engine_options.scheduler.side_by_side = std::max(options.batch, 1);
   KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
@@ -139,7 +158,7 @@ Status serve(const ServeOptions& options) {
   };
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
                           server::Tenancy::open({options.api_keys, options.usage_db, say}));
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options, *log));
   KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
@@ -253,6 +272,29 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
       ->default_str("use");
 }
 
+// Of prefixes outside memory.
+void add_prefix_options(CLI::App& command, ServeOptions& options) {
+  CLI::Option* folder = command
+                            .add_option("--prefix-dir", options.engine.prefix_dir,
+                                        "Folder in which beginnings of texts outlive the server; default: none")
+                            ->type_name("FOLDER");
+  add_bytes_option(command, "--prefix-disk", options.engine.prefix_disk, "Most bytes of that folder; default: 10GiB")
+      ->needs(folder);
+  CLI::Option* redis = command
+                           .add_option("--redis", options.engine.redis,
+                                       "Redis server through which servers of the same model share beginnings of "
+                                       "texts; default: none")
+                           ->type_name("HOST:PORT");
+  command
+      .add_option("--redis-password-file", options.redis_password_file, "File that holds the password of that server")
+      ->type_name("FILE")
+      ->needs(redis);
+  command.add_option("--redis-ttl", options.engine.redis_ttl, "Seconds that it keeps them")
+      ->check(in_range(1, 365 * 24 * 3600))
+      ->capture_default_str()
+      ->needs(redis);
+}
+
 }  // namespace
 
 void add_serve(CLI::App& program, Outcome& outcome) {
@@ -274,6 +316,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
           ->type_name("FOLDER");
   add_bytes_option(*command, "--swap-size", options->engine.swap_size, "Most bytes of that file; default: 4GiB")
       ->needs(swap_dir);
+  add_prefix_options(*command, *options);
   add_chunk_option(*command, options->engine);
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
@@ -329,6 +372,11 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                                                              {"--prefix-memory", "Model and KV pages"},
                                                              {"--swap-dir", "Model and KV pages"},
                                                              {"--swap-size", "Model and KV pages"},
+                                                             {"--prefix-dir", "Model and KV pages"},
+                                                             {"--prefix-disk", "Model and KV pages"},
+                                                             {"--redis", "Model and KV pages"},
+                                                             {"--redis-password-file", "Model and KV pages"},
+                                                             {"--redis-ttl", "Model and KV pages"},
                                                              {"--chunk", "Model and KV pages"},
                                                              {"--chat-template", "Model and KV pages"},
                                                              {"--template-arg", "Model and KV pages"},

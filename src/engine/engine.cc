@@ -19,19 +19,23 @@
 #include "engine/sequence_view.h"
 #include "engine/session.h"
 #include "retention/registry.h"
+#include "tiers/disk_store.h"
+#include "tiers/redis_store.h"
 
 namespace kvasir {
 namespace {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap)
-      : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)) {
+  EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap,
+             std::vector<std::unique_ptr<BlobStore>> stores)
+      : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)), stores_(std::move(stores)) {
     summary_ = {model_->config.name,           std::string(model_->config.architecture->name),
                 model_->config.context,        model_->config.vocabulary,
                 model_->weight_bytes,          std::string(model_->kernels->name),
                 model_->threads->threads(),    std::string(model_->chat->name()),
-                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed};
+                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed,
+                model_->config.kv_heads};
   }
 
   const ModelSummary& model() const override { return summary_; }
@@ -102,6 +106,7 @@ class EngineImpl final : public Engine {
                          static_cast<std::uint64_t>(request));
     return requests_->cancel(request);
   }
+  bool settling() const override { return requests_ != nullptr && requests_->settling(); }
   std::int64_t unfinished() const override { return requests_ != nullptr ? requests_->unfinished() : 0; }
 
   Status set_quota(int tenant, const TenantQuota& quota) override {
@@ -134,6 +139,14 @@ class EngineImpl final : public Engine {
     EngineReport report;
     report.cache = cache();
     if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
+    for (const std::unique_ptr<BlobStore>& store : stores_) {
+      const BlobUsage usage = store->usage();
+      report.prefix_tiers.push_back({.name = store->name(),
+                                     .usable = store->usable(),
+                                     .parts = usage.blobs,
+                                     .bytes = usage.bytes,
+                                     .capacity = usage.capacity});
+    }
     if (driver_ != nullptr) {
       const KvCacheShape& shape = driver_->cache()->shape();
       report.page_bytes = driver_->cache()->pool().page_cost();
@@ -155,6 +168,7 @@ class EngineImpl final : public Engine {
     report.prefix_queries = counters.prefix_queries;
     report.prefix_hits = counters.prefix_hits;
     report.swap = requests_->swap_report();
+    if (stores_.empty()) report.prefix_tiers = requests_->tier_report();
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes() + prefixes->charged_bytes();
       report.request_bytes -= report.prefix_bytes;
@@ -190,9 +204,11 @@ class EngineImpl final : public Engine {
   // Creates nothing but the policy. `spec`: empty for the default.
   Result<CacheSize> find_place(const std::string& spec, int sequences) const {
     const CacheConditions now = conditions(model_->kv_shape, model_->options.chunk);
-    if (driver_ != nullptr) return spec.empty() ? default_place(now) : share_cache(now, spec);
-    KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
-    return size_cache(now, spec, sequences);
+    if (driver_ != nullptr && spec.empty()) return default_place(now);
+    if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
+    Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
+    if (place.ok()) KVASIR_RETURN_IF_ERROR(place->policy->check_model(policy_model(*model_)));
+    return place;
   }
 
   // The default in the cache that exists, which does not change: finding it takes a search among plans.
@@ -246,7 +262,7 @@ class EngineImpl final : public Engine {
                                         static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
                                         model_->config.context, cache().budget));
     KVASIR_RETURN_IF_ERROR(check_session_ceiling(options.tenant, *base, static_cast<std::int64_t>(text.tokens.size())));
-    ensure_queue();
+    KVASIR_RETURN_IF_ERROR(ensure_queue());
     return requests_->add(options, std::move(text), std::move(policy), base->held().chunk);
   }
 
@@ -261,7 +277,7 @@ class EngineImpl final : public Engine {
                                         model_->config.context, place.bytes));
     KVASIR_RETURN_IF_ERROR(check_ceiling(options.tenant, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
-    ensure_queue();
+    KVASIR_RETURN_IF_ERROR(ensure_queue());
     return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
   }
 
@@ -272,15 +288,17 @@ class EngineImpl final : public Engine {
     }
   }
 
-  void ensure_queue() {
-    if (requests_ != nullptr) return;
+  Status ensure_queue() {
+    if (requests_ != nullptr) return {};
     const SchedulerOptions& scheduler = model_->options.scheduler;
     requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
     for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
     if (swap_ != nullptr) requests_->swap_to(std::move(swap_));
-    if (model_->options.prefix_memory == 0) return;
+    if (model_->options.prefix_memory == 0) return {};
     requests_->cache_prefixes(model_->options.prefix_memory);
     requests_->prefixes()->set_listener(listener_);
+    if (stores_.empty()) return {};
+    return requests_->store_prefixes(std::move(stores_), model_->options.warn);
   }
 
   std::uint64_t ceiling_of(int tenant) const {
@@ -366,7 +384,8 @@ class EngineImpl final : public Engine {
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
   std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
-  std::unique_ptr<SpillFile> swap_;  // until there is a queue
+  std::unique_ptr<SpillFile> swap_;                 // until there is a queue
+  std::vector<std::unique_ptr<BlobStore>> stores_;  // the same
   ModelSummary summary_;
   mutable std::mutex default_mutex_;
   mutable std::optional<CacheSize> default_place_;
@@ -383,6 +402,31 @@ Result<std::unique_ptr<SpillFile>> make_swap_file(const EngineOptions& options) 
   return SpillFile::create(std::move(*file), options.swap_size);
 }
 
+// The places outside memory for prefixes, from near to far.
+Result<std::vector<std::unique_ptr<BlobStore>>> open_stores(const EngineOptions& options) {
+  std::vector<std::unique_ptr<BlobStore>> stores;
+  if (options.prefix_memory == 0 && !(options.prefix_dir.empty() && options.redis.empty()))
+    return invalid_argument("prefixes are fetched into memory, so they need a part of it; prefix_memory=0 allows none")
+        .about({"prefix_memory"});
+  if (!options.prefix_dir.empty()) {
+    Result<std::unique_ptr<BlobStore>> disk = open_disk_store({options.prefix_dir, options.prefix_disk, options.warn});
+    if (!disk.ok()) return Status(disk.status()).about({"prefix_dir"});
+    stores.push_back(std::move(*disk));
+  }
+  if (!options.redis.empty()) {
+    RedisOptions redis;
+    if (Status status = parse_redis_address(options.redis, &redis); !status.ok())
+      return std::move(status).about({"redis"});
+    if (options.redis_ttl < 1)
+      return invalid_argument("redis_ttl={} is too short; give at least 1 second", options.redis_ttl)
+          .about({"redis_ttl"});
+    redis.password = options.redis_password;
+    redis.ttl = options.redis_ttl;
+    stores.push_back(make_redis_store(redis));
+  }
+  return stores;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
@@ -391,7 +435,8 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineOptions& options,
     KVASIR_RETURN_IF_ERROR(check_scheduler(options.scheduler));
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<LoadedModel> model, load_model(options, progress));
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SpillFile> swap, make_swap_file(options));
-    return {std::unique_ptr<Engine>(new EngineImpl(std::move(model), std::move(swap)))};
+    KVASIR_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<BlobStore>> stores, open_stores(options));
+    return {std::unique_ptr<Engine>(new EngineImpl(std::move(model), std::move(swap), std::move(stores)))};
   });
 }
 

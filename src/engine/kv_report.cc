@@ -20,7 +20,12 @@ KvReport kv_report(const Sequence& sequence) {
     report.kept_most = std::max(report.kept_most, tables.table(t).stored());
   }
   report.kept_max = sequence.kept_max();
+  if (sequence.selector() != nullptr)
+    if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);
   report.dead_share = tables.dead_share();
+  const PageTable::Encodings encodings = tables.encodings();
+  report.encodings_mean = encodings.mean();
+  report.encodings_max = encodings.most;
   report.bytes = sequence.bytes();
   report.bytes_peak = sequence.bytes_peak();
   report.budget = cache.budget().capacity();

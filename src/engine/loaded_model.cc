@@ -30,12 +30,11 @@ Hash128 fingerprint_of(const gguf::File& file) {
 
 // Of a model whose heads are not known yet.
 Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
-  const ParsedCodec parsed = parse_codec(kv_type);
-  if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"kv_type"});
+  KVASIR_RETURN_IF_ERROR(check_kv_type(kv_type));
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
     return invalid_argument("a page of {} is not possible; choose 16, 32 or 64", counted(page_slots, "token"))
         .about({"page_slots"});
-  return parsed.codec;
+  return parse_codec(kv_type).codec;
 }
 
 }  // namespace
@@ -43,6 +42,11 @@ Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
 Status check_chunk(int chunk) {
   if (chunk >= 0 && chunk <= 4096) return {};
   return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk).about({"chunk"});
+}
+
+Status check_kv_type(std::string_view kv_type) {
+  const ParsedCodec parsed = parse_codec(kv_type);
+  return parsed.error.empty() ? Status() : invalid_argument("{}", parsed.error).about({"kv_type"});
 }
 
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
@@ -121,7 +125,10 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
 }
 
 std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
-  return backend->arithmetic_id(format);
+  // Which tokens are encoded again, and when, decides bits too: raised with every change of it.
+  constexpr int kPacking = 2;
+  const std::string of_backend = backend->arithmetic_id(format);
+  return format.encoded() ? fmt::format("{}/packing-{}", of_backend, kPacking) : of_backend;
 }
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {

@@ -70,6 +70,9 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
 // Errors: kInvalidArgument unless `chunk` is a number of tokens per forward pass that the engine takes, or 0.
 Status check_chunk(int chunk);
 
+// Errors: kInvalidArgument unless this names a codec (parse_codec).
+Status check_kv_type(std::string_view kv_type);
+
 // The page shape that options ask of a model. Errors: kInvalidArgument.
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots);
 

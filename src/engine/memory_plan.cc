@@ -313,24 +313,27 @@ bool splits_at_holes(const PolicyTraits& traits) {
 }
 
 // The most frames of a page table.
-int most_frames(const RetentionPolicy& policy) {
+int most_frames(const KvCacheShape& shape, const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
   // Sinks and what follows the hole.
   if (!traits.compacts) return traits.sinks > 0 ? 2 : 1;
   if (!traits.run_capacities.empty()) return static_cast<int>(traits.run_capacities.size()) + 2;
-  return splits_at_holes(traits) ? PageTable::kMaxFrames : 1;
+  if (!splits_at_holes(traits)) return 1;
+  return shape.page.encoded() ? PageTable::kMaxEncodedFrames : PageTable::kMaxFrames;
 }
 
 // The same in a chunk of more than Sequence::kFewRows rows.
-int most_chunk_frames(const RetentionPolicy& policy) {
-  return splits_at_holes(policy.traits()) ? Sequence::kMostChunkFrames : most_frames(policy);
+int most_chunk_frames(const KvCacheShape& shape, const RetentionPolicy& policy) {
+  if (!splits_at_holes(policy.traits())) return most_frames(shape, policy);
+  return shape.page.encoded() ? Sequence::kMostEncodedChunkFrames : Sequence::kMostChunkFrames;
 }
 
 // The most entries of a page table: one for each column, and one more where a frame begins within a column. Compaction
-// keeps lists with compact positions to two per column.
-std::int64_t most_entries(const RetentionPolicy& policy, std::uint64_t columns) {
+// keeps lists with compact positions to two per column, unless their pages are encoded.
+std::int64_t most_entries(const KvCacheShape& shape, const RetentionPolicy& policy, std::uint64_t columns) {
   const auto count = static_cast<std::int64_t>(columns);
-  return splits_at_holes(policy.traits()) ? 2 * count + 2 : count + most_frames(policy);
+  if (splits_at_holes(policy.traits()) && !shape.page.encoded()) return 2 * count + 2;
+  return count + most_frames(shape, policy);
 }
 
 // The most pages that `tokens` consecutive tokens touch.
@@ -339,14 +342,15 @@ std::uint64_t pages_touched(std::uint64_t tokens, std::uint64_t slots) {
 }
 
 // What describe_table writes for all tables of a sequence, at most.
-std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
+                               std::uint64_t columns) {
   const PolicyTraits& traits = policy.traits();
   const auto most_rows =
       static_cast<std::uint64_t>(request.prompt > 0 ? std::min<std::int64_t>(request.chunk, request.prompt) : 1);
   const auto slots = static_cast<std::uint64_t>(shape.page.slots);
   const bool window = shape.window > 0;
   const bool hides = !traits.compacts && policy.bound() && most_rows > 1;
-  const auto frames = static_cast<std::uint64_t>(most_frames(policy));
+  const auto frames = static_cast<std::uint64_t>(most_frames(shape, policy));
   std::uint64_t masks = 0, queries = 0;
   const auto count = [&](std::uint64_t rows, std::uint64_t of_frames) {
     std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that some rows come before
@@ -360,9 +364,11 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
     masks = std::max(masks, rows * entries * (window ? 2 : 1));
     queries = std::max(queries, rows * of_frames);
   };
-  count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(policy)));
+  count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(shape, policy)));
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
-  const std::uint64_t blocks = (most_rows > 1 ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
+  // The one row of a pass that leaves tokens unread has a mask for each entry, and another of what it retains.
+  if (traits.selects) masks = std::max(masks, columns) + columns;
+  const std::uint64_t blocks = (most_rows > 1 || traits.selects ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
   const std::uint64_t seals =
       shape.page.encoded()
           ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
@@ -385,7 +391,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
   // Where pages are encoded, the plan of a table that is run knows both the most and the least.
-  memory.exact = !policy.traits().compacts && !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
+  memory.exact = !policy.traits().by_token() && !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
@@ -402,16 +408,20 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.bytes =
       bytes_of_columns(shape, peak.columns) == kMostBytes ? kMostBytes : saturating_sum(page_bytes, memory.table_bytes);
   memory.tokens_seen_max = peak.seen;
-  memory.frames_max = most_frames(policy);
-  memory.chunk_frames_max = most_chunk_frames(policy);
-  memory.entries_max = most_entries(policy, peak.columns);
+  memory.frames_max = most_frames(shape, policy);
+  memory.chunk_frames_max = most_chunk_frames(shape, policy);
+  memory.entries_max = most_entries(shape, policy, peak.columns);
   // Query heads do not matter to what is stored.
   const TableLayout tables{.layers = layout.scope == PolicyScope::kSequence ? 1 : shape.layers,
                            .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};
   memory.policy_bytes = saturating_product(
       policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
+  if (const auto selector = new_selector(policy, shape)) {
+    const std::uint64_t bounds = selector->bytes_for(std::min(request.tokens, kMostPlannedTokens));
+    memory.policy_bytes = saturating_sum(memory.policy_bytes, saturating_product(bounds, sequences));
+  }
   memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
-  memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request), sequences);
+  memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request, peak.columns), sequences);
   return memory;
 }
 
@@ -435,6 +445,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   work.slots = shape.page.slots;
   if (shape.page.encoded()) work.staged_page_bytes = shape.page.open().bytes();
   work.reductions = static_cast<int>(traits.reductions.size());
+  work.selected_rows = traits.chunk_reads ? 1 : 0;
   work.observed_rows = work.reductions > 0 ? work.rows : 0;
   return work;
 }

@@ -28,7 +28,7 @@ struct KvMemory {
   std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
   std::uint64_t open_page_bytes = 0;
   std::uint64_t table_bytes = 0;   // bookkeeping at the peak, per-page bookkeeping included
-  std::uint64_t policy_bytes = 0;  // state of the policies, at most
+  std::uint64_t policy_bytes = 0;  // state of the policies and selectors, at most
   std::uint64_t bytes = 0;  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes: the least
                             // KV budget that suffices
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.

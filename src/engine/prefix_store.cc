@@ -39,7 +39,7 @@ PrefixKeep keep_of(const PrefixUse& use) {
 
 // Whether the cuts between chunks show in what the policy keeps, or in the bits of keys.
 bool chunk_matters(const RetentionPolicy& policy) {
-  return policy.traits().compacts || policy.traits().realign == Realign::kRotate;
+  return policy.traits().by_token() || policy.traits().realign == Realign::kRotate;
 }
 
 std::string lineage_of(const PrefixText& text) {
@@ -50,7 +50,8 @@ std::string lineage_of(const PrefixText& text) {
 // Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
 // tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
-  return !sequence.first_dropped() && sequence.truncatable_from() == 0 && sequence.cache()->shape().recent == 0;
+  return !sequence.first_dropped() && sequence.policy().all_read() && sequence.truncatable_from() == 0 &&
+         sequence.cache()->shape().recent == 0;
 }
 
 }  // namespace
@@ -66,8 +67,8 @@ PrefixStore::~PrefixStore() {
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
-  const bool by_range = !policy.traits().compacts;
-  // What was generated under a policy that looks at attention is run again token by token.
+  const bool by_range = !policy.traits().by_token();
+  // What was generated under a policy that looks at attention, or reads by choice, is run again token by token.
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
@@ -88,6 +89,12 @@ std::int64_t PrefixStore::find(const PrefixUse& use, const PrefixText& text) con
   if (use.bypass) return 0;
   const std::string lineage = lineage_of(text);
   return cache_.find(query_of(use, text, lineage)).tokens;
+}
+
+std::int64_t PrefixStore::most_exact(const PrefixUse& use, const PrefixText& text) const {
+  if (use.bypass) return 0;
+  const PrefixQuery query = query_of(use, text, {});
+  return std::max<std::int64_t>(query.most_exact / query.exact_multiple * query.exact_multiple, 0);
 }
 
 std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
@@ -184,7 +191,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(use.salt, tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy)) {
+  } else if (!chunk_matters(policy) && !policy.traits().selects) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(use.salt, lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

@@ -52,6 +52,8 @@ class PrefixStore {
   // been read to its end.
   std::int64_t will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
                          const PrefixText& other, std::int64_t common) const;
+  // Returns the tokens of a text for which exact pages would be used if the cache held all.
+  std::int64_t most_exact(const PrefixUse& use, const PrefixText& text) const;
   // Returns a sequence that holds the longest known beginning of the text, but for its last token. Other prefixes give
   // way to its tables.
   Start start(const PrefixUse& use, const PrefixText& text);

@@ -41,6 +41,10 @@ struct RequestQueue::Member {
   std::int64_t start_tokens = 0;  // that the prefix cache had for its newest start
   bool start_snapshot = false;    // as a snapshot
   PrefixMiss start_miss = PrefixMiss::kUnknown;
+  std::shared_ptr<PrefixFetch> fetch;  // that it waits for
+  bool asked_tiers = false;            // since it started last
+  std::int64_t found_before = -1;      // tokens that the prefix cache had before anything was fetched; -1: nothing was
+  std::string_view fetched_from;
   std::int64_t found = 0;           // tokens that the prefix cache has of its text
   std::uint64_t found_version = 0;  // of the prefix cache, when it was asked
   std::size_t told_choices = 0;     // of the generation's, those that events told of

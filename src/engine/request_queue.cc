@@ -136,6 +136,7 @@ Status RequestQueue::start(Member& member) {
     member.pages = std::move(copy->pages);
     return {};
   }
+  member.asked_tiers = false;
   PrefixStore::Start start;
   if (prefixes_ != nullptr) start = prefixes_->start(request.prefix, text_of(member));
   member.start_tokens = start.tokens;
@@ -158,7 +159,9 @@ void RequestQueue::note_start(Member& member) {
   if (request.prefix.bypass) return;
   request.cached = member.start_tokens;
   request.miss = member.start_miss;
-  if (request.cached > 0) request.cached_from = member.start_snapshot ? "snapshot" : "pages";
+  const bool fetched = member.found_before >= 0 && request.cached > member.found_before;
+  if (request.cached > 0)
+    request.cached_from = member.start_snapshot ? "snapshot" : fetched ? member.fetched_from : "pages";
   counters_.prefix_queries += member.task->prompt_tokens();
   counters_.prefix_hits += request.cached;
 }
@@ -167,12 +170,14 @@ void RequestQueue::note_start(Member& member) {
 void RequestQueue::leave_prefix(Member& member) {
   if (prefixes_ == nullptr || member.text.sequence == nullptr || member.text.sequence->in_chunk()) return;
   if (!member.task->status().ok() || member.task->prompt_done() == member.left_prefix) return;
-  member.left_prefix = member.task->prompt_done();
+  const std::int64_t before = std::exchange(member.left_prefix, member.task->prompt_done());
   prefixes_->leave(member.request->prefix, text_of(member), *member.text.sequence);
+  leave_outside(member, member.text.sequence->tables().next_index(), before);
 }
 
 // Runs one pass, if any request has work. A round without a pass has made tasks give up pages, or end.
 void RequestQueue::advance() {
+  if (requests_.empty() && tiers_ != nullptr) tiers_->advance();
   while (!requests_.empty() && !run_pass()) {
   }
 }
@@ -181,14 +186,20 @@ bool RequestQueue::run_pass() {
   if (prefixes_ != nullptr) prefixes_->expire();
   std::erase_if(leaving_, [](const Leaving& session) { return session.life.expired(); });
   advance_swaps();
+  if (tiers_ != nullptr) tiers_->advance();
   for (Member* member : members()) settle(*member);
   remove_ended();
   std::vector<Member*> all = members();
-  std::erase_if(all, [](const Member* member) { return member->is_leaving(); });
+  std::erase_if(all, [this](Member* member) { return member->is_leaving() || waits_for_fetch(*member); });
   if (all.empty()) {
     // The caller may have requests, or cancel some, meanwhile.
-    if (!swapping()) return false;
-    swap_file_->poll(kSwapWait);
+    if (swapping()) {
+      swap_file_->poll(kSwapWait);
+    } else if (fetching()) {
+      tiers_->wait(kSwapWait);
+    } else {
+      return false;
+    }
     return true;
   }
   const std::vector<Verdict> verdicts = decide_with_prefixes(all);
@@ -204,6 +215,7 @@ bool RequestQueue::run_pass() {
     reject(*all[i], verdicts[i].decision);
     if (verdicts[i].decision != Decision::kRun) continue;
     if (all[i]->text.sequence == nullptr) {
+      if (begin_fetch(*all[i])) continue;
       if (Status started = start(*all[i]); !started.ok()) {
         unstarted = {all[i], std::move(started)};
         continue;
@@ -220,7 +232,7 @@ bool RequestQueue::run_pass() {
     running.push_back(all[i]);
   }
   // Nothing else runs or leaves that could make room for it.
-  if (turns.empty() && !loading && leaving_.empty() && !swapping() && unstarted.first != nullptr) {
+  if (turns.empty() && !loading && leaving_.empty() && !swapping() && !fetching() && unstarted.first != nullptr) {
     if (unstarted.first->swap != nullptr) {
       give_up_swap(*unstarted.first, unstarted.second.message());
     } else if (!forget_swapped()) {
@@ -245,6 +257,10 @@ bool RequestQueue::run_pass() {
   remove_ended();
   if (turns.empty() && swapping()) {
     swap_file_->poll(kSwapWait);
+    return true;
+  }
+  if (turns.empty() && fetching()) {
+    tiers_->wait(kSwapWait);
     return true;
   }
   // Only the caller can make the sessions leave that all may be waiting for.
@@ -416,11 +432,15 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     }
     events_.push_back(std::move(event));
     // One that ends while it is preempted has no sequence.
-    if (prefixes_ != nullptr && request.base == nullptr && member.text.sequence != nullptr)
+    if (prefixes_ != nullptr && request.base == nullptr && member.text.sequence != nullptr) {
+      const std::int64_t seen = member.text.sequence->tables().next_index();
       prefixes_->leave_last(request.prefix, text_of(member), std::move(member.text.sequence));
+      leave_outside(member, seen, 0);
+    }
   }
   member.ended = true;
   member.swap.reset();
+  member.fetch.reset();
   member.text.sequence.reset();
 }
 

@@ -7,6 +7,7 @@
 // Thread-safety: one caller at a time.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +19,7 @@
 #include "engine/admission.h"
 #include "engine/driver.h"
 #include "engine/prefix_store.h"
+#include "engine/prefix_tiers.h"
 #include "engine/schedule.h"
 #include "engine/sequence_view.h"
 #include "engine/swap.h"
@@ -59,6 +61,13 @@ class RequestQueue {
   // From now on a task that gives up its pages may leave them in this file, where that is cheaper than to recompute
   // them. `always`: wherever it is possible, for tests.
   void swap_to(std::unique_ptr<SpillFile> file, bool always = false);
+  // From now on prefixes are also kept in these places, from near to far. REQUIRES: cache_prefixes was called. Errors:
+  // kResourceExhausted.
+  Status store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn);
+  std::vector<PrefixTierReport> tier_report() const;
+  bool settling() const { return tiers_ != nullptr && tiers_->busy(); }
+  // Waits until such a place has answered, or so long. For tests.
+  void settle_tiers(std::chrono::milliseconds most);
   PrefixCache* prefixes() { return prefixes_ ? &prefixes_->cache() : nullptr; }
 
   // `text` is that of `options`, `policy` as it stands at its start, `chunk` that of prompts (0: the policy's
@@ -144,6 +153,10 @@ class RequestQueue {
   bool shares_with_its_own(const Member& member) const;
   std::uint64_t leaving_bytes() const;
   void defer_what_waits_for_swap(std::vector<Turn>* turns, std::vector<Member*>* running);
+  void leave_outside(const Member& member, std::int64_t seen, std::int64_t from);
+  bool begin_fetch(Member& member);
+  bool waits_for_fetch(Member& member) const;
+  bool fetching() const { return tiers_ != nullptr && tiers_->fetching(); }
   void undo_start(Member& member);
   void reject(Member& member, Decision decision);
   Status start(Member& member);
@@ -171,6 +184,7 @@ class RequestQueue {
   double swap_pause_ = 0;  // seconds that swapping took since the last pass
   bool always_swap_ = false;
   std::unique_ptr<PrefixStore> prefixes_;  // null: nothing is cached
+  std::unique_ptr<PrefixTiers> tiers_;     // null: prefixes are in memory alone. Destroyed before prefixes_
   Admissions admissions_;
   std::uint64_t next_id_ = 1;
   std::vector<std::unique_ptr<Request>> requests_;

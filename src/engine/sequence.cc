@@ -16,6 +16,10 @@ int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, 
   return static_cast<int>(std::min({to_grid, prompt - done, total - done}));
 }
 
+PolicyModel policy_model(const LoadedModel& model) {
+  return {&model.fingerprint, model.config.layers, model.config.kv_heads, model.config.sliding_window};
+}
+
 SequenceLayout sequence_layout(const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
   SequenceLayout layout;
@@ -77,8 +81,10 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       policy_(std::move(policy)),
       tables_(cache_->new_sequence(sequence_layout(*policy_))),
       listener_(std::make_unique<Listener>(this)),
+      selector_(new_selector(*policy_, cache_->shape())),
       state_(&cache_->budget()) {
   policy_->begin(table_layout());
+  status_ = policy_->check_model(policy_model(*model_));
 }
 
 Sequence::Sequence(const Sequence& other, KvSequence tables)
@@ -87,6 +93,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       policy_(other.policy_->clone()),
       tables_(std::move(tables)),
       listener_(std::make_unique<Listener>(this)),
+      selector_(other.selector_ != nullptr ? other.selector_->clone() : nullptr),
       state_(&cache_->budget()),
       most_rows_(other.most_rows_),
       first_dropped_(other.first_dropped_),
@@ -121,11 +128,16 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   // A restored policy that holds more than any text leads to: its arrays grow by the chunk, and at least by a growth
   // step, which doubling and a fresh state of this size cover.
   if (now > most) most += 2 * now;
+  if (selector_ != nullptr) most += selector_->bytes_for(chunk.end());
   return most;
 }
 
+std::uint64_t Sequence::allocated_state() const {
+  return policy_->state_bytes() + (selector_ != nullptr ? selector_->bytes() : 0);
+}
+
 Status Sequence::charge_state() {
-  const std::uint64_t bytes = policy_->state_bytes();
+  const std::uint64_t bytes = allocated_state();
   if (bytes > state_.bytes()) static_cast<void>(cache_->budget().make_available(bytes - state_.bytes()));
   if (!state_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - state_.bytes());
   return {};
@@ -189,6 +201,7 @@ Status Sequence::make_room(const PassPlan& plan) {
     chunk_ = plan.chunk;
     hidden_.assign(static_cast<std::size_t>(chunk_.rows), {});
     policy_->hidden(chunk_, hidden_);
+    if (selector_ != nullptr) selector_->reserve(chunk_.end());
   }
   kept_max_ = std::max(kept_max_, tables_.longest());
   seen_least_ = tables_.shortest();
@@ -207,7 +220,8 @@ void Sequence::prepare_tables(const PolicyChunk& chunk) {
   for (int t = 0; t < tables_.tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
-    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > kMostChunkFrames) table.compact();
+    const int most = table.format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
+    if (chunk.rows > kFewRows && table.runs() == 1 && std::ssize(table.frames()) > most) table.compact();
   }
 }
 
@@ -220,14 +234,18 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.tables = tables_.tables();
   sequence.logits = plan.logits;
   sequence.listener = listener_->begin_pass(plan.rows) ? listener_.get() : nullptr;
+  if (selector_ != nullptr && selector_->begin_pass(chunk_, plan.first, plan.rows)) sequence.selector = selector_.get();
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
   *tables_in_use += static_cast<std::size_t>(sequence.tables);
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
   const auto hidden =
       std::span(hidden_).subspan(static_cast<std::size_t>(plan.first), static_cast<std::size_t>(plan.rows));
-  for (int t = 0; t < sequence.tables; ++t)
+  for (int t = 0; t < sequence.tables; ++t) {
+    reads_.clear();
+    const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.sliding_window,
-                   &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
+                   &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
+  }
   batch->sequences.push_back(sequence);
 }
 
@@ -237,7 +255,7 @@ void Sequence::finish_pass(const PassPlan& plan) {
   if (done_ == chunk_.rows) {
     prune();
     done_ = 0;
-    const std::uint64_t state = policy_->state_bytes();
+    const std::uint64_t state = allocated_state();
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
   status_ = {};

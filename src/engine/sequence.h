@@ -15,6 +15,7 @@
 
 #include "backend/attention_listener.h"
 #include "engine/loaded_model.h"
+#include "engine/sequence_selector.h"
 #include "kv/kv_cache.h"
 #include "retention/policy.h"
 
@@ -25,6 +26,9 @@ inline constexpr int kDefaultChunk = 512;
 // Whether tokens are a prompt, read in chunks and ended with the last of them, or were generated, one after the other.
 enum class Source { kPrompt, kGenerated };
 enum class Logits { kNone, kLast, kAll };
+
+// What policies are told of a model.
+PolicyModel policy_model(const LoadedModel& model);
 
 // How a sequence under this policy is held.
 SequenceLayout sequence_layout(const RetentionPolicy& policy);
@@ -43,9 +47,11 @@ class Sequence {
   ~Sequence();
 
   // Every row rotates its query for every frame. A chunk of more than kFewRows rows begins with a compaction of tables
-  // of lists with compact positions and one run that have more than kMostChunkFrames frames.
+  // of lists with compact positions and one run that have more than kMostChunkFrames frames; of those whose pages are
+  // encoded, kMostEncodedChunkFrames.
   static constexpr int kFewRows = 8;
   static constexpr int kMostChunkFrames = 4;
+  static constexpr int kMostEncodedChunkFrames = 16;
 
   // Tokens that wait to be run behind what the sequence holds.
   struct Input {
@@ -80,8 +86,8 @@ class Sequence {
   // The rows have run. At the end of a chunk the policy decides, and its plan is executed.
   void finish_pass(const PassPlan& plan);
 
-  // Ok, or why the sequence cannot go on: a pass did not come to its end, and has left it half applied. It may then
-  // only be looked at and destroyed.
+  // Ok, or why the sequence cannot go on: the policy cannot serve the model, or a pass did not come to its end and has
+  // left it half applied. It may then only be looked at and destroyed.
   const Status& status() const { return status_; }
   // A pass that make_room began has failed. REQUIRES: !why.ok().
   void fail(Status why) { status_ = std::move(why); }
@@ -91,6 +97,10 @@ class Sequence {
   // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, pages
   // behind a sliding window are not given back; a memory plan that is to hold then takes a shape without a window.
   void set_tap(AttentionObserver* tap);
+  // For tests: in place of the policy's own. REQUIRES: no pass has run.
+  void set_selector(std::unique_ptr<SequenceSelector> selector) { selector_ = std::move(selector); }
+  // Chooses what its rows read; null: all that they see.
+  const SequenceSelector* selector() const { return selector_.get(); }
   // Charges the bytes that the policy's state takes now, after the policy was restored. Errors: kResourceExhausted.
   Status charge_state();
 
@@ -114,7 +124,7 @@ class Sequence {
   std::uint64_t bytes() const;
   std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
   double seconds_observing() const;  // that the policy took for what it was shown
-  // Bytes charged for the policy's state: what is allocated for it, from the first pass on.
+  // Bytes charged for the state of policy and selector: what is allocated for it, from the first pass on.
   std::uint64_t state_bytes() const { return state_.bytes(); }
 
   // The least index that is no longer retained everywhere; nothing while all are.
@@ -138,6 +148,7 @@ class Sequence {
 
   Sequence(const Sequence& other, KvSequence tables);
   std::uint64_t most_state(const PolicyChunk& chunk) const;
+  std::uint64_t allocated_state() const;
   TableLayout table_layout() const;
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
@@ -147,13 +158,15 @@ class Sequence {
   std::unique_ptr<RetentionPolicy> policy_;
   KvSequence tables_;
   std::unique_ptr<Listener> listener_;
-  MemoryCharge state_;  // of the policy's state
-  int most_rows_ = 1;   // of any chunk so far
+  std::unique_ptr<SequenceSelector> selector_;  // null: rows read all that they see
+  MemoryCharge state_;                          // of the state of policy and selector
+  int most_rows_ = 1;                           // of any chunk so far
 
   // The chunk under way.
   PolicyChunk chunk_;
   int done_ = 0;                    // rows of it that have run
   std::vector<IndexRange> hidden_;  // [chunk rows]
+  std::vector<IndexRange> reads_;   // of a table, while it is described
   KeepPlan plan_;
 
   std::optional<TokenIndex> first_dropped_;

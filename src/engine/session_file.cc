@@ -298,7 +298,12 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
   const std::vector<std::span<const std::byte>>& pages = parts.pages;
   const PageFormat& format = cache->pool().shape();
-  session.other_arithmetic = session.head.arithmetic != model->arithmetic_id(format);
+  const std::string own = model->arithmetic_id(format);
+  session.other_arithmetic = session.head.arithmetic != own;
+  // Behind the name of the table: what the layout of encoded pages depends on.
+  const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
+  if (format.encoded() && version(session.head.arithmetic) != version(own))
+    return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
   session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;

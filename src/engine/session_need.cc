@@ -18,7 +18,9 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
   if (!policy.traits().holds_prompts) {
     // A policy with a bound has come to its peak long before.
     if (policy.bound()) seen = std::min(seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk)));
-    need = std::min(need, std::max(bytes, plan(seen)));
+    const std::uint64_t whole = std::max(bytes, plan(seen));
+    // A selector's memory is that of the whole text, and a fork does not have it yet.
+    need = policy.traits().selects ? whole : std::min(need, whole);
   }
   if (!keeps_all(policy, held.cache()->shape()) || session.stored()) return need;
   return need - std::min(need, least_kv_bytes(held.cache()->shape(), held.tables().next_index()));

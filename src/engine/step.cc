@@ -75,8 +75,9 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     for (const StepRequest& request : requests) watch_(*request.sequence);
   clock.lap();
 
-  const std::span<const float> out =
-      model_->transformer->forward({&batch_, model_->store_of(*cache_), source_, selector_});
+  for (BatchSequence& sequence : batch_.sequences)
+    if (sequence.selector == nullptr) sequence.selector = selector_;
+  const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_), source_});
   for (const StepRequest& request : requests) observing += request.sequence->seconds_observing();
   times_.forward += clock.lap() - observing;
   times_.cache += observing;

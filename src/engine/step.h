@@ -59,7 +59,8 @@ class Step {
 
   // Called in front of every pass, when there is room for its tokens. Optional. The time it takes counts nowhere.
   void set_watch(std::function<void(const Sequence&)> watch) { watch_ = std::move(watch); }
-  // For tests: where pages come from, and which are read. May be null; outlive the passes.
+  // For tests: where pages come from, and what sequences without a selector of their own read. May be null; outlive the
+  // passes.
   void set_pages(PageSource* source, EntrySelector* selector) {
     source_ = source;
     selector_ = selector;

@@ -63,9 +63,9 @@ bool Task::prepare() {
 }
 
 bool Task::reads() const {
-  // In replay, chunks change nothing where ranges are dropped.
+  // In replay, chunks change nothing where ranges are dropped and all rows read alike.
   return run_ < prompt_ ||
-         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().compacts);
+         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().by_token());
 }
 
 Sequence::Input Task::input(int most_rows) const {

@@ -230,8 +230,9 @@ std::int64_t NeedlePrompts::most_answer_tokens() const {
   return static_cast<std::int64_t>(most);
 }
 
-Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const NeedlePrompts& prompts,
-                                     const std::string& policy_spec, int chunk, const Progress& progress) {
+Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
+                                     const NeedlePrompts& prompts, const std::string& policy_spec, int chunk,
+                                     const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_chunk(chunk));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(policy_spec));
   const NeedleOptions& options = prompts.options();
@@ -244,11 +245,12 @@ Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, 
   }
   for (const MemoryRequest& request : requests)
     KVASIR_RETURN_IF_ERROR(check_positions(*policy, chunk, model->config.context, request.tokens));
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, requests));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache,
+                          make_evaluation_cache(model, shape, model->options.kv_memory, *policy, requests));
 
   NeedleResult result;
   result.policy = policy->traits().spec;
-  result.codec = codec_name(model->kv_shape.codec());
+  result.codec = codec_name(shape.codec());
   std::int64_t before = 0;
   for (std::size_t length = 0; length < options.lengths.size(); ++length)
     for (std::size_t depth = 0; depth < options.depths.size(); ++depth) {

@@ -90,8 +90,14 @@ struct NeedleResult {
   std::uint64_t kv_bytes_peak = 0;  // of the largest sequence
 };
 
-// `progress` counts tokens. Errors: kInvalidArgument for policy and chunk, kResourceExhausted, kCancelled.
-Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const NeedlePrompts& prompts,
-                                     const std::string& policy, int chunk, const Progress& progress);
+// `shape`: of the cache, the model's own but for its codec. `progress` counts tokens. Errors: kInvalidArgument for
+// policy and chunk, kResourceExhausted, kCancelled.
+Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
+                                     const NeedlePrompts& prompts, const std::string& policy, int chunk,
+                                     const Progress& progress);
+inline Result<NeedleResult> evaluate_needle(const std::shared_ptr<LoadedModel>& model, const NeedlePrompts& prompts,
+                                            const std::string& policy, int chunk, const Progress& progress) {
+  return evaluate_needle(model, model->kv_shape, prompts, policy, chunk, progress);
+}
 
 }  // namespace kvasir

@@ -63,6 +63,7 @@ void finish(PerplexityResult& result) {
   result.ppl_error = n > 1 ? result.ppl * std::sqrt(variance / (n - 1)) : 0;
   result.kept_mean = sums.kept / n;
   result.dead_share = sums.dead_share / n;
+  result.encodings_mean = sums.encoded > 0 ? sums.encodings / static_cast<double>(sums.encoded) : 0;
   result.full.reset();
   if (!sums.klds.empty()) {
     double kld = 0;
@@ -82,6 +83,12 @@ void finish(PerplexityResult& result) {
     result.curve.push_back({bin.position / m, bin.tokens, bin.nll / m, bin.kld / m, bin.kept / m});
   }
 }
+
+// A policy on a codec.
+struct Run {
+  std::string policy;
+  KvCacheShape shape;
+};
 
 // The full cache's logits of the rows that a policy has yet to be compared with.
 class KeptRows {
@@ -121,8 +128,8 @@ class SideBySide {
         progress_(std::move(progress)),
         full_rows_(model->config.vocabulary) {}
 
-  Result<std::vector<PerplexityResult>> run(std::span<const std::string> policies) {
-    KVASIR_RETURN_IF_ERROR(make_tracks(policies));
+  Result<std::vector<PerplexityResult>> run(std::span<const Run> runs) {
+    KVASIR_RETURN_IF_ERROR(make_tracks(runs));
     const auto total = static_cast<std::int64_t>(tokens_.size());
     const std::int64_t window = options_.window > 0 ? options_.window : total;
     const Vocabulary& vocabulary = model_->tokenizer->vocabulary();
@@ -153,18 +160,19 @@ class SideBySide {
     PerplexityResult result;
   };
 
-  Status make_tracks(std::span<const std::string> policies) {
-    KvCacheShape shape = model_->kv_shape;
+  Status make_tracks(std::span<const Run> runs) {
     const std::uint64_t budget = model_->options.kv_memory;
-    tracks_.resize(policies.size() + 1);
-    for (std::size_t i = 0; i < policies.size(); ++i) {
-      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], policies[i], shape, budget));
-      if (options_.compare_full && full_ == nullptr && shape.codec() == KvCodec{} && tracks_[i].result.policy == "full")
+    tracks_.resize(runs.size() + 1);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], runs[i].policy, runs[i].shape, budget));
+      if (options_.compare_full && full_ == nullptr && runs[i].shape.codec() == KvCodec{} &&
+          tracks_[i].result.policy == "full")
         full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
       full_->reported = false;
+      KvCacheShape shape = model_->kv_shape;
       shape.recent = 0;
       shape.page = {shape.page.head_dim, shape.page.slots};
       KVASIR_RETURN_IF_ERROR(make_track(*full_, "full", shape, 0));
@@ -175,7 +183,7 @@ class SideBySide {
     for (const Track& track : tracks_) bytes += track.cache->budget().capacity();
     if (tracks_.size() > 1 && bytes > memory_bound())
       return exhausted(
-                 "the caches of {} policies side by side take {} bytes, more than this machine has left ({}); compare "
+                 "the caches of {} runs side by side take {} bytes, more than this machine has left ({}); compare "
                  "fewer at a time, or give each less",
                  tracks_.size(), bytes, memory_bound())
           .about({"policies", "kv_memory"});
@@ -223,6 +231,10 @@ class SideBySide {
     for (Track& track : tracks_) {
       track.result.sums.times += track.reader->times();
       track.result.sums.timed_tokens += track.reader->tokens_timed();
+      const PageTable::Encodings encodings = track.reader->encodings();
+      track.result.sums.encodings += static_cast<double>(encodings.sum);
+      track.result.sums.encoded += static_cast<std::int64_t>(encodings.tokens);
+      track.result.encodings_max = std::max(track.result.encodings_max, encodings.most);
       track.result.kept_max = std::max(track.result.kept_max, track.reader->kept_max());
       track.result.seen_least = std::min(track.result.seen_least, track.reader->seen_least());
       track.reader.reset();
@@ -283,6 +295,7 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options) {
   if (options.window != 0 && (options.window < 4 || options.window > std::int64_t{1} << 24))
     return invalid_argument("window={} is outside 4 to 2^24 tokens (0: one stream)", options.window).about({"window"});
   for (const std::string& policy : options.policies) KVASIR_RETURN_IF_ERROR(check_policy(policy, options));
+  for (const std::string& type : options.kv_types) KVASIR_RETURN_IF_ERROR(check_kv_type(type));
   const std::int64_t needed = options.window > 0 ? options.window : 2;
   if (tokens < needed)
     return invalid_argument("the text has {}, at least {} are needed; give a longer text", counted(tokens, "token"),
@@ -314,16 +327,25 @@ Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<
                                                           std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_perplexity(static_cast<std::int64_t>(tokens.size()), options));
-  if (options.compare_full) return SideBySide(model, tokens, options, progress).run(options.policies);
-  std::vector<PerplexityResult> results;
-  const auto count = static_cast<std::int64_t>(options.policies.size());
+  std::vector<Run> runs;
   for (const std::string& policy : options.policies) {
+    if (options.kv_types.empty()) runs.push_back({policy, model->kv_shape});
+    for (const std::string& type : options.kv_types) {
+      KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape,
+                              kv_cache_shape(model->config, type, model->kv_shape.page.slots));
+      runs.push_back({policy, shape});
+    }
+  }
+  if (options.compare_full) return SideBySide(model, tokens, options, progress).run(runs);
+  std::vector<PerplexityResult> results;
+  const auto count = static_cast<std::int64_t>(runs.size());
+  for (const Run& run : runs) {
     const auto before = static_cast<std::int64_t>(results.size());
     const auto of_all = [&](std::int64_t done, std::int64_t total) {
       return !progress || progress(before * total + done, count * total);
     };
     KVASIR_ASSIGN_OR_RETURN(std::vector<PerplexityResult> one,
-                            SideBySide(model, tokens, options, of_all).run({&policy, 1}));
+                            SideBySide(model, tokens, options, of_all).run({&run, 1}));
     results.push_back(std::move(one.front()));
   }
   return results;
@@ -336,6 +358,7 @@ PerplexityResult pool_perplexity(std::span<const PerplexityResult> results) {
     KVASIR_CHECK(result.policy == pooled.policy && result.codec == pooled.codec);
     pooled.sums.add(result.sums);
     pooled.kv_bytes_peak = std::max(pooled.kv_bytes_peak, result.kv_bytes_peak);
+    pooled.encodings_max = std::max(pooled.encodings_max, result.encodings_max);
     pooled.kept_max = std::max(pooled.kept_max, result.kept_max);
     pooled.seen_least = std::min(pooled.seen_least, result.seen_least);
   }

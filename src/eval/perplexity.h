@@ -22,6 +22,7 @@ namespace kvasir {
 
 struct PerplexityOptions {
   std::vector<std::string> policies = {"full"};
+  std::vector<std::string> kv_types;  // codecs (EngineOptions::kv_type), each with every policy; empty: the model's own
   std::int64_t window = 0;     // tokens; each window starts with an empty cache, its first token replaced by BOS if the
                                // model wants one. 0: the text is one stream
   bool whole_windows = false;  // true: score every token of a window; false: only its second half, as llama.cpp's
@@ -64,6 +65,10 @@ struct PerplexityResult {
   // Means over the tokens scored, of the forward pass that predicted each:
   double kept_mean = 0;   // tokens that the pass saw (its own included), mean over layers and KV heads
   double dead_share = 0;  // share of written slots in pages still held whose token was dropped
+  // How often the codec encoded a token that is retained at the end of the stream or window, of those whose page is
+  // encoded: mean and most.
+  double encodings_mean = 0;
+  int encodings_max = 0;
   std::uint64_t kv_bytes_peak = 0;
   std::int64_t kept_max = 0;  // most tokens a forward pass saw, in any layer and KV head
   // Tokens that the last pass of the stream saw, in the layer and KV head holding fewest; with windows, the least of
@@ -83,11 +88,12 @@ struct PerplexityResult {
 // Checks whether a text of `tokens` tokens can be scored with these options. Errors: kInvalidArgument.
 Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 
-// Returns one result per policy, in order. `tokens`: the text, with BOS in front if the model wants one.
-//   - Without compare_full, the policies run one after the other.
-//   - With compare_full, all policies and one full cache read the text side by side, pass by pass.
+// Returns one result per policy and codec: those of the first policy first, in order of codec. `tokens`: the text, with
+// BOS in front if the model wants one.
+//   - Without compare_full, the runs come one after the other.
+//   - With compare_full, all runs and one full cache read the text side by side, pass by pass.
 //     Only the full cache's logits of a pass or two are stored.
-//   - All caches are then in memory at once. The model's kv_memory bounds the cache of each policy, but not the full
+//   - All caches are then in memory at once. The model's kv_memory bounds the cache of each run, but not the full
 //     cache.
 // `progress` receives tokens done and in total. Errors: those of check_perplexity, kResourceExhausted, kCancelled.
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,

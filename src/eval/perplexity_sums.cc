@@ -30,6 +30,8 @@ void PerplexitySums::add(const PerplexitySums& other) {
   nll_squares += other.nll_squares;
   kept += other.kept;
   dead_share += other.dead_share;
+  encodings += other.encodings;
+  encoded += other.encoded;
   agreed += other.agreed;
   klds.insert(klds.end(), other.klds.begin(), other.klds.end());
   bins.resize(static_cast<std::size_t>(positions.count));

@@ -45,6 +45,8 @@ struct PerplexitySums {
   double nll_squares = 0;
   double kept = 0;
   double dead_share = 0;
+  double encodings = 0;  // of the tokens retained at the end of each stream or window
+  std::int64_t encoded = 0;
   std::int64_t agreed = 0;
   std::vector<double> klds;  // [tokens], or empty without a comparison
   PositionBins positions;

@@ -29,7 +29,7 @@ SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) :
   const PolicyScope scope = policy.traits().scope;
   per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.kv_heads;
   heads_ = model.config.heads / std::max(1, per_layer_);
-  if (!policy.traits().compacts) shadow_ = policy.clone();
+  if (scope == PolicyScope::kSequence) shadow_ = policy.clone();
   ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().tables()));
   held_.resize(ids_.size());
   next_pass();

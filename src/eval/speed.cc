@@ -106,15 +106,17 @@ Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& 
     return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
         .about({"depths"});
   const auto plan = [&](std::int64_t tokens, std::int64_t prompt) {
-    return plan_kv_memory(shape, *m.policy, {tokens, prompt, model.options.chunk, 1}).bytes;
+    return plan_kv_memory(shape, *m.policy, {tokens, prompt, model.options.chunk, 1});
   };
-  if (m.figure.name == "prefill") return plan(m.figure.tokens, m.figure.tokens);
-  const std::uint64_t state = plan(depth + m.figure.tokens + 1, depth);
+  if (m.figure.name == "prefill") return plan(m.figure.tokens, m.figure.tokens).bytes;
+  const KvMemory planned = plan(depth + m.figure.tokens + 1, depth);
+  const std::uint64_t state = planned.bytes;
+  const std::uint64_t bounds = m.policy->traits().chunk_reads ? planned.policy_bytes : 0;  // forks have their own
   const auto batch = static_cast<std::uint64_t>(m.figure.batch);
   // A fork under a compacting policy comes to own all its pages.
   if (m.policy->traits().compacts) return batch * 2 * state;
   // Any other fork owns its tables, its copy of the open page, and the pages it adds.
-  return batch * (state + KvCache::cost(shape, {}, (depth + 2 * m.figure.tokens) / shape.page.slots + 4));
+  return batch * (state + bounds + KvCache::cost(shape, {}, (depth + 2 * m.figure.tokens) / shape.page.slots + 4));
 }
 
 }  // namespace

@@ -17,11 +17,13 @@ struct Interval {
 
 class Description {
  public:
-  Description(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out)
+  Description(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out,
+              const std::vector<IndexRange>* read)
       : table_(table),
         hidden_(hidden),
         window_(window),
         out_(*out),
+        read_(read),
         rows_(static_cast<int>(hidden.size())),
         first_row_(table.next_index() - rows_) {}
 
@@ -153,6 +155,7 @@ class Description {
       hide_before(f, parts[1].begin);
     }
     if (window_ > 0) parts[2] = window_edge(f);
+    if (read_ != nullptr) parts[0] = {0, static_cast<std::uint32_t>(out_.frames[f].entries.size())};
     std::ranges::sort(parts, {}, &Interval::begin);
     Interval block;
     for (const Interval& part : parts) {
@@ -161,6 +164,16 @@ class Description {
       block = block.empty() ? part : Interval{block.begin, std::max(block.end, part.end)};
     }
     if (!block.empty()) add_block(f, block);
+  }
+
+  // The slots of an entry whose tokens are to be read.
+  SlotMask slots_read(const PageEntry& e) const {
+    SlotMask slots = 0;
+    const TokenIndex last = last_of(e);
+    for (auto range = std::ranges::upper_bound(*read_, first_of(e), {}, &IndexRange::end);
+         range != read_->end() && range->begin <= last; ++range)
+      slots |= table_.slots_of(e.column, range->begin, range->end);
+    return slots;
   }
 
   // Hides the entries before `end` from the rows whose hidden range covers them. Every hidden range of the frame
@@ -188,7 +201,8 @@ class Description {
     // No more than is needed: a batch has many tables.
     const std::size_t masks = out_.masks.size() + static_cast<std::size_t>(rows_) * (block.end - block.begin);
     out_.masks.reserve(masks);
-    if (window_ > 0) out_.retained_masks.reserve(masks);
+    const bool narrows = window_ > 0 || read_ != nullptr;
+    if (narrows) out_.retained_masks.reserve(masks);
     for (int r = 0; r < rows_; ++r) {
       const TokenIndex own = first_row_ + r;
       const IndexRange hide = hidden_[static_cast<std::size_t>(r)];
@@ -198,7 +212,8 @@ class Description {
         SlotMask mask = e.live;
         if (last_of(e) > own) mask &= table_.slots_of(e.column, 0, own + 1);
         if (!hide.empty()) mask &= ~table_.slots_of(e.column, hide.begin, hide.end);
-        if (window_ > 0) out_.retained_masks.push_back(mask);
+        if (narrows) out_.retained_masks.push_back(mask);
+        if (read_ != nullptr) mask &= slots_read(e);
         if (window_ > 0 && mask != 0 && query - rotation(f, e, std::countr_zero(e.live)) >= window_)
           for (SlotMask left = mask; left != 0; left &= left - 1)
             if (query - rotation(f, e, std::countr_zero(left)) >= window_) mask &= ~(left & -left);
@@ -211,6 +226,7 @@ class Description {
   std::span<const IndexRange> hidden_;
   Position window_;
   BatchTable& out_;
+  const std::vector<IndexRange>* read_;  // null: all
   int rows_;
   TokenIndex first_row_;
   bool hides_ = false;  // anything from any row
@@ -219,8 +235,9 @@ class Description {
 
 }  // namespace
 
-void describe_table(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out) {
-  Description(table, hidden, window, out).make();
+void describe_table(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out,
+                    const std::vector<IndexRange>* read) {
+  Description(table, hidden, window, out, read).make();
 }
 
 }  // namespace kvasir

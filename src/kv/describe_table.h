@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "backend/batch.h"
 #include "kv/page_table.h"
@@ -13,8 +14,12 @@ namespace kvasir {
 // less hidden[r]. `window`: a row attends to keys less than this many positions before it (native sliding-window
 // attention); 0: to all. What lies outside stays retained.
 //
+// `read`: if not null, the rows' tokens attend to nothing but these ranges (ascending, disjoint), which hold their own
+// tokens. What lies outside stays retained.
+//
 // REQUIRES: hidden ranges are empty, or begin where a frame begins (tokens before them lie in earlier frames), and end
 // at or before the row's own token (checked).
-void describe_table(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out);
+void describe_table(const PageTable& table, std::span<const IndexRange> hidden, Position window, BatchTable* out,
+                    const std::vector<IndexRange>* read = nullptr);
 
 }  // namespace kvasir

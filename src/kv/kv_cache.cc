@@ -114,10 +114,17 @@ std::uint64_t KvSequence::own_page_bytes() const {
   return bytes;
 }
 
-std::uint64_t KvSequence::slots_encoded_again() const {
-  std::uint64_t slots = 0;
-  for (const PageTable& table : tables_) slots += table.slots_encoded_again();
-  return slots;
+PageTable::Encodings KvSequence::encodings() const {
+  PageTable::Encodings all;
+  for (const PageTable& table : tables_) {
+    const PageTable::Encodings of_table = table.encodings();
+    const auto lanes = static_cast<std::uint64_t>(table.lanes());
+    all.tokens += of_table.tokens * lanes;
+    all.sum += of_table.sum * lanes;
+    all.again += of_table.again * lanes;
+    all.most = std::max(all.most, of_table.most);
+  }
+  return all;
 }
 
 std::uint64_t KvSequence::slots_moved() const {

@@ -71,8 +71,8 @@ class KvSequence {
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
   std::uint64_t slots_moved() const;     // of one lane, over tables, so far
   std::uint64_t pages_copied() const;    // because they were shared and written, so far
-  // Tokens of one lane that compaction encoded again, over tables, so far.
-  std::uint64_t slots_encoded_again() const;
+  // How often tokens were encoded, over lanes (PageTable::encodings).
+  PageTable::Encodings encodings() const;
 
   // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.

@@ -83,6 +83,9 @@ struct TableScratch {
   std::vector<SlotMove> moves;
   std::vector<PageSeal> seals;
   std::vector<PageId> pages;
+  std::vector<std::uint8_t> encodings;
+  std::vector<char> fates;  // of columns
+  std::vector<int> starts;  // frames that begin in columns
 };
 
 // Who holds references to pages: a page table, say. An owner refers to a page at most once; only kNobody may do so more

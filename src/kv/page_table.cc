@@ -22,9 +22,9 @@ std::int64_t array_capacity(std::int64_t columns) {
 }
 
 // Entries that a run's array holds. Twice the columns, so that closing the gap in front of a frame is rare.
-std::int64_t entry_capacity(std::int64_t columns, std::int64_t run_capacity, int slots) {
+std::int64_t entry_capacity(std::int64_t columns, std::int64_t run_capacity, int slots, int most_frames) {
   if (run_capacity > 0) columns = std::min(columns, (run_capacity + slots - 1) / slots + 2);
-  return columns == 0 ? 0 : 2 * columns + PageTable::kMaxFrames;
+  return columns == 0 ? 0 : 2 * columns + most_frames;
 }
 
 // The number of items in front of the first for which up_to is 0. Compares with many at a time: they are read at once,
@@ -54,14 +54,16 @@ std::uint64_t PageTable::bytes_at(int lanes, int slots, const Layout& layout, st
   const auto per_column =
       static_cast<std::int64_t>(sizeof(Column) + static_cast<std::size_t>(lanes) * sizeof(PageId) +
                                 (layout.lists ? static_cast<std::size_t>(slots) * sizeof(std::uint32_t) : 0) +
-                                sizeof(std::uint32_t) + (layout.run_capacities.empty() ? 0 : sizeof(std::uint32_t)));
+                                (layout.encoded() ? static_cast<std::size_t>(slots) : 0) + sizeof(std::uint32_t) +
+                                (layout.run_capacities.empty() ? 0 : sizeof(std::uint32_t)));
   const auto open_pages = static_cast<std::size_t>(open_capacity(layout, slots) * lanes) * sizeof(PageId);
-  std::int64_t entries = entry_capacity(capacity, 0, slots);
-  for (const std::int64_t run : layout.run_capacities) entries += entry_capacity(capacity, run, slots);
+  std::int64_t entries = entry_capacity(capacity, 0, slots, layout.most_frames());
+  for (const std::int64_t run : layout.run_capacities)
+    entries += entry_capacity(capacity, run, slots, layout.most_frames());
   const std::size_t runs = 1 + layout.run_capacities.size();
-  return sizeof(PageTable) + kMaxFrames * sizeof(Frame) + runs * (sizeof(Run) + sizeof(std::uint32_t)) +
-         layout.run_capacities.size() * sizeof(std::int64_t) + open_pages +
-         static_cast<std::uint64_t>(capacity * per_column) +
+  return sizeof(PageTable) + static_cast<std::size_t>(layout.most_frames()) * sizeof(Frame) +
+         runs * (sizeof(Run) + sizeof(std::uint32_t)) + layout.run_capacities.size() * sizeof(std::int64_t) +
+         open_pages + static_cast<std::uint64_t>(capacity * per_column) +
          static_cast<std::uint64_t>(entries) *
              (sizeof(PageEntry) + (layout.original_positions ? sizeof(TokenIndex) : 0));
 }
@@ -80,7 +82,7 @@ PageTable::PageTable(int lanes, PagePool* pool, const Layout& layout)
       open_pages_(pool) {
   KVASIR_CHECK(lists_ || (!original_ && runs_.size() == 1));
   KVASIR_CHECK(!(original_ && runs_.size() > 1) && runs_.size() < static_cast<std::size_t>(kMaxFrames));
-  frames_.reserve(kMaxFrames);
+  frames_.reserve(static_cast<std::size_t>(most_frames()));
   for (std::size_t r = 1; r < runs_.size(); ++r) runs_[r].capacity = layout.run_capacities[r - 1];
 }
 
@@ -101,6 +103,7 @@ PageTable& PageTable::operator=(PageTable&& other) noexcept {
   std::swap(column_, other.column_);
   pages_ = std::move(other.pages_);
   std::swap(offsets_, other.offsets_);
+  std::swap(encodings_, other.encodings_);
   std::swap(free_, other.free_);
   std::swap(entry_first_, other.entry_first_);
   std::swap(spare_, other.spare_);
@@ -152,10 +155,12 @@ void PageTable::reserve_columns(std::int64_t columns) {
     column_.reserve(count);
     pages_.reserve(count * static_cast<std::size_t>(lanes_));
     if (lists_) offsets_.reserve(count * slots_);
+    if (layout_.encoded()) encodings_.reserve(count * slots_);
     free_.reserve(count);
     if (runs_.size() > 1) spare_.reserve(count);
     open_pages_.reserve(static_cast<std::size_t>(open_capacity() * lanes_));
-    for (Run& run : runs_) run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots)));
+    for (Run& run : runs_)
+      run.entries.reserve(static_cast<std::size_t>(entry_capacity(capacity, run.capacity, slots, most_frames())));
     if (layout_.original_positions) entry_first_.reserve(runs_.front().entries.capacity());
   }
   const std::uint64_t bytes = bytes_at(lanes_, slots, layout_, columns);
@@ -176,6 +181,7 @@ std::uint32_t PageTable::take_column(PageRefs& pages, std::size_t first) {
     KVASIR_CHECK(column_.size() < column_.capacity());
     column_.emplace_back();
     if (lists_) offsets_.resize(offsets_.size() + slots_);
+    if (layout_.encoded()) encodings_.resize(encodings_.size() + slots_);
   }
   pages_.take(first_page(column), pages, first, static_cast<std::size_t>(lanes_));
   ++columns_;
@@ -199,6 +205,7 @@ void PageTable::start_column(std::uint32_t column, int run, TokenIndex first, Po
   c.base = base;
   c.used = 0;
   c.live = 0;
+  if (layout_.encoded()) std::fill_n(encodings(column), slots_, std::uint8_t{0});
   ++r.columns;
   tail_[static_cast<std::size_t>(run)] = column;
 }
@@ -231,7 +238,30 @@ void PageTable::push_entry(Frame& frame, const PageEntry& entry) {
     KVASIR_CHECK(entry_first_.size() == entries.size());
   }
   ++frame.end;
-  KVASIR_CHECK(column_[entry.column].entries++ < kMaxColumnEntries);
+  KVASIR_CHECK(column_[entry.column].entries++ < most_column_entries());
+}
+
+void PageTable::count_encodings(std::uint32_t column, SlotMask slots) {
+  for (; slots != 0; slots &= slots - 1) {
+    std::uint8_t& count = encodings(column)[std::countr_zero(slots)];
+    if (count > 0) ++slots_encoded_again_;
+    if (count < 255) ++count;
+  }
+}
+
+PageTable::Encodings PageTable::encodings() const {
+  Encodings all;
+  all.again = slots_encoded_again_;
+  if (!layout_.encoded()) return all;
+  for (const Frame& frame : frames_)
+    for (const PageEntry& entry : entries_of(frame))
+      for (SlotMask left = entry.live; left != 0; left &= left - 1) {
+        const int count = encodings(entry.column)[std::countr_zero(left)];
+        all.tokens += count > 0;
+        all.sum += static_cast<std::uint64_t>(count);
+        all.most = std::max(all.most, count);
+      }
+  return all;
 }
 
 // To the pages of `fresh` from number `first` on, which take their place.
@@ -403,6 +433,7 @@ Result<PageTable> PageTable::fork() const {
   for (const std::uint32_t column : spare_)  // a fork takes its own
     copy.pages_.reset(first_page(column), static_cast<std::size_t>(lanes_));
   copy.offsets_.assign(offsets_.begin(), offsets_.end());
+  copy.encodings_.assign(encodings_.begin(), encodings_.end());
   copy.free_.assign(free_.begin(), free_.end());
   copy.entry_first_.assign(entry_first_.begin(), entry_first_.end());
   copy.free_.insert(copy.free_.end(), spare_.begin(), spare_.end());

@@ -16,9 +16,11 @@
 //  - lists: any tokens. What they leave behind is masked first, and compacted (moved together in place, and rotated
 //  where
 //    its position asks for it) when more than a quarter of the written slots is dead or the holes make more entries
-//    than two per column. Tokens may move between runs: run 0 is where tokens enter; each other run is a ring of its
-//    own columns, with one frame, whose tokens are older than those of the run before it but for the tokens of run 0
-//    that never leave it (Cascading KV cache, Willette et al., arXiv 2406.17808: one run for each sub-cache).
+//    than two per column. Of lists with one run whose pages are encoded, only columns with many dead slots or holes are
+//    packed (page_table_pack.cc): their tokens are encoded again. Tokens may move between runs: run 0 is where tokens
+//    enter; each other run is a ring of its own columns, with one frame, whose tokens are older than those of the run
+//    before it but for the tokens of run 0 that never leave it (Cascading KV cache, Willette et al., arXiv 2406.17808:
+//    one run for each sub-cache).
 //
 // A model whose rows see no further back than a window (Layout::window) needs no pages of what lies behind it. A table
 // of ranges gives them back (give_back): the tokens stay retained, keep their positions and count as dropped only once
@@ -55,6 +57,9 @@ class PageTable {
  public:
   static constexpr int kMaxFrames = 32;
   static constexpr int kMaxColumnEntries = 4;
+  // The same of lists with one run whose pages are encoded: a hole costs less there than to encode tokens again.
+  static constexpr int kMaxEncodedFrames = 64;
+  static constexpr int kMaxEncodedColumnEntries = 8;
 
   struct Layout {
     bool lists = false;                        // any tokens may leave; otherwise ranges
@@ -70,6 +75,9 @@ class PageTable {
     int recent = 0;
 
     bool encoded() const { return classes.sealed != classes.open; }
+    // Lists whose compaction leaves most columns as they are.
+    bool packs() const { return encoded() && lists && run_capacities.empty(); }
+    int most_frames() const { return packs() ? kMaxEncodedFrames : kMaxFrames; }
   };
 
   struct Frame {
@@ -212,8 +220,10 @@ class PageTable {
   // Positions and bits of later rows stay as they are. Nothing without a window, or with lists.
   void give_back();
 
-  // Moves all tokens together, into one frame. REQUIRES: lists, a single run, sharing_reserve() bytes are available.
+  // Moves tokens together: into one frame; where pages are encoded, into at most kPackedFrames. REQUIRES: lists, a
+  // single run, sharing_reserve() bytes are available.
   void compact();
+  static constexpr int kPackedFrames = 8;
   // From original to compact positions, for good. REQUIRES: as compact.
   void make_positions_compact();
   // Bytes for copies of all shared pages of a table of lists: the most that its apply or compact may take. 0 for
@@ -243,8 +253,18 @@ class PageTable {
 
   std::uint64_t slots_moved() const { return slots_moved_; }    // by compaction and between runs, per lane, so far
   std::uint64_t pages_copied() const { return pages_copied_; }  // because they were shared and written, so far
-  // Tokens of one lane that were decoded and encoded again, by compaction, so far.
-  std::uint64_t slots_encoded_again() const { return slots_encoded_again_; }
+  // How often tokens were encoded: when their page was sealed, and each time that it was packed, handed on or rotated.
+  struct Encodings {
+    std::uint64_t tokens = 0;  // retained ones that were
+    std::uint64_t sum = 0;     // of their numbers
+    int most = 0;              // at most 255
+    double mean() const { return tokens > 0 ? static_cast<double>(sum) / static_cast<double>(tokens) : 0; }
+    std::uint64_t again =
+        0;  // tokens of one lane that were encoded when they had been before, so far, also dropped ones
+  };
+  Encodings encodings() const;
+  // Of the token in a slot. REQUIRES: the format is encoded.
+  int encodings_of(std::uint32_t column, int slot) const { return encodings(column)[slot]; }
 
   // Bytes that the table and its arrays have allocated, read off the arrays. Equals bytes() once there was a token.
   std::uint64_t allocated_bytes() const;
@@ -279,6 +299,12 @@ class PageTable {
   // Of the entries [from, frame.end), the number of those whose column begins at or before `token`. REQUIRES: columns
   // ascend.
   std::size_t columns_up_to(const Frame& frame, TokenIndex token, std::uint32_t from) const;
+  std::uint8_t* encodings(std::uint32_t column) { return encodings_.data() + std::size_t{column} * slots_; }
+  const std::uint8_t* encodings(std::uint32_t column) const { return encodings_.data() + std::size_t{column} * slots_; }
+  // The slots of a column were encoded.
+  void count_encodings(std::uint32_t column, SlotMask slots);
+  int most_frames() const { return layout_.most_frames(); }
+  int most_column_entries() const { return layout_.packs() ? kMaxEncodedColumnEntries : kMaxColumnEntries; }
   bool is_shared(std::uint32_t column) const;
   std::vector<std::uint32_t> columns_in_order() const;
   bool restore_arrays(ByteReader& in);
@@ -337,7 +363,11 @@ class PageTable {
   void order_frames_of_runs();
   bool compaction_due() const;
   void gather_columns();
+  void pack(bool original, int most_frames);
   void compact_columns(bool original);
+  // Encoded lists: see page_table_pack.cc.
+  class Packer;
+  void pack_columns(bool original, int most_frames);
 
   static constexpr std::uint32_t kNone = 0xffffffff;
 
@@ -353,6 +383,7 @@ class PageTable {
   std::vector<Column> column_;           // by handle; those in free_ hold nothing
   PageRefs pages_;                       // [column][lane]
   std::vector<std::uint32_t> offsets_;   // lists: [column][slot], indices relative to the column's first
+  std::vector<std::uint8_t> encodings_;  // pages are encoded: [column][slot], how often a token was, up to 255
   std::vector<std::uint32_t> free_;      // handles without pages
   std::vector<TokenIndex> entry_first_;  // original positions: the first index of each entry's column, densely
   std::vector<std::uint32_t> spare_;     // columns without tokens, for moves

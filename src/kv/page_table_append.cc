@@ -110,6 +110,7 @@ void PageTable::add_seal(std::uint32_t column, TokenIndex first_reader, PageRefs
 }
 
 void PageTable::end_pass() {
+  for (const Seal& seal : seals_) count_encodings(seal.column, column_[seal.column].live);
   seals_.clear();
   open_pages_.reset(0, open_pages_.size());
 }

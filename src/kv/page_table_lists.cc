@@ -55,7 +55,7 @@ void PageTable::apply_single(std::span<const IndexRange> drop) {
     trim_tail(0);
     if (compaction_due()) {
       gather_columns();
-      compact_columns(true);
+      pack(true, most_frames() / 2);
     }
     return;
   }
@@ -63,7 +63,7 @@ void PageTable::apply_single(std::span<const IndexRange> drop) {
   mask_columns(drop);
   trim_tail(0);
   const bool fits = rebuild_frames();
-  if (!fits || compaction_due()) compact_columns(false);
+  if (!fits || compaction_due()) pack(false, most_frames() / 2);
 }
 
 // Original positions: one frame, one entry for each column.
@@ -165,11 +165,11 @@ bool PageTable::rebuild_frames() {
       const int count = std::countr_one(left >> slot);
       const Position origin = position - (column.base + slot);
       if (frames_.empty() || frames_.back().origin != origin) {
-        if (frames_.size() == static_cast<std::size_t>(kMaxFrames)) return false;
+        if (frames_.size() == static_cast<std::size_t>(most_frames())) return false;
         const auto begin = static_cast<std::uint32_t>(run.entries.size());
         frames_.push_back({origin, 0, 0, 0, begin, begin});
       }
-      if (column.entries == kMaxColumnEntries) return false;
+      if (column.entries == most_column_entries()) return false;
       const SlotMask slots = slot_range(slot, slot + count);
       push_entry(frames_.back(), {slots, column.ordinal, c});
       frames_.back().tokens += count;
@@ -184,20 +184,30 @@ bool PageTable::rebuild_frames() {
 bool PageTable::compaction_due() const {
   std::int64_t entries = 0;
   for (const Frame& frame : frames_) entries += frame.end - frame.begin;
-  return (written_ - length_) * 4 > written_ || entries > 2 * static_cast<std::int64_t>(runs_.front().columns);
+  return (written_ - length_) * 4 > written_ ||
+         (!layout_.packs() && entries > 2 * static_cast<std::int64_t>(runs_.front().columns));
 }
 
 void PageTable::compact() {
   KVASIR_CHECK(lists_ && runs_.size() == 1);
   gather_columns();
-  compact_columns(original_);
+  pack(original_, kPackedFrames);
 }
 
 void PageTable::make_positions_compact() {
   KVASIR_CHECK(lists_ && runs_.size() == 1);
   if (!original_) return;
   gather_columns();
-  compact_columns(false);
+  pack(false, most_frames() / 2);
+}
+
+// Compacts the gathered columns.
+void PageTable::pack(bool original, int most_frames) {
+  if (layout_.packs()) {
+    pack_columns(original, most_frames);
+  } else {
+    compact_columns(original);
+  }
 }
 
 // Moves the live slots to the front of the gathered columns, in place: no slot moves backwards. With compact positions
@@ -249,62 +259,17 @@ void PageTable::compact_columns(bool original) {
   };
   scratch.indices.clear();
   scratch.moves.clear();
-  std::size_t first_changed = order.size();
-  for_each_part([&](std::uint32_t from, int slot, std::size_t to, int to_slot, int count, Position shift) {
+  for_each_part([&](std::uint32_t from, int slot, std::size_t, int, int count, Position) {
     for (int s = slot; s < slot + count; ++s) scratch.indices.push_back(index(from, s));
-    if (!stays(from, slot, to, to_slot, shift)) first_changed = std::min(first_changed, to);
   });
-  const std::size_t kept = (scratch.indices.size() + slots_ - 1) / slots_;  // columns
-  const auto is_partial = [&](std::size_t column) { return (column + 1) * slots_ > scratch.indices.size(); };
-  if (layout_.encoded() && kept > 0 && is_partial(kept - 1) && column_[order[kept - 1]].sealed)
-    first_changed = std::min(first_changed, kept - 1);
-  // Of a table whose pages are encoded, columns are written as wholes, and those that are not full come to be open:
-  // in the pages of the open column there was, if there is no other.
-  PageRefs fresh(pool_);
-  std::vector<std::size_t> opened;  // columns that were sealed
-  if (layout_.encoded())
-    for (std::size_t c = first_changed; c < kept; ++c)
-      if (column_[order[c]].sealed &&
-          (is_partial(c) || (layout_.recent > 0 && first_reader(scratch.indices[(c + 1) * slots_ - 1]) > next_index_)))
-        opened.push_back(c);
-  const bool takes_tail = opened.size() == 1 && layout_.recent == 0 && !column_[order.back()].sealed;
-  if (!takes_tail && !opened.empty())
-    KVASIR_CHECK(fresh.try_allocate(opened.size() * static_cast<std::size_t>(lanes_), layout_.classes.open));
-  if (takes_tail) own_column(order.back());
-  const auto pages_to_write = [&](std::size_t column) {
-    const auto found = std::ranges::find(opened, column);
-    if (found == opened.end()) return pages_of(order[column]).data();
-    if (takes_tail) return pages_of(order.back()).data();
-    return fresh.ids().data() + static_cast<std::size_t>(found - opened.begin()) * static_cast<std::size_t>(lanes_);
-  };
   std::size_t last_owned = order.size();
   for_each_part([&](std::uint32_t from, int slot, std::size_t to, int to_slot, int count, Position shift) {
-    if (layout_.encoded() ? to < first_changed : stays(from, slot, to, to_slot, shift)) return;
-    const PageId* pages = pages_to_write(to);
-    if (std::exchange(last_owned, to) != to && pages == pages_of(order[to]).data()) own_column(order[to]);
-    add_move(scratch.moves, {pages_of(from).data(), slot_range(slot, slot + count), pages, to_slot, shift});
-    if (column_[from].sealed && pages == pages_of(order[to]).data() && column_[order[to]].sealed)
-      slots_encoded_again_ += static_cast<std::uint64_t>(count);
+    if (stays(from, slot, to, to_slot, shift)) return;
+    if (std::exchange(last_owned, to) != to) own_column(order[to]);
+    add_move(scratch.moves,
+             {pages_of(from).data(), slot_range(slot, slot + count), pages_of(order[to]).data(), to_slot, shift});
   });
-  slots_moved_ += slots_in(scratch.moves);
-  if (pool_->store() != nullptr && !scratch.moves.empty()) {
-    if (layout_.encoded()) {
-      pool_->store()->repack(lanes_, scratch.moves);
-    } else {
-      pool_->store()->move(lanes_, scratch.moves);
-    }
-  }
-  for (std::size_t i = 0; i < opened.size(); ++i) {
-    const auto lanes = static_cast<std::size_t>(lanes_);
-    const std::uint32_t column = order[opened[i]];
-    column_[column].sealed = false;
-    if (takes_tail) {
-      pages_.exchange(first_page(column), first_page(order.back()), lanes);
-      column_[order.back()].sealed = true;
-    } else {
-      pages_.take(first_page(column), fresh, i * lanes, lanes);
-    }
-  }
+  move_slots(scratch.moves);
 
   original_ = original;
   Run& run = runs_.front();
@@ -406,6 +371,7 @@ std::uint32_t PageTable::next_ring_column(int run) {
   const PageSeal seal{pages_of(full).data(), pages_of(next).data(), column_[full].live};
   if (pool_->store() != nullptr) pool_->store()->seal(lanes_, std::span(&seal, 1));
   pages_.exchange(first_page(full), first_page(next), static_cast<std::size_t>(lanes_));
+  count_encodings(full, column_[full].live);
   column_[full].sealed = true;
   column_[next].sealed = false;
   own_column(next);
@@ -437,6 +403,7 @@ void PageTable::receive_moves(int number, std::span<const KeepPlan::Move> plan) 
     Column& to = column_[tail_[r]];
     const int slot = to.used++;
     offset(tail_[r])[slot] = static_cast<std::uint32_t>(move.index - to.first);
+    if (layout_.encoded()) encodings(tail_[r])[slot] = encodings(from.column)[from.slot];
     if (frame->begin == frame->end || runs_[r].entries[frame->end - 1].column != tail_[r])
       push_entry(*frame, {0, to.ordinal, tail_[r]});
     runs_[r].entries[frame->end - 1].live |= slot_range(slot, slot + 1);

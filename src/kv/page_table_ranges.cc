@@ -202,6 +202,7 @@ void PageTable::rotate_behind(IndexRange hole) {
     for (const PageEntry& entry : entries_of(frame))
       if (const SlotMask slots = entry.live & slots_of(entry.column, hole.end, next_index_); slots != 0) {
         KVASIR_CHECK(!is_shared(entry.column));
+        if (column_[entry.column].sealed) count_encodings(entry.column, slots);
         rotations.push_back({pages_of(entry.column).data(), slots,
                              column_[entry.column].live & ~slots_of(entry.column, hole.begin, hole.end)});
       }

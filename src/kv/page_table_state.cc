@@ -52,6 +52,7 @@ void PageTable::save(ByteWriter& out) const {
     out.put(column.base);
     out.put(column.used);
     if (lists_) out.put_values(std::span(offset(c), static_cast<std::size_t>(column.used)));
+    if (layout_.encoded()) out.put_values(std::span(encodings(c), static_cast<std::size_t>(column.used)));
   }
   for (std::size_t r = 0; r < runs_.size(); ++r) {
     out.put(runs_[r].next_ordinal);
@@ -142,6 +143,8 @@ bool PageTable::restore_arrays(ByteReader& in) {
     if (column.sealed && column.used != static_cast<std::int32_t>(slots_)) return false;
     if (column.first < 0 || column.first > kMost || std::abs(column.base) > kMost) return false;
     if (lists_ && !in.get_values(std::span(offset(c), static_cast<std::size_t>(column.used)))) return false;
+    if (layout_.encoded() && !in.get_values(std::span(encodings(c), static_cast<std::size_t>(column.used))))
+      return false;
     written_ += column.used;
   }
   for (std::size_t r = 0; r < runs_.size(); ++r) {
@@ -149,7 +152,7 @@ bool PageTable::restore_arrays(ByteReader& in) {
     if (!in.get(tail_[r]) || (tail_[r] != kNone && tail_[r] >= columns)) return false;
   }
   std::uint32_t frames = 0;
-  if (!in.get(frames) || frames == 0 || frames > static_cast<std::uint32_t>(kMaxFrames)) return false;
+  if (!in.get(frames) || frames == 0 || frames > static_cast<std::uint32_t>(most_frames())) return false;
   frames_.clear();
   std::vector<bool> seen(columns, false);
   for (std::uint32_t f = 0; f < frames; ++f) {
@@ -168,7 +171,7 @@ bool PageTable::restore_arrays(ByteReader& in) {
       PageEntry entry;
       if (!in.get(entry.live) || !in.get(entry.column) || entry.column >= columns || entry.live == 0) return false;
       Column& column = column_[entry.column];
-      if (of_run.size() == of_run.capacity() || ++column.entries > kMaxColumnEntries) return false;
+      if (of_run.size() == of_run.capacity() || ++column.entries > most_column_entries()) return false;
       if (!seen[entry.column]) ++runs_[static_cast<std::size_t>(frame.run)].columns;
       seen[entry.column] = true;
       entry.ordinal = column.ordinal;
@@ -215,6 +218,7 @@ Status PageTable::adopt(std::span<const PageId> pages) {
     column.live = slot_range(0, slots);
     column.used = slots;
     column.sealed = layout_.encoded();
+    if (column.sealed) std::fill_n(encodings(handle), slots_, std::uint8_t{1});
     if (lists_) std::iota(offset(handle), offset(handle) + slots, std::uint32_t{0});
     frame.tokens += slots;
     next_index_ += slots;

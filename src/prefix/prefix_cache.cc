@@ -236,9 +236,57 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
                             const PrefixKeep& keep) {
   const std::int64_t blocks = std::min(std::ssize(tokens) / slots_, sequence.whole_columns());
   if (blocks == 0) return;
+  add(salt, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& pages) {
+    sequence.add_pages_of_whole(block, pages);
+    return true;
+  });
+}
+
+std::int64_t PrefixCache::blocks_held(std::string_view salt, std::span<const TokenId> tokens) const {
+  const Root* root = root_of(salt);
+  const Node* node = nullptr;
+  std::int64_t depth = 0;
+  for (; root != nullptr && (depth + 1) * slots_ <= std::ssize(tokens); ++depth) {
+    std::uint64_t hash = 0;
+    node = child_of(*root, node, block(tokens, depth), &hash);
+    if (node == nullptr || node->pages.empty()) break;
+  }
+  return depth;
+}
+
+std::vector<PageId> PrefixCache::pages_of_blocks(std::string_view salt, std::span<const TokenId> tokens,
+                                                 std::int64_t first, std::int64_t blocks) const {
+  std::vector<PageId> all;
+  const Root* root = root_of(salt);
+  const Node* node = nullptr;
+  for (std::int64_t depth = 0; root != nullptr && depth < first + blocks; ++depth) {
+    std::uint64_t hash = 0;
+    node = child_of(*root, node, block(tokens, depth), &hash);
+    if (node == nullptr || node->pages.empty()) return {};
+    if (depth >= first) all.insert(all.end(), node->pages.begin(), node->pages.end());
+  }
+  return all;
+}
+
+bool PrefixCache::add_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+                             std::span<const PageId> pages, const PrefixKeep& keep) {
+  const std::int64_t blocks = std::ssize(tokens) / slots_;
+  const std::int64_t added = add(salt, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& of_block) {
+    if (block < first) return false;
+    const std::span<const PageId> these = pages.subspan(static_cast<std::size_t>(block - first) * lanes_, lanes_);
+    of_block.assign(these.begin(), these.end());
+    return true;
+  });
+  return added == blocks && !pages_of_blocks(salt, tokens, blocks - 1, 1).empty();
+}
+
+std::int64_t PrefixCache::add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks,
+                              const PrefixKeep& keep,
+                              const std::function<bool(std::int64_t, std::vector<PageId>&)>& pages_of) {
   Root* root = make_root(salt);
   Node* parent = nullptr;
-  for (std::int64_t depth = 0; depth < blocks; ++depth) {
+  std::int64_t depth = 0;
+  for (; depth < blocks; ++depth) {
     std::uint64_t hash = 0;
     const auto of_block = block(tokens, depth);
     Node* node = child_of(*root, parent, of_block, &hash) != nullptr ? nodes_.find(hash)->second.get()
@@ -246,8 +294,11 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
     if (node == nullptr) break;
     if (node->pages.empty()) {
       if (parent != nullptr && parent->pages.empty()) break;
+      if (!pages_of(depth, node->pages)) {
+        remove_if_bare(node, PrefixMiss::kNone);
+        break;
+      }
       ++version_;
-      sequence.add_pages_of_whole(depth, node->pages);
       for (const PageId page : node->pages) cache_->pool().retain(page, owner_);
       if (parent != nullptr) {
         if (in_order(*parent)) leave(parent, parent->life);
@@ -265,8 +316,10 @@ void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> toke
     }
     parent = node;
   }
-  if (root->nodes == 0) roots_.erase(std::string(root->salt));
+  if (const auto found = roots_.find(std::string(salt)); found != roots_.end() && found->second->nodes == 0)
+    roots_.erase(found);
   keep_within_bound();
+  return depth;
 }
 
 void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,

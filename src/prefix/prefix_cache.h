@@ -108,6 +108,18 @@ class PrefixCache {
   void add_pages(std::string_view salt, std::span<const TokenId> tokens, const KvSequence& sequence,
                  const PrefixKeep& keep);
 
+  // Blocks at a text's beginning whose pages the cache holds.
+  std::int64_t blocks_held(std::string_view salt, std::span<const TokenId> tokens) const;
+  // The pages [block][lane] of `blocks` blocks from number `first` on; empty unless the cache holds all of them.
+  // Changes nothing. REQUIRES: the text has these blocks.
+  std::vector<PageId> pages_of_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+                                      std::int64_t blocks) const;
+  // Refers to pages [block][lane] that hold the last blocks of a text, from number `first` on. Returns whether it now
+  // holds all blocks of the text: not where it has lost one before, or there is no room. REQUIRES: the text is whole
+  // blocks.
+  bool add_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+                  std::span<const PageId> pages, const PrefixKeep& keep);
+
   // Keeps a snapshot of a sequence that has seen these tokens, in place of one of the same lineage. Drops it where
   // there is no room.
   void add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,
@@ -198,6 +210,10 @@ class PrefixCache {
   // Null where there is no room, or another text has the same hash.
   Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
   Root* make_root(std::string_view salt);
+  // Adds the pages of the first `blocks` blocks, which pages_of appends; false from it: there are none. Returns how
+  // many of them, from the first on, the cache then refers to, before it gives way to its bound.
+  std::int64_t add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks, const PrefixKeep& keep,
+                   const std::function<bool(std::int64_t block, std::vector<PageId>& pages)>& pages_of);
   // Removes nodes that hold nothing, from this one towards the root, and remembers why; kNone: they never held
   // anything.
   void remove_if_bare(Node* node, PrefixMiss why);

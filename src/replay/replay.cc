@@ -68,12 +68,19 @@ class Replay {
     std::vector<TokenIndex> tokens;  // tokens held; during a chunk, the chunk's tokens too
     KeepPlan plan;
     std::vector<std::int64_t> held;  // before the chunk, then after each of its rows
+    std::vector<IndexRange> reads;   // what the row of a generated token reads; empty: all
   };
 
   PolicyChunk chunk_from(TokenIndex first) const;
   Status observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress);
   std::span<const TokenIndex> seen_by(const PolicyChunk& chunk, const Table& table, int row);
-  void read_row(std::int64_t layer, int head_group, TokenIndex query, std::span<const TokenIndex> seen);
+  static bool is_read(const Table& table, TokenIndex token) {
+    if (table.reads.empty()) return true;
+    const auto range = std::ranges::upper_bound(table.reads, token, {}, &IndexRange::end);
+    return range != table.reads.end() && range->begin <= token;
+  }
+  void read_row(std::int64_t layer, const Table& table, int head_group, TokenIndex query,
+                std::span<const TokenIndex> seen);
   void show_row(const PolicyChunk& chunk, int index, int row, int seen);
   void end_chunk(const PolicyChunk& chunk, int index);
   void finish_chunk(const PolicyChunk& chunk, int index);
@@ -130,14 +137,16 @@ std::span<const TokenIndex> Replay::seen_by(const PolicyChunk& chunk, const Tabl
   return visible_;
 }
 
-void Replay::read_row(std::int64_t layer, int head_group, TokenIndex query, std::span<const TokenIndex> seen) {
+void Replay::read_row(std::int64_t layer, const Table& table, int head_group, TokenIndex query,
+                      std::span<const TokenIndex> seen) {
   row_.resize(static_cast<std::size_t>(query) + 1);
   weights_.resize(static_cast<std::size_t>(layout_.heads));
   for (int head = 0; head < layout_.heads; ++head) {
     trace_.read(layer, head_group * layout_.heads + head, query, row_);
     std::vector<float>& weights = weights_[static_cast<std::size_t>(head)];
     weights.resize(seen.size());
-    for (std::size_t i = 0; i < seen.size(); ++i) weights[i] = row_[static_cast<std::size_t>(seen[i])];
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      weights[i] = is_read(table, seen[i]) ? row_[static_cast<std::size_t>(seen[i])] : 0;
     tally(layer, head_group).saw(sum_of(weights));
   }
 }
@@ -167,7 +176,7 @@ Status Replay::observe(const PolicyChunk& chunk, int index, const AttentionTrace
       return stopped();
     const std::span<const TokenIndex> seen = seen_by(chunk, table, row);
     for (std::int64_t layer = 0; layer < trace_.layers(); ++layer)
-      if (table_of(layer, head_group) == index) read_row(layer, head_group, chunk.first + row, seen);
+      if (table_of(layer, head_group) == index) read_row(layer, table, head_group, chunk.first + row, seen);
     show_row(chunk, index, row, static_cast<int>(seen.size()));
   }
   return {};
@@ -253,6 +262,10 @@ Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
     const PolicyChunk chunk = chunk_from(first);
     hidden_.resize(static_cast<std::size_t>(chunk.rows));
     policy_.hidden(chunk, hidden_);
+    for (int index = 0; index < layout_.tables() && policy_.traits().selects; ++index) {
+      table(index).reads.clear();  // before any table observes
+      static_cast<void>(policy_.reads(chunk, index, table(index).reads));
+    }
     for (int index = 0; index < layout_.tables(); ++index) {
       KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
       end_chunk(chunk, index);
@@ -283,9 +296,22 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
   return {};
 }
 
+Status check_replayable(const RetentionPolicy& policy) {
+  if (!policy.traits().chunk_reads) return {};
+  return unsupported(
+             "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "
+             "another policy",
+             policy.traits().spec)
+      .about({"policy"});
+}
+
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
+  KVASIR_RETURN_IF_ERROR(check_replayable(policy));
+  const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
+  KVASIR_RETURN_IF_ERROR(
+      policy.check_model({nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));
   return Replay(trace, policy, options).run(progress);
 }
 

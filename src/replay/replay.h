@@ -49,9 +49,12 @@ struct ReplayResult {
 // Errors: kInvalidArgument for options that do not fit the trace.
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options);
 
+// Errors: kUnsupported for a policy that chooses what to read by keys, which a recording does not have.
+Status check_replayable(const RetentionPolicy& policy);
+
 // REQUIRES: `policy` has taken in nothing yet, and the trace passed AttentionTrace::check (otherwise the figures are
-// meaningless). Errors: those of check_replay_options; kUnsupported for more query heads than a policy can reduce;
-// kCancelled when `progress` returns false.
+// meaningless). Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a
+// policy can reduce; kCancelled when `progress` returns false.
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress);
 

@@ -8,6 +8,7 @@
 //   begin(layout)                          once
 //   chunk_rows(want)                       how many of the next tokens form a chunk
 //   hidden(chunk, rows), will_drop(chunk)  before the first pass: what rows do not see, what the chunk's end will drop
+//   reads(chunk, table, ranges)            before the pass of a generated token: which retained tokens it reads
 //   observe(chunk, table, row, masses)     after the pass that ran the row: rows of a table in order, those wanted
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all of them
@@ -33,8 +34,10 @@
 
 #include "backend/mass_reduction.h"
 #include "base/bytes.h"
+#include "base/hash.h"
 #include "kv/keep_plan.h"
 #include "kvasir/status.h"
+#include "retention/budget.h"
 
 namespace kvasir {
 
@@ -87,11 +90,28 @@ struct PolicyTraits {
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
+  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys
+  // and values of generated tokens are not those that another policy has.
+  bool selects = false;
+  // They read chunks up to this many tokens (engine/quest_selector.h).
+  std::optional<Budget> chunk_reads;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
   // All other tokens only ever get farther from those that follow.
   std::int64_t sinks = 0;
+
+  // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
+  // then tell prompts from what was generated.
+  bool by_token() const { return compacts || selects || !reductions.empty(); }
+};
+
+// What a policy may need to know of a model.
+struct PolicyModel {
+  const Hash128* fingerprint = nullptr;  // null: not known
+  int layers = 1;
+  int kv_heads = 1;
+  std::int64_t sliding_window = 0;
 };
 
 // The two places in a composition (retention/composed.h).
@@ -107,6 +127,18 @@ class RetentionPolicy {
   virtual std::optional<std::int64_t> bound() const = 0;
   ContextUse context_use() const;
 
+  // Whether the policy can serve a model. Errors: kInvalidArgument, kUnsupported.
+  virtual Status check_model(const PolicyModel& model) const {
+    static_cast<void>(model);
+    return {};
+  }
+
+  // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
+  virtual std::string remark(int kv_heads) const {
+    static_cast<void>(kv_heads);
+    return {};
+  }
+
   // An equal policy in an equal state, of the same class.
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
 
@@ -117,6 +149,9 @@ class RetentionPolicy {
 
   // Tokens taken in so far: the first of the next chunk.
   virtual TokenIndex seen() const = 0;
+
+  // Whether every row so far read all that was retained for it.
+  virtual bool all_read() const { return true; }
 
   // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
   virtual void retained(int table, int run, std::vector<IndexRange>& ranges) const = 0;
@@ -131,6 +166,14 @@ class RetentionPolicy {
   // empty, or begins at the oldest token that is not a sink; the ends of those that are not empty lie within fewer
   // tokens than there are rows. REQUIRES: rows.size() == chunk.rows.
   virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const;
+
+  // Which of the retained tokens, and of the chunk's own, the row of a generated token reads in a table: appends
+  // ascending, disjoint ranges that do not touch, the row's own token among them. False, with no ranges: all. What is
+  // not read stays retained, and is observed with mass zero. REQUIRES: traits().selects, or the answer is false.
+  virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
+    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
+    return false;
+  }
 
   // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.
   virtual IndexRange will_drop(const PolicyChunk& chunk) const {

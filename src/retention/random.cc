@@ -1,5 +1,6 @@
 #include "base/status.h"
 #include "retention/scored.h"
+#include "retention/splitmix.h"
 
 namespace kvasir {
 namespace {
@@ -12,26 +13,6 @@ constexpr PolicyOption kOptions[] = {
     kEveryOption,
     kPosOption,
     kHeadsOption,
-};
-
-// SplitMix64 (Steele, Lea, Flood 2014): the same numbers with every library.
-class Draw {
- public:
-  explicit Draw(std::uint64_t seed) : state_(seed) {}
-  // Below `count`. The modulus favours low numbers by less than count / 2^64.
-  std::int64_t below(std::int64_t count) {
-    return static_cast<std::int64_t>(next() % static_cast<std::uint64_t>(count));
-  }
-  std::uint64_t next() {
-    std::uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  std::uint64_t state() const { return state_; }
-
- private:
-  std::uint64_t state_;
 };
 
 class RandomPolicy final : public ScoredPolicy {
@@ -47,7 +28,7 @@ class RandomPolicy final : public ScoredPolicy {
     draws_.clear();
     draws_.reserve(static_cast<std::size_t>(layout.tables()));
     for (int table = 0; table < layout.tables(); ++table) {
-      Draw seeds(static_cast<std::uint64_t>(seed_) ^ (static_cast<std::uint64_t>(table) << 32));
+      SplitMix seeds(static_cast<std::uint64_t>(seed_) ^ (static_cast<std::uint64_t>(table) << 32));
       draws_.emplace_back(seeds.next());
     }
   }
@@ -55,14 +36,14 @@ class RandomPolicy final : public ScoredPolicy {
  private:
   std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
   std::int64_t undropped(std::int64_t n) const override { return rule_.undropped(n); }
-  std::uint64_t table_state_bytes() const override { return sizeof(Draw); }
+  std::uint64_t table_state_bytes() const override { return sizeof(SplitMix); }
   void save_table(int table, ByteWriter& out) const override {
     out.put(draws_[static_cast<std::size_t>(table)].state());
   }
   bool restore_table(int table, ByteReader& in) override {
     std::uint64_t state = 0;
     if (!in.get(state)) return false;
-    draws_[static_cast<std::size_t>(table)] = Draw(state);
+    draws_[static_cast<std::size_t>(table)] = SplitMix(state);
     return true;
   }
 
@@ -72,7 +53,7 @@ class RandomPolicy final : public ScoredPolicy {
     std::int64_t candidates = last - rule_.sinks;
     std::int64_t go = std::min(rule_.excess(held, step.seen()), candidates);
     if (go <= 0) return;
-    Draw& draw = draws_[static_cast<std::size_t>(step.table)];
+    SplitMix& draw = draws_[static_cast<std::size_t>(step.table)];
     if (go == 1) return list.drop(rule_.sinks + draw.below(candidates));
     // Selection sampling: each in turn goes with the share of those that are still to go.
     list.drop_if([&](std::int64_t i) {
@@ -85,7 +66,7 @@ class RandomPolicy final : public ScoredPolicy {
 
   KeepRule rule_;
   std::int64_t seed_;
-  std::vector<Draw> draws_;
+  std::vector<SplitMix> draws_;
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {

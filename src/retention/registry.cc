@@ -25,6 +25,8 @@ constexpr auto kPolicies = std::to_array<const PolicyInfo*>({
     &kSnapKvPolicy,
     &kPyramidKvPolicy,
     &kCakePolicy,
+    &kSyncKvPolicy,
+    &kQuestPolicy,
     &kRandomPolicy,
     &kRecomputePolicy,
 });
@@ -144,6 +146,11 @@ std::string_view PolicySpec::text(std::string_view key) const {
 void PolicySpec::set(std::string_view key, std::int64_t value) {
   KVASIR_CHECK(accepts(key));
   values_.insert_or_assign(std::string(key), fmt::format("{}", value));
+}
+
+void PolicySpec::set(std::string_view key, std::string value) {
+  KVASIR_CHECK(accepts(key));
+  values_.insert_or_assign(std::string(key), std::move(value));
 }
 
 Status PolicySpec::refuse(std::string_view key, std::string_view kind) const {

@@ -53,6 +53,7 @@ class PolicySpec {
 
   // Gives the option a value, as if the spec had it. REQUIRES: accepts(key).
   void set(std::string_view key, std::int64_t value);
+  void set(std::string_view key, std::string value);
 
   // The spec in canonical form: the options in the policy's order, those of `always` and those that differ from their
   // defaults, numbers without superfluous digits.
@@ -101,5 +102,7 @@ extern const PolicyInfo kRandomPolicy;
 extern const PolicyInfo kSnapKvPolicy;
 extern const PolicyInfo kPyramidKvPolicy;
 extern const PolicyInfo kCakePolicy;
+extern const PolicyInfo kSyncKvPolicy;
+extern const PolicyInfo kQuestPolicy;
 
 }  // namespace kvasir

@@ -62,6 +62,10 @@ Status read_kv(const Json& body, RequestOptions& options) {
     return status.ok() ? Status() : invalid_argument("in 'kv', {}", status.message()).about({field});
   };
   KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
+  // Who sends a request must not learn what files there are.
+  if (options.policy.find("profile=") != std::string::npos)
+    return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")
+        .about({"kv.policy"});
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "pin", options.pin), "kv.pin"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "bypass", options.bypass), "kv.bypass"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "inspect", options.inspect), "kv.inspect"));

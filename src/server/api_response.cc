@@ -161,6 +161,8 @@ Json kv_of(const Choice& choice) {
                {"cached", result.cached},
                {"cached_from", result.cached_from.empty() ? Json() : Json(result.cached_from)},
                {"cache_miss", result.cache_miss.empty() ? Json() : Json(result.cache_miss)},
+               {"encodings_mean", kv.encodings_mean},
+               {"encodings_max", kv.encodings_max},
                {"bytes", kv.bytes},
                {"bytes_peak", kv.bytes_peak},
                {"preemptions", result.preemptions},

@@ -196,6 +196,7 @@ class MetricsImpl final : public Metrics {
   std::string write() const;
   void add_engine(Page& page, const StepReport& steps) const;
   void add_cache(Page& page, const EngineReport& engine) const;
+  static void add_tiers(Page& page, const EngineReport& engine);
   void add_tenants(Page& page, const EngineReport& engine) const;
   void add_requests(Page& page) const;
   void add_process(Page& page) const;
@@ -284,6 +285,7 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   page.own_gauge("kv_request_bytes", "KV memory that requests hold", requests);
   page.own_gauge("kv_prefix_bytes", "KV memory that the prefix cache holds alone",
                  static_cast<double>(engine.prefix_bytes));
+  add_tiers(page, engine);
   const SwapReport& swap = engine.swap;
   if (swap.capacity == 0) return;
   page.own_gauge("swap_capacity_bytes", "Bytes that the swap file may have, as --swap-size says",
@@ -300,6 +302,47 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   page.own_counter("swap_in_bytes_total", "Bytes read from the swap file", static_cast<double>(swap.bytes_in));
   page.own_gauge("swap_longest_pause_seconds", "Longest time that swapping took between two passes",
                  swap.longest_pause);
+}
+
+void MetricsImpl::add_tiers(Page& page, const EngineReport& engine) {
+  using Field = double (*)(const PrefixTierReport&);
+  const auto by_tier = [&](Field field) {
+    CounterBy values;
+    for (const PrefixTierReport& tier : engine.prefix_tiers) values.add(tier.name, field(tier));
+    return values.counts();
+  };
+  if (engine.prefix_tiers.empty()) return;
+  const auto gauges = [&](std::string_view name, std::string_view help, Field field) {
+    page.gauges(name, help, "tier", by_tier(field));
+  };
+  const auto counters = [&](std::string_view name, std::string_view help, Field field) {
+    page.counters(name, help, "tier", by_tier(field));
+  };
+  using Tier = const PrefixTierReport&;
+  gauges("prefix_tier_up", "Whether a place of prefixes outside memory answers",
+         [](Tier t) { return t.usable ? 1.0 : 0.0; });
+  gauges("prefix_tier_bytes", "Bytes of prefixes there; 0 where it does not say",
+         [](Tier t) { return static_cast<double>(t.bytes); });
+  gauges("prefix_tier_capacity_bytes", "Most bytes there; 0 where it does not say",
+         [](Tier t) { return static_cast<double>(t.capacity); });
+  counters("prefix_tier_hits_total", "Prompt tokens fetched from there",
+           [](Tier t) { return static_cast<double>(t.tokens_loaded); });
+  counters("prefix_tier_loads_total", "Parts of prefixes fetched from there",
+           [](Tier t) { return static_cast<double>(t.loads); });
+  counters("prefix_tier_load_bytes_total", "Bytes fetched from there",
+           [](Tier t) { return static_cast<double>(t.bytes_loaded); });
+  counters("prefix_tier_stores_total", "Parts of prefixes written there",
+           [](Tier t) { return static_cast<double>(t.stores); });
+  counters("prefix_tier_store_bytes_total", "Bytes written there",
+           [](Tier t) { return static_cast<double>(t.bytes_stored); });
+  counters("prefix_tier_failures_total", "Reads, writes and questions that failed, and parts that were damaged",
+           [](Tier t) { return static_cast<double>(t.failures); });
+  counters("prefix_tier_skipped_total", "Requests that computed tokens held there, as that was faster",
+           [](Tier t) { return static_cast<double>(t.skipped); });
+  counters("prefix_tier_abandoned_total", "Requests that waited in vain, and computed the tokens",
+           [](Tier t) { return static_cast<double>(t.abandoned); });
+  gauges("prefix_tier_read_bytes_per_second", "Rate of reads from there, as measured", [](Tier t) { return t.rate; });
+  gauges("prefix_tier_latency_seconds", "Latency of reads from there, as measured", [](Tier t) { return t.latency; });
 }
 
 void MetricsImpl::add_tenants(Page& page, const EngineReport& engine) const {

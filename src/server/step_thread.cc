@@ -15,6 +15,7 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr std::chrono::milliseconds kIdle{1};
+constexpr std::chrono::milliseconds kSettling{20};
 
 }  // namespace
 
@@ -140,7 +141,11 @@ void StepThread::run() {
         return stopping_ || !asked_.empty() || !cancelled_.empty() || !questions_.empty() || !retired_.empty();
       };
       if (idle) wake_.wait_for(lock, kIdle, is_asked);
-      wake_.wait(lock, [&] { return is_asked() || engine_->unfinished() > 0; });
+      if (engine_->unfinished() == 0 && engine_->settling()) {
+        wake_.wait_for(lock, kSettling, is_asked);
+      } else {
+        wake_.wait(lock, [&] { return is_asked() || engine_->unfinished() > 0; });
+      }
       if (stopping_) return;
       asked.swap(asked_);
       taken_ = asked.size();
@@ -157,7 +162,11 @@ void StepThread::run() {
     for (Question& question : questions) answer(std::move(question));
     questions.clear();
     retired.clear();
-    if (engine_->unfinished() > 0) pass();
+    if (engine_->unfinished() > 0) {
+      pass();
+    } else if (engine_->settling()) {
+      [[maybe_unused]] const auto none = engine_->poll();
+    }
     try {
       if (options_.after_pass) options_.after_pass(*engine_);
     } catch (const std::bad_alloc&) {  // it has another chance after the next pass

@@ -13,10 +13,6 @@
 namespace kvasir::test {
 namespace {
 
-std::size_t at(PageId page) {
-  return static_cast<std::size_t>(page);
-}
-
 void rotate_pair(double& a, double& b, double angle) {
   const double x = a, y = b;
   a = x * std::cos(angle) - y * std::sin(angle);
@@ -38,6 +34,83 @@ std::vector<double> row_values(DType type, const std::byte* bytes, int count) {
   return values;
 }
 
+double rounded(KvType type, double value) {
+  const auto narrow = static_cast<float>(value);
+  if (type == KvType::kF16) return static_cast<double>(f16_to_f32(f32_to_f16(narrow)));
+  if (type == KvType::kBF16) return static_cast<double>(bf16_to_f32(f32_to_bf16(narrow)));
+  return static_cast<double>(narrow);
+}
+
+// In blocks of the largest power of two that divides the size.
+void walsh_hadamard(std::span<double> x) {
+  const std::size_t block = x.size() & (~x.size() + 1);
+  std::vector<double> out(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i)
+    for (std::size_t j = 0; j < block; ++j)
+      out[i] += x[i / block * block + j] * (std::popcount(i % block & j) % 2 == 0 ? 1 : -1) /
+                std::sqrt(static_cast<double>(block));
+  std::ranges::copy(out, x.begin());
+}
+
+// An element of a page: the group that it is encoded with, its place among all, what it is and where it goes.
+struct Element {
+  int group = 0;
+  int place = 0;
+  double value = 0;
+  double* to = nullptr;
+};
+
+// Quantises the elements of one side of a page of `count` elements. Dead slots have none.
+void quantise(KvType type, int count, std::span<const Element> elements) {
+  if (!is_encoded(type)) {
+    for (const Element& element : elements) *element.to = element.value;
+    return;
+  }
+  std::map<int, std::vector<const Element*>> groups;
+  std::vector<const Element*> kept;  // in 16 bits
+  for (const Element& element : elements) groups[element.group].push_back(&element);
+  const auto extremes = [](const std::vector<const Element*>& group) {
+    const auto [low, high] =
+        std::ranges::minmax_element(group, {}, [](const Element* element) { return element->value; });
+    return std::pair((*low)->value, (*high)->value);
+  };
+  if (type == KvType::kQ4O) {
+    std::vector<std::pair<double, const Element*>> far;
+    for (const auto& [number, group] : groups) {
+      const auto [low, high] = extremes(group);
+      for (const Element* element : group) far.emplace_back(std::abs(element->value - (low + high) / 2), element);
+    }
+    std::ranges::stable_sort(far, [](const auto& a, const auto& b) {
+      return a.first > b.first || (a.first == b.first && a.second->place < b.second->place);
+    });
+    far.resize(std::min(far.size(), static_cast<std::size_t>((count + 99) / 100)));
+    for (const auto& [distance, element] : far) {
+      *element->to = element->value;
+      std::erase(groups[element->group], element);
+    }
+  }
+  for (const auto& [number, group] : groups) {
+    if (group.empty()) continue;
+    if (type == KvType::kQ8) {
+      double most = 0;
+      for (const Element* element : group) most = std::max(most, std::abs(element->value));
+      const double scale = rounded(KvType::kF16, std::max(most / 127, 1e-8));
+      for (const Element* element : group)
+        *element->to = scale > 0 ? std::clamp(std::nearbyint(element->value / scale), -127.0, 127.0) * scale : 0;
+      continue;
+    }
+    const int top = type == KvType::kQ2 ? 3 : type == KvType::kQ3 ? 7 : 15;
+    const auto [low, high] = extremes(group);
+    const double least = rounded(KvType::kF16, low);
+    const double scale = rounded(KvType::kF16, (high - least) / top);
+    for (const Element* element : group) {
+      const double code =
+          scale > 0 ? std::clamp(std::nearbyint((element->value - least) / scale), 0.0, static_cast<double>(top)) : 0;
+      *element->to = least + code * scale;
+    }
+  }
+}
+
 }  // namespace
 
 // -- Pages --
@@ -46,50 +119,78 @@ NaivePageStore::NaivePageStore(std::vector<double> inverse_frequencies)
     : inverse_frequencies_(std::move(inverse_frequencies)) {}
 
 const NaivePage& NaivePageStore::page(PageId id) const {
-  return pages_[at(id)] != nullptr ? *pages_[at(id)] : zeros_;
+  const auto& pages = classes_.at(page_class(id)).pages;
+  return pages[page_number(id)] != nullptr ? *pages[page_number(id)] : zeros_;
 }
 
 NaivePage& NaivePageStore::writable(PageId id) {
-  if (pages_[at(id)] == nullptr) pages_[at(id)] = std::make_unique<NaivePage>(zeros_);
-  return *pages_[at(id)];
+  auto& pages = classes_.at(page_class(id)).pages;
+  if (pages[page_number(id)] == nullptr) pages[page_number(id)] = std::make_unique<NaivePage>(zeros_);
+  return *pages[page_number(id)];
 }
 
-double NaivePageStore::rounded(KvType type, double value) const {
-  const auto narrow = static_cast<float>(value);
-  if (type == KvType::kF16) return static_cast<double>(f16_to_f32(f32_to_f16(narrow)));
-  if (type == KvType::kBF16) return static_cast<double>(bf16_to_f32(f32_to_bf16(narrow)));
-  return static_cast<double>(narrow);
-}
-
-std::vector<double> NaivePageStore::rotated(std::span<const double> key, std::int64_t shift) const {
+std::vector<double> NaivePageStore::rotated(const PageFormat& format, std::span<const double> key,
+                                            std::int64_t shift) const {
   std::vector<double> out(key.begin(), key.end());
   if (shift == 0) return out;
+  if (format.rotated_keys) walsh_hadamard(out);
   for (std::size_t i = 0; i < inverse_frequencies_.size(); ++i)
     rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(shift) * inverse_frequencies_[i]);
+  if (format.rotated_keys) walsh_hadamard(out);
   return out;
 }
 
-void NaivePageStore::set(PageId id, int slot, std::span<const double> key, std::span<const double> value) {
-  NaivePage& page = writable(id);
+void NaivePageStore::set(const PageFormat& format, NaivePage& page, int slot, std::span<const double> key,
+                         std::span<const double> value) {
   const auto s = static_cast<std::size_t>(slot);
+  const PageFormat open = format.open();
   for (std::size_t d = 0; d < key.size(); ++d) {
-    page.keys[s][d] = rounded(format_.key, key[d]);
-    page.values[s][d] = rounded(format_.value, value[d]);
+    page.keys[s][d] = rounded(open.key, key[d]);
+    page.values[s][d] = rounded(open.value, value[d]);
   }
 }
 
+void NaivePageStore::encode(const NaivePage& open, SlotMask live, PageId to) {
+  NaivePage& page = writable(to);
+  const PageFormat& of = format(to);
+  page = zeros_;
+  std::vector<Element> keys, values;
+  for (std::size_t s = 0; s < static_cast<std::size_t>(of.slots); ++s)
+    for (std::size_t d = 0; d < static_cast<std::size_t>(of.head_dim); ++d) {
+      if ((live >> s & 1) == 0) continue;
+      // A group of keys is one channel of 32 tokens, but under q8; of values 32 channels of one token.
+      const auto by_token = static_cast<int>(s * 64 + d / 32);
+      const auto by_channel = static_cast<int>(d * 64 + s / 32);
+      keys.push_back({of.key == KvType::kQ8 ? by_token : by_channel,
+                      static_cast<int>(d) * of.slots + static_cast<int>(s), open.keys[s][d], &page.keys[s][d]});
+      values.push_back(
+          {by_token, static_cast<int>(s) * of.head_dim + static_cast<int>(d), open.values[s][d], &page.values[s][d]});
+    }
+  quantise(of.key, of.slots * of.head_dim, keys);
+  quantise(of.value, of.slots * of.head_dim, values);
+}
+
+NaivePage NaivePageStore::opened(PageId id) const {
+  NaivePage open = page(id);
+  if (!format(id).encoded()) return open;
+  for (std::size_t s = 0; s < open.keys.size(); ++s)
+    set(format(id), open, static_cast<int>(s), std::vector(open.keys[s]), std::vector(open.values[s]));
+  return open;
+}
+
 Status NaivePageStore::reserve(PageClass of, const PageFormat& format, std::uint64_t count) {
-  KVASIR_CHECK(pages_.empty() && of == PageClass{} && !format.encoded());
-  format_ = format;
+  KVASIR_CHECK(!classes_.contains(of));
   const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
   zeros_.keys.assign(static_cast<std::size_t>(format.slots), zero);
   zeros_.values = zeros_.keys;
-  pages_.resize(count);
+  Class& made = classes_[of];
+  made.format = format;
+  made.pages.resize(count);
   return {};
 }
 
 void NaivePageStore::clear(std::span<const PageId> pages) {
-  for (const PageId page : pages) pages_[at(page)].reset();
+  for (const PageId page : pages) classes_.at(page_class(page)).pages[page_number(page)].reset();
 }
 
 void NaivePageStore::copy(std::span<const PageId> from, std::span<const PageId> to) {
@@ -99,36 +200,70 @@ void NaivePageStore::copy(std::span<const PageId> from, std::span<const PageId> 
 void NaivePageStore::move(int lanes, std::span<const SlotMove> moves) {
   for (const SlotMove& move : moves)
     for (int lane = 0; lane < lanes; ++lane) {
-      const NaivePage from = page(move.from[lane]);
+      const NaivePage from = opened(move.from[lane]);
       int to = move.to_slot;
       for (SlotMask left = move.slots; left != 0; left &= left - 1, ++to) {
         const auto slot = static_cast<std::size_t>(std::countr_zero(left));
-        set(move.to[lane], to, rotated(from.keys[slot], move.shift), from.values[slot]);
+        set(move.to[lane], to, rotated(format(move.to[lane]), from.keys[slot], move.shift), from.values[slot]);
       }
     }
 }
 
-void NaivePageStore::repack(int, std::span<const SlotMove>) {
-  KVASIR_CHECK(false);  // of encoded pages
+void NaivePageStore::repack(int lanes, std::span<const SlotMove> moves) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    std::map<PageId, NaivePage> before, after;
+    std::map<PageId, SlotMask> live;
+    for (const SlotMove& move : moves) before.try_emplace(move.from[lane], opened(move.from[lane]));
+    for (const SlotMove& move : moves) {
+      const NaivePage& from = before.at(move.from[lane]);
+      const PageId to = move.to[lane];
+      int slot = move.to_slot;
+      for (SlotMask left = move.slots; left != 0; left &= left - 1, ++slot) {
+        const auto s = static_cast<std::size_t>(std::countr_zero(left));
+        set(format(to), after.try_emplace(to, zeros_).first->second, slot,
+            rotated(format(to), from.keys[s], move.shift), from.values[s]);
+        live[to] |= SlotMask{1} << slot;
+      }
+    }
+    for (const auto& [to, page] : after) {
+      if (format(to).encoded()) {
+        encode(page, live[to], to);
+      } else {
+        writable(to) = page;
+      }
+    }
+  }
 }
 
-void NaivePageStore::seal(int, std::span<const PageSeal>) {
-  KVASIR_CHECK(false);
+void NaivePageStore::seal(int lanes, std::span<const PageSeal> seals) {
+  for (const PageSeal& seal : seals)
+    for (int lane = 0; lane < lanes; ++lane) encode(page(seal.from[lane]), seal.live, seal.to[lane]);
 }
 
 void NaivePageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
   for (const SlotRotation& rotation : rotations)
-    for (int lane = 0; lane < lanes; ++lane)
+    for (int lane = 0; lane < lanes; ++lane) {
+      const PageId id = rotation.pages[lane];
+      NaivePage own = opened(id);
       for (SlotMask left = rotation.slots; left != 0; left &= left - 1) {
-        const int slot = std::countr_zero(left);
-        const NaivePage& own = page(rotation.pages[lane]);
-        const auto s = static_cast<std::size_t>(slot);
-        set(rotation.pages[lane], slot, rotated(own.keys[s], shift), std::vector(own.values[s]));
+        const auto s = static_cast<std::size_t>(std::countr_zero(left));
+        set(format(id), own, static_cast<int>(s), rotated(format(id), own.keys[s], shift), std::vector(own.values[s]));
       }
+      if (format(id).encoded()) {
+        encode(own, rotation.live, id);
+      } else {
+        writable(id) = own;
+      }
+    }
+}
+
+void NaivePageStore::read_keys(PageId page, float* keys) const {
+  for (const std::vector<double>& key : this->page(page).keys)
+    for (const double x : key) *keys++ = static_cast<float>(x);
 }
 
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
-  KVASIR_CHECK(out.size() == format_.bytes());
+  KVASIR_CHECK(out.size() == format(id).bytes() && !format(id).encoded());
   std::byte* to = out.data();
   const auto put = [&](KvType type, double value) {
     const auto narrow = static_cast<float>(value);
@@ -140,14 +275,14 @@ void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
     }
     to += kv_type_bytes(type);
   };
-  for (std::size_t slot = 0; slot < static_cast<std::size_t>(format_.slots); ++slot) {
-    for (const double key : page(id).keys[slot]) put(format_.key, key);
-    for (const double value : page(id).values[slot]) put(format_.value, value);
+  for (std::size_t slot = 0; slot < static_cast<std::size_t>(format(id).slots); ++slot) {
+    for (const double key : page(id).keys[slot]) put(format(id).key, key);
+    for (const double value : page(id).values[slot]) put(format(id).value, value);
   }
 }
 
 void NaivePageStore::write(PageId id, std::span<const std::byte> in) {
-  KVASIR_CHECK(in.size() == format_.bytes());
+  KVASIR_CHECK(in.size() == format(id).bytes() && !format(id).encoded());
   const std::byte* from = in.data();
   const auto take = [&](KvType codec, std::vector<double>& values) {
     const DType type = codec == KvType::kF32 ? DType::kF32 : codec == KvType::kF16 ? DType::kF16 : DType::kBF16;
@@ -157,9 +292,9 @@ void NaivePageStore::write(PageId id, std::span<const std::byte> in) {
     }
   };
   NaivePage& page = writable(id);
-  for (std::size_t slot = 0; slot < static_cast<std::size_t>(format_.slots); ++slot) {
-    take(format_.key, page.keys[slot]);
-    take(format_.value, page.values[slot]);
+  for (std::size_t slot = 0; slot < static_cast<std::size_t>(format(id).slots); ++slot) {
+    take(format(id).key, page.keys[slot]);
+    take(format(id).value, page.values[slot]);
   }
 }
 
@@ -319,6 +454,7 @@ NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int laye
 }
 
 void NaiveBackend::store(int layer) {
+  staged_.clear();
   const auto dim = static_cast<std::size_t>(shape_.head_dim);
   for (const BatchSequence& sequence : pass_.batch->sequences)
     for (int row = 0; row < sequence.rows; ++row)
@@ -328,13 +464,37 @@ void NaiveBackend::store(int layer) {
         const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
         const WriteSlot place = lane.table->slots[r];
         const std::size_t first = static_cast<std::size_t>(head) * dim;
-        const PageId page = lane.table->pages[std::size_t{place.column} * static_cast<std::size_t>(lane.table->lanes) +
-                                              static_cast<std::size_t>(lane.number)];
-        store_->set(
-            page, place.slot,
-            rotated(std::span(rows(Activation::kKey)[in_batch]).subspan(first, dim), lane.table->key_positions[r]),
-            std::span(rows(Activation::kValue)[in_batch]).subspan(first, dim));
+        Row key =
+            rotated(std::span(rows(Activation::kKey)[in_batch]).subspan(first, dim), lane.table->key_positions[r]);
+        const auto in = std::span(rows(Activation::kValue)[in_batch]).subspan(first, dim);
+        Row value(in.begin(), in.end());
+        const PageFormat& format = lane.table->format;
+        if (format.rotated_keys) walsh_hadamard(key);
+        if (format.rotated_values) walsh_hadamard(value);
+        const auto seal = std::ranges::find(lane.table->seals, place.column, &SealedColumn::column);
+        if (seal == lane.table->seals.end()) {
+          store_->set(page_of(lane, place.column), place.slot, key, value);
+        } else {
+          NaivePageStore::set(format, staged(lane, *seal), place.slot, key, value);
+        }
       }
+  for (const BatchSequence& sequence : pass_.batch->sequences)
+    for (int head = 0; head < shape_.kv_heads; ++head) {
+      const Lane lane = lane_of(sequence, layer, head);
+      for (const SealedColumn& seal : lane.table->seals)
+        store_->encode(staged(lane, seal), seal.live, page_of(lane, seal.column));
+    }
+}
+
+PageId NaiveBackend::page_of(const Lane& lane, std::uint32_t column) {
+  return lane.table->pages[std::size_t{column} * static_cast<std::size_t>(lane.table->lanes) +
+                           static_cast<std::size_t>(lane.number)];
+}
+
+NaivePage& NaiveBackend::staged(const Lane& lane, const SealedColumn& seal) {
+  const auto [at, fresh] = staged_.try_emplace({lane.table, lane.number, seal.column});
+  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : store_->zeros();
+  return at->second;
 }
 
 std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row) const {
@@ -357,9 +517,10 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
       for (const HiddenBlock& block : table.hidden)
         if (block.frame == f && e >= block.begin && e < block.end && row >= block.first_row && row < block.end_row)
           visible = retained = 0;
-      if (lane.read != nullptr && !lane.read[number]) visible = 0;
-      const PageId page = table.pages[std::size_t{entry.column} * static_cast<std::size_t>(table.lanes) +
-                                      static_cast<std::size_t>(lane.number)];
+      if (!lane.read.empty()) visible &= lane.read[number];
+      const NaivePage* page = &store_->page(page_of(lane, entry.column));
+      for (const SealedColumn& seal : table.seals)
+        if (seal.column == entry.column && row < seal.first_row) page = &staged_.at({&table, lane.number, seal.column});
       for (int slot = 0; slot < store_->format().slots; ++slot)
         if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0});
     }
@@ -379,14 +540,16 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     const std::vector<Place> tokens = places(lane, row);
     const auto query = std::span(rows(Activation::kQuery)[in_batch]).subspan(static_cast<std::size_t>(head) * dim, dim);
     Rows by_frame;
-    for (std::size_t f = 0; f < lane.table->frames.size(); ++f)
+    for (std::size_t f = 0; f < lane.table->frames.size(); ++f) {
       by_frame.push_back(rotated(query, lane.table->query_position(f, row)));
+      if (lane.table->format.rotated_keys) walsh_hadamard(by_frame.back());
+    }
     Row scores;
     double highest = -std::numeric_limits<double>::infinity();
     for (const Place& token : tokens) {
       double score = -std::numeric_limits<double>::infinity();
       if (token.visible) {
-        const Row& key = store_->page(token.page).keys[static_cast<std::size_t>(token.slot)];
+        const Row& key = token.page->keys[static_cast<std::size_t>(token.slot)];
         score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame[token.frame][d] * key[d];
         score /= std::sqrt(static_cast<double>(shape_.head_dim));
@@ -402,9 +565,10 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
       const double weight = tokens[t].visible ? std::exp(scores[t] - highest) / sum : 0;
       of_head.push_back(static_cast<float>(weight));
       if (!tokens[t].visible) continue;
-      const Row& value = store_->page(tokens[t].page).values[static_cast<std::size_t>(tokens[t].slot)];
+      const Row& value = tokens[t].page->values[static_cast<std::size_t>(tokens[t].slot)];
       for (std::size_t d = 0; d < dim; ++d) attention[d] += weight * value[d];
     }
+    if (lane.table->format.rotated_values) walsh_hadamard(attention);
     out.insert(out.end(), attention.begin(), attention.end());
   }
   return weights;
@@ -434,22 +598,38 @@ void NaiveBackend::tell(const BatchSequence& sequence, int layer, int row,
   }
 }
 
+// Asks the sequence's selector what a row reads of a lane.
+void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane) {
+  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+  const auto group = static_cast<std::size_t>(shape_.group());
+  const Row& of_row = rows(Activation::kQuery)[static_cast<std::size_t>(sequence.first_row + row)];
+  std::vector<float> queries;
+  std::size_t entries = 0;
+  for (std::size_t f = 0; f < lane->table->frames.size(); ++f) {
+    entries += lane->table->frames[f].entries.size();
+    for (std::size_t g = 0; g < group; ++g) {
+      const auto query = std::span(of_row).subspan((static_cast<std::size_t>(head) * group + g) * dim, dim);
+      for (const double x : rotated(query, lane->table->query_position(f, row)))
+        queries.push_back(static_cast<float>(x / std::sqrt(static_cast<double>(shape_.head_dim))));
+    }
+  }
+  lane->read.assign(entries, ~SlotMask{0});
+  const LaneRow shown{layer,           head,           row,        lane->table, lane->number, store_, shape_.group(),
+                      shape_.head_dim, queries.data(), group * dim};
+  sequence.selector->select(shown, lane->read);
+}
+
 void NaiveBackend::attend(int layer) {
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   if (lease != nullptr) lease->wait();
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     std::vector<Lane> lanes;
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      Lane& lane = lanes.emplace_back(lane_of(sequence, layer, head));
-      if (pass_.selector == nullptr) continue;
-      std::size_t entries = 0;
-      for (const BatchFrame& frame : lane.table->frames) entries += frame.entries.size();
-      lane.read = std::make_unique<bool[]>(entries);
-      std::fill_n(lane.read.get(), entries, true);
-      pass_.selector->select(layer, *lane.table, lane.number, {lane.read.get(), entries});
-    }
+    for (int head = 0; head < shape_.kv_heads; ++head) lanes.push_back(lane_of(sequence, layer, head));
+    const bool selects = sequence.selector != nullptr && sequence.selector->selects(layer);
     for (int row = 0; row < sequence.rows; ++row) {
+      for (int head = 0; selects && head < shape_.kv_heads; ++head)
+        select(sequence, layer, head, row, &lanes[static_cast<std::size_t>(head)]);
       const auto weights = attend_row(sequence, row, lanes);
       if (sequence.listener != nullptr) tell(sequence, layer, row, weights);
     }

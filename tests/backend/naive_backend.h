@@ -3,7 +3,9 @@
 // Thread-safety: as Backend and PageStore.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "backend/attention_listener.h"
@@ -11,7 +13,8 @@
 
 namespace kvasir::test {
 
-// The tokens of one lane, [slot][head_dim]. Every value is one that the format's element type can hold.
+// The tokens of one lane, [slot][head_dim]. Every value is one that the format's element type can hold; of an encoded
+// page, what it decodes to.
 struct NaivePage {
   std::vector<std::vector<double>> keys, values;
 };
@@ -20,10 +23,18 @@ class NaivePageStore final : public PageStore {
  public:
   explicit NaivePageStore(std::vector<double> inverse_frequencies);
 
-  const PageFormat& format() const { return format_; }
+  const PageFormat& format() const { return classes_.begin()->second.format; }
+  const PageFormat& format(PageId id) const { return classes_.at(page_class(id)).format; }
   const NaivePage& page(PageId id) const;
-  // Rounds both to the format's element type.
-  void set(PageId id, int slot, std::span<const double> key, std::span<const double> value);
+  const NaivePage& zeros() const { return zeros_; }
+  // Rounds both to the element types of the format's open form.
+  static void set(const PageFormat& format, NaivePage& page, int slot, std::span<const double> key,
+                  std::span<const double> value);
+  void set(PageId id, int slot, std::span<const double> key, std::span<const double> value) {
+    set(format(id), writable(id), slot, key, value);
+  }
+  // Encodes a page that is not encoded, by the definitions of the codecs.
+  void encode(const NaivePage& open, SlotMask live, PageId to);
 
   Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
@@ -32,19 +43,24 @@ class NaivePageStore final : public PageStore {
   void repack(int lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
-  // Bytes of a page: elements [slot][key, then value].
+  void read_keys(PageId page, float* keys) const override;
+  // Bytes of a page: elements [slot][key, then value]. REQUIRES: not encoded.
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
 
  private:
+  struct Class {
+    PageFormat format;
+    std::vector<std::unique_ptr<NaivePage>> pages;  // null: all zeros
+  };
   NaivePage& writable(PageId id);
-  double rounded(KvType type, double value) const;
-  std::vector<double> rotated(std::span<const double> key, std::int64_t shift) const;
+  // In 16 bits, where it is encoded.
+  NaivePage opened(PageId id) const;
+  std::vector<double> rotated(const PageFormat& format, std::span<const double> key, std::int64_t shift) const;
 
-  PageFormat format_;
   std::vector<double> inverse_frequencies_;
   NaivePage zeros_;
-  std::vector<std::unique_ptr<NaivePage>> pages_;  // null: all zeros
+  std::map<PageClass, Class> classes_;
 };
 
 class NaiveBackend final : public Backend {
@@ -82,13 +98,13 @@ class NaiveBackend final : public Backend {
   // A lane of one sequence in one layer.
   struct Lane {
     const BatchTable* table = nullptr;
-    int number = 0;                // of the table's lanes
-    std::unique_ptr<bool[]> read;  // [entries of all frames]; null: all are read
+    int number = 0;              // of the table's lanes
+    std::vector<SlotMask> read;  // of the row at hand: [entries of all frames]; empty: all that it sees
   };
   // Places of one row's retained tokens in one lane, in order of token.
   struct Place {
     std::size_t frame = 0;
-    PageId page{};
+    const NaivePage* page = nullptr;
     int slot = 0;
     bool visible = false;
   };
@@ -98,7 +114,10 @@ class NaiveBackend final : public Backend {
   Row normalized(const Row& x, WeightId weight, WeightId bias, float eps) const;
   Row rotated(std::span<const double> head, Position position) const;
   Lane lane_of(const BatchSequence& sequence, int layer, int head) const;
+  static PageId page_of(const Lane& lane, std::uint32_t column);
+  NaivePage& staged(const Lane& lane, const SealedColumn& seal);
   std::vector<Place> places(const Lane& lane, int row) const;
+  void select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane);
   std::vector<std::vector<float>> attend_row(const BatchSequence& sequence, int row, std::span<const Lane> lanes);
   void tell(const BatchSequence& sequence, int layer, int row, const std::vector<std::vector<float>>& weights) const;
 
@@ -106,6 +125,8 @@ class NaiveBackend final : public Backend {
   std::vector<Weight> weights_;
   Pass pass_;
   NaivePageStore* store_ = nullptr;
+  // The 16-bit form of columns that the pass seals: {table, lane, column}.
+  std::map<std::tuple<const BatchTable*, int, std::uint32_t>, NaivePage> staged_;
   Rows activations_[kActivations];
   std::vector<float> logits_;
 };

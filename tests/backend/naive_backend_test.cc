@@ -280,6 +280,40 @@ TEST(NaiveBackend, SplitChunksChangeNoBits) {
   }
 }
 
+double rms(std::span<const float> a, std::span<const float> b) {
+  double squares = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    squares += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+  return std::sqrt(squares / static_cast<double>(a.size()));
+}
+
+// Encoded pages, by the definitions of the codecs: what a codec does to the logits is the same to a small part of it.
+// Where an element lies between two codes, rounding decides, so the bits are not the same. The policies drop tokens
+// whatever attention says.
+TEST(NaiveBackend, EncodedPagesAreTheCpus) {
+  RandomModelSpec spec = even_spec();
+  spec.context = 256;
+  const TemporaryFile file(make_random_model(spec));
+  const Text text(150, 60, 3);
+  for (const std::string codec : {"q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4,recent=20", "k=f16,v=q3", "q4,rotate=kv",
+                                  "q8,rotate=k,recent=7", "q2,rotate=v"})
+    for (const std::string policy : {"full", "streaming:sinks=4,window=60",
+                                     "streaming:sinks=4,window=60,every=16,realign=rotate", "random:budget=60"}) {
+      SCOPED_TRACE(codec + " " + policy);
+      const EngineOptions options{.threads = 2, .kv_type = codec, .page_slots = 16};
+      Seen on_naive, on_cpu, plain;
+      run_on(load_naive(file.path(), options), policy, text, &on_naive);
+      run_on(load(file.path(), options), policy, text, &on_cpu);
+      run_on(load(file.path(), kOptions), policy, text, &plain);
+      EXPECT_EQ(on_cpu.kept, on_naive.kept);
+      const double effect = rms(on_cpu.logits, plain.logits);
+      EXPECT_GT(effect, 1e-5);
+      // What is rotated is encoded again, at each prune.
+      const double most = policy.find("rotate") != std::string::npos ? 0.6 : 0.25;
+      EXPECT_LT(rms(on_cpu.logits, on_naive.logits), most * effect);
+    }
+}
+
 // A session's file holds pages in the store's own layout.
 TEST(NaiveBackend, ASessionGoesOnFromItsFile) {
   const TemporaryFile file(make_random_model(crowd_spec()));

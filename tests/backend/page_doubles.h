@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <set>
 #include <vector>
@@ -107,27 +108,33 @@ class LatePages final : public PageSource {
   std::map<PageId, std::vector<std::byte>> bytes_;  // of the pages that are late
 };
 
-// Reads an entry or not by the ordinal of its column, the lane and the layer, so that passes change nothing.
+// Reads all, some or no slots of an entry by the ordinal of its column, the lane and the layer, so that passes change
+// nothing.
 class SomeEntries final : public EntrySelector {
  public:
   enum class Choice { kAll, kNone, kSome };
   explicit SomeEntries(Choice choice) : choice_(choice) {}
 
-  int read = 0;
-  int unread = 0;
+  std::atomic<int> read = 0;    // entries of which a row read something
+  std::atomic<int> unread = 0;  // of which it read nothing
 
-  void select(int layer, const BatchTable& table, int lane, std::span<bool> entries) override {
+  bool selects(int layer) const override {
+    static_cast<void>(layer);
+    return true;
+  }
+  void select(const LaneRow& row, std::span<SlotMask> masks) override {
     std::size_t at = 0;
-    for (const BatchFrame& frame : table.frames)
+    for (const BatchFrame& frame : row.table->frames)
       for (const PageEntry& entry : frame.entries) {
-        KVASIR_CHECK(entries[at]);
-        if (choice_ == Choice::kNone) entries[at] = false;
-        if (choice_ == Choice::kSome)
-          entries[at] = (entry.ordinal * 5 + static_cast<std::uint64_t>(layer * 3 + lane)) % 3 != 0;
-        ++(entries[at] ? read : unread);
-        ++at;
+        SlotMask& mask = masks[at++];
+        KVASIR_CHECK(mask == ~SlotMask{0});
+        if (choice_ == Choice::kNone) mask = 0;
+        const std::uint64_t mixed = entry.ordinal * 5 + static_cast<std::uint64_t>(row.layer * 3 + row.lane);
+        if (choice_ == Choice::kSome && mixed % 3 == 0) mask = 0;
+        if (choice_ == Choice::kSome && mixed % 3 == 1) mask = 0x5a6b'77e3'5a6b'77e3u << mixed % 7;
+        ++(mask != 0 ? read : unread);
       }
-    KVASIR_CHECK(at == entries.size());
+    KVASIR_CHECK(at == masks.size());
   }
 
  private:

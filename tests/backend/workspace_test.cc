@@ -1,6 +1,8 @@
 // What the CPU backend's buffers come to, beside what its workspace plan says.
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "backend/cpu/cpu_backend_impl.h"
 #include "engine/crowd.h"
 #include "engine/sequence_runner.h"
@@ -12,14 +14,20 @@ namespace {
 // Reads everything, and notes how large the page tables of the passes were.
 class LargestTable final : public EntrySelector {
  public:
-  void select(int layer, const BatchTable& table, int lane, std::span<bool> read) override {
+  bool selects(int layer) const override {
     static_cast<void>(layer);
-    static_cast<void>(lane);
-    frames = std::max(frames, static_cast<int>(table.frames.size()));
+    return true;
+  }
+  void select(const LaneRow& row, std::span<SlotMask> read) override {
+    const std::scoped_lock lock(mutex_);
+    frames = std::max(frames, static_cast<int>(row.table->frames.size()));
     entries = std::max(entries, std::ssize(read));
   }
   int frames = 0;
   std::int64_t entries = 0;
+
+ private:
+  std::mutex mutex_;
 };
 
 class NoTap final : public kvasir::AttentionObserver {
@@ -57,6 +65,7 @@ void expect_planned(const WorkspaceCase& of) {
   request.all_tables = model->kv_shape.tables(traits.scope);
   request.tables = traits.scope == PolicyScope::kSequence ? 1 : request.all_tables / model->kv_shape.layers;
   request.entries = largest.entries;
+  request.selected_rows = of.chunk;
   request.gaps = traits.compacts;
   request.slots = 16;
   if (model->kv_shape.page.encoded()) request.staged_page_bytes = model->kv_shape.page.open().bytes();

@@ -122,6 +122,28 @@ TEST_F(EvalPpl, SeveralTextsAndPoliciesInOneRun) {
   for (const char* field : {"score"}) EXPECT_FALSE(alone.contains(field)) << field;
 }
 
+TEST_F(EvalPpl, SeveralCodecsInOneRun) {
+  const Json json = ppl({"-f", path("other"), "--kv", "full", "--kv", kH2o, "--kv-type", "f16", "--kv-type", "q8",
+                         "--kv-type", "k=q4,v=q2", "--compare-full"});
+  const std::vector<std::string> codecs = {"f16", "q8", "k=q4,v=q2"};
+  ASSERT_EQ(json["runs"].size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(json["runs"][i]["policy"], i < 3 ? "full" : kH2o);
+    EXPECT_EQ(json["runs"][i]["codec"], codecs[i % 3]);
+    EXPECT_EQ(json["runs"][i]["encodings_max"] == 0, i % 3 == 0);
+  }
+  EXPECT_EQ(json["runs"][0]["kld_mean"], 0.0);
+  EXPECT_LT(number(json["runs"][1]["kld_mean"]), number(json["runs"][2]["kld_mean"]));
+  EXPECT_LT(number(json["runs"][2]["kv_bytes_peak"]), number(json["runs"][1]["kv_bytes_peak"]));
+
+  const Json needle = json_of(arguments("needle", {"-f", path("other"), "--lengths", "80", "--depths", "0.5",
+                                                   "--trials", "1", "--kv-type", "q8", "--kv-type", "q2", "--json"}));
+  ASSERT_EQ(needle["runs"].size(), 2u);
+  EXPECT_EQ(needle["runs"][0]["codec"], "q8");
+  EXPECT_EQ(needle["runs"][1]["codec"], "q2");
+  EXPECT_NE(needle["runs"][0]["logprob"], needle["runs"][1]["logprob"]);
+}
+
 TEST_F(EvalPpl, WindowsAndWhatOfThemIsScored) {
   const Arguments base = {"-f", path("books"), "--kv", kStreaming, "--window", "100", "--windows", "2"};
   const auto with = [&](const Arguments& more) {

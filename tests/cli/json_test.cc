@@ -65,6 +65,9 @@ TEST(JsonPage, DescribesEveryField) {
     expect_described(of({"inspect"}, {"-f", text, "--kv", policy}), "inspect", replay);
     expect_described(json_of({"replay", "--policy", policy, "--trace", trace, "--kv-heads", "3", "--json"}), "replay");
   }
+  const std::string profile = folder.path("heads.profile");
+  expect_described(of({"profile"}, {"-f", text, "-o", profile, "--tokens", "60", "--top-k", "8"}), "profile");
+  expect_described(json_of({"profile", "--compare", profile, profile, "--json"}), "profile");
   expect_described(of({"bench"}, {"--prefill", "8", "--decode", "2", "--repeat", "1"}), "bench");
 }
 

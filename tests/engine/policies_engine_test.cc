@@ -50,7 +50,9 @@ void check_tables(const KvSequence& sequence, int slots) {
       }
     ASSERT_EQ(table.dead_slots(), written - table.length());
     if (table.runs() == 1) {
-      ASSERT_LE(table.dead_slots() * 4, written);
+      // Encoded columns are padded, where there are no more of them than the tokens need.
+      const bool least = table.format().encoded() && columns == (table.length() + slots - 1) / slots;
+      ASSERT_TRUE(least || table.dead_slots() * 4 <= written) << table.dead_slots() << " of " << written;
       ASSERT_EQ(columns, (written + slots - 1) / slots);
       ASSERT_EQ(columns, table.columns());
     } else {

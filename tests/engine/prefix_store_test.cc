@@ -17,6 +17,7 @@ constexpr int kChunk = 32;
 RandomModelSpec long_spec() {
   RandomModelSpec spec = crowd_spec();
   spec.context = 1024;
+  spec.layers = 3;  // quest reads all of the first two
   return spec;
 }
 
@@ -198,6 +199,7 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
                                                  "streaming:sinks=4,window=60",
                                                  "streaming:sinks=4,window=44,every=16,realign=rotate",
                                                  "h2o:budget=40,recent=10",
+                                                 "quest:budget=48",
                                                  "snapkv:budget=40,window=8",
                                                  "snapkv:budget=40,window=8+lethe:tau=2,start=24",
                                                  "tova:budget=33,pos=original",

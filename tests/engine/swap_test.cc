@@ -174,13 +174,13 @@ TEST(Swap, AFileThatNeverEndsHoldsNobody) {
   }
   // Whoever runs leaves.
   for (const RequestId id : ids)
-    if (desk.queue().sequence_of(id) != nullptr && desk.queue().running() > 1) {
+    if (desk.queue().sequence_of(id, 0) != nullptr && desk.queue().running() > 1) {
       ASSERT_TRUE(desk.queue().cancel(id).ok());
       break;
     }
   for (int polls = 0; polls < 5; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
   for (const RequestId id : ids)
-    if (desk.queue().sequence_of(id) != nullptr) {
+    if (desk.queue().sequence_of(id, 0) != nullptr) {
       ASSERT_TRUE(desk.queue().cancel(id).ok());
     }
   EXPECT_EQ(desk.queue().unfinished(), 0);

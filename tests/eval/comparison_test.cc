@@ -104,7 +104,7 @@ class Comparison : public ::testing::Test {
     auto results = evaluate_perplexity(model, tokens, options, {});
     EXPECT_TRUE(results.ok()) << results.status().message();
     if (!results.ok()) return std::vector<PerplexityResult>(options.policies.size());
-    EXPECT_EQ(results->size(), options.policies.size());
+    EXPECT_EQ(results->size(), options.policies.size() * std::max<std::size_t>(options.kv_types.size(), 1));
     return std::move(*results);
   }
 
@@ -149,6 +149,33 @@ TEST_F(Comparison, TheMeasureIsTheF16CacheWhateverThePages) {
   EXPECT_EQ(results[0].codec, "f32");
   EXPECT_GT(results[0].full->kld_mean, 0);
   EXPECT_LT(results[0].full->kld_mean, 1e-5);
+}
+
+// Each policy on each codec, as on a model of that codec.
+TEST_F(Comparison, CodecsRunBesideEachOther) {
+  const std::vector<std::string> policies = {"full", "random:budget=48"};
+  const std::vector<std::string> codecs = {"f16", "q4", "k=q8,v=f16,recent=40"};
+  const auto together =
+      evaluate(f16_, text(300), {.policies = policies, .kv_types = codecs, .chunk = 24, .compare_full = true});
+  const auto apart = evaluate(f32_, text(300), {.policies = policies, .kv_types = codecs, .chunk = 24});
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    const std::string& policy = policies[i / 3];
+    const std::string& codec = codecs[i % 3];
+    const auto model = load(file_->path(), {.threads = 1, .kv_type = codec});
+    expect_near(together[i],
+                expect(Alone(f16_, "full", text(300), 24), Alone(model, policy, text(300), 24), text(300)));
+    for (const PerplexityResult& result : {together[i], apart[i]}) {
+      EXPECT_EQ(result.codec, codec);
+      EXPECT_EQ(result.policy.substr(0, policy.find(':')), policy.substr(0, policy.find(':')));
+      EXPECT_EQ(result.nll, together[i].nll);
+      EXPECT_EQ(result.kv_bytes_peak, together[i].kv_bytes_peak);
+      // Whole pages behind the newest are encoded, and without holes once.
+      EXPECT_EQ(result.encodings_max > 0, codec != "f16");
+      EXPECT_EQ(result.encodings_mean > 1, policy != "full" && codec != "f16");
+    }
+  }
+  EXPECT_LT(together[1].kv_bytes_peak, together[0].kv_bytes_peak);
+  EXPECT_GT(together[1].full->kld_mean, 10 * together[2].full->kld_mean);
 }
 
 // Passes of different sizes: the policies' own, those that streaming cuts short, and single rows here and there.

@@ -58,6 +58,12 @@ std::vector<GoldenCase> golden_cases() {
   for (const std::string& policy : policies)
     for (const char* type : {"f32", "f16", "bf16"})
       cases.push_back({fmt::format("llama/{}/{}", type, policy), golden_spec(), policy, type});
+  for (const char* type : {"f32", "f16", "bf16"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.layers = 3;  // the first two read everything
+    spec.context = 256;
+    cases.push_back({fmt::format("layers-3/{}/quest:budget=64", type), spec, "quest:budget=64", type});
+  }
   for (const FamilyCase& family : family_cases(golden_spec()))
     for (const std::string& policy : one_of_each)
       cases.push_back({fmt::format("{}/{}", family.name, policy), family.spec, policy});
@@ -77,6 +83,13 @@ std::vector<GoldenCase> golden_cases() {
     spec.dtype = dtype;
     for (const int chunk : {1, 2, 3, 5, 13, 32})
       cases.push_back({fmt::format("weights-{}/chunk-{}/full", dtype, chunk), spec, "full", "f16", 32, chunk});
+  }
+  for (const char* type : {"q8", "q4", "q4o", "q3", "q2", "k=q8,v=q4", "k=f16,v=q3"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.head_dim = 32;
+    for (const char* policy : {"full", "streaming:sinks=4,window=44,every=16,realign=rotate", "h2o:budget=24,recent=8"})
+      for (const int slots : {16, 32})
+        cases.push_back({fmt::format("codec-{}-{}/{}", type, slots, policy), spec, policy, type, slots});
   }
   return cases;
 }

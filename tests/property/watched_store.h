@@ -63,6 +63,7 @@ class WatchedStore final : public PageStore {
   void repack(int, std::span<const SlotMove>) override { ADD_FAILURE() << "pages are not encoded"; }
   void seal(int, std::span<const PageSeal>) override { ADD_FAILURE() << "pages are not encoded"; }
   void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
+  void read_keys(PageId page, float* keys) const override { pages_.read_keys(page, keys); }
   void read(PageId page, std::span<std::byte> out) const override { pages_.read(page, out); }
   void write(PageId page, std::span<const std::byte> in) override { pages_.write(page, in); }
 

@@ -139,8 +139,9 @@ TEST(PolicyRegistry, EveryPolicyIsDescribedAndItsDefaultsAreAccepted) {
       EXPECT_EQ((*policy)->traits().spec, (*make_policy(info->name))->traits().spec);
     }
   }
-  EXPECT_EQ(names, (std::set<std::string_view>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe",
-                                               "snapkv", "pyramidkv", "cake", "random", "recompute"}));
+  EXPECT_EQ(names,
+            (std::set<std::string_view>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe", "snapkv",
+                                        "pyramidkv", "cake", "synckv", "quest", "random", "recompute"}));
   EXPECT_EQ(find_policy("none"), nullptr);
 }
 

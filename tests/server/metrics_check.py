@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 from live_server import LiveServer
@@ -185,7 +186,8 @@ def check_dashboard(server, path):
 
 
 def main(kvasir, model, dashboard):
-    with LiveServer(kvasir, model, "--vllm-metrics") as server:
+    with tempfile.TemporaryDirectory() as folder, \
+            LiveServer(kvasir, model, "--vllm-metrics", "--prefix-dir", folder) as server:
         check_figures(server)
         check_tenant_memory(server)
         check_text(server)

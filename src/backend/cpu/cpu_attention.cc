@@ -12,6 +12,13 @@ namespace {
 
 constexpr std::size_t kMostFrames = 64;  // of a page table
 
+// masks: [rows][entries].
+bool any_row_sees(const SlotMask* masks, int rows, std::uint32_t entries, std::uint32_t entry) {
+  SlotMask any = 0;
+  for (int r = 0; r < rows; ++r) any |= masks[static_cast<std::uint32_t>(r) * entries + entry];
+  return any != 0;
+}
+
 }  // namespace
 
 int CpuAttention::tile_rows() const {
@@ -86,6 +93,7 @@ void CpuAttention::set_layer(int layer) {
     KVASIR_CHECK(tables == 1 || tables == shape_.layers || tables == shape_.layers * shape_.kv_heads);
     const int parts = tables > shape_.layers || (tables > 1 && shape_.layers == 1) ? shape_.kv_heads : 1;
     next.sequence = &sequence;
+    next.selects = sequence.selector != nullptr && sequence.selector->selects(layer);
     next.heads = shape_.kv_heads / parts;
     for (int part = 0; part < parts; ++part) {
       next.number = part;
@@ -94,7 +102,7 @@ void CpuAttention::set_layer(int layer) {
       next.first_lane = tables == 1 ? layer * shape_.kv_heads : 0;
       layer_tables_.push_back(next);
       next.first_query += next.table->batch->query_positions.size();
-      next.first_read += static_cast<std::size_t>(next.heads) * next.table->entries;
+      if (next.selects) next.first_read += product(next.heads, sequence.rows) * next.table->entries;
     }
     table += static_cast<std::size_t>(tables);
   }
@@ -192,22 +200,56 @@ void CpuAttention::rotate_queries(const float* query) {
                       product(table->first_head * group, shape_.head_dim),
                   table->heads * group, shape_.head_dim, shape_.rotary, rotation, rotation + floats / 2, scale,
                   out + number * stride);
-    if (table->table->batch->format.rotated_keys)
+    // Selectors are shown queries that are not transformed yet.
+    if (table->table->batch->format.rotated_keys && !table->selects)
       hadamard(out + number * stride, table->heads * group, shape_.head_dim);
   });
 }
 
-void CpuAttention::select_entries(int layer) {
-  if (pass_.selector == nullptr) return;
-  const LayerTable& last = layer_tables_.back();
-  bool* read = read_.ensure(last.first_read + static_cast<std::size_t>(last.heads) * last.table->entries);
-  for (const LayerTable& table : layer_tables_)
-    for (int head = 0; head < table.heads; ++head) {
-      const std::size_t entries = table.table->entries;
-      const std::span<bool> of_lane(read + table.first_read + static_cast<std::size_t>(head) * entries, entries);
-      std::ranges::fill(of_lane, true);
-      pass_.selector->select(layer, *table.table->batch, table.first_lane + head, of_lane);
+// Asks the selectors, in parallel for different lanes, and transforms the queries that they were shown.
+void CpuAttention::select_slots(int layer) {
+  std::size_t masks = 0;
+  int lanes = 0;
+  bool reads_pages = false;
+  for (const LayerTable& table : layer_tables_) {
+    if (!table.selects) continue;
+    reads_pages = reads_pages || table.sequence->selector->reads_pages();
+    masks = table.first_read + product(table.heads, table.sequence->rows) * table.table->entries;
+    lanes += table.heads;
+  }
+  if (lanes == 0) return;
+  if (reads_pages && lease_ != nullptr) lease_->wait();
+  std::fill_n(read_.ensure(masks), masks, ~SlotMask{0});
+  const int group = shape_.group();
+  const std::size_t stride = product(shape_.heads, shape_.head_dim);  // of rows
+  threads_.parallel_for(lanes, [&](int index) {
+    auto table = layer_tables_.begin();
+    for (; !table->selects || index >= table->heads; ++table)
+      if (table->selects) index -= table->heads;
+    const BatchTable& batch = *table->table->batch;
+    const std::size_t entries = table->table->entries;
+    LaneRow lane;
+    lane.layer = layer;
+    lane.head = table->first_head + index;
+    lane.table = &batch;
+    lane.lane = table->first_lane + index;
+    lane.store = store_;
+    lane.group = group;
+    lane.head_dim = shape_.head_dim;
+    lane.frame_stride = static_cast<std::size_t>(batch.rows) * stride;
+    for (int row = 0; row < batch.rows; ++row) {
+      lane.row = row;
+      lane.queries = rotated_.data() + (table->first_query + static_cast<std::size_t>(row)) * stride +
+                     product(index * group, shape_.head_dim);
+      SlotMask* read =
+          read_.data() + table->first_read + (product(index, batch.rows) + static_cast<std::size_t>(row)) * entries;
+      table->sequence->selector->select(lane, {read, entries});
     }
+    if (!batch.format.rotated_keys) return;
+    for (std::size_t q = 0; q < batch.query_positions.size(); ++q)
+      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, shape_.head_dim), group,
+               shape_.head_dim);
+  });
 }
 
 void CpuAttention::attend(int layer, const float* query, float* out) {
@@ -217,7 +259,7 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   lease_ = lease.get();
   rotate_queries(query);
-  select_entries(layer);
+  select_slots(layer);
   attend_unobserved();
   attend_observed(layer);
   lease_ = nullptr;
@@ -316,8 +358,11 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
   const Partial& part = partials_[table.first_partial + partial];
   const BatchTable& batch = *table.batch;
   const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
+  SlotMask masks[kTileQueries * kPartialEntries];
+  if (task.table->selects && !fill_masks(task, part, masks)) return true;
   for (std::uint32_t e = part.begin; e < part.end; ++e) {
     const PageEntry& entry = batch.frames[part.frame].entries[e];
+    if (task.table->selects && !any_row_sees(masks, task.rows, part.end - part.begin, e - part.begin)) continue;
     if (!lease_->resident(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]))
       return false;
   }
@@ -337,15 +382,12 @@ void CpuAttention::clear(const AttentionState& state, int queries) const {
   std::fill_n(state.weighted, product(queries, shape_.head_dim), 0.0F);
 }
 
-// What the task's rows attend to of a partial: [rows][entries of the partial].
-void CpuAttention::fill_masks(const Task& task, const Partial& part, SlotMask* masks) const {
+// What the task's rows attend to of a partial: [rows][entries of the partial]. False where that is nothing, as may be
+// where rows choose.
+bool CpuAttention::fill_masks(const Task& task, const Partial& part, SlotMask* masks) const {
   const BatchTable& batch = *task.table->table->batch;
   const BatchFrame& frame = batch.frames[part.frame];
   const std::uint32_t entries = part.end - part.begin;
-  const bool* read = nullptr;
-  if (pass_.selector != nullptr)
-    read = read_.data() + task.table->first_read +
-           static_cast<std::size_t>(task.head - task.table->first_head) * task.table->table->entries + part.first;
   for (std::uint32_t e = 0; e < entries; ++e)
     masks[e] = part.begin + e >= frame.visible_from ? frame.entries[part.begin + e].live : 0;
   for (int r = 1; r < task.rows; ++r) std::copy_n(masks, entries, masks + static_cast<std::uint32_t>(r) * entries);
@@ -367,10 +409,16 @@ void CpuAttention::fill_masks(const Task& task, const Partial& part, SlotMask* m
     for (int r = std::max(block.first_row - task.row, 0); r < end_row; ++r)
       std::fill_n(masks + static_cast<std::uint32_t>(r) * entries + begin - part.begin, end - begin, SlotMask{0});
   }
-  if (read == nullptr) return;
-  for (int r = 0; r < task.rows; ++r)
-    for (std::uint32_t e = 0; e < entries; ++e)
-      if (!read[e]) masks[static_cast<std::uint32_t>(r) * entries + e] = 0;
+  if (!task.table->selects) return true;
+  const SlotMask* read =
+      read_.data() + task.table->first_read +
+      (product(task.head - task.table->first_head, batch.rows) + static_cast<std::size_t>(task.row)) *
+          task.table->table->entries +
+      part.first;
+  SlotMask any = 0;
+  for (int r = 0; r < task.rows; ++r, read += task.table->table->entries)
+    for (std::uint32_t e = 0; e < entries; ++e) any |= masks[static_cast<std::uint32_t>(r) * entries + e] &= read[e];
+  return any != 0;
 }
 
 // The retained tokens up to a row, whatever the window: [entries of all frames].
@@ -402,6 +450,9 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   SlotMask masks[kTileQueries * kPartialEntries];
   const auto entries = static_cast<int>(part.end - part.begin);
   KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kTileQueries);
+  const AttentionState into = state(task, index);
+  clear(into, task.rows * shape_.group());
+  if (!fill_masks(task, part, masks)) return;
   for (int e = 0; e < entries; ++e) {
     const PageEntry& entry = batch.frames[part.frame].entries[part.begin + static_cast<std::uint32_t>(e)];
     const PageId page = batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane];
@@ -410,7 +461,6 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   }
   const PageFormat open = batch.format.open();
   use_open_pages(task, part, &open, pages, formats);
-  fill_masks(task, part, masks);
   const int group = shape_.group();
   const std::size_t stride = product(shape_.heads, shape_.head_dim);
   AttentionPartial run;
@@ -436,8 +486,6 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
     run.weight_maxima = task.weight_maxima + part.first;
     run.weight_maximum_stride = table.entries;
   }
-  const AttentionState into = state(task, index);
-  clear(into, task.rows * group);
   kernels_.attend(run, into);
 }
 

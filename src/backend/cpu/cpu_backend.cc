@@ -15,9 +15,11 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendShape& shape, const Kerne
 }
 
 std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
-  // Raised with every change of the bits that a kernel table gives.
+  // Raised with every change of the bits that a kernel table gives, or of the layout of encoded pages.
   constexpr int kVersion = 1;
-  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, kVersion, format.slots, kPartialEntries);
+  constexpr int kEncodedVersion = 2;
+  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
+                     kPartialEntries);
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {

@@ -62,7 +62,8 @@ class CpuAttention {
     int heads = 0;
     int first_lane = 0;            // of these heads in the table
     std::size_t first_query = 0;   // of its rotated queries, in units of one row's
-    std::size_t first_read = 0;    // of what the selector says
+    bool selects = false;          // its rows choose what they read
+    std::size_t first_read = 0;    // of what they choose: [head][row][entries], if they do
     std::size_t first_staged = 0;  // of its staged columns: [column][head]
   };
   // A tile of rows of one lane.
@@ -97,7 +98,7 @@ class CpuAttention {
   void fill_rotations();
   void set_layer(int layer);
   void rotate_queries(const float* query);
-  void select_entries(int layer);
+  void select_slots(int layer);
   void attend_unobserved();
   void attend_observed(int layer);
   void observe_units(int layer, std::span<const Unit> units);
@@ -113,7 +114,7 @@ class CpuAttention {
   std::byte* open_page(const LayerTable& table, std::size_t seal, int head) const;
   void use_open_pages(const Task& task, const Partial& part, const PageFormat* open, const std::byte** pages,
                       const PageFormat** formats) const;
-  void fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
+  bool fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
   void retained_row(const BatchTable& table, int row, SlotMask* masks) const;
   bool is_resident(const Task& task, std::size_t partial) const;
   void finish_task(const Task& task);
@@ -139,9 +140,9 @@ class CpuAttention {
   std::vector<Task> tasks_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> shares_;  // task, partial
   AlignedBuffer<std::byte> staged_;                              // columns that a pass writes whole and encodes
-  AlignedBuffer<bool> read_;                                     // per layer table [heads][entries], by the selector
-  AlignedBuffer<float> key_rotation_;                            // per table [rows][rotation]
-  AlignedBuffer<float> query_rotation_;                          // per table [frames][rows][rotation]
+  AlignedBuffer<SlotMask> read_;         // per layer table whose rows choose: [heads][rows][entries]
+  AlignedBuffer<float> key_rotation_;    // per table [rows][rotation]
+  AlignedBuffer<float> query_rotation_;  // per table [frames][rows][rotation]
   AlignedBuffer<float> rotated_;         // per layer table [frames][rows][its query heads * head_dim]
   AlignedBuffer<float> state_weighted_;  // attention states: totals, then partials
   AlignedBuffer<float> state_scalars_;   // maximum and sum of each

@@ -103,7 +103,10 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
   float* weight = weights_.ensure(maxima * slots);
   float* maximum = weight_maxima_.ensure(maxima);
   SlotMask* retained = retained_.ensure(masks);
-  if (shape_.windowed || pass_.selector != nullptr) {
+  const bool narrowed = std::ranges::any_of(tasks_, [](const Task& task) {
+    return task.table->selects || !task.table->table->batch->retained_masks.empty();
+  });
+  if (shape_.windowed || narrowed) {
     // Tokens that are retained but not read are observed too: nobody computes their weight, it is zero.
     std::fill_n(weight, maxima * slots, 0.0F);
     std::fill_n(maximum, maxima, -std::numeric_limits<float>::infinity());

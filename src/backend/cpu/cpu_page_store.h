@@ -55,6 +55,7 @@ class CpuPageStore final : public PageStore {
   void repack(int lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
+  void read_keys(PageId page, float* keys) const override;  // cpu_page_keys.cc
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
 

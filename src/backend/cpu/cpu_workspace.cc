@@ -91,7 +91,8 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
                masses * sizeof(double) + (wanted + tables) * heads * sizeof(observed_.front());
   }
   const std::uint64_t staged = rows / slots * static_cast<std::uint64_t>(shape.kv_heads) * request.staged_page_bytes;
-  const std::uint64_t selected = sequences * static_cast<std::uint64_t>(shape.kv_heads) * entries * sizeof(bool);
+  const std::uint64_t selected = std::min(rows, static_cast<std::uint64_t>(request.selected_rows) * sequences) *
+                                 static_cast<std::uint64_t>(shape.kv_heads) * entries * sizeof(SlotMask);
   return (rotations + rotated + states * (dim + 2)) * sizeof(float) + most_grown(lists) + observed + selected + staged +
          RotationTable::bytes(shape.rotary);
 }

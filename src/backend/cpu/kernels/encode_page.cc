@@ -26,7 +26,6 @@ float nearest(float x) {
 
 // Elements of a page's side as rows of groups. `taken[i]`: element i takes part in scales.
 struct Side {
-  KvType type;
   int rows = 0;
   int count = 0;  // of a row
   const float* x = nullptr;
@@ -52,49 +51,61 @@ Ends ends_of(const float* x, const bool* taken, int count) {
   return ends;
 }
 
-void put_codes(KvType type, const std::uint8_t* code, int count, std::byte* out) {
-  auto* bytes = reinterpret_cast<std::uint8_t*>(out);
-  std::memset(bytes, 0, code_bytes(type, count));
-  if (type == KvType::kQ4 || type == KvType::kQ4O) {
-    const int half = (count + 1) / 2;
-    for (int i = 0; i < count; ++i) bytes[i % half] |= static_cast<std::uint8_t>(code[i] << (4 * (i / half)));
-    return;
+// Writes bits [shift, shift + kBits) of each code as a plane, and returns what lies behind it.
+template <int kBits>
+std::byte* put_plane(const std::uint8_t* code, int codes, int shift, std::byte* plane) {
+  constexpr int kBlock = kPlaneUnits * 16 / kBits;
+  for (int from = 0; from < codes; from += kBlock) {
+    const int count = std::min(kBlock, codes - from);
+    const int units = count * kBits / 16;
+    std::uint16_t unit[kPlaneUnits] = {};
+    for (int part = 0; part < 16 / kBits; ++part)
+      for (int i = 0; i < units; ++i)
+        unit[i] = static_cast<std::uint16_t>(unit[i] | (code[from + part * units + i] >> shift & ((1 << kBits) - 1))
+                                                           << (kBits * part));
+    std::memcpy(plane, unit, static_cast<std::size_t>(units) * sizeof unit[0]);
+    plane += units * 2;
   }
-  const int quarter = (count + 3) / 4;
-  for (int i = 0; i < count; ++i) bytes[i % quarter] |= static_cast<std::uint8_t>((code[i] & 3) << (2 * (i / quarter)));
-  if (type != KvType::kQ3) return;
-  const int eighth = (count + 7) / 8;
-  for (int i = 0; i < count; ++i)
-    bytes[quarter + i % eighth] |= static_cast<std::uint8_t>((code[i] >> 2) << (i / eighth));
+  return plane;
 }
 
-// A code is the element's distance from the least one in steps of the scale, both as their 16 bits say.
-void encode_group(KvType type, const float* x, const bool* taken, int count, std::byte* codes, std::byte* scales) {
+void put_codes(KvType type, const std::uint8_t* code, int codes, std::byte* out) {
+  switch (type) {
+    case KvType::kQ8: std::memcpy(out, code, static_cast<std::size_t>(codes)); return;
+    case KvType::kQ3: put_plane<1>(code, codes, 2, put_plane<2>(code, codes, 0, out)); return;
+    case KvType::kQ2: put_plane<2>(code, codes, 0, out); return;
+    default: put_plane<4>(code, codes, 0, out);
+  }
+}
+
+// A code is the element's distance from the least one in steps of the scale, both as their 16 bits say. Codes lie two
+// places apart (page_layout.h).
+void encode_group(int levels, const float* x, const bool* taken, int count, std::uint8_t* code, std::byte* scale_at,
+                  std::byte* least_at) {
   const Ends ends = ends_of(x, taken, count);
-  const auto levels = static_cast<float>((1 << code_bits(type)) - 1);
-  std::uint8_t code[kCodecGroup] = {};
   if (!ends.finite) {
     // It shows in every product with the group.
-    put_half(scales, std::numeric_limits<float>::quiet_NaN());
-    put_half(scales + 2, std::numeric_limits<float>::quiet_NaN());
-  } else {
-    put_half(scales + 2, ends.least);
-    const float least = half_at(scales + 2);
-    put_half(scales, (ends.most - least) / levels);
-    const float scale = half_at(scales);
-    for (int i = 0; i < count; ++i) {
-      if (!taken[i] || scale <= 0) continue;
-      code[i] = static_cast<std::uint8_t>(nearest(std::clamp((x[i] - least) / scale, 0.0F, levels)));
-    }
+    put_half(scale_at, std::numeric_limits<float>::quiet_NaN());
+    put_half(least_at, std::numeric_limits<float>::quiet_NaN());
+    return;
   }
-  put_codes(type, code, count, codes);
+  const auto most = static_cast<float>(levels);
+  put_half(least_at, ends.least);
+  const float least = half_at(least_at);
+  put_half(scale_at, (ends.most - least) / most);
+  const float scale = half_at(scale_at);
+  if (scale <= 0) return;
+  for (int i = 0; i < count; ++i) {
+    const float steps = taken[i] ? (x[i] - least) / scale : 0.0F;
+    code[2 * i] = static_cast<std::uint8_t>(nearest(std::clamp(steps, 0.0F, most)));
+  }
 }
 
 // Takes the elements farthest from the middle of their group out of `taken` and writes them, in order of place.
 void keep_apart(const Side& side, int apart, std::byte* out) {
-  static_assert(kMaxHeadDim * 64 <= 32768);
-  float distance[kMaxHeadDim * 64];
-  std::uint16_t place[kMaxHeadDim * 64];
+  static_assert(kMaxCodes <= 32768);
+  float distance[kMaxCodes];
+  std::uint16_t place[kMaxCodes];
   int candidates = 0;
   for (int row = 0; row < side.rows; ++row)
     for (int group = 0; group < code_groups(side.count); ++group) {
@@ -123,18 +134,22 @@ void keep_apart(const Side& side, int apart, std::byte* out) {
   }
 }
 
-void encode_side(const Side& side, int apart, std::byte* out) {
-  std::byte* codes = out;
-  std::byte* scales = out + static_cast<std::size_t>(side.rows) * row_code_bytes(side.type, side.count);
-  if (side.type == KvType::kQ4O)
-    keep_apart(side, apart, scales + static_cast<std::size_t>(side.rows * code_groups(side.count)) * 4);
+void encode_groups(const EncodedSide& to, const Side& side, std::byte* out) {
+  std::uint8_t code[kMaxCodes];
+  std::memset(code, 0, static_cast<std::size_t>(to.codes));
+  std::byte* scales = out + (to.scale - to.data);
+  std::byte* leasts = out + (to.least - to.data);
+  if (to.type == KvType::kQ4O) keep_apart(side, to.apart, out + (to.places - to.data));
+  const int levels = (1 << code_bits(to.type)) - 1;
   for (int row = 0; row < side.rows; ++row)
-    for (int group = 0; group < code_groups(side.count); ++group, scales += 4) {
-      const int first = row * side.count + group * kCodecGroup;
-      const int size = group_size(side.count, group);
-      encode_group(side.type, side.x + first, side.taken + first, size, codes, scales);
-      codes += code_bytes(side.type, size);
+    for (int group = 0; group < code_groups(side.count); ++group) {
+      const int first = group * kCodecGroup;
+      const int at = row * side.count + first;
+      const std::ptrdiff_t scale = 2 * (static_cast<std::ptrdiff_t>(group) * side.rows + row);
+      encode_group(levels, side.x + at, side.taken + at, group_size(side.count, group),
+                   code + code_index(to, row, first), scales + scale, leasts + scale);
     }
+  put_codes(to.type, code, to.codes, out);
 }
 
 // The scale of elements whose greatest magnitude is `most`: what is divided by, as 16 bits say.
@@ -151,36 +166,27 @@ float greater_magnitude(float most, float x) {
   return std::isnan(x) ? std::numeric_limits<float>::infinity() : std::max(most, std::fabs(x));
 }
 
-void encode_q8_keys(const PageFormat& format, const float* x, SlotMask live, std::byte* out) {
-  auto* codes = reinterpret_cast<std::int8_t*>(out);
-  std::byte* scales = out + static_cast<std::size_t>(format.head_dim * format.slots);
-  for (int group = 0; group < code_groups(format.head_dim); ++group)
-    for (int s = 0; s < format.slots; ++s, scales += 2) {
+// Groups run along the rows of keys, along the elements of a row of values.
+void encode_q8(const EncodedSide& to, bool keys, const float* x, SlotMask live, std::byte* out) {
+  std::uint8_t code[kMaxCodes];
+  std::memset(code, 0, static_cast<std::size_t>(to.codes));
+  std::byte* scales = out + (to.scale - to.data);
+  const int slots = keys ? to.count : to.rows;
+  const int dims = keys ? to.rows : to.count;
+  for (int group = 0; group < code_groups(dims); ++group)
+    for (int s = 0; s < slots; ++s) {
       const int begin = group * kCodecGroup;
-      const int end = begin + group_size(format.head_dim, group);
+      const int end = begin + group_size(dims, group);
       const bool taken = (live >> s & 1) != 0;
+      const auto element = [&](int d) { return x[keys ? d * slots + s : s * dims + d]; };
       float most = 0;
-      for (int d = begin; taken && d < end; ++d) most = greater_magnitude(most, x[d * format.slots + s]);
-      const float scale = q8_scale(most, scales);
-      for (int d = begin; d < end; ++d)
-        codes[d * format.slots + s] = taken ? q8_code(x[d * format.slots + s], scale) : std::int8_t{0};
+      for (int d = begin; taken && d < end; ++d) most = greater_magnitude(most, element(d));
+      const float scale = q8_scale(most, scales + 2 * (static_cast<std::ptrdiff_t>(group) * slots + s));
+      for (int d = begin; taken && d < end; ++d)
+        code[keys ? code_index(to, d, s) : code_index(to, s, d)] =
+            static_cast<std::uint8_t>(q8_code(element(d), scale));
     }
-}
-
-void encode_q8_values(const PageFormat& format, const float* x, SlotMask live, std::byte* out) {
-  auto* codes = reinterpret_cast<std::int8_t*>(out);
-  std::byte* scales = out + static_cast<std::size_t>(format.head_dim * format.slots);
-  for (int s = 0; s < format.slots; ++s)
-    for (int group = 0; group < code_groups(format.head_dim); ++group, scales += 2) {
-      const int size = group_size(format.head_dim, group);
-      const bool taken = (live >> s & 1) != 0;
-      float most = 0;
-      for (int i = 0; taken && i < size; ++i) most = greater_magnitude(most, x[i]);
-      const float scale = q8_scale(most, scales);
-      for (int i = 0; i < size; ++i) codes[i] = taken ? q8_code(x[i], scale) : std::int8_t{0};
-      codes += size;
-      x += size;
-    }
+  put_codes(to.type, code, to.codes, out);
 }
 
 }  // namespace
@@ -197,37 +203,32 @@ void store_element(KvType type, std::byte* p, float value) {
 void encode_page(const PageFormat& format, const std::byte* open, SlotMask live, std::byte* page) {
   const PageFormat plain = format.open();
   const int elements = format.head_dim * format.slots;
-  float x[kMaxHeadDim * 64];
-  bool taken[kMaxHeadDim * 64];
+  float x[kMaxCodes];
+  bool taken[kMaxCodes];
+  const auto encode = [&](const EncodedSide& to, bool keys, std::byte* out) {
+    if (to.type == KvType::kQ8) return encode_q8(to, keys, x, live, out);
+    for (int i = 0; i < elements; ++i) taken[i] = (live >> (keys ? i % to.count : i / to.count) & 1) != 0;
+    encode_groups(to, {to.rows, to.count, x, taken}, out);
+  };
   if (!is_encoded(format.key)) {
     std::memcpy(page, open, values_offset(format));
   } else {
     decode_keys(plain, open, x);
-    if (format.key == KvType::kQ8) {
-      encode_q8_keys(format, x, live, page);
-    } else {
-      for (int i = 0; i < elements; ++i) taken[i] = (live >> (i % format.slots) & 1) != 0;
-      encode_side({format.key, format.head_dim, format.slots, x, taken}, outliers(format), page);
-    }
+    encode(encoded_keys(format, page), true, page);
   }
   std::byte* values = page + values_offset(format);
   if (!is_encoded(format.value)) {
     std::memcpy(values, open + values_offset(plain), value_side_bytes(format));
   } else {
     decode_values(plain, open, x);
-    if (format.value == KvType::kQ8) {
-      encode_q8_values(format, x, live, values);
-    } else {
-      for (int i = 0; i < elements; ++i) taken[i] = (live >> (i / format.head_dim) & 1) != 0;
-      encode_side({format.value, format.slots, format.head_dim, x, taken}, outliers(format), values);
-    }
+    encode(encoded_values(format, page), false, values);
   }
 }
 
 void decode_to_open(const PageFormat& format, const std::byte* page, std::byte* open) {
   const PageFormat plain = format.open();
   const int elements = format.head_dim * format.slots;
-  float x[kMaxHeadDim * 64];
+  float x[kMaxCodes];
   const auto put = [&](std::byte* side) {
     for (int i = 0; i < elements; ++i) put_half(side + static_cast<std::size_t>(i) * 2, x[i]);
   };

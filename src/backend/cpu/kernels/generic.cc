@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 
-#include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/encode_page.h"
 #include "backend/cpu/kernels/page_layout.h"
 
@@ -200,63 +199,6 @@ void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_sl
   }
 }
 
-void attend(const AttentionPartial& partial, const AttentionState& state) {
-  const int dim = partial.head_dim;
-  const int slots = partial.slots;
-  float decoded_keys[kMaxHeadDim * 64];
-  float decoded_values[kMaxHeadDim * 64];
-  for (int e = 0; e < partial.entries; ++e) {
-    const PageFormat& format = *partial.formats[e];
-    const std::byte* keys = partial.pages[e];
-    const std::byte* values = keys + values_offset(format);
-    KvType key_type = format.key;
-    KvType value_type = format.value;
-    if (format.encoded()) {
-      decode_keys(format, partial.pages[e], decoded_keys);
-      decode_values(format, partial.pages[e], decoded_values);
-      keys = reinterpret_cast<const std::byte*>(decoded_keys);
-      values = reinterpret_cast<const std::byte*>(decoded_values);
-      key_type = value_type = KvType::kF32;
-    }
-    const std::size_t key_size = kv_type_bytes(key_type);
-    const std::size_t value_size = kv_type_bytes(value_type);
-    for (int query = 0; query < partial.rows * partial.group; ++query) {
-      const int row = query / partial.group;
-      const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];
-      if (live == 0) continue;
-      const float* q = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
-                       static_cast<std::size_t>(query % partial.group * dim);
-      float score[64] = {};
-      for (int d = 0; d < dim; ++d)
-        for (int s = 0; s < slots; ++s)
-          score[s] += q[d] * load_element(key_type, keys + static_cast<std::size_t>(d * slots + s) * key_size);
-      float highest = state.maximum[query];
-      for (int s = 0; s < slots; ++s)
-        if (live >> s & 1) highest = std::max(highest, score[s]);
-      const float keep = std::exp(state.maximum[query] - highest);
-      float* weighted = state.weighted + static_cast<std::size_t>(query) * static_cast<std::size_t>(dim);
-      float* weights = nullptr;
-      if (partial.weights != nullptr) {
-        weights = partial.weights + static_cast<std::size_t>(query) * partial.weight_stride;
-        partial.weight_maxima[static_cast<std::size_t>(query) * partial.weight_maximum_stride +
-                              static_cast<std::size_t>(e)] = highest;
-      }
-      for (int d = 0; d < dim; ++d) weighted[d] *= keep;
-      float total = 0;
-      for (int s = 0; s < slots; ++s) {
-        if ((live >> s & 1) == 0) continue;
-        const float weight = std::exp(score[s] - highest);
-        if (weights != nullptr) weights[e * slots + s] = weight;
-        total += weight;
-        for (int d = 0; d < dim; ++d)
-          weighted[d] += weight * load_element(value_type, values + static_cast<std::size_t>(s * dim + d) * value_size);
-      }
-      state.sum[query] = state.sum[query] * keep + total;
-      state.maximum[query] = highest;
-    }
-  }
-}
-
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {
   for (int query = 0; query < queries; ++query) {
     if (from.sum[query] == 0) continue;
@@ -307,7 +249,7 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 const KernelTable& generic_kernels() {
   static constexpr KernelTable table{"generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
                                      rms_norm,  layer_norm, swiglu,          gelu,        add,
-                                     rope,      store_kv,   rotate_keys,     move_slots,  attend,
+                                     rope,      store_kv,   rotate_keys,     move_slots,  generic::attend,
                                      merge,     finish,     observe_weights, sum_weights, add_weights};
   return table;
 }

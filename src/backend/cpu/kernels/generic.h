@@ -9,4 +9,6 @@ namespace kvasir::generic {
 void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                       std::size_t out_stride);
 
+void attend(const AttentionPartial& partial, const AttentionState& state);
+
 }  // namespace kvasir::generic

@@ -69,8 +69,8 @@ struct Activations {
   Q8Rows q8;
 };
 
-// Queries of one lane over a run of entries of one frame: a partial of attention. Encoded pages are read as the floats
-// that they decode to (decode_page.h): the result is that of a page of these floats, to the bit.
+// Queries of one lane over a run of entries of one frame: a partial of attention. Products with encoded pages are sums
+// of integers (integer_products.h): queries and weights are rounded to 16 bits a page, codes are not decoded.
 struct AttentionPartial {
   int head_dim = 0;
   int slots = 0;

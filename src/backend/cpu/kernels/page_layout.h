@@ -1,14 +1,19 @@
 // The layout of a KV page in memory: known to the kernel tables, nowhere else.
 //   keys    [head_dim][slots]   dimension-major: one query element is multiplied with all slots at once
 //   values  [slots][head_dim]   token-major: one weight is multiplied with a whole value
-// Encoded, codes stand in place of the elements, and behind them, as f16:
-//   q8 keys    scale [groups of dimensions][slots]
-//   q8 values  scale [slots][groups of dimensions]
-//   others     {scale, least} of each group: keys [head_dim][groups of slots], values [slots][groups of dimensions]
-//   q4o        then its outliers, in order of place: {u16 place, f16 element}; place kNoPlace: none
-// Codes of n elements of a group: q8 bytes in two's complement; q4 [n / 2] bytes, the first half of the elements in the
-// low bits; q2 [n / 4] bytes, the first quarter in the lowest bits; q3 as q2 their low 2 bits, then [n / 8] bytes, bit
-// i of byte j the high bit of element i * n / 8 + j. Parts of a group are rounded up.
+// An encoded side has codes in place of the elements, and behind them, as f16:
+//   q8      scale: keys [groups of dimensions][slots], values [groups of dimensions][slots]
+//   others  scale, then least element, each: keys [groups of slots][head_dim], values [groups of dimensions][slots]
+//   q4o     then its outliers, in order of place (row-major, as above): {u16 place, f16 element}; place kNoPlace: none
+// Codes are stored in the order of words: those of two rows (dimensions of keys, slots of values) beside each other,
+// [pair of rows][element][2], the missing row of an odd pair zero. Integer dot products take such pairs.
+//   q8      a byte in two's complement each
+//   q4      a plane of 4 bits
+//   q2      a plane of 2 bits
+//   q3      a plane of the low 2 bits, then one of the high bit
+// A plane of b bits is blocks of 64 bytes: 512 / b codes in units of 16 bits, code i of a block in unit i % 32 from bit
+// b * (i / 32) on, so that a vector of units opens to vectors of consecutive codes. The last block may be short: of n
+// codes, n * b / 16 units in place of 32.
 // Inline everywhere: kernels of all instruction sets use it.
 #pragma once
 
@@ -21,6 +26,7 @@
 namespace kvasir {
 
 inline constexpr std::uint16_t kNoPlace = 0xffff;
+inline constexpr int kPlaneUnits = 32;  // of a block
 
 // Bytes in front of the values.
 [[gnu::always_inline]] inline std::size_t values_offset(const PageFormat& format) {
@@ -30,6 +36,48 @@ inline constexpr std::uint16_t kNoPlace = 0xffff;
 // Bytes of one token's value. REQUIRES: not encoded.
 [[gnu::always_inline]] inline std::size_t value_bytes(const PageFormat& format) {
   return kv_type_bytes(format.value) * static_cast<std::size_t>(format.head_dim);
+}
+
+// Where the parts of an encoded side lie. Groups run along the rows for q8 keys, along the elements of a row otherwise.
+struct EncodedSide {
+  KvType type = KvType::kQ8;
+  int rows = 0;
+  int count = 0;                      // elements of a row
+  int codes = 0;                      // with those of a missing row
+  int apart = 0;                      // outliers
+  const std::byte* data = nullptr;    // codes
+  const std::byte* scale = nullptr;   // f16 [groups][rows], of q8 keys [groups][count]
+  const std::byte* least = nullptr;   // f16 [groups][rows]; nullptr: zero
+  const std::byte* places = nullptr;  // of outliers
+};
+
+[[gnu::always_inline]] inline EncodedSide encoded_side(KvType type, int rows, int count, int scales, int apart,
+                                                       const std::byte* data) {
+  EncodedSide side{type, rows, count, side_codes(rows, count), type == KvType::kQ4O ? apart : 0, data};
+  side.scale = data + code_bytes(type, side.codes);
+  if (type != KvType::kQ8) {
+    side.least = side.scale + static_cast<std::size_t>(scales) * 2;
+    side.places = side.least + static_cast<std::size_t>(scales) * 2;
+  }
+  return side;
+}
+
+// Scales of a side.
+[[gnu::always_inline]] inline int key_scales(const PageFormat& format) {
+  return format.key == KvType::kQ8 ? code_groups(format.head_dim) * format.slots
+                                   : code_groups(format.slots) * format.head_dim;
+}
+[[gnu::always_inline]] inline int value_scales(const PageFormat& format) {
+  return code_groups(format.head_dim) * format.slots;
+}
+
+// REQUIRES: the side is encoded. `page` is the start of the page.
+[[gnu::always_inline]] inline EncodedSide encoded_keys(const PageFormat& format, const std::byte* page) {
+  return encoded_side(format.key, format.head_dim, format.slots, key_scales(format), outliers(format), page);
+}
+[[gnu::always_inline]] inline EncodedSide encoded_values(const PageFormat& format, const std::byte* page) {
+  return encoded_side(format.value, format.slots, format.head_dim, value_scales(format), outliers(format),
+                      page + values_offset(format));
 }
 
 }  // namespace kvasir

@@ -1,0 +1,215 @@
+// The specification of attention, in plain C++; of encoded pages: integer_products.h.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "backend/cpu/kernels/decode_page.h"
+#include "backend/cpu/kernels/generic.h"
+#include "backend/cpu/kernels/integer_products.h"
+
+namespace kvasir::generic {
+namespace {
+
+// Numbers as 16-bit integers times a unit.
+struct Integers {
+  float unit = 0;
+  float inverse = 0;
+
+  // `most`: the largest magnitude, or what is not finite among them.
+  explicit Integers(float most)
+      : unit(std::isfinite(most) ? most * kUnit : std::numeric_limits<float>::quiet_NaN()),
+        inverse(std::isfinite(most) && most >= kLeastInteger ? kMostInteger / most : 0.0F) {}
+
+  std::int32_t operator()(float x) const {
+    const float steps = x * inverse;
+    return std::isfinite(steps) ? static_cast<std::int32_t>(std::nearbyint(steps)) : 0;
+  }
+};
+
+float greater(float most, float x) {
+  if (std::isnan(most) || std::isnan(x)) return std::numeric_limits<float>::quiet_NaN();
+  return std::max(most, std::fabs(x));
+}
+
+// One side of a page, ready to be read. Rows of keys are dimensions, rows of values slots.
+struct OpenSide {
+  bool encoded = false;
+  EncodedSide side;
+  std::int16_t code[kMaxCodes];
+  float plain[kMaxCodes];  // if not encoded: [rows][count]
+
+  int code_of(int row, int i) const { return code[code_index(side, row, i)]; }
+  float scale(int group, int row) const { return half_number(side.scale, group * side.rows + row); }
+  float least(int group, int row) const {
+    return side.least != nullptr ? half_number(side.least, group * side.rows + row) : 0.0F;
+  }
+
+  // Calls add(row, i, element - least) for each outlier.
+  template <class Add>
+  void each_outlier(const Add& add) const {
+    for (int o = 0; o < side.apart; ++o) {
+      const std::byte* at = side.places + static_cast<std::size_t>(o) * kOutlierBytes;
+      std::uint16_t place;
+      std::memcpy(&place, at, sizeof place);
+      if (place == kNoPlace) continue;
+      const int row = place / side.count;
+      const int i = place % side.count;
+      add(row, i, half_at(at + 2) - least(i / kCodecGroup, row));
+    }
+  }
+};
+
+void open_keys(const PageFormat& format, const std::byte* page, OpenSide& keys) {
+  keys.encoded = is_encoded(format.key);
+  if (!keys.encoded) return load_side(format.key, page, format.head_dim * format.slots, keys.plain);
+  keys.side = encoded_keys(format, page);
+  open_codes(keys.side, keys.code);
+}
+
+void open_values(const PageFormat& format, const std::byte* page, OpenSide& values) {
+  values.encoded = is_encoded(format.value);
+  if (!values.encoded)
+    return load_side(format.value, page + values_offset(format), format.head_dim * format.slots, values.plain);
+  values.side = encoded_values(format, page);
+  open_codes(values.side, values.code);
+}
+
+// q8: scales are those of slots, for each group of dimensions.
+void score_slots_q8(const OpenSide& keys, const float* q, float* score) {
+  const int dims = keys.side.rows;
+  const int slots = keys.side.count;
+  float most = 0;
+  for (int d = 0; d < dims; ++d) most = greater(most, q[d]);
+  const Integers integers(most);
+  for (int s = 0; s < slots; ++s) {
+    float sum = 0;
+    for (int group = 0; group < code_groups(dims); ++group) {
+      std::int32_t products = 0;
+      for (int d = group * kCodecGroup; d < group * kCodecGroup + group_size(dims, group); ++d)
+        products += integers(q[d]) * keys.code_of(d, s);
+      sum = std::fma(half_number(keys.side.scale, group * slots + s), static_cast<float>(products), sum);
+    }
+    score[s] = integers.unit * sum;
+  }
+}
+
+// Others: scales are those of dimensions, for each group of slots.
+void score_slots(const OpenSide& keys, const float* q, float* score) {
+  const int dims = keys.side.rows;
+  const int slots = keys.side.count;
+  for (int group = 0; group < code_groups(slots); ++group) {
+    float scaled[kMaxHeadDim];
+    float most = 0;
+    float least = 0;
+    for (int d = 0; d < dims; ++d) {
+      scaled[d] = q[d] * keys.scale(group, d);
+      most = greater(most, scaled[d]);
+      least += q[d] * keys.least(group, d);
+    }
+    const Integers integers(most);
+    for (int s = group * kCodecGroup; s < group * kCodecGroup + group_size(slots, group); ++s) {
+      std::int32_t products = 0;
+      for (int d = 0; d < dims; ++d) products += integers(scaled[d]) * keys.code_of(d, s);
+      score[s] = std::fma(integers.unit, static_cast<float>(products), least);
+    }
+  }
+  keys.each_outlier([&](int d, int s, float beyond) { score[s] = std::fma(q[d], beyond, score[s]); });
+}
+
+void scores(const OpenSide& keys, int dims, int slots, const float* q, float* score) {
+  if (keys.encoded) {
+    if (keys.side.type == KvType::kQ8) return score_slots_q8(keys, q, score);
+    return score_slots(keys, q, score);
+  }
+  std::fill_n(score, slots, 0.0F);
+  for (int d = 0; d < dims; ++d)
+    for (int s = 0; s < slots; ++s) score[s] += q[d] * keys.plain[d * slots + s];
+}
+
+// weighted += sum over live slots of weight * value.
+void add_encoded_values(const OpenSide& values, SlotMask live, const float* weight, float* weighted) {
+  const int slots = values.side.rows;
+  const int dims = values.side.count;
+  const auto is_live = [&](int s) { return (live >> s & 1) != 0; };
+  float most = 0;
+  for (int group = 0; group < code_groups(dims); ++group)
+    for (int s = 0; s < slots; ++s)
+      if (is_live(s)) most = greater(most, weight[s] * values.scale(group, s));
+  const Integers integers(most);
+  for (int group = 0; group < code_groups(dims); ++group) {
+    float least = 0;
+    std::int32_t n[64] = {};
+    for (int s = 0; s < slots; ++s) {
+      if (!is_live(s)) continue;
+      n[s] = integers(weight[s] * values.scale(group, s));
+      least += weight[s] * values.least(group, s);
+    }
+    for (int d = group * kCodecGroup; d < group * kCodecGroup + group_size(dims, group); ++d) {
+      std::int32_t products = 0;
+      for (int s = 0; s < slots; ++s) products += n[s] * values.code_of(s, d);
+      weighted[d] += std::fma(integers.unit, static_cast<float>(products), least);
+    }
+  }
+  values.each_outlier([&](int s, int d, float beyond) {
+    if (is_live(s)) weighted[d] = std::fma(weight[s], beyond, weighted[d]);
+  });
+}
+
+void add_plain_values(const OpenSide& values, int dims, int slots, SlotMask live, const float* weight,
+                      float* weighted) {
+  for (int s = 0; s < slots; ++s)
+    if ((live >> s & 1) != 0)
+      for (int d = 0; d < dims; ++d) weighted[d] += weight[s] * values.plain[s * dims + d];
+}
+
+}  // namespace
+
+void attend(const AttentionPartial& partial, const AttentionState& state) {
+  const int dim = partial.head_dim;
+  const int slots = partial.slots;
+  OpenSide keys;
+  OpenSide values;
+  for (int e = 0; e < partial.entries; ++e) {
+    open_keys(*partial.formats[e], partial.pages[e], keys);
+    open_values(*partial.formats[e], partial.pages[e], values);
+    for (int query = 0; query < partial.rows * partial.group; ++query) {
+      const int row = query / partial.group;
+      const SlotMask live = partial.masks[static_cast<std::size_t>(row) * partial.mask_row_stride + e];
+      if (live == 0) continue;
+      const float* q = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
+                       static_cast<std::size_t>(query % partial.group * dim);
+      float score[64];
+      scores(keys, dim, slots, q, score);
+      float highest = state.maximum[query];
+      for (int s = 0; s < slots; ++s)
+        if (live >> s & 1) highest = std::max(highest, score[s]);
+      const float keep = std::exp(state.maximum[query] - highest);
+      float* weighted = state.weighted + static_cast<std::size_t>(query) * static_cast<std::size_t>(dim);
+      float* weights = nullptr;
+      if (partial.weights != nullptr) {
+        weights = partial.weights + static_cast<std::size_t>(query) * partial.weight_stride + e * slots;
+        partial.weight_maxima[static_cast<std::size_t>(query) * partial.weight_maximum_stride +
+                              static_cast<std::size_t>(e)] = highest;
+      }
+      for (int d = 0; d < dim; ++d) weighted[d] *= keep;
+      float weight[64];
+      float total = 0;
+      for (int s = 0; s < slots; ++s) {
+        if ((live >> s & 1) == 0) continue;
+        weight[s] = std::exp(score[s] - highest);
+        if (weights != nullptr) weights[s] = weight[s];
+        total += weight[s];
+      }
+      if (values.encoded) {
+        add_encoded_values(values, live, weight, weighted);
+      } else {
+        add_plain_values(values, dim, slots, live, weight, weighted);
+      }
+      state.sum[query] = state.sum[query] * keep + total;
+      state.maximum[query] = highest;
+    }
+  }
+}
+
+}  // namespace kvasir::generic

@@ -1,0 +1,141 @@
+// Prefixes outside memory: exact blocks of the prefix cache are written behind to a disk and a server in the network,
+// in parts, and fetched into the cache for requests that begin alike.
+//
+// A fetch ends: with all parts that are worth it, with those before one that is missing or damaged, or when computing
+// the tokens would have taken as long. Then the request continues what the cache holds, as always. Parts are fetched
+// where reading them, as measured, takes less time than computing their tokens. Each call copies at most some bytes
+// between buffers and pages, and waits for nothing.
+//
+// Thread-safety: one caller at a time, that of the cache; the threads of the stores run beside it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "kv/kv_cache.h"
+#include "kvasir/result.h"
+#include "prefix/prefix_cache.h"
+#include "prefix/prefix_part.h"
+#include "tiers/blob_queue.h"
+
+namespace kvasir {
+
+// The beginning of a text on its way into the cache.
+class PrefixFetch {
+ public:
+  bool done() const { return state_ == State::kDone; }
+  // Tokens at the text's beginning that came from outside memory or were there before, once it is done.
+  std::int64_t tokens() const { return tokens_; }
+  // The farthest place that a part came from: "disk", "redis"; empty: none came.
+  std::string_view from() const { return from_; }
+
+ private:
+  friend class PrefixTiers;
+  enum class State { kAsking, kReading, kDone };
+  struct Part {
+    BlobKey key;
+    std::size_t tier = 0;
+    bool there = false;
+  };
+
+  State state_ = State::kAsking;
+  std::string salt_;
+  std::vector<TokenId> text_;
+  std::int64_t first_ = 0;   // number of parts_.front()
+  std::vector<Part> parts_;  // wanted
+  std::size_t next_ = 0;     // part to ask for
+  std::size_t added_ = 0;    // parts that are in the cache
+  int under_way_ = 0;
+  std::int64_t tokens_ = 0;
+  std::string_view from_;
+  double seconds_per_token_ = 0;  // of computing them
+  std::chrono::steady_clock::time_point until_;
+};
+
+class PrefixTiers {
+ public:
+  using Warn = std::function<void(const std::string&)>;
+
+  // Bytes of buffers between stores and pages, at most, each way of each store.
+  static constexpr std::uint64_t kBufferBytes = std::uint64_t{32} << 20;
+
+  // `stores`: from near to far. `cache` and `kv` outlive this. `model`: see part_shape. Optional `warn` is told a line
+  // of what went wrong. Errors: kResourceExhausted.
+  static Result<std::unique_ptr<PrefixTiers>> create(PrefixCache* cache, KvCache* kv, std::string_view model,
+                                                     std::vector<std::unique_ptr<BlobStore>> stores, Warn warn);
+
+  // Begins to fetch a text's tokens [0, most) unless the cache serves `held` of them and no more is to be had. Null:
+  // nothing outside memory is worth it. Where another fetch brings the same tokens already, returns that one, and sets
+  // *shared.
+  std::shared_ptr<PrefixFetch> fetch(std::string_view salt, std::span<const TokenId> text, std::int64_t held,
+                                     std::int64_t most, double seconds_per_token, bool* shared);
+
+  // Writes parts of a text whose blocks the cache holds and the stores do not. `from`: tokens for which this was called
+  // before. Parts for which there is no buffer are left out: asked for again, they may find one.
+  void leave(std::string_view salt, std::span<const TokenId> text, std::int64_t from);
+
+  // Moves fetches on. Between two passes.
+  void advance();
+  bool fetching() const { return !fetches_.empty(); }
+  // Whether anything was asked of a store that it has not answered, or whose answer was not taken.
+  bool busy() const;
+  // Waits until a store has answered, or so long.
+  void wait(std::chrono::milliseconds most);
+
+  std::vector<PrefixTierReport> report() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Tier {
+    explicit Tier(std::unique_ptr<BlobStore> store) : queue(std::move(store)) {}
+    BlobQueue queue;
+    PrefixTierReport counts;
+    std::uint64_t reading = 0;  // bytes of buffers
+    std::uint64_t writing = 0;
+    // Texts of keys that were written or found, where the store does not answer at once.
+    std::unordered_set<std::uint64_t> known;
+    bool failing = false;  // since the last success; said once
+  };
+  struct Reading {
+    std::shared_ptr<PrefixFetch> fetch;
+    std::size_t part = 0;  // in parts_; unused for sizes
+    std::vector<std::size_t> asked;
+  };
+
+  PrefixTiers(PrefixCache* cache, KvCache* kv, Warn warn) : cache_(cache), kv_(kv), warn_(std::move(warn)) {}
+  void take(std::size_t tier, BlobAnswer& answer);
+  void take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
+                  const std::vector<std::size_t>& asked);
+  void take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& fetch, std::size_t part);
+  bool add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<const std::byte> pages);
+  void choose(PrefixFetch& fetch);
+  void ask(const std::shared_ptr<PrefixFetch>& fetch);
+  void end(PrefixFetch& fetch);
+  bool stored(Tier& tier, const BlobKey& key) const;
+  static void remember(Tier& tier, const BlobKey& key);
+  std::shared_ptr<BlobBuffer> buffer(std::size_t bytes);
+  void keep(std::shared_ptr<BlobBuffer> buffer);
+  std::span<const TokenId> text_of(const PrefixFetch& fetch, std::size_t part) const;
+
+  PrefixCache* cache_;
+  KvCache* kv_;
+  Warn warn_;
+  PartShape shape_;
+  PageClass class_{};
+  std::vector<std::shared_ptr<PrefixFetch>> fetches_;
+  std::map<std::uint64_t, Reading> readings_;                // by tag
+  std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // by waiting, and not taken yet
+  std::vector<std::shared_ptr<BlobBuffer>> idle_;
+  std::uint64_t next_tag_ = 1;
+  std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use what is above
+};
+
+}  // namespace kvasir

@@ -1,0 +1,109 @@
+// A blob store that is asked without waiting: one thread reads, another writes.
+//
+//   queue.read(tag, key, std::move(buffer), check);      ... for (BlobAnswer& answer : queue.answers(wait)) ...
+//
+// Measures how long the store takes, from which cost() follows.
+// Thread-safety: one caller at a time; the store's threads run beside it.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "tiers/blob_store.h"
+
+namespace kvasir {
+
+// Bytes that several owners may read.
+struct BlobBuffer {
+  AlignedBuffer<std::byte> memory;
+  std::size_t size = 0;
+  std::span<std::byte> bytes() { return {memory.data(), size}; }
+};
+
+struct BlobAnswer {
+  enum class Kind { kSizes, kRead, kWrite };
+  Kind kind = Kind::kRead;
+  std::uint64_t tag = 0;
+  BlobKey key;  // not of kSizes
+  Status status;
+  std::vector<std::uint64_t> sizes;    // of kSizes
+  std::shared_ptr<BlobBuffer> buffer;  // of the others
+};
+
+class BlobQueue {
+ public:
+  using Check = std::function<Status(std::span<const std::byte>)>;
+
+  explicit BlobQueue(std::unique_ptr<BlobStore> store);
+  BlobQueue(const BlobQueue&) = delete;
+  BlobQueue& operator=(const BlobQueue&) = delete;
+  // Drops what has not begun, but for writes to a store that answers at once: these are ended.
+  ~BlobQueue();
+
+  void sizes(std::uint64_t tag, std::vector<BlobKey> keys);
+  // Reads buffer->size bytes, and has the reading thread check them. A blob that cannot be read or that the check
+  // refuses is removed.
+  void read(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer, Check check);
+  void write(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer);
+
+  // Returns what has been answered since the last call. Where something is under way and nothing was answered, waits
+  // for one answer up to this long.
+  std::vector<BlobAnswer> answers(std::chrono::milliseconds wait);
+
+  BlobStore& store() { return *store_; }
+  const BlobStore& store() const { return *store_; }
+
+  // Seconds that reading so many bytes takes, as measured: latency() + bytes * a rate.
+  double cost(std::uint64_t bytes) const;
+  double latency() const;
+  double rate() const;  // bytes a second
+  // The measured figures move a little towards those that are assumed at first: called where they forbid a read, so
+  // that a place which was slow is tried again at some time.
+  void doubt_figures();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Job {
+    BlobAnswer answer;
+    std::vector<BlobKey> keys;  // of kSizes
+    Check check;
+    bool removes = false;  // the blob of answer.key, and tells nobody
+    Clock::time_point asked = Clock::now();
+  };
+  struct Lane {
+    std::deque<Job> waiting;
+    std::condition_variable changed;
+    std::thread thread;
+  };
+
+  void begin(Lane& lane, Job job);
+  void work(Lane& lane, bool to_the_end);
+  void run(Job& job);
+  void run_reads(std::vector<Job> jobs);
+  void tell(BlobAnswer answer);
+  void note_read(std::uint64_t bytes, double seconds);
+
+  std::unique_ptr<BlobStore> store_;
+  mutable std::mutex mutex_;
+  std::condition_variable answered_;
+  std::vector<BlobAnswer> answers_;
+  std::size_t under_way_ = 0;  // asked, and not yet returned by answers()
+  bool stopping_ = false;
+  double first_latency_ = 0;  // seconds, assumed before anything was measured
+  double first_per_byte_ = 0;
+  double latency_ = 0;
+  double per_byte_ = 0;
+  Lane reads_;
+  Lane writes_;
+};
+
+}  // namespace kvasir

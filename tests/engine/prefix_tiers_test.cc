@@ -1,0 +1,317 @@
+// Requests whose prefixes come from outside memory: the same answers, whatever the places do.
+#include "engine/prefix_tiers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+#include "base/check.h"
+#include "engine/crowd.h"
+#include "engine/request_queue.h"
+#include "tiers/disk_store.h"
+#include "tiers/faulty_blobs.h"
+
+namespace kvasir::test {
+namespace {
+
+constexpr std::uint64_t kMemory = std::uint64_t{1} << 26;
+
+RandomModelSpec tier_spec() {
+  RandomModelSpec spec = small_spec();
+  spec.context = 2048;
+  return spec;
+}
+
+class Folder {
+ public:
+  Folder() : path_((std::filesystem::temp_directory_path() / "kvasir-tiers-XXXXXX").string()) {
+    KVASIR_CHECK(::mkdtemp(path_.data()) != nullptr);
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// A queue of one process, as it were: its memory is gone with it, the stores' content is not.
+class Process {
+ public:
+  Process(std::shared_ptr<LoadedModel> model, std::vector<std::unique_ptr<BlobStore>> stores)
+      : model_(std::move(model)),
+        driver_(std::make_shared<Driver>(model_, *new_cache(model_, kMemory))),
+        queue_(driver_, {}) {
+    queue_.cache_prefixes(kMemory);
+    const Status status =
+        queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+
+  RequestId add(const RequestOptions& options) {
+    auto text = encode_request(*model_, options);
+    EXPECT_TRUE(text.ok()) << text.status().message();
+    return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), 64);
+  }
+  void run_to_end() {
+    for (int polls = 0; queue_.unfinished() > 0; ++polls) {
+      ASSERT_LT(polls, 100000) << "no end";
+      const auto events = queue_.poll();
+      ASSERT_TRUE(events.ok()) << events.status().message();
+      for (const Event& event : *events) {
+        ASSERT_NE(event.kind, Event::Kind::kFailed) << event.status.message();
+        if (event.kind == Event::Kind::kFinished) results_[event.request] = event.result;
+      }
+      queue_.prefixes()->check_invariants();
+    }
+  }
+  GenerateResult run(const RequestOptions& options) {
+    const RequestId id = add(options);
+    run_to_end();
+    return results_[id];
+  }
+  const GenerateResult& result(RequestId id) { return results_[id]; }
+  PrefixTierReport report(std::size_t tier = 0) const { return queue_.tier_report().at(tier); }
+  // Until what was left has been written.
+  void settle(std::int64_t stores, std::size_t tier = 0) {
+    for (int i = 0; i < 2000 && (queue_.settling() || report(tier).stores + report(tier).failures < stores); ++i) {
+      (void)queue_.poll();
+      queue_.settle_tiers(std::chrono::milliseconds(5));
+    }
+  }
+  RequestQueue& queue() { return queue_; }
+  const std::vector<std::string>& said() const { return said_; }
+
+ private:
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<Driver> driver_;
+  std::vector<std::string> said_;
+  RequestQueue queue_;
+  std::map<RequestId, GenerateResult> results_;
+};
+
+RequestOptions request(const std::string& policy, int tokens = 900, std::uint64_t seed = 1) {
+  RequestOptions options;
+  options.tokens = random_tokens(tokens, tier_spec().vocab, seed);
+  options.policy = policy;
+  options.generate.max_tokens = 12;
+  options.generate.ignore_eos = true;
+  options.generate.logprobs = 1;
+  options.generate.sampling.temperature = 0;
+  return options;
+}
+
+std::vector<double> bits_of(const GenerateResult& result) {
+  std::vector<double> bits;
+  for (const GeneratedToken& token : result.choices) {
+    bits.push_back(token.token.id);
+    bits.push_back(token.token.log_probability);
+  }
+  return bits;
+}
+
+class PrefixTiersTest : public testing::Test {
+ protected:
+  std::shared_ptr<LoadedModel> load_model_of(const std::string& codec = "f16") {
+    return load(file_.path(), {.threads = 1, .kv_type = codec, .page_slots = 16});
+  }
+  std::vector<double> cold(const std::shared_ptr<LoadedModel>& model, const RequestOptions& options) {
+    Process process(model, {});
+    const GenerateResult result = process.run(options);
+    EXPECT_EQ(result.cached, 0);
+    return bits_of(result);
+  }
+  static std::vector<std::unique_ptr<BlobStore>> disk(const std::string& folder,
+                                                      std::unique_ptr<BlobFiles> files = {}) {
+    std::vector<std::unique_ptr<BlobStore>> stores;
+    auto store = open_disk_store({folder, std::uint64_t{1} << 28, {}}, std::move(files));
+    EXPECT_TRUE(store.ok()) << store.status().message();
+    stores.push_back(std::move(*store));
+    return stores;
+  }
+  static std::vector<std::unique_ptr<BlobStore>> far(const std::shared_ptr<FarStore::Content>& content) {
+    std::vector<std::unique_ptr<BlobStore>> stores;
+    stores.push_back(std::make_unique<FarStore>(content));
+    return stores;
+  }
+
+  TemporaryFile file_{make_random_model(tier_spec())};
+};
+
+TEST_F(PrefixTiersTest, AnotherProcessGoesOnWithTheSameBits) {
+  for (const char* codec : {"f16", "q4"}) {
+    const auto model = load_model_of(codec);
+    for (const std::string policy :
+         {"full", "streaming:sinks=4,window=600", "snapkv:budget=64,window=16", "h2o:budget=64"}) {
+      SCOPED_TRACE(policy + " " + codec);
+      const std::vector<double> expected = cold(model, request(policy));
+      const Folder folder;
+      {
+        Process first(model, disk(folder.path()));
+        EXPECT_EQ(bits_of(first.run(request("full"))), cold(model, request("full")));
+        first.settle(3);
+        EXPECT_EQ(first.report().stores, 3) << "900 tokens are three parts of 256";
+      }
+      Process second(model, disk(folder.path()));
+      const GenerateResult result = second.run(request(policy));
+      EXPECT_EQ(bits_of(result), expected);
+      if (policy.starts_with("h2o")) {
+        EXPECT_EQ(result.cached, 0) << "it must see every row's attention";
+        EXPECT_EQ(second.report().loads, 0);
+        continue;
+      }
+      EXPECT_GE(result.cached, 256);
+      EXPECT_EQ(result.cached_from, "disk");
+      EXPECT_EQ(second.report().tokens_loaded, result.cached);
+      EXPECT_EQ(second.report().failures, 0);
+      const GenerateResult again = second.run(request(policy));
+      EXPECT_EQ(bits_of(again), expected);
+      EXPECT_NE(again.cached_from, "disk") << "it is in memory now";
+    }
+  }
+}
+
+TEST_F(PrefixTiersTest, OthersFindNothing) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  {
+    Process first(model, far(content));
+    first.run(request("full"));
+    first.settle(3);
+    EXPECT_EQ(content->blobs.size(), 3u);
+  }
+  RequestOptions salted = request("full");
+  salted.salt = "somebody";
+  for (const auto& [who, options] : std::vector<std::pair<std::shared_ptr<LoadedModel>, RequestOptions>>{
+           {model, salted}, {model, request("full", 900, 2)}, {load_model_of("q4"), request("full")}}) {
+    Process other(who, far(content));
+    EXPECT_EQ(other.run(options).cached, 0);
+    EXPECT_EQ(other.report().loads, 0);
+  }
+  RequestOptions passing = request("full", 900, 3);
+  passing.ttl = 60;
+  Process other(model, far(content));
+  other.run(passing);
+  other.settle(1);
+  EXPECT_EQ(other.report().stores, 0) << "what has a time to live ends in memory";
+}
+
+// A text that goes on differently finds the parts before that place, and several that begin alike wait for one fetch.
+TEST_F(PrefixTiersTest, RequestsShareAFetch) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  {
+    Process first(model, far(content));
+    first.run(request("full"));
+    first.settle(3);
+  }
+  content->milliseconds = 3;
+  Process second(model, far(content));
+  std::vector<RequestOptions> all;
+  std::vector<RequestId> ids;
+  for (std::uint64_t i = 0; i < 6; ++i) {
+    all.push_back(request("full"));
+    all.back().tokens.resize(600 + i * 20);
+    const auto more = random_tokens(100, tier_spec().vocab, 50 + i);
+    all.back().tokens.insert(all.back().tokens.end(), more.begin(), more.end());
+    ids.push_back(second.add(all.back()));
+  }
+  second.run_to_end();
+  EXPECT_EQ(second.report().loads, 2);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(bits_of(second.result(ids[i])), cold(model, all[i]));
+    EXPECT_GE(second.result(ids[i]).cached, 512);
+    EXPECT_EQ(second.result(ids[i]).cached_from, "redis");
+  }
+}
+
+// Each write and each read goes wrong once; then all of them do. It costs time alone, and what is found is right.
+TEST_F(PrefixTiersTest, EveryWriteAndEveryReadFailsOnce) {
+  const auto model = load_model_of();
+  const std::vector<double> expected = cold(model, request("full"));
+  for (const BlobFault fault : {BlobFault::kError, BlobFault::kShort, BlobFault::kDamaged})
+    for (const bool in_reads : {false, true})
+      for (const int number : {0, 1, 2, -1}) {
+        SCOPED_TRACE(testing::Message() << static_cast<int>(fault) << (in_reads ? " read " : " write ") << number);
+        const BlobFaultPlan plan = [=](bool reads, int at) {
+          return reads == in_reads && (number < 0 || at == number) ? fault : BlobFault::kNone;
+        };
+        const Folder folder;
+        FaultyFiles::Content content;
+        {
+          Process first(model, disk(folder.path(), std::make_unique<FaultyFiles>(&content, plan)));
+          EXPECT_EQ(bits_of(first.run(request("full"))), expected);
+          first.settle(3);
+          EXPECT_EQ(first.report().failures > 0, !in_reads && fault == BlobFault::kError);
+        }
+        Process second(model, disk(folder.path(), std::make_unique<FaultyFiles>(
+                                                      &content, in_reads ? plan : BlobFaultPlan(no_blob_fault))));
+        const GenerateResult result = second.run(request("full"));
+        EXPECT_EQ(bits_of(result), expected);
+        EXPECT_EQ(result.cached, number < 0 ? 0 : number * 256) << "the parts before the one that fails";
+        if (in_reads || fault == BlobFault::kDamaged) {
+          EXPECT_GT(second.report().failures, 0);
+        }
+        if (fault == BlobFault::kDamaged) {
+          EXPECT_THAT(second.said(), testing::Contains(testing::HasSubstr("removed")));
+        }
+        // Written anew, unless writing is what fails.
+        second.settle(1);
+        Process third(model, disk(folder.path() + "/third", std::make_unique<FaultyFiles>(&content, no_blob_fault)));
+        EXPECT_EQ(bits_of(third.run(request("full"))), expected);
+      }
+}
+
+TEST_F(PrefixTiersTest, ASlowOrDeadPlaceCostsWhatItHolds) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  const std::vector<double> expected = cold(model, request("full"));
+  {
+    Process first(model, far(content));
+    first.run(request("full"));
+    first.settle(3);
+  }
+  content->fails = true;
+  Process dead(model, far(content));
+  const GenerateResult without = dead.run(request("full"));
+  EXPECT_EQ(bits_of(without), expected);
+  EXPECT_EQ(without.cached, 0);
+  EXPECT_GT(dead.report().failures, 0);
+  EXPECT_THAT(dead.said(), testing::Contains(testing::HasSubstr("no connection")));
+  content->fails = false;
+  content->milliseconds = 300;
+  const auto began = std::chrono::steady_clock::now();
+  Process slow(model, far(content));
+  EXPECT_EQ(bits_of(slow.run(request("full"))), expected);
+  EXPECT_EQ(slow.report().abandoned, 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  // As measured, it is not worth asking.
+  content->milliseconds = 0;
+  slow.settle(0);
+  for (std::uint64_t seed = 20; seed < 23; ++seed) slow.run(request("full", 300, seed));
+  EXPECT_GT(slow.report().latency, 0.01);
+}
+
+TEST_F(PrefixTiersTest, ARequestMayBeCancelledWhileItWaits) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  {
+    Process first(model, far(content));
+    first.run(request("full"));
+    first.settle(3);
+  }
+  content->milliseconds = 30;
+  Process second(model, far(content));
+  const RequestId id = second.add(request("full"));
+  ASSERT_TRUE(second.queue().poll().ok());
+  ASSERT_TRUE(second.queue().cancel(id).ok());
+  second.run_to_end();
+  EXPECT_EQ(second.queue().unfinished(), 0);
+  content->milliseconds = 0;
+  EXPECT_EQ(bits_of(second.run(request("full"))), cold(model, request("full")));
+}
+
+}  // namespace
+}  // namespace kvasir::test
