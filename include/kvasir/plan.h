@@ -29,12 +29,14 @@ struct RequestPlan {
   std::int64_t max_tokens = 0;       // that the plan is for
   std::int64_t tokens = 0;           // prompt + max_tokens: of each sample
   std::int64_t tokens_seen_max = 0;  // most that a forward pass sees
-  std::uint64_t pages = 0;           // at the peak
+  std::uint64_t pages = 0;           // at the peak; where they are encoded, those that are
   std::uint64_t page_bytes = 0;
+  std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
+  std::uint64_t open_page_bytes = 0;
   std::uint64_t table_bytes = 0;
-  std::uint64_t policy_bytes = 0;     // at most
-  std::uint64_t bytes = 0;            // in all, at the peak
-  bool exact = true;                  // otherwise: at most, as what is dropped depends on the text
+  std::uint64_t policy_bytes = 0;  // at most
+  std::uint64_t bytes = 0;         // in all, at the peak: pages, tables, policy
+  bool exact = true;  // otherwise: at most, as it depends on the text or, of encoded pages, on who shares the passes
   std::uint64_t bytes_per_token = 0;  // that a policy without a bound takes for one more
   std::uint64_t budget = 0;           // of the whole cache
   Status refusal;                     // why it can never run to its end; ok if it can

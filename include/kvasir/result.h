@@ -58,9 +58,10 @@ struct SwapReport {
   std::uint64_t capacity = 0;  // bytes of the file, at most; 0: there is none
   std::uint64_t used = 0;      // of these, in use
   std::uint64_t buffers = 0;   // bytes of memory between the file and the pages, beside the KV budget
-  std::int64_t out = 0;        // preempted requests whose pages were written
+  std::int64_t out = 0;        // preempted requests of which all pages were written
   std::int64_t in = 0;         // of these, restored from the file
-  std::int64_t failed = 0;     // of these, recomputed: a transfer failed, or there was no memory for the saved state
+  std::int64_t failed = 0;     // recomputed: a transfer failed, or there was no memory for the saved state
+  std::string why_failed;      // of the newest of these
   std::uint64_t bytes_out = 0;
   std::uint64_t bytes_in = 0;
   double out_rate = 0;  // bytes per second, as the cost of a preemption assumes
@@ -92,7 +93,7 @@ struct PrefixTierReport {
 struct EngineReport {
   CacheReport cache;
   std::uint64_t request_bytes = 0;    // of `cache`, held by requests, each shared page once
-  std::uint64_t prefix_bytes = 0;     // of `cache`, held by the prefix cache alone
+  std::uint64_t prefix_bytes = 0;     // of `cache`, held by the prefix cache alone, its tables included
   std::vector<TenantReport> tenants;  // with requests that hold pages, by number
   std::uint64_t page_bytes = 0;       // what one page is charged
   int page_slots = 0;                 // tokens per page

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <limits>
 #include <map>
@@ -115,6 +116,23 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
   return events;
 }
 
+// Logs that pages could not be swapped: the first time, and then once a minute at the most.
+class SwapWatch {
+ public:
+  void look(const SwapReport& swap, server::Log& log) {
+    const auto now = std::chrono::steady_clock::now();
+    if (swap.failed <= failed_ || now < next_) return;
+    log.write(server::LogLevel::kWarning, "swap_failed",
+              {{"requests", swap.failed - failed_}, {"message", swap.why_failed}});
+    failed_ = swap.failed;
+    next_ = now + std::chrono::minutes(1);
+  }
+
+ private:
+  std::int64_t failed_ = 0;  // that were told
+  std::chrono::steady_clock::time_point next_;
+};
+
 void log_arrival(server::Log& log, const server::HttpRequest& request) {
   if (log.writes(server::LogLevel::kDebug))
     log.write(server::LogLevel::kDebug, "http",
@@ -190,11 +208,13 @@ Status serve(const ServeOptions& options) {
   catch_interrupts();
   catch_hang_up(options.operations);
   bool drains = false;
+  SwapWatch swaps;
   http->every(std::chrono::milliseconds(100), [&] {
     if (events != nullptr && events->wants_pass()) {
       [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // then a pass is to come
     }
     if (hung_up()) log->reopen();
+    if (!options.engine.swap_dir.empty()) swaps.look(steps.report().engine.swap, *log);
     if (!interrupted() || drains) return;
     drains = true;
     service->begin_drain();
@@ -322,7 +342,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command
       ->add_option("--queue", options->queue,
                    "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
-      ->check(in_range(0, 1'000'000))
+      ->check(in_range(1, 1'000'000))
       ->capture_default_str();
   command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none")
       ->type_name("FOLDER");

@@ -90,6 +90,11 @@ void read_config(CLI::App& command, const std::string& file) {
   const Result<std::vector<ConfigValue>> values = server::parse_config(*text, file);
   if (!values.ok()) refuse(values.status().message());
   for (const ConfigValue& value : *values) apply(command, file, value);
+  for (const ConfigValue& value : *values)
+    for (const CLI::Option* needed : find(command, value.name)->get_needs())
+      if (needed->count() == 0)
+        refuse(fmt::format("{}{}: it needs '{}' too", server::config_place(file, value.line, value.column), value.name,
+                           long_name(*needed)));
 }
 
 // Returns an option's value as TOML; empty where it has none.

@@ -48,7 +48,7 @@ std::uint64_t peak_bytes(const KvCacheShape& shape, const RetentionPolicy& polic
     tokens = std::min(tokens, std::max(size.context, size.prompt));
   }
   tokens = std::min(tokens, kMostPlannedTokens);
-  return plan_kv_memory(shape, policy, {tokens, std::min(size.prompt, tokens), size.chunk, 1}).bytes;
+  return plan_kv_memory(shape, policy, {tokens, std::min(size.prompt, tokens), size.chunk, 1, true}).bytes;
 }
 
 void Admissions::set_quota(int tenant, const TenantQuota& quota) {

@@ -61,7 +61,7 @@ CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy
     fit.limit = limit_beside(conditions, 0);
     return fit;
   }
-  const KvMemory kv = plan_kv_memory(conditions.shape, policy, {tokens, tokens, chunk, 1});
+  const KvMemory kv = plan_kv_memory(conditions.shape, policy, {tokens, tokens, chunk, 1, conditions.divided});
   fit.needed = kv.bytes;
   fit.limit =
       limit_beside(conditions, conditions.workspace_bytes(plan_workspace(conditions.shape, policy, kv, chunk, 1)));
@@ -215,7 +215,9 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::strin
   return size;
 }
 
-Result<CacheSize> share_cache(const CacheConditions& conditions, const std::string& spec) {
+Result<CacheSize> share_cache(const CacheConditions& shared, const std::string& spec) {
+  CacheConditions conditions = shared;
+  conditions.divided = true;
   if (spec.empty()) {
     KVASIR_ASSIGN_OR_RETURN(CacheSize size, default_size(conditions));
     size.bytes = conditions.kv_memory;
@@ -228,7 +230,7 @@ Result<CacheSize> share_cache(const CacheConditions& conditions, const std::stri
   if (!fit.fits() && size.policy->bound())
     return exhausted(
                "policy '{}' needs {} bytes of KV memory, but there are {} for all requests and sessions together; "
-               "choose one that keeps less, or give the engine more KV memory",
+               "choose one that keeps less, or give more KV memory",
                size.policy->traits().spec, fit.needed, conditions.kv_memory)
         .about({"policy", "kv_memory"});
   size.chunk = told_chunk(conditions, *size.policy, fit.chunk);
@@ -255,8 +257,8 @@ Status check_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, Co
                                                : least_with_prompt(shape, policy, least_held, tokens);
   if (needed <= budget) return {};
   return exhausted(
-             "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but the engine's cache "
-             "has {}; give it more, or choose a policy that forgets, such as streaming",
+             "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but the KV memory has "
+             "{}; give it more, or choose a policy that forgets, such as streaming",
              tokens, policy.traits().spec, needed, budget)
       .about({"kv_memory", "policy"});
 }

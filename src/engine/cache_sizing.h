@@ -27,6 +27,7 @@ struct CacheConditions {
   std::uint64_t kv_memory = 0;  // given by the user; 0: what the policy needs
   std::uint64_t available = 0;  // bytes of memory, once the weights are loaded
   std::function<std::uint64_t(const Backend::WorkspaceRequest&)> workspace_bytes;
+  bool divided = false;  // see MemoryRequest
 };
 
 // What a policy needs for a text without end (without a bound: as long as the trained context), and what it may have.

@@ -170,7 +170,7 @@ class EngineImpl final : public Engine {
     report.swap = requests_->swap_report();
     if (stores_.empty()) report.prefix_tiers = requests_->tier_report();
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
-      report.prefix_bytes = prefixes->evictable_bytes();
+      report.prefix_bytes = prefixes->evictable_bytes() + prefixes->charged_bytes();
       report.request_bytes -= report.prefix_bytes;
     }
     return report;

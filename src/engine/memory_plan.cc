@@ -52,6 +52,7 @@ struct Peak {
   // pages are not encoded, all are among the first.
   std::uint64_t sealed = 0;
   std::uint64_t open = 0;
+  std::uint64_t least = 0;  // bytes of a lane's pages at the peak, however chunks are divided into passes
 };
 
 // With a bound on what there can be of either kind.
@@ -62,23 +63,115 @@ Peak with_most_pages(const KvCacheShape& shape, const SequenceLayout& layout, Pe
   return peak;
 }
 
-// Takes a table of one lane into account, in the midst of a pass.
-void note_pages(const KvCacheShape& shape, const PageTable& table, Peak* peak) {
-  peak->columns = std::max(peak->columns, static_cast<std::uint64_t>(table.columns()));
-  if (!shape.page.encoded()) {
+// Bytes of a lane's pages.
+std::uint64_t bytes_of_pages(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t open) {
+  return sealed * (shape.page.bytes() + PagePool::kPageOverhead) +
+         open * (shape.page.open().bytes() + PagePool::kPageOverhead);
+}
+
+void note_most(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t open, Peak* peak) {
+  if (bytes_of_pages(shape, sealed, open) <= bytes_of_pages(shape, peak->sealed, peak->open)) return;
+  peak->sealed = sealed;
+  peak->open = open;
+}
+
+// The moments of a chunk, of which the passes may end anywhere, by formula. Tokens before `n` seal the columns of which
+// the newest token is before n - 1 - recent (PageTable::append); columns are opened by the tokens of multiples of their
+// slots.
+class DividedChunk {
+ public:
+  // `table`: before the chunk.
+  DividedChunk(const KvCacheShape& shape, const PageTable& table, int rows)
+      : shape_(shape),
+        slots_(shape.page.slots),
+        recent_(shape.recent),
+        begin_(table.next_index()),
+        end_(table.next_index() + rows),
+        columns_(table.columns()) {
+    for (const PageTable::Frame& frame : table.frames())
+      for (const PageEntry& entry : table.entries_of(frame)) {
+        const PageTable::Column& column = table.column(entry.column);
+        const TokenIndex last = column.first + slots_ - 1;
+        if (!column.sealed && (lasts_.empty() || lasts_.back() != last)) lasts_.push_back(last);
+      }
+    KVASIR_CHECK(std::ssize(lasts_) == table.open_columns());
+  }
+
+  // Takes its costliest moment into account. Without the open pages that a pass keeps, it is worth as much in the next
+  // page. So only the last moments count, and those that seal what the chunk found open.
+  void note(Peak* peak) const {
+    note_until(end_, peak);
+    for (const TokenIndex last : lasts_) note_until(last + 2 + recent_, peak);
+    for (std::int64_t column = (end_ - 1) / slots_; column * slots_ + 1 > end_ - 2 * slots_ - recent_; --column) {
+      note_until(column * slots_ + 1, peak);
+      note_until(column * slots_ + 1 + recent_, peak);
+    }
+    const Counts last = count(end_);
+    peak->least = std::max(peak->least, bytes_of_pages(shape_, last.sealed, last.open));
+  }
+
+ private:
+  struct Counts {
+    std::uint64_t sealed = 0;
+    std::uint64_t open = 0;
+  };
+
+  std::int64_t opened(TokenIndex done) const { return (done + slots_ - 1) / slots_; }
+  std::int64_t sealed(TokenIndex done) const { return std::max<std::int64_t>(done - 1 - recent_, 0) / slots_; }
+  // Of the columns that the chunk found open.
+  std::int64_t sealed_of_found(TokenIndex done) const {
+    return std::ranges::lower_bound(lasts_, done - 1 - recent_) - lasts_.begin();
+  }
+
+  Counts count(TokenIndex done) const {
+    const std::int64_t first = opened(begin_);  // column of the chunk
+    const std::int64_t open = std::ssize(lasts_) - sealed_of_found(done) +
+                              std::max<std::int64_t>(opened(done) - std::max(first, sealed(done)), 0);
+    return {static_cast<std::uint64_t>(columns_ + opened(done) - first - open), static_cast<std::uint64_t>(open)};
+  }
+
+  // Columns that were open after `before` tokens, and which a pass from there to `done` seals.
+  std::int64_t kept(TokenIndex before, TokenIndex done) const {
+    const std::int64_t first = opened(begin_);
+    return sealed_of_found(done) - sealed_of_found(before) +
+           std::max<std::int64_t>(std::min(opened(before), sealed(done)) - std::max(first, sealed(before)), 0);
+  }
+
+  void note_until(TokenIndex done, Peak* peak) const {
+    if (done <= begin_ || done > end_) return;
+    std::int64_t most = kept(begin_, done);
+    for (std::int64_t column = std::max(sealed(done) - 2, begin_ / slots_); column <= sealed(done) + 1; ++column)
+      if (const TokenIndex before = column * slots_ + 1; before > begin_ && before < done)
+        most = std::max(most, kept(before, done));
+    const Counts counts = count(done);
+    note_most(shape_, counts.sealed, counts.open + static_cast<std::uint64_t>(most), peak);
+  }
+
+  const KvCacheShape& shape_;
+  const std::int64_t slots_;
+  const std::int64_t recent_;
+  const TokenIndex begin_;
+  const TokenIndex end_;
+  const std::int64_t columns_;
+  std::vector<TokenIndex> lasts_;  // newest tokens, once they are full, of the columns that are open before; ascending
+};
+
+// Appends the rows of a chunk to a table of one lane, in one pass, and takes it into account in the midst of it.
+void append_chunk(const KvCacheShape& shape, int rows, bool divided, PageTable* table, Peak* peak) {
+  const bool encoded = shape.page.encoded();
+  if (encoded && divided && rows > 1) DividedChunk(shape, *table, rows).note(peak);
+  KVASIR_CHECK(table->append(rows).ok());
+  peak->columns = std::max(peak->columns, static_cast<std::uint64_t>(table->columns()));
+  if (!encoded) {
     peak->sealed = peak->columns;
     return;
   }
-  const auto bytes_of = [&](std::uint64_t sealed, std::uint64_t open) {
-    return sealed * (shape.page.bytes() + PagePool::kPageOverhead) +
-           open * (shape.page.open().bytes() + PagePool::kPageOverhead);
-  };
-  const auto open = static_cast<std::uint64_t>(table.open_columns());
-  const std::uint64_t sealed = static_cast<std::uint64_t>(table.columns()) - open;
-  const auto kept = static_cast<std::uint64_t>(table.kept_columns());
-  if (bytes_of(sealed, open + kept) <= bytes_of(peak->sealed, peak->open)) return;
-  peak->sealed = sealed;
-  peak->open = open + kept;
+  const auto open = static_cast<std::uint64_t>(table->open_columns());
+  const std::uint64_t sealed = static_cast<std::uint64_t>(table->columns()) - open;
+  const std::uint64_t with_kept = open + static_cast<std::uint64_t>(table->kept_columns());
+  note_most(shape, sealed, with_kept, peak);
+  if (!divided || rows == 1) peak->least = std::max(peak->least, bytes_of_pages(shape, sealed, with_kept));
+  table->end_pass();
 }
 
 // The most columns that a table can come to under a policy that decides by table: what it keeps is its own affair, but
@@ -127,10 +220,8 @@ Peak find_whole_peak(const KvCacheShape& shape, const MemoryRequest& request) {
     std::int64_t rows = next_chunk_rows(done, prompt, tokens, request.chunk);
     if (done == 0 && skipped > 0) rows = skipped;
     if (done >= prompt && tokens - done > last) rows = tokens - last - done;
-    KVASIR_CHECK(table.append(static_cast<int>(rows)).ok());
+    append_chunk(shape, static_cast<int>(rows), request.divided, &table, &peak);
     done += rows;
-    note_pages(shape, table, &peak);
-    table.end_pass();
   }
   return peak;
 }
@@ -190,11 +281,9 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   for (std::int64_t done = 0; done < tokens;) {
     const int rows = state->chunk_rows(next_chunk_rows(done, prompt, tokens, request.chunk));
     const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
-    KVASIR_CHECK(table.append(rows).ok());
+    append_chunk(shape, rows, request.divided, &table, &peak);
     done += rows;
     peak.seen = std::max(peak.seen, table.length());
-    note_pages(shape, table, &peak);
-    table.end_pass();
     plan.clear();
     state->end_chunk(chunk, 0, plan);
     KVASIR_CHECK(table.apply(plan).ok());
@@ -202,6 +291,8 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
     if (plan.empty()) continue;
     if (hole < 0) hole = plan.drop.front().begin;
     if (plan.drop.back().end < (hole + slots - 1) / slots * slots) continue;
+    // And once the pages in front of it are sealed, where they are encoded.
+    if (shape.page.encoded() && done < hole + 2 * slots + shape.recent) continue;
     // So does what a sliding window gives back, once it has begun to.
     if (shape.window > 0 && shape.window < *policy.bound() + request.chunk && table.given_back().empty()) continue;
     const bool reading = done < prompt;
@@ -299,7 +390,9 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
-  memory.exact = !policy.traits().by_token() && !(shape.page.encoded() && shape.window > 0 && !policy.bound());
+  // Where pages are encoded, the plan of a table that is run knows both the most and the least.
+  memory.exact = !policy.traits().by_token() && !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
+                 (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
   memory.open_page_bytes = shape.page.encoded() ? shape.page.open().bytes() : 0;

@@ -16,10 +16,13 @@ struct MemoryRequest {
   std::int64_t prompt = 0;  // of these, read in chunks; the others come one at a time
   int chunk = 0;            // 0: the policy's own
   int sequences = 1;        // independent ones, side by side
+  // Passes may end anywhere within a chunk, as they do where requests share them. Encoded pages then take what the
+  // worst way to divide the chunks takes: each pass keeps the open pages of what it seals until it ends.
+  bool divided = false;
 };
 
 struct KvMemory {
-  bool exact = true;             // otherwise: at most, as what is dropped depends on the text
+  bool exact = true;             // otherwise: at most, as it depends on the text or on how chunks are divided
   std::uint64_t pages = 0;       // at the peak; where they are encoded, those that are
   std::uint64_t page_bytes = 0;  // keys and values of one page
   std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded

@@ -14,7 +14,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t tokens,
                    int sequences) {
   return plan_kv_memory(shape, *place.policy,
-                        {tokens, std::min(prompt, tokens), prompt_chunk(*place.policy, place.chunk), sequences});
+                        {tokens, std::min(prompt, tokens), prompt_chunk(*place.policy, place.chunk), sequences, true});
 }
 
 // Returns how many of `most` tokens behind a prompt the whole cache holds, under a policy without a bound.
@@ -35,6 +35,18 @@ std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, 
     }
   }
   return least;
+}
+
+// `held`: tokens of the prompt that are kept.
+Status prompt_too_long(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t held) {
+  if (held > kMostPlannedTokens)
+    return exhausted("the prompt's {} tokens take at least {} bytes of KV memory, and there are {}", held,
+                     least_kv_bytes(shape, held), place.bytes)
+        .about({"prompt"});
+  const KvMemory memory = memory_of(shape, place, prompt, prompt, 1);
+  return exhausted("the prompt's {} tokens take {}{} bytes of KV memory, and there are {}", held,
+                   memory.exact ? "" : "up to ", memory.bytes, place.bytes)
+      .about({"prompt"});
 }
 
 }  // namespace
@@ -59,9 +71,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.most_tokens = context;
   const std::int64_t held = std::min(request.prompt, policy.bound().value_or(request.prompt));
   plan.refusal = least_kv_bytes(shape, std::min(held, kMostTokens)) > place.bytes || held > kMostPlannedTokens
-                     ? exhausted("the prompt's {} tokens take at least {} bytes of KV memory, and there are {}", held,
-                                 least_kv_bytes(shape, held), place.bytes)
-                           .about({"prompt"})
+                     ? prompt_too_long(shape, place, request.prompt, held)
                      : check_prompt(shape, policy, {}, 0, request.prompt, place.chunk, context, place.bytes);
   if (!plan.endless) {
     plan.most_tokens = std::max<std::int64_t>(0, context - request.prompt);
@@ -78,6 +88,8 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.tokens_seen_max = memory.tokens_seen_max;
   plan.pages = memory.pages;
   plan.page_bytes = memory.page_bytes;
+  plan.open_pages = memory.open_pages;
+  plan.open_page_bytes = memory.open_page_bytes;
   plan.table_bytes = memory.table_bytes;
   plan.policy_bytes = memory.policy_bytes;
   plan.bytes = memory.bytes;

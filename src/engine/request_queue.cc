@@ -234,7 +234,7 @@ bool RequestQueue::run_pass() {
   // Nothing else runs or leaves that could make room for it.
   if (turns.empty() && !loading && leaving_.empty() && !swapping() && !fetching() && unstarted.first != nullptr) {
     if (unstarted.first->swap != nullptr) {
-      give_up_swap(*unstarted.first);
+      give_up_swap(*unstarted.first, unstarted.second.message());
     } else if (!forget_swapped()) {
       unstarted.first->task->fail(unstarted.second);
     }

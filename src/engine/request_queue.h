@@ -99,9 +99,10 @@ class RequestQueue {
     std::int64_t generated_tokens = 0;
     std::int64_t recomputed_tokens = 0;  // that were run again after a preemption
     std::int64_t evicted_tokens = 0;     // dropped by policies, of samples that ended
-    std::int64_t swapped_out = 0;        // of `preempted`, those that left for the swap file
+    std::int64_t swapped_out = 0;        // of `preempted`, those that have left for the swap file
     std::int64_t swapped_in = 0;         // and came back from there
     std::int64_t swap_failed = 0;        // and were recomputed, as the file could not be written or read
+    std::string why_swap_failed;         // of the newest
     std::uint64_t swap_bytes_out = 0;
     std::uint64_t swap_bytes_in = 0;
     double longest_swap = 0;   // seconds between two passes that swapping took, at most
@@ -144,7 +145,7 @@ class RequestQueue {
   class PauseTimer;
   void advance_swaps();
   void advance_swap(Member& member);
-  void give_up_swap(Member& member);
+  void give_up_swap(Member& member, std::string why);
   Status come_back(Member& member);
   bool forget_swapped();
   bool swapping() const;

@@ -65,6 +65,7 @@ std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
     request.tokens = std::min(before + member.task->known_tokens() + admissions_.most().ahead, kMostPlannedTokens);
     request.prompt = std::min(before + member.task->prompt_tokens(), kMostPlannedTokens);
     request.chunk = member.text.chunk;
+    request.divided = true;
     return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
   };
   return member.request->base != nullptr ? bytes_behind(*member.request->base, plan) : plan(0);

@@ -23,6 +23,7 @@ SwapReport RequestQueue::swap_report() const {
           .out = counters_.swapped_out,
           .in = counters_.swapped_in,
           .failed = counters_.swap_failed,
+          .why_failed = counters_.why_swap_failed,
           .bytes_out = counters_.swap_bytes_out,
           .bytes_in = counters_.swap_bytes_in,
           .out_rate = swap_rates_.out(),
@@ -85,7 +86,6 @@ bool RequestQueue::begin_swap(Member& member) {
   }
   member.swap = SwappedSequence::leave(swap_file_.get(), *member.text.sequence);
   if (member.swap == nullptr) return false;
-  ++counters_.swapped_out;
   member.found = 0;
   member.bytes_to_start = std::max(bytes_to_start(member), member.swap->bytes_back());
   advance_swap(member);
@@ -111,10 +111,11 @@ void RequestQueue::advance_swap(Member& member) {
   swap.advance();
   if (swap.state() == SwappedSequence::State::kFailed) {
     swap_rates_.note_failure();
-    return give_up_swap(member);
+    return give_up_swap(member, swap.status().message());
   }
   if (swap.state() == SwappedSequence::State::kOut && member.text.sequence != nullptr) {
     swap_rates_.note_out(swap.bytes(), swap.seconds_leaving());
+    ++counters_.swapped_out;
     counters_.swap_bytes_out += swap.bytes();
     member.text.sequence.reset();
   }
@@ -127,8 +128,9 @@ void RequestQueue::advance_swap(Member& member) {
 }
 
 // The member is recomputed.
-void RequestQueue::give_up_swap(Member& member) {
+void RequestQueue::give_up_swap(Member& member, std::string why) {
   ++counters_.swap_failed;
+  counters_.why_swap_failed = std::move(why);
   member.swap.reset();
   member.run = 0;
   member.task->release();
@@ -141,7 +143,7 @@ bool RequestQueue::forget_swapped() {
   bool any = false;
   for (Member* member : members()) {
     if (!member->is_out()) continue;
-    give_up_swap(*member);
+    give_up_swap(*member, "there was no memory for what swapped requests keep in it");
     any = true;
   }
   return any;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -100,26 +101,36 @@ Result<std::string> read_content(const Json& message, std::size_t index) {
   return text;
 }
 
+constexpr std::string_view kPromptNeeds = "a string, a list of token ids, or a list of either";
+
+// Whether a number is whole, however large.
+bool is_whole(const Json& number) {
+  return number.is_number_integer() ||
+         (number.is_number_float() && number.get<double>() == std::floor(number.get<double>()));
+}
+
 Result<std::vector<std::int32_t>> read_tokens(const Json& list) {
   std::vector<std::int32_t> tokens;
   tokens.reserve(list.size());
   for (const Json& token : list) {
     const std::optional<std::int64_t> id = whole_number(token);
+    if (!id && !is_whole(token)) return wrong_field("prompt", kPromptNeeds);
     if (!id || *id < 0 || *id > std::numeric_limits<std::int32_t>::max())
-      return wrong_field("prompt", "a string, a list of token ids, or a list of either");
+      return invalid_argument("'prompt' has the token id {}, which is outside the vocabulary", text_of(token))
+          .about({"prompt"});
     tokens.push_back(static_cast<std::int32_t>(*id));
   }
   return tokens;
 }
 
 Status read_prompt(const Json& prompt, std::vector<ApiPrompt>& prompts) {
+  if (!prompt.is_string() && !prompt.is_array()) return wrong_field("prompt", kPromptNeeds);
   if (prompt.empty() || prompt == "") return invalid_argument("'prompt' is empty; give some text").about({"prompt"});
   ApiPrompt& one = prompts.emplace_back();
   if (prompt.is_string()) {
     one.text = prompt.get<std::string>();
     return {};
   }
-  if (!prompt.is_array()) return wrong_field("prompt", "a string, a list of token ids, or a list of either");
   KVASIR_ASSIGN_OR_RETURN(one.tokens, read_tokens(prompt));
   return {};
 }
@@ -225,7 +236,11 @@ Status read_session(const Json& body, ApiRequest& request) {
   KVASIR_RETURN_IF_ERROR(read_field(body, "session", request.session));
   if (find_field(body, "session") == nullptr) return {};
   if (!is_session_id(request.session)) return wrong_field("session", "1 to 64 letters, digits, '-' and '_'");
-  if (request.options.samples != 1 || request.prompts.size() > 1)
+  if (request.prompts.size() > 1)
+    return invalid_argument("a session is continued by one prompt, and 'prompt' has {}; give one prompt",
+                            request.prompts.size())
+        .about({"prompt"});
+  if (request.options.samples != 1)
     return invalid_argument("a session is continued by one prompt with one answer; omit 'n' and 'best_of'")
         .about({"session"});
   if (!request.options.template_arguments.empty())

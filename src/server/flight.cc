@@ -95,11 +95,7 @@ void Flight::prepared() {
     return refuse(http_status(preparation_), preparation_,
                   preparation_.code() == StatusCode::kResourceExhausted ? "too_large" : "invalid");
   if (!request().model.empty() && request().model != deck_.model)
-    return refuse(404,
-                  make_status(StatusCode::kNotFound, "there is no model '{}' here; there is '{}'",
-                              request().model.substr(0, 200), deck_.model)
-                      .about({"model"}),
-                  "unknown_model", "model_not_found");
+    return refuse(404, unknown_model(request().model, deck_.model), "unknown_model", "model_not_found");
   RequestOptions& options = ready_.request.options;
   // A NUL, which no salt of the server's has, keeps the two apart.
   if (!options.salt.empty()) options.salt.insert(options.salt.begin(), '\0');
@@ -206,7 +202,7 @@ void Flight::begin_stream() {
 
 void Flight::happened(std::size_t part, const Event& event) {
   if (over_) return;
-  began_ = true;
+  if (!std::exchange(began_, true)) first_event_ = Clock::now();
   begin_stream();
   const auto number = static_cast<std::size_t>(event.sample);
   Sample& sample = parts_[part].samples[number];
@@ -430,13 +426,33 @@ Usage Flight::usage() const {
   return usage;
 }
 
+// The policy of an answer that is cut off.
+std::string Flight::policy_so_far() const {
+  if (session_.session != nullptr) return session_.kv.policy;
+  PlanRequest request;
+  request.policy = ready_.request.options.policy;
+  request.prompt = 1;
+  request.max_tokens = 0;
+  const Result<RequestPlan> plan = deck_.steps.plan(request);  // for its canonical name
+  return plan.ok() ? plan->policy : request.policy;
+}
+
+// The times of an answer that is cut off, as far as they have been told: of its first pass, the end.
+void Flight::note_times_so_far() {
+  record_.queue_seconds = seconds_between(arrived_, first_event_);
+  const bool reads = record_.first_token_seconds < 0;
+  const double read = reads ? seconds_between(arrived_, Clock::now()) : record_.first_token_seconds;
+  record_.prefill_seconds = std::max(read - record_.queue_seconds, 0.0);
+  if (!reads) record_.decode_seconds = seconds_between(arrived_, Clock::now()) - read;
+}
+
 // Once: a client that leaves while the end is told changes nothing.
 void Flight::report_finished(std::string_view finish_reason, int http) {
   over_ = true;
   const GenerateResult& result = first().result;
   record_.finish_reason = finish_reason;
   record_.http = http;
-  record_.policy = result.kv.policy;
+  record_.policy = result.kv.policy.empty() ? policy_so_far() : result.kv.policy;
   const Usage used = usage();
   record_.prompt_tokens = used.prompt;
   record_.cached_tokens = used.cached;
@@ -453,6 +469,8 @@ void Flight::report_finished(std::string_view finish_reason, int http) {
     record_.queue_seconds = result.queue_seconds;
     record_.prefill_seconds = result.prompt_seconds - result.queue_seconds;
     record_.decode_seconds = result.seconds;
+  } else if (began_) {
+    note_times_so_far();
   }
   record_.total_seconds = seconds_between(arrived_, Clock::now());
   deck_.traffic.on_finished(record_);

@@ -83,6 +83,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
   void leave();
   void release_all();
+  std::string policy_so_far() const;
+  void note_times_so_far();
   void report_finished(std::string_view finish_reason, int http);
   void add_extras(nlohmann::json& answer) const;
   nlohmann::json session_answer(const KvReport& kv) const;
@@ -104,6 +106,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   std::vector<Part> parts_;
   std::size_t left_ = 0;                 // samples that have not ended
   bool began_ = false;                   // it has had a pass
+  Clock::time_point first_event_;        // if so: when that was told
   bool streams_ = false;                 // the stream has begun
   bool over_ = false;                    // nothing more is told to anybody
   std::atomic<bool> cancelled_ = false;  // over_, for the text thread

@@ -27,6 +27,7 @@ using asio::ip::tcp;
 using Error = boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
+constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
 constexpr std::size_t kReadBytes = 64 << 10;
 
 // Whether an error says that the connection is gone, not that its bytes are wrong.
@@ -214,6 +215,9 @@ void Connection::read_header() {
       return self->refuse(413,
                           fmt::format("the body has more than {} bytes; send less", self->shared_.limits.body_bytes));
     if (self->ends_reading(error)) return;
+    const asio::const_buffer read = self->buffer_.data();
+    if (error == http::error::bad_version && names_http_version({static_cast<const char*>(read.data()), read.size()}))
+      return self->refuse(505, kWrongVersion);
     self->refuse(400, header_problem(error, self->parser_->get()));
   });
 }
@@ -223,7 +227,7 @@ void Connection::take_header() {
   const auto& message = parser_->get();
   if (std::distance(message.begin(), message.end()) > shared_.limits.header_fields)
     return refuse(431, fmt::format("the header has more than {} fields; send fewer", shared_.limits.header_fields));
-  if (message.version() < 10 || message.version() > 11) return refuse(505, "the HTTP version must be 1.0 or 1.1");
+  if (message.version() < 10 || message.version() > 11) return refuse(505, kWrongVersion);
   if (message.version() == 11 && message.count(http::field::host) != 1)
     return refuse(400, "a request has one field 'Host'");
   if (!is_framed(message))

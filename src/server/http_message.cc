@@ -25,6 +25,16 @@ bool is_framed(const HttpMessage& message) {
          beast::iequals(message[http::field::transfer_encoding], "chunked");
 }
 
+bool names_http_version(std::string_view head) {
+  const std::string_view line = head.substr(0, head.find("\r\n"));
+  constexpr std::string_view kName = " HTTP/";
+  const std::size_t at = line.rfind(kName);
+  if (at == std::string_view::npos || line.size() != at + kName.size() + 3) return false;
+  const std::string_view version = line.substr(at + kName.size());
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  return is_digit(version[0]) && version[1] == '.' && is_digit(version[2]);
+}
+
 std::string header_problem(const boost::system::error_code& error, const HttpMessage& message) {
   const bool length = error == http::error::bad_content_length || error == http::error::multiple_content_length;
   const bool coding = error == http::error::bad_transfer_encoding;

@@ -27,6 +27,8 @@ std::string without_origin(std::string_view target);
 // one request in another from a proxy in front of this server.
 bool is_framed(const HttpMessage& message);
 
+// Whether the first line of a header that was refused ends with the name of some version of HTTP.
+bool names_http_version(std::string_view head);
 // What is wrong with a header that could not be read, of which `message` has the fields before the place of the error.
 std::string header_problem(const boost::system::error_code& error, const HttpMessage& message);
 

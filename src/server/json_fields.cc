@@ -17,6 +17,8 @@ Status read_number(const Json& body, const char* field, Number& value) {
   if (found == nullptr) return {};
   if (!found->is_number()) return wrong_field(field, "a number");
   value = found->get<Number>();
+  if (!std::isfinite(value))
+    return invalid_argument("'{}' is {}, too large a number", field, found->dump()).about({field});
   return {};
 }
 

@@ -239,7 +239,7 @@ void MetricsImpl::on_finished(const RequestRecord& record) {
   tenant_requests_.add(record.tenant, 1);
   tenant_prompt_.add(record.tenant, static_cast<double>(record.prompt_tokens));
   tenant_generation_.add(record.tenant, static_cast<double>(record.generated_tokens));
-  if (record.prefill_seconds < 0) return;  // It has no figures of its tokens.
+  if (record.seen == 0) return;  // It has no figures of its tokens.
   prompt_tokens_.Observe(static_cast<double>(record.prompt_tokens));
   generation_tokens_.Observe(static_cast<double>(record.generated_tokens));
   dead_share_.Observe(record.dead_share);
@@ -288,12 +288,15 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   add_tiers(page, engine);
   const SwapReport& swap = engine.swap;
   if (swap.capacity == 0) return;
-  page.own_gauge("swap_file_bytes", "Bytes that the swap file may have", static_cast<double>(swap.capacity));
+  page.own_gauge("swap_capacity_bytes", "Bytes that the swap file may have, as --swap-size says",
+                 static_cast<double>(swap.capacity));
   page.own_gauge("swap_used_bytes", "Bytes of the swap file in use", static_cast<double>(swap.used));
-  page.own_counter("swap_out_total", "Preemptions whose pages left for the swap file", static_cast<double>(swap.out));
+  page.own_counter("swap_out_total", "Preemptions whose pages have left for the swap file",
+                   static_cast<double>(swap.out));
   page.own_counter("swap_in_total", "Preempted requests whose pages came back from the swap file",
                    static_cast<double>(swap.in));
-  page.own_counter("swap_failed_total", "Preempted requests whose pages could not come back and were computed again",
+  page.own_counter("swap_failed_total",
+                   "Preempted requests whose pages could not leave or come back, and were computed again",
                    static_cast<double>(swap.failed));
   page.own_counter("swap_out_bytes_total", "Bytes written to the swap file", static_cast<double>(swap.bytes_out));
   page.own_counter("swap_in_bytes_total", "Bytes read from the swap file", static_cast<double>(swap.bytes_in));

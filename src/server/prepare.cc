@@ -1,6 +1,8 @@
 #include "server/prepare.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -9,6 +11,7 @@ namespace kvasir::server {
 namespace {
 
 // Bytes of text in a request of a session: it is rendered and tokenized between two passes.
+constexpr std::string_view kOfServer = " [the server's --kv-memory]";
 constexpr std::size_t kMostSessionText = std::size_t{256} << 10;
 
 Status check_session_text(const ApiRequest& request) {
@@ -111,6 +114,10 @@ Status in_body(const Status& status) {
                                                     "logit_bias",
                                                     "priority"};
   if (status.ok()) return status;
+  if (std::ranges::find(status.settings(), "kv_memory") != status.settings().end() &&
+      !status.message().ends_with(kOfServer)) {
+    return in_body(status.with_message(status.message() + std::string(kOfServer)));
+  }
   for (const std::string_view setting : status.settings()) {
     for (const auto& [engine, body] : kOtherNames)
       if (engine == setting) return Status(status).about({body});
@@ -120,6 +127,11 @@ Status in_body(const Status& status) {
   return Status(status).about({});
 }
 
+Status unknown_model(const std::string& wanted, const std::string& served) {
+  return make_status(StatusCode::kNotFound, "there is no model '{}' here; there is '{}'", wanted.substr(0, 200), served)
+      .about({"model"});
+}
+
 Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, const StepThread& steps) {
   ReadyRequest ready;
   {
@@ -127,6 +139,10 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!common.session.empty()) {
       ready.restores_only = !json.contains("prompt") && !json.contains("messages");
       KVASIR_RETURN_IF_ERROR(check_session_route(json));
+      if (const auto named = json.find("session"); named != json.end() && !named->is_null() && *named != common.session)
+        return invalid_argument("the path names the session '{}', and 'session' another; omit 'session'",
+                                common.session)
+            .about({"session"});
       for (const char* field : {"stream", "echo", "logprobs", "top_logprobs", "max_completion_tokens"})
         json.erase(field);
       json["session"] = common.session;

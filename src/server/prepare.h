@@ -42,5 +42,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
 
 // Errors with the fields of a body in place of the engine's settings, of which those are dropped that no body has.
 Status in_body(const Status& status);
+// `wanted` is a model that is not served here, where `served` is.
+Status unknown_model(const std::string& wanted, const std::string& served);
 
 }  // namespace kvasir::server

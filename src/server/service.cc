@@ -24,7 +24,7 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
                     ? nullptr
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
       completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.queue_timeout}),
-      text_routes_(steps, texts, options_.policy),
+      text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
       router_(options_.gate) {
   completions_.add_routes(router_);

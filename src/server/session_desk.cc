@@ -48,7 +48,9 @@ Status unusable(const Status& status, const std::string& path, std::string_view 
   for (const std::string_view subject : {"the session file ", "this "})
     if (reason.starts_with(subject)) reason.replace(0, subject.size(), "its file ");
   std::error_code unknown;
-  if (status.code() == StatusCode::kIo || !std::filesystem::is_regular_file(path, unknown) ||
+  // Links are no sessions to SessionStore::remove.
+  const auto type = std::filesystem::symlink_status(path, unknown).type();
+  if (status.code() == StatusCode::kIo || type != std::filesystem::file_type::regular ||
       ::access(path.c_str(), R_OK) != 0)
     return make_status(StatusCode::kIo,
                        "the session '{}' cannot be restored: {}; whoever runs the server can mend that in the folder "

@@ -18,7 +18,11 @@ void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::s
           return shared->refuse(503, "the server has no memory for this request now; try again later", "no_memory",
                                 {{"Retry-After", "1"}});
         Result<std::string>& body = **result;
-        if (!body.ok()) return shared->refuse(body.status());
+        const Status& status = body.status();
+        if (status.code() == StatusCode::kNotFound && !status.settings().empty() &&
+            status.settings().front() == "model")
+          return shared->refuse(404, status.message(), "model_not_found");
+        if (!body.ok()) return shared->refuse(status);
         shared->send_json(200, std::move(*body));
       },
       shared->caller.tenant);

@@ -1,5 +1,6 @@
 #include "server/text_routes.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -51,8 +52,17 @@ void TextRoutes::add(Router& router, std::string_view path, Work work) {
   });
 }
 
+// Returns the body, which names no model but the server's.
+Result<Json> TextRoutes::parse(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(Json json, parse_body(exchange.request.body));
+  std::string model;
+  KVASIR_RETURN_IF_ERROR(read_field(json, "model", model));
+  if (model.empty() || model == model_) return json;
+  return unknown_model(model, model_);
+}
+
 Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   const bool chat = find_field(json, "messages") != nullptr;
   if (chat && find_field(json, "prompt") != nullptr)
     return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
@@ -84,7 +94,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
 }
 
 Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   const Json* list = find_field(json, "tokens");
   if (list == nullptr || !list->is_array()) return wrong_field("tokens", "a list of token ids");
   std::vector<std::int32_t> tokens;
@@ -99,7 +109,7 @@ Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
 }
 
 Result<std::string> TextRoutes::render_completion(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
   Json answer = Json::array();
@@ -108,14 +118,14 @@ Result<std::string> TextRoutes::render_completion(const Exchange& exchange) cons
 }
 
 Result<std::string> TextRoutes::render_chat(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
   return text_of({{"token_ids", all.front()}});
 }
 
 Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
-  KVASIR_ASSIGN_OR_RETURN(const Json json, parse_body(exchange.request.body));
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
@@ -125,6 +135,14 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMost, request.max_tokens));
   KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, 64, request.samples));
+  constexpr const char* kPrompts[] = {"prompt_tokens", "prompt", "messages"};
+  const auto given = std::ranges::count_if(kPrompts, [&](const char* field) { return find_field(json, field); });
+  if (given == 0)
+    return invalid_argument("give 'prompt_tokens', a number, or a prompt: 'prompt' or 'messages'")
+        .about({"prompt_tokens"});
+  if (given > 1)
+    return invalid_argument("more than one of 'prompt_tokens', 'prompt' and 'messages' is given; omit all but one")
+        .about({find_field(json, "prompt_tokens") != nullptr ? "prompt_tokens" : "prompt"});
   if (find_field(json, "prompt_tokens") == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
     KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
@@ -156,6 +174,8 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
                   {"tokens_seen_max", plan.tokens_seen_max},
                   {"kv_pages", plan.pages},
                   {"kv_page_bytes", plan.page_bytes},
+                  {"kv_open_pages", plan.open_pages},
+                  {"kv_open_page_bytes", plan.open_page_bytes},
                   {"kv_table_bytes", plan.table_bytes},
                   {"policy_bytes", plan.policy_bytes},
                   {"kv_bytes", plan.bytes},

@@ -12,6 +12,7 @@
 // Thread-safety: the I/O thread's alone.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "server/router.h"
@@ -22,9 +23,10 @@ namespace kvasir::server {
 
 class TextRoutes {
  public:
-  // `steps` and `texts` must outlive this. `policy`: of requests that name none; empty: the engine's default.
-  TextRoutes(const StepThread& steps, TextThread& texts, std::string policy)
-      : steps_(steps), texts_(texts), policy_(std::move(policy)) {}
+  // `steps` and `texts` must outlive this. `model`: its name for clients. `policy`: of requests that name none; empty:
+  // the engine's default.
+  TextRoutes(const StepThread& steps, TextThread& texts, std::string model, std::string policy)
+      : steps_(steps), texts_(texts), model_(std::move(model)), policy_(std::move(policy)) {}
 
   // This must outlive the router.
   void add_routes(Router& router);
@@ -33,6 +35,7 @@ class TextRoutes {
   using Work = Result<std::string> (TextRoutes::*)(const Exchange& exchange) const;
 
   void add(Router& router, std::string_view path, Work work);
+  Result<nlohmann::json> parse(const Exchange& exchange) const;
   Result<std::string> tokenize(const Exchange& exchange) const;
   Result<std::string> detokenize(const Exchange& exchange) const;
   Result<std::string> render_completion(const Exchange& exchange) const;
@@ -41,6 +44,7 @@ class TextRoutes {
 
   const StepThread& steps_;
   TextThread& texts_;
+  std::string model_;
   std::string policy_;
 };
 

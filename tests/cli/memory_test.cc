@@ -342,7 +342,7 @@ TEST(Memory, FullEndsWithTheBudget) {
     const Finished prompt = run_model({"-p", some_text(1500), "-n", "5", "--kv", policy, "--kv-memory", "1MiB"});
     EXPECT_EQ(prompt.exit_code, 1);
     EXPECT_EQ(prompt.err.find("kvasir: the prompt has 1503 tokens, for which policy '"), 0u) << prompt.err;
-    EXPECT_NE(prompt.err.find("but the engine's cache has 1048576; give it more, or choose a policy that forgets, such "
+    EXPECT_NE(prompt.err.find("but the KV memory has 1048576; give it more, or choose a policy that forgets, such "
                               "as streaming [--kv-memory, --kv]"),
               std::string::npos)
         << prompt.err;

@@ -197,7 +197,7 @@ TEST(CacheSizing, SessionsRefuseBeforeTheyRead) {
   for (const char* spec : {"snapkv:budget=64", "full"}) {
     const auto session = (*small)->new_session({.policy = spec});
     const Status refused = (*session)->read(text.substr(0, 1500 * 6));
-    EXPECT_NE(refused.message().find("but the engine's cache has 2097152"), std::string::npos) << refused.message();
+    EXPECT_NE(refused.message().find("but the KV memory has 2097152"), std::string::npos) << refused.message();
     EXPECT_EQ((*session)->kv().seen, 0);
   }
 }

@@ -195,7 +195,7 @@ TEST_F(RequestsTest, WhatIsRefusedLeavesNothingBehind) {
       {with([](auto& o) { o.generate.sampling.top_p = 2; }), kInvalid, "top_p", "top_p"},
       {with([](auto& o) { o.prompt = tale(900); }), StatusCode::kResourceExhausted, "context of 2048 has room for",
        "policy"},
-      {with([](auto& o) { o.prompt = tale(60); }), StatusCode::kResourceExhausted, "but the engine's cache has 1048576",
+      {with([](auto& o) { o.prompt = tale(60); }), StatusCode::kResourceExhausted, "but the KV memory has 1048576",
        "kv_memory"},
   };
   for (const bool first : {true, false}) {

@@ -228,7 +228,8 @@ def check_plan(server):
         want = json.loads(done.stdout)
         status, got = server.post("/v1/kv/plan", {"prompt_tokens": prompt, "max_tokens": more, "kv": {"policy": policy}})
         assert status == 200, got
-        for field in ("policy", "tokens", "kv_bytes", "kv_pages", "kv_exact", "kv_page_bytes", "kv_table_bytes"):
+        for field in ("policy", "tokens", "kv_bytes", "kv_pages", "kv_exact", "kv_page_bytes", "kv_table_bytes",
+                      "kv_open_pages", "kv_open_page_bytes"):
             assert got[field] == want[field], (policy, field, got[field], want[field])
         assert got["fits"] and got["kv_free"] <= got["kv_budget"]
     status, got = server.post("/v1/kv/plan", {"prompt_tokens": 10 ** 6, "max_tokens": 1, "kv": {"policy": "full"}})
@@ -236,7 +237,33 @@ def check_plan(server):
     status, got = server.post("/v1/kv/plan", {"messages": [{"role": "user", "content": "Hi"}]})
     assert status == 200 and got["prompt"] > 0
     refused(server, "/v1/kv/plan", {"prompt_tokens": 0}, "prompt_tokens")
+    assert "'messages'" in refused(server, "/v1/kv/plan", {}, "prompt_tokens")
+    refused(server, "/v1/kv/plan", {"prompt_tokens": 300, "prompt": "a"}, "prompt_tokens")
     refused(server, "/v1/kv/plan", {"prompt_tokens": 5, "kv": {"policy": "nonsense"}}, "kv.policy")
+    for path in ("/v1/kv/plan", "/tokenize", "/v1/completions/render", "/detokenize"):
+        assert server.post(path, {"prompt": "a", "tokens": [1], "model": "other"})[1]["error"]["code"] == "model_not_found", path
+
+
+def check_encoded_plan(kvasir, model):
+    """With encoded pages the plan is never exceeded, and equals the peak where it says so."""
+    for codec in ("q8", "q4,recent=64"):
+        server = Server(kvasir, model, "--kv-type", codec, "--kv-memory", "60MiB")
+        try:
+            for policy in ("window:size=100", "window:size=2", "streaming:cap=33", "full"):
+                for prompt, more in ((760, 10), (33, 200)):
+                    tokens = server.post("/tokenize", {"prompt": "The old man went down to the river. " * 200})[1]["tokens"][:prompt]
+                    asked = {"max_tokens": more, "kv": {"policy": policy}}
+                    got = server.post("/v1/kv/plan", {**asked, "prompt_tokens": prompt})[1]
+                    kv = server.post("/v1/completions", {**asked, "prompt": tokens, "ignore_eos": True,
+                                                         "kv": {"policy": policy, "bypass": True}})[1]["kv"]
+                    peak = kv["bytes_peak"]
+                    assert peak <= got["kv_bytes"] <= 1.5 * peak, (codec, policy, prompt, peak, got)
+                    assert not got["kv_exact"] or peak == got["kv_bytes"] - got["policy_bytes"], (codec, policy, prompt, peak, got)
+                    assert got["kv_open_pages"] > 0
+                    assert got["kv_bytes"] == sum(got[a] * got[b] for a, b in (("kv_pages", "kv_page_bytes"), ("kv_open_pages", "kv_open_page_bytes"))) + got["kv_table_bytes"] + got["policy_bytes"], got
+            assert server.end() == 0
+        finally:
+            server.process.kill()
 
 
 def check_fields(server):
@@ -251,6 +278,10 @@ def check_fields(server):
     refused(server, "/v1/completions", {"prompt": ["x"] * 65}, "prompt")
     refused(server, "/v1/completions", {"prompt": ["x", 5]}, "prompt")
     refused(server, "/v1/completions", {"prompt": ""}, "prompt")
+    assert "must be a string" in refused(server, "/v1/completions", {"prompt": {}}, "prompt")
+    for token in (-1, 99999999999999999999):
+        assert "outside the vocabulary" in refused(server, "/v1/completions", {"prompt": [token]}, "prompt")
+    assert "1e+308" in refused(server, "/v1/completions", {"prompt": "x", "temperature": 1e308}, "temperature")
     fine = {"messages": messages, "max_tokens": 1, "user": "me", "priority": 3, "cache_salt": "s", "unknown": [1],
             "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "top_k": -1, "min_p": 0.1}
     status, got = server.post("/v1/chat/completions", fine)
@@ -379,7 +410,7 @@ def main(kvasir, model):
         assert server.end() == 0
     finally:
         server.process.kill()
-    for check in (check_template, check_sessions):
+    for check in (check_template, check_encoded_plan, check_sessions):
         began = time.time()
         check(kvasir, model)
         print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)

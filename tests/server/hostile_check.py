@@ -126,6 +126,9 @@ def check_http(server):
     }.items():
         statuses = exchange(server.port, data)
         assert len(statuses) <= 1 and all(status in REFUSED for status in statuses), (name, statuses)
+    for version in (b"0.9", b"1.2", b"2.0", b"3.0", b"9.9"):
+        assert exchange(server.port, get.replace(b"1.1", version) + b"\r\n") == [505], version
+    assert exchange(server.port, get.replace(b"HTTP/1.1", b"HTTP/one") + b"\r\n") == [400]
     # What is wrong with the body's length is said.
     for fields, said in ((b"Content-Length: -1", b"'Content-Length' must be a whole number"),
                          (b"Content-Length: 1" + b"0" * 30, b"'Content-Length' must be a whole number"),

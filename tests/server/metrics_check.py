@@ -195,7 +195,13 @@ def main(kvasir, model, dashboard):
         check_dashboard(server, dashboard)
         assert server.end() == 0
     with LiveServer(kvasir, model) as server:
-        assert server.complete(max_tokens=3)[0] == 200
+        assert server.complete(prompt="a tale of two " * 40, max_tokens=3)[0] == 200
+        assert server.complete(prompt="a tale of two " * 40, max_tokens=3, kv={"policy": "h2o:budget=64"})[0] == 200
+        end = time.time() + 20
+        while server.metric("kvasir:num_requests_running") > 0:
+            assert time.time() < end, "requests that ended are still running"
+        assert server.metric("kvasir:kv_request_bytes") == 0, "nobody asks for anything"
+        assert server.metric("kvasir:kv_prefix_bytes") == server.metric("kvasir:kv_used_bytes") > 0
         assert not [name for name in server.metrics() if name.startswith("vllm:")]
         assert server.end() == 0
 

@@ -200,6 +200,11 @@ def check_deadline(kvasir, model):
     ended = [re.search(r" (\w+) request .* http=(\d+) finish_reason=(\w+) ", line) for line in server.lines]
     ended = sorted(found.groups() for found in ended if found)
     assert ended == [("warning", "200", "shutdown"), ("warning", "503", "shutdown")], server.lines
+    for line in (line for line in server.lines if "finish_reason=shutdown" in line):
+        times = {name: float(value) for name, value in re.findall(r" (\w+)_s=(\S+)", line)}
+        assert all(value >= 0 for value in times.values()), line
+        assert abs(times["queue"] + times["prefill"] + times["decode"] - times["total"]) < 0.01, line
+        assert " policy=full " in line, line
     assert not any(" failed " in line for line in server.lines), "it is no fault"
 
 

@@ -127,6 +127,8 @@ def check_refusals(kvasir, model, folder):
         for field, value in (("stream", True), ("n", 2), ("best_of", 2), ("echo", True), ("logprobs", 2),
                              ("max_tokens", 10), ("max_completion_tokens", 10)):
             refused(route, {"prompt": "x", field: value}, field)
+        refused(route, {"prompt": "x", "session": "other"}, "session")
+        refused(chat, {"prompt": ["x", "y"], "session": "tale"}, "prompt")
         assert client.ask("GET", route)[0] == 404
         status, _, got = client.ask("POST", route, {"prompt": "x", "stream": False, "n": 1, "max_tokens": 0})
         assert status == 200, got
@@ -193,10 +195,16 @@ def check_folder(kvasir, model, folder):
             assert status == 500 and "the session 'tale'" in said and str(root) not in said, (status, got)
             assert "its file is not a regular file; whoever runs the server can mend that" in said, got
         file.rmdir()
+        pathlib.Path(folder, "elsewhere").write_bytes(b"damaged")
+        file.symlink_to(pathlib.Path(folder, "elsewhere"))
+        status, _, got = client.ask("POST", "/v1/sessions/tale", {})
+        assert status == 500 and "whoever runs the server can mend that" in got["error"]["message"], (status, got)
+        assert client.ask("DELETE", "/v1/sessions/tale")[0] == 404, "it is not advised"
+        file.unlink()
         assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200
         # A thread of its own writes the log.
         for _ in range(100):
-            if sum(" failed " in line for line in server.lines) >= 10:
+            if sum(" failed " in line for line in server.lines) >= 11:
                 break
             time.sleep(0.1)
         server.process.kill()
@@ -204,7 +212,7 @@ def check_folder(kvasir, model, folder):
         assert again.end() == 0, "a server that was killed keeps the folder"
     server.reader.join(10)
     failed = [line for line in server.lines if " failed " in line]
-    assert len(failed) == 10, server.lines
+    assert len(failed) == 11, server.lines
     for line in failed:
         assert re.search(r' failed id=\S+ tenant="" session=tale http=500 message="the session \'tale\' cannot', line), line
 

@@ -6,6 +6,7 @@ too small costs time only. A killed server leaves nothing in the folder. Folders
 
 import concurrent.futures
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def check_answers(kvasir, model, folder, memory, alone, *codec):
             assert [texts for texts, _ in got] == alone, codec
             if swapped(server)["in"] > 0:
                 break
-        assert server.metric("kvasir:swap_file_bytes") == 256 << 20
+        assert server.metric("kvasir:swap_capacity_bytes") == 256 << 20
         seen = swapped(server)
         assert seen["in"] > 0 and seen["failed"] == 0 and seen["out"] == seen["in"], seen
         assert seen["out_bytes"] >= seen["in_bytes"] > 0, seen
@@ -75,6 +76,24 @@ def check_kill(kvasir, model, folder, memory):
         assert server.end() == 0
 
 
+def check_full_disk(kvasir, model, folder, memory, alone):
+    """What cannot be written is computed again, has not left, and is logged once in a minute."""
+    with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "256MiB") as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+        for _ in range(ROUNDS):
+            got = together(server, [request(prompt) for prompt in PROMPTS])
+            assert [texts for texts, _ in got] == alone
+            if swapped(server)["failed"] > 0:
+                break
+        seen = swapped(server)
+        assert seen["failed"] > 0 and seen["out"] == seen["in"] == 0, seen
+        time.sleep(0.3)
+        assert server.end() == 0
+        server.reader.join(10)
+        said = [line for line in server.lines if " warning swap_failed " in line]
+        assert len(said) == 1 and "File too large" in said[0], server.lines
+
+
 def refused(kvasir, model, *options):
     ran = subprocess.run([kvasir, "serve", "-m", model, "--port", "0", *options], capture_output=True, text=True, timeout=60)
     assert ran.returncode in (1, 2), ran
@@ -105,7 +124,7 @@ def main(kvasir, model):
         for codec in ((), ("--kv-type", "q4")):
             with LiveServer(kvasir, model, *codec) as server:
                 alone = [answer(server, request(prompt))[0] for prompt in PROMPTS]
-                assert "kvasir:swap_file_bytes" not in " ".join(server.metrics()), "there is no such file"
+                assert "kvasir:swap_capacity_bytes" not in " ".join(server.metrics()), "there is no such file"
                 held = server.complete(**request(max(PROMPTS, key=len)))[1]["kv"]["bytes_peak"]
                 assert server.end() == 0
             memory = f"{3 * held >> 10}KiB"
@@ -113,6 +132,7 @@ def main(kvasir, model):
             print(f"{codec or 'f16'} on {memory}: {seen}", flush=True)
             if not codec:
                 check_small_file(kvasir, model, folder, memory, alone)
+                check_full_disk(kvasir, model, folder, memory, alone)
                 check_kill(kvasir, model, folder, memory)
 
 
