@@ -320,7 +320,7 @@ TEST_F(SyncKv, TheProfileOfAPromptIsThatOfItsLastQueries) {
 }
 
 TEST_F(SyncKv, AStateThatIsRestoredGoesOnAlike) {
-  for (const std::string spec :
+  for (const std::string& spec :
        {std::string("synckv:budget=30,recent=4"), "synckv:budget=30,recent=4,reps=2,profile=" + path_}) {
     for (const int cut : {40, 110, 120, 133}) {
       const auto policy = make_policy(spec);

@@ -16,7 +16,7 @@ namespace kvasir::test {
 namespace {
 
 const RandomModelSpec kProfiledModel{.layers = 3, .d = 128, .heads = 8, .kv_heads = 4, .context = 128};
-constexpr int kGroup = 2;
+constexpr int kProfileGroup = 2;
 
 class Profile : public ::testing::Test {
  protected:
@@ -54,8 +54,8 @@ class Profile : public ::testing::Test {
         std::vector<std::set<int>> sets;
         for (int kv = 0; kv < heads; ++kv) {
           std::vector<float> pooled(static_cast<std::size_t>(query) + 1, 0), row(pooled);
-          for (int h = 0; h < kGroup; ++h) {
-            trace->read(layer, kv * kGroup + h, query, row);
+          for (int h = 0; h < kProfileGroup; ++h) {
+            trace->read(layer, kv * kProfileGroup + h, query, row);
             for (std::size_t i = 0; i < row.size(); ++i) pooled[i] = std::max(pooled[i], row[i]);
           }
           std::set<int> set;
@@ -126,7 +126,7 @@ TEST_F(Profile, ReplayReadsWhatTheEngineRead) {
   const std::string policy = "synckv:budget=20,recent=4,stride=3";
   const std::vector<TokenId> tokens = text(120, 5);
   double under_full = 0;
-  for (const std::string recorded : {policy, std::string("full")}) {
+  for (const std::string& recorded : {policy, std::string("full")}) {
     const std::string path = file_->path() + ".npy";
     auto out = AttentionTraceWriter::open(path, kProfiledModel.layers, kProfiledModel.heads, 120);
     ASSERT_TRUE(out.ok());
