@@ -289,9 +289,8 @@ void add_prefix_options(CLI::App& command, ServeOptions& options) {
       .add_option("--redis-password-file", options.redis_password_file, "File that holds the password of that server")
       ->type_name("FILE")
       ->needs(redis);
-  command.add_option("--redis-ttl", options.engine.redis_ttl, "Seconds that it keeps them")
+  command.add_option("--redis-ttl", options.engine.redis_ttl, "Seconds that it keeps them; default: 86400")
       ->check(in_range(1, 365 * 24 * 3600))
-      ->capture_default_str()
       ->needs(redis);
 }
 

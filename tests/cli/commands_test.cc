@@ -152,12 +152,14 @@ TEST(Commands, PoliciesListsThemAll) {
     names.push_back(policy["name"]);
     for (const char* field : {"summary", "formula", "reference", "acts"}) EXPECT_NE(policy[field], "") << field;
     if (policy["evaluation_only"].get<bool>()) continue;
-    // Its default is larger than the small model's context.
-    const std::string spec = names.back() == "cascade" ? "cascade:size=1024" : names.back();
+    // Their defaults are for larger models: of a longer context, and of more KV heads.
+    const std::string spec = names.back() == "cascade"  ? "cascade:size=1024"
+                             : names.back() == "synckv" ? "synckv:mem=50%"
+                                                        : names.back();
     EXPECT_EQ(run_json({"-p", "Once", "-n", "2", "--kv", spec})["tokens"], 2) << spec;
   }
   EXPECT_EQ(names, (std::vector<std::string>{"full", "window", "streaming", "cascade", "h2o", "tova", "lethe", "snapkv",
-                                             "pyramidkv", "cake", "quest", "random", "recompute"}));
+                                             "pyramidkv", "cake", "synckv", "quest", "random", "recompute"}));
   const Finished text = run_program({"policies"});
   EXPECT_EQ(text.exit_code, 0);
   for (const std::string& name : names) EXPECT_NE(text.out.find(name), std::string::npos) << name;

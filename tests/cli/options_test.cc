@@ -255,7 +255,7 @@ TEST_F(Options, CompletionInBash) {
   EXPECT_EQ(completed("kvasir r", 1), "run replay record\n");
   EXPECT_EQ(completed("kvasir eval p", 2), "ppl\n");
   EXPECT_EQ(completed("kvasir run --kv-m", 2), "--kv-memory\n");
-  EXPECT_EQ(completed("kvasir run --kv s", 3), "streaming snapkv\n");
+  EXPECT_EQ(completed("kvasir run --kv s", 3), "streaming snapkv synckv\n");
   EXPECT_EQ(completed("kvasir run --file x --kv-type b", 5), "bf16\n");
   EXPECT_EQ(completed("kvasir eval ppl --compare", 3), "--compare-full\n");
   EXPECT_EQ(completed("kvasir policies h", 2), "h2o\n");

@@ -139,7 +139,8 @@ void expect_steps_within_plan(const std::shared_ptr<LoadedModel>& model, const s
       left = !requests.empty();
       if (!left) break;
       std::vector<StepResult> results(requests.size());
-      ASSERT_TRUE(step.run(step.plan(requests), requests, results).ok());
+      const Status run = step.run(step.plan(requests), requests, results);
+      ASSERT_TRUE(run.ok()) << run.message();
       most = std::max(most, step.batch_bytes());
       for (std::size_t i = 0; i < requests.size(); ++i) {
         ASSERT_TRUE(results[i].status.ok());

@@ -24,7 +24,6 @@ inline const std::vector<std::string>& range_policies() {
 
 inline std::vector<std::string> all_policies_in_use() {
   std::vector<std::string> policies = range_policies();
-  policies.push_back("synckv:budget=24,recent=6,stride=3");  // drops nothing
   for (const PolicyCases& cases : all_policy_cases())
     policies.insert(policies.end(), cases.evicting.begin(), cases.evicting.end());
   return policies;

@@ -29,8 +29,7 @@ RandomModelSpec file_spec() {
 
 std::vector<std::string> policies() {
   std::vector<std::string> all = {"full", "window:size=40", "streaming:sinks=4,window=36",
-                                  "streaming:sinks=4,window=44,every=16,realign=rotate",
-                                  "synckv:budget=24,recent=6,stride=3"};
+                                  "streaming:sinks=4,window=44,every=16,realign=rotate"};
   for (const PolicyCases& cases : all_policy_cases())
     all.insert(all.end(), cases.evicting.begin(), cases.evicting.end());
   return all;

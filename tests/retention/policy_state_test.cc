@@ -35,6 +35,8 @@ const std::vector<std::string>& specs() {
       "snapkv:budget=16,window=4",
       "pyramidkv:budget=20,window=6,beta=5",
       "cake:budget=18,window=5",
+      "quest:budget=48",
+      "quest:budget=30%",
       "synckv:budget=9,recent=2,stride=3",
       "synckv:mem=60%,recent=4,static=0.2",
       "snapkv:budget=30,window=25",

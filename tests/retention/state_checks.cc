@@ -27,7 +27,8 @@ BegunPolicy::BegunPolicy(const std::string& spec) {
   EXPECT_TRUE(made.ok()) << made.status().message();
   if (!made.ok()) return;
   policy = std::move(*made);
-  if (policy->traits().by_token()) layout = {.layers = 3, .per_layer = 2, .heads = 2};
+  if (policy->traits().compacts || !policy->traits().reductions.empty())
+    layout = {.layers = 3, .per_layer = 2, .heads = 2};
   policy->begin(layout);
 }
 

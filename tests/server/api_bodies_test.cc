@@ -185,7 +185,7 @@ TEST(ApiBodies, SessionIds) {
     EXPECT_FALSE(is_session_id(bad)) << bad;
   EXPECT_EQ(completion(R"({"prompt":"a","session":"s"})")->session, "s");
   EXPECT_EQ(field(completion(R"({"prompt":"a","session":"../s"})")), "session");
-  EXPECT_EQ(field(completion(R"({"prompt":["a","b"],"session":"s"})")), "session");
+  EXPECT_EQ(field(completion(R"({"prompt":["a","b"],"session":"s"})")), "prompt");
   EXPECT_EQ(field(chat(R"({"session":"s","n":2})")), "session");
   EXPECT_EQ(field(chat(R"({"session":"s","chat_template_kwargs":{"a":1}})")), "chat_template_kwargs");
 }
