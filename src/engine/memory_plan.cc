@@ -391,7 +391,8 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
   // Where pages are encoded, the plan of a table that is run knows both the most and the least.
-  memory.exact = !policy.traits().by_token() && !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
+  memory.exact = !policy.traits().compacts && policy.traits().reductions.empty() &&
+                 !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);

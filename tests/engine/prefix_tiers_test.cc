@@ -223,8 +223,10 @@ TEST_F(PrefixTiersTest, RequestsShareAFetch) {
   for (std::size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(bits_of(second.result(ids[i])), cold(model, all[i]));
     EXPECT_GE(second.result(ids[i]).cached, 512);
-    EXPECT_EQ(second.result(ids[i]).cached_from, "redis");
+    // Those that waited for another's fetch find its pages in memory.
+    EXPECT_THAT(second.result(ids[i]).cached_from, testing::AnyOf("redis", "pages"));
   }
+  EXPECT_TRUE(std::ranges::any_of(ids, [&](RequestId id) { return second.result(id).cached_from == "redis"; }));
 }
 
 // Each write and each read goes wrong once; then all of them do. It costs time alone, and what is found is right.
@@ -250,7 +252,13 @@ TEST_F(PrefixTiersTest, EveryWriteAndEveryReadFailsOnce) {
                                                       &content, in_reads ? plan : BlobFaultPlan(no_blob_fault))));
         const GenerateResult result = second.run(request("full"));
         EXPECT_EQ(bits_of(result), expected);
-        EXPECT_EQ(result.cached, number < 0 ? 0 : number * 256) << "the parts before the one that fails";
+        // A write that failed with an error may have been tried again when the request ended.
+        const std::int64_t before = number < 0 ? 0 : number * 256;
+        if (!in_reads && number >= 0 && fault == BlobFault::kError) {
+          EXPECT_THAT(result.cached, testing::AnyOf(before, 768));
+        } else {
+          EXPECT_EQ(result.cached, before) << "the parts before the one that fails";
+        }
         if (in_reads || fault == BlobFault::kDamaged) {
           EXPECT_GT(second.report().failures, 0);
         }
