@@ -104,7 +104,10 @@ def check_password(kvasir, model, folder, cold):
             with open(f"/proc/{server.process.pid}/cmdline", "rb") as file:
                 assert b"open sesame" not in file.read()
             assert server.end() == 0
-        for options in ((), ("--redis-password-file", __file__)):
+        wrong = folder + "/wrong"
+        with open(wrong, "w") as file:
+            file.write("shut sesame\n")
+        for options in ((), ("--redis-password-file", wrong)):
             with start(kvasir, model, redis.port, *options) as server:
                 got, kv = ask(server, "full")
                 assert got == cold["full"] and kv["cached"] == 0, kv
