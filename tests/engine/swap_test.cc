@@ -181,6 +181,7 @@ TEST(Swap, AFileThatNeverEndsHoldsNobody) {
   for (int polls = 0; polls < 5; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
   EXPECT_EQ(desk.queue().unfinished(), 1);
   ASSERT_TRUE(desk.queue().cancel(leaves).ok());
+  ASSERT_NO_FATAL_FAILURE(desk.poll());
   EXPECT_EQ(desk.queue().unfinished(), 0);
 }
 
