@@ -64,7 +64,7 @@ TEST_P(SwapOf, ACrowdInLittleMemoryHasItsAnswers) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load(file.path(), {.threads = 1, .kv_type = GetParam(), .page_slots = 16});
   Outcomes outcomes;
-  for (std::uint64_t seed = 0; seed < 4; ++seed)
+  for (std::uint64_t seed = 0; seed < 16; ++seed)
     ASSERT_NO_FATAL_FAILURE(run_crowd(
         model, seed, [] { return spill_to(std::make_unique<FaultyFile>(no_fault, 2)); }, true, &outcomes));
   EXPECT_GT(outcomes.out, 8);
