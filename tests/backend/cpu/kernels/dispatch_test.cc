@@ -26,7 +26,8 @@ TEST(Dispatch, AutoIsOneOfThem) {
 }
 
 TEST(Dispatch, UnknownNamesGiveNothing) {
-  for (const std::string_view name : {"", "Generic", "avx", "avx2 ", "auto ", "neon"}) EXPECT_EQ(find_kernels(name), nullptr);
+  for (const std::string_view name : {"", "Generic", "avx", "avx2 ", "auto ", "neon"})
+    EXPECT_EQ(find_kernels(name), nullptr);
 }
 
 TEST_P(KernelTest, EveryKernelIsThere) {
