@@ -7,6 +7,7 @@
 
 #include "base/counted.h"
 #include "base/status.h"
+#include "retention/head_profile.h"
 #include "retention/hoyer.h"
 
 namespace kvasir {
@@ -42,14 +43,7 @@ struct TopSet {
 };
 
 double overlap(const TopSet& a, const TopSet& b) {
-  std::size_t common = 0;
-  for (std::size_t i = 0, j = 0; i < a.ids.size() && j < b.ids.size();) {
-    common += a.ids[i] == b.ids[j] ? 1 : 0;
-    const bool first = a.ids[i] <= b.ids[j];
-    if (b.ids[j] <= a.ids[i]) ++j;
-    if (first) ++i;
-  }
-  return static_cast<double>(common) / static_cast<double>(std::min(a.ids.size(), b.ids.size()));
+  return overlap_coefficient(a.ids, b.ids);
 }
 
 struct Shape {

@@ -164,20 +164,6 @@ void top_positions(std::span<const double> weights, std::size_t k, std::vector<s
   std::ranges::sort(top);
 }
 
-double overlap_coefficient(std::span<const std::uint32_t> a, std::span<const std::uint32_t> b) {
-  std::size_t common = 0;
-  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    if (a[i] == b[j]) {
-      ++common, ++i, ++j;
-    } else if (a[i] < b[j]) {
-      ++i;
-    } else {
-      ++j;
-    }
-  }
-  return static_cast<double>(common) / static_cast<double>(std::min(a.size(), b.size()));
-}
-
 int default_representatives(int kv_heads) {
   return std::max(1, kv_heads / 4);
 }

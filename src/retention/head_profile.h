@@ -27,6 +27,7 @@
 // Thread-safety: plain values and pure functions.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -78,7 +79,20 @@ void top_positions(std::span<const double> weights, std::size_t k, std::vector<s
                    std::vector<std::uint32_t>& top);
 
 // The overlap coefficient of two ascending sets that are not empty.
-double overlap_coefficient(std::span<const std::uint32_t> a, std::span<const std::uint32_t> b);
+template <class Ids>
+double overlap_coefficient(const Ids& a, const Ids& b) {
+  std::size_t common = 0;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    if (a[i] == b[j]) {
+      ++common, ++i, ++j;
+    } else if (a[i] < b[j]) {
+      ++i;
+    } else {
+      ++j;
+    }
+  }
+  return static_cast<double>(common) / static_cast<double>(std::min(a.size(), b.size()));
+}
 
 // Representatives of a layer when none are asked for: a quarter of the KV heads, and at least 1 (2 of 8, 1 of 4).
 int default_representatives(int kv_heads);

@@ -81,3 +81,12 @@ class LiveServer:
         """Ends it as a service manager does; returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.process.wait(seconds)
+
+
+def refused(kvasir, model, *options):
+    """The one line with which a server with these options refuses to start."""
+    ran = subprocess.run([kvasir, "serve", "-m", model, "--port", "0", *options], capture_output=True, text=True, timeout=60)
+    assert ran.returncode in (1, 2), ran
+    said = [line for line in ran.stderr.splitlines() if line.startswith("kvasir: ")]
+    assert len(said) == 1, ran.stderr
+    return said[0]

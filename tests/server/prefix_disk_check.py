@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from live_server import LiveServer
+from live_server import LiveServer, refused
 
 TEXT = "".join(f"Chapter {i}: a fox, {i} hens and an old man lived beside the river, and nobody knew why. " for i in range(60))
 POLICIES = ("full", "streaming:sinks=4,window=700", "snapkv:budget=128")
@@ -204,14 +204,6 @@ def check_bound(kvasir, model):
             wait_for(lambda: 0 < tier(server, "bytes") <= size * 4 == tier(server, "capacity_bytes"), "the bound")
             assert server.end() == 0
         assert sum(os.path.getsize(name) for name in parts(folder)) <= size * 4
-
-
-def refused(kvasir, model, *options):
-    ran = subprocess.run([kvasir, "serve", "-m", model, "--port", "0", *options], capture_output=True, text=True, timeout=60)
-    assert ran.returncode in (1, 2), ran
-    said = [line for line in ran.stderr.splitlines() if line.startswith("kvasir: ")]
-    assert len(said) == 1, ran.stderr
-    return said[0]
 
 
 def check_refusals(kvasir, model, folder):

@@ -11,8 +11,8 @@ import tempfile
 import threading
 import time
 
-from live_server import LiveServer
-from prefix_disk_check import TEXT, ask, refused, tier, wait_for
+from live_server import LiveServer, refused
+from prefix_disk_check import TEXT, ask, tier, wait_for
 from redis_double import REDIS, Proxy, Redis, free_port
 
 POLICIES = ("full", "streaming:sinks=4,window=700")

@@ -8,12 +8,11 @@ import concurrent.futures
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 
-from live_server import LiveServer
+from live_server import LiveServer, refused
 from same_answer_check import PROMPTS, ROUNDS, answer, together
 
 # What h2o keeps depends on each step of decoding: to compute it again takes as long as the first time.
@@ -92,14 +91,6 @@ def check_full_disk(kvasir, model, folder, memory, alone):
         server.reader.join(10)
         said = [line for line in server.lines if " warning swap_failed " in line]
         assert len(said) == 1 and "File too large" in said[0], server.lines
-
-
-def refused(kvasir, model, *options):
-    ran = subprocess.run([kvasir, "serve", "-m", model, "--port", "0", *options], capture_output=True, text=True, timeout=60)
-    assert ran.returncode in (1, 2), ran
-    said = [line for line in ran.stderr.splitlines() if line.startswith("kvasir: ")]
-    assert len(said) == 1, ran.stderr
-    return said[0]
 
 
 def check_refusals(kvasir, model, folder):
