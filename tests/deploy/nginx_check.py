@@ -65,6 +65,7 @@ class Proxy:
     def __init__(self, folder, replicas):
         self.port = free_port()
         self.folder = folder
+        self.asked = 0
         with open(os.path.join(SOURCE, "kvasir.conf")) as file:
             config = file.read()
         shutil.copy(os.path.join(SOURCE, "kvasir_route.js"), folder)
@@ -81,7 +82,7 @@ class Proxy:
             file.write(f"""{user} load_module {MODULE}; daemon off; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 1024; }}
 http {{ {temporary}
-log_format where '$request_uri $status $upstream_addr';
+log_format where '$http_x_check_number $request_uri $status $upstream_addr';
 access_log {folder}/access.log where;
 {config} }}""")
         self.process = subprocess.Popen(["timeout", "--foreground", "120", NGINX, "-p", folder, "-c",
@@ -95,20 +96,29 @@ access_log {folder}/access.log where;
         sys.exit("nginx did not start: " + open(f"{folder}/error.log").read())
 
     def ask(self, method, path, body=None, headers=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        """Sends a request, again where this address has sent too many: nginx lets 20 a second pass."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
-        connection.request(method, path, data, headers or {})
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
+        for _ in range(20):
+            self.asked += 1
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection.request(method, path, data, {"X-Check-Number": str(self.asked), **(headers or {})})
+            answer = connection.getresponse()
+            text = answer.read()
+            connection.close()
+            if answer.status != 429:
+                break
+            time.sleep(0.5)
         return answer.status, dict(answer.getheaders()), text
 
     def where(self):
-        """The replicas that the newest request was sent to, in turn."""
-        time.sleep(0.05)
-        with open(f"{self.folder}/access.log") as file:
-            last = file.read().splitlines()[-1]
-        return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", last)]
+        """The replicas that the newest request of ask() was sent to, in turn; nginx logs it once it is over."""
+        for _ in range(200):
+            with open(f"{self.folder}/access.log") as file:
+                for line in file:
+                    if line.startswith(f"{self.asked} ") and line.endswith("\n"):
+                        return [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", line)]
+            time.sleep(0.01)
+        raise AssertionError("nginx has not logged the request")
 
     def complete(self, prompt, headers=None, **fields):
         """Returns the answer and the port of the replica that gave it."""

@@ -1,6 +1,8 @@
 // Requests that continue a session, that report log-probabilities piece by piece and of their prompts; plans.
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "engine/request_queue.h"
@@ -22,6 +24,9 @@ std::unique_ptr<Engine> open_engine(std::uint64_t kv_memory = 64 * kMiB) {
   EXPECT_TRUE(engine.ok()) << engine.status().message();
   return std::move(*engine);
 }
+
+// The tests of this file run in processes of their own, at the same time.
+std::string session_file() { return ::testing::TempDir() + "request_extras_" + std::to_string(::getpid()); }
 
 GenerateOptions greedy(std::int64_t tokens) {
   GenerateOptions options;
@@ -62,7 +67,7 @@ TEST_P(SessionRequests, GiveTheAnswersOfTheSessionsOwnCalls) {
       want.push_back(session->generate(greedy(15), {})->text);
     }
   }
-  const std::string path = ::testing::TempDir() + "request_extras.session";
+  const std::string path = session_file();
   const auto engine = open_engine();
   std::shared_ptr<Session> session = *engine->new_session({.policy = GetParam()});
   for (std::size_t i = 0; i < turns.size(); ++i) {
@@ -176,7 +181,7 @@ TEST(SessionRequest, LeavesTheSessionAloneIfItIsCancelled) {
 
 // Prefixes that requests left hold all memory; a session that is loaded comes first.
 TEST(SessionRequest, ALoadedSessionTakesTheRoomOfCachedPrefixes) {
-  const std::string path = ::testing::TempDir() + "request_extras_room.session";
+  const std::string path = session_file();
   EngineOptions engine_options;
   engine_options.model = small_model();
   engine_options.threads = 1;

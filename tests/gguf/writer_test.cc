@@ -1,6 +1,7 @@
 #include "gguf/writer.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -86,7 +87,7 @@ TEST(Writer, RoundTripsTensorsThroughAFile) {
   writer.add_tensor("f32", 0, {3, 5}, filled(60, 1));
   writer.add_tensor("q8_0", 8, {64, 2}, filled(136, 2));
   writer.add_tensor("bf16", 30, {1, 1, 1, 7}, filled(14, 3));
-  const std::string path = testing::TempDir() + "writer_test.gguf";
+  const std::string path = testing::TempDir() + "writer_test_" + std::to_string(::getpid()) + ".gguf";
   ASSERT_TRUE(writer.write(path).ok());
   const auto file = File::open(path);
   ASSERT_TRUE(file.ok()) << file.status().message();
