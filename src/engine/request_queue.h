@@ -83,7 +83,7 @@ class RequestQueue {
   Status cancel(RequestId request);
   std::int64_t unfinished() const { return static_cast<std::int64_t>(requests_.size()) + untold_; }
 
-  // What happened so far. For tests: that what they are about did happen.
+  // Totals since the start. Tests use them to assert that the event they are about took place.
   struct Counters {
     std::int64_t passes = 0;
     std::int64_t mixed = 0;            // passes of prompt rows and generated rows
