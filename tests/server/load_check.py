@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 
+from ports import free_port
 from serve_check import Server
 
 POLICIES = ("full", "streaming:sinks=4,window=252", "h2o:budget=128", "snapkv:budget=128+lethe:start=192,max=256")
@@ -414,7 +415,7 @@ def turn(session, prompt):
 def check_kill(options, serve, tenants, made, alone):
     """kill -9 under load; a server that is started again on the same port serves, with the sessions and usage of before."""
     key = tenants.keys["under"]
-    server = Watched(options.kvasir, options.model, *serve)
+    server = Watched(options.kvasir, options.model, *serve, port=free_port())
     assert post(server, "/v1/completions", turn("kept", "The old man"), key)[0] == 200
     talker = Talker(server, key)
     load = Load(server, tenants, made, alone, options.clients, 20)
