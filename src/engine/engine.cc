@@ -158,6 +158,8 @@ class EngineImpl final : public Engine {
     if (requests_ == nullptr) return report;
     const RequestQueue::Counters& counters = requests_->counters();
     report.passes = counters.passes;
+    report.mixed_passes = counters.mixed;
+    report.mixed_prompt_rows = counters.mixed_rows;
     report.running = requests_->running();
     report.waiting = requests_->unfinished() - report.running;
     report.tenants = requests_->tenants();

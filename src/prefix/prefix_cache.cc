@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// What a map or a set takes for an element beside the element itself, about.
+// Approximate overhead of a map or set per element.
 constexpr std::uint64_t kLinkBytes = 48;
 
 std::uint64_t hash_tokens(std::span<const TokenId> tokens, std::uint64_t seed) {

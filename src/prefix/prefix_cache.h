@@ -85,7 +85,7 @@ struct PrefixQuery {
 
 struct PrefixMatch {
   std::int64_t tokens = 0;  // that need not be run
-  // That holds them; null: pages do. Outlives its place in the cache.
+  // The snapshot that holds these tokens; null if exact pages do. Stays valid after the cache has dropped it.
   std::shared_ptr<const PrefixSnapshot> snapshot;
   PrefixMiss miss = PrefixMiss::kUnknown;
 };

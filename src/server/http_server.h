@@ -59,7 +59,8 @@ struct HttpRequest {
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
-// What requests hear during a drain, and those that its end cuts off; the code of both errors.
+// Messages of the errors that refuse a request during a drain (kGoingDown) and that end one when the drain is over
+// (kCutOff), and the code of both.
 inline constexpr std::string_view kGoingDown =
     "the server is going down; send the request to another server, or again when this one is back";
 inline constexpr std::string_view kCutOff =

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <new>
@@ -217,6 +218,7 @@ TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {
   TextThread texts({heard.post(), 4, 64 << 20});
   std::mutex gate;
   gate.lock();
+  std::atomic<bool> began = false;
   const auto add = [&](const std::string& caller, std::size_t bytes, const std::string& name) {
     return texts
         .run(
@@ -225,8 +227,15 @@ TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {
   };
   ASSERT_TRUE(texts
                   .run(
-                      1, [&] { const std::lock_guard lock(gate); }, [] {}, "z")
+                      1,
+                      [&] {
+                        began = true;
+                        const std::lock_guard lock(gate);
+                      },
+                      [] {}, "z")
                   .ok());
+  // Until then the thread could take the first of the others.
+  while (!began) std::this_thread::yield();
   constexpr std::size_t kLarge = 8 << 20;
   for (const char* name : {"a1", "a2", "a3"}) ASSERT_TRUE(add("a", kLarge, name));
   ASSERT_TRUE(add("a", 10, "a-small"));
