@@ -54,8 +54,10 @@ TEST(KeyFile, ReadsWhatItWrites) {
 
 TEST(KeyFile, TextIsForPeopleAndHasNoKey) {
   const std::string text = key_file_text(sample());
-  EXPECT_NE(text.find("[tenants.research]\nfloor = \"512MiB\"\nceiling = \"2GiB\"\nrequests-per-minute = 60\n"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find(
+          "[tenants.research]\nid = \"b1d00c7e\"\nfloor = \"512MiB\"\nceiling = \"2GiB\"\nrequests-per-minute = 60\n"),
+      std::string::npos)
       << text;
   EXPECT_NE(text.find("created = 2026-11-23T08:00:00Z"), std::string::npos) << text;
   EXPECT_EQ(text.find("a key\""), std::string::npos);
