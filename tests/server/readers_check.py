@@ -173,7 +173,7 @@ def main(kvasir, model, short=""):
     # With --queue-timeout a stream begins only with its first pass.
     for more in ((), ("--queue-timeout", "600")):
         with LiveServer(kvasir, model, "--max-unread", "256KiB", *more, *log) as server:
-            for arguments in ((1, 64, True, 20 << 10), (64, 2, True, 10 << 10)):
+            for arguments in ((1, 64, True, 20 << 10), (64, 2, True, 3 << 10)):
                 run(check_burst, server, *arguments)
             assert server.end() == 0
 
