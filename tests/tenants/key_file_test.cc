@@ -17,6 +17,7 @@ KeyFile sample() {
   file.secret = random_secret();
   Tenant research;
   research.name = "research";
+  research.id = "b1d00c7e";
   research.floor = std::uint64_t{512} << 20;
   research.ceiling = std::uint64_t{2} << 30;
   research.requests_per_minute = 60;
