@@ -71,8 +71,10 @@ Ends ends_of(const float* x, const std::int32_t* taken, int size) {
   std::int32_t highest = -kHighest - 1;
   for (int i = 0; i < count; ++i) {
     const std::int32_t key = ordered(std::bit_cast<std::int32_t>(x[i]));
-    lowest = std::min(lowest, taken[i] != 0 ? key : kHighest);
-    highest = std::max(highest, taken[i] != 0 ? key : -kHighest - 1);
+    const std::int32_t or_highest = (key & taken[i]) | (kHighest & ~taken[i]);
+    const std::int32_t or_lowest = (key & taken[i]) | ((-kHighest - 1) & ~taken[i]);
+    lowest = or_highest < lowest ? or_highest : lowest;
+    highest = highest < or_lowest ? or_lowest : highest;
   }
   Ends ends;
   if (lowest > highest) return ends;
@@ -89,22 +91,39 @@ Ends ends_of(const float* x, const std::int32_t* taken, int size) {
   return size == kCodecGroup ? ends_of<kCodecGroup>(x, taken, size) : ends_of<0>(x, taken, size);
 }
 
-// Writes bits [shift, shift + kBits) of each code as a plane, and returns what lies behind it.
+// Writes bits [shift, shift + kBits) of the codes of a block, which has `units` units.
+template <int kBits>
+void put_block(const std::uint8_t* code, int units, int shift, std::byte* block) {
+  std::uint16_t unit[kPlaneUnits] = {};
+  for (int part = 0; part < 16 / kBits; ++part)
+    for (int i = 0; i < units; ++i)
+      unit[i] = static_cast<std::uint16_t>(unit[i] | (code[part * units + i] >> shift & ((1 << kBits) - 1))
+                                                         << (kBits * part));
+  std::memcpy(block, unit, static_cast<std::size_t>(units) * sizeof unit[0]);
+}
+
+// Of a whole block.
+template <int kBits>
+void put_block(const std::uint8_t* code, int shift, std::byte* block) {
+  using Bytes [[gnu::vector_size(kPlaneUnits)]] = std::uint8_t;
+  using Units [[gnu::vector_size(2 * kPlaneUnits)]] = std::uint16_t;
+  constexpr std::uint16_t kMask = (1 << kBits) - 1;
+  Units units = {};
+  for (int part = 0; part < 16 / kBits; ++part) {
+    Bytes bytes;
+    std::memcpy(&bytes, code + part * kPlaneUnits, sizeof bytes);
+    units |= (__builtin_convertvector(bytes, Units) >> static_cast<std::uint16_t>(shift) & kMask) << (kBits * part);
+  }
+  std::memcpy(block, &units, sizeof units);
+}
+
+// As a plane. Returns what lies behind it.
 template <int kBits>
 std::byte* put_plane(const std::uint8_t* code, int codes, int shift, std::byte* plane) {
   constexpr int kBlock = kPlaneUnits * 16 / kBits;
-  for (int from = 0; from < codes; from += kBlock) {
-    const int count = std::min(kBlock, codes - from);
-    const int units = count * kBits / 16;
-    std::uint16_t unit[kPlaneUnits] = {};
-    for (int part = 0; part < 16 / kBits; ++part)
-      for (int i = 0; i < units; ++i)
-        unit[i] = static_cast<std::uint16_t>(unit[i] | (code[from + part * units + i] >> shift & ((1 << kBits) - 1))
-                                                           << (kBits * part));
-    std::memcpy(plane, unit, static_cast<std::size_t>(units) * sizeof unit[0]);
-    plane += units * 2;
-  }
-  return plane;
+  for (; codes >= kBlock; codes -= kBlock, code += kBlock, plane += 64) put_block<kBits>(code, shift, plane);
+  if (codes > 0) put_block<kBits>(code, codes * kBits / 16, shift, plane);
+  return plane + codes * kBits / 8;
 }
 
 // Codes of a side, [rows][count].
@@ -226,48 +245,64 @@ float q8_scale(std::uint32_t most, std::byte* out) {
   return half_at(out);
 }
 
-std::uint8_t q8_code(float x, float scale) {
-  const float steps = x / scale;
-  const float above = steps < -127.0F ? -127.0F : steps;
-  const float within = 127.0F < above ? 127.0F : above;
-  return static_cast<std::uint8_t>(nearest(within) & (scale > 0 ? 0xffU : 0U));
-}
-
 std::uint32_t magnitude(float x) {
   return std::bit_cast<std::uint32_t>(x) & 0x7fffffffU;
 }
 
-// Groups run along the rows, which are dimensions.
-void encode_q8_keys(const Side& side, std::byte* scales) {
+// most[i]: the greatest magnitude of it and of x[i].
+void raise(const float* x, int count, std::uint32_t* most) {
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t of = magnitude(x[i]);
+    most[i] = most[i] < of ? of : most[i];
+  }
+}
+
+// Codes of some elements; zero where the scale is zero or NaN.
+void put_q8(const float* x, const float* scale, int count, std::uint8_t* __restrict code) {
+  for (int i = 0; i < count; ++i) {
+    const float steps = x[i] / scale[i];
+    const float above = steps < -127.0F ? -127.0F : steps;
+    const float within = 127.0F < above ? 127.0F : above;
+    code[i] = static_cast<std::uint8_t>(nearest(within) & (scale[i] > 0 ? 0xffU : 0U));
+  }
+}
+
+// Groups run along the rows, which are dimensions. Dead slots are divided by zero, whatever their scale on the page.
+void encode_q8_keys(const Side& side, SlotMask live, std::byte* scales) {
   const int slots = side.count;
-  for (int group = 0; group < code_groups(side.rows); ++group, scales += 2 * static_cast<std::ptrdiff_t>(slots)) {
+  for (int group = 0; group < code_groups(side.rows); ++group) {
     const int begin = group * kCodecGroup;
     const int end = begin + group_size(side.rows, group);
     std::uint32_t most[64] = {};
     float scale[64];
-    for (int d = begin; d < end; ++d)
-      for (int s = 0; s < slots; ++s)
-        most[s] = std::max(most[s], magnitude(side.x[d * slots + s]) & static_cast<std::uint32_t>(side.taken[s]));
-    for (int s = 0; s < slots; ++s) scale[s] = q8_scale(most[s], scales + 2 * static_cast<std::ptrdiff_t>(s));
-    for (int d = begin; d < end; ++d)
-      for (int s = 0; s < slots; ++s)
-        side.code[d * slots + s] = static_cast<std::uint8_t>(q8_code(side.x[d * slots + s], scale[s]) & side.taken[s]);
+    for (int d = begin; d < end; ++d) raise(side.x + d * slots, slots, most);
+    for (int s = 0; s < slots; ++s, scales += 2) {
+      const bool taken = (live >> s & 1) != 0;
+      const float of_slot = q8_scale(taken ? most[s] : 0, scales);
+      scale[s] = taken ? of_slot : 0.0F;
+    }
+    for (int d = begin; d < end; ++d) put_q8(side.x + d * slots, scale, slots, side.code + d * slots);
   }
 }
 
 // Groups run along the elements of a row, which is a slot.
-void encode_q8_values(const Side& side, std::byte* scales) {
+void encode_q8_values(const Side& side, SlotMask live, std::byte* scales) {
   const int dims = side.count;
   for (int s = 0; s < side.rows; ++s)
     for (int group = 0; group < code_groups(dims); ++group) {
+      const bool taken = (live >> s & 1) != 0;
       const int first = s * dims + group * kCodecGroup;
       const int size = group_size(dims, group);
       std::uint32_t most = 0;
-      for (int i = first; i < first + size; ++i)
-        most = std::max(most, magnitude(side.x[i]) & static_cast<std::uint32_t>(side.taken[i]));
-      const float scale = q8_scale(most, scales + 2 * (static_cast<std::ptrdiff_t>(group) * side.rows + s));
-      for (int i = first; i < first + size; ++i)
-        side.code[i] = static_cast<std::uint8_t>(q8_code(side.x[i], scale) & side.taken[i]);
+      for (int i = first; i < first + size; ++i) {
+        const std::uint32_t of = magnitude(side.x[i]);
+        most = most < of ? of : most;
+      }
+      const float scale = q8_scale(taken ? most : 0, scales + 2 * (static_cast<std::ptrdiff_t>(group) * side.rows + s));
+      if (!taken) continue;
+      float divisor[kCodecGroup];
+      std::fill_n(divisor, size, scale);
+      put_q8(side.x + first, divisor, size, side.code + first);
     }
 }
 
@@ -279,16 +314,23 @@ void encode_side(const EncodedSide& to, bool keys, const std::byte* open, SlotMa
   std::uint8_t code[kMaxCodes];
   halves_to_floats(open, elements, x);
   std::memset(code, 0, static_cast<std::size_t>(elements));
-  for (int row = 0; row < to.rows; ++row)
-    for (int i = 0; i < to.count; ++i)
-      taken[row * to.count + i] = -static_cast<std::int32_t>(live >> (keys ? i : row) & 1);
+  for (int row = 0; row < to.rows; ++row) {
+    std::int32_t* of_row = taken + row * to.count;
+    if (!keys) {
+      std::fill_n(of_row, to.count, -static_cast<std::int32_t>(live >> row & 1));
+    } else if (row > 0) {
+      std::copy_n(taken, to.count, of_row);
+    } else {
+      for (int s = 0; s < to.count; ++s) of_row[s] = -static_cast<std::int32_t>(live >> s & 1);
+    }
+  }
   const Side side{to.rows, to.count, x, taken, code};
   if (to.type != KvType::kQ8) {
     encode_groups(to, side, out);
   } else if (keys) {
-    encode_q8_keys(side, out + (to.scale - to.data));
+    encode_q8_keys(side, live, out + (to.scale - to.data));
   } else {
-    encode_q8_values(side, out + (to.scale - to.data));
+    encode_q8_values(side, live, out + (to.scale - to.data));
   }
   put_codes(to, code, out);
 }

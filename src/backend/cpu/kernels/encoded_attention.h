@@ -330,11 +330,14 @@ struct EncodedAttention {
         score_all(WordCodes<Simd>{keys.codes});
       }
     });
-    for (int o = 0; o < keys.outliers; ++o)
-      for (int i = 0; i < kQueries; ++i) {
-        float& s = score[i * 64 + keys.place[o]];
-        s = __builtin_fmaf(q[i][keys.row[o]], keys.beyond[o], s);
-      }
+    for (int o = 0; o < keys.outliers; ++o) {
+      const int d = keys.row[o];
+      const float beyond = keys.beyond[o];
+      float* at = score + keys.place[o];
+      unrolled<kQueries>([&](int i) __attribute__((always_inline)) {
+        at[i * 64] = __builtin_fmaf(q[i][d], beyond, at[i * 64]);
+      });
+    }
   }
 
   // Weights times the scales of values as integers, and where products of theirs are added to.
@@ -462,12 +465,22 @@ struct EncodedAttention {
       case CodeSource::kWords: scaled.add_vectors(WordCodes<Simd>{values.codes}, side.count); break;
       default: add_planes();
     }
-    for (int o = 0; o < values.outliers; ++o)
-      for (int i = 0; i < kQueries; ++i)
-        if ((live[i] >> values.row[o] & 1) != 0) {
-          float& sum = weighted[i][values.place[o]];
-          sum = __builtin_fmaf(weight[i * 64 + values.row[o]], values.beyond[o], sum);
-        }
+    SlotMask all = ~SlotMask{0};
+    for (int i = 0; i < kQueries; ++i) all &= live[i];
+    for (int o = 0; o < values.outliers; ++o) {
+      const int slot = values.row[o];
+      const int d = values.place[o];
+      const float beyond = values.beyond[o];
+      const auto add = [&](int i) __attribute__((always_inline)) {
+        weighted[i][d] = __builtin_fmaf(weight[i * 64 + slot], beyond, weighted[i][d]);
+      };
+      if ((all >> slot & 1) != 0) {
+        unrolled<kQueries>(add);
+      } else {
+        for (int i = 0; i < kQueries; ++i)
+          if ((live[i] >> slot & 1) != 0) add(i);
+      }
+    }
   }
 
   // One entry of a partial and kQueries of its queries from `first` on, the first of which is number `of_tile` of its
@@ -520,7 +533,7 @@ struct EncodedAttention {
       const int count = queries - tile < kTileQueries ? queries - tile : kTileQueries;
       if (format.key == KvType::kQ8) to_integers(partial, tile, count, page.queries);
       for (int e = 0; e < partial.entries; ++e) {
-        if (e + 1 < partial.entries)
+        if (tile == 0 && e + 1 < partial.entries)
           for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(partial.pages[e + 1] + at);
         if (!seen(partial, e)) continue;
         if (page.keys.source == CodeSource::kPlain) {
