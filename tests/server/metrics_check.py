@@ -204,7 +204,7 @@ def check_dashboard(server, path):
 
 def main(kvasir, model, dashboard):
     with tempfile.TemporaryDirectory() as folder, \
-            LiveServer(kvasir, model, "--vllm-metrics", "--prefix-dir", folder) as server:
+            LiveServer(kvasir, model, "--vllm-metrics", "--prefix-dir", folder, "--swap-dir", folder) as server:
         check_figures(server)
         check_tenant_memory(server)
         check_text(server)
