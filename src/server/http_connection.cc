@@ -320,7 +320,7 @@ bool Connection::ends_reading(const Error& error) {
 // Counts a body that is read or answered; 0: it is gone. What was made of a large one leaves much memory between what
 // stays, which the system gets back only on demand.
 void Connection::hold_body(std::size_t bytes) {
-  if (bytes == 0 && body_held_ >= (1 << 20)) ::malloc_trim(0);
+  if (bytes < (1 << 20) && body_held_ >= (1 << 20)) ::malloc_trim(0);
   shared_.bodies.change(account_, body_held_, bytes);
   body_held_ = bytes;
 }
