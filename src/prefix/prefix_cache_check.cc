@@ -15,7 +15,8 @@ void PrefixCache::set_listener(PrefixListener* listener) {
     if (!node->pages.empty()) held.push_back(node.get());
   std::ranges::sort(held, {}, [](const Node* node) { return std::pair(node->depth, node->life.number); });
   for (const Node* node : held)
-    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
+    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt,
+                      node->root->codec);
 }
 
 void PrefixCache::count_references(PageCounts& references) const {
@@ -55,7 +56,7 @@ void PrefixCache::check_invariants() const {
     KVASIR_CHECK(node->children == children[node.get()]);
     KVASIR_CHECK(node->paged_children == paged[node.get()]);
   }
-  for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
+  for (const auto& [key, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
   KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
   std::uint64_t pinned = 0;
   for (const auto& [tenant, bytes] : pinned_by) pinned += bytes;

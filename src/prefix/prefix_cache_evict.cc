@@ -124,8 +124,8 @@ void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::funct
   }
 }
 
-void PrefixCache::discard(std::string_view salt, std::span<const TokenId> tokens) {
-  const Root* root = root_of(salt);
+void PrefixCache::discard(const PrefixSpace& space, std::span<const TokenId> tokens) {
+  const Root* root = root_of(space);
   if (root == nullptr || std::ssize(tokens) < slots_) return;
   std::uint64_t hash = 0;
   const Node* const first = child_of(*root, nullptr, block(tokens, 0), &hash);

@@ -45,9 +45,7 @@ class Process {
         driver_(std::make_shared<Driver>(model_, *new_cache(model_, kMemory))),
         queue_(driver_, {}) {
     queue_.cache_prefixes(kMemory);
-    const Status status =
-        queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
-    EXPECT_TRUE(status.ok()) << status.message();
+    queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
   }
 
   RequestId add(const RequestOptions& options) {
