@@ -15,11 +15,8 @@ constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType
                                KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
 
 // Whether a codec is better with a Walsh-Hadamard rotation (docs/operations/codecs.md has the measurement).
-constexpr bool rotates_keys(KvType) {
-  return false;
-}
-constexpr bool rotates_values(KvType) {
-  return false;
+constexpr bool rotates(KvType type) {
+  return type == KvType::kQ4 || type == KvType::kQ3 || type == KvType::kQ2;
 }
 
 std::string rotation_name(const KvCodec& codec) {
@@ -64,8 +61,8 @@ std::size_t PageFormat::value_bytes() const {
 
 namespace {
 
-// `rotates`: where the text does not say it, the sides are rotated that are better so.
-ParsedCodec parse(std::string_view text, bool rotates) {
+// `by_default`: where the text does not say it, the sides are rotated that are better so.
+ParsedCodec read_codec(std::string_view text, bool by_default) {
   const auto fail = [&](const std::string& what) {
     return ParsedCodec{{},
                        fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
@@ -115,7 +112,7 @@ ParsedCodec parse(std::string_view text, bool rotates) {
     }
   }
   if (!key || !value) return fail(key ? "it names no type for values" : "it names no type for keys");
-  KvCodec codec{*key, *value, recent.value_or(0), rotates && rotates_keys(*key), rotates && rotates_values(*value)};
+  KvCodec codec{*key, *value, recent.value_or(0), by_default && rotates(*key), by_default && rotates(*value)};
   if (rotate) {
     codec.rotated_keys = *rotate == "k" || *rotate == "kv";
     codec.rotated_values = *rotate == "v" || *rotate == "kv";
@@ -142,11 +139,11 @@ KvCodec codec_of(const PageFormat& format) {
 }  // namespace
 
 ParsedCodec parse_codec(std::string_view text) {
-  return parse(text, true);
+  return read_codec(text, true);
 }
 
 ParsedCodec parse_stored_codec(std::string_view text) {
-  return parse(text, false);
+  return read_codec(text, false);
 }
 
 std::vector<std::string> split_codecs(std::string_view list) {
@@ -175,7 +172,7 @@ std::vector<std::string> split_codecs(std::string_view list) {
 
 std::string codec_name(const KvCodec& codec) {
   std::string name = name_without_rotation(codec);
-  if (codec.rotated_keys != rotates_keys(codec.key) || codec.rotated_values != rotates_values(codec.value))
+  if (codec.rotated_keys != rotates(codec.key) || codec.rotated_values != rotates(codec.value))
     name += ",rotate=" + rotation_name(codec);
   return name;
 }

@@ -139,6 +139,7 @@ class EngineImpl final : public Engine {
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
+    for (const KvCodec& codec : codecs()) report.codecs.push_back(codec_name(codec));
     if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
     for (const std::unique_ptr<BlobStore>& store : stores_) {
       const BlobUsage usage = store->usage();
@@ -151,6 +152,7 @@ class EngineImpl final : public Engine {
     if (driver_ != nullptr) {
       const KvCacheShape& shape = driver_->cache()->shape();
       report.page_bytes = driver_->cache()->pool().page_cost();
+      report.pages = driver_->cache()->pool().report();
       report.page_slots = shape.page.slots;
       report.lanes = shape.lanes();
     }
@@ -170,6 +172,7 @@ class EngineImpl final : public Engine {
     report.prefix_hits = counters.prefix_hits;
     report.swap = requests_->swap_report();
     if (stores_.empty()) report.prefix_tiers = requests_->tier_report();
+    report.prefix_buffers = requests_->tier_buffers();
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes() + prefixes->charged_bytes();
       report.request_bytes -= report.prefix_bytes;

@@ -77,7 +77,9 @@ bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t to
   return std::ranges::any_of(codecs_, [&](const auto& other) {
     PrefixQuery in_other = query;
     in_other.codec = other.second;
-    return other.second != query.codec && cache_.find(in_other).tokens > tokens;
+    if (other.second == query.codec) return false;
+    return cache_.blocks_held(in_other.space(), query.tokens) * kv_->shape().page.slots > tokens ||
+           cache_.find(in_other).tokens > tokens;
   });
 }
 

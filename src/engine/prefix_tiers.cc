@@ -61,6 +61,8 @@ std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
     idle_.erase(found);
   } else {
     buffer = std::make_shared<BlobBuffer>();
+    std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
+    buffers_.push_back(buffer);
   }
   buffer->memory.ensure(bytes);
   buffer->size = bytes;
@@ -350,6 +352,13 @@ void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text,
       tier->queue.write(next_tag_++, key, buffer);
     }
   }
+}
+
+std::uint64_t PrefixTiers::buffer_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const std::weak_ptr<BlobBuffer>& each : buffers_)
+    if (const auto buffer = each.lock()) bytes += buffer->memory.bytes();
+  return bytes;
 }
 
 std::vector<PrefixTierReport> PrefixTiers::report() const {

@@ -70,6 +70,7 @@ class PrefixTiers {
 
   // Bytes of buffers between stores and pages, at most, each way of each store.
   static constexpr std::uint64_t kBufferBytes = std::uint64_t{32} << 20;
+  static constexpr std::uint64_t kMostBufferBytes = 2 * kBufferBytes;  // of a store, both ways
 
   // The texts of one codec: how their blocks are stored.
   struct Form {
@@ -102,6 +103,8 @@ class PrefixTiers {
   void wait(std::chrono::milliseconds most);
 
   std::vector<PrefixTierReport> report() const;
+  // Bytes of memory that the buffers take now, idle ones included.
+  std::uint64_t buffer_bytes() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -144,6 +147,7 @@ class PrefixTiers {
   std::map<std::uint64_t, Reading> readings_;                // by tag
   std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // by waiting, and not taken yet
   std::vector<std::shared_ptr<BlobBuffer>> idle_;
+  std::vector<std::weak_ptr<BlobBuffer>> buffers_;  // all there are
   std::uint64_t next_tag_ = 1;
   std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use what is above
 };

@@ -64,6 +64,7 @@ class RequestQueue {
   // From now on prefixes are also kept in these places, from near to far. REQUIRES: cache_prefixes was called.
   void store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn);
   std::vector<PrefixTierReport> tier_report() const;
+  std::uint64_t tier_buffers() const { return tiers_ != nullptr ? tiers_->buffer_bytes() : 0; }
   bool settling() const { return tiers_ != nullptr && tiers_->busy(); }
   // Waits until such a place has answered, or so long. For tests.
   void settle_tiers(std::chrono::milliseconds most);

@@ -288,7 +288,8 @@ void Inspector::policies(const Exchange& exchange) const {
                          {"meaning", option.meaning}});
     list.push_back({{"name", info->name}, {"summary", info->summary}, {"acts", info->acts}, {"options", options}});
   }
-  exchange.send_json(200, text_of({{"default", options_.policy}, {"policies", list}}));
+  exchange.send_json(
+      200, text_of({{"default", options_.policy}, {"policies", list}, {"codecs", steps_.report().engine.codecs}}));
 }
 
 }  // namespace kvasir::server

@@ -67,10 +67,11 @@ TEST(KvEventBatch, TheServersSaltIsNotPublished) {
   collector.stored(3, 0, tokens, secret, "");
   collector.stored(4, 0, tokens, "\0mine"s, "");
   collector.stored(5, 0, tokens, "another-secret", "");
+  collector.stored(6, 0, tokens, "\0mine"s, "q8");
   const KvEventBatch batch = collector.take(1);
   EXPECT_EQ(encode(batch).find("secret"), std::string::npos);
   const Json events = decode(batch)[1];
-  ASSERT_EQ(events.size(), 4u);
+  ASSERT_EQ(events.size(), 5u);
   // One list a block, and only the first block has keys.
   const Json& keys = events[0][8];
   ASSERT_EQ(keys.size(), 2u);
@@ -80,6 +81,7 @@ TEST(KvEventBatch, TheServersSaltIsNotPublished) {
   EXPECT_EQ(events[1][8], Json::array({Json::array({keys[0][0]})}));
   EXPECT_EQ(events[2][8], Json::array({Json::array({"mine"})}));
   EXPECT_NE(events[3][8][0][0], keys[0][0]);
+  EXPECT_EQ(events[4][8], Json::array({Json::array({"mine", "kv.codec=q8"})}));
   // Another process has other names.
   EXPECT_NE(KvEventCollector().published(secret), collector.published(secret));
 }
