@@ -61,6 +61,8 @@ struct EngineOptions {
   int threads = 0;              // 0: one per core this process may use
   std::string isa = "auto";     // kernels: auto, generic, avx2, avx512
   std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64"
+  // Codecs that sessions and requests may have in place of kv_type, in the same form; at most 6 beside it.
+  std::vector<std::string> kv_types;
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
   // Bytes of kv_memory that requests may leave behind for others that begin with the same tokens; they are given back
@@ -94,6 +96,7 @@ struct EngineOptions {
 struct SessionOptions {
   std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
                        // context and what kv_memory holds as its cap
+  std::string codec;   // of its pages: kv_type or one of kv_types of the engine; empty: kv_type
   int sequences =
       1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };

@@ -16,11 +16,12 @@ namespace kvasir {
 class PrefixListener {
  public:
   virtual ~PrefixListener() = default;
-  // A block can be continued from now on. `hash` (never 0) stands for the salt, for this block's tokens and for all
-  // blocks before it; `parent` is the hash of the block before, or 0 for a text's first. A block is reported after its
-  // parent. `salt`: RequestOptions::salt of those who can continue it.
+  // A block can be continued from now on. `hash` (never 0) stands for salt and codec, for this block's tokens and for
+  // all blocks before it; `parent` is the hash of the block before, or 0 for a text's first. A block is reported after
+  // its parent. `salt`: RequestOptions::salt of those who can continue it. `codec`: theirs; empty:
+  // EngineOptions::kv_type.
   virtual void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens,
-                      std::string_view salt) = 0;
+                      std::string_view salt, std::string_view codec) = 0;
   // A block that was stored is gone. Its children went before it.
   virtual void removed(std::uint64_t hash) = 0;
 };

@@ -48,13 +48,15 @@ struct RequestOptions {
   // A session to continue; may be null. The prompt is read behind what the session holds, and prompt and answer stay in
   // it: when kFinished has been told, the session is what it would be after Session::say (or read) and generate. A
   // request that fails, is cancelled, or ends before its prompt has been read leaves the session as it was. REQUIRES:
-  // nothing else uses the session until then; one sample, no template_arguments; `policy` empty or the session's own.
+  // nothing else uses the session until then; one sample, no template_arguments; `policy` and `codec` empty or the
+  // session's own.
   std::shared_ptr<Session> session;
   // The caller destroys the session soon after the request has ended (it saves it, say). Until then what the session
   // holds counts for the request's tenant, and requests that need its memory wait instead of ending with kKvMemory.
   bool releases_session = false;
 
   std::string policy;        // as SessionOptions::policy
+  std::string codec;         // as SessionOptions::codec
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.

@@ -89,13 +89,24 @@ struct PrefixTierReport {
   double latency = 0;          // seconds
 };
 
+// The pages of one form. Encoded pages have the form of their codec, those that are still filled have 16 bits.
+struct KvPageReport {
+  std::string form;             // "f16", "q8"
+  std::uint64_t pages = 0;      // in use
+  std::uint64_t bytes = 0;      // charged for these
+  std::uint64_t allocated = 0;  // with free pages that kept their memory for others of their form
+};
+
 // The engine as of the newest pass, and what it did since it was opened.
 struct EngineReport {
   CacheReport cache;
-  std::uint64_t request_bytes = 0;     // of `cache`, held by requests, each shared page once
-  std::uint64_t prefix_bytes = 0;      // of `cache`, held by the prefix cache alone, its tables included
-  std::vector<TenantReport> tenants;   // with requests that hold pages, by number
-  std::uint64_t page_bytes = 0;        // what one page is charged
+  std::uint64_t request_bytes = 0;    // of `cache`, held by requests, each shared page once
+  std::uint64_t prefix_bytes = 0;     // of `cache`, held by the prefix cache alone, its tables included
+  std::vector<TenantReport> tenants;  // with requests that hold pages, by number
+  // Bytes of the pages of each form, in use and in all that has memory, and who uses them: see KvPageReport.
+  std::vector<KvPageReport> pages;
+  std::vector<std::string> codecs;     // that requests may have, the default first
+  std::uint64_t page_bytes = 0;        // what one page of the default codec is charged
   int page_slots = 0;                  // tokens per page
   int lanes = 0;                       // pages that a column of tokens takes, in all layers and heads
   std::int64_t passes = 0;             // forward passes for requests
@@ -112,6 +123,7 @@ struct EngineReport {
   std::int64_t evicted_tokens = 0;     // that policies dropped, averaged over layers, of requests that ended
   SwapReport swap;
   std::vector<PrefixTierReport> prefix_tiers;  // from near to far
+  std::uint64_t prefix_buffers = 0;            // bytes of memory between these and the pages, beside the KV budget
 };
 
 // A token that was, or might have been, generated at some place. Log-probabilities are those of the model itself: the

@@ -23,6 +23,7 @@ struct SequenceView {
   int sample = 0;
   State state = State::kWaiting;
   std::string policy;              // canonical spec
+  std::string codec;               // of its pages
   std::int64_t prompt_tokens = 0;  // of the prompt
   std::int64_t tokens = 0;         // of the prompt, and generated so far
   std::int64_t cached = 0;         // of the prompt, from the prefix cache

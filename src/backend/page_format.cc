@@ -15,11 +15,8 @@ constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kBF16, KvType
                                KvType::kQ4,  KvType::kQ4O, KvType::kQ3,   KvType::kQ2};
 
 // Whether a codec is better with a Walsh-Hadamard rotation (docs/operations/codecs.md has the measurement).
-constexpr bool rotates_keys(KvType) {
-  return false;
-}
-constexpr bool rotates_values(KvType) {
-  return false;
+constexpr bool rotates(KvType type) {
+  return type == KvType::kQ4 || type == KvType::kQ3 || type == KvType::kQ2;
 }
 
 std::string rotation_name(const KvCodec& codec) {
@@ -62,7 +59,10 @@ std::size_t PageFormat::value_bytes() const {
   return value_side_bytes(*this);
 }
 
-ParsedCodec parse_codec(std::string_view text) {
+namespace {
+
+// `by_default`: where the text does not say it, the sides are rotated that are better so.
+ParsedCodec read_codec(std::string_view text, bool by_default) {
   const auto fail = [&](const std::string& what) {
     return ParsedCodec{{},
                        fmt::format("KV type '{}': {}; write for example q8, or k=q8,v=q4 for keys and values apart, or "
@@ -112,7 +112,7 @@ ParsedCodec parse_codec(std::string_view text) {
     }
   }
   if (!key || !value) return fail(key ? "it names no type for values" : "it names no type for keys");
-  KvCodec codec{*key, *value, recent.value_or(0), rotates_keys(*key), rotates_values(*value)};
+  KvCodec codec{*key, *value, recent.value_or(0), by_default && rotates(*key), by_default && rotates(*value)};
   if (rotate) {
     codec.rotated_keys = *rotate == "k" || *rotate == "kv";
     codec.rotated_values = *rotate == "v" || *rotate == "kv";
@@ -124,18 +124,70 @@ ParsedCodec parse_codec(std::string_view text) {
   return {codec, {}};
 }
 
-std::string codec_name(const KvCodec& codec) {
+std::string name_without_rotation(const KvCodec& codec) {
   std::string name = codec.key == codec.value
                          ? std::string(kv_type_name(codec.key))
                          : fmt::format("k={},v={}", kv_type_name(codec.key), kv_type_name(codec.value));
   if (codec.recent > 0) name += fmt::format(",recent={}", codec.recent);
-  if (codec.rotated_keys != rotates_keys(codec.key) || codec.rotated_values != rotates_values(codec.value))
+  return name;
+}
+
+KvCodec codec_of(const PageFormat& format) {
+  return {format.key, format.value, 0, format.rotated_keys, format.rotated_values};
+}
+
+}  // namespace
+
+ParsedCodec parse_codec(std::string_view text) {
+  return read_codec(text, true);
+}
+
+ParsedCodec parse_stored_codec(std::string_view text) {
+  return read_codec(text, false);
+}
+
+std::vector<std::string> split_codecs(std::string_view list) {
+  std::vector<std::string> codecs;
+  bool keys = false, values = false;  // that the newest codec names
+  for (bool more = true; more;) {
+    const std::size_t comma = list.find(',');
+    const std::string_view part = list.substr(0, comma);
+    more = comma != std::string_view::npos;
+    if (more) list.remove_prefix(comma + 1);
+    const bool both = part.find('=') == std::string_view::npos;
+    const bool key = both || part.starts_with("k=");
+    const bool value = both || part.starts_with("v=");
+    if (codecs.empty() || (keys && key) || (values && value)) {
+      codecs.emplace_back(part);
+      keys = values = false;
+    } else {
+      codecs.back() += ',';
+      codecs.back() += part;
+    }
+    keys = keys || key;
+    values = values || value;
+  }
+  return codecs;
+}
+
+std::string codec_name(const KvCodec& codec) {
+  std::string name = name_without_rotation(codec);
+  if (codec.rotated_keys != rotates(codec.key) || codec.rotated_values != rotates(codec.value))
     name += ",rotate=" + rotation_name(codec);
   return name;
 }
 
+std::string stored_codec_name(const KvCodec& codec) {
+  std::string name = name_without_rotation(codec);
+  if (codec.rotated_keys || codec.rotated_values) name += ",rotate=" + rotation_name(codec);
+  return name;
+}
+
 std::string codec_name(const PageFormat& format) {
-  return codec_name(KvCodec{format.key, format.value, 0, format.rotated_keys, format.rotated_values});
+  return codec_name(codec_of(format));
+}
+std::string stored_codec_name(const PageFormat& format) {
+  return stored_codec_name(codec_of(format));
 }
 
 }  // namespace kvasir

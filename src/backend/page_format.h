@@ -119,10 +119,20 @@ struct ParsedCodec {
 };
 ParsedCodec parse_codec(std::string_view text);
 
+// Divides a list of codecs at its commas: "q8,k=q8,v=q4,recent=64" is q8 and k=q8,v=q4,recent=64. A type, or a side
+// that was named already, begins a new codec.
+std::vector<std::string> split_codecs(std::string_view list);
+
 // The shortest text that parse_codec reads as this: "f16", "k=f16,v=bf16", "q4,recent=64".
 std::string codec_name(const KvCodec& codec);
 // Of pages; says nothing about `recent`.
 std::string codec_name(const PageFormat& format);
+
+// The same for files, which outlive what parse_codec takes for granted: names every rotation, and reads none where none
+// is named.
+ParsedCodec parse_stored_codec(std::string_view text);
+std::string stored_codec_name(const KvCodec& codec);
+std::string stored_codec_name(const PageFormat& format);
 
 // The slots [begin, end) of a page. REQUIRES: 0 <= begin <= end <= 64.
 constexpr SlotMask slot_range(int begin, int end) {

@@ -46,6 +46,10 @@ class PageStore {
   // dimensions. Errors: kResourceExhausted.
   virtual Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) = 0;
 
+  // Gives the memory of pages [first, first + count) of a class back to the system; they stay usable, and their bytes
+  // are zero.
+  virtual void give_back(PageClass of, std::uint64_t first, std::uint64_t count) = 0;
+
   // Makes all bytes of the pages zero.
   virtual void clear(std::span<const PageId> pages) = 0;
   // Copies whole pages, from[i] to to[i], of one class.

@@ -35,7 +35,7 @@ std::vector<std::string> values_of(const CLI::Option& option) {
     for (const PolicyInfo* info : all_policies()) policies.emplace_back(info->name);
     return policies;
   }
-  if (name == "kv-type") return strings_of(kv_type_names());
+  if (name == "kv-type" || name == "kv-types") return strings_of(kv_type_names());
   if (name == "page") return {"16", "32", "64"};
   if (name == "isa") return {"auto", "generic", "avx2", "avx512"};
   if (name == "score") return {"all", "second-half"};

@@ -14,8 +14,10 @@
 #include "engine/context_rules.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
+#include "engine/prefix_tiers.h"
 #include "gguf/reader.h"
 #include "retention/registry.h"
+#include "tiers/spill_file.h"
 
 namespace kvasir::cli {
 namespace {
@@ -138,6 +140,8 @@ Status plan(const PlanOptions& options) {
              {"batch_bytes", kv.batch_bytes},
              {"weight_bytes", weight_bytes},
              {"workspace_bytes", workspace},
+             {"swap_buffer_bytes", SpillFile::kBufferBytes},
+             {"prefix_buffer_bytes", PrefixTiers::kMostBufferBytes},
              {"total_bytes", total},
              {"run_refuses", nullptr}};
     if (!decision.refusal.ok()) out["run_refuses"] = decision.refusal.message();
@@ -165,6 +169,9 @@ Status plan(const PlanOptions& options) {
   out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));
   out += fmt::format("  weights      {:>10}\n  workspace    {:>10}   (about)\n  total        {:>10}\n",
                      human_bytes(weight_bytes), human_bytes(workspace), human_bytes(total));
+  out +=
+      fmt::format("\nA server has buffers besides: {} with --swap-dir, up to {} for each of --prefix-dir and --redis\n",
+                  human_bytes(SpillFile::kBufferBytes), human_bytes(PrefixTiers::kMostBufferBytes));
   out += "\nBytes of a token by --kv-type:";
   for (const Json& codec : bytes_per_token_by_codec(shape))
     out += fmt::format(" {} {}", codec["codec"].get<std::string>(), codec["bytes"].get<std::uint64_t>());

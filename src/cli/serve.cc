@@ -7,8 +7,11 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "backend/page_format.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "cli/chat_input.h"
@@ -39,6 +42,7 @@ struct ServeOptions {
   OperationsOptions operations;
   std::size_t queue = 1024;
   std::string sessions;
+  std::vector<std::string> kv_types;  // each a list
   std::string redis_password_file;
   std::string api_keys;
   std::string usage_db;
@@ -75,6 +79,8 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server:
     if (!password.ok()) return Status(password.status()).about({"redis_password_file"});
     engine_options.redis_password = std::move(*password);
   }
+  for (const std::string& list : options.kv_types)
+    for (std::string& codec : split_codecs(list)) engine_options.kv_types.push_back(std::move(codec));
   engine_options.scheduler.side_by_side = std::max(options.batch, 1);
   KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
   std::unique_ptr<Engine> engine;
@@ -301,6 +307,12 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
   add_config_option(*command);
   add_engine_options(*command, options->engine);
+  command
+      ->add_option("--kv-types", options->kv_types,
+                   "Values of --kv-type that requests may ask for beside it, for example q8,q4; default: none")
+      ->type_name("TYPES")
+      ->take_all()
+      ->allow_extra_args(false);
   add_kv_memory_option(*command, options->engine);
   options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
   add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
@@ -367,6 +379,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   // Those that most servers need stay in the first group.
   constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
                                                              {"--kv-type", "Model and KV pages"},
+                                                             {"--kv-types", "Model and KV pages"},
                                                              {"--page", "Model and KV pages"},
                                                              {"--prefix-memory", "Model and KV pages"},
                                                              {"--swap-dir", "Model and KV pages"},

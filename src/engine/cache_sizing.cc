@@ -49,6 +49,19 @@ std::uint64_t limit_beside(const CacheConditions& conditions, std::uint64_t work
   return std::min(available / 10 * 8, available - std::min(available, workspace));
 }
 
+// Of a pass of one sequence, in whichever codec takes most. `kv`: the plan for that of the conditions.
+std::uint64_t most_workspace(const CacheConditions& conditions, const RetentionPolicy& policy, const KvMemory& kv,
+                             const MemoryRequest& request) {
+  const auto of = [&](const KvCacheShape& shape, const KvMemory& memory) {
+    return conditions.workspace_bytes(plan_workspace(shape, policy, memory, request.chunk, 1));
+  };
+  std::uint64_t most = of(conditions.shape, kv);
+  if (conditions.kv_memory > 0) return most;  // it does not matter then
+  for (const KvCacheShape& other : conditions.others)
+    most = std::max(most, of(other, plan_kv_memory(other, policy, request)));
+  return most;
+}
+
 CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy, int chunk) {
   CacheFit fit;
   fit.chunk = chunk;
@@ -61,10 +74,10 @@ CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy
     fit.limit = limit_beside(conditions, 0);
     return fit;
   }
-  const KvMemory kv = plan_kv_memory(conditions.shape, policy, {tokens, tokens, chunk, 1, conditions.divided});
+  const MemoryRequest request{tokens, tokens, chunk, 1, conditions.divided};
+  const KvMemory kv = plan_kv_memory(conditions.shape, policy, request);
   fit.needed = kv.bytes;
-  fit.limit =
-      limit_beside(conditions, conditions.workspace_bytes(plan_workspace(conditions.shape, policy, kv, chunk, 1)));
+  fit.limit = limit_beside(conditions, most_workspace(conditions, policy, kv, request));
   return fit;
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "engine/context_rules.h"
@@ -28,6 +29,8 @@ struct CacheConditions {
   std::uint64_t available = 0;  // bytes of memory, once the weights are loaded
   std::function<std::uint64_t(const Backend::WorkspaceRequest&)> workspace_bytes;
   bool divided = false;  // see MemoryRequest
+  // The same cache in other codecs that sequences may have: a pass takes the largest workspace of all.
+  std::vector<KvCacheShape> others;
 };
 
 // What a policy needs for a text without end (without a bound: as long as the trained context), and what it may have.

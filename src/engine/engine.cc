@@ -1,11 +1,12 @@
 #include "kvasir/engine.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "base/status.h"
 #include "engine/admission.h"
@@ -43,11 +44,12 @@ class EngineImpl final : public Engine {
 
   Result<RequestPlan> plan(const PlanRequest& request) const override {
     return guarded([&]() -> Result<RequestPlan> {
-      Result<CacheSize> place = find_place(request.policy, 1);
+      KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(request.codec));
+      Result<CacheSize> place = find_place(request.policy, shape, 1);
       if (!place.ok()) return about_unless_said(place.status(), "policy");
       if (const std::uint64_t ceiling = ceiling_of(request.tenant); ceiling > 0)
         place->bytes = std::min(place->bytes, ceiling);
-      return plan_request(request, cache_shape(), *place, model_->config.context);
+      return plan_request(request, shape, *place, model_->config.context);
     });
   }
 
@@ -78,9 +80,8 @@ class EngineImpl final : public Engine {
       KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(head.policy));
       KVASIR_RETURN_IF_ERROR(check_positions(*policy, head.chunk, model_->config.context));
       const KvCache& cache = *driver_->cache();
-      KVASIR_RETURN_IF_ERROR(check_pages(head, cache).status());
-      KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> counting,
-                              KvCache::create(cache.shape(), cache.budget().capacity()));
+      KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, check_pages(head, cache));
+      KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> counting, KvCache::create(shape, cache.budget().capacity()));
       KVASIR_ASSIGN_OR_RETURN(kvasir::LoadedSession loaded, restore_session(image->parts, model_, counting));
       LoadedSession result;
       result.other_arithmetic = loaded.other_arithmetic;
@@ -139,6 +140,7 @@ class EngineImpl final : public Engine {
   EngineReport report() const override {
     EngineReport report;
     report.cache = cache();
+    for (const KvCodec& codec : codecs()) report.codecs.push_back(codec_name(codec));
     if (swap_ != nullptr) report.swap = {.capacity = swap_->capacity(), .method = swap_->method()};
     for (const std::unique_ptr<BlobStore>& store : stores_) {
       const BlobUsage usage = store->usage();
@@ -151,6 +153,7 @@ class EngineImpl final : public Engine {
     if (driver_ != nullptr) {
       const KvCacheShape& shape = driver_->cache()->shape();
       report.page_bytes = driver_->cache()->pool().page_cost();
+      report.pages = driver_->cache()->pool().report();
       report.page_slots = shape.page.slots;
       report.lanes = shape.lanes();
     }
@@ -172,6 +175,7 @@ class EngineImpl final : public Engine {
     report.prefix_hits = counters.prefix_hits;
     report.swap = requests_->swap_report();
     if (stores_.empty()) report.prefix_tiers = requests_->tier_report();
+    report.prefix_buffers = requests_->tier_buffers();
     if (const PrefixCache* prefixes = requests_->prefixes(); prefixes != nullptr) {
       report.prefix_bytes = prefixes->evictable_bytes() + prefixes->charged_bytes();
       report.request_bytes -= report.prefix_bytes;
@@ -196,6 +200,8 @@ class EngineImpl final : public Engine {
  private:
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const {
     CacheConditions conditions{shape, model_->config.context, chunk, model_->options.kv_memory, memory_for_run(1), {}};
+    for (const KvCodec& codec : codecs())
+      if (codec != shape.codec()) conditions.others.push_back(shape.with(codec));
     conditions.workspace_bytes = [this](const Backend::WorkspaceRequest& work) {
       return model_->backend->workspace_bytes(work);
     };
@@ -205,8 +211,8 @@ class EngineImpl final : public Engine {
   }
 
   // Creates nothing but the policy. `spec`: empty for the default.
-  Result<CacheSize> find_place(const std::string& spec, int sequences) const {
-    const CacheConditions now = conditions(model_->kv_shape, model_->options.chunk);
+  Result<CacheSize> find_place(const std::string& spec, const KvCacheShape& shape, int sequences) const {
+    const CacheConditions now = conditions(shape, model_->options.chunk);
     if (driver_ != nullptr && spec.empty()) return default_place(now);
     if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
@@ -217,10 +223,14 @@ class EngineImpl final : public Engine {
   // The default in the cache that exists, which does not change: finding it takes a search among plans.
   Result<CacheSize> default_place(const CacheConditions& now) const {
     const std::lock_guard lock(default_mutex_);  // plan() comes here from any thread
-    if (!default_place_) {
-      KVASIR_ASSIGN_OR_RETURN(default_place_, share_cache(now, {}));
+    const std::string codec = codec_name(now.shape.codec());
+    auto found = default_places_.find(codec);
+    if (found == default_places_.end()) {
+      KVASIR_ASSIGN_OR_RETURN(CacheSize place, share_cache(now, {}));
+      found = default_places_.emplace(codec, std::move(place)).first;
     }
-    return CacheSize{default_place_->policy->clone(), default_place_->chunk, default_place_->bytes};
+    const CacheSize& place = found->second;
+    return CacheSize{place.policy->clone(), place.chunk, place.bytes};
   }
 
   Status ensure_cache(std::uint64_t budget) {
@@ -231,13 +241,36 @@ class EngineImpl final : public Engine {
   }
 
   Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
-    KVASIR_ASSIGN_OR_RETURN(CacheSize place, find_place(options.policy, options.sequences));
+    KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(options.codec));
+    KVASIR_ASSIGN_OR_RETURN(CacheSize place, find_place(options.policy, shape, options.sequences));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
-    return make_session(driver_, std::move(place.policy), place.chunk);
+    return make_session(driver_, std::move(place.policy), place.chunk, shape.codec());
   }
 
   // Of the cache; while there is none, of the one that would be made.
   const KvCacheShape& cache_shape() const { return driver_ != nullptr ? driver_->cache()->shape() : model_->kv_shape; }
+
+  // That sequences may have, the default first.
+  std::vector<KvCodec> codecs() const { return driver_ != nullptr ? driver_->cache()->codecs() : model_->codecs; }
+
+  // The shape of the pages that a caller asks for; `codec`: empty for the default. Errors: kInvalidArgument unless it
+  // is one that sequences may have.
+  Result<KvCacheShape> shape_of(const std::string& codec) const {
+    if (codec.empty()) return cache_shape();
+    const ParsedCodec parsed = parse_codec(codec);
+    if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"codec"});
+    const std::vector<KvCodec> allowed = codecs();
+    if (std::ranges::find(allowed, parsed.codec) != allowed.end()) return cache_shape().with(parsed.codec);
+    return invalid_argument("the KV codec '{}' is not allowed here; choose one of these: {}", codec_name(parsed.codec),
+                            names_of(allowed, "; "))
+        .about({"codec"});
+  }
+
+  static std::string names_of(const std::vector<KvCodec>& codecs, std::string_view between) {
+    std::vector<std::string> names;
+    for (const KvCodec& codec : codecs) names.push_back(codec_name(codec));
+    return fmt::format("{}", fmt::join(names, between));
+  }
 
   // Takes a request that continues a session.
   Result<RequestId> continue_session(const RequestOptions& options) {
@@ -259,9 +292,16 @@ class EngineImpl final : public Engine {
                                 asked->traits().spec)
             .about({"policy"});
     }
+    if (!options.codec.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(const KvCacheShape asked, shape_of(options.codec));
+      if (asked.codec() != sequence.shape().codec())
+        return invalid_argument("the session is stored in the KV codec '{}', not '{}'; name that one or none",
+                                codec_name(sequence.shape().codec()), codec_name(asked.codec()))
+            .about({"codec"});
+    }
     KVASIR_ASSIGN_OR_RETURN(RequestText text, base->begin(options));
     const KvSequence& tables = sequence.tables();
-    KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *policy, context_place(tables), tables.shortest(),
+    KVASIR_RETURN_IF_ERROR(check_prompt(sequence.shape(), *policy, context_place(tables), tables.shortest(),
                                         static_cast<std::int64_t>(text.tokens.size()), base->held().chunk,
                                         model_->config.context, cache().budget));
     KVASIR_RETURN_IF_ERROR(check_session_ceiling(options.tenant, *base, static_cast<std::int64_t>(text.tokens.size())));
@@ -271,18 +311,18 @@ class EngineImpl final : public Engine {
 
   Result<RequestId> take_request(const RequestOptions& options) {
     if (options.session != nullptr) return continue_session(options);
+    KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(options.codec));
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
     KVASIR_RETURN_IF_ERROR(check_samples(options.samples, text.tokens.size()));
-    Result<CacheSize> found = find_place(options.policy, options.samples);
+    Result<CacheSize> found = find_place(options.policy, shape, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
-    KVASIR_RETURN_IF_ERROR(check_prompt(cache_shape(), *place.policy, {}, 0,
-                                        static_cast<std::int64_t>(text.tokens.size()), place.chunk,
-                                        model_->config.context, place.bytes));
-    KVASIR_RETURN_IF_ERROR(check_ceiling(options.tenant, place, static_cast<std::int64_t>(text.tokens.size())));
+    KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
+                                        place.chunk, model_->config.context, place.bytes));
+    KVASIR_RETURN_IF_ERROR(check_ceiling(options.tenant, shape, place, static_cast<std::int64_t>(text.tokens.size())));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
     KVASIR_RETURN_IF_ERROR(ensure_queue());
-    return requests_->add(options, std::move(text), std::move(place.policy), place.chunk);
+    return requests_->add(options, std::move(text), std::move(place.policy), place.chunk, shape.codec());
   }
 
   // Cached prefixes give way to a session that is loaded. `bytes`: what it takes, with its tables.
@@ -294,15 +334,20 @@ class EngineImpl final : public Engine {
 
   Status ensure_queue() {
     if (requests_ != nullptr) return {};
+    KVASIR_RETURN_IF_ERROR(no_requests_);
     const SchedulerOptions& scheduler = model_->options.scheduler;
-    requests_ = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
-    for (const auto& [tenant, quota] : quotas_) requests_->set_quota(tenant, quota);
-    if (swap_ != nullptr) requests_->swap_to(std::move(swap_));
-    if (model_->options.prefix_memory == 0) return {};
-    requests_->cache_prefixes(model_->options.prefix_memory);
-    requests_->prefixes()->set_listener(listener_);
-    if (stores_.empty()) return {};
-    return requests_->store_prefixes(std::move(stores_), model_->options.warn);
+    auto requests = std::make_unique<RequestQueue>(driver_, limits_of(scheduler), scheduler.max_itl);
+    for (const auto& [tenant, quota] : quotas_) requests->set_quota(tenant, quota);
+    if (model_->options.prefix_memory > 0) requests->cache_prefixes(model_->options.prefix_memory);
+    // Of what fails from here on nothing is left to try again with, neither swap file nor stores.
+    no_requests_ = exhausted("the system refused memory or threads when requests were to be taken; start anew");
+    if (swap_ != nullptr) requests->swap_to(std::move(swap_));
+    if (requests->prefixes() != nullptr && !stores_.empty())
+      requests->store_prefixes(std::move(stores_), model_->options.warn);
+    no_requests_ = {};
+    requests_ = std::move(requests);
+    if (requests_->prefixes() != nullptr) requests_->prefixes()->set_listener(listener_);
+    return {};
   }
 
   std::uint64_t ceiling_of(int tenant) const {
@@ -322,10 +367,10 @@ class EngineImpl final : public Engine {
   }
 
   // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
-  Status check_ceiling(int tenant, const CacheSize& place, std::int64_t tokens) const {
+  Status check_ceiling(int tenant, const KvCacheShape& shape, const CacheSize& place, std::int64_t tokens) const {
     const std::uint64_t ceiling = ceiling_of(tenant);
     if (ceiling == 0) return {};
-    const std::uint64_t needed = least_prompt_bytes(cache_shape(), *place.policy, tokens, place.chunk);
+    const std::uint64_t needed = least_prompt_bytes(shape, *place.policy, tokens, place.chunk);
     if (needed <= ceiling) return {};
     return exhausted(
                "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but its tenant may hold "
@@ -342,7 +387,7 @@ class EngineImpl final : public Engine {
     const Sequence& sequence = *session.held().sequence;
     std::uint64_t needed = sequence.bytes();
     if (!sequence.policy().bound() && !sequence.policy().traits().compacts)
-      needed = std::max(needed, least_kv_bytes(cache_shape(), sequence.tables().shortest() + tokens));
+      needed = std::max(needed, least_kv_bytes(sequence.shape(), sequence.tables().shortest() + tokens));
     if (needed <= ceiling) return {};
     return exhausted(
                "the session and the prompt's {} tokens need {} bytes of KV memory, but their tenant may hold {} in "
@@ -351,15 +396,15 @@ class EngineImpl final : public Engine {
         .about({"tenant", "session"});
   }
 
-  // Returns the shape of a file's pages. Errors: kInvalidArgument unless they are those of the cache.
+  // Returns the shape of a file's pages. Errors: kInvalidArgument unless the cache may have them.
   Result<KvCacheShape> check_pages(const SessionHead& head, const KvCache& cache) const {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, kv_cache_shape(model_->config, head.kv_type, head.page_slots));
-    const PageFormat& page = cache.shape().page;
-    if (page == shape.page && cache.shape().recent == shape.recent) return shape;
+    const int slots = cache.shape().page.slots;
+    if (slots == shape.page.slots && cache.allows(shape.codec())) return shape;
     return invalid_argument(
         "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
         "an engine of its own",
-        head.kv_type, head.page_slots, codec_name(cache.shape().codec()), page.slots);
+        head.kv_type, head.page_slots, names_of(cache.codecs(), " or "), slots);
   }
 
   // The cache for a session of a file, whose pages have a format of their own, and the chunk of its further prompts.
@@ -384,6 +429,8 @@ class EngineImpl final : public Engine {
     std::uint64_t budget = model_->options.kv_memory;
     if (budget == 0) budget = for_several(fit.needed, fit.limit, sequences);
     KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model_, shape, budget));
+    // Besides, what the engine's options name expressly.
+    for (std::size_t i = 1; i < model_->codecs.size(); ++i) KVASIR_RETURN_IF_ERROR(cache->allow(model_->codecs[i]));
     driver_ = std::make_shared<Driver>(model_, cache);
     return cache;
   }
@@ -398,13 +445,14 @@ class EngineImpl final : public Engine {
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
   mutable std::mutex quotas_mutex_;         // plan() is for any thread
+  Status no_requests_;                      // why there can never be any
   std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
   std::unique_ptr<SpillFile> swap_;                 // until there is a queue
   std::vector<std::unique_ptr<BlobStore>> stores_;  // the same
   ModelSummary summary_;
   mutable std::mutex default_mutex_;
-  mutable std::optional<CacheSize> default_place_;
+  mutable std::map<std::string, CacheSize> default_places_;  // by name of the codec
 };
 
 // Null where nothing is to be swapped.

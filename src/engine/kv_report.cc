@@ -11,7 +11,7 @@ KvReport kv_report(const Sequence& sequence) {
   const KvCache& cache = *sequence.cache();
   KvReport report;
   report.policy = sequence.policy().traits().spec;
-  report.codec = codec_name(cache.shape().codec());
+  report.codec = codec_name(tables.codec());
   report.seen = tables.next_index();
   report.kept = std::llround(tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();

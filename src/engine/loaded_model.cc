@@ -49,6 +49,22 @@ Status check_kv_type(std::string_view kv_type) {
   return parsed.error.empty() ? Status() : invalid_argument("{}", parsed.error).about({"kv_type"});
 }
 
+Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
+  constexpr std::size_t kMost = kMaxPageClasses / 2;  // each may have two forms
+  KVASIR_RETURN_IF_ERROR(check_kv_type(options.kv_type));
+  std::vector<KvCodec> codecs = {parse_codec(options.kv_type).codec};
+  for (const std::string& name : options.kv_types) {
+    const ParsedCodec parsed = parse_codec(name);
+    if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"kv_types"});
+    if (std::ranges::find(codecs, parsed.codec) == codecs.end()) codecs.push_back(parsed.codec);
+  }
+  if (codecs.size() > kMost)
+    return invalid_argument("there are {} KV types, and a cache holds pages of at most {}; allow fewer", codecs.size(),
+                            kMost)
+        .about({"kv_types"});
+  return codecs;
+}
+
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
   KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
   const PageFormat page{config.head_dim, page_slots, codec.key, codec.value, codec.rotated_keys, codec.rotated_values};
@@ -83,6 +99,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                             fmt::join(kernel_names(), ", "))
         .about({"isa"});
   KVASIR_RETURN_IF_ERROR(checked_codec(options.kv_type, options.page_slots).status());
+  KVASIR_ASSIGN_OR_RETURN(model->codecs, codecs_of(options));
 
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
   ChatTemplateOptions chat;
@@ -132,7 +149,9 @@ std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
 }
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {
-  return new_cache(model, model->kv_shape, budget);
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model, model->kv_shape, budget));
+  for (const KvCodec& codec : model->codecs) KVASIR_RETURN_IF_ERROR(cache->allow(codec));
+  return cache;
 }
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,

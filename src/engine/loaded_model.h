@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/cpu/kernels/kernels.h"
@@ -25,6 +26,7 @@ struct LoadedModel {
   EngineOptions options;
   ModelConfig config;
   KvCacheShape kv_shape;
+  std::vector<KvCodec> codecs;  // that sequences may have; first that of kv_shape
   const KernelTable* kernels = nullptr;
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Tokenizer> tokenizer;
@@ -45,9 +47,10 @@ struct LoadedModel {
   PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }
 };
 
-// A cache for sequences of the model, with the pages' bytes in the model's backend. Errors: kResourceExhausted.
+// A cache for sequences of the model, in any of its codecs, with the pages' bytes in the model's backend. Errors:
+// kResourceExhausted.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget);
-// The same of another shape than the model's: pages of another type.
+// The same of another shape than the model's, and that alone.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                            std::uint64_t budget);
 
@@ -72,6 +75,9 @@ Status check_chunk(int chunk);
 
 // Errors: kInvalidArgument unless this names a codec (parse_codec).
 Status check_kv_type(std::string_view kv_type);
+
+// The codecs of EngineOptions, each once: kv_type, then those of kv_types. Errors: kInvalidArgument, too many also.
+Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options);
 
 // The page shape that options ask of a model. Errors: kInvalidArgument.
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots);

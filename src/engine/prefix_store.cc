@@ -51,18 +51,36 @@ std::string lineage_of(const PrefixText& text) {
 // tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
   return !sequence.first_dropped() && sequence.policy().all_read() && sequence.truncatable_from() == 0 &&
-         sequence.cache()->shape().recent == 0;
+         sequence.shape().recent == 0;
 }
 
 }  // namespace
 
 PrefixStore::PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes)
     : model_(std::move(model)), kv_(std::move(cache)), cache_(kv_.get(), most_bytes) {
+  for (const KvCodec& codec : kv_->codecs()) codecs_.emplace_back(codec, codecs_.empty() ? "" : codec_name(codec));
   kv_->budget().set_reclaimer([this] { return cache_.evict_one(); });
 }
 
 PrefixStore::~PrefixStore() {
   kv_->budget().set_reclaimer({});
+}
+
+std::string_view PrefixStore::codec_name_of(const KvCodec& codec) const {
+  const auto found = std::ranges::find(codecs_, codec, [](const auto& known) { return known.first; });
+  KVASIR_CHECK(found != codecs_.end());
+  return found->second;
+}
+
+// Whether pages or snapshots of another codec hold more than so many tokens of a text.
+bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t tokens) const {
+  return std::ranges::any_of(codecs_, [&](const auto& other) {
+    PrefixQuery in_other = query;
+    in_other.codec = other.second;
+    if (other.second == query.codec) return false;
+    return cache_.blocks_held(in_other.space(), query.tokens) * kv_->shape().page.slots > tokens ||
+           cache_.find(in_other).tokens > tokens;
+  });
 }
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
@@ -72,11 +90,12 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
   query.salt = use.salt;
+  query.codec = codec_name_of(codec_of(use));
   query.lineage = lineage;
   query.tokens = text.tokens.first(static_cast<std::size_t>(known));
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
-  if (kv_->shape().recent > 0) query.most_exact = 0;
+  if (codec_of(use).recent > 0) query.most_exact = 0;
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
   // A snapshot of a longer prompt must not lie where this one's end is felt already.
   query.most_snapshot =
@@ -99,7 +118,7 @@ std::int64_t PrefixStore::most_exact(const PrefixUse& use, const PrefixText& tex
 
 std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text, const PrefixUse& other_use,
                                     const PrefixText& other, std::int64_t common) const {
-  if (use.bypass || other_use.bypass || use.salt != other_use.salt) return 0;
+  if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use)) return 0;
   const PrefixQuery query = query_of(use, text, {});
   common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
   const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
@@ -112,8 +131,10 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
   const std::string lineage = lineage_of(text);
   const PrefixQuery query = query_of(use, text, lineage);
   const PrefixMatch match = cache_.find(query);
-  start.miss = match.miss;
+  start.miss =
+      match.miss == PrefixMiss::kUnknown && holds_in_other_codec(query, match.tokens) ? PrefixMiss::kCodec : match.miss;
   if (match.tokens == 0) return start;
+  const PrefixMiss miss = start.miss;
   start.miss = PrefixMiss::kNoRoom;
   if (match.snapshot != nullptr) {
     cache_.touch(query, *match.snapshot);
@@ -125,19 +146,19 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     // What makes room for the tables may evict these blocks, but does not free their pages.
     PageRefs held(&kv_->pool());
     held.add(cache_.pages(query, match.tokens));
-    start.sequence = adopt(text, held.ids(), match.tokens);
+    start.sequence = adopt(text, codec_of(use), held.ids(), match.tokens);
     if (start.sequence == nullptr) return start;
   }
-  start.miss = match.miss;
+  start.miss = miss;
   start.tokens = match.tokens;
   start.snapshot = match.snapshot != nullptr;
   return start;
 }
 
 // Returns a sequence as a cold run would have left it: null where there is no room for its tables.
-std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, std::span<const PageId> pages,
-                                             std::int64_t tokens) const {
-  auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone());
+std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCodec& codec,
+                                             std::span<const PageId> pages, std::int64_t tokens) const {
+  auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone(), codec);
   if (!sequence->mutable_tables().adopt(pages).ok()) return nullptr;
   RetentionPolicy& policy = sequence->mutable_policy();
   const int tables = sequence->tables().tables();
@@ -171,7 +192,7 @@ void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   const auto tokens = text.tokens.first(static_cast<std::size_t>(seen));
   const bool exact = is_exact(sequence) && policy.exact_prefix(text.prompt) > 0;
   // A policy that can continue no pages does not leave any: they would cost it copies when it prunes.
-  if (exact) cache_.add_pages(use.salt, tokens, sequence.tables(), keep_of(use));
+  if (exact) cache_.add_pages(space_of(use), tokens, sequence.tables(), keep_of(use));
   if (exact && policy.exact_prefix(text.prompt) >= seen) return;
   const std::int64_t most = std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
@@ -180,7 +201,7 @@ void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   if (!wanted) return;
   auto copy = sequence.fork();
   if (!copy.ok()) return;
-  cache_.add_snapshot(use.salt, lineage_of(text), tokens, std::make_unique<SequenceSnapshot>(std::move(*copy)),
+  cache_.add_snapshot(space_of(use), lineage_of(text), tokens, std::make_unique<SequenceSnapshot>(std::move(*copy)),
                       keep_of(use));
 }
 
@@ -190,16 +211,16 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const RetentionPolicy& policy = *text.policy;
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
-    if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(use.salt, tokens, sequence->tables(), keep_of(use));
+    if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(space_of(use), tokens, sequence->tables(), keep_of(use));
   } else if (!chunk_matters(policy) && !policy.traits().selects) {
     const std::string lineage = lineage_of(text);
-    cache_.add_snapshot(use.salt, lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
+    cache_.add_snapshot(space_of(use), lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));
   }
 }
 
 void PrefixStore::discard(const PrefixUse& use, const PrefixText& text) {
-  if (!use.bypass) cache_.discard(use.salt, text.tokens);
+  if (!use.bypass) cache_.discard(space_of(use), text.tokens);
 }
 
 void PrefixStore::expire() {

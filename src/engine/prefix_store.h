@@ -3,15 +3,18 @@
 // Exact pages serve every policy up to RetentionPolicy::exact_prefix. Snapshots serve requests of the same policy and
 // chunk: those of policies by range wherever they stand, those of the others at chunk boundaries strictly inside a
 // prompt, before anything happens that depends on where it ends. A request that continues either has the bits that it
-// would have had without.
+// would have had without. Requests of different codecs share nothing.
 //
 // Thread-safety: none; as the requests.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "engine/sequence.h"
 #include "prefix/prefix_cache.h"
@@ -23,8 +26,9 @@ struct PrefixUse {
   bool bypass = false;
   std::string salt;
   bool pinned = false;
-  double ttl = 0;  // seconds; 0: no limit
-  int tenant = 0;  // who pins
+  double ttl = 0;                // seconds; 0: no limit
+  int tenant = 0;                // who pins
+  std::optional<KvCodec> codec;  // of its pages, one that the cache allows; none: that of the cache's shape
 };
 
 // What a sequence has run, and under which policy it started.
@@ -37,7 +41,7 @@ struct PrefixText {
 
 class PrefixStore {
  public:
-  // `most_bytes`: see PrefixCache.
+  // `most_bytes`: see PrefixCache. REQUIRES: the cache allows what it will ever allow.
   PrefixStore(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::uint64_t most_bytes);
 
   struct Start {
@@ -71,17 +75,25 @@ class PrefixStore {
   PrefixStore(const PrefixStore&) = delete;
   PrefixStore& operator=(const PrefixStore&) = delete;
 
+  // Where the texts of such requests are. Valid as long as `use` and this.
+  PrefixSpace space_of(const PrefixUse& use) const { return {use.salt, codec_name_of(codec_of(use))}; }
+
   PrefixCache& cache() { return cache_; }
   const PrefixCache& cache() const { return cache_; }
   void expire();
 
  private:
   PrefixQuery query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const;
-  std::unique_ptr<Sequence> adopt(const PrefixText& text, std::span<const PageId> pages, std::int64_t tokens) const;
+  std::unique_ptr<Sequence> adopt(const PrefixText& text, const KvCodec& codec, std::span<const PageId> pages,
+                                  std::int64_t tokens) const;
+  KvCodec codec_of(const PrefixUse& use) const { return use.codec.value_or(kv_->shape().codec()); }
+  std::string_view codec_name_of(const KvCodec& codec) const;
+  bool holds_in_other_codec(const PrefixQuery& query, std::int64_t tokens) const;
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> kv_;
   PrefixCache cache_;
+  std::vector<std::pair<KvCodec, std::string>> codecs_;  // that requests may have, and PrefixSpace::codec of each
 };
 
 }  // namespace kvasir

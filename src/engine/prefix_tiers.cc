@@ -24,19 +24,19 @@ constexpr double kPatience = 1.0;
 
 }  // namespace
 
-Result<std::unique_ptr<PrefixTiers>> PrefixTiers::create(PrefixCache* cache, KvCache* kv, std::string_view model,
-                                                         std::vector<std::unique_ptr<BlobStore>> stores, Warn warn) {
-  std::unique_ptr<PrefixTiers> tiers(new PrefixTiers(cache, kv, std::move(warn)));
-  const PageFormat& format = kv->shape().page;
-  KVASIR_ASSIGN_OR_RETURN(const PageClasses classes, kv->pool().classes_of(format));
-  tiers->class_ = classes.sealed;
-  tiers->shape_ = part_shape(model, format, kv->shape().lanes());
-  for (std::unique_ptr<BlobStore>& store : stores) tiers->tiers_.push_back(std::make_unique<Tier>(std::move(store)));
-  return tiers;
+PrefixTiers::PrefixTiers(PrefixCache* cache, KvCache* kv, std::vector<Form> forms,
+                         std::vector<std::unique_ptr<BlobStore>> stores, Warn warn)
+    : cache_(cache), kv_(kv), warn_(std::move(warn)), forms_(std::move(forms)) {
+  for (std::unique_ptr<BlobStore>& store : stores) tiers_.push_back(std::make_unique<Tier>(std::move(store)));
 }
 
-std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, std::size_t part) const {
-  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * shape_.tokens();
+const PrefixTiers::Form* PrefixTiers::form_of(const PrefixSpace& space) const {
+  const auto found = std::ranges::find(forms_, space.codec, &Form::codec);
+  return found == forms_.end() ? nullptr : &*found;
+}
+
+std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, std::size_t part) {
+  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * fetch.shape_.tokens();
   return std::span(fetch.text_).first(static_cast<std::size_t>(tokens));
 }
 
@@ -61,6 +61,8 @@ std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
     idle_.erase(found);
   } else {
     buffer = std::make_shared<BlobBuffer>();
+    std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
+    buffers_.push_back(buffer);
   }
   buffer->memory.ensure(bytes);
   buffer->size = bytes;
@@ -71,11 +73,15 @@ void PrefixTiers::keep(std::shared_ptr<BlobBuffer> buffer) {
   if (std::ranges::find(idle_, buffer) == idle_.end()) idle_.push_back(std::move(buffer));
 }
 
-std::shared_ptr<PrefixFetch> PrefixTiers::fetch(std::string_view salt, std::span<const TokenId> text, std::int64_t held,
-                                                std::int64_t most, double seconds_per_token, bool* shared) {
+std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::span<const TokenId> text,
+                                                std::int64_t held, std::int64_t most, double seconds_per_token,
+                                                bool* shared) {
   *shared = false;
-  const std::int64_t first = cache_->blocks_held(salt, text) / shape_.blocks;
-  const std::int64_t end = std::min(most, std::ssize(text)) / shape_.tokens();
+  const Form* form = form_of(space);
+  if (form == nullptr) return nullptr;
+  const PartShape& shape = form->shape;
+  const std::int64_t first = cache_->blocks_held(space, text) / shape.blocks;
+  const std::int64_t end = std::min(most, std::ssize(text)) / shape.tokens();
   auto fetch = std::make_shared<PrefixFetch>();
   std::vector<BlobKey> unknown;
   std::vector<std::size_t> asked;
@@ -83,12 +89,12 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(std::string_view salt, std::span
   for (std::size_t t = 0; t < tiers_.size(); ++t)
     if (!tiers_[t]->queue.store().answers_at_once() && tiers_[t]->queue.store().usable()) far = t;
   for (std::int64_t part = 0; part < end; ++part) {
-    PrefixFetch::Part wanted{part_key(shape_, salt, text, part)};
+    PrefixFetch::Part wanted{part_key(shape, space.salt, text, part)};
     for (std::size_t t = 0; t < tiers_.size() && !wanted.there; ++t) {
       BlobStore& store = tiers_[t]->queue.store();
       if (!store.answers_at_once()) continue;
       const auto sizes = store.sizes(std::span(&wanted.key, 1));
-      wanted.there = sizes.ok() && sizes->front() == shape_.bytes(part);
+      wanted.there = sizes.ok() && sizes->front() == shape.bytes(part);
       wanted.tier = t;
       if (wanted.there) store.touch(wanted.key);
     }
@@ -100,14 +106,17 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(std::string_view salt, std::span
     }
     fetch->parts_.push_back(wanted);
   }
-  if (fetch->parts_.empty() || (first + std::ssize(fetch->parts_)) * shape_.tokens() <= held) return nullptr;
+  if (fetch->parts_.empty() || (first + std::ssize(fetch->parts_)) * shape.tokens() <= held) return nullptr;
   for (const std::shared_ptr<PrefixFetch>& other : fetches_)
     if (std::ranges::any_of(other->parts_, [&](const auto& p) { return p.key.text == fetch->parts_[0].key.text; })) {
       *shared = true;
       return other;
     }
-  fetch->salt_ = salt;
-  const auto tokens = static_cast<std::size_t>((first + std::ssize(fetch->parts_)) * shape_.tokens());
+  fetch->shape_ = shape;
+  fetch->class_ = form->of;
+  fetch->salt_ = space.salt;
+  fetch->codec_ = space.codec;
+  const auto tokens = static_cast<std::size_t>((first + std::ssize(fetch->parts_)) * shape.tokens());
   fetch->text_.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(tokens));
   fetch->first_ = first;
   fetch->tokens_ = held;
@@ -120,7 +129,7 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(std::string_view salt, std::span
   } else {
     // What is not to be had in the time that computing takes need not be asked for.
     const double compute =
-        seconds_per_token * static_cast<double>(fetch->parts_.size()) * static_cast<double>(shape_.tokens());
+        seconds_per_token * static_cast<double>(fetch->parts_.size()) * static_cast<double>(shape.tokens());
     Tier& tier = *tiers_[far];
     if (tier.queue.latency() >= compute) {
       ++tier.counts.skipped;
@@ -138,6 +147,7 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(std::string_view salt, std::span
 
 // Keeps the first parts that are there and faster read than computed; ends the fetch where there are none.
 void PrefixTiers::choose(PrefixFetch& fetch) {
+  const PartShape& shape = fetch.shape_;
   std::size_t parts = 0;
   double read = 0;
   std::vector<char> begun(tiers_.size(), 0);
@@ -145,9 +155,9 @@ void PrefixTiers::choose(PrefixFetch& fetch) {
   Tier* slow = nullptr;
   for (std::size_t i = 0; i < fetch.parts_.size() && fetch.parts_[i].there; ++i) {
     Tier& tier = *tiers_[fetch.parts_[i].tier];
-    const std::uint64_t bytes = shape_.bytes(fetch.first_ + static_cast<std::int64_t>(i));
+    const std::uint64_t bytes = shape.bytes(fetch.first_ + static_cast<std::int64_t>(i));
     read += tier.queue.cost(bytes) - (std::exchange(begun[fetch.parts_[i].tier], 1) != 0 ? tier.queue.latency() : 0);
-    const double won = fetch.seconds_per_token_ * static_cast<double>((i + 1) * shape_.tokens()) - read;
+    const double won = fetch.seconds_per_token_ * static_cast<double>((i + 1) * shape.tokens()) - read;
     if (won > best) {
       best = won;
       parts = i + 1;
@@ -162,7 +172,7 @@ void PrefixTiers::choose(PrefixFetch& fetch) {
   fetch.parts_.resize(parts);
   fetch.state_ = PrefixFetch::State::kReading;
   if (parts == 0) return end(fetch);
-  const double compute = fetch.seconds_per_token_ * static_cast<double>(parts) * static_cast<double>(shape_.tokens());
+  const double compute = fetch.seconds_per_token_ * static_cast<double>(parts) * static_cast<double>(shape.tokens());
   fetch.until_ =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kPatience * compute));
 }
@@ -177,7 +187,7 @@ void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
   for (; fetch->next_ < fetch->parts_.size(); ++fetch->next_) {
     const PrefixFetch::Part& part = fetch->parts_[fetch->next_];
     Tier& tier = *tiers_[part.tier];
-    const std::size_t bytes = shape_.bytes(fetch->first_ + static_cast<std::int64_t>(fetch->next_));
+    const std::size_t bytes = fetch->shape_.bytes(fetch->first_ + static_cast<std::int64_t>(fetch->next_));
     if (tier.reading > 0 && tier.reading + bytes > kBufferBytes) return;
     tier.reading += bytes;
     ++fetch->under_way_;
@@ -185,9 +195,10 @@ void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
     readings_.emplace(tag, Reading{fetch, fetch->next_, {}});
     // The fetch lives in readings_ until the answer is taken.
     const std::span<const TokenId> text = text_of(*fetch, fetch->next_);
-    tier.queue.read(tag, part.key, buffer(bytes), [this, key = part.key, text](std::span<const std::byte> got) {
-      return read_part(shape_, key, text, got).status();
-    });
+    tier.queue.read(tag, part.key, buffer(bytes),
+                    [shape = fetch->shape_, key = part.key, text](std::span<const std::byte> got) {
+                      return read_part(shape, key, text, got).status();
+                    });
   }
 }
 
@@ -269,7 +280,7 @@ void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixF
                              const std::vector<std::size_t>& asked) {
   for (std::size_t i = 0; i < asked.size() && answer.status.ok(); ++i) {
     PrefixFetch::Part& part = fetch.parts_[asked[i]];
-    part.there = answer.sizes[i] == shape_.bytes(fetch.first_ + static_cast<std::int64_t>(asked[i]));
+    part.there = answer.sizes[i] == fetch.shape_.bytes(fetch.first_ + static_cast<std::int64_t>(asked[i]));
     part.tier = tier;
     // One of another size is written anew.
     if (part.there) {
@@ -288,10 +299,11 @@ void PrefixTiers::take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& f
   if (!answer.status.ok()) return end(fetch);
   ++of.counts.loads;
   of.counts.bytes_loaded += answer.buffer->size;
-  const auto pages = read_part(shape_, answer.key, text_of(fetch, part), answer.buffer->bytes());
+  const PartShape& shape = fetch.shape_;
+  const auto pages = read_part(shape, answer.key, text_of(fetch, part), answer.buffer->bytes());
   if (!pages.ok() || !add_to_cache(fetch, part, *pages)) return end(fetch);
-  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * shape_.tokens();
-  of.counts.tokens_loaded += tokens - std::max(fetch.tokens_, tokens - shape_.tokens());
+  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * shape.tokens();
+  of.counts.tokens_loaded += tokens - std::max(fetch.tokens_, tokens - shape.tokens());
   fetch.tokens_ = tokens;
   if (fetch.from_.empty() || tier + 1 == tiers_.size()) fetch.from_ = of.queue.store().name();
   if (++fetch.added_ == fetch.parts_.size()) end(fetch);
@@ -299,35 +311,39 @@ void PrefixTiers::take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& f
 
 // False: there is no room, or the cache has lost what comes before it.
 bool PrefixTiers::add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<const std::byte> pages) {
-  const std::int64_t first = (fetch.first_ + static_cast<std::int64_t>(part)) * shape_.blocks;
+  const PartShape& shape = fetch.shape_;
+  const std::int64_t first = (fetch.first_ + static_cast<std::int64_t>(part)) * shape.blocks;
   PagePool& pool = kv_->pool();
-  std::vector<PageId> ids(static_cast<std::size_t>(shape_.blocks) * shape_.lanes);
-  if (!kv_->budget().make_available(ids.size() * pool.page_cost(class_))) return false;
-  if (!pool.try_allocate(ids, PageOwner::kNobody, class_, PageContent::kUndefined)) return false;
+  std::vector<PageId> ids(static_cast<std::size_t>(shape.blocks) * shape.lanes);
+  if (!kv_->budget().make_available(ids.size() * pool.page_cost(fetch.class_))) return false;
+  if (!pool.try_allocate(ids, PageOwner::kNobody, fetch.class_, PageContent::kUndefined)) return false;
   for (std::size_t i = 0; i < ids.size(); ++i)
-    pool.store()->write(ids[i], pages.subspan(i * shape_.page_bytes, shape_.page_bytes));
-  const bool added = cache_->add_blocks(fetch.salt_, text_of(fetch, part), first, ids, {});
+    pool.store()->write(ids[i], pages.subspan(i * shape.page_bytes, shape.page_bytes));
+  const bool added = cache_->add_blocks(fetch.space(), text_of(fetch, part), first, ids, {});
   for (const PageId page : ids) pool.release(page);
   return added;
 }
 
-void PrefixTiers::leave(std::string_view salt, std::span<const TokenId> text, std::int64_t from) {
-  for (std::int64_t part = from / shape_.tokens(); (part + 1) * shape_.tokens() <= std::ssize(text); ++part) {
-    const std::size_t bytes = shape_.bytes(part);
-    const BlobKey key = part_key(shape_, salt, text, part);
+void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t from) {
+  const Form* form = form_of(space);
+  if (form == nullptr) return;
+  const PartShape& shape = form->shape;
+  for (std::int64_t part = from / shape.tokens(); (part + 1) * shape.tokens() <= std::ssize(text); ++part) {
+    const std::size_t bytes = shape.bytes(part);
+    const BlobKey key = part_key(shape, space.salt, text, part);
     std::vector<Tier*> to;
     for (const std::unique_ptr<Tier>& tier : tiers_) {
       if (tier->writing > 0 && tier->writing + bytes > kBufferBytes) continue;
       if (tier->queue.store().usable() && !stored(*tier, key)) to.push_back(tier.get());
     }
     if (to.empty()) continue;
-    const std::vector<PageId> pages = cache_->pages_of_blocks(salt, text, part * shape_.blocks, shape_.blocks);
+    const std::vector<PageId> pages = cache_->pages_of_blocks(space, text, part * shape.blocks, shape.blocks);
     if (pages.empty()) return;
     const std::shared_ptr<BlobBuffer> buffer = this->buffer(bytes);
-    std::span<std::byte> out = begin_part(shape_, key, text, part, buffer->bytes());
+    std::span<std::byte> out = begin_part(shape, key, text, part, buffer->bytes());
     for (const PageId page : pages) {
-      kv_->pool().store()->read(page, out.first(shape_.page_bytes));
-      out = out.subspan(shape_.page_bytes);
+      kv_->pool().store()->read(page, out.first(shape.page_bytes));
+      out = out.subspan(shape.page_bytes);
     }
     seal_part(buffer->bytes());
     for (Tier* tier : to) {
@@ -336,6 +352,13 @@ void PrefixTiers::leave(std::string_view salt, std::span<const TokenId> text, st
       tier->queue.write(next_tag_++, key, buffer);
     }
   }
+}
+
+std::uint64_t PrefixTiers::buffer_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const std::weak_ptr<BlobBuffer>& each : buffers_)
+    if (const auto buffer = each.lock()) bytes += buffer->memory.bytes();
+  return bytes;
 }
 
 std::vector<PrefixTierReport> PrefixTiers::report() const {

@@ -46,8 +46,12 @@ class PrefixFetch {
     bool there = false;
   };
 
+  PrefixSpace space() const { return {salt_, codec_}; }
+
   State state_ = State::kAsking;
-  std::string salt_;
+  PartShape shape_;
+  PageClass class_{};
+  std::string salt_, codec_;
   std::vector<TokenId> text_;
   std::int64_t first_ = 0;   // number of parts_.front()
   std::vector<Part> parts_;  // wanted
@@ -66,21 +70,29 @@ class PrefixTiers {
 
   // Bytes of buffers between stores and pages, at most, each way of each store.
   static constexpr std::uint64_t kBufferBytes = std::uint64_t{32} << 20;
+  static constexpr std::uint64_t kMostBufferBytes = 2 * kBufferBytes;  // of a store, both ways
 
-  // `stores`: from near to far. `cache` and `kv` outlive this. `model`: see part_shape. Optional `warn` is told a line
-  // of what went wrong. Errors: kResourceExhausted.
-  static Result<std::unique_ptr<PrefixTiers>> create(PrefixCache* cache, KvCache* kv, std::string_view model,
-                                                     std::vector<std::unique_ptr<BlobStore>> stores, Warn warn);
+  // The texts of one codec: how their blocks are stored.
+  struct Form {
+    std::string codec;  // PrefixSpace::codec
+    PartShape shape;
+    PageClass of{};  // class of its pages
+  };
+
+  // `stores`: from near to far. `cache` and `kv` outlive this. `forms`: of texts of other codecs nothing is stored.
+  // Optional `warn` is told a line of what went wrong.
+  PrefixTiers(PrefixCache* cache, KvCache* kv, std::vector<Form> forms, std::vector<std::unique_ptr<BlobStore>> stores,
+              Warn warn);
 
   // Begins to fetch a text's tokens [0, most) unless the cache serves `held` of them and no more is to be had. Null:
   // nothing outside memory is worth it. Where another fetch brings the same tokens already, returns that one, and sets
   // *shared.
-  std::shared_ptr<PrefixFetch> fetch(std::string_view salt, std::span<const TokenId> text, std::int64_t held,
+  std::shared_ptr<PrefixFetch> fetch(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t held,
                                      std::int64_t most, double seconds_per_token, bool* shared);
 
   // Writes parts of a text whose blocks the cache holds and the stores do not. `from`: tokens for which this was called
   // before. Parts for which there is no buffer are left out: asked for again, they may find one.
-  void leave(std::string_view salt, std::span<const TokenId> text, std::int64_t from);
+  void leave(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t from);
 
   // Moves fetches on. Between two passes.
   void advance();
@@ -91,6 +103,8 @@ class PrefixTiers {
   void wait(std::chrono::milliseconds most);
 
   std::vector<PrefixTierReport> report() const;
+  // Bytes of memory that the buffers take now, idle ones included.
+  std::uint64_t buffer_bytes() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -110,7 +124,7 @@ class PrefixTiers {
     std::vector<std::size_t> asked;
   };
 
-  PrefixTiers(PrefixCache* cache, KvCache* kv, Warn warn) : cache_(cache), kv_(kv), warn_(std::move(warn)) {}
+  const Form* form_of(const PrefixSpace& space) const;
   void take(std::size_t tier, BlobAnswer& answer);
   void take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
                   const std::vector<std::size_t>& asked);
@@ -123,17 +137,17 @@ class PrefixTiers {
   static void remember(Tier& tier, const BlobKey& key);
   std::shared_ptr<BlobBuffer> buffer(std::size_t bytes);
   void keep(std::shared_ptr<BlobBuffer> buffer);
-  std::span<const TokenId> text_of(const PrefixFetch& fetch, std::size_t part) const;
+  static std::span<const TokenId> text_of(const PrefixFetch& fetch, std::size_t part);
 
   PrefixCache* cache_;
   KvCache* kv_;
   Warn warn_;
-  PartShape shape_;
-  PageClass class_{};
+  std::vector<Form> forms_;
   std::vector<std::shared_ptr<PrefixFetch>> fetches_;
   std::map<std::uint64_t, Reading> readings_;                // by tag
   std::vector<std::pair<std::size_t, BlobAnswer>> arrived_;  // by waiting, and not taken yet
   std::vector<std::shared_ptr<BlobBuffer>> idle_;
+  std::vector<std::weak_ptr<BlobBuffer>> buffers_;  // all there are
   std::uint64_t next_tag_ = 1;
   std::vector<std::unique_ptr<Tier>> tiers_;  // destroyed first: their threads use what is above
 };

@@ -61,6 +61,7 @@ struct RequestQueue::Request {
   int samples = 1;
   std::uint64_t seed = 0;
   std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
+  KvCacheShape shape;                       // the cache's, with pages of its codec
   int priority = 0;
   int tenant = 0;
   std::string label;

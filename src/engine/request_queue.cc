@@ -38,7 +38,7 @@ void RequestQueue::cache_prefixes(std::uint64_t most_bytes) {
 }
 
 RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
-                            std::optional<int> chunk) {
+                            std::optional<int> chunk, std::optional<KvCodec> codec) {
   const LoadedModel& model = *driver_->model();
   const GenerateOptions generate = with_seed(options.generate);
   auto request = std::make_unique<Request>();
@@ -46,9 +46,6 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
   request->samples = options.samples;
   request->seed = generate.sampling.seed;
   request->policy = std::move(policy);
-  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
-  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
-  request->prefix = {bypass, options.salt, options.pin, options.ttl, options.tenant};
   request->priority = options.priority;
   request->tenant = options.tenant;
   request->label = options.label;
@@ -60,12 +57,18 @@ RequestId RequestQueue::add(const RequestOptions& options, RequestText text, std
     request->base = dynamic_cast<SessionBase*>(options.session.get());
     newest = member->text.newest = request->base->held().newest;
     request->releases_session = options.releases_session;
+    codec = request->base->held().sequence->shape().codec();
   }
+  request->shape = driver_->cache()->shape();
+  if (codec) request->shape = request->shape.with(*codec);
+  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  request->prefix = {bypass, options.salt, options.pin, options.ttl, options.tenant, request->shape.codec()};
   newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
   Generation generation(*model.tokenizer, generate, text.stops, newest);
   member->task.emplace(&member->text, std::move(text.tokens), std::move(generation));
   if (generate.prompt_logprobs >= 0) member->task->report_prompt(generate.prompt_logprobs);
-  const KvCacheShape& shape = driver_->cache()->shape();
+  const KvCacheShape& shape = request->shape;
   const std::int64_t prompt = member->task->prompt_tokens();
   const auto peak = [&](std::int64_t before) {
     const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, member->text.chunk};
@@ -147,7 +150,8 @@ Status RequestQueue::start(Member& member) {
     member.task->skip(start.tokens);
     member.run = start.tokens;
   } else {
-    member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone());
+    member.text.sequence =
+        std::make_unique<Sequence>(driver_->model(), driver_->cache(), request.policy->clone(), request.shape.codec());
   }
   return {};
 }
@@ -360,8 +364,8 @@ KvReport RequestQueue::report_of(Member& member) {
   if (member.text.sequence == nullptr && member.request->base != nullptr)
     return kv_report(*member.request->base->held().sequence);
   if (member.text.sequence == nullptr)  // never held anything: a report of zeros
-    member.text.sequence =
-        std::make_unique<Sequence>(driver_->model(), driver_->cache(), member.request->policy->clone());
+    member.text.sequence = std::make_unique<Sequence>(driver_->model(), driver_->cache(),
+                                                      member.request->policy->clone(), member.request->shape.codec());
   KvReport now = kv_report(*member.text.sequence);
   return member.released && member.released->seen > now.seen ? *member.released : now;
 }

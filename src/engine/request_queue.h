@@ -61,19 +61,20 @@ class RequestQueue {
   // From now on a task that gives up its pages may leave them in this file, where that is cheaper than to recompute
   // them. `always`: wherever it is possible, for tests.
   void swap_to(std::unique_ptr<SpillFile> file, bool always = false);
-  // From now on prefixes are also kept in these places, from near to far. REQUIRES: cache_prefixes was called. Errors:
-  // kResourceExhausted.
-  Status store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn);
+  // From now on prefixes are also kept in these places, from near to far. REQUIRES: cache_prefixes was called.
+  void store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn);
   std::vector<PrefixTierReport> tier_report() const;
+  std::uint64_t tier_buffers() const { return tiers_ != nullptr ? tiers_->buffer_bytes() : 0; }
   bool settling() const { return tiers_ != nullptr && tiers_->busy(); }
   // Waits until such a place has answered, or so long. For tests.
   void settle_tiers(std::chrono::milliseconds most);
   PrefixCache* prefixes() { return prefixes_ ? &prefixes_->cache() : nullptr; }
 
   // `text` is that of `options`, `policy` as it stands at its start, `chunk` that of prompts (0: the policy's
-  // own; without one, that of the engine's options). REQUIRES: text and policy were checked.
+  // own; without one, that of the engine's options). `codec`: none: that of the cache's shape, or of the session that
+  // the request continues. REQUIRES: text and policy were checked, the cache allows the codec.
   RequestId add(const RequestOptions& options, RequestText text, std::unique_ptr<RetentionPolicy> policy,
-                std::optional<int> chunk = {});
+                std::optional<int> chunk = {}, std::optional<KvCodec> codec = {});
 
   // See Engine. REQUIRES: the quota was checked.
   void set_quota(int tenant, const TenantQuota& quota) { admissions_.set_quota(tenant, quota); }

@@ -21,8 +21,8 @@ constexpr int kMostLookups = 64;
 constexpr std::size_t kMostRemembered = 256;
 
 // Bytes of the pages that hold as many tokens in all lanes.
-std::uint64_t bytes_of_columns(const KvCache& cache, std::int64_t columns) {
-  return static_cast<std::uint64_t>(columns * cache.shape().lanes()) * cache.pool().page_cost();
+std::uint64_t bytes_of_sealed(const KvCacheShape& shape, std::int64_t columns) {
+  return static_cast<std::uint64_t>(columns * shape.lanes()) * (shape.page.bytes() + PagePool::kPageOverhead);
 }
 
 // Returns how many of the first columns of two texts of which nothing was dropped are the same pages.
@@ -45,12 +45,12 @@ std::int64_t common_columns(const Sequence& a, const Sequence& b) {
 }
 
 // Returns what columns come to if each is divided among this text and those that share so many of its first columns.
-std::uint64_t shared_out(const KvCache& cache, std::vector<std::int64_t> sharers) {
+std::uint64_t shared_out(const KvCacheShape& shape, std::vector<std::int64_t> sharers) {
   std::ranges::sort(sharers);
   std::uint64_t bytes = 0;
   std::int64_t from = 0;
   for (std::size_t i = 0; i < sharers.size(); ++i) {
-    bytes += bytes_of_columns(cache, sharers[i] - from) / (sharers.size() - i + 1);
+    bytes += bytes_of_sealed(shape, sharers[i] - from) / (sharers.size() - i + 1);
     from = sharers[i];
   }
   return bytes;
@@ -66,7 +66,7 @@ std::uint64_t RequestQueue::bytes_to_start(const Member& member) const {
     request.prompt = std::min(before + member.task->prompt_tokens(), kMostPlannedTokens);
     request.chunk = member.text.chunk;
     request.divided = true;
-    return plan_kv_memory(driver_->cache()->shape(), *member.request->policy, request).bytes;
+    return plan_kv_memory(member.request->shape, *member.request->policy, request).bytes;
   };
   return member.request->base != nullptr ? bytes_behind(*member.request->base, plan) : plan(0);
 }
@@ -130,7 +130,9 @@ std::int64_t RequestQueue::tokens_found(Member& member) const {
 // Returns how many tokens a member could take from the prefix cache once another's prompt has been read.
 std::int64_t RequestQueue::will_find(const Member& member, const Member& other) const {
   const PrefixUse& use = member.request->prefix;
-  if (use.bypass || other.request->prefix.bypass || use.salt != other.request->prefix.salt) return 0;
+  if (use.bypass || other.request->prefix.bypass || use.salt != other.request->prefix.salt ||
+      use.codec != other.request->prefix.codec)
+    return 0;
   const auto prompt = [](const Member& of) {
     return of.task->tokens().first(static_cast<std::size_t>(of.task->prompt_tokens()));
   };
@@ -227,13 +229,13 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
 
 // Bytes of the pages that a member would continue from the prefix cache, if a running one of the same text holds them.
 std::uint64_t RequestQueue::bytes_in_use(const Member& member, std::span<Member* const> all) const {
-  const KvCache& cache = *driver_->cache();
-  const std::int64_t columns = member.found / cache.shape().page.slots;
+  const KvCacheShape& shape = member.request->shape;
+  const std::int64_t columns = member.found / shape.page.slots;
   const bool in_use = std::ranges::any_of(all, [&](const Member* other) {
     return other->text.sequence != nullptr && other->text.sequence->tables().whole_columns() >= columns &&
            will_find(member, *other) >= member.found;
   });
-  return in_use ? bytes_of_columns(cache, columns) : 0;
+  return in_use ? bytes_of_sealed(shape, columns) : 0;
 }
 
 // Divides the pages that several requests of a tenant share among them.
@@ -250,8 +252,9 @@ void RequestQueue::share_among_requests(std::span<Member* const> all, std::vecto
       if (columns > 0) sharers.push_back(columns);
     }
     if (sharers.empty()) continue;
-    const std::uint64_t whole = bytes_of_columns(*driver_->cache(), std::ranges::max(sharers));
-    tasks[i].used -= std::min(tasks[i].used, whole - shared_out(*driver_->cache(), std::move(sharers)));
+    const KvCacheShape& shape = all[i]->request->shape;
+    const std::uint64_t whole = bytes_of_sealed(shape, std::ranges::max(sharers));
+    tasks[i].used -= std::min(tasks[i].used, whole - shared_out(shape, std::move(sharers)));
   }
 }
 

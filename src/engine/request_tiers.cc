@@ -7,13 +7,22 @@
 
 namespace kvasir {
 
-Status RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
+void RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores, PrefixTiers::Warn warn) {
   const LoadedModel& model = *driver_->model();
   KvCache& cache = *driver_->cache();
-  const std::string name = model.fingerprint.hex() + " " + model.arithmetic_id(cache.shape().page);
-  KVASIR_ASSIGN_OR_RETURN(tiers_,
-                          PrefixTiers::create(&prefixes_->cache(), &cache, name, std::move(stores), std::move(warn)));
-  return {};
+  std::vector<PrefixTiers::Form> forms;
+  for (const KvCodec& codec : cache.codecs()) {
+    // What such sequences leave are snapshots alone.
+    if (codec.recent > 0) continue;
+    PrefixUse use;
+    use.codec = codec;
+    const PageFormat page = cache.shape().with(codec).page;
+    forms.push_back({std::string(prefixes_->space_of(use).codec),
+                     part_shape(model.fingerprint.hex() + " " + model.arithmetic_id(page), page, cache.shape().lanes()),
+                     cache.classes(codec).sealed});
+  }
+  tiers_ =
+      std::make_unique<PrefixTiers>(&prefixes_->cache(), &cache, std::move(forms), std::move(stores), std::move(warn));
 }
 
 std::vector<PrefixTierReport> RequestQueue::tier_report() const {
@@ -31,7 +40,7 @@ void RequestQueue::settle_tiers(std::chrono::milliseconds most) {
 void RequestQueue::leave_outside(const Member& member, std::int64_t seen, std::int64_t from) {
   const PrefixUse& use = member.request->prefix;
   if (tiers_ == nullptr || use.bypass || use.ttl > 0) return;
-  tiers_->leave(use.salt, text_of(member).tokens.first(static_cast<std::size_t>(seen)), from);
+  tiers_->leave(prefixes_->space_of(use), text_of(member).tokens.first(static_cast<std::size_t>(seen)), from);
 }
 
 // Whether a member that may start now has tokens fetched first. It takes part in no pass until they are there.
@@ -44,8 +53,8 @@ bool RequestQueue::begin_fetch(Member& member) {
   const int rows = admissions_.most().prompt_rows;
   const std::int64_t found = tokens_found(member);
   bool shared = false;
-  member.fetch = tiers_->fetch(request.prefix.salt, text.tokens, found, prefixes_->most_exact(request.prefix, text),
-                               rates.seconds(rows, 0) / rows, &shared);
+  member.fetch = tiers_->fetch(prefixes_->space_of(request.prefix), text.tokens, found,
+                               prefixes_->most_exact(request.prefix, text), rates.seconds(rows, 0) / rows, &shared);
   // A member that waited for another one's fetch still asks for the rest itself.
   member.asked_tiers = !shared;
   if (member.fetch != nullptr && member.found_before < 0) member.found_before = found;

@@ -20,9 +20,10 @@ PolicyModel policy_model(const LoadedModel& model) {
   return {&model.fingerprint, model.config.layers, model.config.kv_heads, model.config.sliding_window};
 }
 
-SequenceLayout sequence_layout(const RetentionPolicy& policy) {
+SequenceLayout sequence_layout(const RetentionPolicy& policy, std::optional<KvCodec> codec) {
   const PolicyTraits& traits = policy.traits();
   SequenceLayout layout;
+  layout.codec = codec;
   layout.scope = traits.scope;
   layout.table.lists = traits.compacts;
   layout.table.original_positions = traits.compacts && traits.positions != PositionMode::kCompact;
@@ -75,13 +76,14 @@ class Sequence::Listener final : public AttentionListener {
 };
 
 Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
-                   std::unique_ptr<RetentionPolicy> policy)
+                   std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec)
     : model_(std::move(model)),
       cache_(std::move(cache)),
       policy_(std::move(policy)),
-      tables_(cache_->new_sequence(sequence_layout(*policy_))),
+      tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
+      shape_(cache_->shape().with(tables_.codec())),
       listener_(std::make_unique<Listener>(this)),
-      selector_(new_selector(*policy_, cache_->shape())),
+      selector_(new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
   policy_->begin(table_layout());
   status_ = policy_->check_model(policy_model(*model_));
@@ -92,6 +94,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       cache_(other.cache_),
       policy_(other.policy_->clone()),
       tables_(std::move(tables)),
+      shape_(other.shape_),
       listener_(std::make_unique<Listener>(this)),
       selector_(other.selector_ != nullptr ? other.selector_->clone() : nullptr),
       state_(&cache_->budget()),

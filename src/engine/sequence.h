@@ -30,8 +30,8 @@ enum class Logits { kNone, kLast, kAll };
 // What policies are told of a model.
 PolicyModel policy_model(const LoadedModel& model);
 
-// How a sequence under this policy is held.
-SequenceLayout sequence_layout(const RetentionPolicy& policy);
+// How a sequence under this policy is held. `codec`: none: that of the cache.
+SequenceLayout sequence_layout(const RetentionPolicy& policy, std::optional<KvCodec> codec = {});
 
 // Tokens of a prompt that share a chunk: `chunk`, or if it is 0 what the policy or else the engine's default says.
 int prompt_chunk(const RetentionPolicy& policy, int chunk);
@@ -41,7 +41,9 @@ int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, 
 
 class Sequence {
  public:
-  Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::unique_ptr<RetentionPolicy> policy);
+  // `codec`: one that the cache allows; none: that of the cache's shape.
+  Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache, std::unique_ptr<RetentionPolicy> policy,
+           std::optional<KvCodec> codec = {});
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
   ~Sequence();
@@ -113,6 +115,7 @@ class Sequence {
   LoadedModel& model() { return *model_; }
   const std::shared_ptr<LoadedModel>& shared_model() const { return model_; }
   const std::shared_ptr<KvCache>& cache() const { return cache_; }
+  const KvCacheShape& shape() const { return shape_; }  // the cache's, with pages of this sequence's codec
   const KvSequence& tables() const { return tables_; }
   KvSequence& mutable_tables() { return tables_; }
   const RetentionPolicy& policy() const { return *policy_; }
@@ -157,6 +160,7 @@ class Sequence {
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
   KvSequence tables_;
+  KvCacheShape shape_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<SequenceSelector> selector_;  // null: rows read all that they see
   MemoryCharge state_;                          // of the state of policy and selector

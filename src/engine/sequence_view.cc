@@ -95,6 +95,7 @@ SequenceView view_sample(const SampleState& sample) {
   view.label = sample.label;
   view.sample = sample.sample;
   view.policy = sample.policy->traits().spec;
+  view.codec = codec_name(sample.codec);
   view.prompt_tokens = sample.task->prompt_tokens();
   view.tokens = sample.task->known_tokens();
   view.cached = sample.cached;
@@ -209,6 +210,7 @@ SampleState RequestQueue::state_of(const Member& member) {
   state.task = &*member.task;
   state.sequence = member.text.sequence.get();
   state.policy = request.policy.get();
+  state.codec = request.shape.codec();
   state.preempted = state.sequence == nullptr && member.preemptions > 0;
   return state;
 }

@@ -26,6 +26,7 @@ struct SampleState {
   const Task* task = nullptr;
   const Sequence* sequence = nullptr;  // null while it holds no pages
   const RetentionPolicy* policy = nullptr;
+  KvCodec codec;
   bool preempted = false;
 };
 

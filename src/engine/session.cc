@@ -29,9 +29,10 @@ double now_seconds() {
 // and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
 class SessionImpl final : public Session, public SessionBase {
  public:
-  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, int chunk)
+  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec,
+              int chunk)
       : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
-    text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy));
+    text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy), codec);
     text_.chunk = chunk;
   }
   SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript,
@@ -131,7 +132,7 @@ class SessionImpl final : public Session, public SessionBase {
   // Refuses what could not be read even if no other session held memory.
   Status check_can_hold(std::int64_t tokens) const {
     const KvSequence& tables = text_.sequence->tables();
-    return check_prompt(driver_->cache()->shape(), text_.sequence->policy(), context_place(tables), tables.shortest(),
+    return check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables), tables.shortest(),
                         tokens, text_.chunk, model_->config.context, driver_->cache()->budget().capacity());
   }
   Result<GenerateResult> generate_text(const GenerateOptions& options,
@@ -413,9 +414,9 @@ Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& opt
 }  // namespace
 
 std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
-                                      std::optional<int> chunk) {
+                                      std::optional<int> chunk, std::optional<KvCodec> codec) {
   const int chosen = chunk.value_or(driver->model()->options.chunk);
-  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), chosen);
+  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), codec, chosen);
 }
 
 Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,

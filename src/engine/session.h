@@ -43,9 +43,10 @@ class SessionBase {
 };
 
 // Makes an empty session that holds its tokens in the driver's cache under `policy`. It shares ownership of the driver.
-// `chunk`: of prompts, 0: the policy's own; without one, that of the engine's options.
+// `chunk`: of prompts, 0: the policy's own; without one, that of the engine's options. `codec`: one that the cache
+// allows; none: that of the cache's shape.
 std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
-                                      std::optional<int> chunk = {});
+                                      std::optional<int> chunk = {}, std::optional<KvCodec> codec = {});
 
 // The same of a session that was loaded into the driver's cache, or, if `image` is given, into one without a store:
 // then it is loaded from the image into the driver's cache when it is first used. Errors: kDataLoss.

@@ -232,14 +232,14 @@ Status restore_state(std::span<const std::byte> bytes, const LoadedModel& model,
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras) {
   KVASIR_RETURN_IF_ERROR(sequence.status());
   const LoadedModel& model = *sequence.shared_model();
-  const PageFormat& format = sequence.cache()->pool().shape();
+  const PageFormat& format = sequence.shape().page;
   KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
   BlockWriter writer(&file);
   KVASIR_RETURN_IF_ERROR(writer.magic());
   std::vector<std::byte> bytes;
   ByteWriter out(&bytes);
   put_head(out, {model.fingerprint, model.arithmetic_id(format), sequence.policy().traits().spec,
-                 codec_name(sequence.cache()->shape().codec()), format.slots, chunk});
+                 stored_codec_name(sequence.shape().codec()), format.slots, chunk});
   KVASIR_RETURN_IF_ERROR(writer.block(kHead, bytes));
   bytes.clear();
   write_sequence(sequence, out);
@@ -277,6 +277,9 @@ Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedMo
   KVASIR_ASSIGN_OR_RETURN(const std::span<const std::byte> head, reader.block(kHead));
   ByteReader in(head);
   if (!get_head(in, &parts.head)) return damaged("its head cannot be read");
+  const ParsedCodec codec = parse_stored_codec(parts.head.kv_type);
+  if (!codec.error.empty()) return damaged("its page type is none");
+  parts.head.kv_type = codec_name(codec.codec);
   KVASIR_ASSIGN_OR_RETURN(parts.state, reader.block(kState));
   // All checksums before anything is made of them.
   while (reader.left() > kBlockHeader + kHashBytes) {
@@ -297,14 +300,16 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   session.head = parts.head;
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
   const std::vector<std::span<const std::byte>>& pages = parts.pages;
-  const PageFormat& format = cache->pool().shape();
+  const ParsedCodec codec = parse_codec(parts.head.kv_type);
+  if (!codec.error.empty() || !cache->allows(codec.codec)) return damaged("its page type is not one of the cache's");
+  const PageFormat format = cache->shape().with(codec.codec).page;
   const std::string own = model->arithmetic_id(format);
   session.other_arithmetic = session.head.arithmetic != own;
   // Behind the name of the table: what the layout of encoded pages depends on.
   const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
   if (format.encoded() && version(session.head.arithmetic) != version(own))
     return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
-  session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
+  session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec.codec);
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;
   bool fits = true;

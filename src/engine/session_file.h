@@ -36,7 +36,7 @@ struct SessionHead {
   Hash128 fingerprint;     // of the model: see LoadedModel::fingerprint
   std::string arithmetic;  // kernel table, version of its bits, page slots, entries per partial
   std::string policy;
-  std::string kv_type;
+  std::string kv_type;  // as codec_name; in the file as stored_codec_name
   int page_slots = 0;
   int chunk = 0;  // of prompts, as the engine was told; 0: the policy's own
 };
@@ -62,8 +62,8 @@ struct SessionParts {
 // Errors: as load_session.
 Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedModel& model);
 
-// Makes the session in a cache of the file's page format, but for the content of its pages: see SessionPages. The cache
-// may have no store. Errors: kDataLoss, kResourceExhausted.
+// Makes the session in a cache that allows the file's codec and has its page slots, but for the content of its pages:
+// see SessionPages. The cache may have no store. Errors: kDataLoss, kResourceExhausted.
 Result<LoadedSession> restore_session(const SessionParts& parts, const std::shared_ptr<LoadedModel>& model,
                                       const std::shared_ptr<KvCache>& cache);
 

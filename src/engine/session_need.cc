@@ -22,8 +22,8 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
     // A selector's memory is that of the whole text, and a fork does not have it yet.
     need = policy.traits().selects ? whole : std::min(need, whole);
   }
-  if (!keeps_all(policy, held.cache()->shape()) || session.stored()) return need;
-  return need - std::min(need, least_kv_bytes(held.cache()->shape(), held.tables().next_index()));
+  if (!keeps_all(policy, held.shape()) || session.stored()) return need;
+  return need - std::min(need, least_kv_bytes(held.shape(), held.tables().next_index()));
 }
 
 }  // namespace kvasir

@@ -18,6 +18,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
     : file_(file),
       pool_(&sequence.cache()->pool()),
+      codec_(sequence.shape().codec()),
       charge_(&sequence.cache()->budget()),
       pages_(pages_in_order(sequence)),
       bytes_back_(sequence.bytes()) {
@@ -39,7 +40,7 @@ std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const S
 
 bool SwappedSequence::has_room(const SpillFile& file, const Sequence& sequence) {
   // A page more for each part, which holds whole pages alone.
-  const std::uint64_t page = sequence.cache()->pool().page_cost();
+  const std::uint64_t page = sequence.shape().page.open().bytes() + PagePool::kPageOverhead;
   return file.has_room(static_cast<std::size_t>(sequence.bytes() / (SpillFile::kPartBytes - page) + 1));
 }
 
@@ -72,7 +73,7 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
                                                           const std::shared_ptr<KvCache>& cache,
                                                           std::unique_ptr<RetentionPolicy> policy) {
   KVASIR_CHECK(state_ == State::kOut);
-  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy));
+  auto sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec_);
   ByteReader in(saved_);
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
   KVASIR_RETURN_IF_ERROR(sequence->charge_state());

@@ -102,6 +102,7 @@ class SwappedSequence {
 
   SpillFile* file_;
   const PagePool* pool_;
+  KvCodec codec_;
   State state_ = State::kLeaving;
   Status status_;
   std::vector<std::byte> saved_;  // by write_sequence

@@ -1,6 +1,7 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -9,29 +10,61 @@
 
 namespace kvasir {
 
+namespace {
+
+// `form`: says which pages, if there are several kinds.
+Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_bytes, const std::string& form) {
+  const std::uint64_t least = KvCache::cost(shape, {}, 1);
+  if (budget_bytes >= least) return {};
+  return exhausted(
+             "a KV memory of {} bytes holds not even one{} page of each of the model's {} lanes ({} bytes); give it "
+             "more",
+             budget_bytes, form, shape.lanes(), least)
+      .about({"kv_memory"});
+}
+
+}  // namespace
+
 Result<std::unique_ptr<KvCache>> KvCache::create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store) {
-  if (const std::uint64_t least = cost(shape, {}, 1); budget_bytes < least)
-    return exhausted(
-               "a KV memory of {} bytes holds not even one page of each of the model's {} lanes ({} bytes); give it "
-               "more",
-               budget_bytes, shape.lanes(), least)
-        .about({"kv_memory"});
+  KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_bytes, ""));
   std::unique_ptr<KvCache> cache(new KvCache(shape, budget_bytes));
   KVASIR_ASSIGN_OR_RETURN(cache->pool_, PagePool::create(shape.page, &cache->budget_, store));
-  KVASIR_ASSIGN_OR_RETURN(cache->classes_, cache->pool_->classes_of(shape.page));
+  KVASIR_RETURN_IF_ERROR(cache->allow(shape.codec()));
   return cache;
+}
+
+Status KvCache::allow(const KvCodec& codec) {
+  if (allows(codec)) return {};
+  const KvCacheShape shape = shape_.with(codec);
+  KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_.capacity(), " " + codec_name(codec)));
+  KVASIR_ASSIGN_OR_RETURN(const PageClasses classes, pool_->classes_of(shape.page));
+  allowed_.push_back({codec, classes});
+  return {};
+}
+
+PageClasses KvCache::classes(const KvCodec& codec) const {
+  const auto allowed = find(codec);
+  KVASIR_CHECK(allowed != allowed_.end());
+  return allowed->classes;
+}
+
+std::vector<KvCodec> KvCache::codecs() const {
+  std::vector<KvCodec> codecs;
+  for (const Allowed& allowed : allowed_) codecs.push_back(allowed.codec);
+  return codecs;
 }
 
 KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   std::vector<PageTable> tables;
   PageTable::Layout of_table = layout.table;
   if (!of_table.lists) of_table.window = shape_.window;
-  of_table.classes = classes_;
-  of_table.recent = shape_.recent;
+  const KvCodec codec = layout.codec.value_or(shape_.codec());
+  of_table.classes = classes(codec);
+  of_table.recent = codec.recent;
   for (int table = 0; table < shape_.tables(layout.scope); ++table)
     tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
-  return KvSequence(layout.scope, std::move(tables));
+  return KvSequence(layout.scope, codec, std::move(tables));
 }
 
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
@@ -40,7 +73,7 @@ Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
     KVASIR_ASSIGN_OR_RETURN(PageTable copy, table.fork());
     tables.push_back(std::move(copy));
   }
-  return KvSequence(sequence.scope_, std::move(tables));
+  return KvSequence(sequence.scope_, sequence.codec_, std::move(tables));
 }
 
 std::int64_t KvSequence::longest() const {

@@ -1,11 +1,14 @@
 // The KV cache of one model: a budget, a pool of page numbers, and the page tables of the sequences that live in it.
+// Sequences of different codecs share the budget and the pool.
 //
 // Thread-safety: none; one thread plans, appends and drops. A backend reads and writes the bytes of pages between those
 // calls.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,6 +28,16 @@ struct KvCacheShape {
   int recent = 0;  // KvCodec::recent
 
   KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
+  // The same lanes in pages of another codec.
+  KvCacheShape with(const KvCodec& codec) const {
+    KvCacheShape shape = *this;
+    shape.page.key = codec.key;
+    shape.page.value = codec.value;
+    shape.page.rotated_keys = codec.rotated_keys;
+    shape.page.rotated_values = codec.rotated_values;
+    shape.recent = codec.recent;
+    return shape;
+  }
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
@@ -37,6 +50,7 @@ struct KvCacheShape {
 class KvSequence {
  public:
   PolicyScope scope() const { return scope_; }
+  const KvCodec& codec() const { return codec_; }
   int tables() const { return static_cast<int>(tables_.size()); }
   PageTable& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
   const PageTable& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
@@ -93,8 +107,10 @@ class KvSequence {
 
  private:
   friend class KvCache;
-  KvSequence(PolicyScope scope, std::vector<PageTable> tables) : scope_(scope), tables_(std::move(tables)) {}
+  KvSequence(PolicyScope scope, const KvCodec& codec, std::vector<PageTable> tables)
+      : scope_(scope), codec_(codec), tables_(std::move(tables)) {}
   PolicyScope scope_;
+  KvCodec codec_;
   std::vector<PageTable> tables_;
 };
 
@@ -102,6 +118,7 @@ class KvSequence {
 struct SequenceLayout {
   PolicyScope scope = PolicyScope::kSequence;
   PageTable::Layout table;
+  std::optional<KvCodec> codec;  // one that the cache allows; none: that of its shape
 };
 
 class KvCache {
@@ -111,11 +128,23 @@ class KvCache {
   static Result<std::unique_ptr<KvCache>> create(const KvCacheShape& shape, std::uint64_t budget_bytes,
                                                  PageStore* store = nullptr);
 
+  // Lets sequences have this codec beside that of shape(). Their pages come from the same budget. Does nothing if they
+  // may already. Errors: kResourceExhausted where the budget holds no page of each lane; kUnsupported for too many.
+  Status allow(const KvCodec& codec);
+  bool allows(const KvCodec& codec) const { return find(codec) != allowed_.end(); }
+  // All that sequences may have; first that of shape().
+  std::vector<KvCodec> codecs() const;
+
+  // The classes of its pages. REQUIRES: allows(codec).
+  PageClasses classes(const KvCodec& codec) const;
+
+  // REQUIRES: allows(layout.codec).
   KvSequence new_sequence(const SequenceLayout& layout = {});
   Result<KvSequence> fork(const KvSequence& sequence);
 
   // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays.
-  // Where pages are encoded, so many columns have open pages as a table can have at most.
+  // Where pages are encoded, so many columns have open pages as a table can have at most. Of the codec of `shape`,
+  // whatever the layout's.
   static std::uint64_t cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
 
   // Of these, those of the pages and their bookkeeping.
@@ -134,11 +163,18 @@ class KvCache {
   void check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others = 0) const;
 
  private:
+  struct Allowed {
+    KvCodec codec;
+    PageClasses classes;
+  };
   KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}
+  std::vector<Allowed>::const_iterator find(const KvCodec& codec) const {
+    return std::ranges::find(allowed_, codec, &Allowed::codec);
+  }
   KvCacheShape shape_;
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
-  PageClasses classes_;  // of shape_.page
+  std::vector<Allowed> allowed_;  // first that of shape_
 };
 
 }  // namespace kvasir

@@ -88,6 +88,7 @@ Result<PageClass> PagePool::add_class(const PageFormat& format) {
   if (added.references == nullptr || added.links == nullptr || added.cached == nullptr)
     return fail(exhausted("the system has no room for a KV budget of {} bytes; give it less", budget_->capacity())
                     .about({"kv_memory"}));
+  added.blocks.emplace(added.page_bytes, added.capacity, added.links);
   const auto number = static_cast<PageClass>(classes_.size() - 1);
   if (store_ != nullptr)
     if (Status status = store_->reserve(number, format, added.capacity); !status.ok()) return fail(status);
@@ -151,17 +152,18 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
   Class& c = class_at(of);
   std::vector<PageId>& recycled = scratch_.pages;
   recycled.clear();
-  recycled.reserve(std::min<std::size_t>(out.size(), c.free_count));  // may throw, so before anything is charged
+  recycled.reserve(out.size());  // may throw, so before anything is charged
+  c.blocks->prepare(out.size());
   if (out.size() > c.capacity - c.in_use || !budget_->try_charge(out.size() * page_cost(of))) return false;
+  c.in_use += out.size();
+  in_use_ += out.size();
+  peak_ = std::max(peak_, in_use_);
   for (PageId& id : out) {
-    const bool used_before = c.free_count > 0;
-    const std::size_t page = used_before ? c.first_free : c.touched++;
+    if (!c.blocks->has_free()) make_room_for_block(c);
+    const PageBlocks::Taken taken = c.blocks->take();
+    const std::size_t page = taken.page;
     id = page_id(of, page);
-    if (used_before) {
-      c.first_free = c.links[page];
-      --c.free_count;
-      recycled.push_back(id);
-    }
+    if (!taken.fresh) recycled.push_back(id);
     c.references[page] = 1;
     c.links[page] = static_cast<std::uint32_t>(owner);
     if (is_cache_[index(owner)] != 0) {
@@ -172,10 +174,24 @@ bool PagePool::try_allocate(std::span<PageId> out, PageOwner owner, PageClass of
   }
   // A fresh page is zero already; a recycled one must not show another sequence's data, nor NaNs to masked slots.
   if (store_ != nullptr && !recycled.empty() && content == PageContent::kZero) store_->clear(recycled);
-  c.in_use += out.size();
-  in_use_ += out.size();
-  peak_ = std::max(peak_, in_use_);
   return true;
+}
+
+// Pages of a class are about to take memory for one more block: takes that of free blocks where there would be more
+// than the budget leaves for pages.
+void PagePool::make_room_for_block(const Class& of) {
+  const std::uint64_t pages = charged();
+  const std::uint64_t others = budget_->used() - std::min(pages, budget_->used());
+  const std::uint64_t most = budget_->capacity() - others;
+  const std::uint64_t more = of.blocks->block_pages() * (of.page_bytes + kPageOverhead);
+  for (std::size_t i = 0; i < classes_.size() && allocated() + more > most;) {
+    PageBlocks::Dropped dropped;
+    if (!classes_[i].blocks->drop_empty(&dropped)) {
+      ++i;
+    } else if (store_ != nullptr) {
+      store_->give_back(static_cast<PageClass>(i), dropped.first, dropped.count);
+    }
+  }
 }
 
 void PagePool::retain(PageId id, PageOwner owner) {
@@ -202,9 +218,7 @@ void PagePool::release(PageId id, PageOwner owner) {
     return;
   }
   KVASIR_CHECK(c.only_owner(page) == owner);
-  c.links[page] = c.first_free;
-  c.first_free = static_cast<std::uint32_t>(page);
-  ++c.free_count;
+  c.blocks->give(static_cast<std::uint32_t>(page));
   --c.in_use;
   --in_use_;
   budget_->release(page_cost(page_class(id)));
@@ -250,26 +264,36 @@ std::uint64_t PagePool::charged() const {
   return sum_of(classes_, [](const Class& c) { return c.in_use * (c.page_bytes + kPageOverhead); });
 }
 
+std::uint64_t PagePool::allocated() const {
+  return sum_of(classes_, [](const Class& c) { return c.blocks->pages() * (c.page_bytes + kPageOverhead); });
+}
+
+std::vector<KvPageReport> PagePool::report() const {
+  std::vector<KvPageReport> reports;
+  for (const Class& c : classes_) {
+    const std::uint64_t cost = c.page_bytes + kPageOverhead;
+    reports.push_back({codec_name(c.format), c.in_use, c.in_use * cost, c.blocks->pages() * cost});
+  }
+  return reports;
+}
+
 void PagePool::check_invariants() const {
   for (const Class& c : classes_) c.check_invariants();
   KVASIR_CHECK(in_use_ == sum_of(classes_, [](const Class& c) { return c.in_use; }));
 }
 
 void PagePool::Class::check_invariants() const {
-  KVASIR_CHECK(in_use + free_count == touched && touched <= capacity);
-  std::vector<bool> free(touched, false);
-  std::uint32_t page = first_free;
-  for (std::uint64_t i = 0; i < free_count; ++i, page = links[page]) {
-    KVASIR_CHECK(page < touched && !free[page] && references[page] == 0);
-    free[page] = true;
-  }
+  blocks->check_invariants(references);
+  std::uint64_t used = 0;
   std::uint64_t in_caches = 0;
   std::uint64_t only_in_caches = 0;
-  for (std::uint64_t i = 0; i < touched; ++i) {
-    KVASIR_CHECK((free[i] || references[i] > 0) && cached[i] <= references[i]);
+  for (std::uint64_t i = 0; i < blocks->end(); ++i) {
+    KVASIR_CHECK(cached[i] <= references[i]);
+    used += references[i] > 0 ? 1 : 0;
     in_caches += cached[i] > 0 ? 1 : 0;
     only_in_caches += cached[i] > 0 && cached[i] == references[i] ? 1 : 0;
   }
+  KVASIR_CHECK(used == in_use && used <= capacity);
   KVASIR_CHECK(in_caches == cached_pages && only_in_caches == only_cached_pages);
 }
 

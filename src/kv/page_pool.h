@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -15,6 +16,8 @@
 #include "backend/batch.h"
 #include "backend/page_store.h"
 #include "kv/keep_plan.h"
+#include "kv/page_blocks.h"
+#include "kvasir/result.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
@@ -172,9 +175,12 @@ class PagePool {
   std::uint64_t in_use() const { return in_use_; }                      // of all classes, as the next two
   std::uint64_t peak() const { return peak_; }
   std::uint64_t charged() const;  // bytes
+  // Bytes of what has memory in the store: pages in use, and free ones beside them. A block of free pages gives its
+  // memory to pages of another class as soon as there would be more than the budget has.
+  std::uint64_t allocated() const;
+  std::vector<KvPageReport> report() const;  // of each class, in order
 
-  // KVASIR_CHECKs that free + in use = ever used, that the free list holds each free page once, and the sums of cached
-  // pages.
+  // KVASIR_CHECKs that the free lists hold each free page once, and the sums of cached pages.
   void check_invariants() const;
 
  private:
@@ -182,13 +188,11 @@ class PagePool {
     PageFormat format;
     std::size_t page_bytes = 0;
     std::uint64_t capacity = 0;
-    std::uint64_t touched = 0;  // pages that were ever allocated: [0, touched)
     std::uint64_t in_use = 0;
-    std::uint64_t free_count = 0;
-    std::uint32_t first_free = 0;         // a number. REQUIRES: free_count > 0
+    std::optional<PageBlocks> blocks;
     std::uint32_t* references = nullptr;  // [capacity]
     // [capacity]. Of a page in use: the exclusive or of its owners. When the second-last reference goes, what is left
-    // is the last owner. Of a free page: the next one of the free list, a stack.
+    // is the last owner. Of a free page: see PageBlocks.
     std::uint32_t* links = nullptr;
     // [capacity]: of the references, those of caches. Takes memory only where pages were cached.
     std::uint32_t* cached = nullptr;
@@ -204,6 +208,7 @@ class PagePool {
 
   PagePool() = default;
   Result<PageClass> add_class(const PageFormat& format);
+  void make_room_for_block(const Class& of);
   static std::size_t index(PageOwner owner) { return static_cast<std::size_t>(owner); }
   Class& class_at(PageClass of) { return classes_[static_cast<std::size_t>(of)]; }
   const Class& class_at(PageClass of) const { return classes_[static_cast<std::size_t>(of)]; }

@@ -31,6 +31,7 @@ std::string_view prefix_miss_name(PrefixMiss miss) {
     case PrefixMiss::kExpired: return "expired";
     case PrefixMiss::kPolicy: return "policy";
     case PrefixMiss::kNoRoom: return "no_room";
+    case PrefixMiss::kCodec: return "codec";
   }
   return "";
 }
@@ -65,19 +66,33 @@ std::span<const TokenId> PrefixCache::block(std::span<const TokenId> tokens, std
   return tokens.subspan(static_cast<std::size_t>(number * slots_), static_cast<std::size_t>(slots_));
 }
 
-const PrefixCache::Root* PrefixCache::root_of(std::string_view salt) const {
-  const auto found = roots_.find(std::string(salt));
+// No codec's name has a NUL.
+std::string PrefixCache::key_of(const PrefixSpace& space) {
+  std::string key(space.codec);
+  key += '\0';
+  key += space.salt;
+  return key;
+}
+
+std::uint64_t PrefixCache::root_hash(const PrefixSpace& space) {
+  const std::uint64_t hash = hash64(std::as_bytes(std::span(space.salt)));
+  return space.codec.empty() ? hash : hash64(std::as_bytes(std::span(space.codec)), hash);
+}
+
+const PrefixCache::Root* PrefixCache::root_of(const PrefixSpace& space) const {
+  const auto found = roots_.find(key_of(space));
   return found == roots_.end() ? nullptr : found->second.get();
 }
 
-PrefixCache::Root* PrefixCache::make_root(std::string_view salt, int tenant) {
-  auto& root = roots_[std::string(salt)];
+PrefixCache::Root* PrefixCache::make_root(const PrefixSpace& space, int tenant) {
+  auto& root = roots_[key_of(space)];
   if (root == nullptr) {
     root = std::make_unique<Root>();
-    root->salt = salt;
+    root->salt = space.salt;
+    root->codec = space.codec;
     root->tenant = tenant;
     shares_[tenant];
-    root->hash = hash64(std::as_bytes(std::span(salt)));
+    root->hash = root_hash(space);
   }
   return root.get();
 }
@@ -100,9 +115,9 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
   PrefixMatch match;
   const auto length = static_cast<std::int64_t>(query.tokens.size());
   const std::int64_t blocks = length / slots_;
-  const Root* root = root_of(query.salt);
+  const Root* root = root_of(query.space());
   Root none;
-  none.hash = hash64(std::as_bytes(std::span(query.salt)));
+  none.hash = root_hash(query.space());
   if (root == nullptr) root = &none;
   const Node* node = nullptr;
   std::int64_t exact = 0;  // blocks
@@ -189,7 +204,7 @@ void PrefixCache::keep_for(Node* node, Life& life, const PrefixKeep& keep, std::
 
 std::vector<PageId> PrefixCache::pages(const PrefixQuery& query, std::int64_t tokens) {
   std::vector<PageId> all;
-  const Root* root = root_of(query.salt);
+  const Root* root = root_of(query.space());
   const Node* node = nullptr;
   for (std::int64_t depth = 0; depth < tokens / slots_; ++depth) {
     std::uint64_t hash = 0;
@@ -203,7 +218,7 @@ std::vector<PageId> PrefixCache::pages(const PrefixQuery& query, std::int64_t to
 }
 
 void PrefixCache::touch(const PrefixQuery& query, const PrefixSnapshot& snapshot) {
-  const Root* root = root_of(query.salt);
+  const Root* root = root_of(query.space());
   const Node* node = nullptr;
   for (std::int64_t depth = 0; (depth + 1) * slots_ <= std::ssize(query.tokens); ++depth) {
     std::uint64_t hash = 0;
@@ -234,18 +249,18 @@ PrefixCache::Node* PrefixCache::make_child(Root& root, Node* parent, std::span<c
   return made;
 }
 
-void PrefixCache::add_pages(std::string_view salt, std::span<const TokenId> tokens, const KvSequence& sequence,
+void PrefixCache::add_pages(const PrefixSpace& space, std::span<const TokenId> tokens, const KvSequence& sequence,
                             const PrefixKeep& keep) {
   const std::int64_t blocks = std::min(std::ssize(tokens) / slots_, sequence.whole_columns());
   if (blocks == 0) return;
-  add(salt, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& pages) {
+  add(space, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& pages) {
     sequence.add_pages_of_whole(block, pages);
     return true;
   });
 }
 
-std::int64_t PrefixCache::blocks_held(std::string_view salt, std::span<const TokenId> tokens) const {
-  const Root* root = root_of(salt);
+std::int64_t PrefixCache::blocks_held(const PrefixSpace& space, std::span<const TokenId> tokens) const {
+  const Root* root = root_of(space);
   const Node* node = nullptr;
   std::int64_t depth = 0;
   for (; root != nullptr && (depth + 1) * slots_ <= std::ssize(tokens); ++depth) {
@@ -256,10 +271,10 @@ std::int64_t PrefixCache::blocks_held(std::string_view salt, std::span<const Tok
   return depth;
 }
 
-std::vector<PageId> PrefixCache::pages_of_blocks(std::string_view salt, std::span<const TokenId> tokens,
+std::vector<PageId> PrefixCache::pages_of_blocks(const PrefixSpace& space, std::span<const TokenId> tokens,
                                                  std::int64_t first, std::int64_t blocks) const {
   std::vector<PageId> all;
-  const Root* root = root_of(salt);
+  const Root* root = root_of(space);
   const Node* node = nullptr;
   for (std::int64_t depth = 0; root != nullptr && depth < first + blocks; ++depth) {
     std::uint64_t hash = 0;
@@ -270,22 +285,22 @@ std::vector<PageId> PrefixCache::pages_of_blocks(std::string_view salt, std::spa
   return all;
 }
 
-bool PrefixCache::add_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+bool PrefixCache::add_blocks(const PrefixSpace& space, std::span<const TokenId> tokens, std::int64_t first,
                              std::span<const PageId> pages, const PrefixKeep& keep) {
   const std::int64_t blocks = std::ssize(tokens) / slots_;
-  const std::int64_t added = add(salt, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& of_block) {
+  const std::int64_t added = add(space, tokens, blocks, keep, [&](std::int64_t block, std::vector<PageId>& of_block) {
     if (block < first) return false;
     const std::span<const PageId> these = pages.subspan(static_cast<std::size_t>(block - first) * lanes_, lanes_);
     of_block.assign(these.begin(), these.end());
     return true;
   });
-  return added == blocks && !pages_of_blocks(salt, tokens, blocks - 1, 1).empty();
+  return added == blocks && !pages_of_blocks(space, tokens, blocks - 1, 1).empty();
 }
 
-std::int64_t PrefixCache::add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks,
+std::int64_t PrefixCache::add(const PrefixSpace& space, std::span<const TokenId> tokens, std::int64_t blocks,
                               const PrefixKeep& keep,
                               const std::function<bool(std::int64_t, std::vector<PageId>&)>& pages_of) {
-  Root* root = make_root(salt, keep.tenant);
+  Root* root = make_root(space, keep.tenant);
   Node* parent = nullptr;
   std::int64_t depth = 0;
   for (; depth < blocks; ++depth) {
@@ -306,30 +321,30 @@ std::int64_t PrefixCache::add(std::string_view salt, std::span<const TokenId> to
         if (in_order(*parent)) leave(parent, parent->life);
         ++parent->paged_children;
       }
-      share_of(node).bytes += block_bytes();
+      share_of(node).bytes += block_bytes(*node);
       node->life.used = ++clock_;
-      pin(node->life, keep, block_bytes());
+      pin(node->life, keep, block_bytes(*node));
       node->life.until = keep.until;
       enter(node, node->life);
       forget(hash);
       if (listener_ != nullptr)
-        listener_->stored(node->hash, parent == nullptr ? 0 : parent->hash, node->tokens, root->salt);
+        listener_->stored(node->hash, parent == nullptr ? 0 : parent->hash, node->tokens, root->salt, root->codec);
     } else {
-      keep_for(node, node->life, keep, block_bytes());
+      keep_for(node, node->life, keep, block_bytes(*node));
     }
     parent = node;
   }
-  if (const auto found = roots_.find(std::string(salt)); found != roots_.end() && found->second->nodes == 0)
+  if (const auto found = roots_.find(key_of(space)); found != roots_.end() && found->second->nodes == 0)
     roots_.erase(found);
   keep_within_bound();
   return depth;
 }
 
-void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,
+void PrefixCache::add_snapshot(const PrefixSpace& space, std::string_view lineage, std::span<const TokenId> tokens,
                                std::unique_ptr<PrefixSnapshot> snapshot, const PrefixKeep& keep) {
   const std::int64_t blocks = std::ssize(tokens) / slots_;
   if (blocks == 0) return;
-  Root* root = make_root(salt, keep.tenant);
+  Root* root = make_root(space, keep.tenant);
   Node* node = nullptr;
   for (std::int64_t depth = 0; depth < blocks; ++depth) {
     std::uint64_t hash = 0;
@@ -338,7 +353,7 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
                                                                     : make_child(*root, node, of_block);
     if (child == nullptr) {
       if (node != nullptr) remove_if_bare(node, PrefixMiss::kNone);
-      if (node == nullptr && root->nodes == 0) roots_.erase(std::string(root->salt));
+      if (node == nullptr && root->nodes == 0) erase_root(*root);
       return;
     }
     node = child;
@@ -379,7 +394,7 @@ void PrefixCache::remove_if_bare(Node* node, PrefixMiss why) {
     if (why != PrefixMiss::kNone) remember(node->hash, why);
     nodes_.erase(node->hash);
     KVASIR_CHECK(charge_.try_resize(charge_.bytes() - node_bytes()));
-    if (--root->nodes == 0) roots_.erase(std::string(root->salt));
+    if (--root->nodes == 0) erase_root(*root);
     node = parent;
   }
 }

@@ -4,7 +4,7 @@
 // A block is as many tokens as a page has slots. Its pages are exact: those of a sequence that had hidden and dropped
 // nothing, so any sequence may continue them as far as its policy allows. A snapshot is what a policy has made of a
 // text; it serves its own lineage alone (policy, options, grid of chunks). Tokens are compared, not hashes alone.
-// Texts of different salts never meet.
+// Texts of different salts, and of different codecs, never meet.
 //
 // The cache refers to pages as sequences do: a page is free once the last reference goes. Blocks and snapshots may
 // refer to the same pages; the sums below count each page once. Everything it holds is charged to the budget of the KV
@@ -63,6 +63,7 @@ enum class PrefixMiss {
   kExpired,  // it was, but its time to live has passed
   kPolicy,   // it was, but this policy cannot continue from there
   kNoRoom,   // it was, but there was no memory for the page tables of one more sequence
+  kCodec,    // it was, but stored in another codec
 };
 std::string_view prefix_miss_name(PrefixMiss miss);
 
@@ -73,8 +74,21 @@ struct PrefixKeep {
   int tenant = 0;                                          // whose it is; of a salt, the first counts
 };
 
-struct PrefixQuery {
+// Texts of different spaces never meet.
+struct PrefixSpace {
+  PrefixSpace(std::string_view of_salt = {}, std::string_view of_codec = {}) : salt(of_salt), codec(of_codec) {}
+  PrefixSpace(const std::string& of_salt) : salt(of_salt) {}
+  PrefixSpace(const char* of_salt) : salt(of_salt) {}
+
   std::string_view salt;
+  std::string_view codec;  // of the pages; any name that stands for one, without a NUL. Empty: the cache's own
+};
+
+struct PrefixQuery {
+  PrefixSpace space() const { return {salt, codec}; }
+
+  std::string_view salt;
+  std::string_view codec;           // see PrefixSpace
   std::string_view lineage;         // of snapshots
   std::span<const TokenId> tokens;  // the text
   std::int64_t most_exact = 0;      // tokens for which exact pages may stand in
@@ -109,32 +123,32 @@ class PrefixCache {
 
   // Refers to the whole columns that hold the first tokens of a text. REQUIRES: the sequence has hidden and dropped
   // nothing so far, and tokens are those it has seen. Keeps less where there is no room.
-  void add_pages(std::string_view salt, std::span<const TokenId> tokens, const KvSequence& sequence,
+  void add_pages(const PrefixSpace& space, std::span<const TokenId> tokens, const KvSequence& sequence,
                  const PrefixKeep& keep);
 
   // Blocks at a text's beginning whose pages the cache holds.
-  std::int64_t blocks_held(std::string_view salt, std::span<const TokenId> tokens) const;
+  std::int64_t blocks_held(const PrefixSpace& space, std::span<const TokenId> tokens) const;
   // The pages [block][lane] of `blocks` blocks from number `first` on; empty unless the cache holds all of them.
   // Changes nothing. REQUIRES: the text has these blocks.
-  std::vector<PageId> pages_of_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+  std::vector<PageId> pages_of_blocks(const PrefixSpace& space, std::span<const TokenId> tokens, std::int64_t first,
                                       std::int64_t blocks) const;
   // Refers to pages [block][lane] that hold the last blocks of a text, from number `first` on. Returns whether it now
   // holds all blocks of the text: not where it has lost one before, or there is no room. REQUIRES: the text is whole
   // blocks.
-  bool add_blocks(std::string_view salt, std::span<const TokenId> tokens, std::int64_t first,
+  bool add_blocks(const PrefixSpace& space, std::span<const TokenId> tokens, std::int64_t first,
                   std::span<const PageId> pages, const PrefixKeep& keep);
 
   // Keeps a snapshot of a sequence that has seen these tokens, in place of one of the same lineage. Drops it where
   // there is no room.
-  void add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,
+  void add_snapshot(const PrefixSpace& space, std::string_view lineage, std::span<const TokenId> tokens,
                     std::unique_ptr<PrefixSnapshot> snapshot, const PrefixKeep& keep);
 
   // Gives back the least recently used block or snapshot of those that free memory, of the tenant that holds most.
   // False if none does: what is left is shared with sequences.
   bool evict_one();
   void clear();
-  // Gives back all of this salt that begins with the text's first block: for a text whose pages cannot be trusted.
-  void discard(std::string_view salt, std::span<const TokenId> tokens);
+  // Gives back all of this space that begins with the text's first block: for a text whose pages cannot be trusted.
+  void discard(const PrefixSpace& space, std::span<const TokenId> tokens);
   // Gives back what has passed its time to live, and ends pins that have. Cheap where nothing has one.
   void expire(double now);
   bool empty() const { return nodes_.empty(); }
@@ -163,9 +177,10 @@ class PrefixCache {
 
  private:
   struct Node;
-  // Texts of one salt.
+  // Texts of one space.
   struct Root {
     std::string salt;
+    std::string codec;
     std::uint64_t hash = 0;
     std::int64_t nodes = 0;
     int tenant = 0;
@@ -218,16 +233,20 @@ class PrefixCache {
 
   std::uint64_t node_bytes() const;
   static std::uint64_t structure_bytes(const Snapshot& snapshot);
+  static std::string key_of(const PrefixSpace& space);
+  static std::uint64_t root_hash(const PrefixSpace& space);
   std::uint64_t hash_of(const Root& root, const Node* parent, std::span<const TokenId> tokens) const;
-  const Root* root_of(std::string_view salt) const;
+  const Root* root_of(const PrefixSpace& space) const;
   const Node* child_of(const Root& root, const Node* parent, std::span<const TokenId> tokens,
                        std::uint64_t* hash) const;
   // Null where there is no room, or another text has the same hash.
   Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
-  Root* make_root(std::string_view salt, int tenant);
+  Root* make_root(const PrefixSpace& space, int tenant);
+  void erase_root(const Root& root) { roots_.erase(key_of({root.salt, root.codec})); }
   // Adds the pages of the first `blocks` blocks, which pages_of appends; false from it: there are none. Returns how
   // many of them, from the first on, the cache then refers to, before it gives way to its bound.
-  std::int64_t add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks, const PrefixKeep& keep,
+  std::int64_t add(const PrefixSpace& space, std::span<const TokenId> tokens, std::int64_t blocks,
+                   const PrefixKeep& keep,
                    const std::function<bool(std::int64_t block, std::vector<PageId>& pages)>& pages_of);
   // Removes nodes that hold nothing, from this one towards the root, and remembers why; kNone: they never held
   // anything.
@@ -237,7 +256,10 @@ class PrefixCache {
   // Pins something of so many bytes, or for longer, if `keep` asks for it and its tenant may.
   void pin(Life& life, const PrefixKeep& keep, std::uint64_t bytes);
   void unpin(Life& life);
-  std::uint64_t block_bytes() const { return node_bytes() + lanes_ * cache_->pool().page_cost(); }
+  // REQUIRES: the block has pages.
+  std::uint64_t block_bytes(const Node& node) const {
+    return node_bytes() + lanes_ * cache_->pool().page_cost(page_class(node.pages.front()));
+  }
   void use(Node* node, Life& life);
   // When it is given back, or its pin ends.
   static double ends(const Life& life) { return life.pinned ? std::min(life.until, life.pinned_until) : life.until; }
@@ -273,7 +295,7 @@ class PrefixCache {
   std::uint64_t numbers_ = 0;
   std::uint64_t version_ = 1;
   double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives that were in order_; maybe too early
-  std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
+  std::unordered_map<std::string, std::unique_ptr<Root>> roots_;   // by key_of
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
   std::map<int, Share> shares_;  // by tenant
   // The blocks that went last or lost something, and why.

@@ -15,7 +15,8 @@ void PrefixCache::set_listener(PrefixListener* listener) {
     if (!node->pages.empty()) held.push_back(node.get());
   std::ranges::sort(held, {}, [](const Node* node) { return std::pair(node->depth, node->life.number); });
   for (const Node* node : held)
-    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt);
+    listener_->stored(node->hash, node->parent == nullptr ? 0 : node->parent->hash, node->tokens, node->root->salt,
+                      node->root->codec);
 }
 
 void PrefixCache::count_references(PageCounts& references) const {
@@ -40,7 +41,7 @@ void PrefixCache::check_invariants() const {
     charged += node_bytes();
     KVASIR_CHECK(!node->life.pinned || !node->pages.empty());
     count_pin(node->life);
-    if (!node->pages.empty()) bytes_of[node->root->tenant] += block_bytes();
+    if (!node->pages.empty()) bytes_of[node->root->tenant] += block_bytes(*node);
     items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
     for (const Snapshot& snapshot : node->snapshots) {
       charged += snapshot.charged;
@@ -57,7 +58,7 @@ void PrefixCache::check_invariants() const {
     KVASIR_CHECK(node->children == children[node.get()]);
     KVASIR_CHECK(node->paged_children == paged[node.get()]);
   }
-  for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
+  for (const auto& [key, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
   std::size_t ordered = 0;
   for (const auto& [tenant, share] : shares_) {
     ordered += share.order.size();

@@ -46,9 +46,9 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
   unpin(life_of(item));
   remember(node->hash, why);
   if (is_block(item)) {
+    share.bytes -= block_bytes(*node);
     for (const PageId page : node->pages) cache_->pool().release(page, owner_);
     node->pages.clear();
-    share.bytes -= block_bytes();
     if (listener_ != nullptr) listener_->removed(node->hash);
     if (Node* parent = node->parent; parent != nullptr) {
       --parent->paged_children;
@@ -147,8 +147,8 @@ void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::funct
   }
 }
 
-void PrefixCache::discard(std::string_view salt, std::span<const TokenId> tokens) {
-  const Root* root = root_of(salt);
+void PrefixCache::discard(const PrefixSpace& space, std::span<const TokenId> tokens) {
+  const Root* root = root_of(space);
   if (root == nullptr || std::ssize(tokens) < slots_) return;
   std::uint64_t hash = 0;
   const Node* const first = child_of(*root, nullptr, block(tokens, 0), &hash);

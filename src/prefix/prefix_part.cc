@@ -45,8 +45,9 @@ PartShape part_shape(std::string_view model, const PageFormat& format, int lanes
   shape.page_bytes = format.bytes();
   shape.blocks = std::max<std::int64_t>(kMostTokens / format.slots, 1);
   while (shape.blocks > 1 && shape.pages_bytes() > kMostPageBytes) shape.blocks /= 2;
-  const std::string lineage = fmt::format("kvasir prefix 1\n{}\n{} slots={} dim={} lanes={} part={}", model,
-                                          codec_name(format), format.slots, format.head_dim, lanes, shape.blocks);
+  const std::string lineage =
+      fmt::format("kvasir prefix 1\n{}\n{} slots={} dim={} lanes={} part={}", model, stored_codec_name(format),
+                  format.slots, format.head_dim, lanes, shape.blocks);
   shape.lineage = hash_of(std::as_bytes(std::span(lineage)));
   return shape;
 }

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
 // Of the object "kv".
-constexpr std::string_view kKvFields[] = {"policy", "pin", "ttl", "bypass", "inspect"};
+constexpr std::string_view kKvFields[] = {"policy", "codec", "pin", "ttl", "bypass", "inspect"};
 constexpr std::size_t kMostActions = 64;
 constexpr std::size_t kLongestHintName = 256;
 
@@ -69,6 +69,7 @@ Status read_kv(const Json& body, RequestOptions& options) {
   if (options.policy.find("profile=") != std::string::npos)
     return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")
         .about({"kv.policy"});
+  KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "codec", 256, options.codec), "kv.codec"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "pin", options.pin), "kv.pin"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "bypass", options.bypass), "kv.bypass"));
   KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "inspect", options.inspect), "kv.inspect"));

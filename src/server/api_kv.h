@@ -11,7 +11,7 @@
 
 namespace kvasir::server {
 
-// Reads "kv": {policy, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
+// Reads "kv": {policy, codec, pin, ttl, bypass, inspect}. Errors: kInvalidArgument.
 Status read_kv(const nlohmann::json& body, RequestOptions& options);
 
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.

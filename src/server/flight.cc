@@ -119,7 +119,8 @@ void Flight::prepared() {
                       .about({"session"}),
                   "session_busy", "session_busy");
   at_desk_ = true;
-  deck_.sessions->open(name_, options.policy.empty() ? deck_.policy : options.policy, !ready_.restores_only,
+  const SessionOptions fresh{.policy = options.policy.empty() ? deck_.policy : options.policy, .codec = options.codec};
+  deck_.sessions->open(name_, fresh, !ready_.restores_only,
                        [self = shared_from_this()](Result<OpenedSession> opened) { self->opened(std::move(opened)); });
 }
 

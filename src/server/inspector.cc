@@ -33,17 +33,10 @@ std::string_view name_of(SequenceView::State state) {
 }
 
 Json json_of(const SequenceView& view) {
-  return {{"request", view.label},
-          {"sample", view.sample},
-          {"state", name_of(view.state)},
-          {"policy", view.policy},
-          {"prompt_tokens", view.prompt_tokens},
-          {"tokens", view.tokens},
-          {"cached", view.cached},
-          {"seen", view.seen},
-          {"kept", view.kept},
-          {"pages", view.pages},
-          {"bytes", view.bytes}};
+  return {{"request", view.label}, {"sample", view.sample}, {"state", name_of(view.state)},
+          {"policy", view.policy}, {"codec", view.codec},   {"prompt_tokens", view.prompt_tokens},
+          {"tokens", view.tokens}, {"cached", view.cached}, {"seen", view.seen},
+          {"kept", view.kept},     {"pages", view.pages},   {"bytes", view.bytes}};
 }
 
 // Series are flat lists: buckets, level, buckets, level, ... and pages, live tokens, pages, live tokens, ...
@@ -295,7 +288,8 @@ void Inspector::policies(const Exchange& exchange) const {
                          {"meaning", option.meaning}});
     list.push_back({{"name", info->name}, {"summary", info->summary}, {"acts", info->acts}, {"options", options}});
   }
-  exchange.send_json(200, text_of({{"default", options_.policy}, {"policies", list}}));
+  exchange.send_json(
+      200, text_of({{"default", options_.policy}, {"policies", list}, {"codecs", steps_.report().engine.codecs}}));
 }
 
 }  // namespace kvasir::server

@@ -20,7 +20,9 @@ struct KvEvent {
   // Of kStored, whose blocks follow each other in one text:
   std::uint64_t parent = 0;          // hash of the block before the first; 0: the text begins here
   std::vector<std::int32_t> tokens;  // of all blocks, which are equally long
-  std::vector<std::string> salt;     // as published; empty for a text that has none or does not begin here
+  // As published, and behind it "kv.codec=NAME" where that is not the server's default; empty for a text that has
+  // neither or does not begin here.
+  std::vector<std::string> salt;
 };
 
 struct KvEventBatch {
@@ -33,14 +35,15 @@ std::size_t bytes_of(const KvEventBatch& batch);
 
 // Returns a batch as MessagePack: [time, [events], 0], where 0 is the rank among data-parallel engines. An event is
 // ["BlockStored", hashes, parent or nil, tokens, block size, nil, "cpu", nil, extra keys or nil, nil], where the extra
-// keys are one list a block (that of a text's first block has the salt, the others are nil); ["BlockRemoved", hashes,
-// "cpu", nil]; or ["AllBlocksCleared"].
+// keys are one list a block (that of a text's first block has KvEvent::salt, the others are nil); ["BlockRemoved",
+// hashes, "cpu", nil]; or ["AllBlocksCleared"].
 std::string encode(const KvEventBatch& batch);
 
 // Collects the events of a pass. Neighbours are joined: blocks that follow each other, and removals.
 class KvEventCollector {
  public:
-  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt);
+  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
+              std::string_view codec);
   void removed(std::uint64_t hash);
   // Forgets what was collected, and says that all blocks are gone.
   void clear();

@@ -58,8 +58,8 @@ class KvEvents final : public PrefixListener {
   const std::string& endpoint() const;
   const std::string& replay_endpoint() const;
 
-  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens,
-              std::string_view salt) override;
+  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
+              std::string_view codec) override;
   void removed(std::uint64_t hash) override;
   // Hands what was heard since the last call to the sending thread. REQUIRES: this is the listener of `engine`.
   void end_pass(Engine& engine);

@@ -289,11 +289,24 @@ void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {
   page.own_gauge("kv_request_bytes", "KV memory that requests hold", requests);
   page.own_gauge("kv_prefix_bytes", "KV memory that the prefix cache holds alone",
                  static_cast<double>(engine.prefix_bytes));
+  CounterBy in_use, allocated;
+  for (const KvPageReport& form : engine.pages) {
+    in_use.add(form.form, static_cast<double>(form.bytes));
+    allocated.add(form.form, static_cast<double>(form.allocated));
+  }
+  page.gauges("kv_page_used_bytes", "KV memory of pages in use, by how they are stored", "form", in_use.counts());
+  page.gauges(
+      "kv_page_allocated_bytes",
+      "Memory of pages in use and of free ones beside them, by how they are stored: it goes to pages of another "
+      "form when there would be more than the budget",
+      "form", allocated.counts());
   add_tiers(page, engine);
   const SwapReport& swap = engine.swap;
   if (swap.capacity == 0) return;
   page.own_gauge("swap_capacity_bytes", "Bytes that the swap file may have, as --swap-size says",
                  static_cast<double>(swap.capacity));
+  page.own_gauge("swap_buffer_bytes", "Memory between the swap file and the pages, beside the KV budget",
+                 static_cast<double>(swap.buffers));
   page.own_gauge("swap_used_bytes", "Bytes of the swap file in use", static_cast<double>(swap.used));
   page.own_counter("swap_out_total", "Preemptions whose pages have left for the swap file",
                    static_cast<double>(swap.out));
@@ -316,6 +329,8 @@ void MetricsImpl::add_tiers(Page& page, const EngineReport& engine) {
     return values.counts();
   };
   if (engine.prefix_tiers.empty()) return;
+  page.own_gauge("prefix_tier_buffer_bytes", "Memory between places of prefixes and the pages, beside the KV budget",
+                 static_cast<double>(engine.prefix_buffers));
   const auto gauges = [&](std::string_view name, std::string_view help, Field field) {
     page.gauges(name, help, "tier", by_tier(field));
   };

@@ -67,6 +67,7 @@ Status check_no_prefix(const nlohmann::json& json, KvHints& hints) {
 Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& ready) {
   PlanRequest request;
   request.policy = options.policy;
+  request.codec = options.codec;
   request.prompt = static_cast<std::int64_t>(ready.prompt.tokens.size());
   const Result<RequestPlan> plan = steps.plan(request);
   if (!plan.ok() || !plan->refusal.ok()) return in_body(plan.ok() ? plan->refusal : plan.status());
@@ -96,7 +97,11 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
 
 Status in_body(const Status& status) {
   static constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
-      {"template_arguments", "chat_template_kwargs"}, {"tokens", "prompt"}, {"policy", "kv.policy"}, {"samples", "n"}};
+      {"template_arguments", "chat_template_kwargs"},
+      {"tokens", "prompt"},
+      {"policy", "kv.policy"},
+      {"codec", "kv.codec"},
+      {"samples", "n"}};
   static constexpr std::string_view kSameNames[] = {"prompt",
                                                     "messages",
                                                     "session",

@@ -99,7 +99,7 @@ SessionDesk::SessionDesk(StepThread& steps, SessionStore store)
       store_(std::move(store)),
       disk_({.post = [&steps](std::function<void()> function) { steps.post(std::move(function)); }}) {}
 
-void SessionDesk::open(const SessionName& name, const std::string& policy, bool create,
+void SessionDesk::open(const SessionName& name, const SessionOptions& fresh, bool create,
                        std::function<void(Result<OpenedSession>)> done) {
   const auto opened = std::make_shared<Result<OpenedSession>>(no_such_session());
   const Status queued = disk_.run(
@@ -110,18 +110,18 @@ void SessionDesk::open(const SessionName& name, const std::string& policy, bool 
           return open_file(steps_, store_.path_of(name.tenant, name.id), name.id);
         });
       },
-      [this, policy, create, opened, done] {
-        if (create && opened->status().code() == StatusCode::kNotFound) return make(policy, done);
+      [this, fresh, create, opened, done] {
+        if (create && opened->status().code() == StatusCode::kNotFound) return make(fresh, done);
         done(std::move(*opened));
       },
       name.tenant);
   if (!queued.ok()) done(queued);
 }
 
-void SessionDesk::make(const std::string& policy, std::function<void(Result<OpenedSession>)> done) {
-  const auto question = [this, policy, done](Engine& engine) {
+void SessionDesk::make(const SessionOptions& fresh, std::function<void(Result<OpenedSession>)> done) {
+  const auto question = [this, fresh, done](Engine& engine) {
     const auto made = std::make_shared<Result<OpenedSession>>(OpenedSession());
-    Result<std::unique_ptr<Session>> session = engine.new_session({.policy = policy});
+    Result<std::unique_ptr<Session>> session = engine.new_session(fresh);
     if (session.ok()) {
       (*made)->kv = (*session)->kv();
       (*made)->session = std::move(*session);

@@ -130,6 +130,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
   request.policy = options.policy.empty() ? policy_ : options.policy;
+  request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
   KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));

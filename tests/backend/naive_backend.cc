@@ -189,6 +189,10 @@ Status NaivePageStore::reserve(PageClass of, const PageFormat& format, std::uint
   return {};
 }
 
+void NaivePageStore::give_back(PageClass of, std::uint64_t first, std::uint64_t count) {
+  for (std::uint64_t page = first; page < first + count; ++page) classes_.at(of).pages[page].reset();
+}
+
 void NaivePageStore::clear(std::span<const PageId> pages) {
   for (const PageId page : pages) classes_.at(page_class(page)).pages[page_number(page)].reset();
 }

@@ -37,6 +37,7 @@ class NaivePageStore final : public PageStore {
   void encode(const NaivePage& open, SlotMask live, PageId to);
 
   Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override;
+  void give_back(PageClass of, std::uint64_t first, std::uint64_t count) override;
   void clear(std::span<const PageId> pages) override;
   void copy(std::span<const PageId> from, std::span<const PageId> to) override;
   void move(int lanes, std::span<const SlotMove> moves) override;

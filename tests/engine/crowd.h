@@ -1,5 +1,6 @@
 // A changing crowd of sequences that share passes: prompts and answers of random lengths under several policies, chunks
-// executed in several passes, forks, sequences given up. Each has in the end the bits of itself alone.
+// executed in several passes, forks, sequences given up, in every codec of the model. Each has in the end the bits of
+// itself alone, in a cache that has no other codec.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +57,8 @@ inline std::vector<std::vector<TokenIndex>> kept_by(const KvSequence& sequence) 
 }
 
 inline Outcome run_alone(const std::shared_ptr<LoadedModel>& model, const std::string& policy, const Script& script,
-                         int chunk) {
-  const auto runner = new_runner(model, policy);
+                         int chunk, std::optional<KvCodec> codec = {}) {
+  const auto runner = new_runner(model, policy, std::uint64_t{1} << 28, codec);
   Outcome outcome;
   for (const Script::Part& part : script.parts) {
     const Status status = runner->feed(
@@ -76,6 +77,7 @@ inline Outcome run_alone(const std::shared_ptr<LoadedModel>& model, const std::s
 // A sequence of the crowd, and how far it is in its script.
 struct Member {
   std::string policy;
+  KvCodec codec;
   int chunk = 0;
   Script script;
   std::unique_ptr<Sequence> sequence;
@@ -99,6 +101,7 @@ struct Events {
   int split = 0;    // chunks executed in several passes
   int forks = 0;
   int cancelled = 0;
+  int of_codecs = 0;     // passes of sequences in several codecs
   std::size_t most = 0;  // sequences in a pass
 };
 
@@ -115,8 +118,12 @@ class Crowd {
     auto member = std::make_unique<Member>();
     member->policy = policies_[static_cast<std::size_t>(draw(0, static_cast<int>(policies_.size()) - 1))];
     member->chunk = draw(0, 3) == 0 ? 0 : draw(1, 60);
+    member->codec = model_->codecs.front();
+    if (const int codecs = static_cast<int>(model_->codecs.size()); codecs > 1)
+      member->codec = model_->codecs[static_cast<std::size_t>(draw(0, codecs - 1))];
     add_parts(member->script);
-    member->sequence = std::make_unique<Sequence>(model_, cache_, std::move(*make_policy(member->policy)));
+    member->sequence =
+        std::make_unique<Sequence>(model_, cache_, std::move(*make_policy(member->policy)), member->codec);
     members_.push_back(std::move(member));
   }
 
@@ -184,6 +191,8 @@ class Crowd {
     events.crowded += chosen.size() > 1 ? 1 : 0;
     events.mixed += prompt && generated ? 1 : 0;
     events.most = std::max(events.most, chosen.size());
+    const auto other = [&](const Member* member) { return member->codec != chosen.front()->codec; };
+    events.of_codecs += std::ranges::any_of(chosen, other) ? 1 : 0;
   }
 
   void fork() {
@@ -193,6 +202,7 @@ class Crowd {
     ASSERT_TRUE(copy.ok());
     auto twin = std::make_unique<Member>();
     twin->policy = member.policy;
+    twin->codec = member.codec;
     twin->chunk = member.chunk;
     twin->sequence = std::move(*copy);
     twin->outcome = member.outcome;
@@ -214,8 +224,8 @@ class Crowd {
     std::erase_if(members_, [&](const std::unique_ptr<Member>& member) {
       if (!member->done()) return false;
       member->outcome.kept = kept_by(member->sequence->tables());
-      EXPECT_TRUE(member->outcome == run_alone(model_, member->policy, member->script, member->chunk))
-          << member->policy << " chunk " << member->chunk;
+      EXPECT_TRUE(member->outcome == run_alone(model_, member->policy, member->script, member->chunk, member->codec))
+          << member->policy << " chunk " << member->chunk << ' ' << codec_name(member->codec);
       return true;
     });
   }

@@ -35,7 +35,9 @@ class Counter {
   RequestId add(const RequestOptions& options) {
     auto text = encode_request(*model_, options);
     EXPECT_TRUE(text.ok()) << text.status().message();
-    return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), kChunk);
+    std::optional<KvCodec> codec;
+    if (!options.codec.empty()) codec = parse_codec(options.codec).codec;
+    return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), kChunk, codec);
   }
 
   void poll() {
@@ -299,6 +301,34 @@ TEST(PrefixStore, SaysWhy) {
   options.ttl = 1e-9;
   EXPECT_EQ(queue.run(options).front().cache_miss, "unknown");
   EXPECT_EQ(queue.run(options).front().cache_miss, "expired");
+}
+
+// What one codec has stored is never continued in another, exact pages and snapshots alike, and the caller is told.
+TEST(PrefixStore, OfOneCodecServesNoOther) {
+  const TemporaryFile file(make_random_model(long_spec()));
+  const auto model = load(file.path(), {.threads = 1, .kv_types = {"q8", "q4", "q8,recent=40"}, .page_slots = 16});
+  const std::vector<std::string> codecs = {"", "q8", "q4", "q8,recent=40"};
+  for (const std::string policy : {"full", "h2o:budget=40,recent=10", "streaming:sinks=4,window=60"}) {
+    Counter queue(model, std::uint64_t{1} << 28, std::uint64_t{1} << 27);
+    const auto prompt = random_tokens(200, crowd_spec().vocab, 1);
+    for (const bool again : {false, true})
+      for (std::size_t i = 0; i < codecs.size(); ++i) {
+        SCOPED_TRACE(policy + ' ' + codecs[i] + (again ? " again" : ""));
+        RequestOptions options = request_of(policy, prompt, 20, 3);
+        options.codec = codecs[i];
+        Counter cold(model, std::uint64_t{1} << 28, 0);
+        const GenerateResult expected = cold.run(options).front();
+        const GenerateResult result = queue.run(options).front();
+        expect_same(result, expected);
+        EXPECT_EQ(result.kv.codec, codecs[i].empty() ? "f16" : codecs[i]);
+        EXPECT_EQ(result.cached > 0, again);
+        if (!again) {
+          EXPECT_EQ(result.kv.bytes, expected.kv.bytes);
+          EXPECT_EQ(result.cache_miss, i == 0 ? "unknown" : "codec");
+        }
+        EXPECT_EQ(queue.queue().prefixes()->bytes(), queue.budget().used());
+      }
+  }
 }
 
 // Chats past their window: each turn continues the snapshot of the one before, shares its pages and leaves its own.

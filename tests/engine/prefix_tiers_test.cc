@@ -45,15 +45,15 @@ class Process {
         driver_(std::make_shared<Driver>(model_, *new_cache(model_, kMemory))),
         queue_(driver_, {}) {
     queue_.cache_prefixes(kMemory);
-    const Status status =
-        queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
-    EXPECT_TRUE(status.ok()) << status.message();
+    queue_.store_prefixes(std::move(stores), [this](const std::string& line) { said_.push_back(line); });
   }
 
   RequestId add(const RequestOptions& options) {
     auto text = encode_request(*model_, options);
     EXPECT_TRUE(text.ok()) << text.status().message();
-    return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), 64);
+    std::optional<KvCodec> codec;
+    if (!options.codec.empty()) codec = parse_codec(options.codec).codec;
+    return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), 64, codec);
   }
   void run_to_end() {
     for (int polls = 0; queue_.unfinished() > 0; ++polls) {
@@ -196,6 +196,45 @@ TEST_F(PrefixTiersTest, OthersFindNothing) {
   other.run(passing);
   other.settle(1);
   EXPECT_EQ(other.report().stores, 0) << "what has a time to live ends in memory";
+}
+
+// One folder, one process, two codecs: each finds its own, and what a process of that codec alone has stored.
+TEST_F(PrefixTiersTest, CodecsOfOneProcessAreKeptApart) {
+  const auto both = load(file_.path(), {.threads = 1, .kv_types = {"q4", "q8,recent=20"}, .page_slots = 16});
+  const auto q4 = load_model_of("q4");
+  const Folder folder;
+  RequestOptions in_q4 = request("full");
+  in_q4.codec = "q4";
+  RequestOptions recent = request("full");
+  recent.codec = "q8,recent=20";
+  const std::vector<double> expected = cold(q4, request("full"));
+  {
+    Process first(both, disk(folder.path()));
+    first.run(request("full"));
+    first.settle(3);
+    EXPECT_EQ(bits_of(first.run(in_q4)), expected);
+    EXPECT_EQ(first.report().loads, 0) << "what f16 pages hold is no use";
+    first.settle(6);
+    EXPECT_EQ(first.report().stores, 6);
+    first.run(recent);  // leaves nothing exact
+    EXPECT_EQ(first.report().stores, 6);
+    const std::uint64_t buffers = first.queue().tier_buffers();
+    EXPECT_GT(buffers, 0u);
+    EXPECT_LE(buffers, PrefixTiers::kMostBufferBytes);
+  }
+  {
+    Process second(both, disk(folder.path()));
+    const GenerateResult result = second.run(in_q4);
+    EXPECT_EQ(bits_of(result), expected);
+    EXPECT_EQ(result.cached_from, "disk");
+    EXPECT_EQ(bits_of(second.run(request("full"))), cold(both, request("full")));
+    EXPECT_EQ(second.report().loads, 6);
+    EXPECT_EQ(second.report().failures, 0);
+  }
+  Process alone(q4, disk(folder.path()));
+  const GenerateResult result = alone.run(request("full"));
+  EXPECT_EQ(bits_of(result), expected);
+  EXPECT_EQ(result.cached_from, "disk");
 }
 
 // A text that goes on differently finds the parts before that place, and several that begin alike wait for one fetch.

@@ -35,10 +35,11 @@ inline RequestOptions random_request(std::mt19937_64& random, const std::vector<
   return options;
 }
 
-// What a session alone, in a cache of its own, makes of sample `sample` of a request.
+// What a session alone, in a cache of its own and of no other codec, makes of sample `sample` of a request.
 inline GenerateResult alone(const std::shared_ptr<LoadedModel>& model, const RequestOptions& options, int sample = 0,
                             std::uint64_t memory = std::uint64_t{1} << 28) {
-  const auto driver = std::make_shared<Driver>(model, *new_cache(model, memory));
+  const KvCodec codec = options.codec.empty() ? model->codecs.front() : parse_codec(options.codec).codec;
+  const auto driver = std::make_shared<Driver>(model, *new_cache(model, model->kv_shape.with(codec), memory));
   const auto session = make_session(driver, std::move(*make_policy(options.policy)));
   const Status read = session->read(options.prompt);
   EXPECT_TRUE(read.ok()) << read.message();
@@ -60,7 +61,9 @@ class Desk {
   RequestId add(const RequestOptions& options) {
     auto text = encode_request(*model_, options);
     EXPECT_TRUE(text.ok()) << text.status().message();
-    const RequestId id = queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)));
+    std::optional<KvCodec> codec;
+    if (!options.codec.empty()) codec = parse_codec(options.codec).codec;
+    const RequestId id = queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), {}, codec);
     asked_[id] = options;
     return id;
   }
@@ -123,7 +126,7 @@ class Desk {
   void expect_all_as_alone(const std::set<RequestId>& but = {}) {
     for (const auto& [id, options] : asked_)
       for (int sample = 0; sample < options.samples && but.count(id) == 0; ++sample) {
-        SCOPED_TRACE(options.policy);
+        SCOPED_TRACE(options.policy + ' ' + options.codec);
         const Told& told = told_[{id, sample}];
         ASSERT_TRUE(told.ended);
         ASSERT_FALSE(told.failed) << told.status.message();
@@ -133,6 +136,7 @@ class Desk {
         EXPECT_EQ(told.result.finish_reason, expected.finish_reason);
         EXPECT_EQ(told.result.prompt_tokens, expected.prompt_tokens);
         EXPECT_EQ(told.result.seed, expected.seed);
+        EXPECT_EQ(told.result.kv.codec, expected.kv.codec);
         EXPECT_EQ(told.result.kv.seen, expected.kv.seen);
         EXPECT_EQ(told.result.kv.kept, expected.kv.kept);
         EXPECT_EQ(told.result.kv.kept_most, expected.kv.kept_most);

@@ -29,6 +29,22 @@ TEST(StepThreads, ACrowdHasTheBitsOfEachAlone) {
   }
 }
 
+// A pass over pages of many formats.
+TEST(Step, ACrowdInSeveralCodecsHasTheBitsOfEachAlone) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model =
+      load(file.path(),
+           {.threads = 2, .kv_types = {"q8", "q4", "k=q8,v=q2,recent=24", "q4,rotate=off", "f32"}, .page_slots = 16});
+  for (const std::uint64_t seed : {1, 2}) {
+    Crowd world(model, all_policies_in_use(), seed);
+    world.run(8, 200);
+    if (HasFatalFailure()) return;
+    EXPECT_GT(world.events.of_codecs, 150);
+    EXPECT_GT(world.events.mixed, 50);
+    EXPECT_GT(world.events.forks, 0);
+  }
+}
+
 // Each policy among its like, so that none is missed by the lot.
 TEST(Step, EveryPolicyAmongItsLike) {
   const TemporaryFile file(make_random_model(crowd_spec()));

@@ -35,6 +35,7 @@ void run_crowd(const std::shared_ptr<LoadedModel>& model, std::uint64_t seed,
   for (int i = 0; i < 32; ++i) {
     requests.push_back(random_request(random, policies_for_requests(), 60));
     if (seed % 2 == 0) requests.back().samples = 1;
+    if (model->codecs.size() > 1) requests.back().codec = codec_name(model->codecs[random() % model->codecs.size()]);
     most = std::max(most, alone(model, requests.back()).kv.bytes_peak);
   }
   // Shared pages must be copied before some passes: a request of samples needs up to twice its own.
@@ -75,6 +76,19 @@ TEST_P(SwapOf, ACrowdInLittleMemoryHasItsAnswers) {
 INSTANTIATE_TEST_SUITE_P(Codecs, SwapOf, testing::Values("f16", "q4", "k=q8,v=q2,recent=24"), [](const auto& info) {
   return info.index == 0 ? "F16" : info.index == 1 ? "Q4" : "MixedAndRecent";
 });
+
+TEST(Swap, ACrowdOfSeveralCodecsHasItsAnswers) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model =
+      load(file.path(), {.threads = 1, .kv_types = {"q8", "q4", "k=q8,v=q2,recent=24"}, .page_slots = 16});
+  Outcomes outcomes;
+  for (std::uint64_t seed = 0; seed < 8; ++seed)
+    ASSERT_NO_FATAL_FAILURE(run_crowd(
+        model, seed, [] { return spill_to(std::make_unique<FaultyFile>(no_fault, 2)); }, true, &outcomes));
+  EXPECT_GT(outcomes.out, 4);
+  EXPECT_GT(outcomes.in, 1);
+  EXPECT_EQ(outcomes.failed, 0);
+}
 
 TEST(Swap, OnADisk) {
   const TemporaryFile file(make_random_model(crowd_spec()));

@@ -1,9 +1,13 @@
 #include "kv/page_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/cpu_page_store.h"
@@ -195,6 +199,99 @@ TEST_F(PagesTest, AreReadAndWrittenWhole) {
   store_.read(pages[0], out);
   EXPECT_EQ(out, in);
   EXPECT_TRUE(is_zero(pages[1]));
+}
+
+// Resident bytes of a range of addresses.
+std::uint64_t resident(const std::byte* begin, std::uint64_t bytes) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(begin) / page * page;
+  const std::uintptr_t pages = (reinterpret_cast<std::uintptr_t>(begin) + bytes - first + page - 1) / page;
+  std::vector<unsigned char> states(pages);
+  EXPECT_EQ(::mincore(reinterpret_cast<void*>(first), pages * page, states.data()), 0);
+  return page * static_cast<std::uint64_t>(std::ranges::count_if(states, [](unsigned char s) { return (s & 1) != 0; }));
+}
+
+// What one format gave up is the memory of the next: the pages of all formats together take what the budget has.
+TEST(PagePool, FormatsShareTheMemoryNotOnlyTheBudget) {
+  const PageFormat large{.head_dim = 64, .slots = 32, .key = KvType::kF16};
+  const PageFormat small{.head_dim = 64, .slots = 32, .key = KvType::kQ4};
+  ThreadPool threads(1);
+  CpuPageStore store(&generic_kernels(), &threads, std::vector<double>(32, 1.0));
+  MemoryBudget budget(8 << 20);
+  const auto pool = std::move(*PagePool::create(large, &budget, &store));
+  const PageClass of[] = {PageClass{}, pool->classes_of(small)->sealed};
+  const auto in_memory = [&] {
+    std::uint64_t bytes = 0;
+    for (const PageClass c : of)
+      bytes += resident(store.data(page_id(c, 0)), budget.capacity() / pool->page_cost(c) * pool->format(c).bytes());
+    return bytes;
+  };
+  for (int round = 0; round < 4; ++round) {
+    const PageClass c = of[round % 2];
+    std::vector<PageId> pages(budget.capacity() / pool->page_cost(c));
+    ASSERT_TRUE(pool->try_allocate(pages, PageOwner::kNobody, c));
+    std::vector<std::byte> bytes(pool->format(c).bytes());
+    for (const PageId page : pages) {
+      store.read(page, bytes);
+      ASSERT_TRUE(std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; }));
+      std::ranges::fill(bytes, std::byte{0xff});
+      store.write(page, bytes);
+    }
+    pool->check_invariants();
+    EXPECT_GE(pool->allocated(), pool->charged());
+    EXPECT_LE(pool->allocated(), budget.capacity() + 2 * PageBlocks::kLeastBytes);
+    EXPECT_LE(in_memory(), budget.capacity() + 2 * PageBlocks::kLeastBytes);
+    for (const PageId page : pages) pool->release(page);
+    EXPECT_EQ(pool->charged(), 0u);
+  }
+}
+
+// Pages of random formats, taken and released at random: what is in use is whole, what comes anew is zero.
+TEST(PagePool, PagesKeepTheirContentWhateverGivesMemoryBack) {
+  const PageFormat formats[] = {{.head_dim = 64, .slots = 32, .key = KvType::kF16},
+                                {.head_dim = 64, .slots = 32, .key = KvType::kQ4O},
+                                {.head_dim = 64, .slots = 32, .key = KvType::kF32, .value = KvType::kQ2}};
+  ThreadPool threads(1);
+  CpuPageStore store(&generic_kernels(), &threads, std::vector<double>(32, 1.0));
+  MemoryBudget budget(12 << 20);
+  const auto pool = std::move(*PagePool::create(formats[0], &budget, &store));
+  std::vector<PageClass> of;
+  for (const PageFormat& format : formats) of.push_back(pool->classes_of(format)->sealed);
+  std::mt19937_64 random(7);
+  std::vector<std::pair<PageId, std::byte>> held;
+  std::vector<std::byte> bytes;
+  std::uint64_t shrunk = 0;
+  for (int step = 0; step < 400; ++step) {
+    const std::uint64_t before = pool->allocated();
+    std::vector<PageId> pages(1 + random() % 300);
+    // One format after the other has its time.
+    const PageClass c = of[random() % 8 == 0 ? random() % of.size() : static_cast<std::size_t>(step / 60) % of.size()];
+    if (pool->try_allocate(pages, PageOwner::kNobody, c)) {
+      for (const PageId page : pages) {
+        bytes.resize(pool->format(c).bytes());
+        store.read(page, bytes);
+        ASSERT_TRUE(std::ranges::all_of(bytes, [](std::byte b) { return b == std::byte{0}; })) << step;
+        held.emplace_back(page, static_cast<std::byte>(1 + random() % 255));
+        std::ranges::fill(bytes, held.back().second);
+        store.write(page, bytes);
+      }
+      shrunk += pool->allocated() < before + pages.size() * pool->page_cost(c) ? 1 : 0;
+    } else {
+      std::ranges::shuffle(held, random);
+      const std::size_t keep = random() % 3 == 0 ? 0 : held.size() / 2;
+      for (std::size_t i = keep; i < held.size(); ++i) {
+        bytes.resize(pool->format(page_class(held[i].first)).bytes());
+        store.read(held[i].first, bytes);
+        ASSERT_TRUE(std::ranges::all_of(bytes, [&](std::byte b) { return b == held[i].second; })) << step;
+        pool->release(held[i].first);
+      }
+      held.resize(keep);
+    }
+    pool->check_invariants();
+    ASSERT_GE(pool->allocated(), pool->charged());
+  }
+  EXPECT_GT(shrunk, 10u);
+  for (const auto& [page, value] : held) pool->release(page);
 }
 
 TEST(PagePool, WithoutAStoreCountsTheSame) {

@@ -225,7 +225,7 @@ TEST_F(StreamingTest, ChunkSizeChangesNeitherTokensNorBits) {
         "streaming:sinks=0,window=100,every=7", "streaming:sinks=40,window=300,every=50,max_drop=20,slack=3",
         "streaming:sinks=4,window=252,realign=rotate,every=32"}) {
     for (const std::string type :
-         {"f32", "q8", "q4", "q4o", "q3", "q2", "q4,recent=50", "k=q4,v=f16,rotate=k", "q4,rotate=kv"}) {
+         {"f32", "q8", "q4", "q4o", "q3", "q2", "q4,recent=50", "k=q4,v=f16,rotate=k", "q4,rotate=off"}) {
       const EngineOptions options{.kv_type = type};
       const auto one = run(policy, tokens, 1, options);
       const auto kept = kept_;

@@ -434,10 +434,10 @@ INSTANTIATE_TEST_SUITE_P(
     Codecs, EncodedTables,
     ::testing::Values(
         EncodedConfig{.name = "Compact16", .codec = "q8", .slots = 16, .lanes = 2},
-        EncodedConfig{.name = "Compact32Dense", .codec = "k=q8,v=q4", .usual = 400, .dense = true},
+        EncodedConfig{.name = "Compact32Dense", .codec = "k=q8,v=q4,rotate=off", .usual = 400, .dense = true},
         EncodedConfig{.name = "Compact32Recent", .codec = "q8,recent=40,rotate=kv", .usual = 200},
         EncodedConfig{.name = "Compact64", .codec = "q8,rotate=k", .slots = 64, .usual = 300, .dense = true},
-        EncodedConfig{.name = "CompactValues", .codec = "k=f16,v=q3", .slots = 16},
+        EncodedConfig{.name = "CompactValues", .codec = "k=f16,v=q3,rotate=off", .slots = 16},
         EncodedConfig{.name = "Original16", .codec = "q8", .slots = 16, .lanes = 2, .original = true},
         EncodedConfig{.name = "Original32", .codec = "q4o", .original = true, .usual = 300, .dense = true},
         EncodedConfig{.name = "Original64Recent", .codec = "q8,recent=70", .slots = 64, .original = true},

@@ -34,6 +34,9 @@ class WatchedStore final : public PageStore {
   Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) override {
     return pages_.reserve(of, format, count);
   }
+  void give_back(PageClass of, std::uint64_t first, std::uint64_t count) override {
+    pages_.give_back(of, first, count);
+  }
   void clear(std::span<const PageId> pages) override { pages_.clear(pages); }
   void copy(std::span<const PageId> from, std::span<const PageId> to) override {
     for (std::size_t i = 0; i < from.size(); ++i) {

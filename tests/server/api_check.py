@@ -246,25 +246,64 @@ def check_plan(server):
 
 
 def check_encoded_plan(kvasir, model):
-    """With encoded pages the plan is never exceeded, and equals the peak where it says so."""
-    for codec in ("q8", "q4,recent=64"):
-        server = Server(kvasir, model, "--kv-type", codec, "--kv-memory", "60MiB")
+    """With encoded pages the plan is never exceeded, and equals the peak where it says so: whichever codec is the server's own."""
+    for own, others, asks in (("q8", "q4,recent=64", (None, "q4,recent=64")), ("f16", "q4,q8", ("q8",))):
+        server = Server(kvasir, model, "--kv-type", own, "--kv-types", others, "--kv-memory", "60MiB")
         try:
-            for policy in ("window:size=100", "window:size=2", "streaming:cap=33", "full"):
-                for prompt, more in ((760, 10), (33, 200)):
-                    tokens = server.post("/tokenize", {"prompt": "The old man went down to the river. " * 200})[1]["tokens"][:prompt]
-                    asked = {"max_tokens": more, "kv": {"policy": policy}}
-                    got = server.post("/v1/kv/plan", {**asked, "prompt_tokens": prompt})[1]
-                    kv = server.post("/v1/completions", {**asked, "prompt": tokens, "ignore_eos": True,
-                                                         "kv": {"policy": policy, "bypass": True}})[1]["kv"]
-                    peak = kv["bytes_peak"]
-                    assert peak <= got["kv_bytes"] <= 1.5 * peak, (codec, policy, prompt, peak, got)
-                    assert not got["kv_exact"] or peak == got["kv_bytes"] - got["policy_bytes"], (codec, policy, prompt, peak, got)
-                    assert got["kv_open_pages"] > 0
-                    assert got["kv_bytes"] == sum(got[a] * got[b] for a, b in (("kv_pages", "kv_page_bytes"), ("kv_open_pages", "kv_open_page_bytes"))) + got["kv_table_bytes"] + got["policy_bytes"], got
+            for codec in asks:
+                kv_of = {"codec": codec} if codec else {}
+                for policy in ("window:size=100", "window:size=2", "streaming:cap=33", "full"):
+                    for prompt, more in ((760, 10), (33, 200)):
+                        tokens = server.post("/tokenize", {"prompt": "The old man went down to the river. " * 200})[1]["tokens"][:prompt]
+                        asked = {"max_tokens": more, "kv": {"policy": policy, **kv_of}}
+                        got = server.post("/v1/kv/plan", {**asked, "prompt_tokens": prompt})[1]
+                        kv = server.post("/v1/completions", {**asked, "prompt": tokens, "ignore_eos": True,
+                                                             "kv": {"policy": policy, "bypass": True, **kv_of}})[1]["kv"]
+                        peak = kv["bytes_peak"]
+                        assert kv["codec"] == got["codec"] == (codec or own), (kv, got)
+                        assert peak <= got["kv_bytes"] <= 1.5 * peak, (codec, policy, prompt, peak, got)
+                        assert not got["kv_exact"] or peak == got["kv_bytes"] - got["policy_bytes"], (codec, policy, prompt, peak, got)
+                        assert got["kv_open_pages"] > 0
+                        assert got["kv_bytes"] == sum(got[a] * got[b] for a, b in (("kv_pages", "kv_page_bytes"), ("kv_open_pages", "kv_open_page_bytes"))) + got["kv_table_bytes"] + got["policy_bytes"], got
             assert server.end() == 0
         finally:
             server.process.kill()
+
+
+def check_codecs(kvasir, model):
+    """Requests of several codecs at once have the answers that they have alone; no prefix of one is continued in another."""
+    server = Server(kvasir, model, "--kv-types", "q8,k=q8,v=q4", "--kv-types", "q2")
+    try:
+        text = "The old man went down to the river, and it was a long way down. " * 12
+        kinds = [(codec, policy) for codec in ("f16", "q8", "k=q8,v=q4", "q2") for policy in ("full", "h2o:budget=64", "streaming:cap=64")]
+        body = {"prompt": text, "max_tokens": 24, "ignore_eos": True, "logprobs": 3, **GREEDY}
+
+        def ask(kind, bypass):
+            status, got = server.post("/v1/completions", {**body, "kv": {"codec": kind[0], "policy": kind[1], "bypass": bypass}})
+            assert status == 200 and got["kv"]["codec"] == kind[0], got
+            return got
+
+        alone = {kind: ask(kind, True) for kind in kinds}
+        assert len({text_of(alone[kind]) for kind in kinds if kind[1] == "full"}) > 1, "codecs differ"
+        together = {}
+        threads = [threading.Thread(target=lambda k=kind: together.update({k: ask(k, True)})) for kind in kinds]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        for kind in kinds:
+            assert together[kind]["choices"] == alone[kind]["choices"], kind
+            assert together[kind]["kv"]["bytes"] == alone[kind]["kv"]["bytes"], kind
+        for codec, miss in (("f16", "unknown"), ("q8", "codec"), ("q2", "codec")):
+            for again in (False, True):
+                got = ask((codec, "full"), False)
+                assert got["choices"] == alone[(codec, "full")]["choices"], codec
+                assert (got["kv"]["cached"] > 0) == again and (again or got["kv"]["cache_miss"] == miss), (codec, got["kv"])
+        message = refused(server, "/v1/completions", {**body, "kv": {"codec": "q4"}}, "kv.codec")
+        assert message == "the KV codec 'q4' is not allowed here; choose one of these: f16; q8; k=q8,v=q4; q2", message
+        assert "unknown KV type 'x'" in refused(server, "/v1/kv/plan", {"prompt_tokens": 5, "kv": {"codec": "x"}}, "kv.codec")
+        assert "string" in refused(server, "/v1/completions", {**body, "kv": {"codec": 8}}, "kv.codec")
+        assert server.end() == 0
+    finally:
+        server.process.kill()
 
 
 def check_fields(server):
@@ -411,7 +450,7 @@ def main(kvasir, model):
         assert server.end() == 0
     finally:
         server.process.kill()
-    for check in (check_template, check_encoded_plan, check_sessions):
+    for check in (check_template, check_encoded_plan, check_codecs, check_sessions):
         began = time.time()
         check(kvasir, model)
         print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)

@@ -26,9 +26,9 @@ TEST(KvEventBatch, EncodesWhatReadersExpect) {
   collector.clear();
   const std::vector<std::int32_t> first{1, 2}, second{3, 100000};
   const std::uint64_t large = ~std::uint64_t{0};
-  collector.stored(large, 0, first, "");
-  collector.stored(7, large, second, "");  // follows
-  collector.stored(8, large, first, "");   // does not
+  collector.stored(large, 0, first, "", "");
+  collector.stored(7, large, second, "", "");  // follows
+  collector.stored(8, large, first, "", "");   // does not
   collector.removed(7);
   collector.removed(large);
   const Json expected = {
@@ -49,8 +49,8 @@ TEST(KvEventBatch, EncodesWhatReadersExpect) {
 TEST(KvEventBatch, BlocksOfOtherLengthsAreOtherEvents) {
   KvEventCollector collector;
   const std::vector<std::int32_t> two{1, 2}, four{1, 2, 3, 4};
-  collector.stored(1, 0, two, "");
-  collector.stored(2, 1, four, "");
+  collector.stored(1, 0, two, "", "");
+  collector.stored(2, 1, four, "", "");
   const Json events = decode(collector.take(1))[1];
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0][4], 2);
@@ -62,15 +62,16 @@ TEST(KvEventBatch, TheServersSaltIsNotPublished) {
   const std::vector<std::int32_t> tokens{1, 2};
   using namespace std::string_literals;
   const std::string secret = "a-secret-of-the-server";
-  collector.stored(1, 0, tokens, secret + "\0mine"s);
-  collector.stored(2, 1, tokens, secret + "\0mine"s);
-  collector.stored(3, 0, tokens, secret);
-  collector.stored(4, 0, tokens, "\0mine"s);
-  collector.stored(5, 0, tokens, "another-secret");
+  collector.stored(1, 0, tokens, secret + "\0mine"s, "");
+  collector.stored(2, 1, tokens, secret + "\0mine"s, "");
+  collector.stored(3, 0, tokens, secret, "");
+  collector.stored(4, 0, tokens, "\0mine"s, "");
+  collector.stored(5, 0, tokens, "another-secret", "");
+  collector.stored(6, 0, tokens, "\0mine"s, "q8");
   const KvEventBatch batch = collector.take(1);
   EXPECT_EQ(encode(batch).find("secret"), std::string::npos);
   const Json events = decode(batch)[1];
-  ASSERT_EQ(events.size(), 4u);
+  ASSERT_EQ(events.size(), 5u);
   // One list a block, and only the first block has keys.
   const Json& keys = events[0][8];
   ASSERT_EQ(keys.size(), 2u);
@@ -80,6 +81,7 @@ TEST(KvEventBatch, TheServersSaltIsNotPublished) {
   EXPECT_EQ(events[1][8], Json::array({Json::array({keys[0][0]})}));
   EXPECT_EQ(events[2][8], Json::array({Json::array({"mine"})}));
   EXPECT_NE(events[3][8][0][0], keys[0][0]);
+  EXPECT_EQ(events[4][8], Json::array({Json::array({"mine", "kv.codec=q8"})}));
   // Another process has other names.
   EXPECT_NE(KvEventCollector().published(secret), collector.published(secret));
 }
@@ -181,10 +183,11 @@ class Reader {
 // What the prefix cache holds, by a listener of its own.
 class Truth final : public PrefixListener {
  public:
-  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens,
-              std::string_view salt) override {
+  void stored(std::uint64_t hash, std::uint64_t parent, std::span<const std::int32_t> tokens, std::string_view salt,
+              std::string_view codec) override {
     EXPECT_TRUE(parent == 0 || blocks.contains(parent));
     EXPECT_EQ(salt, "");
+    EXPECT_EQ(codec, "");
     EXPECT_TRUE(blocks.emplace(hash, Json(std::vector(tokens.begin(), tokens.end()))).second);
   }
   void removed(std::uint64_t hash) override { EXPECT_EQ(blocks.erase(hash), 1u); }

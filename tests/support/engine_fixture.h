@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -53,11 +54,13 @@ inline std::vector<TokenId> random_tokens(int count, int vocabulary, std::uint64
   return tokens;
 }
 
+// `codec`: none: the model's own. The cache has no other.
 inline std::unique_ptr<SequenceRunner> new_runner(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
-                                                  std::uint64_t budget = std::uint64_t{1} << 28) {
+                                                  std::uint64_t budget = std::uint64_t{1} << 28,
+                                                  std::optional<KvCodec> codec = {}) {
   auto made = make_policy(policy);
   EXPECT_TRUE(made.ok()) << made.status().message();
-  auto cache = new_cache(model, budget);
+  auto cache = new_cache(model, model->kv_shape.with(codec.value_or(model->kv_shape.codec())), budget);
   EXPECT_TRUE(cache.ok()) << cache.status().message();
   return std::make_unique<SequenceRunner>(model, *cache, std::move(*made));
 }

@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_page_store.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -62,6 +63,21 @@ Status CpuPageStore::reserve(PageClass of, const PageFormat& format, std::uint64
         .about({"kv_memory"});
   arena = {format, bytes, count, static_cast<std::byte*>(memory)};
   return {};
+}
+
+void CpuPageStore::give_back(PageClass of, std::uint64_t first, std::uint64_t count) {
+  const Arena& arena = arenas_[static_cast<std::size_t>(of)];
+  KVASIR_CHECK(first + count <= arena.count);
+  const auto system_page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t begin = first * arena.page_bytes;
+  const std::uint64_t end = begin + count * arena.page_bytes;
+  // What shares the system's pages with others is written.
+  const std::uint64_t whole = std::min((begin + system_page - 1) / system_page * system_page, end);
+  const std::uint64_t whole_end = std::max(end / system_page * system_page, whole);
+  std::memset(arena.data + begin, 0, whole - begin);
+  std::memset(arena.data + whole_end, 0, end - whole_end);
+  if (whole_end > whole && ::madvise(arena.data + whole, whole_end - whole, MADV_DONTNEED) != 0)
+    std::memset(arena.data + whole, 0, whole_end - whole);
 }
 
 void CpuPageStore::clear(std::span<const PageId> pages) {

@@ -152,10 +152,42 @@ TEST(ParseCodec, ReadsWhatCodecNameWrites) {
     EXPECT_EQ(codec.rotated_values, rotate.back() == 'v');
     EXPECT_EQ(parse_codec(codec_name(codec)).codec, codec);
   }
+  for (const char* type : {"q4", "q3", "q2"}) {
+    EXPECT_TRUE(parse_codec(type).codec.rotated_keys && parse_codec(type).codec.rotated_values) << type;
+    EXPECT_EQ(codec_name(parse_codec(type + std::string(",rotate=kv")).codec), type);
+  }
+  for (const char* type : {"q8", "q4o"}) EXPECT_FALSE(parse_codec(type).codec.rotated_keys) << type;
+  const KvCodec sides = parse_codec("k=q8,v=q4").codec;
+  EXPECT_TRUE(!sides.rotated_keys && sides.rotated_values);
   for (const std::string text : {"", ",", "q5", "q4,", "k=q4", "v=q4", "q4,q4", "k=q4,k=q4",
                                  "q4,recent=", "q4,recent=-1", "q4,recent=5000", "q4,recent=1,recent=1", "f16,recent=8",
                                  "f16,rotate=k", "q4,rotate=x", "q4,x=1", "k=q4,v=f16,rotate=v", "=", "q4 "})
     EXPECT_NE(parse_codec(text).error, "") << text;
+}
+
+// Files say what they mean, whatever is taken for granted later.
+TEST(ParseCodec, StoredNamesTakeNothingForGranted) {
+  EXPECT_EQ(stored_codec_name(parse_codec("q4").codec), "q4,rotate=kv");
+  EXPECT_EQ(stored_codec_name(parse_codec("q4,rotate=off").codec), "q4");
+  EXPECT_EQ(stored_codec_name(parse_codec("k=q8,v=q2,recent=7").codec), "k=q8,v=q2,recent=7,rotate=v");
+  EXPECT_EQ(stored_codec_name(parse_codec("f16").codec), "f16");
+  for (const char* text : {"q4", "q4,rotate=off", "q8,rotate=k", "k=q8,v=q2,recent=7", "q4o,rotate=kv", "bf16"}) {
+    const KvCodec codec = parse_codec(text).codec;
+    EXPECT_EQ(parse_stored_codec(stored_codec_name(codec)).codec, codec) << text;
+  }
+  EXPECT_FALSE(parse_stored_codec("q4").codec.rotated_keys);
+  EXPECT_NE(parse_stored_codec("q9").error, "");
+}
+
+TEST(SplitCodecs, AtTypesAndSidesNamedAgain) {
+  using List = std::vector<std::string>;
+  EXPECT_EQ(split_codecs("q8"), List{"q8"});
+  EXPECT_EQ(split_codecs("q8,q4,recent=64,k=q8,v=q4"), (List{"q8", "q4,recent=64", "k=q8,v=q4"}));
+  EXPECT_EQ(split_codecs("v=q4,k=q8,rotate=off,k=f16,v=q2,q2"), (List{"v=q4,k=q8,rotate=off", "k=f16,v=q2", "q2"}));
+  EXPECT_EQ(split_codecs("recent=5,q8"), List{"recent=5,q8"});
+  EXPECT_EQ(split_codecs("q8,,q4"), (List{"q8", "", "q4"}));  // which is no codec
+  EXPECT_EQ(split_codecs("q8,"), (List{"q8", ""}));
+  EXPECT_EQ(split_codecs(""), List{""});
 }
 
 }  // namespace
