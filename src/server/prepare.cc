@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "retention/demotion.h"
 
 namespace kvasir::server {
 namespace {
@@ -96,7 +97,11 @@ Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& requ
 
 Status in_body(const Status& status) {
   static constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
-      {"template_arguments", "chat_template_kwargs"}, {"tokens", "prompt"}, {"policy", "kv.policy"}, {"samples", "n"}};
+      {"template_arguments", "chat_template_kwargs"},
+      {"tokens", "prompt"},
+      {"policy", "kv.policy"},
+      {"demote", "kv.demote"},
+      {"samples", "n"}};
   static constexpr std::string_view kSameNames[] = {"prompt",
                                                     "messages",
                                                     "session",
@@ -161,6 +166,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     return ready;
   }
   if (options.policy.empty()) options.policy = common.policy;
+  options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.messages.clear();
