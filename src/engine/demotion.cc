@@ -131,11 +131,15 @@ SequenceDemotion::Report SequenceDemotion::report() const {
   return report;
 }
 
+std::uint64_t SequenceDemotion::fork_bytes() const {
+  std::uint64_t sum = recall_->bytes();
+  for (const DemotedPages& table : tables_) sum += table.fork_bytes();
+  return sum;
+}
+
 Result<std::unique_ptr<SequenceDemotion>> SequenceDemotion::fork() const {
   KVASIR_RETURN_IF_ERROR(status());
-  std::uint64_t needed = recall_->bytes();
-  for (const DemotedPages& table : tables_) needed += table.fork_bytes();
-  static_cast<void>(cache_->budget().make_available(needed));
+  static_cast<void>(cache_->budget().make_available(fork_bytes()));
   std::unique_ptr<SequenceDemotion> copy(new SequenceDemotion(cache_, demotion_));
   copy->tables_.reserve(tables_.size());
   for (const DemotedPages& table : tables_) {

@@ -55,6 +55,8 @@ class SequenceDemotion {
   Report report() const;
   std::span<const DemotedPages> tables() const { return tables_; }
 
+  // What a fork takes of its own.
+  std::uint64_t fork_bytes() const;
   // Shares what is encoded. Errors: kResourceExhausted.
   Result<std::unique_ptr<SequenceDemotion>> fork() const;
 

@@ -281,6 +281,9 @@ void Sequence::finish_pass(const PassPlan& plan) {
 }
 
 void Sequence::prune() {
+  const MemoryBudget& budget = cache_->budget();
+  const std::uint64_t before = demotion_ != nullptr ? bytes() : 0;
+  const std::uint64_t used = budget.used();
   const auto decide = [&](const auto& ask) {
     for (int t = 0; t < tables_.tables(); ++t) {
       plan_.clear();
@@ -288,7 +291,11 @@ void Sequence::prune() {
       if (plan_.empty()) continue;
       if (!plan_.drop.empty() && plan_.drop.front().begin < first_dropped_.value_or(plan_.drop.front().end))
         first_dropped_ = plan_.drop.front().begin;
-      if (demotion_ != nullptr) demotion_->take(t, tables_.table(t), plan_.drop);
+      if (demotion_ != nullptr) {
+        demotion_->take(t, tables_.table(t), plan_.drop);
+        // What is dropped is there twice for a moment.
+        bytes_peak_ = std::max(bytes_peak_, before + budget.used() - used);
+      }
       // One growing hole always fits a table of ranges.
       KVASIR_CHECK(tables_.table(t).apply(plan_).ok());
     }

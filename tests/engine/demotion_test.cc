@@ -192,7 +192,7 @@ TEST(Demotion, ChoosesByTheDefinition) {
       const DemotedPages& table = tables[static_cast<std::size_t>(layer)];
       // By the definition, in double, from the keys as they are read.
       std::vector<double> above(static_cast<std::size_t>(table.columns()), -1e30);
-      for (float& h : highest) h = normal(random) * 3 + 12;
+      for (float& h : highest) h = normal(random);
       for (std::int64_t c = 0; c < table.columns(); ++c) {
         std::vector<float> keys(static_cast<std::size_t>(slots * dim));
         cache.pool().store()->read_keys(table.page(c, head), keys.data());
@@ -212,6 +212,13 @@ TEST(Demotion, ChoosesByTheDefinition) {
                 above[static_cast<std::size_t>(c)], bound - static_cast<double>(highest[static_cast<std::size_t>(g)]));
           }
       }
+      // So that some of them are above the threshold, and none at it.
+      std::vector<double> sorted = above;
+      std::ranges::sort(sorted);
+      const auto rank = static_cast<std::size_t>(trial) % (sorted.size() - 1);
+      const auto shift = static_cast<float>((sorted[rank] + sorted[rank + 1]) / 2 + std::log(1000.0));
+      for (float& h : highest) h += shift;
+      for (double& a : above) a -= static_cast<double>(shift);
       std::vector<std::int64_t> order;
       for (std::int64_t c = 0; c < table.columns(); ++c)
         if (above[static_cast<std::size_t>(c)] > -std::log(1000.0)) order.push_back(c);
@@ -338,7 +345,7 @@ TEST(Demotion, AFileChangesNothing) {
   const Text text(200, 40, 9);
   for (const auto& [codec, memory, away] : {std::tuple("f16", "q4", "q4,file,memory=0"),
                                             {"f16", "f16", "file"},
-                                            {"f16", "q4", "q4,file,memory=20kB"},
+                                            {"f16", "q4", "q4,file,memory=5kB"},
                                             {"q8", "q8", "file"}})
     for (const std::string& policy : demoting_policies()) {
       SCOPED_TRACE(policy + " " + away);
@@ -349,7 +356,7 @@ TEST(Demotion, AFileChangesNothing) {
       const SequenceDemotion::Report report = runner->whole().demotion()->report();
       EXPECT_GT(report.fetched, 0);
       EXPECT_GT(report.recalled, report.fetched);
-      EXPECT_GT(report.file_bytes, 10000u);
+      EXPECT_GT(report.file_bytes, 5000u);
       EXPECT_EQ(model->demotion_file->used(), report.file_bytes);
     }
 }
@@ -407,13 +414,13 @@ TEST(Demotion, AFailedTransferEndsItsSequenceAlone) {
 TEST(Demotion, AFullFileEndsItsSequence) {
   const TemporaryFile file(make_random_model(demoting_spec()));
   const auto model = load_demoting(file.path());
-  model->demotion_file->resize(20000);
+  model->demotion_file->resize(10000);
   const Text text(200, 40, 9);
   const auto runner = new_runner(model, demoting("h2o:budget=40,recent=16,pos=original", "file"));
   const Status status = runner->feed(text.read(), 40, Logits::kLast, {});
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("may have 20000 bytes"));
-  EXPECT_LE(model->demotion_file->used(), 20000u);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("may have 10000 bytes"));
+  EXPECT_LE(model->demotion_file->used(), 10000u);
 }
 
 TEST(Demotion, IsChargedAsPlanned) {
@@ -437,15 +444,15 @@ TEST(Demotion, IsChargedAsPlanned) {
         EXPECT_EQ(table.bytes(), DemotedPages::bytes_for(table.layout(), table.tokens()));
         EXPECT_EQ(table.bytes(), table.own_bytes());
       }
-      // A fork shares what is encoded, and takes its open pages.
+      // A fork shares what is encoded.
       const std::uint64_t before = budget.used();
-      const std::uint64_t whole = SequenceDemotion::most_bytes(*made, model->kv_shape, 400);
-      if (before + runner->whole().bytes() / 2 < plan.bytes) {
-        const auto fork = runner->whole().fork();
-        if (!fork.ok()) continue;
-        EXPECT_EQ((*fork)->demotion()->report().bytes, runner->whole().demotion()->report().bytes);
-        EXPECT_LT(budget.used() - before, whole);
-      }
+      const SequenceDemotion& demotion_of = *runner->whole().demotion();
+      const std::uint64_t own = demotion_of.fork_bytes() + runner->sequence().table_bytes();
+      const auto fork = runner->whole().fork();
+      ASSERT_EQ(fork.ok(), before + own + runner->whole().state_bytes() <= plan.bytes);
+      if (!fork.ok()) continue;
+      EXPECT_EQ((*fork)->demotion()->bytes(), demotion_of.bytes());
+      EXPECT_EQ(budget.used() - before, own + (*fork)->state_bytes());
     }
 }
 

@@ -91,6 +91,14 @@ std::vector<GoldenCase> golden_cases() {
       for (const int slots : {16, 32})
         cases.push_back({fmt::format("codec-{}-{}/{}", type, slots, policy), spec, policy, type, slots});
   }
+  for (const char* type : {"f16", "q4"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.head_dim = 32;
+    spec.context = 256;
+    for (const char* policy :
+         {"h2o:budget=40,recent=10,pos=original@demote=q4", "streaming:sinks=4,window=36@demote=q8,recall=2"})
+      cases.push_back({fmt::format("demoting-{}/{}", type, policy), spec, policy, type, 32});
+  }
   return cases;
 }
 
