@@ -102,15 +102,17 @@ struct PrefixTierReport {
 // The engine as of the newest pass, and what it did since it was opened.
 struct EngineReport {
   CacheReport cache;
-  std::uint64_t request_bytes = 0;    // of `cache`, held by requests, each shared page once
-  std::uint64_t prefix_bytes = 0;     // of `cache`, held by the prefix cache alone, its tables included
-  std::vector<TenantReport> tenants;  // with requests that hold pages, by number
-  std::uint64_t page_bytes = 0;       // what one page is charged
-  int page_slots = 0;                 // tokens per page
-  int lanes = 0;                      // pages that a column of tokens takes, in all layers and heads
-  std::int64_t passes = 0;            // forward passes for requests
-  std::int64_t running = 0;           // requests that hold pages
-  std::int64_t waiting = 0;           // requests that hold none
+  std::uint64_t request_bytes = 0;     // of `cache`, held by requests, each shared page once
+  std::uint64_t prefix_bytes = 0;      // of `cache`, held by the prefix cache alone, its tables included
+  std::vector<TenantReport> tenants;   // with requests that hold pages, by number
+  std::uint64_t page_bytes = 0;        // what one page is charged
+  int page_slots = 0;                  // tokens per page
+  int lanes = 0;                       // pages that a column of tokens takes, in all layers and heads
+  std::int64_t passes = 0;             // forward passes for requests
+  std::int64_t mixed_passes = 0;       // of these, those that read prompts and generated
+  std::int64_t mixed_prompt_rows = 0;  // prompt tokens that those read; SchedulerOptions::max_itl bounds them
+  std::int64_t running = 0;            // requests that hold pages
+  std::int64_t waiting = 0;            // requests that hold none
   std::int64_t preemptions = 0;
   std::int64_t prompt_tokens = 0;  // read or taken from the prefix cache
   std::int64_t generated_tokens = 0;

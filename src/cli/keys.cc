@@ -173,7 +173,10 @@ Status set_tenant(const KeysOptions& options) {
     if (options.remove) return remove_tenant(file, options);
     Tenant* tenant = file.tenant(options.tenant);
     const bool is_new = tenant == nullptr;
-    if (is_new) tenant = &file.tenants.emplace_back();
+    if (is_new) {
+      tenant = &file.tenants.emplace_back();
+      tenant->id = tenants::random_id();
+    }
     tenant->name = options.tenant;
     tenant->floor = options.floor.value_or(tenant->floor);
     tenant->ceiling = options.ceiling.value_or(tenant->ceiling);

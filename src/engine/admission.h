@@ -58,6 +58,10 @@ class Admissions {
     return preemption_cost(work, rates_.rates(), limits_.prompt_rows);
   }
   const RateEstimator& rates() const { return rates_; }
+  // Seconds that a pass takes by what the last ones took; max_itl bounds it.
+  double expected_seconds(int prompt_rows, int other_rows) const {
+    return rates_.rates().seconds(prompt_rows, other_rows) + rates_.excess();
+  }
 
  private:
   void remove_quota(int tenant);

@@ -115,6 +115,7 @@ class EngineImpl final : public Engine {
                               quota.ceiling)
           .about({"tenant"});
     const std::uint64_t budget = driver_ != nullptr ? cache().budget : model_->options.kv_memory;
+    const std::lock_guard lock(quotas_mutex_);
     std::uint64_t left = budget;
     for (const auto& [other, theirs] : quotas_)
       if (other != tenant) left -= std::min(left, theirs.floor);
@@ -157,6 +158,8 @@ class EngineImpl final : public Engine {
     if (requests_ == nullptr) return report;
     const RequestQueue::Counters& counters = requests_->counters();
     report.passes = counters.passes;
+    report.mixed_passes = counters.mixed;
+    report.mixed_prompt_rows = counters.mixed_rows;
     report.running = requests_->running();
     report.waiting = requests_->unfinished() - report.running;
     report.tenants = requests_->tenants();
@@ -274,6 +277,7 @@ class EngineImpl final : public Engine {
   Result<RequestId> take_request(const RequestOptions& options) {
     if (options.session != nullptr) return continue_session(options);
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
+    KVASIR_RETURN_IF_ERROR(check_samples(options.samples, text.tokens.size()));
     if (options.policy.empty() && !options.demote.empty() && options.demote != "off")
       return invalid_argument("demote needs a policy that evicts, such as h2o:budget=1024,pos=original; name it")
           .about({"policy"});
@@ -310,8 +314,19 @@ class EngineImpl final : public Engine {
   }
 
   std::uint64_t ceiling_of(int tenant) const {
+    const std::lock_guard lock(quotas_mutex_);
     const auto quota = quotas_.find(tenant);
     return quota == quotas_.end() ? 0 : quota->second.ceiling;
+  }
+
+  // Each sample keeps the prompt's tokens for itself, to run them again after a preemption.
+  static Status check_samples(int samples, std::size_t tokens) {
+    constexpr std::size_t kMost = std::size_t{1} << 22;
+    if (samples == 1 || tokens <= kMost / static_cast<std::size_t>(samples)) return {};
+    return invalid_argument(
+               "{} samples of a prompt of {} tokens would keep {} tokens, more than {}; ask for fewer samples", samples,
+               tokens, tokens * static_cast<std::size_t>(samples), kMost)
+        .about({"samples"});
   }
 
   // Checks that a prompt can be read within the ceiling of its tenant. Errors: kResourceExhausted with the arithmetic.
@@ -390,6 +405,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ModelText> text_;
   std::shared_ptr<Driver> driver_;          // null until the first session or request sizes the cache
   std::unique_ptr<RequestQueue> requests_;  // null until the first request
+  mutable std::mutex quotas_mutex_;         // plan() is for any thread
   std::map<int, TenantQuota> quotas_;
   PrefixListener* listener_ = nullptr;
   std::unique_ptr<SpillFile> swap_;                 // until there is a queue

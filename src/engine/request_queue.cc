@@ -279,12 +279,20 @@ void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> run
     if (!running[i]->request->started) running[i]->request->started = began;
   }
   ++counters_.passes;
-  counters_.mixed += prompt_rows > 0 && other_rows > 0 ? 1 : 0;
+  const bool mixed = prompt_rows > 0 && other_rows > 0;
+  if (mixed) {
+    ++counters_.mixed;
+    counters_.mixed_rows += prompt_rows;
+    counters_.most_mixed_rows = std::max(counters_.most_mixed_rows, prompt_rows);
+    if (prompt_rows > kLeastPromptRows)
+      counters_.longest_expected =
+          std::max(counters_.longest_expected, admissions_.expected_seconds(prompt_rows, other_rows));
+  }
   counters_.most_running = std::max(counters_.most_running, turns.size());
   counters_.most_rows = std::max(counters_.most_rows, prompt_rows);
   const Status status = guarded([&] { return driver_->pass(turns); });
   const double seconds = seconds_between(began, Clock::now());
-  if (prompt_rows > 0 && other_rows > 0) counters_.longest_mixed = std::max(counters_.longest_mixed, seconds);
+  if (mixed) counters_.longest_mixed = std::max(counters_.longest_mixed, seconds);
   for (const Member* member : running) prompt_left -= member->task->left();
   // Where chunks end, a prompt runs fewer rows than it may. Tokens that are run again one at a time are not generated.
   if (status.ok()) admissions_.note_pass(std::min(prompt_rows, static_cast<int>(prompt_left)), other_rows, seconds);

@@ -83,10 +83,12 @@ class RequestQueue {
   Status cancel(RequestId request);
   std::int64_t unfinished() const { return static_cast<std::int64_t>(requests_.size()) + untold_; }
 
-  // What happened so far. For tests: that what they are about did happen.
+  // Totals since the start. Tests use them to assert that the event they are about took place.
   struct Counters {
     std::int64_t passes = 0;
     std::int64_t mixed = 0;            // passes of prompt rows and generated rows
+    std::int64_t mixed_rows = 0;       // prompt rows of these
+    int most_mixed_rows = 0;           // in one of these
     std::int64_t preempted = 0;        // tasks that gave up their pages
     std::int64_t rejected = 0;         // that ended because the memory does not suffice for them alone
     std::size_t most_running = 0;      // tasks in a pass
@@ -107,6 +109,8 @@ class RequestQueue {
     std::uint64_t swap_bytes_in = 0;
     double longest_swap = 0;   // seconds between two passes that swapping took, at most
     double longest_mixed = 0;  // seconds of the longest pass of prompt rows and generated rows
+    // Most seconds that one of these was expected to take, of those with more than kLeastPromptRows.
+    double longest_expected = 0;
   };
   const Counters& counters() const { return counters_; }
   // Bytes of sessions that are copied from their files between two passes.

@@ -276,7 +276,7 @@ std::vector<Verdict> RequestQueue::decide(std::span<Member* const> all, bool uns
   }
   add_leaving(tasks);
   std::vector<Verdict> verdicts = schedule(tasks, admissions_.quotas(), memory, limits);
-  // Where nobody is preempted though a task's whole bytes came free, nobody is if fewer do.
+  // This assumed that a preemption frees all of a task's bytes. If it then preempts nobody, it does not with fewer.
   if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
     return verdicts;
   const PageOwner beside = prefixes_ ? prefixes_->cache().owner() : PageOwner::kNobody;
@@ -341,7 +341,7 @@ void RequestQueue::preempt(Member& member) {
 // Ends a member that can never go on; does nothing after another decision.
 void RequestQueue::reject(Member& member, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
-  // What leaves comes free soon, and what has left keeps some bytes that can come free.
+  // Pages on their way to the swap file come free soon, and swapped tasks still hold some bytes that can be freed.
   if (decision == Decision::kReject && (swapping() || forget_swapped())) return;
   const std::uint64_t bytes = driver_->plan(Turn{&*member.task}).bytes;
   Status why = kv_memory_full(driver_->cache()->budget(), bytes);

@@ -46,7 +46,7 @@ bool RequestQueue::begin_fetch(Member& member) {
   bool shared = false;
   member.fetch = tiers_->fetch(request.prefix.salt, text.tokens, found, prefixes_->most_exact(request.prefix, text),
                                rates.seconds(rows, 0) / rows, &shared);
-  // Who waited for what another had asked for asks for the rest.
+  // A member that waited for another one's fetch still asks for the rest itself.
   member.asked_tiers = !shared;
   if (member.fetch != nullptr && member.found_before < 0) member.found_before = found;
   return member.fetch != nullptr;

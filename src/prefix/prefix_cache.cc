@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// What a map or a set takes for an element beside the element itself, about.
+// Approximate overhead of a map or set per element.
 constexpr std::uint64_t kLinkBytes = 48;
 
 std::uint64_t hash_tokens(std::span<const TokenId> tokens, std::uint64_t seed) {
@@ -70,11 +70,13 @@ const PrefixCache::Root* PrefixCache::root_of(std::string_view salt) const {
   return found == roots_.end() ? nullptr : found->second.get();
 }
 
-PrefixCache::Root* PrefixCache::make_root(std::string_view salt) {
+PrefixCache::Root* PrefixCache::make_root(std::string_view salt, int tenant) {
   auto& root = roots_[std::string(salt)];
   if (root == nullptr) {
     root = std::make_unique<Root>();
     root->salt = salt;
+    root->tenant = tenant;
+    shares_[tenant];
     root->hash = hash64(std::as_bytes(std::span(salt)));
   }
   return root.get();
@@ -165,7 +167,7 @@ PrefixMatch PrefixCache::find(const PrefixQuery& query) const {
 }
 
 void PrefixCache::enter(Node* node, const Life& life) {
-  order_.insert(item_of(node, life));
+  share_of(node).order.insert(item_of(node, life));
   first_expiry_ = std::min(first_expiry_, ends(life));
 }
 
@@ -283,7 +285,7 @@ bool PrefixCache::add_blocks(std::string_view salt, std::span<const TokenId> tok
 std::int64_t PrefixCache::add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks,
                               const PrefixKeep& keep,
                               const std::function<bool(std::int64_t, std::vector<PageId>&)>& pages_of) {
-  Root* root = make_root(salt);
+  Root* root = make_root(salt, keep.tenant);
   Node* parent = nullptr;
   std::int64_t depth = 0;
   for (; depth < blocks; ++depth) {
@@ -304,6 +306,7 @@ std::int64_t PrefixCache::add(std::string_view salt, std::span<const TokenId> to
         if (in_order(*parent)) leave(parent, parent->life);
         ++parent->paged_children;
       }
+      share_of(node).bytes += block_bytes();
       node->life.used = ++clock_;
       pin(node->life, keep, block_bytes());
       node->life.until = keep.until;
@@ -326,7 +329,7 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
                                std::unique_ptr<PrefixSnapshot> snapshot, const PrefixKeep& keep) {
   const std::int64_t blocks = std::ssize(tokens) / slots_;
   if (blocks == 0) return;
-  Root* root = make_root(salt);
+  Root* root = make_root(salt, keep.tenant);
   Node* node = nullptr;
   for (std::int64_t depth = 0; depth < blocks; ++depth) {
     std::uint64_t hash = 0;
@@ -341,8 +344,8 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
     node = child;
   }
   const auto tail = tokens.subspan(static_cast<std::size_t>(blocks * slots_));
-  Snapshot added{std::string(lineage), {tail.begin(), tail.end()}, std::move(snapshot), {}, 0};
-  const std::uint64_t bytes = added.snapshot->bytes_with_pages();
+  Snapshot added{std::string(lineage), {tail.begin(), tail.end()}, std::move(snapshot), {}, 0, 0};
+  const std::uint64_t bytes = added.bytes = added.snapshot->bytes_with_pages();
   added.charged = structure_bytes(added);
   ++version_;
   forget(node->hash);
@@ -350,6 +353,8 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
     Snapshot& old = node->snapshots[i];
     if (old.lineage != lineage || !same(old.tail, tail)) continue;
     snapshot_bytes_ += added.snapshot->own_bytes() - old.snapshot->own_bytes();
+    share_of(node).bytes += bytes - old.bytes;
+    old.bytes = bytes;
     old.snapshot = std::move(added.snapshot);
     keep_for(node, old.life, keep, bytes);
     return keep_within_bound();
@@ -361,6 +366,7 @@ void PrefixCache::add_snapshot(std::string_view salt, std::string_view lineage, 
   pin(added.life, keep, bytes);
   enter(node, added.life);
   snapshot_bytes_ += added.snapshot->own_bytes();
+  share_of(node).bytes += bytes;
   node->snapshots.push_back(std::move(added));
   keep_within_bound();
 }

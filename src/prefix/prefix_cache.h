@@ -8,8 +8,11 @@
 //
 // The cache refers to pages as sequences do: a page is free once the last reference goes. Blocks and snapshots may
 // refer to the same pages; the sums below count each page once. Everything it holds is charged to the budget of the KV
-// cache, and evict_one gives it back, least recently used first: those that are not pinned, then the others. What has
+// cache, and evict_one gives it back, least recently used first: what is not pinned, then the rest. What has
 // passed its time to live is found no more; a pin ends with the time to live that it came with.
+//
+// Tenants do not push each other out: what must go is the least recently used of the tenant that holds most. A tenant
+// that holds no more than its equal part keeps all, whatever the others add.
 //
 // Pins are bounded: a tenant pins no more bytes than stay unpinned then, so that the others always find room. What it
 // asks to pin beyond that is kept unpinned.
@@ -22,6 +25,7 @@
 #include <functional>
 #include <limits>
 #include <list>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -66,7 +70,7 @@ std::string_view prefix_miss_name(PrefixMiss miss);
 struct PrefixKeep {
   bool pinned = false;                                     // as long
   double until = std::numeric_limits<double>::infinity();  // on the caller's clock, seconds
-  int tenant = 0;                                          // whose pin it is
+  int tenant = 0;                                          // whose it is; of a salt, the first counts
 };
 
 struct PrefixQuery {
@@ -81,7 +85,7 @@ struct PrefixQuery {
 
 struct PrefixMatch {
   std::int64_t tokens = 0;  // that need not be run
-  // That holds them; null: pages do. Outlives its place in the cache.
+  // The snapshot that holds these tokens; null if exact pages do. Stays valid after the cache has dropped it.
   std::shared_ptr<const PrefixSnapshot> snapshot;
   PrefixMiss miss = PrefixMiss::kUnknown;
 };
@@ -125,15 +129,15 @@ class PrefixCache {
   void add_snapshot(std::string_view salt, std::string_view lineage, std::span<const TokenId> tokens,
                     std::unique_ptr<PrefixSnapshot> snapshot, const PrefixKeep& keep);
 
-  // Gives back the least recently used block or snapshot of those that free memory. False if none does: what is left is
-  // shared with sequences.
+  // Gives back the least recently used block or snapshot of those that free memory, of the tenant that holds most.
+  // False if none does: what is left is shared with sequences.
   bool evict_one();
   void clear();
   // Gives back all of this salt that begins with the text's first block: for a text whose pages cannot be trusted.
   void discard(std::string_view salt, std::span<const TokenId> tokens);
   // Gives back what has passed its time to live, and ends pins that have. Cheap where nothing has one.
   void expire(double now);
-  bool empty() const { return order_.empty(); }
+  bool empty() const { return nodes_.empty(); }
   PageOwner owner() const { return owner_; }
   std::uint64_t version() const { return version_; }  // differs after every change of what find returns
 
@@ -142,6 +146,9 @@ class PrefixCache {
   std::uint64_t evictable_bytes() const;
   // Bytes of all that it refers to, shared with sequences or not, and of its own structures. O(1).
   std::uint64_t bytes() const;
+  // Bytes that a tenant holds: of its blocks, and of its snapshots with all pages that they refer to. A page that
+  // several of them refer to counts for each.
+  std::uint64_t bytes_of(int tenant) const;
   // Bytes of what is pinned; a page that several pinned snapshots refer to counts for each.
   std::uint64_t pinned_bytes() const { return pinned_bytes_; }
 
@@ -161,6 +168,7 @@ class PrefixCache {
     std::string salt;
     std::uint64_t hash = 0;
     std::int64_t nodes = 0;
+    int tenant = 0;
   };
   // Something that can be evicted: the pages of a block (no block behind it has pages), or a snapshot.
   struct Item {
@@ -187,6 +195,7 @@ class PrefixCache {
     std::shared_ptr<const PrefixSnapshot> snapshot;
     Life life;
     std::uint64_t charged = 0;
+    std::uint64_t bytes = 0;  // with all pages that it refers to
   };
   struct Node {
     Root* root = nullptr;
@@ -201,6 +210,12 @@ class PrefixCache {
     Life life;  // of the pages
   };
 
+  // What a tenant holds.
+  struct Share {
+    std::set<Item> order;
+    std::uint64_t bytes = 0;  // see bytes_of
+  };
+
   std::uint64_t node_bytes() const;
   static std::uint64_t structure_bytes(const Snapshot& snapshot);
   std::uint64_t hash_of(const Root& root, const Node* parent, std::span<const TokenId> tokens) const;
@@ -209,7 +224,7 @@ class PrefixCache {
                        std::uint64_t* hash) const;
   // Null where there is no room, or another text has the same hash.
   Node* make_child(Root& root, Node* parent, std::span<const TokenId> tokens);
-  Root* make_root(std::string_view salt);
+  Root* make_root(std::string_view salt, int tenant);
   // Adds the pages of the first `blocks` blocks, which pages_of appends; false from it: there are none. Returns how
   // many of them, from the first on, the cache then refers to, before it gives way to its bound.
   std::int64_t add(std::string_view salt, std::span<const TokenId> tokens, std::int64_t blocks, const PrefixKeep& keep,
@@ -228,7 +243,10 @@ class PrefixCache {
   static double ends(const Life& life) { return life.pinned ? std::min(life.until, life.pinned_until) : life.until; }
   static Item item_of(Node* node, const Life& life) { return {life.pinned, life.used, life.number, node}; }
   void enter(Node* node, const Life& life);
-  void leave(Node* node, const Life& life) { order_.erase(item_of(node, life)); }
+  void leave(Node* node, const Life& life) { share_of(node).order.erase(item_of(node, life)); }
+  Share& share_of(const Node* node) { return shares_.at(node->root->tenant); }
+  // Shares that hold something, the largest first.
+  std::vector<Share*> largest_first();
   bool in_order(const Node& node) const { return !node.pages.empty() && node.paged_children == 0; }
   static bool is_block(const Item& item) { return item.number == item.node->life.number; }
   static Snapshot& snapshot_of(const Item& item);  // REQUIRES: !is_block(item)
@@ -257,7 +275,7 @@ class PrefixCache {
   double first_expiry_ = std::numeric_limits<double>::infinity();  // of all lives that were in order_; maybe too early
   std::unordered_map<std::string, std::unique_ptr<Root>> roots_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Node>> nodes_;
-  std::set<Item> order_;
+  std::map<int, Share> shares_;  // by tenant
   // The blocks that went last or lost something, and why.
   struct Gone {
     PrefixMiss why = PrefixMiss::kNone;

@@ -27,7 +27,7 @@ void PrefixCache::check_invariants() const {
   std::uint64_t charged = 0;
   std::uint64_t own = 0;
   std::size_t items = 0;
-  std::unordered_map<int, std::uint64_t> pinned_by;
+  std::unordered_map<int, std::uint64_t> pinned_by, bytes_of;
   const auto count_pin = [&](const Life& life) {
     if (life.pinned) pinned_by[life.tenant] += life.pinned_bytes;
   };
@@ -40,10 +40,12 @@ void PrefixCache::check_invariants() const {
     charged += node_bytes();
     KVASIR_CHECK(!node->life.pinned || !node->pages.empty());
     count_pin(node->life);
+    if (!node->pages.empty()) bytes_of[node->root->tenant] += block_bytes();
     items += (in_order(*node) ? 1 : 0) + node->snapshots.size();
     for (const Snapshot& snapshot : node->snapshots) {
       charged += snapshot.charged;
       own += snapshot.snapshot->own_bytes();
+      bytes_of[node->root->tenant] += snapshot.bytes;
       count_pin(snapshot.life);
     }
     ++of_root[node->root];
@@ -56,7 +58,12 @@ void PrefixCache::check_invariants() const {
     KVASIR_CHECK(node->paged_children == paged[node.get()]);
   }
   for (const auto& [salt, root] : roots_) KVASIR_CHECK(root->nodes == of_root[root.get()] && root->nodes > 0);
-  KVASIR_CHECK(of_root.size() == roots_.size() && items == order_.size());
+  std::size_t ordered = 0;
+  for (const auto& [tenant, share] : shares_) {
+    ordered += share.order.size();
+    KVASIR_CHECK(share.bytes == bytes_of[tenant]);
+  }
+  KVASIR_CHECK(of_root.size() == roots_.size() && items == ordered);
   std::uint64_t pinned = 0;
   for (const auto& [tenant, bytes] : pinned_by) pinned += bytes;
   KVASIR_CHECK(pinned_by == pinned_by_ && pinned == pinned_bytes_);

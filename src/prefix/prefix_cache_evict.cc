@@ -1,5 +1,6 @@
 // What leaves a prefix cache, in which order, and why.
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -40,12 +41,14 @@ PrefixMiss PrefixCache::reason(std::uint64_t hash) const {
 void PrefixCache::evict(const Item& item, PrefixMiss why) {
   Node* node = item.node;
   ++version_;
-  order_.erase(item);
+  Share& share = share_of(node);
+  share.order.erase(item);
   unpin(life_of(item));
   remember(node->hash, why);
   if (is_block(item)) {
     for (const PageId page : node->pages) cache_->pool().release(page, owner_);
     node->pages.clear();
+    share.bytes -= block_bytes();
     if (listener_ != nullptr) listener_->removed(node->hash);
     if (Node* parent = node->parent; parent != nullptr) {
       --parent->paged_children;
@@ -55,6 +58,7 @@ void PrefixCache::evict(const Item& item, PrefixMiss why) {
     const Snapshot& snapshot = snapshot_of(item);
     KVASIR_CHECK(charge_.try_resize(charge_.bytes() - snapshot.charged));
     snapshot_bytes_ -= snapshot.snapshot->own_bytes();
+    share.bytes -= snapshot.bytes;
     node->snapshots.erase(node->snapshots.begin() + (&snapshot - node->snapshots.data()));
   }
   remove_if_bare(node, why);
@@ -98,20 +102,39 @@ bool PrefixCache::frees(const Item& item) const {
   return std::ranges::any_of(item.node->pages, [&](PageId page) { return cache_->pool().references(page) == 1; });
 }
 
+std::vector<PrefixCache::Share*> PrefixCache::largest_first() {
+  std::vector<Share*> shares;
+  for (auto& [tenant, share] : shares_)
+    if (!share.order.empty()) shares.push_back(&share);
+  std::ranges::stable_sort(shares, std::ranges::greater(), [](const Share* share) { return share->bytes; });
+  return shares;
+}
+
 bool PrefixCache::evict_one() {
-  if (order_.empty()) return false;
-  auto found = std::ranges::find_if(order_, [&](const Item& item) { return frees(item); });
-  if (found == order_.end()) {
-    // Where a sequence dropped what came first, pages that only the cache holds stand before shared ones.
-    if (cache_->pool().only_cached_pages() == 0) return false;
-    found = order_.begin();
-  }
-  evict(Item(*found), PrefixMiss::kEvicted);
+  const std::vector<Share*> shares = largest_first();
+  for (const bool pinned : {false, true})
+    for (const Share* share : shares) {
+      const auto found =
+          std::ranges::find_if(share->order, [&](const Item& item) { return item.pinned == pinned && frees(item); });
+      if (found == share->order.end()) continue;
+      evict(Item(*found), PrefixMiss::kEvicted);
+      return true;
+    }
+  // A sequence that dropped its first tokens may share a block behind pages that only the cache holds: these go once
+  // that block has gone.
+  if (shares.empty() || cache_->pool().only_cached_pages() == 0) return false;
+  evict(Item(*shares.front()->order.begin()), PrefixMiss::kEvicted);
   return true;
 }
 
 void PrefixCache::clear() {
-  while (!order_.empty()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
+  for (auto& [tenant, share] : shares_)
+    while (!share.order.empty()) evict(Item(*share.order.begin()), PrefixMiss::kEvicted);
+}
+
+std::uint64_t PrefixCache::bytes_of(int tenant) const {
+  const auto share = shares_.find(tenant);
+  return share == shares_.end() ? 0 : share->second.bytes;
 }
 
 void PrefixCache::evict_chain(const Item& item, PrefixMiss why, const std::function<bool(const Node&)>& goes) {
@@ -131,7 +154,7 @@ void PrefixCache::discard(std::string_view salt, std::span<const TokenId> tokens
   const Node* const first = child_of(*root, nullptr, block(tokens, 0), &hash);
   if (first == nullptr) return;
   std::vector<Item> behind;
-  for (const Item& item : order_) {
+  for (const Item& item : shares_.at(root->tenant).order) {
     const Node* node = item.node;
     while (node->parent != nullptr) node = node->parent;
     if (node == first) behind.push_back(item);
@@ -143,13 +166,14 @@ void PrefixCache::expire(double now) {
   if (now < first_expiry_) return;
   first_expiry_ = std::numeric_limits<double>::infinity();
   std::vector<Item> ended;
-  for (const Item& item : order_) {
-    if (const double ends_at = ends(life_of(item)); ends_at <= now) {
-      ended.push_back(item);
-    } else {
-      first_expiry_ = std::min(first_expiry_, ends_at);
+  for (const auto& [tenant, share] : shares_)
+    for (const Item& item : share.order) {
+      if (const double ends_at = ends(life_of(item)); ends_at <= now) {
+        ended.push_back(item);
+      } else {
+        first_expiry_ = std::min(first_expiry_, ends_at);
+      }
     }
-  }
   // A block goes when those behind it are gone, which its own time does not outlive.
   const auto goes = [now](const Node& block) { return block.life.until <= now; };
   for (const Item& item : ended) {
@@ -164,9 +188,12 @@ void PrefixCache::expire(double now) {
 }
 
 void PrefixCache::keep_within_bound() {
-  while (bytes() > most_bytes_ && !order_.empty()) {
+  while (bytes() > most_bytes_) {
+    if (evict_one()) continue;
     // What is shared with sequences counts too, so that the bound holds when they have gone.
-    if (!evict_one()) evict(Item(*order_.begin()), PrefixMiss::kEvicted);
+    const std::vector<Share*> shares = largest_first();
+    if (shares.empty()) return;
+    evict(Item(*shares.front()->order.begin()), PrefixMiss::kEvicted);
   }
 }
 

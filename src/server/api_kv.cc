@@ -38,9 +38,12 @@ Status apply(const Json& payload, RequestOptions& options, KvHints::Action& acti
   } else if (action.type == "retain") {
     if (!read_ttl(payload, "ttl_seconds", options.ttl).ok())
       return malformed("a retain's payload.ttl_seconds must be a number of seconds, at most a month");
-  } else if (action.type == "demote" || action.type == "prefetch") {
+  } else if (action.type == "demote") {
     action.outcome = "no_op";
-    action.reason = "there is no slower tier yet";
+    action.reason = "memory is given up least recently used first, and disk or Redis have what was read already";
+  } else if (action.type == "prefetch") {
+    action.outcome = "no_op";
+    action.reason = "each request fetches its prefix from disk or Redis where that is faster than computing it";
   } else {
     action.outcome = "ignored";
     action.reason = "unknown action_type";

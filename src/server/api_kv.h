@@ -17,7 +17,8 @@ Status read_kv(const nlohmann::json& body, RequestOptions& options);
 // Hints of "kv_hints": {protocol_version, message_id, actions: [{action_id, action_type, action_version, payload}]}.
 //   pin                the prefix that the request leaves goes last
 //   retain             the same prefix can be continued for payload.ttl_seconds; without one, as long as there is room
-//   demote, prefetch   are accepted and do nothing yet: there is no slower tier
+//   demote, prefetch   change nothing: what is read is written to disk and Redis at once, memory gives up the least
+//                      recently used, and each request fetches its own prefix where that is faster
 // Other actions, and all those of another protocol version than 0.x, are ignored.
 struct KvHints {
   struct Action {

@@ -4,10 +4,10 @@
 
 #include <ctime>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
 
 #include "base/status.h"
+#include "server/random_name.h"
 #include "server/text_answer.h"
 
 namespace kvasir::server {
@@ -21,8 +21,7 @@ Json json_of(const SessionInfo& info) {
 
 }  // namespace
 
-Completions::Completions(const FlightDeck& deck)
-    : deck_(deck), id_prefix_(fmt::format("{:08x}", std::random_device{}())) {}
+Completions::Completions(const FlightDeck& deck) : deck_(deck) {}
 
 void Completions::add_routes(Router& router) {
   router.add("POST", "/v1/chat/completions", [this](Exchange exchange) { fly(std::move(exchange), true); });
@@ -37,7 +36,7 @@ void Completions::fly(Exchange exchange, bool chat, std::string session) {
   }
   AnswerHead head;
   head.chat = chat;
-  head.id = fmt::format("{}-{}-{}", chat ? "chatcmpl" : "cmpl", id_prefix_, next_++);
+  head.id = fmt::format("{}-{}", chat ? "chatcmpl" : "cmpl", random_name(3));
   head.created = std::time(nullptr);
   const auto flight = std::make_shared<Flight>(deck_, std::move(head), std::move(exchange), std::move(session));
   flights_.push_back(flight);

@@ -48,8 +48,6 @@ class Completions {
   bool has_sessions(const Exchange& exchange) const;
 
   FlightDeck deck_;
-  std::uint64_t next_ = 1;
-  std::string id_prefix_;  // of this process: ids of two runs differ
   bool draining_ = false;
   std::vector<std::weak_ptr<Flight>> flights_;  // under way, and some that have ended
 };

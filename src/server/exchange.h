@@ -21,7 +21,7 @@ struct Caller {
   int tenant_number = 0;  // of the engine's tenants: RequestOptions::tenant
   std::string salt;       // of the prefix cache, which no client can choose or know
   int priority = 0;       // added to that of the request; less runs earlier
-  // Whether figures of the whole server, which show other tenants, are its to read.
+  // Whether the caller may read figures of the whole server, which cover other tenants too.
   bool sees_all = false;
   // Counts the request as running while it lives. May be null; may be dropped on any thread.
   std::shared_ptr<const void> hold;

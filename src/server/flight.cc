@@ -167,7 +167,13 @@ void Flight::submit() {
 Status Flight::submit_part(std::size_t part, RequestOptions options) {
   StepThread::Listener listener;
   listener.accepted = [self = shared_from_this()](const Status& status) { self->accepted(status); };
-  listener.happened = [self = shared_from_this(), part](const Event& event) { self->happened(part, event); };
+  listener.happened = [self = shared_from_this(), part](const Event& event) {
+    try {
+      self->happened(part, event);
+    } catch (const std::bad_alloc&) {  // the events of others come behind this one
+      self->end_without_memory();
+    }
+  };
   KVASIR_ASSIGN_OR_RETURN(parts_[part].ticket, deck_.steps.submit(std::move(options), std::move(listener)));
   return {};
 }
@@ -194,10 +200,11 @@ void Flight::accepted(const Status& status) {
 void Flight::begin_stream() {
   if (!request().stream || std::exchange(streams_, true)) return;
   exchange_.answer->begin_stream();
+  std::string chunks;  // one write, however many choices there are
   for (std::size_t part = 0; part < parts_.size(); ++part)
     for (std::size_t sample = 0; sample < parts_[part].samples.size(); ++sample)
-      exchange_.answer->write(
-          event_of(first_chunk(head_, choice_of(part, sample), &parts_[part].samples[sample].offset)));
+      chunks += event_of(first_chunk(head_, choice_of(part, sample), &parts_[part].samples[sample].offset));
+  exchange_.answer->write(chunks);
 }
 
 void Flight::happened(std::size_t part, const Event& event) {
@@ -348,6 +355,16 @@ void Flight::fail(const Status& status) {
     exchange_.answer->end();
   }
   release_all();
+}
+
+// Where the system has no memory even for the error, the connection closes.
+void Flight::end_without_memory() {
+  try {
+    fail(503, exhausted("the server has no memory left for the answer; try again later"), "no_memory");
+  } catch (const std::bad_alloc&) {
+    over_ = cancelled_ = true;
+    exchange_.answer.reset();
+  }
 }
 
 // The request was not taken.

@@ -81,6 +81,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void fail(int http, const Status& status, std::string_view code);
   void tell_failure(int http, std::string_view message, std::string_view code);
   void refuse(int http, const Status& status, std::string_view reason, std::string_view code = {});
+  void end_without_memory();
   void leave();
   void release_all();
   std::string policy_so_far() const;

@@ -8,8 +8,8 @@
 
 namespace kvasir::server {
 
-// What bodies take, by the account each counts in. An account may have as much as no account has: one alone gets half
-// of the room, and many leave some for one that comes later.
+// Counts the bytes of request bodies by account. An account may hold as many bytes as are free: a single one gets half
+// of the room at most, so that a later one always finds some.
 class HttpBodies {
  public:
   explicit HttpBodies(std::size_t room = 0) : room_(room) {}

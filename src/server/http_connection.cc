@@ -103,7 +103,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   std::optional<http::request_parser<http::string_body>> parser_;
   Clock::time_point part_began_{};  // of the body
   std::size_t part_read_ = 0;       // of that part
-  std::size_t body_held_ = 0;       // counted in HttpShared::bodies
+  std::size_t body_held_ = 0;       // counted in HttpShared::bodies: the request's, then that of a whole answer
   std::string account_;             // there
   HttpRequest request_;             // without its body, and without fields behind a chunked one
   std::uint64_t number_ = 0;        // of the request
@@ -112,9 +112,13 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   bool streams_ = false;
   bool ended_ = false;  // the answer is complete, perhaps not written yet
   bool writing_ = false;
+  bool checks_unread_ = false;  // the size of next_ is looked at after this turn of the I/O thread
   bool head_only_ = false;
   std::string out_, next_;   // being written, and behind that
   std::size_t written_ = 0;  // of out_
+  bool behind_ = false;      // something waits for the reader: since taken_since_ it took taken_ bytes
+  Clock::time_point taken_since_{};
+  std::size_t taken_ = 0;
   Clock::time_point said_{};
   std::function<void()> closed_;
 };
@@ -316,7 +320,7 @@ bool Connection::ends_reading(const Error& error) {
 // Counts a body that is read or answered; 0: it is gone. What was made of a large one leaves much memory between what
 // stays, which the system gets back only on demand.
 void Connection::hold_body(std::size_t bytes) {
-  if (bytes == 0 && body_held_ >= (1 << 20)) ::malloc_trim(0);
+  if (bytes < (1 << 20) && body_held_ >= (1 << 20)) ::malloc_trim(0);
   shared_.bodies.change(account_, body_held_, bytes);
   body_held_ = bytes;
 }
@@ -391,6 +395,7 @@ void Connection::send(std::uint64_t number, int status, std::string_view type, s
   keep_alive_ = keep_alive_ && !shared_.draining;
   next_ += answer_head(status, type, BodyEnd::kLength, body.size(), fields, keep_alive_);
   if (!head_only_) next_ += body;
+  hold_body(next_.size());  // the request's is gone
   ended_ = true;
   write_more();
 }
@@ -412,9 +417,14 @@ void Connection::write(std::uint64_t number, std::string_view bytes) {
   if (answers(number) && streams_ && !bytes.empty()) queue(bytes);
 }
 
-// What one call adds may be larger than the bound: that says nothing of the reader.
+// Closes the connection of a reader that is behind by more than the bound, but not before its socket has had a turn to
+// take what one turn of the I/O thread has queued, and never inside of the caller's write().
 void Connection::queue(std::string_view bytes) {
-  if (next_.size() > shared_.limits.queued_bytes) return close();
+  if (next_.size() > shared_.limits.queued_bytes && !std::exchange(checks_unread_, true))
+    asio::post(shared_.context, [self = shared_from_this()] {
+      self->checks_unread_ = false;
+      if (self->next_.size() > self->shared_.limits.queued_bytes) self->close();
+    });
   said_ = Clock::now();
   if (chunked_) next_ += fmt::format("{:x}\r\n", bytes.size());
   next_ += bytes;
@@ -441,6 +451,8 @@ void Connection::on_closed(std::uint64_t number, std::function<void()> callback)
   }
 }
 
+// As of a body, each part of what waits for its reader, of as many bytes as the least rate gives in write_stall, may
+// take write_stall.
 void Connection::write_more() {
   if (writing_) return;
   if (written_ == out_.size()) {
@@ -448,17 +460,25 @@ void Connection::write_more() {
     written_ = 0;
   }
   if (out_.empty()) {
+    behind_ = false;
     if (ended_) finish();
     return;
   }
   writing_ = true;
-  expire_after(shared_.limits.write_stall);
+  const HttpLimits& limits = shared_.limits;
+  if (!behind_ || taken_ >= limits.body_rate * static_cast<std::size_t>(limits.write_stall.count())) {
+    behind_ = true;
+    taken_since_ = Clock::now();
+    taken_ = 0;
+  }
+  expire_after(taken_since_ + limits.write_stall - Clock::now());
   socket_.async_write_some(asio::buffer(out_) + written_, [self = shared_from_this()](Error error, std::size_t bytes) {
     self->writing_ = false;
     if (self->state_ != State::kAnswering) return;
     self->timer_.cancel();
     if (error) return self->close();
     self->written_ += bytes;
+    self->taken_ += bytes;
     self->write_more();
   });
 }
@@ -474,6 +494,7 @@ void Connection::finish() {
 // closing with unread bytes would reset the connection, and the client might lose the answer.
 void Connection::linger() {
   state_ = State::kLingering;
+  wait_for_header(true);
   Error error;
   socket_.shutdown(tcp::socket::shutdown_send, error);
   if (error) return close();

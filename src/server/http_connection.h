@@ -34,9 +34,11 @@ struct HttpShared {
   HttpServer::Handler handler;
   std::unordered_set<HttpConnection*> open;
   std::map<std::string, int> by_address;
-  std::list<HttpConnection*> waiting;  // those of which no whole header has come, the longest first
-  HttpServer::Admit admit;             // may be empty
-  HttpBodies bodies;                   // of all requests that are read or answered now
+  // Those of which no whole header has come, or whose answer is written and which only wait for the client's end; the
+  // longest first. They give way to new connections.
+  std::list<HttpConnection*> waiting;
+  HttpServer::Admit admit;  // may be empty
+  HttpBodies bodies;        // of all requests that are read or answered now
   bool draining = false;
   bool cut_off = false;                // the time to drain is over
   std::function<void()> closed;        // called when a connection has closed; may be empty

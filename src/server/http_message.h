@@ -23,8 +23,8 @@ inline std::string_view view(boost::beast::string_view text) {
 // Returns the path and the query of a target that names the server too, as clients of proxies send it.
 std::string without_origin(std::string_view target);
 
-// Whether the fields tell in one way alone where the body ends. What two programs read in two ways lets a client hide
-// one request in another from a proxy in front of this server.
+// Returns whether the header gives the end of the body exactly once. If a proxy in front of this server could read it
+// differently, a client could hide one request inside another (request smuggling).
 bool is_framed(const HttpMessage& message);
 
 // Whether the first line of a header that was refused ends with the name of some version of HTTP.

@@ -26,21 +26,23 @@ struct HttpLimits {
   std::size_t header_bytes = 16 << 10;  // request line and header fields; more is answered with 431
   int header_fields = 64;
   std::size_t body_bytes = 8 << 20;  // more is answered with 413
-  // Of all bodies that are read or answered. Each account has a part of it (HttpServer::Admit); what goes beyond is
-  // answered with 503.
+  // Of all bodies that are read or answered, and of whole answers that are written. Each account has a part of it
+  // (HttpServer::Admit); what goes beyond is answered with 503.
   std::size_t bodies_bytes = 256 << 20;
   // In all, and no more than descriptors suffice for. One more takes the place of that which has been without a request
   // for longest; it is closed at once where all have one.
   int connections = 1024;
-  int connections_per_address = 512;   // from one client address
-  std::size_t queued_bytes = 1 << 20;  // of a stream that its reader has not taken; a write beyond ends the connection
+  int connections_per_address = 512;  // from one client address
+  // Of a stream that its reader has not taken; a write beyond ends the connection. One write may be larger.
+  std::size_t queued_bytes = 1 << 20;
   std::chrono::seconds header_time{10};  // from a request's first byte to the end of its header
   // A body must come at this rate, in bytes a second, or more, over any time of body_grace.
   std::size_t body_rate = 1024;
   std::chrono::seconds body_grace{10};
-  std::chrono::seconds write_stall{30};  // without any progress of a write
-  std::chrono::seconds keep_alive{60};   // between two requests
-  std::chrono::seconds heartbeat{15};    // between comments in a stream that says nothing else
+  // An answer must be read at body_rate, or more, over any time of write_stall in which some of it waits.
+  std::chrono::seconds write_stall{30};
+  std::chrono::seconds keep_alive{60};  // between two requests
+  std::chrono::seconds heartbeat{15};   // between comments in a stream that says nothing else
 };
 
 struct HttpRequest {
@@ -57,7 +59,8 @@ struct HttpRequest {
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
 
-// What requests hear during a drain, and those that its end cuts off; the code of both errors.
+// Messages of the errors that refuse a request during a drain (kGoingDown) and that end one when the drain is over
+// (kCutOff), and the code of both.
 inline constexpr std::string_view kGoingDown =
     "the server is going down; send the request to another server, or again when this one is back";
 inline constexpr std::string_view kCutOff =
@@ -77,7 +80,7 @@ class HttpAnswer {
   virtual void write(std::string_view bytes) = 0;
   virtual void end() = 0;
   // Sets what is called once if the connection closes before the answer is finished: the client left, or shut down its
-  // sending side, or does not read.
+  // sending side, or does not read. None of the calls above calls it.
   virtual void on_closed(std::function<void()> callback) = 0;
 };
 

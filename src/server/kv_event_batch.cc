@@ -3,8 +3,9 @@
 #include <fmt/core.h>
 
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
+
+#include "server/random_name.h"
 
 namespace kvasir::server {
 namespace {
@@ -12,13 +13,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMedium = "cpu";
-
-std::string random_name() {
-  std::random_device random;
-  std::string name = "tenant-";
-  for (int part = 0; part < 4; ++part) name += fmt::format("{:08x}", random());
-  return name;
-}
 
 // One entry a block.
 Json extra_keys_of(const KvEvent& event) {
@@ -117,7 +111,7 @@ std::vector<std::string> KvEventCollector::published(std::string_view salt) {
   std::vector<std::string> parts;
   if (!secret.empty()) {
     std::string& name = names_[secret];
-    if (name.empty()) name = random_name();
+    if (name.empty()) name = "tenant-" + random_name(4);
     parts.push_back(name);
   }
   if (end != std::string_view::npos) parts.emplace_back(salt.substr(end + 1));

@@ -266,6 +266,10 @@ void MetricsImpl::add_engine(Page& page, const StepReport& steps) const {
                static_cast<double>(engine.prefix_hits), "gpu_prefix_cache_hits_total");
   page.own_counter("step_passes_total", "Forward passes", static_cast<double>(steps.passes));
   page.own_counter("step_pass_seconds_total", "Time of all forward passes", steps.pass_seconds);
+  page.own_counter("step_mixed_passes_total", "Forward passes that read prompts while answers are generated",
+                   static_cast<double>(engine.mixed_passes));
+  page.own_counter("step_mixed_prompt_tokens_total", "Prompt tokens that those passes read; --max-itl bounds them",
+                   static_cast<double>(engine.mixed_prompt_rows));
 }
 
 void MetricsImpl::add_cache(Page& page, const EngineReport& engine) const {

@@ -161,7 +161,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
   RequestOptions& options = ready.request.options;
   if (!ready.request.session.empty()) {
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
-    // What is left of its context is known to the session alone, which ends where nothing is.
+    // Only the session knows how much of its context is left; generation ends when nothing is.
     if (options.generate.max_tokens < 0) options.generate.max_tokens = steps.model().context;
     return ready;
   }

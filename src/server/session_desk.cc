@@ -56,7 +56,7 @@ Status unusable(const Status& status, const std::string& path, std::string_view 
                        "the session '{}' cannot be restored: {}; whoever runs the server can mend that in the folder "
                        "of --sessions",
                        id, reason);
-  // What is not damaged has only met the wrong server.
+  // An undamaged file was refused because of this server's model or options.
   const std::string_view first = status.code() == StatusCode::kDataLoss
                                      ? ""
                                      : "whoever runs the server can start it with the model and the options that the "
@@ -70,7 +70,7 @@ Status unusable(const Status& status, const std::string& path, std::string_view 
 Result<OpenedSession> open_file(const StepThread& steps, const std::string& path, const std::string& id) {
   Result<Engine::LoadedSession> loaded = steps.open_session(path);
   if (loaded.status().code() == StatusCode::kNotFound) return no_such_session();
-  // What does not fit has a sound file.
+  // Not enough memory to load it: the file itself is sound.
   if (loaded.status().code() == StatusCode::kResourceExhausted) return without_path(loaded.status(), path, id);
   if (!loaded.ok()) return unusable(loaded.status(), path, id);
   OpenedSession opened;

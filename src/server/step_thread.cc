@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kIdle{1};
 constexpr std::chrono::milliseconds kSettling{20};
+// What questions may take between two passes, beside the one that is being answered.
+constexpr std::chrono::milliseconds kAnswering{2};
 
 }  // namespace
 
@@ -80,8 +82,15 @@ Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
     const std::size_t waiting = asked_.size() + taken_ + static_cast<std::size_t>(report_.engine.waiting);
     if (waiting >= options_.queue)  // how many more is no caller's business
       return exhausted("{} requests are waiting already; try again later", options_.queue);
+    const int tenant = options.tenant;
+    if (const auto own = waiting_by_.find(tenant); tenant != 0 && own != waiting_by_.end()) {
+      if (own->second >= options_.queue - waiting)
+        return exhausted("too many requests of this tenant are waiting already; try again later");
+    }
     ticket = Ticket{next_++};
     asked_.push_back({ticket, std::move(options), std::make_shared<Listener>(std::move(listener))});
+    waiters_[ticket] = tenant;
+    ++waiting_by_[tenant];
     report_.queued = static_cast<std::int64_t>(asked_.size());
   }
   wake_.notify_all();
@@ -91,7 +100,8 @@ Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
 void StepThread::cancel(Ticket ticket) {
   {
     const std::lock_guard lock(mutex_);
-    if (std::erase_if(asked_, [&](const Asked& asked) { return asked.ticket == ticket; }) > 0) return;
+    if (std::erase_if(asked_, [&](const Asked& asked) { return asked.ticket == ticket; }) > 0)
+      return note_no_longer_waits(ticket);
     cancelled_.push_back(ticket);
   }
   wake_.notify_all();
@@ -133,7 +143,6 @@ void StepThread::run() {
   while (true) {
     std::deque<Asked> asked;
     std::vector<Ticket> cancelled;
-    std::vector<Question> questions;
     std::vector<std::shared_ptr<Session>> retired;
     {
       std::unique_lock lock(mutex_);
@@ -150,7 +159,6 @@ void StepThread::run() {
       asked.swap(asked_);
       taken_ = asked.size();
       cancelled.swap(cancelled_);
-      questions.swap(questions_);
       retired.swap(retired_);
     }
     pass_began_ = Clock::now().time_since_epoch().count();
@@ -159,8 +167,7 @@ void StepThread::run() {
       if (std::ranges::find(cancelled, each.ticket) == cancelled.end()) take(std::move(each));
     }
     for (const Ticket ticket : cancelled) drop(ticket);
-    for (Question& question : questions) answer(std::move(question));
-    questions.clear();
+    answer_questions();
     retired.clear();
     if (engine_->unfinished() > 0) {
       pass();
@@ -198,6 +205,10 @@ void StepThread::take(Asked asked) {
       status = make_status(StatusCode::kIo, "the system has no memory for this request now; try again later");
     });
   }
+  if (!status.ok()) {
+    const std::lock_guard lock(mutex_);
+    note_no_longer_waits(asked.ticket);
+  }
   tell([listener = std::move(asked.listener), status = std::move(status)] { listener->accepted(status); });
 }
 
@@ -216,6 +227,30 @@ Result<RequestId> StepThread::submit_to_engine(const Asked& asked) {
   return id;
 }
 
+// Answers in order; what there is no time for waits for the end of the next pass.
+void StepThread::answer_questions() {
+  const auto began = Clock::now();
+  do {
+    Question question;
+    {
+      const std::lock_guard lock(mutex_);
+      if (questions_.empty()) return;
+      question = std::move(questions_.front());
+      questions_.pop_front();
+    }
+    answer(std::move(question));
+  } while (engine_->unfinished() == 0 || Clock::now() - began < kAnswering);
+}
+
+// REQUIRES: mutex_ is held.
+void StepThread::note_no_longer_waits(Ticket ticket) {
+  const auto waiter = waiters_.find(ticket);
+  if (waiter == waiters_.end()) return;
+  const auto by = waiting_by_.find(waiter->second);
+  if (--by->second == 0) waiting_by_.erase(by);
+  waiters_.erase(waiter);
+}
+
 void StepThread::answer(Question question) {
   try {
     question.run(*engine_);
@@ -231,6 +266,8 @@ void StepThread::drop(Ticket ticket) {
   [[maybe_unused]] const Status unknown = engine_->cancel(known->second.id);  // where it has just ended
   tickets_.erase(known->second.id);
   known_.erase(known);
+  const std::lock_guard lock(mutex_);
+  note_no_longer_waits(ticket);
 }
 
 void StepThread::pass() {
@@ -249,6 +286,12 @@ void StepThread::pass() {
     told = std::make_shared<Told>();
     told->reserve(events->size());
   });
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Event& event : *events)
+      if (const auto ticket = tickets_.find(event.request); ticket != tickets_.end())
+        note_no_longer_waits(ticket->second);
+  }
   for (Event& event : *events) {
     const auto ticket = tickets_.find(event.request);
     if (ticket == tickets_.end()) continue;  // cancelled
@@ -267,11 +310,16 @@ void StepThread::pass() {
 }
 
 void StepThread::publish() {
+  std::optional<EngineReport> engine;
+  try {
+    engine = engine_->report();
+  } catch (const std::bad_alloc&) {  // the report of before stays
+  }
   const std::lock_guard lock(mutex_);
   taken_ = 0;
   report_.running = static_cast<std::int64_t>(known_.size());
   report_.queued = static_cast<std::int64_t>(asked_.size());
-  report_.engine = engine_->report();
+  if (engine) report_.engine = std::move(*engine);
   report_.passes = passes_;
   report_.pass_seconds = pass_seconds_;
 }

@@ -65,13 +65,15 @@ class StepThread {
   Result<RequestPlan> plan(const PlanRequest& request) const { return engine_->plan(request); }
   Result<Engine::LoadedSession> open_session(const std::string& path) const { return engine_->open_session(path); }
 
-  // Queues a request. Errors: kResourceExhausted while as many wait as may.
+  // Queues a request. Errors: kResourceExhausted while as many wait as may. A tenant (RequestOptions::tenant other than
+  // 0) may have as many waiting as are free: one alone gets half of the queue, and leaves the rest to others.
   Result<Ticket> submit(RequestOptions options, Listener listener);
   // Ends a request between two passes; its listener hears nothing more.
   void cancel(Ticket ticket);
 
-  // Runs a function on the step thread, between two passes. What it tells others it hands to Options::post. If it
-  // throws an exception, `failed` (may be empty) is posted. Errors: kResourceExhausted while the queue is full.
+  // Runs a function on the step thread, between two passes; not necessarily the next two. What it tells others it hands
+  // to Options::post. If it throws an exception, `failed` (may be empty) is posted. Errors: kResourceExhausted while
+  // the queue is full.
   Status ask(std::function<void(Engine&)> question, std::function<void()> failed = {});
 
   // Gives up a session between two passes; whoever has it must not keep it. Never refused.
@@ -105,7 +107,9 @@ class StepThread {
   void run();
   void take(Asked asked);
   Result<RequestId> submit_to_engine(const Asked& asked);
+  void answer_questions();
   void answer(Question question);
+  void note_no_longer_waits(Ticket ticket);
   void drop(Ticket ticket);
   void pass();
   template <class Function>
@@ -122,7 +126,9 @@ class StepThread {
   std::deque<Asked> asked_;
   std::vector<Ticket> cancelled_;
   std::size_t taken_ = 0;  // of the requests that the engine has, those that came after report_
-  std::vector<Question> questions_;
+  std::deque<Question> questions_;
+  std::map<Ticket, int> waiters_;          // the tenants of requests that have had no event
+  std::map<int, std::size_t> waiting_by_;  // how many they are, by tenant
   std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;

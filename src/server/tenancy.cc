@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -23,7 +24,7 @@ Result<std::unique_ptr<Tenancy>> Tenancy::open(TenancyOptions options) {
   KeyGate::Options keys;
   keys.path = self->options_.api_keys;
   keys.log = [self](const std::string& line) { self->log(line); };
-  keys.on_quotas = [self](const std::vector<QuotaChange>& changes) { self->send_quotas(changes); };
+  keys.on_quotas = [self](const std::vector<QuotaChange>& changes) { self->change_quotas(changes); };
   keys.on_limited = [self](const std::string& tenant) {
     if (self->usage_ != nullptr) self->usage_->add_refused(tenant);
   };
@@ -70,22 +71,47 @@ void Tenancy::join(Service& service, StepThread& steps, HttpServer& http) {
   if (gate_ == nullptr) return;
   gate_->report_to(&service.traffic());
   service.traffic().add(gate_.get());
-  http.every(kKeysPeriod, [this] { gate_->reload_if_changed(); });
+  http.every(kKeysPeriod, [this] {
+    gate_->reload_if_changed();
+    send_quotas();
+  });
 }
 
 void Tenancy::leave() {
   if (usage_ != nullptr) usage_->close();
 }
 
-void Tenancy::send_quotas(const std::vector<QuotaChange>& changes) const {
-  if (steps_ == nullptr) return;
-  const Status asked = steps_->ask([changes, log = options_.log](Engine& engine) {
-    for (const QuotaChange& change : changes) {
+void Tenancy::change_quotas(const std::vector<QuotaChange>& changes) {
+  for (const QuotaChange& change : changes) {
+    std::erase_if(unset_, [&](const QuotaChange& old) { return old.tenant_number == change.tenant_number; });
+    unset_.push_back(change);
+  }
+  send_quotas();
+}
+
+// One batch at a time, in order: what lowers floors comes before what raises others. What could not be set is sent
+// again with the next look at the keys file.
+void Tenancy::send_quotas() {
+  if (steps_ == nullptr || unset_.empty() || sends_) return;
+  const auto batch = std::make_shared<const std::vector<QuotaChange>>(unset_);
+  const auto set = [this, batch](Engine& engine) {
+    for (const QuotaChange& change : *batch) {
       const Status status = engine.set_quota(change.tenant_number, change.quota);
-      if (!status.ok() && log) log(fmt::format("quota of tenant '{}' not set: {}", change.tenant, status.message()));
+      if (!status.ok()) log(fmt::format("quota of tenant '{}' not set: {}", change.tenant, status.message()));
     }
+    steps_->post([this] { sends_ = false; });
+  };
+  sends_ = true;
+  const Status asked = steps_->ask(set, [this, batch] {
+    sends_ = false;
+    std::vector<QuotaChange> newer = std::exchange(unset_, *batch);
+    change_quotas(newer);
   });
-  if (!asked.ok()) log(fmt::format("the changed quotas are not set: {}", asked.message()));
+  if (asked.ok()) {
+    unset_.clear();
+  } else {
+    sends_ = false;
+  }
 }
 
 }  // namespace kvasir::server

@@ -56,12 +56,15 @@ class Tenancy {
  private:
   explicit Tenancy(TenancyOptions options) : options_(std::move(options)) {}
   void log(const std::string& line) const;
-  void send_quotas(const std::vector<QuotaChange>& changes) const;
+  void change_quotas(const std::vector<QuotaChange>& changes);
+  void send_quotas();
 
   const TenancyOptions options_;
   StepThread* steps_ = nullptr;
   std::unique_ptr<UsageRecorder> usage_;
   std::unique_ptr<KeyGate> gate_;
+  std::vector<QuotaChange> unset_;  // that the engine does not have yet
+  bool sends_ = false;              // some are on their way to it
 };
 
 }  // namespace kvasir::server

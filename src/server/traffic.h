@@ -17,7 +17,7 @@ struct RequestRecord {
   std::string tenant;
   std::string session;  // that it continues; empty: none
   std::string policy;
-  // Of the engine, of its first sample; or "error", "abandoned" where the client left, "shutdown" where the server did.
+  // The first sample's, from the engine; or "error", "abandoned" (the client left) or "shutdown" (the server ended).
   std::string finish_reason;
   int http = 200;
   std::int64_t samples = 1;

@@ -191,6 +191,7 @@ Result<Tenant> read_tenant(std::string_view name, const toml::node& node) {
   FieldReader fields(*table, fmt::format("tenant '{}'", shown(name)));
   Tenant tenant;
   tenant.name = name;
+  fields.text("id", tenant.id, false);
   fields.bytes("floor", tenant.floor);
   fields.bytes("ceiling", tenant.ceiling);
   fields.number("requests-per-minute", tenant.requests_per_minute, 0, kMostLimit);
@@ -227,6 +228,9 @@ Status check_tenant(const Tenant& tenant) {
                                   shown(tenant.name).substr(0, 20), tenant.name.size(), kLongestName)
                : invalid_argument("'{}' is no name of a tenant; give 1 to {} letters, digits, '-' and '_'",
                                   shown(tenant.name), kLongestName);
+  if (!tenant.id.empty() && !is_name(tenant.id))
+    return invalid_argument("tenant '{}' has the id '{}'; give 1 to {} letters, digits, '-' and '_'", tenant.name,
+                            shown(tenant.id), kLongestName);
   if (tenant.ceiling > 0 && tenant.ceiling < tenant.floor)
     return invalid_argument("tenant '{}' has a ceiling of {}, which is below its floor of {}", tenant.name,
                             byte_size_text(tenant.ceiling), byte_size_text(tenant.floor));
@@ -333,6 +337,7 @@ std::string key_file_text(const KeyFile& file) {
       digest_text(file.secret));
   for (const Tenant& tenant : file.tenants) {
     text += fmt::format("\n[tenants.{}]\n", tenant.name);
+    if (!tenant.id.empty()) text += fmt::format("id = \"{}\"\n", tenant.id);
     append_bytes(text, "floor", tenant.floor);
     append_bytes(text, "ceiling", tenant.ceiling);
     append_number(text, "requests-per-minute", tenant.requests_per_minute);

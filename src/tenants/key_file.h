@@ -5,6 +5,7 @@
 //   secret = "..."                # 32 random bytes, base64url: the key of all hashes
 //
 //   [tenants.research]
+//   id = "b1d00c7e"               # random; tells it from an earlier tenant of this name
 //   floor = "512MiB"              # KV memory that is theirs whatever others want
 //   ceiling = "2GiB"              # the most KV memory that they may hold
 //   requests-per-minute = 60
@@ -41,6 +42,7 @@ namespace kvasir::tenants {
 
 struct Tenant {
   std::string name;           // 1 to 64 letters, digits, '-' and '_'
+  std::string id;             // of the same form, or empty, as in files of before: see KeyRing::Entry::salt
   std::uint64_t floor = 0;    // bytes
   std::uint64_t ceiling = 0;  // bytes; 0: no limit
   std::int64_t requests_per_minute = 0;

@@ -36,7 +36,9 @@ class KeyRing {
     std::string key_id;
     std::string tenant;
     int tenant_number = 0;
-    std::string salt;  // of the tenant's cached prefixes: 43 characters, the same in every run
+    // Of the tenant's cached prefixes: 43 characters, the same in every run. It depends on the tenant's id too, so a
+    // later tenant of the same name finds none of them, on disk or in Redis neither.
+    std::string salt;
     int priority = 0;  // of tenant and key together
     bool is_operator = false;
     std::int64_t expires = 0;

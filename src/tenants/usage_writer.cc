@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <ctime>
+#include <iterator>
+#include <new>
 #include <utility>
 
 #include "base/counted.h"
@@ -59,10 +61,18 @@ void UsageWriter::run() {
       last = stopping_;
       questions.swap(questions_);
     }
-    const Status status = write();
-    tell(status);
-    for (const Question& question : questions)
-      question.answer(status.ok() ? store_->read(question.query) : Result<std::vector<UsageRow>>(status));
+    try {
+      const Status status = write();
+      tell(status);
+      for (; !questions.empty(); questions.pop_front()) {
+        const Question& question = questions.front();
+        question.answer(status.ok() ? store_->read(question.query) : Result<std::vector<UsageRow>>(status));
+      }
+    } catch (const std::bad_alloc&) {  // what was asked is answered after another pause
+      const std::lock_guard lock(mutex_);
+      questions_.insert(questions_.begin(), std::make_move_iterator(questions.begin()),
+                        std::make_move_iterator(questions.end()));
+    }
   }
   if (const std::lock_guard lock(mutex_); !pending_.empty() && options_.log) {
     std::int64_t requests = 0;
@@ -79,7 +89,13 @@ Status UsageWriter::write() {
     const std::lock_guard lock(mutex_);
     batch.swap(pending_);
   }
-  const Status added = store_->add(batch);
+  Status added;
+  try {
+    added = store_->add(batch);
+  } catch (const std::bad_alloc&) {
+    put_back(std::move(batch));
+    throw;
+  }
   if (!added.ok()) {
     put_back(std::move(batch));
     store_.reset();  // opened anew: what was wrong with it may be over then

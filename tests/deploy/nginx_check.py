@@ -16,20 +16,20 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
+
+from ports import free_port, wait_for_port
+
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "nginx")
 MODULE = "/usr/lib/nginx/modules/ngx_http_js_module.so"
+# Nothing stays behind where a check is killed. Above what ctest gives a check.
+ENDS = ("timeout", "--foreground", "900")
 NGINX = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Replica:
     def __init__(self, kvasir, model, sessions):
-        self.command = ["timeout", "--foreground", "120", kvasir, "serve", "-m", model, "--name", "m", "--drain", "60",
+        self.command = [*ENDS, kvasir, "serve", "-m", model, "--name", "m", "--drain", "60",
                         "--sessions", sessions, "--port"]
         self.port = free_port()
         self.start()
@@ -37,13 +37,7 @@ class Replica:
     def start(self):
         self.process = subprocess.Popen([*self.command, str(self.port)], stderr=subprocess.DEVNULL,
                                         start_new_session=True)
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        sys.exit("a replica did not start")
+        wait_for_port(self.process, self.port, "a replica")
 
     def child(self):
         with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as children:
@@ -85,15 +79,9 @@ http {{ {temporary}
 log_format where '$http_x_check_number $request_uri $status $upstream_addr';
 access_log {folder}/access.log where;
 {config} }}""")
-        self.process = subprocess.Popen(["timeout", "--foreground", "120", NGINX, "-p", folder, "-c",
+        self.process = subprocess.Popen([*ENDS, NGINX, "-p", folder, "-c",
                                          f"{folder}/nginx.conf", "-e", f"{folder}/error.log"])
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        sys.exit("nginx did not start: " + open(f"{folder}/error.log").read())
+        wait_for_port(self.process, self.port, "nginx")
 
     def ask(self, method, path, body=None, headers=None):
         """Sends a request, again where this address has sent too many: nginx lets 20 a second pass."""

@@ -15,7 +15,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 
-from nginx_check import MODULE, NGINX, Proxy, Replica, free_port, story
+from nginx_check import ENDS, MODULE, NGINX, Proxy, Replica, story
+from ports import free_port, wait_for_port
 from redis_double import REDIS
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "deploy", "redis")
@@ -39,15 +40,9 @@ class Server:
         config = changed("redis.conf", folder, ("port 6379", f"port {self.port}"), ("change-this-password", "s3cret"))
         with open(folder + "/redis.password", "w") as file:
             file.write("s3cret\n")
-        self.process = subprocess.Popen(["timeout", "--foreground", "120", REDIS, config, "--dir", folder],
+        self.process = subprocess.Popen([*ENDS, REDIS, config, "--dir", folder],
                                         stdout=subprocess.DEVNULL, start_new_session=True)
-        for _ in range(200):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        sys.exit("Redis did not start")
+        wait_for_port(self.process, self.port, "Redis")
 
     def kill(self):
         if self.process.poll() is None:
@@ -57,7 +52,7 @@ class Server:
 
 class Sharing(Replica):
     def __init__(self, kvasir, config):
-        self.command = ["timeout", "--foreground", "120", kvasir, "serve", "--config", config, "--drain", "5", "--port"]
+        self.command = [*ENDS, kvasir, "serve", "--config", config, "--drain", "5", "--port"]
         self.port = free_port()
         self.start()
 

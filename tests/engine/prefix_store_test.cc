@@ -238,9 +238,11 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
 }
 
 TEST(PrefixStore, ALongPromptOfManyIsStoredOnce) {
-  const TemporaryFile file(make_random_model(long_spec()));
+  RandomModelSpec spec = long_spec();
+  spec.context = 2048;
+  const TemporaryFile file(make_random_model(spec));
   const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
-  const auto prompt = random_tokens(800, crowd_spec().vocab, 1);
+  const auto prompt = random_tokens(2000, crowd_spec().vocab, 1);
   Counter one(model, std::uint64_t{1} << 28, std::uint64_t{1} << 27);
   one.run(request_of("full", prompt, 10, 2));
   const std::uint64_t alone = one.cache().pool().peak();
@@ -252,7 +254,7 @@ TEST(PrefixStore, ALongPromptOfManyIsStoredOnce) {
     ids.push_back(many.add(request_of("full", tokens, 10, 2)));
   }
   ASSERT_NO_FATAL_FAILURE(many.run_to_end());
-  for (std::size_t i = 1; i < ids.size(); ++i) EXPECT_EQ(many.result(ids[i]).cached, 800);
+  for (std::size_t i = 1; i < ids.size(); ++i) EXPECT_EQ(many.result(ids[i]).cached, 2000);
   EXPECT_EQ(many.queue().counters().most_running, 64u);
   // Each has a page of its own in each lane, for the last token and the answer.
   const auto lanes = static_cast<std::uint64_t>(many.cache().shape().lanes());

@@ -52,10 +52,10 @@ inline GenerateResult alone(const std::shared_ptr<LoadedModel>& model, const Req
 // A queue, what was asked of it, and what its events said, checked for their order as they come.
 class Desk {
  public:
-  Desk(std::shared_ptr<LoadedModel> model, std::uint64_t memory, const ScheduleLimits& limits = {})
+  Desk(std::shared_ptr<LoadedModel> model, std::uint64_t memory, const ScheduleLimits& limits = {}, double max_itl = 0)
       : model_(std::move(model)),
         driver_(std::make_shared<Driver>(model_, *new_cache(model_, memory))),
-        queue_(driver_, limits) {}
+        queue_(driver_, limits, max_itl) {}
 
   RequestId add(const RequestOptions& options) {
     auto text = encode_request(*model_, options);

@@ -29,6 +29,50 @@ TEST(RequestsThreads, HaveTheTextOfEachAlone) {
   }
 }
 
+// A load under a bound on passes: answers are generated, and long prompts come one after another.
+RequestQueue::Counters counters_under(const std::shared_ptr<LoadedModel>& model, double max_itl) {
+  Desk desk(model, std::uint64_t{1} << 28, {.prompt_rows = 32}, max_itl);
+  const auto add = [&](int letters, int tokens) {
+    RequestOptions options;
+    options.policy = "full";
+    options.prompt = random_text(letters, static_cast<std::uint64_t>(letters));
+    options.generate.max_tokens = tokens;
+    options.generate.ignore_eos = true;
+    options.generate.sampling.temperature = 0;
+    options.generate.sampling.seed = 1;
+    desk.add(options);
+  };
+  for (int i = 0; i < 4; ++i) add(5 + i, 120);
+  for (int i = 0; i < 10; ++i) desk.poll();
+  for (int i = 0; i < 6; ++i) {
+    add(100 + i, 2);
+    for (int polls = 0; polls < 10; ++polls) desk.poll();
+  }
+  desk.run_to_end();
+  desk.expect_all_as_alone();
+  EXPECT_EQ(desk.queue().counters().preempted, 0);
+  EXPECT_GT(desk.queue().counters().mixed, 10);
+  return desk.queue().counters();
+}
+
+// The times are those that the queue expects, so that the machine's load decides nothing.
+TEST(MaxItl, DecidesHowManyPromptRowsJoinAnswers) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const RequestQueue::Counters unbound = counters_under(model, 0);
+  EXPECT_EQ(unbound.most_mixed_rows, 32);
+  EXPECT_GT(unbound.longest_expected, 0);
+  const RequestQueue::Counters least = counters_under(model, 1e-9);
+  EXPECT_EQ(least.most_mixed_rows, kLeastPromptRows) << "prompts come to their end under any bound";
+  EXPECT_GT(least.mixed, unbound.mixed);
+  // Between the two: whatever this machine takes for a pass now.
+  for (const double share : {0.5, 0.1}) {
+    const double bound = share * unbound.longest_expected;
+    EXPECT_LE(counters_under(model, bound).longest_expected, bound);
+  }
+  EXPECT_EQ(counters_under(model, 3600).most_mixed_rows, 32);
+}
+
 // Every policy gives up its pages and is recomputed; no token changes, and none is lost.
 TEST(Requests, MemoryTooSmallForAllAtOnce) {
   const TemporaryFile file(make_random_model(crowd_spec()));

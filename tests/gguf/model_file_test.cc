@@ -1,5 +1,6 @@
 // Files that others wrote: the small model, whole, cut and damaged; and published vocabularies.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -32,7 +33,7 @@ std::uint64_t fnv1a(std::span<const std::byte> bytes) {
 }
 
 std::string write_temporary(const std::string& name, std::span<const std::byte> bytes) {
-  const std::string path = testing::TempDir() + name;
+  const std::string path = testing::TempDir() + std::to_string(::getpid()) + "-" + name;
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(bytes.data()), std::ssize(bytes));
   return path;
 }

@@ -404,6 +404,37 @@ TEST_F(PrefixCacheTest, PinsLeaveRoomForOthers) {
   EXPECT_FALSE(has(200));
 }
 
+// Two tenants, one of which adds without end.
+TEST_F(PrefixCacheTest, ATenantPushesOutNobodyWhoHoldsLess) {
+  const std::uint64_t bound = 400 * kv_->pool().page_cost();
+  PrefixCache cache(kv_.get(), bound);
+  const auto text_of = [](int tenant, int id) {
+    return Text{std::to_string(tenant) + (id % 2 == 0 ? "" : "x"), std::vector<TokenId>(2 * kSlots + 1, id)};
+  };
+  const auto leave = [&](int tenant, int id) {
+    const Text text = text_of(tenant, id);
+    cache.add_pages(text.salt, text.tokens, run(text), {.tenant = tenant});
+    cache.check_invariants();
+    EXPECT_LE(cache.bytes(), bound);
+  };
+  const auto has = [&](int tenant, int id) { return cache.find(query_of(text_of(tenant, id))).tokens == 2 * kSlots; };
+  for (int id = 0; id < 8; ++id) leave(2, id);
+  const std::uint64_t held = cache.bytes_of(2);
+  EXPECT_EQ(held, cache.bytes()) << "it is alone";
+  ASSERT_LT(held, bound / 4);
+  for (int id = 0; id < 500; ++id) leave(1, id);
+  for (int id = 0; id < 8; ++id) EXPECT_TRUE(has(2, id)) << id;
+  EXPECT_EQ(cache.bytes_of(2), held);
+  EXPECT_FALSE(has(1, 0));
+  EXPECT_TRUE(has(1, 499));
+  // The other takes what is its equal part, and no more.
+  for (int id = 0; id < 500; ++id) leave(2, id);
+  const std::uint64_t part = 2 * static_cast<std::uint64_t>(kv_->shape().lanes()) * kv_->pool().page_cost() * 2;
+  EXPECT_NEAR(static_cast<double>(cache.bytes_of(2)), static_cast<double>(bound) / 2, static_cast<double>(part));
+  EXPECT_NEAR(static_cast<double>(cache.bytes_of(1)), static_cast<double>(bound) / 2, static_cast<double>(part));
+  EXPECT_TRUE(has(1, 499));
+}
+
 // A long text that expires beside many others, of which one continues it and lives longer.
 TEST_F(PrefixCacheTest, AChainExpiresFromItsEndToWhatIsStillNeeded) {
   PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);

@@ -199,10 +199,11 @@ def check_kv(server):
         return {"action_id": kind + "-1", "action_type": kind, "action_version": "0.1", "payload": more}
 
     hints = {"protocol_version": "0.1", "message_id": "m1",
-             "actions": [action("pin"), action("retain", ttl_seconds=60), action("demote"), action("dance")]}
+             "actions": [action("pin"), action("retain", ttl_seconds=60), action("demote"), action("prefetch"), action("dance")]}
     status, got = server.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "kv_hints": hints})
     assert status == 200, got
-    assert [a["outcome"] for a in got["kv_hints"]["actions"]] == ["applied", "applied", "no_op", "ignored"]
+    assert [a["outcome"] for a in got["kv_hints"]["actions"]] == ["applied", "applied", "no_op", "no_op", "ignored"]
+    assert all("Redis" in a["reason"] for a in got["kv_hints"]["actions"][2:4]), got["kv_hints"]
     for bad in ({}, 5, {"protocol_version": "0.1"}, {**hints, "actions": [5]}, {**hints, "actions": [{"action_id": "x"}]},
                 {**hints, "actions": [action("retain", ttl_seconds="long")]}):
         refused(server, "/v1/completions", {"prompt": "x", "kv_hints": bad}, "kv_hints")

@@ -3,8 +3,9 @@
 Clients of two tenants send requests of mixed lengths and policies, and cancel, disconnect or read slowly at random. Every
 completed greedy answer must be that which the request has alone; nothing may be lost or mixed up; at the end the server
 holds as many pages and as much memory as at the start. One tenant has more clients than it may have requests, and is
-refused for that; the other is never refused. p99 inter-token latency is at most --bound-ms. With --kill the server is
-killed under load: what was saved of sessions and usage before is there after a restart.
+refused for that; the other is never refused. Meanwhile the keys file changes, and memory is planned and watched. p99
+inter-token latency is at most --slack times --max-itl, which the server is given. With --kill the server is killed under load: what was
+saved of sessions and usage before is there after a restart.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 
+from ports import free_port
 from serve_check import Server
 
 POLICIES = ("full", "streaming:sinks=4,window=252", "h2o:budget=128", "snapkv:budget=128+lethe:start=192,max=256")
@@ -80,6 +82,54 @@ class Tenants:
     def usage(self):
         done = subprocess.run([self.kvasir, "usage", "--db", self.db, "--json"], check=True, capture_output=True, text=True)
         return {row["tenant"]: row for row in json.loads(done.stdout)["usage"]}
+
+
+class Others:
+    """What goes on beside the load: keys come and go, and an operator asks for plans, the state of memory and the metrics."""
+
+    def __init__(self, server, tenants):
+        self.server, self.tenants, self.rounds, self.failure = server, tenants, 0, None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def run(self):
+        try:
+            while not self.over.wait(0.2):
+                self.round()
+        except Exception as error:  # pylint: disable=broad-except
+            self.failure = self.failure or repr(error)
+
+    def round(self):
+        key = self.tenants.keys_command("add", "--tenant", "under").strip()
+        listed = json.loads(self.tenants.keys_command("list", "--json"))["keys"]
+        headers = {"Authorization": "Bearer " + self.tenants.keys["under"]}
+        for policy in POLICIES:
+            status, got = post(self.server, "/v1/kv/plan", {"prompt_tokens": 500 + self.rounds, "max_tokens": 50,
+                                                            "kv": {"policy": policy}}, self.tenants.keys["under"])
+            assert status == 200, got
+        for path in ("/metrics", "/v1/kv/state", "/v1/models"):
+            status, _, text = self.server.ask("GET", path, headers=headers)
+            assert status == 200, (path, text)
+        # A new key counts within a second, and an old one no longer.
+        self.wait_for_key(key, 200)
+        self.tenants.keys_command("tenant", "under", "--requests-per-minute", str(100000 + self.rounds))
+        self.tenants.keys_command("revoke", listed[-1]["id"])
+        self.wait_for_key(key, 401)
+        self.rounds += 1
+
+    def wait_for_key(self, key, status):
+        until = time.monotonic() + 60
+        while (got := self.server.ask("GET", "/v1/models", headers={"Authorization": "Bearer " + key})[0]) != status:
+            assert got in (200, 401) and time.monotonic() < until, (got, status)
+            time.sleep(0.05)
 
 
 class Client:
@@ -283,7 +333,7 @@ def check_load(options, folder):
     kv_kib = options.kv_kib or max(wanted // 4, 2 * max(one["bytes"] for one in alone)) >> 10
     print(f"KV memory {kv_kib} KiB; {options.clients} clients want about {wanted >> 20} MiB", flush=True)
     tenants = Tenants(options.kvasir, folder, options.clients, kv_kib << 10)
-    serve = ("--kv-memory", f"{kv_kib}KiB", *tenants.serve, "--sessions", folder + "/sessions", *options.serve)
+    serve = ("--kv-memory", f"{kv_kib}KiB", "--max-itl", str(options.max_itl), *tenants.serve, "--sessions", folder + "/sessions", *options.serve)
     server = Watched(options.kvasir, options.model, *serve)
     try:
         # A first round warms the heap and the threads.
@@ -291,8 +341,10 @@ def check_load(options, folder):
         warm.run()
         resident, descriptors = server.resident(), len(os.listdir(f"/proc/{server.process.pid}/fd"))
         load = Load(server, tenants, made, alone, options.clients, options.seconds)
-        load.run()
+        with Others(server, tenants) as others:
+            load.run()
         load.report()
+        assert others.failure is None and others.rounds > 0, (others.failure, others.rounds)
         p50, p99 = percentile(load.gaps, 0.5), percentile(load.gaps, 0.99)
         print(f"inter-token latency: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms", flush=True)
         for failure in load.failures:
@@ -300,7 +352,8 @@ def check_load(options, folder):
         assert server.process.poll() is None, f"the server ended with {server.process.poll()}"
         assert not load.failures
         assert load.completed >= options.clients // 2, "hardly anything was done"
-        assert p99 <= options.bound_ms / 1000, f"p99 is above {options.bound_ms} ms"
+        bound = options.slack * options.max_itl
+        assert p99 <= bound, f"p99 is above {1000 * bound:.0f} ms, {options.slack} times --max-itl"
         assert load.of["over"]["refused"] > 0 and load.of["under"]["refused"] == 0, "only 'over' exceeds its quota"
         assert min(load.of[name]["completed"] for name in TENANTS) > 0
         pages, good = server.settles(server.pages, lambda value: value == 0)
@@ -362,7 +415,7 @@ def turn(session, prompt):
 def check_kill(options, serve, tenants, made, alone):
     """kill -9 under load; a server that is started again on the same port serves, with the sessions and usage of before."""
     key = tenants.keys["under"]
-    server = Watched(options.kvasir, options.model, *serve)
+    server = Watched(options.kvasir, options.model, *serve, port=free_port())
     assert post(server, "/v1/completions", turn("kept", "The old man"), key)[0] == 200
     talker = Talker(server, key)
     load = Load(server, tenants, made, alone, options.clients, 20)
@@ -405,7 +458,9 @@ def main():
     parser.add_argument("--requests", type=int, default=32, help="different ones")
     parser.add_argument("--policies", default=";".join(POLICIES), help="separated by ';'")
     parser.add_argument("--kv-kib", type=int, help="default: a quarter of what the clients' requests need at once")
-    parser.add_argument("--bound-ms", type=float, default=2000, help="of p99 inter-token latency")
+    parser.add_argument("--max-itl", type=float, default=0.25, help="of the server, in seconds")
+    parser.add_argument("--slack", type=float, default=4,
+                        help="p99 inter-token latency may be this times --max-itl: other programs, and this one, use the machine too")
     parser.add_argument("--leak-mb", type=int, default=32)
     parser.add_argument("--kill", action="store_true", help="kill -9 under load, and start again")
     parser.add_argument("--serve", nargs="*", default=[], help="more options of kvasir serve")

@@ -151,6 +151,23 @@ def check_cost(server):
         assert times[50] < 0.05
 
 
+def check_max_itl(kvasir, model):
+    """Under --max-itl fewer prompt tokens join a pass that generates; under a bound that nothing can keep, the least, 8."""
+    def rows(*options):
+        with LiveServer(kvasir, model, "--prefix-memory", "0", *options) as server:
+            with server.stream(max_tokens=100000, kv={"policy": "streaming:window=252"}):
+                texts = [server.complete(prompt=f"{number} a tale of two " * 200, max_tokens=1) for number in range(2)]
+            passes, tokens = (server.metric(f"kvasir:step_mixed_{name}_total") for name in ("passes", "prompt_tokens"))
+            assert server.end() == 0
+        assert passes > 0 and all(status == 200 for status, _ in texts), (passes, texts)
+        return tokens / passes, [answer["choices"][0]["text"] for _, answer in texts]
+
+    free, bound = rows(), rows("--max-itl", "0.000001")
+    print(f"prompt tokens in a pass that generates: {free[0]:.1f}, and {bound[0]:.1f} under the least bound")
+    assert 7 < bound[0] <= 8 and free[0] > 50, (free, bound)
+    assert free[1] == bound[1], "the bound is no part of the answer"
+
+
 def metric_names(expression):
     return set(re.findall(r"\b(?:kvasir:[a-z0-9_]+|process_[a-z_]+)", expression))
 
@@ -187,7 +204,7 @@ def check_dashboard(server, path):
 
 def main(kvasir, model, dashboard):
     with tempfile.TemporaryDirectory() as folder, \
-            LiveServer(kvasir, model, "--vllm-metrics", "--prefix-dir", folder) as server:
+            LiveServer(kvasir, model, "--vllm-metrics", "--prefix-dir", folder, "--swap-dir", folder) as server:
         check_figures(server)
         check_tenant_memory(server)
         check_text(server)
@@ -204,6 +221,7 @@ def main(kvasir, model, dashboard):
         assert server.metric("kvasir:kv_prefix_bytes") == server.metric("kvasir:kv_used_bytes") > 0
         assert not [name for name in server.metrics() if name.startswith("vllm:")]
         assert server.end() == 0
+    check_max_itl(kvasir, model)
 
 
 if __name__ == "__main__":

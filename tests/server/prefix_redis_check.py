@@ -13,7 +13,8 @@ import time
 
 from live_server import LiveServer, refused
 from prefix_disk_check import TEXT, ask, tier, wait_for
-from redis_double import REDIS, Proxy, Redis, free_port
+from ports import free_port
+from redis_double import REDIS, Proxy, Redis
 
 POLICIES = ("full", "streaming:sinks=4,window=700")
 

@@ -7,13 +7,9 @@ import subprocess
 import threading
 import time
 
+from ports import free_port, wait_for_port
+
 REDIS = shutil.which("redis-server")
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 class Redis:
@@ -27,13 +23,7 @@ class Redis:
         self.process = subprocess.Popen([REDIS, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self.folder,
                                          "--maxmemory", "512mb", "--maxmemory-policy", "allkeys-lru", *self.options],
                                         stdout=subprocess.DEVNULL)
-        for _ in range(400):
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.02)
-        raise AssertionError("redis-server did not start")
+        wait_for_port(self.process, self.port, "redis-server")
 
     def ask(self, *words, password=None):
         """Sends a command; returns the answer: bytes, an int, None or a list."""

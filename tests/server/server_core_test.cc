@@ -1,7 +1,12 @@
 // The threads of the server and what passes between them, with an engine that fails on demand.
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <new>
@@ -152,6 +157,37 @@ TEST(StepThreads, QueueBoundsThoseThatWaitInTheEngineToo) {
   EXPECT_TRUE(steps.submit({}, listener(heard, "c")).ok());
 }
 
+// One tenant alone takes half of the queue, a second half of what is left; requests without a tenant take all of it.
+TEST(StepThreads, ATenantLeavesRoomInTheQueue) {
+  Heard heard;
+  auto engine = std::make_unique<FakeEngine>();
+  engine->waits = true;
+  StepThread steps(std::move(engine), {heard.post(), 16, {}});
+  std::vector<Ticket> first;
+  const auto taken = [&](int tenant) {
+    int count = 0;
+    while (true) {
+      RequestOptions options;
+      options.tenant = tenant;
+      const Result<Ticket> ticket = steps.submit(options, listener(heard, "a"));
+      if (!ticket.ok()) {
+        EXPECT_EQ(ticket.status().code(), StatusCode::kResourceExhausted);
+        return count;
+      }
+      if (tenant == 1) first.push_back(*ticket);
+      ++count;
+      while (steps.report().engine.waiting < 16 && steps.report().queued > 0) std::this_thread::yield();
+    }
+  };
+  EXPECT_EQ(taken(1), 8);
+  EXPECT_EQ(taken(2), 4);
+  EXPECT_EQ(taken(1), 0);
+  steps.cancel(first[0]);
+  steps.cancel(first[1]);
+  while (steps.report().engine.waiting > 10) std::this_thread::yield();
+  EXPECT_EQ(taken(1), 0) << "it still has as many as are free";
+  EXPECT_EQ(taken(0), 6);
+}
 TEST(StepThreads, NothingRunsAfterStop) {
   Heard heard;
   StepThread steps(std::make_unique<FakeEngine>(), {heard.post(), 8, {}});
@@ -182,6 +218,7 @@ TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {
   TextThread texts({heard.post(), 4, 64 << 20});
   std::mutex gate;
   gate.lock();
+  std::atomic<bool> began = false;
   const auto add = [&](const std::string& caller, std::size_t bytes, const std::string& name) {
     return texts
         .run(
@@ -190,8 +227,15 @@ TEST(TextThreads, CallersTakeTurnsAndSmallTextsGoFirst) {
   };
   ASSERT_TRUE(texts
                   .run(
-                      1, [&] { const std::lock_guard lock(gate); }, [] {}, "z")
+                      1,
+                      [&] {
+                        began = true;
+                        const std::lock_guard lock(gate);
+                      },
+                      [] {}, "z")
                   .ok());
+  // Until then the thread could take the first of the others.
+  while (!began) std::this_thread::yield();
   constexpr std::size_t kLarge = 8 << 20;
   for (const char* name : {"a1", "a2", "a3"}) ASSERT_TRUE(add("a", kLarge, name));
   ASSERT_TRUE(add("a", 10, "a-small"));
@@ -228,6 +272,69 @@ TEST(HttpServers, DropWhatWasPostedAndNotRun) {
   EXPECT_EQ(ticks, 3);
 }
 
+// Connects to a server, asks, and returns what it answers until it closes; `reads`: otherwise nothing is read for 3 s.
+std::string ask(std::uint16_t port, bool reads) {
+  const int client = ::socket(AF_INET, SOCK_STREAM, 0);
+  const int small = 4096;
+  ::setsockopt(client, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  static constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
+  EXPECT_EQ(::send(client, kRequest.data(), kRequest.size(), 0), std::ssize(kRequest));
+  if (!reads) std::this_thread::sleep_for(std::chrono::seconds(3));
+  std::string answer, part(65536, '\0');
+  for (ssize_t got; (got = ::recv(client, part.data(), part.size(), 0)) > 0;)
+    answer.append(part, 0, static_cast<std::size_t>(got));
+  ::close(client);
+  return answer;
+}
+// What one turn of the server writes may be more than the bound; a reader that falls behind by more loses its
+// connection, and the writer hears of it after its call.
+TEST(HttpServers, BoundWhatAReaderLeaves) {
+  HttpLimits limits;
+  limits.queued_bytes = 64 << 10;
+  int writes = 0;
+  bool in_write = false, closed = false;
+  std::shared_ptr<HttpAnswer> answer;
+  const std::string piece(64 << 10, '#');
+  Result<std::unique_ptr<HttpServer>> http =
+      HttpServer::open("127.0.0.1", 0, limits, [&](const HttpRequest&, std::shared_ptr<HttpAnswer> given) {
+        answer = std::move(given);
+        closed = false;
+        answer->on_closed([&] {
+          EXPECT_FALSE(in_write);
+          closed = true;
+        });
+        answer->begin_stream();
+        in_write = true;
+        for (int i = 0; i < 8; ++i) answer->write(piece);
+        in_write = false;
+        writes = 8;
+      });
+  ASSERT_TRUE(http.ok()) << http.status().message();
+  bool endless = false;
+  (*http)->every(milliseconds(20), [&] {
+    if (answer == nullptr || closed) return;
+    if (!endless) return std::exchange(answer, nullptr)->end();
+    in_write = true;
+    answer->write(piece);
+    in_write = false;
+    ++writes;
+  });
+  std::thread server([&] { (*http)->run(); });
+  const std::string whole = ask((*http)->port(), true);
+  EXPECT_EQ(std::ranges::count(whole, '#'), 8 * std::ssize(piece));
+  (*http)->post([&] { endless = true; });
+  const std::string cut = ask((*http)->port(), false);
+  (*http)->stop();
+  server.join();
+  EXPECT_TRUE(closed);
+  EXPECT_GT(std::ranges::count(cut, '#'), 0);
+  EXPECT_LT(std::ranges::count(cut, '#'), writes * std::ssize(piece));
+}
 TEST(HttpServers, BodiesOfOneAccountLeaveRoomForOthers) {
   HttpBodies bodies(100);
   bodies.change("a", 0, 50);

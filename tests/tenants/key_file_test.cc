@@ -17,6 +17,7 @@ KeyFile sample() {
   file.secret = random_secret();
   Tenant research;
   research.name = "research";
+  research.id = "b1d00c7e";
   research.floor = std::uint64_t{512} << 20;
   research.ceiling = std::uint64_t{2} << 30;
   research.requests_per_minute = 60;
@@ -53,8 +54,10 @@ TEST(KeyFile, ReadsWhatItWrites) {
 
 TEST(KeyFile, TextIsForPeopleAndHasNoKey) {
   const std::string text = key_file_text(sample());
-  EXPECT_NE(text.find("[tenants.research]\nfloor = \"512MiB\"\nceiling = \"2GiB\"\nrequests-per-minute = 60\n"),
-            std::string::npos)
+  EXPECT_NE(
+      text.find(
+          "[tenants.research]\nid = \"b1d00c7e\"\nfloor = \"512MiB\"\nceiling = \"2GiB\"\nrequests-per-minute = 60\n"),
+      std::string::npos)
       << text;
   EXPECT_NE(text.find("created = 2026-11-23T08:00:00Z"), std::string::npos) << text;
   EXPECT_EQ(text.find("a key\""), std::string::npos);
@@ -86,6 +89,7 @@ TEST(KeyFile, RefusesWhatIsWrongAndSaysWhere) {
       {"\xef\xba\xbf" + head, "line 1 has a character other than ASCII"},  // undefined in toml++ 3.3
       {head + "[tenants.a] # \xc3\xa9\n", "line 3 has a character other than ASCII"},
       {head + "[tenants.a]\nflor = 1\n", "tenant 'a': 'flor' is not a field"},
+      {head + "[tenants.a]\nid = \"a b\"\n", "tenant 'a' has the id 'a b'"},
       {head + "limits = 1\n", "'limits' is not a field"},
       {head + "[tenants.a]\nfloor = \"much\"\n", "tenant 'a': 'floor' must be a size"},
       {head + "[tenants.a]\nfloor = -1\n", "'floor' must be a size"},

@@ -87,6 +87,22 @@ TEST(KeyRing, SaltsDifferByTenantAndSecret) {
   EXPECT_NE(a, elsewhere.find("key 0", kNow)->salt);
 }
 
+// A name that is given to somebody else, in the same file.
+TEST(KeyRing, SaltsDifferByTheTenantsId) {
+  TenantNumbers numbers;
+  KeyFile file = file_of(4);
+  const std::string before = KeyRing(file, numbers).find("key 0", kNow)->salt;
+  EXPECT_EQ(before, digest_text(keyed_hash(file.secret, "prefix salt", file.keys[0].tenant))) << "no id: as ever";
+  std::set<std::string> salts = {before};
+  for (const std::string id : {"00000001", "00000002"}) {
+    file.tenant(file.keys[0].tenant)->id = id;
+    const Result<KeyFile> read = parse_key_file(key_file_text(file));
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    salts.insert(KeyRing(*read, numbers).find("key 0", kNow)->salt);
+  }
+  EXPECT_EQ(salts.size(), 3U);
+}
+
 TEST(TenantNumbers, KeepTheirNumbers) {
   TenantNumbers numbers;
   EXPECT_EQ(numbers.number_of("a"), 1);

@@ -32,15 +32,19 @@ struct QueryBlock {
 
   QueryBlock(const AttentionPartial& partial, const AttentionState& state, int first) {
     const int dim = partial.head_dim;
+    int row = first / partial.group;
+    int head = first % partial.group;
     for (int i = 0; i < kQueries; ++i) {
-      const int row = (first + i) / partial.group;
-      q[i] = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride +
-             static_cast<std::size_t>((first + i) % partial.group * dim);
+      q[i] = partial.q + static_cast<std::size_t>(row) * partial.q_row_stride + static_cast<std::size_t>(head * dim);
       weighted[i] = state.weighted + static_cast<std::size_t>(first + i) * static_cast<std::size_t>(dim);
       observed[i] = partial.weights != nullptr
                         ? partial.weights + static_cast<std::size_t>(first + i) * partial.weight_stride
                         : nullptr;
       masks[i] = partial.masks + static_cast<std::size_t>(row) * partial.mask_row_stride;
+      if (++head == partial.group) {
+        head = 0;
+        ++row;
+      }
     }
   }
 

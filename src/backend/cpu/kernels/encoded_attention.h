@@ -1,40 +1,66 @@
-// Attention over encoded pages, as integer_products.h defines it: a page is opened to integers of 16 bits in the first
-// cache, once for all queries of a tile, and multiplied in pairs of rows. Written once, over vectors of 16 lanes;
-// compiled for each instruction set by the file that includes it.
+// Attention over encoded pages, as integer_products.h defines it: codes are opened to integers of 16 bits in registers,
+// or where the shape of a side does not allow that in the first cache, once for all queries of a tile, and multiplied
+// in pairs of rows. Written once, over vectors of 16 lanes; compiled for each instruction set by the file that includes
+// it.
 //
-// `Simd` has: Floats and Ints of 16 lanes; kVectors, those of a group that are summed at once; kSums, how many sums are
-// kept in registers; and the functions used below, which are those of the instruction set but for
+// `Simd` has: Floats, Ints and Mask of 16 lanes; kVectors, those of a group that are summed at once; kSums, how many
+// sums are kept in registers; kQueries, how many queries are scaled at once; and the functions used below, which are
+// those of the instruction set but for
 //   dot(sum, pair, codes)  sum + the product of two 16-bit integers with each pair of codes
-//   sum_four, most_four    of four vectors, in the order of sum16
+//   sum_four               the sums of four vectors, in the order of sum16
+//   units_four             units_of (integer_units.h) of the greatest lanes of four vectors
 //   weigh, add_floats      the parts of attention that entries of all formats share
 #pragma once
 
+#include <utility>
+
 #include "backend/cpu/kernels/attend_runs.h"
+#include "backend/cpu/kernels/code_vectors.h"
 #include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/integer_products.h"
 
 namespace kvasir {
 namespace {
 
-inline constexpr int kTileQueries = 32;             // that read a page once it is opened
-inline constexpr int kMaxScales = kMaxHeadDim * 2;  // of a side: 16 groups of 64 slots, or 2 of 512 dimensions
-static_assert(kMaxHeadDim / kCodecGroup * 64 <= kMaxScales);
+inline constexpr int kTileQueries = 32;                       // that read a page once it is opened
+inline constexpr int kMaxGroups = kMaxHeadDim / kCodecGroup;  // of a row of values
+inline constexpr int kMaxOutliers = kMaxCodes / 100 + 1;      // of a side
 
-// One side of a page. Rows of keys are dimensions, rows of values slots.
+// Calls run(0), ..., run(kCount - 1) with constants.
+template <int kCount, class Run>
+[[gnu::always_inline]] inline void unrolled(const Run& run) {
+  [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) __attribute__((always_inline)) {
+    (run(std::integral_constant<int, kNumbers>{}), ...);
+  }
+  (std::make_integer_sequence<int, kCount>{});
+}
+
+// How a side's codes are read: see code_vectors.h.
+enum class CodeSource { kPlain, kWords, kBytes, kPlane4, kPlane2, kPlanes3 };
+
+// Rows of keys are dimensions, rows of values slots. Parts of rows, of `row_vectors` vectors, must lie as the products
+// know: 2 of keys, 4 or 8 of values.
+template <int kSlotVectors>
+inline CodeSource code_source(KvType type, bool keys, int row_vectors) {
+  if (!is_encoded(type)) return CodeSource::kPlain;
+  if (type == KvType::kQ8) return CodeSource::kBytes;
+  if (kSlotVectors != 2 || !(keys || row_vectors == 4 || row_vectors == 8)) return CodeSource::kWords;
+  return type == KvType::kQ3 ? CodeSource::kPlanes3 : type == KvType::kQ2 ? CodeSource::kPlane2 : CodeSource::kPlane4;
+}
+
+// One side of a page.
 struct OpenSide {
   EncodedSide side;
-  bool encoded = false;
+  CodeSource source = CodeSource::kPlain;
   union {
-    alignas(64) std::int16_t codes[kMaxCodes];  // as in page_layout.h
-    alignas(64) float plain[kMaxCodes];         // [rows][count], if not encoded
+    alignas(64) std::int16_t codes[kMaxCodes];  // kWords: as in page_layout.h
+    alignas(64) float plain[kMaxCodes];         // kPlain: [rows][count]
   };
-  alignas(64) float scale[kMaxScales];
-  alignas(64) float least[kMaxScales];
   // Of outliers, in order of place: the element's row and place in it, and its distance from what its code 0 says.
   int outliers = 0;
-  std::uint16_t row[kMaxCodes / 100 + 1];
-  std::uint16_t place[kMaxCodes / 100 + 1];
-  float beyond[kMaxCodes / 100 + 1];
+  std::uint16_t row[kMaxOutliers];
+  std::uint16_t place[kMaxOutliers];
+  float beyond[kMaxOutliers];
 
   OpenSide() {}  // leaves the arrays as they are
 };
@@ -43,11 +69,12 @@ template <class Simd>
 struct EncodedAttention {
   using Floats = typename Simd::Floats;
   using Ints = typename Simd::Ints;
+  using Mask = typename Simd::Mask;
 
   // Queries as integers, for q8 keys.
   struct QueryIntegers {
     alignas(64) std::int16_t n[kTileQueries][kMaxHeadDim];
-    float unit[kTileQueries];
+    alignas(64) float unit[kTileQueries];
 
     QueryIntegers() {}
   };
@@ -58,53 +85,67 @@ struct EncodedAttention {
     QueryIntegers queries;
   };
 
+  // Numbers of some queries as integers times a unit. Arrays of units have room for a multiple of 4.
+  template <int kQueries>
+  struct Units {
+    static constexpr int kRoom = (kQueries + 3) / 4 * 4;
+    alignas(16) float unit[kRoom];
+    alignas(16) float inverse[kRoom];
+
+    [[gnu::always_inline]] explicit Units(const Ints (&most)[kRoom]) {
+      for (int i = 0; i < kRoom; i += 4) Simd::units_four(most + i, unit + i, inverse + i);
+    }
+  };
+
   // out[i]: the sum of vector i.
   template <int kCount>
-  [[gnu::always_inline]] static void sums(const Floats (&of)[kCount], float (&out)[kCount]) {
+  [[gnu::always_inline]] static void sums(const Floats (&of)[kCount], float* out) {
     int i = 0;
     for (; i + 4 <= kCount; i += 4) Simd::sum_four(of + i, out + i);
     for (; i < kCount; ++i) out[i] = Simd::sum(of[i]);
   }
 
-  // The unit and its inverse for numbers whose greatest magnitude is that of a lane of `most`, as bits: those of what
-  // is not finite are greater than all others.
-  template <int kCount>
-  [[gnu::always_inline]] static void units(const Ints (&most)[kCount], float (&unit)[kCount],
-                                           float (&inverse)[kCount]) {
-    std::uint32_t bits[kCount];
-    int i = 0;
-    for (; i + 4 <= kCount; i += 4) Simd::most_four(most + i, bits + i);
-    for (; i < kCount; ++i) bits[i] = Simd::most(most[i]);
-    for (i = 0; i < kCount; ++i) {
-      float highest;
-      __builtin_memcpy(&highest, bits + i, sizeof highest);
-      const bool finite = bits[i] < 0x7f800000U;
-      unit[i] = finite ? highest * kUnit : __builtin_nanf("");
-      inverse[i] = finite && highest >= kLeastInteger ? kMostInteger / highest : 0.0F;
-    }
-  }
-
-  // sum[i][v] = sum over pairs of rows of n[i][row] * code[row][16 v ..]. `codes`: at the first pair and element, pairs
-  // `stride` codes apart; `n`: [2 * pairs] of query i at n + i * n_stride. REQUIRES: pairs a multiple of 4.
-  template <int kVectors, int kQueries>
-  [[gnu::always_inline]] static void products(const std::int16_t* codes, int stride, int pairs, const std::int16_t* n,
-                                              int n_stride, Ints (&sum)[kQueries][kVectors]) {
+  // sum[i][v] = sum over pairs of rows of n[i][row] * code[row][kFirst + v]. Rows have kRow of a block's vectors from
+  // block `block` on, and of each other pair (or of the next block, if rows are shorter) `stride` blocks behind; with
+  // kParts = 1, vector v is block + v. `n`: [2 * pairs] of query i at n + i * n_stride. REQUIRES: pairs a multiple of
+  // 4, and of those of a block.
+  template <int kRow, int kFirst, int kVectors, int kQueries, class Source>
+  [[gnu::always_inline]] static void products(const Source& codes, int block, int stride, int pairs,
+                                              const std::int16_t* n, int n_stride, Ints (&sum)[kQueries][kVectors]) {
     // As many sums at once as hide the latency of a product.
     constexpr int kAtOnce = Simd::kSums / (kQueries * kVectors);
     constexpr int kSteps = kAtOnce >= 4 ? 4 : kAtOnce >= 2 ? 2 : 1;
+    constexpr int kPairs = Source::kParts == 1 ? kSteps : Source::kParts / kRow;
     Ints part[kSteps][kQueries][kVectors];
     for (int t = 0; t < kSteps; ++t)
       for (int i = 0; i < kQueries; ++i)
         for (int v = 0; v < kVectors; ++v) part[t][i][v] = Simd::no_ints();
-    for (int pair = 0; pair < pairs; pair += kSteps, codes += kSteps * stride, n += 2 * kSteps) {
-      for (int t = 0; t < kSteps; ++t) {
-        Ints code[kVectors];
-        for (int v = 0; v < kVectors; ++v) code[v] = Simd::load_codes(codes + t * stride + v * 32);
-        for (int i = 0; i < kQueries; ++i) {
-          std::int32_t two;
-          __builtin_memcpy(&two, n + i * n_stride + 2 * t, sizeof two);
-          for (int v = 0; v < kVectors; ++v) part[t][i][v] = Simd::dot(part[t][i][v], two, code[v]);
+    const auto add = [&](int t, int pair, const Ints(&code)[kVectors]) __attribute__((always_inline)) {
+      for (int i = 0; i < kQueries; ++i) {
+        std::int32_t two;
+        __builtin_memcpy(&two, n + i * n_stride + 2 * pair, sizeof two);
+        for (int v = 0; v < kVectors; ++v) part[t][i][v] = Simd::dot(part[t][i][v], two, code[v]);
+      }
+    };
+    for (int pair = 0; pair < pairs; pair += kPairs) {
+      if constexpr (Source::kParts == 1) {
+        for (int p = 0; p < kPairs; ++p, block += stride) {
+          Ints code[kVectors];
+          for (int v = 0; v < kVectors; ++v) code[v] = codes.block(block + v);
+          add(p, pair + p, code);
         }
+      } else {
+        const auto of = codes.block(block);
+        block += stride;
+        unrolled<kPairs>([&](auto number) __attribute__((always_inline)) {
+          constexpr int kPair = decltype(number)::value;
+          Ints code[kVectors];
+          unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+            constexpr int kVector = decltype(v)::value;
+            code[kVector] = Source::template part<kPair * kRow + kFirst + kVector>(of);
+          });
+          add(kPair % kSteps, pair + kPair, code);
+        });
       }
     }
     for (int i = 0; i < kQueries; ++i)
@@ -114,41 +155,40 @@ struct EncodedAttention {
       }
   }
 
-  static void open_side(const EncodedSide& side, int scales, OpenSide& open) {
-    open.side = side;
-    Simd::open_codes(side, open.codes);
-    for (int i = 0; i < scales; i += 16) Simd::store(open.scale + i, Simd::load_halves(side.scale + i * 2));
-    if (side.least == nullptr) return;
-    for (int i = 0; i < scales; i += 16) Simd::store(open.least + i, Simd::load_halves(side.least + i * 2));
+  static void open_outliers(const EncodedSide& side, OpenSide& open) {
+    // Exact for places, which are below 2^15, and rows of at least 16 and at most 512 elements.
+    const std::uint64_t reciprocal = (1U << 24) / static_cast<unsigned>(side.count) + 1;
     for (int o = 0; o < side.apart; ++o) {
       const std::byte* at = side.places + static_cast<std::size_t>(o) * kOutlierBytes;
       std::uint16_t place;
       __builtin_memcpy(&place, at, sizeof place);
       if (place == kNoPlace) return;
-      const int row = place / side.count;
-      const int i = place % side.count;
+      const int row = static_cast<int>(place * reciprocal >> 24);
+      const int i = place - row * side.count;
       open.row[open.outliers] = static_cast<std::uint16_t>(row);
       open.place[open.outliers] = static_cast<std::uint16_t>(i);
-      open.beyond[open.outliers] = half_at(at + 2) - open.least[i / kCodecGroup * side.rows + row];
+      open.beyond[open.outliers] = half_at(at + 2) - half_number(side.least, i / kCodecGroup * side.rows + row);
       ++open.outliers;
     }
   }
 
-  static void open_page(const PageFormat& format, const std::byte* page, OpenSide& keys, OpenSide& values) {
-    const int elements = format.head_dim * format.slots;
-    keys.encoded = is_encoded(format.key);
-    values.encoded = is_encoded(format.value);
-    keys.outliers = values.outliers = 0;
-    if (keys.encoded) {
-      open_side(encoded_keys(format, page), key_scales(format), keys);
-    } else {
-      load_side(format.key, page, elements, keys.plain);
-    }
-    if (values.encoded) {
-      open_side(encoded_values(format, page), value_scales(format), values);
-    } else {
-      load_side(format.value, page + values_offset(format), elements, values.plain);
-    }
+  static void open_plain(KvType type, const std::byte* side, int elements, float* plain) {
+    if (type != KvType::kF16) return load_side(type, side, elements, plain);
+    for (int i = 0; i < elements; i += 16) Simd::store(plain + i, Simd::load_halves(side + i * 2));
+  }
+
+  // `of_first`: of the run's first page.
+  static void open_side(const EncodedSide& of_first, const std::byte* first_page, const std::byte* page,
+                        OpenSide& open) {
+    EncodedSide& side = open.side;
+    side = of_first;
+    side.data = page + (of_first.data - first_page);
+    side.scale = page + (of_first.scale - first_page);
+    if (side.least != nullptr) side.least = page + (of_first.least - first_page);
+    if (side.places != nullptr) side.places = page + (of_first.places - first_page);
+    open.outliers = 0;
+    if (side.apart != 0) open_outliers(side, open);
+    if (open.source == CodeSource::kWords) Simd::open_codes(side, open.codes);
   }
 
   static void to_integers(const AttentionPartial& partial, int first, int count, QueryIntegers& out) {
@@ -156,24 +196,24 @@ struct EncodedAttention {
       const int query = first + i;
       const float* q = partial.q + static_cast<std::size_t>(query / partial.group) * partial.q_row_stride +
                        static_cast<std::size_t>(query % partial.group * partial.head_dim);
-      Ints most[1] = {Simd::no_ints()};
+      Ints most[4] = {Simd::no_ints(), Simd::no_ints(), Simd::no_ints(), Simd::no_ints()};
       for (int d = 0; d < partial.head_dim; d += 16)
         most[0] = Simd::most_bits(most[0], Simd::magnitude(Simd::load(q + d)));
-      float unit[1], inverse[1];
-      units(most, unit, inverse);
-      out.unit[i] = unit[0];
+      const Units<1> units(most);
+      out.unit[i] = units.unit[0];
       for (int d = 0; d < partial.head_dim; d += 16)
-        Simd::store_integers(out.n[i] + d, Simd::mul(Simd::load(q + d), Simd::all(inverse[0])));
+        Simd::store_integers(out.n[i] + d, Simd::mul(Simd::load(q + d), Simd::all(units.inverse[0])));
     }
   }
 
   // Scores of a block, [kQueries][64]. q8: scales are those of slots, for each group of dimensions.
   template <int kSlotVectors, int kQueries>
-  [[gnu::always_inline]] static void score_q8(const OpenSide& keys, const std::int16_t* n, const float* unit,
+  [[gnu::always_inline]] static void score_q8(const EncodedSide& keys, const std::int16_t* n, const float* unit,
                                               float* score) {
     constexpr int kVectors = kSlotVectors < Simd::kVectors ? kSlotVectors : Simd::kVectors;
     constexpr int kSlots = kSlotVectors * 16;
-    const int dims = keys.side.rows;
+    const int dims = keys.rows;
+    const ByteCodes<Simd> codes{keys.data};
     for (int v0 = 0; v0 < kSlotVectors; v0 += kVectors) {
       Floats total[kQueries][kVectors];
       for (int i = 0; i < kQueries; ++i)
@@ -181,9 +221,10 @@ struct EncodedAttention {
       for (int d = 0; d < dims; d += kCodecGroup) {
         const int size = dims - d < kCodecGroup ? dims - d : kCodecGroup;
         Ints sum[kQueries][kVectors];
-        products<kVectors, kQueries>(keys.codes + d * kSlots + v0 * 32, 2 * kSlots, size / 2, n + d, kMaxHeadDim, sum);
+        products<1, 0, kVectors, kQueries>(codes, d / 2 * kSlotVectors + v0, kSlotVectors, size / 2, n + d, kMaxHeadDim,
+                                           sum);
         for (int v = 0; v < kVectors; ++v) {
-          const Floats factor = Simd::load(keys.scale + d / kCodecGroup * kSlots + (v0 + v) * 16);
+          const Floats factor = Simd::load_halves(keys.scale + (d / kCodecGroup * kSlots + (v0 + v) * 16) * 2);
           for (int i = 0; i < kQueries; ++i) total[i][v] = Simd::fma(factor, Simd::to_floats(sum[i][v]), total[i][v]);
         }
       }
@@ -193,128 +234,253 @@ struct EncodedAttention {
     }
   }
 
-  // Of others: scales are those of dimensions, for each group of slots.
+  // Queries times the scales of a group of slots, as integers.
+  template <int kQueries>
+  struct ScaledQueries {
+    float unit[kQueries];
+    alignas(16) float low[kQueries];  // sum of q * least
+    alignas(64) std::int16_t n[kQueries][kMaxHeadDim];
+
+    [[gnu::always_inline]] ScaledQueries(const float* const (&q)[kQueries], const std::byte* scale,
+                                         const std::byte* least, int dims) {
+      constexpr int kAtOnce = kQueries < Simd::kQueries ? kQueries : Simd::kQueries;
+      Ints most[Units<kQueries>::kRoom];
+      Floats lanes[kQueries];
+      for (int i = kQueries; i < Units<kQueries>::kRoom; ++i) most[i] = Simd::no_ints();
+      for (int first = 0; first < kQueries; first += kAtOnce) {
+        Ints highest[kAtOnce];
+        Floats sum[kAtOnce];
+        for (int i = 0; i < kAtOnce; ++i) {
+          highest[i] = Simd::no_ints();
+          sum[i] = Simd::zero();
+        }
+        for (int d = 0; d < dims; d += 16) {
+          const Floats factor = Simd::load_halves(scale + d * 2);
+          const Floats lowest = Simd::load_halves(least + d * 2);
+          for (int i = 0; i < kAtOnce; ++i) {
+            const Floats x = Simd::load(q[first + i] + d);
+            highest[i] = Simd::most_bits(highest[i], Simd::magnitude(Simd::mul(x, factor)));
+            sum[i] = Simd::fma(x, lowest, sum[i]);
+          }
+        }
+        for (int i = 0; i < kAtOnce; ++i) {
+          most[first + i] = highest[i];
+          lanes[first + i] = sum[i];
+        }
+      }
+      sums(lanes, low);
+      const Units<kQueries> units(most);
+      for (int i = 0; i < kQueries; ++i) unit[i] = units.unit[i];
+      int d = 0;
+      for (; d + 32 <= dims; d += 32) {
+        const Floats factor[2] = {Simd::load_halves(scale + d * 2), Simd::load_halves(scale + d * 2 + 32)};
+        for (int i = 0; i < kQueries; ++i) {
+          const Floats inverse = Simd::all(units.inverse[i]);
+          Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor[0]), inverse),
+                               Simd::mul(Simd::mul(Simd::load(q[i] + d + 16), factor[1]), inverse));
+        }
+      }
+      if (d == dims) return;
+      const Floats factor = Simd::load_halves(scale + d * 2);
+      for (int i = 0; i < kQueries; ++i)
+        Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor), Simd::all(units.inverse[i])));
+    }
+  };
+
+  // Scores with slot vectors [kFirst, kFirst + kVectors) of kSlotVectors.
+  template <int kSlotVectors, int kFirst, int kVectors, int kQueries, class Source>
+  [[gnu::always_inline]] static void score_vectors(const Source& codes, int dims, const ScaledQueries<kQueries>& scaled,
+                                                   float* score) {
+    Ints sum[kQueries][kVectors];
+    if constexpr (Source::kParts == 1) {
+      products<1, 0, kVectors, kQueries>(codes, kFirst, kSlotVectors, dims / 2, scaled.n[0], kMaxHeadDim, sum);
+    } else {
+      products<kSlotVectors, kFirst, kVectors, kQueries>(codes, 0, 1, dims / 2, scaled.n[0], kMaxHeadDim, sum);
+    }
+    for (int i = 0; i < kQueries; ++i)
+      for (int v = 0; v < kVectors; ++v)
+        Simd::store(score + i * 64 + (kFirst + v) * 16,
+                    Simd::fma(Simd::all(scaled.unit[i]), Simd::to_floats(sum[i][v]), Simd::all(scaled.low[i])));
+  }
+
+  // Of others than q8: scales are those of dimensions, for each group of slots.
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void score_groups(const OpenSide& keys, const float* const (&q)[kQueries],
                                                   float* score) {
     constexpr int kGroupVectors = kSlotVectors < 2 ? kSlotVectors : 2;
     constexpr int kVectors = kSlotVectors < Simd::kVectors ? kSlotVectors : Simd::kVectors;
-    constexpr int kSlots = kSlotVectors * 16;
-    const int dims = keys.side.rows;
-    alignas(64) float scaled[kQueries][kMaxHeadDim];
-    alignas(64) std::int16_t n[kQueries][kMaxHeadDim];
-    for (int v0 = 0; v0 < kSlotVectors; v0 += kGroupVectors) {
-      const float* scale = keys.scale + v0 * 16 / kCodecGroup * dims;
-      const float* least = keys.least + v0 * 16 / kCodecGroup * dims;
-      Ints most[kQueries];
-      Floats lanes[kQueries];
-      for (int i = 0; i < kQueries; ++i) {
-        most[i] = Simd::no_ints();
-        lanes[i] = Simd::zero();
-      }
-      for (int d = 0; d < dims; d += 16) {
-        const Floats factor = Simd::load(scale + d);
-        const Floats lowest = Simd::load(least + d);
-        for (int i = 0; i < kQueries; ++i) {
-          const Floats x = Simd::load(q[i] + d);
-          const Floats a = Simd::mul(x, factor);
-          Simd::store(scaled[i] + d, a);
-          most[i] = Simd::most_bits(most[i], Simd::magnitude(a));
-          lanes[i] = Simd::fma(x, lowest, lanes[i]);
+    const EncodedSide& side = keys.side;
+    const int dims = side.rows;
+    unrolled<kSlotVectors / kGroupVectors>([&](auto number) __attribute__((always_inline)) {
+      constexpr int kGroup = decltype(number)::value;
+      const ScaledQueries<kQueries> scaled(q, side.scale + kGroup * dims * 2, side.least + kGroup * dims * 2, dims);
+      const auto score_all = [&](const auto& codes) __attribute__((always_inline)) {
+        unrolled<kGroupVectors / kVectors>([&](auto v) __attribute__((always_inline)) {
+          constexpr int kFirst = kGroup * kGroupVectors + decltype(v)::value * kVectors;
+          score_vectors<kSlotVectors, kFirst, kVectors>(codes, dims, scaled, score);
+        });
+      };
+      if constexpr (kSlotVectors == 2) {
+        switch (keys.source) {
+          case CodeSource::kPlane4: score_all(PlaneCodes<Simd, 4>{side.data}); return;
+          case CodeSource::kPlane2: score_all(PlaneCodes<Simd, 2>{side.data}); return;
+          default: score_all(ThreeBitCodes<Simd>{side.data, side.data + side.codes / 4}); return;
         }
+      } else {
+        score_all(WordCodes<Simd>{keys.codes});
       }
-      float unit[kQueries], inverse[kQueries], low[kQueries];
-      units(most, unit, inverse);
-      sums(lanes, low);
-      for (int i = 0; i < kQueries; ++i)
-        for (int d = 0; d < dims; d += 16)
-          Simd::store_integers(n[i] + d, Simd::mul(Simd::load(scaled[i] + d), Simd::all(inverse[i])));
-      for (int v1 = 0; v1 < kGroupVectors; v1 += kVectors) {
-        Ints sum[kQueries][kVectors];
-        products<kVectors, kQueries>(keys.codes + (v0 + v1) * 32, 2 * kSlots, dims / 2, n[0], kMaxHeadDim, sum);
-        for (int i = 0; i < kQueries; ++i)
-          for (int v = 0; v < kVectors; ++v)
-            Simd::store(score + i * 64 + (v0 + v1 + v) * 16,
-                        Simd::fma(Simd::all(unit[i]), Simd::to_floats(sum[i][v]), Simd::all(low[i])));
-      }
+    });
+    for (int o = 0; o < keys.outliers; ++o) {
+      const int d = keys.row[o];
+      const float beyond = keys.beyond[o];
+      float* at = score + keys.place[o];
+      unrolled<kQueries>([&](int i) __attribute__((always_inline)) {
+        at[i * 64] = __builtin_fmaf(q[i][d], beyond, at[i * 64]);
+      });
     }
-    for (int o = 0; o < keys.outliers; ++o)
-      for (int i = 0; i < kQueries; ++i) {
-        float& s = score[i * 64 + keys.place[o]];
-        s = __builtin_fmaf(q[i][keys.row[o]], keys.beyond[o], s);
-      }
   }
 
-  // Adds products with the values to weighted[i][0 .. 16 * kVectors), of one group.
-  template <int kVectors, int kQueries>
-  [[gnu::always_inline]] static void add_group(const std::int16_t* codes, int stride, int slots, const std::int16_t* n,
-                                               const SlotMask (&live)[kQueries], const float (&unit)[kQueries],
-                                               const float (&low)[kQueries], const float* keep, float* const* weighted,
-                                               int offset) {
-    Ints sum[kQueries][kVectors];
-    products<kVectors, kQueries>(codes, stride, slots / 2, n, 64, sum);
-    for (int i = 0; i < kQueries; ++i) {
-      if (live[i] == 0) continue;
-      for (int v = 0; v < kVectors; ++v) {
-        float* at = weighted[i] + offset + v * 16;
-        const Floats add = Simd::fma(Simd::all(unit[i]), Simd::to_floats(sum[i][v]), Simd::all(low[i]));
-        Simd::store(at, Simd::fma(Simd::load(at), Simd::all(keep[i]), add));
+  // Weights times the scales of values as integers, and where products of theirs are added to.
+  template <int kSlotVectors, int kQueries>
+  struct ScaledWeights {
+    static constexpr int kSlots = kSlotVectors * 16;
+    const SlotMask (&live)[kQueries];
+    const float* keep;
+    float* const (&weighted)[kQueries];
+    float unit[kQueries];
+    alignas(16) float low[kMaxGroups][kQueries];  // sum of weight * least
+    alignas(64) std::int16_t n[kMaxGroups][kQueries][kSlots];
+
+    [[gnu::always_inline]] ScaledWeights(const EncodedSide& values, const SlotMask (&live_slots)[kQueries],
+                                         const float* weight, const float* kept, float* const (&sums_of)[kQueries])
+        : live(live_slots), keep(kept), weighted(sums_of) {
+      const int groups = code_groups(values.count);
+      const bool has_least = values.least != nullptr;
+      Ints most[Units<kQueries>::kRoom];
+      for (Ints& of : most) of = Simd::no_ints();
+      for (int group = 0; group < groups; ++group) {
+        Floats lanes[kQueries];
+        for (int i = 0; i < kQueries; ++i) lanes[i] = Simd::zero();
+        for (int v = 0; v < kSlotVectors; ++v) {
+          const int at = group * kSlots + v * 16;
+          const Floats factor = Simd::load_halves(values.scale + at * 2);
+          const Floats lowest = has_least ? Simd::load_halves(values.least + at * 2) : Simd::zero();
+          for (int i = 0; i < kQueries; ++i) {
+            const Mask mask = Simd::mask(static_cast<std::uint16_t>(live[i] >> (v * 16)));
+            const Floats w = Simd::load(weight + i * 64 + v * 16);
+            most[i] = Simd::most_bits(most[i], Simd::magnitude(Simd::mul(mask, w, factor)));
+            if (has_least) lanes[i] = Simd::fma(mask, w, lowest, lanes[i]);
+          }
+        }
+        if (has_least) {
+          sums(lanes, low[group]);
+        } else {
+          for (int i = 0; i < kQueries; ++i) low[group][i] = 0.0F;
+        }
+      }
+      const Units<kQueries> units(most);
+      for (int i = 0; i < kQueries; ++i) unit[i] = units.unit[i];
+      for (int group = 0; group < groups; ++group) {
+        Floats factor[kSlotVectors];
+        for (int v = 0; v < kSlotVectors; ++v)
+          factor[v] = Simd::load_halves(values.scale + (group * kSlots + v * 16) * 2);
+        for (int i = 0; i < kQueries; ++i) {
+          const Floats inverse = Simd::all(units.inverse[i]);
+          const auto scaled = [&](int v) __attribute__((always_inline)) {
+            const Mask mask = Simd::mask(static_cast<std::uint16_t>(live[i] >> (v * 16)));
+            return Simd::mul(Simd::mul(mask, Simd::load(weight + i * 64 + v * 16), factor[v]), inverse);
+          };
+          if constexpr (kSlotVectors == 1) {
+            Simd::store_integers(n[group][i], scaled(0));
+          } else {
+            for (int v = 0; v < kSlotVectors; v += 2)
+              Simd::store_integers(n[group][i] + v * 16, scaled(v), scaled(v + 1));
+          }
+        }
       }
     }
-  }
+
+    // Adds to weighted[i][offset ..], of one group. Codes as of `products`.
+    template <int kRow, int kFirst, int kVectors, class Source>
+    [[gnu::always_inline]] void add(const Source& codes, int block, int stride, int group, int offset) const {
+      Ints sum[kQueries][kVectors];
+      products<kRow, kFirst, kVectors, kQueries>(codes, block, stride, kSlots / 2, n[group][0], kSlots, sum);
+      for (int i = 0; i < kQueries; ++i) {
+        if (live[i] == 0) continue;
+        for (int v = 0; v < kVectors; ++v) {
+          float* at = weighted[i] + offset + v * 16;
+          const Floats more = Simd::fma(Simd::all(unit[i]), Simd::to_floats(sum[i][v]), Simd::all(low[group][i]));
+          Simd::store(at, Simd::fma(Simd::load(at), Simd::all(keep[i]), more));
+        }
+      }
+    }
+
+    // Of all groups; rows may have any number of vectors.
+    template <class Source>
+    [[gnu::always_inline]] void add_vectors(const Source& codes, int dims) const {
+      for (int d = 0; d < dims; d += 16 * Simd::kVectors) {
+        if (dims - d >= 16 * Simd::kVectors) {
+          add<1, 0, Simd::kVectors>(codes, d / 16, dims / 16, d / kCodecGroup, d);
+        } else {
+          add<1, 0, 1>(codes, d / 16, dims / 16, d / kCodecGroup, d);
+        }
+      }
+    }
+
+    // Rows have kRow vectors.
+    template <int kRow, class Source>
+    [[gnu::always_inline]] void add_parts(const Source& codes) const {
+      constexpr int kOfBlock = kRow < Source::kParts ? kRow : Source::kParts;
+      unrolled<kRow / Simd::kVectors>([&](auto number) __attribute__((always_inline)) {
+        constexpr int kVector = decltype(number)::value * Simd::kVectors;
+        add<kOfBlock, kVector % kOfBlock, Simd::kVectors>(codes, kVector / kOfBlock, kRow / kOfBlock,
+                                                          kVector * 16 / kCodecGroup, kVector * 16);
+      });
+    }
+    template <class Source>
+    [[gnu::always_inline]] void add_rows(const Source& codes, int row_vectors) const {
+      if (row_vectors == 4) return add_parts<4>(codes);
+      add_parts<8>(codes);
+    }
+  };
 
   template <int kSlotVectors, int kQueries>
   [[gnu::always_inline]] static void add_values(const OpenSide& values, const SlotMask (&live)[kQueries],
                                                 const float* weight, const float* keep,
                                                 float* const (&weighted)[kQueries]) {
-    constexpr int kSlots = kSlotVectors * 16;
-    constexpr int kMaxGroups = kMaxHeadDim / kCodecGroup;
-    const int dims = values.side.count;
-    const int groups = code_groups(dims);
-    const bool has_least = values.side.least != nullptr;
-    alignas(64) float scaled[kMaxGroups][kQueries][kSlots];
-    alignas(64) std::int16_t n[kQueries][64];
-    float low[kMaxGroups][kQueries] = {};
-    Ints most[kQueries];
-    for (int i = 0; i < kQueries; ++i) most[i] = Simd::no_ints();
-    for (int group = 0; group < groups; ++group) {
-      Floats lanes[kQueries];
-      for (int i = 0; i < kQueries; ++i) {
-        lanes[i] = Simd::zero();
-        for (int v = 0; v < kSlotVectors; ++v) {
-          const auto mask = static_cast<std::uint16_t>(live[i] >> (v * 16));
-          const Floats w = Simd::load(mask, weight + i * 64 + v * 16);
-          const Floats a = Simd::mul(w, Simd::load(mask, values.scale + group * kSlots + v * 16));
-          Simd::store(scaled[group][i] + v * 16, a);
-          most[i] = Simd::most_bits(most[i], Simd::magnitude(a));
-          if (has_least) lanes[i] = Simd::fma(w, Simd::load(mask, values.least + group * kSlots + v * 16), lanes[i]);
+    const EncodedSide& side = values.side;
+    const ScaledWeights<kSlotVectors, kQueries> scaled(side, live, weight, keep, weighted);
+    const auto add_planes = [&]() __attribute__((always_inline)) {
+      if constexpr (kSlotVectors == 2) {
+        const int row_vectors = side.count / 16;
+        switch (values.source) {
+          case CodeSource::kPlane4: return scaled.add_rows(PlaneCodes<Simd, 4>{side.data}, row_vectors);
+          case CodeSource::kPlane2: return scaled.add_rows(PlaneCodes<Simd, 2>{side.data}, row_vectors);
+          default: return scaled.add_rows(ThreeBitCodes<Simd>{side.data, side.data + side.codes / 4}, row_vectors);
         }
       }
-      if (has_least) sums(lanes, low[group]);
+    };
+    switch (values.source) {
+      case CodeSource::kBytes: scaled.add_vectors(ByteCodes<Simd>{side.data}, side.count); break;
+      case CodeSource::kWords: scaled.add_vectors(WordCodes<Simd>{values.codes}, side.count); break;
+      default: add_planes();
     }
-    float unit[kQueries], inverse[kQueries];
-    units(most, unit, inverse);
-    for (int group = 0; group < groups; ++group) {
-      for (int i = 0; i < kQueries; ++i)
-        for (int v = 0; v < kSlotVectors; ++v)
-          Simd::store_integers(n[i] + v * 16, Simd::mul(Simd::load(scaled[group][i] + v * 16), Simd::all(inverse[i])));
-      const int begin = group * kCodecGroup;
-      const int end = begin + group_size(dims, group);
-      for (int d = begin; d < end; d += 16 * Simd::kVectors) {
-        const std::int16_t* codes = values.codes + 2 * d;
-        if (end - d >= 16 * Simd::kVectors) {
-          add_group<Simd::kVectors, kQueries>(codes, 2 * dims, kSlots, n[0], live, unit, low[group], keep, weighted, d);
-        } else {
-          add_group<1, kQueries>(codes, 2 * dims, kSlots, n[0], live, unit, low[group], keep, weighted, d);
-        }
+    SlotMask all = ~SlotMask{0};
+    for (int i = 0; i < kQueries; ++i) all &= live[i];
+    for (int o = 0; o < values.outliers; ++o) {
+      const int slot = values.row[o];
+      const int d = values.place[o];
+      const float beyond = values.beyond[o];
+      const auto add = [&](int i) __attribute__((always_inline)) {
+        weighted[i][d] = __builtin_fmaf(weight[i * 64 + slot], beyond, weighted[i][d]);
+      };
+      if ((all >> slot & 1) != 0) {
+        unrolled<kQueries>(add);
+      } else {
+        for (int i = 0; i < kQueries; ++i)
+          if ((live[i] >> slot & 1) != 0) add(i);
       }
     }
-    for (int o = 0; o < values.outliers; ++o)
-      for (int i = 0; i < kQueries; ++i)
-        if ((live[i] >> values.row[o] & 1) != 0) {
-          float& sum = weighted[i][values.place[o]];
-          sum = __builtin_fmaf(weight[i * 64 + values.row[o]], values.beyond[o], sum);
-        }
   }
 
   // One entry of a partial and kQueries of its queries from `first` on, the first of which is number `of_tile` of its
@@ -327,19 +493,21 @@ struct EncodedAttention {
     if (!block.live(e, live)) return;
     alignas(64) float score[kQueries * 64];
     alignas(64) float weight[kQueries * 64];
-    float keep[kQueries];
-    if (!page.keys.encoded) {
-      Simd::template score_floats<kSlotVectors, kQueries>(page.keys.plain, partial.head_dim, block.q, score);
-    } else if (page.keys.side.type == KvType::kQ8) {
-      score_q8<kSlotVectors, kQueries>(page.keys, page.queries.n[of_tile], page.queries.unit + of_tile, score);
-    } else {
-      score_groups<kSlotVectors, kQueries>(page.keys, block.q, score);
+    alignas(16) float keep[kQueries];
+    switch (page.keys.source) {
+      case CodeSource::kPlain:
+        Simd::template score_floats<kSlotVectors, kQueries>(page.keys.plain, partial.head_dim, block.q, score);
+        break;
+      case CodeSource::kBytes:
+        score_q8<kSlotVectors, kQueries>(page.keys.side, page.queries.n[of_tile], page.queries.unit + of_tile, score);
+        break;
+      default: score_groups<kSlotVectors, kQueries>(page.keys, block.q, score);
     }
     Simd::template weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
-    if (page.values.encoded) {
-      add_values<kSlotVectors, kQueries>(page.values, live, weight, keep, block.weighted);
-    } else {
+    if (page.values.source == CodeSource::kPlain) {
       Simd::template add_floats<kQueries>(page.values.plain, partial.head_dim, live, weight, keep, block.weighted);
+    } else {
+      add_values<kSlotVectors, kQueries>(page.values, live, weight, keep, block.weighted);
     }
   }
 
@@ -354,16 +522,31 @@ struct EncodedAttention {
   static void attend_run(const AttentionPartial& partial, const AttentionState& state) {
     OpenPage page;
     const PageFormat& format = **partial.formats;
+    const std::byte* first_page = partial.pages[0];
+    const EncodedSide keys = encoded_keys(format, first_page);
+    const EncodedSide values = encoded_values(format, first_page);
+    page.keys.source = code_source<kSlotVectors>(format.key, true, kSlotVectors);
+    page.values.source = code_source<kSlotVectors>(format.value, false, format.head_dim / 16);
     const std::size_t bytes = format.bytes();
     const int queries = partial.rows * partial.group;
     for (int tile = 0; tile < queries; tile += kTileQueries) {
       const int count = queries - tile < kTileQueries ? queries - tile : kTileQueries;
       if (format.key == KvType::kQ8) to_integers(partial, tile, count, page.queries);
       for (int e = 0; e < partial.entries; ++e) {
-        if (e + 1 < partial.entries)
+        if (tile == 0 && e + 1 < partial.entries)
           for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(partial.pages[e + 1] + at);
         if (!seen(partial, e)) continue;
-        open_page(format, partial.pages[e], page.keys, page.values);
+        if (page.keys.source == CodeSource::kPlain) {
+          open_plain(format.key, partial.pages[e], format.head_dim * format.slots, page.keys.plain);
+        } else {
+          open_side(keys, first_page, partial.pages[e], page.keys);
+        }
+        if (page.values.source == CodeSource::kPlain) {
+          open_plain(format.value, partial.pages[e] + values_offset(format), format.head_dim * format.slots,
+                     page.values.plain);
+        } else {
+          open_side(values, first_page, partial.pages[e], page.values);
+        }
         Simd::template query_blocks<kSlotVectors>(count, [&]<int kQueries>(int first) {
           attend_entry<kSlotVectors, kQueries>(partial, state, page, e, tile + first, first);
         });

@@ -2,6 +2,7 @@
 
 #include "backend/cpu/kernels/avx2/attention_parts.h"
 #include "backend/cpu/kernels/avx2/open_codes.h"
+#include "backend/cpu/kernels/integer_units.h"
 
 namespace kvasir::avx2 {
 namespace {
@@ -13,15 +14,14 @@ struct Vectors {
   struct Ints {
     __m256i low, high;
   };
+  using Mask = Ints;
   static constexpr int kVectors = 1;
   static constexpr int kSums = 4;
+  static constexpr int kQueries = 2;
 
   static Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-  static Floats load(std::uint16_t mask, const float* p) {
-    return {_mm256_maskload_ps(p, lanes_of(mask & 0xffU)), _mm256_maskload_ps(p + 8, lanes_of(mask >> 8))};
-  }
   static Floats load_halves(const std::byte* p) { return {load8<KvType::kF16>(p), load8<KvType::kF16>(p + 16)}; }
   static void store(float* p, Floats x) {
     _mm256_storeu_ps(p, x.low);
@@ -30,6 +30,17 @@ struct Vectors {
   static Floats mul(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
   static Floats fma(Floats a, Floats b, Floats c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+  }
+  // Zero, or c, in the lanes that are not of the mask.
+  static Mask mask(std::uint16_t bits) { return {lanes_of(bits & 0xffU), lanes_of(bits >> 8)}; }
+  static Floats mul(const Mask& mask, Floats a, Floats b) {
+    return {_mm256_and_ps(_mm256_castsi256_ps(mask.low), _mm256_mul_ps(a.low, b.low)),
+            _mm256_and_ps(_mm256_castsi256_ps(mask.high), _mm256_mul_ps(a.high, b.high))};
+  }
+  static Floats fma(const Mask& mask, Floats a, Floats b, Floats c) {
+    const Floats sum = fma(a, b, c);
+    return {_mm256_blendv_ps(c.low, sum.low, _mm256_castsi256_ps(mask.low)),
+            _mm256_blendv_ps(c.high, sum.high, _mm256_castsi256_ps(mask.high))};
   }
   static Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
   static float sum(Floats x) { return sum16(x.low, x.high); }
@@ -41,16 +52,36 @@ struct Vectors {
     return {_mm256_and_si256(_mm256_castps_si256(x.low), mask), _mm256_and_si256(_mm256_castps_si256(x.high), mask)};
   }
   static Ints most_bits(Ints a, Ints b) { return {_mm256_max_epu32(a.low, b.low), _mm256_max_epu32(a.high, b.high)}; }
-  static std::uint32_t most(Ints x) {
-    const __m256i m8 = _mm256_max_epu32(x.low, x.high);
-    const __m128i m4 = _mm_max_epu32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
-    const __m128i m2 = _mm_max_epu32(m4, _mm_shuffle_epi32(m4, _MM_SHUFFLE(1, 0, 3, 2)));
-    return static_cast<std::uint32_t>(
-        _mm_cvtsi128_si32(_mm_max_epu32(m2, _mm_shuffle_epi32(m2, _MM_SHUFFLE(2, 3, 0, 1)))));
-  }
   static Ints load_codes(const std::int16_t* p) {
     return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 16))};
+  }
+  static Ints load_bytes(const std::byte* p) {
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
+  }
+  static Ints load_units(const std::byte* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+  }
+  template <int kBits, int kPart>
+  static __m256i plane_part(__m256i units) {
+    constexpr int kShift = kBits * kPart;
+    const __m256i down = kShift > 0 ? _mm256_srli_epi16(units, kShift) : units;
+    return kShift + kBits == 16 ? down : _mm256_and_si256(down, _mm256_set1_epi16((1 << kBits) - 1));
+  }
+  template <int kBits, int kPart>
+  static Ints plane_part(Ints units) {
+    return {plane_part<kBits, kPart>(units.low), plane_part<kBits, kPart>(units.high)};
+  }
+  template <int kPart>
+  static __m256i add_high_bit(__m256i codes, __m256i units) {
+    const __m256i bit = kPart < 2 ? _mm256_slli_epi16(units, 2 - kPart) : _mm256_srli_epi16(units, kPart - 2);
+    return _mm256_or_si256(codes, _mm256_and_si256(bit, _mm256_set1_epi16(4)));
+  }
+  template <int kPart>
+  static Ints add_high_bit(Ints codes, Ints units) {
+    return {add_high_bit<kPart>(codes.low, units.low), add_high_bit<kPart>(codes.high, units.high)};
   }
   static Ints dot(Ints sum, std::int32_t pair, Ints codes) {
     const __m256i factor = _mm256_set1_epi32(pair);
@@ -62,12 +93,27 @@ struct Vectors {
     const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
     _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
   }
+  static void store_integers(std::int16_t* p, Floats x, Floats next) {
+    store_integers(p, x);
+    store_integers(p + 16, next);
+  }
 
   static void sum_four(const Floats* x, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = sum(x[i]);
   }
-  static void most_four(const Ints* x, std::uint32_t* out) {
-    for (int i = 0; i < 4; ++i) out[i] = most(x[i]);
+  // The greatest lanes of two vectors, in lanes 0 and 1, and 2 and 3.
+  static __m128i most_of(Ints x, Ints y) {
+    const __m256i a = _mm256_max_epu32(x.low, x.high);
+    const __m256i b = _mm256_max_epu32(y.low, y.high);
+    const __m256i four = _mm256_max_epu32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    return _mm_max_epu32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  }
+  static void units_four(const Ints* x, float* unit, float* inverse) {
+    const __m128 first = _mm_castsi128_ps(most_of(x[0], x[1]));
+    const __m128 second = _mm_castsi128_ps(most_of(x[2], x[3]));
+    units_of(_mm_max_epu32(_mm_castps_si128(_mm_shuffle_ps(first, second, _MM_SHUFFLE(2, 0, 2, 0))),
+                           _mm_castps_si128(_mm_shuffle_ps(first, second, _MM_SHUFFLE(3, 1, 3, 1)))),
+             unit, inverse);
   }
 
   static void open_codes(const EncodedSide& side, std::int16_t* words) { avx2::open_codes(side, words); }

@@ -65,6 +65,75 @@ template <KvType kType, int kVectors, int kQueries>
     for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(weighted[i] + offset + v * 16, sum[i][v]);
 }
 
+// The greatest lane of each of four vectors, in the first lane of each quarter. Which lanes a NaN hides depends on the
+// order: it is that of GCC's _mm512_reduce_max_ps.
+[[gnu::always_inline]] inline __m512 max_four(const __m512* x) {
+  const __m512 ab = _mm512_max_ps(_mm512_shuffle_f32x4(x[0], x[1], 0xee), _mm512_shuffle_f32x4(x[0], x[1], 0x44));
+  const __m512 cd = _mm512_max_ps(_mm512_shuffle_f32x4(x[2], x[3], 0xee), _mm512_shuffle_f32x4(x[2], x[3], 0x44));
+  const __m512 all = _mm512_max_ps(_mm512_shuffle_f32x4(ab, cd, 0xdd), _mm512_shuffle_f32x4(ab, cd, 0x88));
+  const __m512 two = _mm512_max_ps(all, _mm512_permute_ps(all, 0x4e));
+  return _mm512_max_ps(two, _mm512_permute_ps(two, 0xb1));
+}
+
+// The sums of four vectors, likewise, in the order of sum16.
+[[gnu::always_inline]] inline __m512 sum_four(const __m512* x) {
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(x[0], x[1], 0x44), _mm512_shuffle_f32x4(x[0], x[1], 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(x[2], x[3], 0x44), _mm512_shuffle_f32x4(x[2], x[3], 0xee));
+  const __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  const __m512 two = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+  return _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+}
+
+// The first lane of each quarter.
+[[gnu::always_inline]] inline __m512i quarters(__m512i x) {
+  return _mm512_maskz_compress_epi32(0x1111, x);
+}
+[[gnu::always_inline]] inline __m128 quarters(__m512 x) {
+  return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x));
+}
+
+// What weigh does for queries [from, from + 4) of a block, all of which see something.
+template <int kSlotVectors, int kQueries>
+[[gnu::always_inline]] inline void weigh_four(const AttentionPartial& partial, const AttentionState& state, int first,
+                                              const QueryBlock<kQueries>& block, int e,
+                                              const SlotMask (&live)[kQueries],
+                                              const __m512 (&score)[kQueries][kSlotVectors], int from, float* weight,
+                                              float* keep) {
+  const auto mask = [&](int i, int v) { return static_cast<__mmask16>(live[from + i] >> (v * 16)); };
+  const __m128 before = _mm_loadu_ps(state.maximum + first + from);
+  __m512 highest[4], total[4];
+  for (int i = 0; i < 4; ++i) {
+    highest[i] = _mm512_set1_ps(state.maximum[first + from + i]);
+    for (int v = 0; v < kSlotVectors; ++v)
+      highest[i] = _mm512_mask_max_ps(highest[i], mask(i, v), highest[i], score[from + i][v]);
+  }
+  const __m512 most = max_four(highest);
+  const __m128 maximum = quarters(most);
+  _mm_storeu_ps(state.maximum + first + from, maximum);
+  for (int i = 0; i < 4; ++i) {
+    const __m512 of_query = _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), most);
+    total[i] = _mm512_setzero_ps();
+    for (int v = 0; v < kSlotVectors; ++v) {
+      const __m512 p = _mm512_maskz_mov_ps(mask(i, v), exp16(_mm512_sub_ps(score[from + i][v], of_query)));
+      _mm512_store_ps(weight + (from + i) * 64 + v * 16, p);
+      if (block.observed[from + i] != nullptr)
+        _mm512_storeu_ps(block.observed[from + i] + (e * kSlotVectors + v) * 16, p);
+      total[i] = _mm512_add_ps(total[i], p);
+    }
+    if (block.observed[from + i] != nullptr)
+      partial.weight_maxima[static_cast<std::size_t>(first + from + i) * partial.weight_maximum_stride +
+                            static_cast<std::size_t>(e)] = _mm512_cvtss_f32(of_query);
+  }
+  __m128 kept = _mm_set1_ps(1.0F);
+  const __m128 same = _mm_cmpeq_ps(maximum, before);
+  if (_mm_movemask_ps(same) != 0xf)
+    kept =
+        _mm_blendv_ps(_mm512_castps512_ps128(exp16(_mm512_castps128_ps512(_mm_sub_ps(before, maximum)))), kept, same);
+  _mm_storeu_ps(keep + from, kept);
+  float* sum = state.sum + first + from;
+  _mm_storeu_ps(sum, _mm_fmadd_ps(_mm_loadu_ps(sum), kept, quarters(sum_four(total))));
+}
+
 // Takes an entry's scores into maxima and sums. weight [kQueries][64]: exp(score - maximum), zero where not live, and
 // undefined of a query that sees nothing; keep: what earlier sums are multiplied with.
 template <int kSlotVectors, int kQueries>
@@ -72,6 +141,12 @@ template <int kSlotVectors, int kQueries>
                                          const QueryBlock<kQueries>& block, int e, const SlotMask (&live)[kQueries],
                                          const __m512 (&score)[kQueries][kSlotVectors], float* weight, float* keep) {
   for (int i = 0; i < kQueries; ++i) {
+    if constexpr (kQueries >= 4)
+      if (i % 4 == 0 && live[i] != 0 && live[i + 1] != 0 && live[i + 2] != 0 && live[i + 3] != 0) {
+        weigh_four<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, i, weight, keep);
+        i += 3;
+        continue;
+      }
     float* w = weight + i * 64;
     if (live[i] == 0) {
       keep[i] = 1.0F;
