@@ -35,8 +35,9 @@ struct RequestPlan {
   std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
   std::uint64_t open_page_bytes = 0;
   std::uint64_t table_bytes = 0;
-  std::uint64_t policy_bytes = 0;  // at most
-  std::uint64_t bytes = 0;         // in all, at the peak: pages, tables, policy
+  std::uint64_t policy_bytes = 0;   // at most
+  std::uint64_t demoted_bytes = 0;  // of what the policy drops and the sequence keeps in memory, at most
+  std::uint64_t bytes = 0;          // in all, at the peak: pages, tables, policy, demoted
   bool exact = true;  // otherwise: at most, as it depends on the text or, of encoded pages, on who shares the passes
   std::uint64_t bytes_per_token = 0;  // that a policy without a bound takes for one more
   std::uint64_t budget = 0;           // of the whole cache

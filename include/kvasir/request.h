@@ -55,8 +55,11 @@ struct RequestOptions {
   // holds counts for the request's tenant, and requests that need its memory wait instead of ending with kKvMemory.
   bool releases_session = false;
 
-  std::string policy;        // as SessionOptions::policy
-  std::string codec;         // as SessionOptions::codec
+  std::string policy;  // as SessionOptions::policy
+  std::string codec;   // as SessionOptions::codec
+  // Where what the policy drops goes, in place of what the policy's spec says: "q4", "file", "q4,file", "off"
+  // (docs/policies/demotion.md); empty: as the spec says.
+  std::string demote;
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.

@@ -29,6 +29,16 @@ struct KvReport {
   // Tokens that the newest generated token read, if its policy chooses (quest): the mean over layers and KV heads. 0:
   // all that were kept.
   std::int64_t read = 0;
+  bool demotes = false;  // what the policy drops is kept elsewhere
+  // There: tokens, as the mean over layers and KV heads; their bytes in memory
+  // (a part of `bytes`) and in the file; pages of a KV head that rows read again, so far, and of these those that had
+  // to be fetched from the file; the seconds waited for the file.
+  std::int64_t demoted = 0;
+  std::uint64_t demoted_bytes = 0;
+  std::uint64_t demoted_file_bytes = 0;
+  std::int64_t recalled = 0;
+  std::int64_t fetched = 0;
+  double recall_seconds = 0;
   double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
   // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
   // once: its page was packed with others, or rotated, when tokens were dropped.

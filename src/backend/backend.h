@@ -151,6 +151,7 @@ class Backend {
     int reductions = 0;                 // that a listener wants
     int selected_rows = 0;              // rows of one sequence that choose what they read, at most
     bool weights = false;               // some listener wants raw weights
+    bool recalls = false;               // last rows of sequences attend to pages beside their tables'
   };
   // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
   // to be waited for (PageSource).

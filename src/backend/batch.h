@@ -94,6 +94,7 @@ struct BatchTable {
 
 class AttentionListener;
 class EntrySelector;
+class RecallSource;
 
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
 struct BatchSequence {
@@ -104,6 +105,7 @@ struct BatchSequence {
   int logits = 0;                         // logits are wanted of the last this many rows
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
+  RecallSource* recall = nullptr;         // optional; pages that its last row attends to besides (page_access.h)
 };
 
 struct Batch {

@@ -1,5 +1,6 @@
 // Interfaces through which attention gets its pages. A source fetches pages that are not in memory while others are
-// computed; a selector leaves tokens unread. A backend without either reads all pages directly.
+// computed; a selector leaves tokens unread; a recall adds pages that no table has. A backend without any of them reads
+// all pages of the tables directly, and nothing else.
 // Thread-safety: sources and leases are called by one thread, between the parallel regions of a pass.
 #pragma once
 
@@ -70,6 +71,34 @@ class EntrySelector {
   // keep their places in the order of summation, and those without a slot to read cost no access to their pages.
   // Listeners are told that tokens left unread have weight zero.
   virtual void select(const LaneRow& row, std::span<SlotMask> read) = 0;
+};
+
+inline constexpr int kMostRecalled = 8;  // pages of one lane
+
+// A page outside a sequence's page tables, and its slots that hold tokens.
+struct RecalledPage {
+  PageId page{};
+  SlotMask live = 0;
+};
+
+// Pages that the last row of a sequence's rows attends to besides those of its page tables. They hold keys rotated as
+// those of the table's last frame, and have the cache's Hadamard matrices. It belongs to one sequence
+// (BatchSequence::recall). In each layer, in this order:
+//   choose(row, highest)   for every lane, once the row has attended to all that it reads of its table
+//   fetch(layer)           may wait; the pages chosen are in memory when it returns
+//   chosen(head)           for every lane; they are attended in this order, as one partial behind all others
+// Listeners are told the row's attention without them.
+// Thread-safety: choose and chosen are called from several threads at once, for different lanes; fetch by one thread,
+// between parallel regions.
+class RecallSource {
+ public:
+  virtual ~RecallSource() = default;
+  // `row`: its queries are those of the table's last frame alone, and not transformed by a Hadamard matrix; queries_of
+  // (0) has them. highest: [group], the highest score of each query head so far. What is chosen depends on the text
+  // alone.
+  virtual void choose(const LaneRow& row, std::span<const float> highest) = 0;
+  virtual void fetch(int layer) = 0;
+  virtual std::span<const RecalledPage> chosen(int head) const = 0;
 };
 
 }  // namespace kvasir

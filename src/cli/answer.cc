@@ -18,20 +18,24 @@ namespace {
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
 
 Json to_json(const KvReport& kv) {
-  return {{"policy", kv.policy},
-          {"codec", kv.codec},
-          {"seen", kv.seen},
-          {"kept", kv.kept},
-          {"kept_least", kv.kept_least},
-          {"kept_most", kv.kept_most},
-          {"kept_max", kv.kept_max},
-          {"read", kv.read},
-          {"dead_share", kv.dead_share},
-          {"encodings_mean", kv.encodings_mean},
-          {"encodings_max", kv.encodings_max},
-          {"bytes", kv.bytes},
-          {"bytes_peak", kv.bytes_peak},
-          {"budget", kv.budget}};
+  Json json{{"policy", kv.policy},
+            {"codec", kv.codec},
+            {"seen", kv.seen},
+            {"kept", kv.kept},
+            {"kept_least", kv.kept_least},
+            {"kept_most", kv.kept_most},
+            {"kept_max", kv.kept_max},
+            {"read", kv.read},
+            {"dead_share", kv.dead_share},
+            {"encodings_mean", kv.encodings_mean},
+            {"encodings_max", kv.encodings_max},
+            {"bytes", kv.bytes},
+            {"bytes_peak", kv.bytes_peak},
+            {"budget", kv.budget}};
+  if (kv.demotes)
+    json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
+                        {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
+  return json;
 }
 
 double rate(std::int64_t tokens, double seconds) {

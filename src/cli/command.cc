@@ -24,6 +24,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/system_memory.h"
+#include "retention/demotion.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
 
@@ -153,6 +154,29 @@ CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std
     return text.empty() ? "a policy needs a name; 'kvasir policies' lists them" : "";
   };
   return command.add_option("--kv", policy, help)->check(CLI::Validator(not_empty, ""));
+}
+
+void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options) {
+  command.add_option(
+      "--demote", demote,
+      "Where what the policy of --kv drops goes instead of being lost: a codec (q8, q4, q4o, q3, q2, f16), "
+      "file, or q4,file; with recall=4 pages that a token reads again; off");
+  command
+      .add_option("--demote-dir", options.demote_dir,
+                  "Folder for the files of what is demoted; default, with --demote file: that of temporary files")
+      ->type_name("FOLDER");
+  add_bytes_option(command, "--demote-size", options.demote_size, "Most bytes of these files; default: 16GiB");
+}
+
+Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options) {
+  if (!demote.empty() && policy.empty())
+    return invalid_argument("--demote needs a policy that evicts; add --kv, such as --kv h2o:budget=1024,pos=original");
+  policy = with_demotion(policy, demote);
+  const DemotingSpec spec = split_demotion(policy);
+  if (!spec.demotion || !options.demote_dir.empty()) return {};
+  KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
+  if (demotion.file) options.demote_dir = std::filesystem::temp_directory_path().string();
+  return {};
 }
 
 void add_quiet_option(CLI::App& program) {

@@ -54,6 +54,11 @@ void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, whi
 
 void add_model_option(CLI::App& command, std::string& path);  // -m, or the first argument by its place
 std::string kv_type_help();
+// --demote, --demote-dir and --demote-size.
+void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options);
+// Adds --demote to a policy, and gives the engine a folder where the policy demotes to a file and none was named.
+// Errors: kInvalidArgument where there is no policy to add it to.
+Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options);
 void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page
 // The same; --kv-type may be repeated.
 void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);

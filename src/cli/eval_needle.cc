@@ -14,6 +14,7 @@ struct NeedleCommand {
   EngineOptions engine;
   std::string file;
   std::vector<std::string> policies;
+  std::string demote;
   std::vector<std::string> kv_types;
   NeedleOptions needle;
   int chunk = 256;
@@ -29,9 +30,13 @@ Json to_json(const NeedleResult& r) {
                      {"trials", cell.trials},
                      {"exact", cell.exact},
                      {"logprob", cell.logprob}});
-  return {{"policy", r.policy},       {"codec", r.codec},       {"exact", r.exact},
-          {"logprob", r.logprob},     {"kept_max", r.kept_max}, {"kv_bytes_peak", r.kv_bytes_peak},
-          {"cells", std::move(cells)}};
+  Json json{{"policy", r.policy},       {"codec", r.codec},       {"exact", r.exact},
+            {"logprob", r.logprob},     {"kept_max", r.kept_max}, {"kv_bytes_peak", r.kv_bytes_peak},
+            {"cells", std::move(cells)}};
+  if (r.recall_rows > 0)
+    json["demotion"] = {
+        {"recalled", r.recalled}, {"fetched", r.fetched}, {"rows", r.recall_rows}, {"wait_seconds", r.wait_seconds}};
+  return json;
 }
 
 // Formats a table with a row per length and a column per depth.
@@ -49,6 +54,9 @@ std::string table(const NeedleResult& r, const NeedleOptions& options) {
 }
 
 Status eval_needle(NeedleCommand options) {
+  if (options.policies.empty() && !options.demote.empty()) options.policies.emplace_back();
+  for (std::string& policy : options.policies)
+    KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, policy, options.engine));
   KVASIR_RETURN_IF_ERROR(check_policies(options.policies, false));
   KVASIR_RETURN_IF_ERROR(check_kv_types(options.kv_types));
   options.engine.kv_type = options.kv_types.front();
@@ -104,6 +112,7 @@ void add_eval_needle(CLI::App& eval, Outcome& outcome) {
   add_kv_memory_option(*command, options->engine);
   add_text_option(*command, options->file, "Filler: a text in which the fact is hidden");
   add_policies_option(*command, options->policies);
+  add_demote_options(*command, options->demote, options->engine);
   command
       ->add_option(
           "--lengths", options->needle.lengths,

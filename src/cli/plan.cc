@@ -31,6 +31,7 @@ struct PlanOptions {
   int page_slots = 32;
   std::string kv_type = "f16";
   std::string policy;
+  std::string demote;
   std::uint64_t memory = 0;
   bool json = false;
 };
@@ -76,7 +77,9 @@ RunDecision decide(const PlanOptions& options, const ModelConfig& config, const 
   return decision;
 }
 
-Status plan(const PlanOptions& options) {
+Status plan(PlanOptions options) {
+  EngineOptions nothing;  // a plan makes no files
+  KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.policy, nothing));
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model, {.header_only = true}));
   KVASIR_ASSIGN_OR_RETURN(const ModelConfig config, read_model_config(file));
   KVASIR_ASSIGN_OR_RETURN(const WeightMap weights, map_weights(file, config));
@@ -97,6 +100,8 @@ Status plan(const PlanOptions& options) {
                                : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.layers, config.kv_heads, config.sliding_window}));
+  KVASIR_RETURN_IF_ERROR(
+      policy->can_demote({nullptr, config.layers, config.kv_heads, config.sliding_window}, shape.page));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
@@ -133,6 +138,7 @@ Status plan(const PlanOptions& options) {
              {"kv_open_page_bytes", kv.open_page_bytes},
              {"kv_table_bytes", kv.table_bytes},
              {"policy_bytes", kv.policy_bytes},
+             {"demoted_bytes", kv.demoted_bytes},
              {"kv_bytes", kv.bytes},
              {"kv_exact", kv.exact},
              {"kv_bytes_per_token", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())},
@@ -164,6 +170,7 @@ Status plan(const PlanOptions& options) {
                        kv.open_page_bytes, human_bytes(kv.open_pages * kv.open_page_bytes));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
+  if (kv.demoted_bytes > 0) out += fmt::format("  demoted      {:>10}   (at most)\n", human_bytes(kv.demoted_bytes));
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
                      kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
   out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));
@@ -210,6 +217,7 @@ void add_plan(CLI::App& program, Outcome& outcome) {
   command->add_option("--kv-type", options->kv_type, kv_type_help())->capture_default_str();
   add_policy_option(*command, options->policy, "Retention policy; default: streaming with the trained context as cap")
       ->envname("KVASIR_KV");
+  command->add_option("--demote", options->demote, "Where what the policy of --kv drops goes, as for 'kvasir run'");
   add_bytes_option(*command, "--memory", options->memory, "Memory there is in all: says what fits");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = plan(*options); });

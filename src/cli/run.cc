@@ -89,6 +89,7 @@ bool is_conversation(const RunOptions& options) {
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
   if (options.context > 0) options.session.policy = fmt::format("streaming:cap={}", options.context);
+  KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.session.policy, options.engine));
   const auto stdins = std::ranges::count(options.files, "-");
   if (stdins > 1) return invalid_argument("--file - is given more than once; standard input can be read once");
   if (options.prompt && options.prompt->empty())
@@ -218,6 +219,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
                         "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
                         "--kv-memory is full, then streaming")
           ->envname("KVASIR_KV");
+  add_demote_options(*command, options->demote, options->engine);
   command->add_option("-c,--ctx", options->context, "Tokens kept, as --kv streaming:cap=N; 0: the trained context")
       ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");

@@ -16,6 +16,7 @@ struct RunOptions {
   GenerateOptions generate;
   std::optional<std::string> prompt;
   std::vector<std::string> files;
+  std::string demote;
   std::string chat_template;
   std::string system;
   std::string system_option = "--system";  // that gave it, for messages

@@ -37,6 +37,7 @@ struct ServeOptions {
   std::uint16_t port = 8080;
   std::string name;
   std::string policy = "full";
+  std::string demote;
   int batch = 16;
   int drain = 30;
   OperationsOptions operations;
@@ -334,6 +335,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   add_policy_option(*command, options->policy, "Retention policy of requests that name none (see 'kvasir policies')")
       ->envname("KVASIR_KV")
       ->capture_default_str();
+  add_demote_options(*command, options->demote, options->engine);
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))
@@ -384,6 +386,9 @@ void add_serve(CLI::App& program, Outcome& outcome) {
                                                              {"--prefix-memory", "Model and KV pages"},
                                                              {"--swap-dir", "Model and KV pages"},
                                                              {"--swap-size", "Model and KV pages"},
+                                                             {"--demote", "Model and KV pages"},
+                                                             {"--demote-dir", "Model and KV pages"},
+                                                             {"--demote-size", "Model and KV pages"},
                                                              {"--prefix-dir", "Model and KV pages"},
                                                              {"--prefix-disk", "Model and KV pages"},
                                                              {"--redis", "Model and KV pages"},
@@ -405,7 +410,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   for (const auto& [option, group] : kGroups) command->get_option(option)->group(group);
   command->callback([options, command, &outcome] {
     options->operations.quiet = command->count("--quiet") > 0;
-    outcome.status = serve(*options);
+    outcome.status = apply_demote(options->demote, options->policy, options->engine);
+    if (outcome.status.ok()) outcome.status = serve(*options);
   });
 }
 

@@ -65,7 +65,7 @@ std::uint64_t most_workspace(const CacheConditions& conditions, const RetentionP
 CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy, int chunk) {
   CacheFit fit;
   fit.chunk = chunk;
-  const std::int64_t tokens = policy.bound() ? kEndless : conditions.context;
+  const std::int64_t tokens = policy.bound() && !policy.traits().demotion ? kEndless : conditions.context;
   const std::uint64_t least = least_kv_bytes(conditions.shape, policy.bound().value_or(tokens));
   // This bound is enough to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller may
   // set kv_memory to the one in the error message.

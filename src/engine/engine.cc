@@ -216,7 +216,11 @@ class EngineImpl final : public Engine {
     if (driver_ != nullptr && spec.empty()) return default_place(now);
     if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
-    if (place.ok()) KVASIR_RETURN_IF_ERROR(place->policy->check_model(policy_model(*model_)));
+    if (!place.ok()) return place;
+    const RetentionPolicy& policy = *place->policy;
+    KVASIR_RETURN_IF_ERROR(policy.check_model(policy_model(*model_)));
+    KVASIR_RETURN_IF_ERROR(policy.can_demote(policy_model(*model_), model_->kv_shape.page));
+    KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
     return place;
   }
 
@@ -285,8 +289,9 @@ class EngineImpl final : public Engine {
     const Sequence& sequence = *base->held().sequence;
     const std::string& spec = sequence.policy().traits().spec;
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-    if (!options.policy.empty()) {
-      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> asked, make_policy(options.policy));
+    if (!options.policy.empty() || !options.demote.empty()) {
+      const std::string wanted = with_demotion(options.policy.empty() ? spec : options.policy, options.demote);
+      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> asked, make_policy(wanted));
       if (asked->traits().spec != spec)
         return invalid_argument("the session runs under policy '{}', not '{}'; name that one or none", spec,
                                 asked->traits().spec)
@@ -314,7 +319,10 @@ class EngineImpl final : public Engine {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(options.codec));
     KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_request(*model_, options));
     KVASIR_RETURN_IF_ERROR(check_samples(options.samples, text.tokens.size()));
-    Result<CacheSize> found = find_place(options.policy, shape, options.samples);
+    if (options.policy.empty() && !options.demote.empty() && options.demote != "off")
+      return invalid_argument("demote needs a policy that evicts, such as h2o:budget=1024,pos=original; name it")
+          .about({"policy"});
+    Result<CacheSize> found = find_place(with_demotion(options.policy, options.demote), shape, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
     KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),

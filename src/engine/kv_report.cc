@@ -22,6 +22,16 @@ KvReport kv_report(const Sequence& sequence) {
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)
     if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);
+  if (sequence.demotion() != nullptr) {
+    const SequenceDemotion::Report demoted = sequence.demotion()->report();
+    report.demotes = true;
+    report.demoted = std::llround(demoted.tokens);
+    report.demoted_bytes = demoted.bytes;
+    report.demoted_file_bytes = demoted.file_bytes;
+    report.recalled = demoted.recalled;
+    report.fetched = demoted.fetched;
+    report.recall_seconds = demoted.seconds_waited;
+  }
   report.dead_share = tables.dead_share();
   const PageTable::Encodings encodings = tables.encodings();
   report.encodings_mean = encodings.mean();
@@ -47,7 +57,8 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
         if (is_freed(page)) bytes += pool.page_cost(page_class(page));
     });
   }
-  return bytes + tables.table_bytes() + sequence.state_bytes();
+  return bytes + tables.table_bytes() + sequence.state_bytes() +
+         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0);
 }
 
 }  // namespace kvasir

@@ -129,6 +129,13 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
         "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
         "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
         weight_bytes, work, available);
+  if (!options.demote_dir.empty()) {
+    // A folder that cannot be written is found now, not when a request needs it.
+    if (const auto file = create_scratch_file(options.demote_dir); !file.ok())
+      return Status(file.status()).about({"demote_dir"});
+    model->demotion_file = std::make_unique<DemotionFile>(
+        [folder = options.demote_dir] { return create_scratch_file(folder); }, options.demote_size);
+  }
   model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
   KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));

@@ -279,7 +279,7 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   KeepPlan plan;
   TokenIndex hole = -1;  // its first token
   for (std::int64_t done = 0; done < tokens;) {
-    const int rows = state->chunk_rows(next_chunk_rows(done, prompt, tokens, request.chunk));
+    const int rows = state->chunk_rows(next_chunk_rows(policy, done, prompt, tokens, request.chunk));
     const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
     append_chunk(shape, rows, request.divided, &table, &peak);
     done += rows;
@@ -391,7 +391,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
   // Where pages are encoded, the plan of a table that is run knows both the most and the least.
-  memory.exact = !policy.traits().compacts && policy.traits().reductions.empty() &&
+  memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.traits().reductions.empty() &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
   memory.page_bytes = shape.page.bytes();
@@ -422,6 +422,10 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
     memory.policy_bytes = saturating_sum(memory.policy_bytes, saturating_product(bounds, sequences));
   }
   memory.bytes = saturating_sum(memory.bytes, memory.policy_bytes);
+  const std::uint64_t demoted =
+      SequenceDemotion::most_bytes(policy, shape, std::min(request.tokens, kMostPlannedTokens));
+  memory.demoted_bytes = saturating_product(demoted, sequences);
+  memory.bytes = saturating_sum(memory.bytes, memory.demoted_bytes);
   memory.batch_bytes = saturating_product(most_batch_bytes(shape, policy, request, peak.columns), sequences);
   return memory;
 }
@@ -446,6 +450,7 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   work.slots = shape.page.slots;
   if (shape.page.encoded()) work.staged_page_bytes = shape.page.open().bytes();
   work.reductions = static_cast<int>(traits.reductions.size());
+  work.recalls = traits.demotion.has_value();
   work.selected_rows = traits.chunk_reads ? 1 : 0;
   work.observed_rows = work.reductions > 0 ? work.rows : 0;
   return work;

@@ -27,10 +27,12 @@ struct KvMemory {
   std::uint64_t page_bytes = 0;  // keys and values of one page
   std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
   std::uint64_t open_page_bytes = 0;
-  std::uint64_t table_bytes = 0;   // bookkeeping at the peak, per-page bookkeeping included
-  std::uint64_t policy_bytes = 0;  // state of the policies and selectors, at most
-  std::uint64_t bytes = 0;  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes: the least
-                            // KV budget that suffices
+  std::uint64_t table_bytes = 0;    // bookkeeping at the peak, per-page bookkeeping included
+  std::uint64_t policy_bytes = 0;   // state of the policies and selectors, at most
+  std::uint64_t demoted_bytes = 0;  // of what the policies drop and the sequences keep (engine/demotion.h), at most
+  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes + demoted_bytes: the least KV budget
+  // that suffices
+  std::uint64_t bytes = 0;
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.
   std::uint64_t batch_bytes = 0;
   std::int64_t tokens_seen_max = 0;  // most tokens a forward pass sees

@@ -92,6 +92,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.open_page_bytes = memory.open_page_bytes;
   plan.table_bytes = memory.table_bytes;
   plan.policy_bytes = memory.policy_bytes;
+  plan.demoted_bytes = memory.demoted_bytes;
   plan.bytes = memory.bytes;
   plan.exact = memory.exact && request.samples == 1;
   if (plan.refusal.ok() && !plan.endless && plan.max_tokens > plan.most_tokens)

@@ -67,8 +67,8 @@ PreemptionCost RequestQueue::cost_of(Member& member) const {
   PreemptionCost cost = admissions_.cost(work);
   const Sequence& sequence = *member.text.sequence;
   // Between chunks only is a sequence a snapshot; one whose session is still being loaded has it in a file already.
-  const bool possible = swap_file_ != nullptr && member.swap == nullptr && !sequence.in_chunk() &&
-                        member.pages.done() && !shares_with_its_own(member) &&
+  const bool possible = swap_file_ != nullptr && !sequence.has_demoted() && member.swap == nullptr &&
+                        !sequence.in_chunk() && member.pages.done() && !shares_with_its_own(member) &&
                         SwappedSequence::has_room(*swap_file_, sequence);
   // Both ways take a pass at least.
   if (possible) cost.swap = swap_rates_.seconds(sequence.bytes()) + 2 * admissions_.rates().rates().pass;

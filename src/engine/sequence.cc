@@ -16,6 +16,12 @@ int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, 
   return static_cast<int>(std::min({to_grid, prompt - done, total - done}));
 }
 
+int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64_t prompt, std::int64_t total,
+                    int chunk) {
+  const int rows = next_chunk_rows(done, prompt, total, chunk);
+  return policy.traits().last_alone() && rows > 1 && done + rows == prompt ? rows - 1 : rows;
+}
+
 PolicyModel policy_model(const LoadedModel& model) {
   return {&model.fingerprint, model.config.layers, model.config.kv_heads, model.config.sliding_window};
 }
@@ -87,6 +93,15 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       state_(&cache_->budget()) {
   policy_->begin(table_layout());
   status_ = policy_->check_model(policy_model(*model_));
+  if (status_.ok()) status_ = policy_->can_demote(policy_model(*model_), cache_->shape().page);
+  if (!status_.ok()) return;
+  Result<std::unique_ptr<SequenceDemotion>> demotion =
+      SequenceDemotion::create(*policy_, cache_.get(), model_->demotion_file.get());
+  if (!demotion.ok()) {
+    status_ = demotion.status();
+  } else {
+    demotion_ = std::move(*demotion);
+  }
 }
 
 Sequence::Sequence(const Sequence& other, KvSequence tables)
@@ -154,7 +169,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
     const TokenIndex next = tables_.next_index();
     const TokenIndex end = next + rest;
     const bool prompt = input.source == Source::kPrompt;
-    const int want = next_chunk_rows(next, prompt ? end : 0, end, prompt_chunk(*policy_, input.chunk));
+    const int want = next_chunk_rows(*policy_, next, prompt ? end : 0, end, prompt_chunk(*policy_, input.chunk));
     plan.chunk = {next, policy_->chunk_rows(want), prompt, 0};
     if (prompt) plan.chunk.prompt_left = end - plan.chunk.end();
   } else {
@@ -170,6 +185,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   plan.state = plan.begins_chunk ? most_state(plan.chunk) : state_.bytes();
   plan.bytes = room.append + (plan.state > state_.bytes() ? plan.state - state_.bytes() : 0);
   plan.reserve = room.reserve;
+  if (demotion_ != nullptr) plan.reserve += demotion_->may_take(tables_, plan.rows);
   // Keys that the chunk's end will rotate must be the sequence's own.
   if (plan.begins_chunk && policy_->traits().realign == Realign::kRotate)
     if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
@@ -213,7 +229,7 @@ Status Sequence::make_room(const PassPlan& plan) {
 }
 
 std::uint64_t Sequence::bytes() const {
-  return tables_.page_bytes() + tables_.table_bytes() + state_.bytes();
+  return tables_.page_bytes() + tables_.table_bytes() + state_.bytes() + (demotion_ ? demotion_->bytes() : 0);
 }
 
 // Changes of frames that depend on the chunk alone.
@@ -238,6 +254,9 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.logits = plan.logits;
   sequence.listener = listener_->begin_pass(plan.rows) ? listener_.get() : nullptr;
   if (selector_ != nullptr && selector_->begin_pass(chunk_, plan.first, plan.rows)) sequence.selector = selector_.get();
+  const bool recalls = !chunk_.prompt || (chunk_.ends_prompt() && plan.ends_chunk());
+  if (demotion_ != nullptr && recalls)
+    sequence.recall = demotion_->begin_pass(chunk_.first + plan.first + plan.rows - 1);
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
   *tables_in_use += static_cast<std::size_t>(sequence.tables);
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
@@ -261,10 +280,13 @@ void Sequence::finish_pass(const PassPlan& plan) {
     const std::uint64_t state = allocated_state();
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
-  status_ = {};
+  status_ = recall_status();
 }
 
 void Sequence::prune() {
+  const MemoryBudget& budget = cache_->budget();
+  const std::uint64_t before = demotion_ != nullptr ? bytes() : 0;
+  const std::uint64_t used = budget.used();
   const auto decide = [&](const auto& ask) {
     for (int t = 0; t < tables_.tables(); ++t) {
       plan_.clear();
@@ -272,6 +294,11 @@ void Sequence::prune() {
       if (plan_.empty()) continue;
       if (!plan_.drop.empty() && plan_.drop.front().begin < first_dropped_.value_or(plan_.drop.front().end))
         first_dropped_ = plan_.drop.front().begin;
+      if (demotion_ != nullptr) {
+        demotion_->take(t, tables_.table(t), plan_.drop);
+        // What is dropped is there twice for a moment.
+        bytes_peak_ = std::max(bytes_peak_, before + budget.used() - used);
+      }
       // One growing hole always fits a table of ranges.
       KVASIR_CHECK(tables_.table(t).apply(plan_).ok());
     }
@@ -297,6 +324,9 @@ Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
   std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));
   KVASIR_RETURN_IF_ERROR(copy->charge_state());
+  if (demotion_ != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(copy->demotion_, demotion_->fork());
+  }
   return copy;
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backend/attention_listener.h"
+#include "engine/demotion.h"
 #include "engine/loaded_model.h"
 #include "engine/sequence_selector.h"
 #include "kv/kv_cache.h"
@@ -38,6 +39,9 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk);
 
 // Rows of the chunk that starts at token `done`: prompts go in chunks on a grid anchored at token 0, the rest singly.
 int next_chunk_rows(std::int64_t done, std::int64_t prompt, std::int64_t total, int chunk);
+// The same for a policy, which may have the last token of a prompt alone.
+int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64_t prompt, std::int64_t total,
+                    int chunk);
 
 class Sequence {
  public:
@@ -103,6 +107,12 @@ class Sequence {
   void set_selector(std::unique_ptr<SequenceSelector> selector) { selector_ = std::move(selector); }
   // Chooses what its rows read; null: all that they see.
   const SequenceSelector* selector() const { return selector_.get(); }
+  // What the policy dropped and is still to be had; null: it is lost.
+  const SequenceDemotion* demotion() const { return demotion_.get(); }
+  // Whether anything is.
+  bool has_demoted() const { return demotion_ != nullptr && !demotion_->empty(); }
+  // What kept its rows of the last pass from reading again what was demoted: their results are then wrong.
+  Status recall_status() const { return demotion_ != nullptr ? demotion_->status() : Status(); }
   // Charges the bytes that the policy's state takes now, after the policy was restored. Errors: kResourceExhausted.
   Status charge_state();
 
@@ -163,6 +173,7 @@ class Sequence {
   KvCacheShape shape_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<SequenceSelector> selector_;  // null: rows read all that they see
+  std::unique_ptr<SequenceDemotion> demotion_;  // null: what is dropped is lost
   MemoryCharge state_;                          // of the state of policy and selector
   int most_rows_ = 1;                           // of any chunk so far
 

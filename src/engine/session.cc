@@ -68,6 +68,11 @@ class SessionImpl final : public Session, public SessionBase {
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
+      if (text_.sequence->has_demoted())
+        return unsupported(
+                   "a session that has demoted tokens cannot be saved: session files do not hold them; run it without "
+                   "demote")
+            .about({"demote"});
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });

@@ -98,6 +98,10 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
+    if (result.status = requests[i].sequence->recall_status(); !result.status.ok()) {
+      requests[i].sequence->fail(result.status);
+      continue;
+    }
     requests[i].sequence->finish_pass(pass);
   }
   times_.cache += clock.lap();

@@ -29,7 +29,8 @@ struct StepRequest {
 
 // What became of it. Spans are valid until the next step.
 struct StepResult {
-  Status status;                  // kDataLoss: its logits are NaN or infinite, and the sequence cannot go on
+  // The sequence cannot go on: its logits are NaN or infinite (kDataLoss), or what was demoted could not be read back.
+  Status status;
   int tokens = 0;                 // that ran
   std::int64_t first = 0;         // index of the token that `logits` begin with
   int rows = 0;                   // of logits

@@ -60,7 +60,8 @@ class SwappedSequence {
   enum class State { kLeaving, kOut, kComing, kBack, kFailed };
 
   // Begins to write the sequence, which stays as it is. What it is without its pages stays in memory, charged to the
-  // cache's budget. Returns null where the file or the budget have no room for it, or where it is within a chunk.
+  // cache's budget. Returns null where the file or the budget have no room for it, where it is within a chunk, and
+  // where its policy has demoted tokens, which no swap file holds.
   // The file outlives this; the sequence lives until state() is no longer kLeaving.
   static std::unique_ptr<SwappedSequence> leave(SpillFile* file, const Sequence& sequence);
 

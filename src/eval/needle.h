@@ -88,6 +88,12 @@ struct NeedleResult {
   double logprob = 0;
   std::int64_t kept_max = 0;        // most tokens a forward pass saw
   std::uint64_t kv_bytes_peak = 0;  // of the largest sequence
+  // Where the policy demotes: pages of a KV head that answers read again, those that came from a file, the rows that
+  // could have, and the seconds waited for the file.
+  std::int64_t recalled = 0;
+  std::int64_t fetched = 0;
+  std::int64_t recall_rows = 0;
+  double wait_seconds = 0;
 };
 
 // `shape`: of the cache, the model's own but for its codec. `progress` counts tokens. Errors: kInvalidArgument for

@@ -11,7 +11,42 @@ RetentionPolicy::RetentionPolicy(PolicyTraits traits) : traits_(std::move(traits
   KVASIR_CHECK(traits_.reductions.empty() || traits_.scope != PolicyScope::kSequence);
 }
 
+Status RetentionPolicy::demote(const Demotion& demotion) {
+  const auto refuse = [&](std::string_view why) {
+    return invalid_argument("what policy '{}' drops cannot be demoted: {}", traits_.spec, why)
+        .about({"demote", "policy"});
+  };
+  if (traits_.selects || (!traits_.compacts && !bound()))
+    return refuse("it drops nothing; choose one that evicts, such as h2o:budget=1024,pos=original");
+  if (!traits_.run_capacities.empty() || (traits_.compacts && traits_.positions != PositionMode::kOriginal))
+    return refuse(
+        "it moves tokens to other positions, and dropped keys keep theirs; choose one with pos=original, such as "
+        "h2o:budget=1024,pos=original");
+  if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it away");
+  traits_.demotion = demotion;
+  traits_.spec = with_demotion(traits_.spec, demotion_text(demotion));
+  return {};
+}
+
+Status RetentionPolicy::can_demote(const PolicyModel& model, const PageFormat& page) const {
+  if (!traits_.demotion) return {};
+  if (model.sliding_window > 0)
+    return invalid_argument(
+               "demote does not go with a model that has a sliding window of {} tokens: what lies behind it is hidden "
+               "anyway; leave demote away",
+               model.sliding_window)
+        .about({"demote"});
+  PageFormat demoted = page;
+  if (traits_.demotion->type) demoted.key = demoted.value = *traits_.demotion->type;
+  if (demoted.open() == page.open()) return {};
+  return invalid_argument(
+             "demote '{}' needs a cache of f16 or of codecs, not {}; choose another kv_type, or demote to a file alone",
+             demotion_text(*traits_.demotion), codec_name(page))
+      .about({"demote", "kv_type"});
+}
+
 ContextUse RetentionPolicy::context_use() const {
+  if (traits_.demotion) return ContextUse::kText;
   if (traits_.positions == PositionMode::kOriginal) return ContextUse::kText;
   if (bound()) return ContextUse::kNone;
   return traits_.compacts ? ContextUse::kHeld : ContextUse::kText;

@@ -38,6 +38,7 @@
 #include "kv/keep_plan.h"
 #include "kvasir/status.h"
 #include "retention/budget.h"
+#include "retention/demotion.h"
 
 namespace kvasir {
 
@@ -95,6 +96,8 @@ struct PolicyTraits {
   bool selects = false;
   // They read chunks up to this many tokens (engine/quest_selector.h).
   std::optional<Budget> chunk_reads;
+  // What it drops is kept elsewhere, and read again by generated tokens and by the last one of a prompt.
+  std::optional<Demotion> demotion;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
@@ -103,7 +106,10 @@ struct PolicyTraits {
 
   // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
   // then tell prompts from what was generated.
-  bool by_token() const { return compacts || selects || !reductions.empty(); }
+  bool by_token() const { return compacts || selects || !reductions.empty() || demotion; }
+  // Whether a prompt's last token is a chunk of its own. Where chunks change nothing, they then do not decide either
+  // what has been demoted when that token reads it.
+  bool last_alone() const { return demotion && !compacts; }
 };
 
 // What a policy may need to know of a model.
@@ -127,11 +133,17 @@ class RetentionPolicy {
   virtual std::optional<std::int64_t> bound() const = 0;
   ContextUse context_use() const;
 
-  // Whether the policy can serve a model. Errors: kInvalidArgument, kUnsupported.
+  // Whether the policy can serve a model; see also can_demote. Errors: kInvalidArgument, kUnsupported.
   virtual Status check_model(const PolicyModel& model) const {
     static_cast<void>(model);
     return {};
   }
+  // Whether what it drops can be demoted with a model and the format of a cache's pages. Errors: kInvalidArgument.
+  Status can_demote(const PolicyModel& model, const PageFormat& page) const;
+
+  // From now on what it drops is demoted. Errors: kInvalidArgument where that is impossible: it drops nothing, or moves
+  // tokens to other positions, for which demoted keys are not rotated. REQUIRES: no chunk was taken in.
+  Status demote(const Demotion& demotion);
 
   // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
   virtual std::string remark(int kv_heads) const {

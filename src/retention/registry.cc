@@ -228,12 +228,25 @@ bool is_evaluation_only(std::string_view text) {
   return info != nullptr && info->evaluation_only;
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
+namespace {
+
+Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<ComposedSpec> composed, split_composed(text));
   if (!composed) return make_one(text);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> first, make_one(composed->first));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> second, make_one(composed->second));
   return compose(*first, *second);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
+  const DemotingSpec spec = split_demotion(text);
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_plain(spec.policy));
+  if (!spec.demotion) return policy;
+  KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
+  KVASIR_RETURN_IF_ERROR(policy->demote(demotion));
+  return policy;
 }
 
 }  // namespace kvasir

@@ -85,8 +85,9 @@ Result<const PolicyInfo*> policy_named(std::string_view name);
 // Whether the spec names a policy that is for evaluation only.
 bool is_evaluation_only(std::string_view spec);
 
-// Parses and makes one policy, or two joined by a + (retention/composed.h). Errors: those of parse and of the policy's
-// options, and for evaluation-only policies.
+// Parses and makes one policy, or two joined by a + (retention/composed.h); behind either, @demote= and where what is
+// dropped goes (retention/demotion.h). Errors: those of parse and of the policy's options, and for evaluation-only
+// policies.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 
 // One per file of this folder.

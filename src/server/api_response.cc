@@ -169,6 +169,9 @@ Json kv_of(const Choice& choice) {
                {"recomputed", result.recomputed},
                {"seed", result.seed},
                {"finish_reason", finish_reason_name(result.finish_reason)}};
+  if (kv.demotes)
+    json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
+                        {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;
 }

@@ -52,7 +52,7 @@ std::string policy_name(std::string_view spec) {
   bool in_name = true;
   for (const char c : spec) {
     if (c == '+') in_name = true;
-    if (c == ':') in_name = false;
+    if (c == ':' || c == '@') in_name = false;
     if (in_name) name += c;
   }
   return name.empty() ? "default" : name;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "retention/demotion.h"
 
 namespace kvasir::server {
 namespace {
@@ -101,6 +102,7 @@ Status in_body(const Status& status) {
       {"tokens", "prompt"},
       {"policy", "kv.policy"},
       {"codec", "kv.codec"},
+      {"demote", "kv.demote"},
       {"samples", "n"}};
   static constexpr std::string_view kSameNames[] = {"prompt",
                                                     "messages",
@@ -166,6 +168,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     return ready;
   }
   if (options.policy.empty()) options.policy = common.policy;
+  options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
     options.messages.clear();

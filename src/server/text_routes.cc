@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "retention/demotion.h"
 #include "server/api_request.h"
 #include "server/api_response.h"
 #include "server/json_fields.h"
@@ -129,7 +130,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
   RequestOptions options;
   KVASIR_RETURN_IF_ERROR(read_kv(json, options));
   PlanRequest request;
-  request.policy = options.policy.empty() ? policy_ : options.policy;
+  request.policy = with_demotion(options.policy.empty() ? policy_ : options.policy, options.demote);
   request.codec = options.codec;
   request.tenant = exchange.caller.tenant_number;
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
@@ -179,6 +180,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
                   {"kv_open_page_bytes", plan.open_page_bytes},
                   {"kv_table_bytes", plan.table_bytes},
                   {"policy_bytes", plan.policy_bytes},
+                  {"demoted_bytes", plan.demoted_bytes},
                   {"kv_bytes", plan.bytes},
                   {"kv_exact", plan.exact},
                   {"kv_bytes_per_token", plan.bytes_per_token},

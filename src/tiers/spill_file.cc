@@ -56,14 +56,15 @@ std::optional<SpillReading::Part> SpillReading::take() {
   return Part{arrived.part, file_->bytes_of(arrived.buffer).first(arrived.bytes)};
 }
 
-Result<std::unique_ptr<SpillFile>> SpillFile::create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity) {
-  std::unique_ptr<SpillFile> spill(new SpillFile);
-  spill->memory_.ensure(kBufferBytes);
-  spill->uses_.resize(kBuffers);
-  spill->free_buffers_.resize(kBuffers);
+Result<std::unique_ptr<SpillFile>> SpillFile::create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity,
+                                                     const Layout& layout) {
+  std::unique_ptr<SpillFile> spill(new SpillFile(layout));
+  spill->memory_.ensure(layout.part_bytes * layout.buffers);
+  spill->uses_.resize(layout.buffers);
+  spill->free_buffers_.resize(layout.buffers);
   std::iota(spill->free_buffers_.begin(), spill->free_buffers_.end(), std::size_t{0});
   const std::uint64_t most = std::numeric_limits<std::uint32_t>::max();
-  spill->places_ = static_cast<std::uint32_t>(std::min(capacity / kPartBytes, most));
+  spill->places_ = static_cast<std::uint32_t>(std::min(capacity / layout.part_bytes, most));
   spill->file_ = std::move(file);
   return spill;
 }
@@ -88,7 +89,7 @@ std::span<std::byte> SpillFile::buffer() {
 }
 
 std::size_t SpillFile::index_of(std::span<const std::byte> buffer) const {
-  return static_cast<std::size_t>(buffer.data() - memory_.data()) / kPartBytes;
+  return static_cast<std::size_t>(buffer.data() - memory_.data()) / layout_.part_bytes;
 }
 
 void SpillFile::release(std::span<std::byte> buffer) {
@@ -102,7 +103,7 @@ void SpillFile::write(const std::shared_ptr<SpilledParts>& parts, std::size_t pa
   written.bytes = static_cast<std::uint32_t>(bytes);
   written.hash = hash_of(from);
   const std::size_t index = index_of(buffer);
-  file_->write(index, std::uint64_t{written.place} * kPartBytes, from);
+  file_->write(index, std::uint64_t{written.place} * layout_.part_bytes, from);
   uses_[index] = {parts, part, nullptr};
 }
 
@@ -112,7 +113,7 @@ bool SpillFile::read(const std::shared_ptr<SpilledParts>& parts, std::size_t par
   if (into.empty()) return false;
   const SpilledParts::Part& written = parts->parts_[part];
   const std::size_t index = index_of(into);
-  file_->read(index, std::uint64_t{written.place} * kPartBytes, into.first(written.bytes));
+  file_->read(index, std::uint64_t{written.place} * layout_.part_bytes, into.first(written.bytes));
   uses_[index] = {parts, part, reading};
   ++reading->under_way_;
   return true;

@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -38,6 +39,8 @@ class SpilledParts {
   ~SpilledParts();
 
   std::size_t size() const { return parts_.size(); }
+  // Memory that it takes.
+  static std::uint64_t bytes_for(std::size_t parts);
   bool written() const { return status_.ok() && written_ == parts_.size(); }
   // Of the first write that failed.
   const Status& status() const { return status_; }
@@ -54,6 +57,10 @@ class SpilledParts {
   std::size_t written_ = 0;
   Status status_;
 };
+
+inline std::uint64_t SpilledParts::bytes_for(std::size_t parts) {
+  return sizeof(SpilledParts) + parts * sizeof(Part);
+}
 
 // Parts on their way back. Gives back what nobody took when it is destroyed. The file outlives it.
 class SpillReading {
@@ -96,8 +103,18 @@ class SpillFile {
   // Memory of the buffers.
   static constexpr std::size_t kBufferBytes = kPartBytes * kBuffers;
 
+  // How a file is divided: the room of a part, and how many of them are on their way at once.
+  struct Layout {
+    std::size_t part_bytes = kPartBytes;
+    std::size_t buffers = kBuffers;
+  };
+
   // Holds `capacity` bytes at the most. Errors: kResourceExhausted.
-  static Result<std::unique_ptr<SpillFile>> create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity);
+  static Result<std::unique_ptr<SpillFile>> create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity,
+                                                   const Layout& layout);
+  static Result<std::unique_ptr<SpillFile>> create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity) {
+    return create(std::move(file), capacity, Layout());
+  }
   // REQUIRES: no SpilledParts and no SpillReading is left.
   ~SpillFile();
 
@@ -105,7 +122,7 @@ class SpillFile {
   std::shared_ptr<SpilledParts> reserve(std::size_t parts);
   bool has_room(std::size_t parts) const { return parts <= places_ - used_places_; }
 
-  // A buffer of kPartBytes to fill, and then to write or to release; empty: all are in use.
+  // A buffer of part_bytes() to fill, and then to write or to release; empty: all are in use.
   std::span<std::byte> buffer();
   void release(std::span<std::byte> buffer);
   // Begins to write the first `bytes` of a buffer as a part that was not written before.
@@ -117,8 +134,10 @@ class SpillFile {
   // Ends transfers that have come to their end; where none has, waits for one up to this long.
   void poll(std::chrono::milliseconds wait);
 
-  std::uint64_t capacity() const { return std::uint64_t{places_} * kPartBytes; }
-  std::uint64_t used() const { return std::uint64_t{used_places_} * kPartBytes; }
+  std::size_t part_bytes() const { return layout_.part_bytes; }
+  std::uint64_t buffer_bytes() const { return std::uint64_t{layout_.part_bytes} * layout_.buffers; }
+  std::uint64_t capacity() const { return std::uint64_t{places_} * layout_.part_bytes; }
+  std::uint64_t used() const { return std::uint64_t{used_places_} * layout_.part_bytes; }
   std::string_view method() const { return file_->method(); }
 
  private:
@@ -131,14 +150,17 @@ class SpillFile {
     std::shared_ptr<SpillReading> reading;  // null: it writes
   };
 
-  SpillFile() = default;
-  std::span<std::byte> bytes_of(std::size_t buffer) { return {memory_.data() + buffer * kPartBytes, kPartBytes}; }
+  explicit SpillFile(const Layout& layout) : layout_(layout) {}
+  std::span<std::byte> bytes_of(std::size_t buffer) {
+    return {memory_.data() + buffer * layout_.part_bytes, layout_.part_bytes};
+  }
   std::size_t index_of(std::span<const std::byte> buffer) const;
   void end(std::size_t buffer, const Status& status);
 
-  AlignedBuffer<std::byte> memory_;  // [kBuffers][kPartBytes]
+  Layout layout_;
+  AlignedBuffer<std::byte> memory_;  // [buffers][part_bytes]
   std::vector<std::size_t> free_buffers_;
-  std::vector<Use> uses_;  // [kBuffers]
+  std::vector<Use> uses_;  // [buffers]
   std::uint32_t places_ = 0;
   std::uint32_t used_places_ = 0;
   std::uint32_t touched_places_ = 0;

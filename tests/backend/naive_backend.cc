@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "backend/attention_mass.h"
+#include "backend/page_access.h"
 #include "base/check.h"
 #include "tensor/dequantize.h"
 
@@ -539,6 +540,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
   std::vector<std::vector<float>> weights;
   Row& out = rows(Activation::kAttention)[in_batch];
+  const bool recalls = sequence.recall != nullptr && row + 1 == sequence.rows;
   for (int head = 0; head < shape_.heads; ++head) {
     const Lane& lane = lanes[static_cast<std::size_t>(head / shape_.group())];
     const std::vector<Place> tokens = places(lane, row);
@@ -563,6 +565,21 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     }
     double sum = 0;
     for (std::size_t t = 0; t < tokens.size(); ++t) sum += tokens[t].visible ? std::exp(scores[t] - highest) : 0;
+    // What is recalled takes part in the output, and not in the weights that are told.
+    std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
+    double sum_of_all = sum;
+    const auto chosen = recalls ? sequence.recall->chosen(head / shape_.group()) : std::span<const RecalledPage>();
+    for (const RecalledPage& page : chosen)
+      for (int slot = 0; slot < store_->format().slots; ++slot) {
+        if ((page.live >> slot & 1) == 0) continue;
+        const Row& key = store_->page(page.page).keys[static_cast<std::size_t>(slot)];
+        double score = 0;
+        for (std::size_t d = 0; d < dim; ++d) score += by_frame.back()[d] * key[d];
+        score /= std::sqrt(static_cast<double>(shape_.head_dim));
+        recalled.emplace_back(std::exp(score - highest),
+                              &store_->page(page.page).values[static_cast<std::size_t>(slot)]);
+        sum_of_all += recalled.back().first;
+      }
     Row attention(dim);
     std::vector<float>& of_head = weights.emplace_back();
     for (std::size_t t = 0; t < tokens.size(); ++t) {
@@ -570,8 +587,10 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
       of_head.push_back(static_cast<float>(weight));
       if (!tokens[t].visible) continue;
       const Row& value = tokens[t].page->values[static_cast<std::size_t>(tokens[t].slot)];
-      for (std::size_t d = 0; d < dim; ++d) attention[d] += weight * value[d];
+      for (std::size_t d = 0; d < dim; ++d) attention[d] += weight * sum / sum_of_all * value[d];
     }
+    for (const auto& [weight, value] : recalled)
+      for (std::size_t d = 0; d < dim; ++d) attention[d] += weight / sum_of_all * (*value)[d];
     if (lane.table->format.rotated_values) walsh_hadamard(attention);
     out.insert(out.end(), attention.begin(), attention.end());
   }
@@ -623,6 +642,37 @@ void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, in
   sequence.selector->select(shown, lane->read);
 }
 
+// Has the sequence's recall choose for its last row.
+void NaiveBackend::recall(const BatchSequence& sequence, int layer, std::span<const Lane> lanes) {
+  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+  const int row = sequence.rows - 1;
+  const Row& of_row = rows(Activation::kQuery)[static_cast<std::size_t>(sequence.first_row + row)];
+  for (int head = 0; head < shape_.kv_heads; ++head) {
+    const Lane& lane = lanes[static_cast<std::size_t>(head)];
+    std::vector<float> queries, highest;
+    for (int g = 0; g < shape_.group(); ++g) {
+      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * shape_.group() + g) * dim, dim);
+      double most = -std::numeric_limits<double>::infinity();
+      for (const Place& token : places(lane, row)) {
+        if (!token.visible) continue;
+        Row turned = rotated(query, lane.table->query_position(token.frame, row));
+        if (lane.table->format.rotated_keys) walsh_hadamard(turned);
+        double score = 0;
+        for (std::size_t d = 0; d < dim; ++d)
+          score += turned[d] * token.page->keys[static_cast<std::size_t>(token.slot)][d];
+        most = std::max(most, score / std::sqrt(static_cast<double>(shape_.head_dim)));
+      }
+      highest.push_back(static_cast<float>(most));
+      for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
+        queries.push_back(static_cast<float>(x / std::sqrt(static_cast<double>(shape_.head_dim))));
+    }
+    const LaneRow shown{layer,           head,           row, lane.table, lane.number, store_, shape_.group(),
+                        shape_.head_dim, queries.data(), 0};
+    sequence.recall->choose(shown, highest);
+  }
+  sequence.recall->fetch(layer);
+}
+
 void NaiveBackend::attend(int layer) {
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   if (lease != nullptr) lease->wait();
@@ -634,6 +684,7 @@ void NaiveBackend::attend(int layer) {
     for (int row = 0; row < sequence.rows; ++row) {
       for (int head = 0; selects && head < shape_.kv_heads; ++head)
         select(sequence, layer, head, row, &lanes[static_cast<std::size_t>(head)]);
+      if (sequence.recall != nullptr && row + 1 == sequence.rows) recall(sequence, layer, lanes);
       const auto weights = attend_row(sequence, row, lanes);
       if (sequence.listener != nullptr) tell(sequence, layer, row, weights);
     }

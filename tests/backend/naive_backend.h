@@ -119,6 +119,7 @@ class NaiveBackend final : public Backend {
   NaivePage& staged(const Lane& lane, const SealedColumn& seal);
   std::vector<Place> places(const Lane& lane, int row) const;
   void select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane);
+  void recall(const BatchSequence& sequence, int layer, std::span<const Lane> lanes);
   std::vector<std::vector<float>> attend_row(const BatchSequence& sequence, int row, std::span<const Lane> lanes);
   void tell(const BatchSequence& sequence, int layer, int row, const std::vector<std::vector<float>>& weights) const;
 

@@ -93,6 +93,14 @@ std::vector<GoldenCase> golden_cases() {
         cases.push_back({fmt::format("codec-{}-{}/{}", type, slots, policy), spec, policy,
                          codec_name(parse_stored_codec(type).codec), slots});
   }
+  for (const char* type : {"f16", "q4"}) {
+    RandomModelSpec spec = golden_spec();
+    spec.head_dim = 32;
+    spec.context = 256;
+    for (const char* policy :
+         {"h2o:budget=40,recent=10,pos=original@demote=q4", "streaming:sinks=4,window=36@demote=q8,recall=2"})
+      cases.push_back({fmt::format("demoting-{}/{}", type, policy), spec, policy, type, 32});
+  }
   return cases;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "backend/attention_mass.h"
 #include "backend/cpu/cpu_backend_impl.h"
@@ -255,6 +256,7 @@ void CpuAttention::select_slots(int layer) {
 void CpuAttention::attend(int layer, const float* query, float* out) {
   query_ = query;
   out_ = out;
+  layer_ = layer;
   set_layer(layer);
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   lease_ = lease.get();
@@ -338,8 +340,9 @@ void CpuAttention::run_tasks() {
       const Task& task = tasks_[static_cast<std::size_t>(index)];
       clear_total(task);
       for (int p = 0; p < static_cast<int>(task.table->table->partials); ++p) merge(task, 1 + p);
-      finish_task(task);
+      end_task(task);
     });
+    finish_recalling();
     return;
   }
   threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
@@ -349,6 +352,108 @@ void CpuAttention::run_tasks() {
       run_partial(task, p, 1);
       merge(task, 1);
     }
+    end_task(task);
+  });
+  finish_recalling();
+}
+
+// All that the task's rows read of their table is in its total.
+void CpuAttention::end_task(const Task& task) {
+  if (task.weights != nullptr) note_weights(task);
+  if (recalls(task)) return choose_recalled(task);
+  finish_task(task);
+}
+
+void CpuAttention::choose_recalled(const Task& task) {
+  const LayerTable& table = *task.table;
+  const BatchTable& batch = *table.table->batch;
+  const int group = shape_.group();
+  const int row = task.row + task.rows - 1;
+  const std::size_t stride = product(shape_.heads, shape_.head_dim);  // of rows
+  const AttentionState total = state(task, 0);
+  LaneRow lane;
+  lane.layer = layer_;
+  lane.head = task.head;
+  lane.row = row;
+  lane.table = &batch;
+  lane.lane = table.first_lane + task.head - table.first_head;
+  lane.store = store_;
+  lane.group = group;
+  lane.head_dim = shape_.head_dim;
+  lane.queries = rotated_.data() +
+                 (table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
+                  static_cast<std::size_t>(row)) *
+                     stride +
+                 product((task.head - table.first_head) * group, shape_.head_dim);
+  if (batch.format.rotated_keys) {
+    // The matrix is its own inverse. Partials are merged, so their states are free.
+    float* plain = state(task, 1).weighted;
+    std::copy_n(lane.queries, product(group, shape_.head_dim), plain);
+    hadamard(plain, group, shape_.head_dim);
+    lane.queries = plain;
+  }
+  table.sequence->recall->choose(lane,
+                                 {total.maximum + product(task.rows - 1, group), static_cast<std::size_t>(group)});
+}
+
+// Adds the pages that a sequence's last row recalls to its total.
+void CpuAttention::add_recalled(const Task& task) {
+  const LayerTable& table = *task.table;
+  const std::span<const RecalledPage> recalled = table.sequence->recall->chosen(task.head);
+  if (recalled.empty()) return;
+  KVASIR_CHECK(recalled.size() <= kMostRecalled);
+  const BatchTable& batch = *table.table->batch;
+  const int group = shape_.group();
+  const int row = task.row + task.rows - 1;
+  const std::byte* pages[kMostRecalled];
+  const PageFormat* formats[kMostRecalled];
+  SlotMask masks[kMostRecalled];
+  for (std::size_t i = 0; i < recalled.size(); ++i) {
+    pages[i] = store_->data(recalled[i].page);
+    formats[i] = &store_->format(recalled[i].page);
+    masks[i] = recalled[i].live;
+  }
+  const std::size_t stride = product(shape_.heads, shape_.head_dim);
+  AttentionPartial run;
+  run.head_dim = shape_.head_dim;
+  run.slots = store_->slots();
+  run.rows = 1;
+  run.group = group;
+  run.q = rotated_.data() +
+          (table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
+           static_cast<std::size_t>(row)) *
+              stride +
+          product((task.head - table.first_head) * group, shape_.head_dim);
+  run.q_row_stride = stride;
+  run.entries = static_cast<int>(recalled.size());
+  run.pages = pages;
+  run.formats = formats;
+  run.masks = masks;
+  run.mask_row_stride = recalled.size();
+  const AttentionState total = state(task, 0);
+  const std::size_t first = product(task.rows - 1, group);
+  const AttentionState of_row{total.maximum + first, total.sum + first,
+                              total.weighted + first * static_cast<std::size_t>(shape_.head_dim)};
+  const AttentionState one = state(task, 1);
+  clear(one, group);
+  kernels_.attend(run, one);
+  kernels_.merge(of_row, one, group, shape_.head_dim);
+}
+
+// Finishes the tasks whose last rows attend to other pages too. All of them are asked for before any is waited for.
+void CpuAttention::finish_recalling() {
+  recalling_.clear();
+  RecallSource* source = nullptr;
+  for (std::size_t t = 0; t < tasks_.size(); ++t) {
+    if (!recalls(tasks_[t])) continue;
+    recalling_.push_back(static_cast<std::uint32_t>(t));
+    if (std::exchange(source, tasks_[t].table->sequence->recall) != tasks_[t].table->sequence->recall)
+      tasks_[t].table->sequence->recall->fetch(layer_);
+  }
+  if (recalling_.empty()) return;
+  threads_.parallel_for(static_cast<int>(recalling_.size()), [&](int index) {
+    const Task& task = tasks_[recalling_[static_cast<std::size_t>(index)]];
+    add_recalled(task);
     finish_task(task);
   });
 }
@@ -504,7 +609,14 @@ void CpuAttention::finish_task(const Task& task) {
     kernels_.finish(of_row, group, dim, out);
     if (table.batch->format.rotated_values) hadamard(out, group, dim);
   }
-  if (task.weights == nullptr) return;
+}
+
+// Sets the softmax weights of a task, over what its rows attended to in their table.
+void CpuAttention::note_weights(const Task& task) {
+  const Table& table = *task.table->table;
+  const int group = shape_.group();
+  const AttentionState total = state(task, 0);
+  const int first_query = task.head * group;
   const auto slots = static_cast<std::size_t>(store_->slots());
   for (int query = 0; query < task.rows * group; ++query) {
     if (query % group == 0) retained_row(*table.batch, task.row + query / group, task.retained);

@@ -117,7 +117,17 @@ class CpuAttention {
   bool fill_masks(const Task& task, const Partial& part, SlotMask* masks) const;
   void retained_row(const BatchTable& table, int row, SlotMask* masks) const;
   bool is_resident(const Task& task, std::size_t partial) const;
+  // Whether the task's last row attends to pages beside its table's.
+  bool recalls(const Task& task) const {
+    const BatchSequence& sequence = *task.table->sequence;
+    return sequence.recall != nullptr && task.row + task.rows == sequence.rows;
+  }
+  void end_task(const Task& task);
+  void choose_recalled(const Task& task);
+  void add_recalled(const Task& task);
+  void finish_recalling();
   void finish_task(const Task& task);
+  void note_weights(const Task& task);
   AttentionState state(const Task& task, int index) const;
   void clear(const AttentionState& state, int queries) const;
   int tile_rows() const;
@@ -133,12 +143,14 @@ class CpuAttention {
   PageLease* lease_ = nullptr;  // of the layer at hand
   const float* query_ = nullptr;
   float* out_ = nullptr;
+  int layer_ = 0;
 
   std::vector<Table> tables_;  // of the batch
   std::vector<Partial> partials_;
   std::vector<LayerTable> layer_tables_;
   std::vector<Task> tasks_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> shares_;  // task, partial
+  std::vector<std::uint32_t> recalling_;                         // tasks
   AlignedBuffer<std::byte> staged_;                              // columns that a pass writes whole and encodes
   AlignedBuffer<SlotMask> read_;         // per layer table whose rows choose: [heads][rows][entries]
   AlignedBuffer<float> key_rotation_;    // per table [rows][rotation]

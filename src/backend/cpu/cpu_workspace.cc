@@ -93,17 +93,21 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   const std::uint64_t staged = rows / slots * static_cast<std::uint64_t>(shape.kv_heads) * request.staged_page_bytes;
   const std::uint64_t selected = std::min(rows, static_cast<std::uint64_t>(request.selected_rows) * sequences) *
                                  static_cast<std::uint64_t>(shape.kv_heads) * entries * sizeof(SlotMask);
+  const std::uint64_t recalling =
+      request.recalls ? most_grown(sequences * static_cast<std::uint64_t>(shape.kv_heads) * sizeof(recalling_.front()))
+                      : 0;
   return (rotations + rotated + states * (dim + 2)) * sizeof(float) + most_grown(lists) + observed + selected + staged +
-         RotationTable::bytes(shape.rotary);
+         recalling + RotationTable::bytes(shape.rotary);
 }
 
 std::uint64_t CpuAttention::allocated_bytes() const {
   return RotationTable::bytes(rotations_.rotary()) + tables_.capacity() * sizeof(Table) +
          partials_.capacity() * sizeof(Partial) + layer_tables_.capacity() * sizeof(LayerTable) +
          tasks_.capacity() * sizeof(Task) + shares_.capacity() * sizeof(shares_.front()) +
-         observed_.capacity() * sizeof(observed_.front()) + read_.bytes() + staged_.bytes() + key_rotation_.bytes() +
-         query_rotation_.bytes() + rotated_.bytes() + state_weighted_.bytes() + state_scalars_.bytes() +
-         weights_.bytes() + weight_maxima_.bytes() + retained_.bytes() + masses_.bytes();
+         recalling_.capacity() * sizeof(recalling_.front()) + observed_.capacity() * sizeof(observed_.front()) +
+         read_.bytes() + staged_.bytes() + key_rotation_.bytes() + query_rotation_.bytes() + rotated_.bytes() +
+         state_weighted_.bytes() + state_scalars_.bytes() + weights_.bytes() + weight_maxima_.bytes() +
+         retained_.bytes() + masses_.bytes();
 }
 
 int CpuAttention::most_unit_rows(const BackendShape& shape, int threads) {
