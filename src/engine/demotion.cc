@@ -36,12 +36,11 @@ Status check_demotion_file(const RetentionPolicy& policy, const DemotionFile* fi
 }
 
 Result<std::unique_ptr<SequenceDemotion>> SequenceDemotion::create(const RetentionPolicy& policy, KvCache* cache,
-                                                                   DemotionFile* file) {
+                                                                   const KvCacheShape& shape, DemotionFile* file) {
   const PolicyTraits& traits = policy.traits();
   if (!traits.demotion) return std::unique_ptr<SequenceDemotion>();
   KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, file));
   std::unique_ptr<SequenceDemotion> demotion(new SequenceDemotion(cache, *traits.demotion));
-  const KvCacheShape& shape = cache->shape();
   DemotedPages::Layout layout = demoted_layout(*traits.demotion, traits.scope, shape);
   KVASIR_ASSIGN_OR_RETURN(layout.classes, cache->pool().classes_of(layout.format));
   if (traits.demotion->file) layout.file = file;

@@ -23,10 +23,10 @@ Status check_demotion_file(const RetentionPolicy& policy, const DemotionFile* fi
 
 class SequenceDemotion {
  public:
-  // Null where the policy does not demote. `file`: null where there is none. Errors: kInvalidArgument (the policy
-  // wants a file), kResourceExhausted.
+  // Null where the policy does not demote. `shape`: of the sequence, with its codec. `file`: null where there is none.
+  // Errors: kInvalidArgument (the policy wants a file), kResourceExhausted.
   static Result<std::unique_ptr<SequenceDemotion>> create(const RetentionPolicy& policy, KvCache* cache,
-                                                          DemotionFile* file);
+                                                          const KvCacheShape& shape, DemotionFile* file);
   // The most that it takes in a sequence of `tokens` tokens; 0 where the policy does not demote.
   static std::uint64_t most_bytes(const RetentionPolicy& policy, const KvCacheShape& shape, std::int64_t tokens);
 
