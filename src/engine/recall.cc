@@ -115,7 +115,9 @@ void Recall::choose(const LaneRow& row, std::span<const float> highest) {
     std::move_backward(best.begin() + at, best.begin() + count - 1, best.begin() + count);
     best[static_cast<std::size_t>(at)] = {above, column};
   }
-  std::sort(best.begin(), best.begin() + count, [](const Ranked& a, const Ranked& b) { return a.column < b.column; });
+  const auto by_column = [](const Ranked& a, const Ranked& b) { return a.column < b.column; };
+  for (auto next = best.begin(); next != best.begin() + count; ++next)
+    std::rotate(std::upper_bound(best.begin(), next, *next, by_column), next, next + 1);
   head.count = count;
   head.fetches = 0;
   head.fresh = true;
