@@ -118,7 +118,7 @@ class Crowd {
     auto member = std::make_unique<Member>();
     member->policy = policies_[static_cast<std::size_t>(draw(0, static_cast<int>(policies_.size()) - 1))];
     member->chunk = draw(0, 3) == 0 ? 0 : draw(1, 60);
-    member->codec = model_->codecs.front();
+    member->codec = cache_->shape().codec();
     if (const int codecs = static_cast<int>(model_->codecs.size()); codecs > 1)
       member->codec = model_->codecs[static_cast<std::size_t>(draw(0, codecs - 1))];
     add_parts(member->script);

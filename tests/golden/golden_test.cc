@@ -99,7 +99,8 @@ std::vector<GoldenCase> golden_cases() {
     spec.context = 256;
     for (const char* policy :
          {"h2o:budget=40,recent=10,pos=original@demote=q4", "streaming:sinks=4,window=36@demote=q8,recall=2"})
-      cases.push_back({fmt::format("demoting-{}/{}", type, policy), spec, policy, type, 32});
+      cases.push_back(
+          {fmt::format("demoting-{}/{}", type, policy), spec, policy, codec_name(parse_stored_codec(type).codec), 32});
   }
   return cases;
 }
