@@ -41,6 +41,7 @@ std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, std::siz
 }
 
 bool PrefixTiers::stored(Tier& tier, const BlobKey& key) const {
+  if (tier.being_written.contains(key.text.low)) return true;
   if (!tier.queue.store().answers_at_once()) return tier.known.contains(key.text.low);
   const auto sizes = tier.queue.store().sizes(std::span(&key, 1));
   return sizes.ok() && sizes->front() > 0;
@@ -257,6 +258,7 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
   if (answer.status.ok()) of.failing = false;
   if (answer.kind == BlobAnswer::Kind::kWrite) {
     of.writing -= answer.buffer->size;
+    of.being_written.erase(answer.key.text.low);
     if (answer.status.ok()) {
       ++of.counts.stores;
       of.counts.bytes_stored += answer.buffer->size;
@@ -348,6 +350,7 @@ void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text,
     seal_part(buffer->bytes());
     for (Tier* tier : to) {
       remember(*tier, key);
+      tier->being_written.insert(key.text.low);
       tier->writing += bytes;
       tier->queue.write(next_tag_++, key, buffer);
     }

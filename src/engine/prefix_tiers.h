@@ -116,6 +116,7 @@ class PrefixTiers {
     std::uint64_t writing = 0;
     // Texts of keys that were written or found, where the store does not answer at once.
     std::unordered_set<std::uint64_t> known;
+    std::unordered_set<std::uint64_t> being_written;
     bool failing = false;  // since the last success; said once
   };
   struct Reading {
