@@ -364,12 +364,20 @@ void CpuAttention::end_task(const Task& task) {
   finish_task(task);
 }
 
+const float* CpuAttention::newest_query(const Task& task) const {
+  const LayerTable& table = *task.table;
+  const BatchTable& batch = *table.table->batch;
+  const std::size_t row = table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
+                          static_cast<std::size_t>(task.row + task.rows - 1);
+  return rotated_.data() + row * product(shape_.heads, shape_.head_dim) +
+         product((task.head - table.first_head) * shape_.group(), shape_.head_dim);
+}
+
 void CpuAttention::choose_recalled(const Task& task) {
   const LayerTable& table = *task.table;
   const BatchTable& batch = *table.table->batch;
   const int group = shape_.group();
   const int row = task.row + task.rows - 1;
-  const std::size_t stride = product(shape_.heads, shape_.head_dim);  // of rows
   const AttentionState total = state(task, 0);
   LaneRow lane;
   lane.layer = layer_;
@@ -380,11 +388,7 @@ void CpuAttention::choose_recalled(const Task& task) {
   lane.store = store_;
   lane.group = group;
   lane.head_dim = shape_.head_dim;
-  lane.queries = rotated_.data() +
-                 (table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
-                  static_cast<std::size_t>(row)) *
-                     stride +
-                 product((task.head - table.first_head) * group, shape_.head_dim);
+  lane.queries = newest_query(task);
   if (batch.format.rotated_keys) {
     // The matrix is its own inverse. Partials are merged, so their states are free.
     float* plain = state(task, 1).weighted;
@@ -402,9 +406,7 @@ void CpuAttention::add_recalled(const Task& task) {
   const std::span<const RecalledPage> recalled = table.sequence->recall->chosen(task.head);
   if (recalled.empty()) return;
   KVASIR_CHECK(recalled.size() <= kMostRecalled);
-  const BatchTable& batch = *table.table->batch;
   const int group = shape_.group();
-  const int row = task.row + task.rows - 1;
   const std::byte* pages[kMostRecalled];
   const PageFormat* formats[kMostRecalled];
   SlotMask masks[kMostRecalled];
@@ -413,18 +415,13 @@ void CpuAttention::add_recalled(const Task& task) {
     formats[i] = &store_->format(recalled[i].page);
     masks[i] = recalled[i].live;
   }
-  const std::size_t stride = product(shape_.heads, shape_.head_dim);
   AttentionPartial run;
   run.head_dim = shape_.head_dim;
   run.slots = store_->slots();
   run.rows = 1;
   run.group = group;
-  run.q = rotated_.data() +
-          (table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
-           static_cast<std::size_t>(row)) *
-              stride +
-          product((task.head - table.first_head) * group, shape_.head_dim);
-  run.q_row_stride = stride;
+  run.q = newest_query(task);
+  run.q_row_stride = product(shape_.heads, shape_.head_dim);
   run.entries = static_cast<int>(recalled.size());
   run.pages = pages;
   run.formats = formats;

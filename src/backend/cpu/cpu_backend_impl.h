@@ -123,6 +123,8 @@ class CpuAttention {
     return sequence.recall != nullptr && task.row + task.rows == sequence.rows;
   }
   void end_task(const Task& task);
+  // The queries [group][head_dim] of the task's last row, rotated to the newest frame.
+  const float* newest_query(const Task& task) const;
   void choose_recalled(const Task& task);
   void add_recalled(const Task& task);
   void finish_recalling();
