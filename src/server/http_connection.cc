@@ -30,6 +30,26 @@ using Clock = std::chrono::steady_clock;
 constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
 constexpr std::size_t kReadBytes = 64 << 10;
 
+// A least rate. Each part of what passes, of as many bytes as the rate gives in `time`, may take `time`: who has passed
+// much at once gets no more time for the rest.
+class Pace {
+ public:
+  void begin() {
+    began_ = Clock::now();
+    bytes_ = 0;
+  }
+  void add(std::size_t bytes) { bytes_ += bytes; }
+  // How long the part under way may still take.
+  Clock::duration left(std::size_t rate, std::chrono::seconds time) {
+    if (bytes_ >= rate * static_cast<std::size_t>(time.count())) begin();
+    return began_ + time - Clock::now();
+  }
+
+ private:
+  Clock::time_point began_{};
+  std::size_t bytes_ = 0;  // of that part
+};
+
 // Whether an error says that the connection is gone, not that its bytes are wrong.
 bool is_lost(const Error& error) {
   return error && (error.category() == asio::error::get_system_category() || error == asio::error::eof);
@@ -101,12 +121,11 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   std::optional<std::list<HttpConnection*>::iterator> waits_;  // its place in HttpShared::waiting
   beast::flat_buffer buffer_;  // bounded: chunk extensions and trailers, which the parser does not limit, stay in it
   std::optional<http::request_parser<http::string_body>> parser_;
-  Clock::time_point part_began_{};  // of the body
-  std::size_t part_read_ = 0;       // of that part
-  std::size_t body_held_ = 0;       // counted in HttpShared::bodies: the request's, then that of a whole answer
-  std::string account_;             // there
-  HttpRequest request_;             // without its body, and without fields behind a chunked one
-  std::uint64_t number_ = 0;        // of the request
+  Pace body_pace_;             // of the client that sends it
+  std::size_t body_held_ = 0;  // counted in HttpShared::bodies: the request's, then that of a whole answer
+  std::string account_;        // there
+  HttpRequest request_;        // without its body, and without fields behind a chunked one
+  std::uint64_t number_ = 0;   // of the request
   bool keep_alive_ = false;
   bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
   bool streams_ = false;
@@ -116,9 +135,8 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   bool head_only_ = false;
   std::string out_, next_;   // being written, and behind that
   std::size_t written_ = 0;  // of out_
-  bool behind_ = false;      // something waits for the reader: since taken_since_ it took taken_ bytes
-  Clock::time_point taken_since_{};
-  std::size_t taken_ = 0;
+  bool behind_ = false;      // something waits for the reader
+  Pace reader_pace_;         // while it does
   Clock::time_point said_{};
   std::function<void()> closed_;
 };
@@ -275,24 +293,16 @@ bool Connection::admit() {
 }
 
 void Connection::begin_body() {
-  part_began_ = Clock::now();
-  part_read_ = 0;
+  body_pace_.begin();
   read_body();
 }
 
-// Each part of a body, of as many bytes as the least rate gives in the grace, may take the grace: a client that has
-// sent much at once gets no more time for the rest.
 void Connection::read_body() {
   if (parser_->is_done()) return dispatch();
-  const HttpLimits& limits = shared_.limits;
-  if (part_read_ >= limits.body_rate * static_cast<std::size_t>(limits.body_grace.count())) {
-    part_began_ = Clock::now();
-    part_read_ = 0;
-  }
-  expire_after(part_began_ + limits.body_grace - Clock::now());
+  expire_after(body_pace_.left(shared_.limits.body_rate, shared_.limits.body_grace));
   http::async_read_some(socket_, buffer_, *parser_, [self = shared_from_this()](Error error, std::size_t bytes) {
     if (self->state_ != State::kReading) return;
-    self->part_read_ += bytes;
+    self->body_pace_.add(bytes);
     self->hold_body(self->parser_->get().body().size());
     if (!self->shared_.bodies.fits(self->account_))
       return self->refuse(503, "the server holds too many large requests; try again later");
@@ -451,8 +461,6 @@ void Connection::on_closed(std::uint64_t number, std::function<void()> callback)
   }
 }
 
-// As of a body, each part of what waits for its reader, of as many bytes as the least rate gives in write_stall, may
-// take write_stall.
 void Connection::write_more() {
   if (writing_) return;
   if (written_ == out_.size()) {
@@ -465,20 +473,15 @@ void Connection::write_more() {
     return;
   }
   writing_ = true;
-  const HttpLimits& limits = shared_.limits;
-  if (!behind_ || taken_ >= limits.body_rate * static_cast<std::size_t>(limits.write_stall.count())) {
-    behind_ = true;
-    taken_since_ = Clock::now();
-    taken_ = 0;
-  }
-  expire_after(taken_since_ + limits.write_stall - Clock::now());
+  if (!std::exchange(behind_, true)) reader_pace_.begin();
+  expire_after(reader_pace_.left(shared_.limits.body_rate, shared_.limits.write_stall));
   socket_.async_write_some(asio::buffer(out_) + written_, [self = shared_from_this()](Error error, std::size_t bytes) {
     self->writing_ = false;
     if (self->state_ != State::kAnswering) return;
     self->timer_.cancel();
     if (error) return self->close();
     self->written_ += bytes;
-    self->taken_ += bytes;
+    self->reader_pace_.add(bytes);
     self->write_more();
   });
 }

@@ -83,14 +83,12 @@ Result<Ticket> StepThread::submit(RequestOptions options, Listener listener) {
     if (waiting >= options_.queue)  // how many more is no caller's business
       return exhausted("{} requests are waiting already; try again later", options_.queue);
     const int tenant = options.tenant;
-    if (const auto own = waiting_by_.find(tenant); tenant != 0 && own != waiting_by_.end()) {
-      if (own->second >= options_.queue - waiting)
-        return exhausted("too many requests of this tenant are waiting already; try again later");
-    }
+    const auto own = std::ranges::count(waiters_, tenant, [](const auto& waiter) { return waiter.second; });
+    if (tenant != 0 && own > 0 && static_cast<std::size_t>(own) >= options_.queue - waiting)
+      return exhausted("too many requests of this tenant are waiting already; try again later");
     ticket = Ticket{next_++};
     asked_.push_back({ticket, std::move(options), std::make_shared<Listener>(std::move(listener))});
     waiters_[ticket] = tenant;
-    ++waiting_by_[tenant];
     report_.queued = static_cast<std::int64_t>(asked_.size());
   }
   wake_.notify_all();
@@ -101,7 +99,7 @@ void StepThread::cancel(Ticket ticket) {
   {
     const std::lock_guard lock(mutex_);
     if (std::erase_if(asked_, [&](const Asked& asked) { return asked.ticket == ticket; }) > 0)
-      return note_no_longer_waits(ticket);
+      return static_cast<void>(waiters_.erase(ticket));
     cancelled_.push_back(ticket);
   }
   wake_.notify_all();
@@ -207,7 +205,7 @@ void StepThread::take(Asked asked) {
   }
   if (!status.ok()) {
     const std::lock_guard lock(mutex_);
-    note_no_longer_waits(asked.ticket);
+    waiters_.erase(asked.ticket);
   }
   tell([listener = std::move(asked.listener), status = std::move(status)] { listener->accepted(status); });
 }
@@ -242,15 +240,6 @@ void StepThread::answer_questions() {
   } while (engine_->unfinished() == 0 || Clock::now() - began < kAnswering);
 }
 
-// REQUIRES: mutex_ is held.
-void StepThread::note_no_longer_waits(Ticket ticket) {
-  const auto waiter = waiters_.find(ticket);
-  if (waiter == waiters_.end()) return;
-  const auto by = waiting_by_.find(waiter->second);
-  if (--by->second == 0) waiting_by_.erase(by);
-  waiters_.erase(waiter);
-}
-
 void StepThread::answer(Question question) {
   try {
     question.run(*engine_);
@@ -261,13 +250,15 @@ void StepThread::answer(Question question) {
 }
 
 void StepThread::drop(Ticket ticket) {
+  {
+    const std::lock_guard lock(mutex_);
+    waiters_.erase(ticket);
+  }
   const auto known = known_.find(ticket);
   if (known == known_.end()) return;
   [[maybe_unused]] const Status unknown = engine_->cancel(known->second.id);  // where it has just ended
   tickets_.erase(known->second.id);
   known_.erase(known);
-  const std::lock_guard lock(mutex_);
-  note_no_longer_waits(ticket);
 }
 
 void StepThread::pass() {
@@ -289,8 +280,7 @@ void StepThread::pass() {
   {
     const std::lock_guard lock(mutex_);
     for (const Event& event : *events)
-      if (const auto ticket = tickets_.find(event.request); ticket != tickets_.end())
-        note_no_longer_waits(ticket->second);
+      if (const auto ticket = tickets_.find(event.request); ticket != tickets_.end()) waiters_.erase(ticket->second);
   }
   for (Event& event : *events) {
     const auto ticket = tickets_.find(event.request);

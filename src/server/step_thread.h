@@ -109,7 +109,6 @@ class StepThread {
   Result<RequestId> submit_to_engine(const Asked& asked);
   void answer_questions();
   void answer(Question question);
-  void note_no_longer_waits(Ticket ticket);
   void drop(Ticket ticket);
   void pass();
   template <class Function>
@@ -127,8 +126,7 @@ class StepThread {
   std::vector<Ticket> cancelled_;
   std::size_t taken_ = 0;  // of the requests that the engine has, those that came after report_
   std::deque<Question> questions_;
-  std::map<Ticket, int> waiters_;          // the tenants of requests that have had no event
-  std::map<int, std::size_t> waiting_by_;  // how many they are, by tenant
+  std::map<Ticket, int> waiters_;  // the tenants of requests that have had no event
   std::vector<std::shared_ptr<Session>> retired_;
   bool stopping_ = false;
   std::uint64_t next_ = 1;
