@@ -1,5 +1,6 @@
 #include "cli/serve_operations.h"
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
