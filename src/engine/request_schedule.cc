@@ -200,7 +200,7 @@ std::vector<ScheduleTask> RequestQueue::tasks_of(std::span<Member* const> all, i
       }
       if (left > 0) least = std::min(least, left);
       task.left = left;
-      const std::int64_t chunk = prompt_chunk(*request.policy, member->text.chunk);
+      const std::int64_t chunk = prompt_chunk(*request.policy, member->task->chunk());
       task.rows = static_cast<int>(std::min<std::int64_t>({left, chunk, prompt_rows}));
       asked += task.rows;
     }

@@ -68,9 +68,16 @@ bool Task::reads() const {
          (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().by_token());
 }
 
+int Task::chunk() const {
+  if (run_ < prompt_ || !reads() || text_->sequence == nullptr || !text_->sequence->policy().bound()) return text_->chunk;
+  // A chunk holds what its first row sees until its last is done. One that ends with its page needs no page more than
+  // its tokens would alone, which is what was planned of what is generated.
+  return std::min(prompt_chunk(text_->sequence->policy(), text_->chunk), text_->sequence->shape().page.slots);
+}
+
 Sequence::Input Task::input(int most_rows) const {
   Sequence::Input input;
-  input.chunk = text_->chunk;
+  input.chunk = chunk();
   input.most_rows = most_rows;
   input.source = reads() ? Source::kPrompt : Source::kGenerated;
   if (run_ == tokens_.size()) {

@@ -86,6 +86,7 @@ class Task {
   void skip(std::int64_t count);
 
   bool reads() const;                          // whether the next pass may run more than one token
+  int chunk() const;                           // most tokens of the next chunk; 0: as many as its policy says
   bool at_start() const { return run_ == 0; }  // nothing has run, or nothing since release()
   std::int64_t left() const { return static_cast<std::int64_t>(tokens_.size() - run_); }  // to run before a new token
   std::int64_t prompt_tokens() const { return static_cast<std::int64_t>(prompt_); }

@@ -62,6 +62,29 @@ TEST_F(RequestOrder, ABetterPriorityGoesFirst) {
   EXPECT_LE(desk.told(middle).result.queue_seconds, desk.told(middle).result.prompt_seconds);
 }
 
+// What was generated is read again in the very memory that it was generated in, although rows of a chunk hold the window
+// of the first of them until the last is done.
+TEST_F(RequestOrder, WhatIsPlannedIsEnoughToGoOn) {
+  for (const char* policy : {"streaming:sinks=2,window=62", "window:size=50"}) {
+    SCOPED_TRACE(policy);
+    RequestOptions options = request(20, 120, 5);
+    options.policy = policy;
+    const auto made = *make_policy(policy);
+    const auto prompt = static_cast<std::int64_t>(encode_request(*model_, options)->tokens.size());
+    const KvMemory plan = plan_kv_memory(model_->kv_shape, *made, {prompt + 120, prompt, prompt_chunk(*made, 0), 1, true});
+    Desk desk(model_, plan.bytes, {.ahead = 0, .stop_mark = 1, .preempt_mark = 1});
+    const RequestId low = desk.add(options);
+    while (desk.told(low).text.size() < 100) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    options.priority = -1;
+    const RequestId high = desk.add(options);
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    desk.expect_all_as_alone();
+    EXPECT_EQ(desk.told(low).result.preemptions, 1);
+    EXPECT_EQ(desk.told(high).result.preemptions, 0);
+    EXPECT_LE(desk.told(low).result.kv.bytes_peak, plan.bytes);
+  }
+}
+
 // One tenant fills the cache; another gets its floor at once, and the first goes on with what is left.
 TEST_F(RequestOrder, ATenantGetsItsFloorBack) {
   Desk desk(model_, bytes_of(300), {.ahead = 0, .stop_mark = 0.98, .preempt_mark = 0.98});
