@@ -39,6 +39,17 @@ struct KvReport {
   std::int64_t recalled = 0;
   std::int64_t fetched = 0;
   double recall_seconds = 0;
+  bool offloads = false;  // heads that follow others leave memory (docs/policies/synckv.md)
+  // Of these heads: bytes of keys and values in memory and in the file, and fetched from it so far; the rounds of a
+  // layer's heads that fetched any, and those of them that were waited for; the seconds that the fetches took, and
+  // those that were waited for them or for room to write.
+  std::uint64_t hot_bytes = 0;
+  std::uint64_t cold_bytes = 0;
+  std::uint64_t fetched_bytes = 0;
+  std::int64_t fetches = 0;
+  std::int64_t stalls = 0;
+  double fetch_seconds = 0;
+  double stall_seconds = 0;
   double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
   // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
   // once: its page was packed with others, or rotated, when tokens were dropped.

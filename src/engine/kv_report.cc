@@ -32,6 +32,17 @@ KvReport kv_report(const Sequence& sequence) {
     report.fetched = demoted.fetched;
     report.recall_seconds = demoted.seconds_waited;
   }
+  if (sequence.followers() != nullptr) {
+    const FollowerHeads::Report offloaded = sequence.followers()->report_with(tables);
+    report.offloads = true;
+    report.hot_bytes = offloaded.hot_bytes;
+    report.cold_bytes = offloaded.cold_bytes;
+    report.fetched_bytes = offloaded.fetched_bytes;
+    report.fetches = offloaded.fetches;
+    report.stalls = offloaded.stalls;
+    report.fetch_seconds = offloaded.fetch_seconds;
+    report.stall_seconds = offloaded.stall_seconds;
+  }
   report.dead_share = tables.dead_share();
   const PageTable::Encodings encodings = tables.encodings();
   report.encodings_mean = encodings.mean();
@@ -58,7 +69,8 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
     });
   }
   return bytes + tables.table_bytes() + sequence.state_bytes() +
-         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0);
+         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0) +
+         (sequence.followers() != nullptr ? sequence.followers()->bytes() : 0);
 }
 
 }  // namespace kvasir

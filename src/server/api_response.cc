@@ -172,6 +172,11 @@ Json kv_of(const Choice& choice) {
   if (kv.demotes)
     json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
                         {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
+  if (kv.offloads)
+    json["offload"] = {{"hot_bytes", kv.hot_bytes},         {"cold_bytes", kv.cold_bytes},
+                       {"fetched_bytes", kv.fetched_bytes}, {"fetches", kv.fetches},
+                       {"stalls", kv.stalls},               {"fetch_seconds", kv.fetch_seconds},
+                       {"stall_seconds", kv.stall_seconds}};
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;
 }
