@@ -412,16 +412,14 @@ void FollowerHeads::keep(const PolicyChunk& chunk, const KvSequence& tables) {
     leaves_ = std::max(policy_.settled(chunk.end(), goes_on) / slots * slots, cold_);
   }
   if (leaves_ == 0) return;
+  if (chooses) drop_work();
   status_ = resize_lists(chunk.end() + plan_.format.slots);
   if (status_.ok()) {
     for (Cluster& cluster : clusters_)
       write_columns(cluster, tables, cold_ / plan_.format.slots, leaves_ / plan_.format.slots);
     status_ = resize_lists(chunk.end() + plan_.format.slots);
   }
-  if (chooses && status_.ok()) {
-    drop_work();
-    if (chosen_ == 0) status_ = take_hot(most_chosen(chunk));
-  }
+  if (chooses && chosen_ == 0 && status_.ok()) status_ = take_hot(most_chosen(chunk));
   if (!status_.ok()) {
     leaves_ = cold_;
     return;

@@ -144,5 +144,231 @@ TEST_F(SyncKvOffload, ChangesNoBit) {
   EXPECT_LE(stalls, fetches);
 }
 
+// However chunks are divided into passes, and whoever computes.
+TEST_F(SyncKvOffload, ChunksPassesAndThreadsDoNotMatter) {
+  const Text text(170, 40, 4);
+  for (const std::string policy : {std::string("synckv:budget=30,recent=6"), with_profile("synckv:budget=30,recent=6")}) {
+    std::vector<float> first;
+    for (const int threads : {1, 3}) {
+      const auto model = load_model(16, "f16", threads);
+      first = run_text(*new_runner(model, policy), text, 0);
+      for (const int chunk : {0, 1, 7, 64})
+        for (const int rows : {1000, 5}) {
+          const auto runner = new_runner(model, policy + ",offload=file");
+          runner->set_most_rows(rows);
+          EXPECT_TRUE(same_bits(run_text(*runner, text, chunk), first))
+              << policy << " threads " << threads << " chunk " << chunk << " rows " << rows;
+        }
+    }
+  }
+}
+
+// What is in memory, by the formula of SyncKV, and what is fetched, by the definition of what is read.
+TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
+  constexpr TokenIndex kPrompt = 200, kGenerated = 60, kLastGrid = 192;
+  struct Case {
+    std::string spec;
+    std::int64_t k, recent, stride;
+  };
+  for (const int slots : {16, 32})
+    for (const Case& c : {Case{"synckv:mem=70%,recent=5,stride=4", kPrompt * 2 / 5, 5, 4},  // (0.7 - 1/2) / (1/2)
+                          Case{"synckv:budget=37,recent=9,stride=3", 37, 9, 3}}) {
+      const std::string policy = with_profile(c.spec);
+      SCOPED_TRACE(policy);
+      const auto model = load_model(slots);
+      const auto tokens = random_tokens(static_cast<int>(kPrompt + kGenerated), offloading_spec().vocab, 3);
+      const auto off = new_runner(model, policy), on = new_runner(model, policy + ",offload=file");
+      std::vector<float> ignored;
+      for (const auto& runner : {off.get(), on.get()}) feed(*runner, std::span(tokens).first(kPrompt), true, 32, &ignored);
+      const std::uint64_t page = model->kv_shape.page.bytes();
+      const auto row = static_cast<TokenIndex>(page) / slots;
+      const auto whole_pages = [&](TokenIndex end) { return end / slots * slots; };
+      // Per layer and representative: whole parts of up to 4096 bytes of all that follow it.
+      const std::uint64_t before = on->whole().followers()->report().fetched_bytes;
+      std::uint64_t expected = 0;
+      std::map<int, std::set<TokenIndex>> hot;  // by table
+      TokenIndex cold = whole_pages(kLastGrid + 1 - c.recent);  // when the prompt's last chunk was read
+      for (TokenIndex step = 1; step <= kGenerated; ++step) {
+        const TokenIndex token = kPrompt + step - 1;
+        const TokenIndex settled =
+            whole_pages(std::min(kPrompt + (step - 1) / c.stride * c.stride, kPrompt + step - c.recent));
+        for (int layer = 0; layer < kLayers; ++layer)
+          for (const int rep : profile_.clusters[layer].representatives) {
+            int follower = -1, followers = -1;  // itself does not
+            for (int head = 0; head < kHeads; ++head)
+              if (profile_.clusters[layer].representative(head) == rep) {
+                ++followers;
+                if (head != rep) follower = layer * kHeads + head;
+              }
+            if (followers == 0) continue;
+            std::vector<IndexRange> ranges;
+            ASSERT_TRUE(off->policy().reads({token, 1, false, 0}, follower, ranges));
+            std::set<TokenIndex> now, parts;
+            TokenIndex part = slots;
+            while (part > 1 && part * row * followers > 4096) part /= 2;
+            for (const IndexRange& range : ranges)
+              for (TokenIndex id = range.begin; id < std::min(range.end, settled); ++id) {
+                now.insert(id);
+                if (id < cold && !hot[follower].contains(id)) parts.insert(id / part);
+              }
+            ASSERT_LE(std::ssize(now), c.k);
+            hot[follower] = now;
+            expected += parts.size() * static_cast<std::uint64_t>(part * row * followers);
+          }
+        cold = settled;
+        for (const auto& runner : {off.get(), on.get()})
+          feed(*runner, std::span(tokens).subspan(static_cast<std::size_t>(token), 1), false, 0, &ignored);
+      }
+      const FollowerHeads& followers = *on->whole().followers();
+      EXPECT_GT(expected, 10000u);
+      EXPECT_EQ(followers.report().fetched_bytes - before, expected);
+      // Two of four heads have everything; the others k rows, and the pages of what is not settled.
+      const TokenIndex total = kPrompt + kGenerated;
+      const auto tail = static_cast<std::uint64_t>(
+          std::min(kPrompt + kGenerated / c.stride * c.stride, total + 1 - c.recent) / slots);
+      const auto pages_of = [&](TokenIndex count) { return static_cast<std::uint64_t>((count + slots - 1) / slots); };
+      const std::uint64_t hot_bytes = 2 * kLayers * (pages_of(c.k) + pages_of(total) - tail) * page;
+      EXPECT_EQ(followers.report_with(on->sequence()).hot_bytes, hot_bytes);
+      EXPECT_EQ(on->whole().cache()->pool().in_use() * page, hot_bytes + 2 * kLayers * pages_of(total) * page);
+      EXPECT_EQ(followers.report().cold_bytes, 2 * kLayers * tail * page);
+      model->cold_tier->settle();
+      EXPECT_EQ(model->cold_tier->used(), followers.report().cold_bytes);
+    }
+}
+
+TEST_F(SyncKvOffload, IsChargedAsPlanned) {
+  for (const int slots : {16, 32})
+    for (const std::string& base : offloading_policies())
+      for (const bool profile : {false, true}) {
+        const std::string policy = (profile ? with_profile(base) : base) + ",offload=file";
+        SCOPED_TRACE(policy);
+        const auto model = load_model(slots);
+        const KvMemory plan = plan_kv_memory(model->kv_shape, **make_policy(policy), {400, 300, 64, 1});
+        EXPECT_FALSE(plan.exact);
+        EXPECT_GT(plan.offload_bytes, 0u);
+        const auto runner = new_runner(model, policy, plan.bytes);
+        const MemoryBudget& budget = runner->whole().cache()->budget();
+        run_text(*runner, Text(300, 100, 3), 64, [&](int) { EXPECT_EQ(budget.used(), runner->whole().bytes()); });
+        EXPECT_LE(budget.peak(), plan.bytes);
+        EXPECT_GT(budget.peak(), plan.bytes / 2);
+        EXPECT_EQ(runner->whole().bytes_peak(), budget.peak());
+        EXPECT_LE(runner->whole().followers()->report().cold_bytes, plan.offload_file_bytes);
+        // With a profile, less than what the whole text takes.
+        if (profile && base == "synckv:budget=20,recent=6") {
+          EXPECT_LT(plan.bytes, plan_kv_memory(model->kv_shape, **make_policy(base), {400, 300, 64, 1}).bytes * 9 / 10);
+        }
+      }
+}
+
+TEST_F(SyncKvOffload, AFailedTransferEndsItsSequenceAlone) {
+  const Text text(200, 40, 9);
+  const std::string off = with_profile("synckv:budget=30,recent=6"), policy = off + ",offload=file";
+  const auto expected = run_text(*new_runner(load_model(), off), text, 40);
+  int failed = 0, whole = 0;
+  for (const bool reads : {true, false})
+    for (const Fault fault : {Fault::kError, Fault::kDamaged})
+      for (const int number : {0, 1, 7, 60, 200, 100000}) {
+        SCOPED_TRACE(
+            fmt::format("{} {} {}", reads ? "read" : "write", number, fault == Fault::kError ? "fails" : "lies"));
+        const auto own = load_model();
+        own->cold_tier = std::make_unique<ColdTier>(
+            [=]() -> Result<std::unique_ptr<AsyncFile>> {
+              return {std::make_unique<FaultyFile>(
+                  [=](bool is_read, int n) { return is_read == reads && n == number ? fault : Fault::kNone; }, 2)};
+            },
+            std::uint64_t{1} << 30);
+        const std::shared_ptr<KvCache> cache = *new_cache(own, std::uint64_t{1} << 28);
+        SequenceRunner other(own, cache, std::move(*make_policy(off)));
+        std::vector<float> logits;
+        Status status;
+        {
+          SequenceRunner runner(own, cache, std::move(*make_policy(policy)));
+          for (const bool prompt : {true, false}) {
+            if (!status.ok()) break;
+            status = runner.feed(
+                prompt ? text.read() : text.generated(), 40, Logits::kAll,
+                [&](std::int64_t, int, std::span<const float> rows) {
+                  logits.insert(logits.end(), rows.begin(), rows.end());
+                  return true;
+                },
+                prompt ? Source::kPrompt : Source::kGenerated);
+          }
+        }
+        // Nothing wrong was ever read.
+        EXPECT_TRUE(same_bits(logits, {expected.begin(), expected.begin() + std::ssize(logits)}));
+        EXPECT_EQ(status.ok(), logits.size() == expected.size());
+        (status.ok() ? whole : failed) += 1;
+        if (!status.ok()) {
+          EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("offloaded to a file cannot be"));
+        }
+        EXPECT_TRUE(same_bits(run_text(other, text, 40), expected));
+        EXPECT_EQ(cache->budget().used(), other.whole().bytes());
+        EXPECT_EQ(own->cold_tier->used(), 0u);
+      }
+  EXPECT_GE(failed, 12);
+  EXPECT_GE(whole, 4);
+}
+
+TEST_F(SyncKvOffload, AFullFileEndsItsSequence) {
+  const auto model = load_model();
+  model->cold_tier->resize(10000);
+  const Text text(200, 40, 9);
+  const auto runner = new_runner(model, with_profile("synckv:budget=30") + ",offload=file");
+  Status status = runner->feed(text.read(), 40, Logits::kLast, {});
+  if (status.ok()) status = runner->feed(text.generated(), 40, Logits::kLast, {}, Source::kGenerated);
+  EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("may have 10000 bytes"));
+  EXPECT_LE(model->cold_tier->used(), 10000u);
+}
+
+TEST_F(SyncKvOffload, RequestsArePreemptedAndRecomputed) {
+  for (const std::uint64_t seed : {1, 2}) {
+    const auto model = load_model();
+    std::vector<std::string> policies;
+    for (const std::string& policy : offloading_policies())
+      policies.push_back((seed == 1 ? policy : with_profile(policy)) + ",offload=file");
+    std::mt19937_64 random(seed);
+    std::vector<RequestOptions> requests;
+    std::uint64_t most = 0;
+    for (int i = 0; i < 24; ++i) {
+      requests.push_back(random_request(random, policies, 60));
+      requests.back().samples = 1;
+      const KvMemory plan = plan_kv_memory(model->kv_shape, **make_policy(requests.back().policy), {200, 130, 0, 1});
+      most = std::max(most, plan.bytes);
+    }
+    Desk desk(model, most, {.prompt_rows = 30, .running = 10, .ahead = 0});
+    desk.queue().swap_to(
+        std::move(*SpillFile::create(std::make_unique<FaultyFile>(no_fault), 64 * SpillFile::kPartBytes)), true);
+    for (const RequestOptions& request : requests) {
+      desk.add(request);
+      for (auto polls = random() % 6; polls > 0; --polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    }
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    desk.expect_all_as_alone();
+    EXPECT_GT(desk.queue().counters().preempted, 0);
+    EXPECT_EQ(model->cold_tier->used(), 0u);
+  }
+}
+
+TEST_F(SyncKvOffload, IsRefusedWhereItCannotBe) {
+  EXPECT_THAT(std::string(make_policy("synckv:mem=100%,offload=file").status().message()),
+              ::testing::HasSubstr("nothing can be offloaded"));
+  EXPECT_FALSE(make_policy("synckv:offload=memory").ok());
+  EXPECT_EQ((*make_policy("synckv:offload=off"))->traits().spec, (*make_policy("synckv"))->traits().spec);
+  EXPECT_EQ((*make_policy("synckv:offload=file"))->traits().spec, "synckv:mem=30%,offload=file");
+  const auto without_folder = load(file_->path(), {.threads = 2});
+  EXPECT_THAT(std::string(new_runner(without_folder, "synckv:offload=file")->whole().status().message()),
+              ::testing::HasSubstr("no folder"));
+  const auto encoded = load_model(32, "q8");
+  EXPECT_THAT(std::string(new_runner(encoded, "synckv:offload=file")->whole().status().message()),
+              ::testing::HasSubstr("not as q8"));
+  const auto model = load_model();
+  const auto session = make_session(std::make_shared<Driver>(model, *new_cache(model, 1 << 28)),
+                                    std::move(*make_policy("synckv:budget=20,offload=file")));
+  ASSERT_TRUE(session->read(random_text(300, 3)).ok());
+  EXPECT_THAT(std::string(session->save("/nowhere").message()), ::testing::HasSubstr("offload=off"));
+  EXPECT_THAT(std::string(session->fork().status().message()), ::testing::HasSubstr("offload=off"));
+}
+
 }  // namespace
 }  // namespace kvasir::test
