@@ -336,7 +336,7 @@ TEST_F(SyncKvOffload, RequestsArePreemptedAndRecomputed) {
       const KvMemory plan = plan_kv_memory(model->kv_shape, **make_policy(requests.back().policy), {200, 130, 0, 1});
       most = std::max(most, plan.bytes);
     }
-    Desk desk(model, most, {.prompt_rows = 30, .running = 10, .ahead = 0});
+    Desk desk(model, most * 3, {.prompt_rows = 30, .running = 10, .ahead = 0});
     desk.queue().swap_to(
         std::move(*SpillFile::create(std::make_unique<FaultyFile>(no_fault), 64 * SpillFile::kPartBytes)), true);
     for (const RequestOptions& request : requests) {
