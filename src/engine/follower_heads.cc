@@ -71,9 +71,56 @@ bool FollowerHeads::find_clusters() {
     cluster.first_hot = static_cast<int>(hot);
     hot += cluster.tables.size();
   }
-  for (std::size_t i = 0; i < hot; ++i) hot_.emplace_back(&cache_->pool());
-  for (int i = 0; i < FollowerPlan::kWorkLayers * plan_.followers; ++i) work_.emplace_back(&cache_->pool());
+  make_refs();
   return !clusters_.empty();
+}
+
+void FollowerHeads::make_refs() {
+  for (const Cluster& cluster : clusters_)
+    for (std::size_t t = 0; t < cluster.tables.size(); ++t) hot_.emplace_back(&cache_->pool());
+  for (int i = 0; i < FollowerPlan::kWorkLayers * plan_.followers; ++i) work_.emplace_back(&cache_->pool());
+}
+
+FollowerHeads::FollowerHeads(const RetentionPolicy& policy, const FollowerHeads& other)
+    : policy_(policy),
+      cache_(other.cache_),
+      tier_(other.tier_),
+      page_class_(other.page_class_),
+      plan_(other.plan_),
+      places_(other.places_),
+      lists_(&cache_->budget()),
+      refs_(&cache_->budget()),
+      cold_(other.cold_),
+      leaves_(other.cold_),
+      writing_(other.writing_),
+      report_(other.report_) {
+  for (const Cluster& cluster : other.clusters_)
+    clusters_.push_back({.layer = cluster.layer, .tables = cluster.tables, .first_hot = cluster.first_hot});
+  if (!clusters_.empty()) make_refs();
+}
+
+Result<std::unique_ptr<FollowerHeads>> FollowerHeads::fork(const RetentionPolicy& policy) const {
+  KVASIR_RETURN_IF_ERROR(status_);
+  // They write to rows that are copied.
+  for (const Cluster& cluster : clusters_)
+    for (const std::shared_ptr<ColdFetch>& fetch : cluster.fetches) {
+      fetch->wait();
+      KVASIR_RETURN_IF_ERROR(fetch->status());
+    }
+  std::unique_ptr<FollowerHeads> copy(new FollowerHeads(policy, *this));
+  if (cold_ == 0) return copy;
+  if (const std::uint64_t room = bytes(); !cache_->budget().make_available(room))
+    return kv_memory_full(cache_->budget(), room);
+  for (std::size_t c = 0; c < clusters_.size(); ++c) {
+    copy->clusters_[c].blocks.reserve(static_cast<std::size_t>(plan_.list_columns(list_tokens_)));
+    copy->clusters_[c].blocks.assign(clusters_[c].blocks.begin(), clusters_[c].blocks.end());
+  }
+  KVASIR_RETURN_IF_ERROR(copy->resize_lists(list_tokens_));
+  if (hot_.front().size() == 0) return copy;
+  KVASIR_RETURN_IF_ERROR(copy->take_hot(chosen_));
+  for (std::size_t i = 0; i < hot_.size(); ++i) cache_->pool().store()->copy(hot_[i].ids(), copy->hot_[i].ids());
+  for (std::size_t c = 0; c < clusters_.size(); ++c) copy->clusters_[c].set.copy(clusters_[c].set, chosen_);
+  return copy;
 }
 
 bool FollowerHeads::reads_all(const PolicyChunk& chunk) const {
@@ -101,8 +148,7 @@ std::uint64_t FollowerHeads::list_bytes(std::int64_t tokens) const {
 }
 
 std::int64_t FollowerHeads::most_chosen(const PolicyChunk& chunk) const {
-  const TokenIndex prompt = chunk.ends_prompt() ? chunk.end() : prompt_end_;
-  return policy_.offload_bounds(plan_.heads, prompt).chosen;
+  return chunk.ends_prompt() ? policy_.offload_bounds(plan_.heads, chunk.end()).chosen : policy_.chosen();
 }
 
 FollowerHeads::Room FollowerHeads::plan(const PolicyChunk& chunk) const {
@@ -391,6 +437,7 @@ void FollowerHeads::write_columns(Cluster& cluster, const KvSequence& tables, st
 Status FollowerHeads::resize_lists(std::int64_t tokens) {
   const std::uint64_t bytes = list_bytes(tokens);
   if (!lists_.try_resize(bytes)) return kv_memory_full(cache_->budget(), bytes - lists_.bytes());
+  list_tokens_ = tokens;
   const auto columns = static_cast<std::size_t>(plan_.list_columns(tokens));
   for (Cluster& cluster : clusters_) {
     cluster.entries.reserve(columns);
@@ -402,7 +449,6 @@ Status FollowerHeads::resize_lists(std::int64_t tokens) {
 
 void FollowerHeads::keep(const PolicyChunk& chunk, const KvSequence& tables) {
   leaves_ = cold_;
-  if (chunk.ends_prompt()) prompt_end_ = chunk.end();
   if (!status_.ok() || !find_clusters()) return;
   const bool goes_on = chunk.prompt && !chunk.ends_prompt();
   const PolicyChunk next{chunk.end(), 1, false, 0};

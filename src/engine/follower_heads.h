@@ -38,6 +38,9 @@ class FollowerHeads final : public LayerFetch {
   static Result<std::unique_ptr<FollowerHeads>> create(const RetentionPolicy& policy, KvCache* cache,
                                                        const KvCacheShape& shape, ColdTier* tier);
   ~FollowerHeads() override;
+  // Of a fork, whose policy this is: shares what is in the file, and has hot rows of its own. Waits for what is under
+  // way. REQUIRES: no chunk is under way. Errors: kResourceExhausted, status().
+  Result<std::unique_ptr<FollowerHeads>> fork(const RetentionPolicy& policy) const;
 
   // -- Before a pass. --
   // Bytes that the chunk's passes take, and those that must be available when it ends.
@@ -93,7 +96,9 @@ class FollowerHeads final : public LayerFetch {
   };
 
   FollowerHeads(const RetentionPolicy& policy, KvCache* cache, const KvCacheShape& shape, ColdTier* tier);
+  FollowerHeads(const RetentionPolicy& policy, const FollowerHeads& other);
   bool find_clusters();
+  void make_refs();
   bool reads_all(const PolicyChunk& chunk) const;
   std::uint64_t list_bytes(std::int64_t tokens) const;
   Status resize_lists(std::int64_t tokens);
@@ -128,11 +133,11 @@ class FollowerHeads final : public LayerFetch {
   std::vector<PageRefs> work_;  // [layer % kWorkLayers][table of the layer]: pages
   std::vector<std::shared_ptr<ColdFetch>> work_fetches_[FollowerPlan::kWorkLayers];
   MemoryCharge lists_;   // of sets, entries, blocks
+  std::int64_t list_tokens_ = 0;  // for which there is room in entries and blocks
   MemoryCharge refs_;    // of hot_ and work_, but for the pages
   TokenIndex cold_ = 0;  // tokens before it have left the tables; whole pages
   TokenIndex leaves_ = 0;  // what keep has copied: cold_ once they were given back
   std::int64_t chosen_ = 0;  // room in the sets and in hot_; 0: none
-  TokenIndex prompt_end_ = 0;
   std::vector<std::shared_ptr<ColdBlock>> writing_;
   // Of the pass at hand.
   PolicyChunk chunk_;

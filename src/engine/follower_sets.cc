@@ -19,6 +19,13 @@ void FollowerSet::clear() {
   for (std::vector<std::uint32_t>* list : {&tokens_, &rows_, &free_, &next_tokens_, &next_rows_}) *list = {};
 }
 
+void FollowerSet::copy(const FollowerSet& other, std::int64_t most) {
+  reserve(most);
+  tokens_.assign(other.tokens_.begin(), other.tokens_.end());
+  rows_.assign(other.rows_.begin(), other.rows_.end());
+  free_.assign(other.free_.begin(), other.free_.end());
+}
+
 void FollowerSet::change(std::span<const IndexRange> ranges, TokenIndex end, std::vector<Missing>* missing) {
   next_tokens_.clear();
   next_rows_.clear();

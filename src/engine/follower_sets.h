@@ -18,6 +18,8 @@ class FollowerSet {
   // Room for `most` tokens; forgets what it held.
   void reserve(std::int64_t most);
   void clear();
+  // Holds what another does, with as much room.
+  void copy(const FollowerSet& other, std::int64_t most);
 
   struct Missing {
     std::uint32_t token = 0;

@@ -349,11 +349,6 @@ Status Sequence::own_pages() {
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_RETURN_IF_ERROR(status_);
   KVASIR_CHECK(!in_chunk());
-  if (followers_ != nullptr && !followers_->empty())
-    return unsupported(
-               "a text whose keys and values are offloaded cannot go on in several ways: forks do not have the file; "
-               "run it with offload=off")
-        .about({"policy"});
   static_cast<void>(cache_->budget().make_available(tables_.table_bytes() + state_.bytes()));
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
   std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));
@@ -361,7 +356,9 @@ Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   if (demotion_ != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(copy->demotion_, demotion_->fork());
   }
-  KVASIR_RETURN_IF_ERROR(copy->add_followers());
+  if (followers_ != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(copy->followers_, followers_->fork(*copy->policy_));
+  }
   return copy;
 }
 

@@ -198,6 +198,8 @@ class RetentionPolicy {
     static_cast<void>(next), static_cast<void>(prompt);
     return 0;
   }
+  // Tokens before settled() that reads() names, at most, until another prompt has ended.
+  virtual std::int64_t chosen() const { return 0; }
   // What memory offloading takes depends on this.
   struct OffloadBounds {
     int leaders = 0;          // tables of a layer that lead, at least

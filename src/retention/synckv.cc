@@ -119,6 +119,7 @@ class SyncKvPolicy final : public RetentionPolicy {
     const std::int64_t step = step_of(next);
     return step > 0 ? tail_begin(step) : 0;
   }
+  std::int64_t chosen() const override { return std::min<std::int64_t>(selected(), seen()); }
   OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const override {
     const int reps = options_.reps_of(per_layer);
     if (per_layer <= reps) return {per_layer, true, 0, 0};

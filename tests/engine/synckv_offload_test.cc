@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "engine/crowd.h"
 #include "engine/follower_heads.h"
 #include "engine/memory_plan.h"
 #include "engine/policy_cases.h"
@@ -161,6 +162,57 @@ TEST_F(SyncKvOffload, ChunksPassesAndThreadsDoNotMatter) {
         }
     }
   }
+}
+
+// Beside others, forked and not.
+TEST_F(SyncKvOffload, CompanyAndForksDoNotMatter) {
+  const auto model = load_model(32);
+  std::vector<std::string> policies = {"full"};
+  for (const std::string& policy : offloading_policies())
+    for (const std::string& base : {policy, with_profile(policy)}) policies.push_back(base + ",offload=file");
+  {
+    Crowd world(model, policies, 5);
+    world.run(5, 60);
+    EXPECT_GT(world.events.forks, 0);
+  }
+  EXPECT_EQ(model->cold_tier->used(), 0u);
+}
+
+// Each goes on in its own way; what they share in the file is given back with the last.
+TEST_F(SyncKvOffload, ForksGoOn) {
+  const Text text(170, 40, 4);
+  const std::string policy = with_profile("synckv:budget=30,recent=6,stride=3");
+  const auto model = load_model();
+  for (const int cut : {3, 20}) {
+    const auto expected = run_text(*new_runner(model, policy), text, 32);
+    const auto runner = new_runner(model, policy + ",offload=file");
+    std::vector<float> got, rest;
+    feed(*runner, text.read(), true, 32, &got);
+    feed(*runner, text.generated().first(static_cast<std::size_t>(cut)), false, 0, &got);
+    const std::uint64_t before = runner->whole().cache()->budget().used();
+    {
+      const auto fork = runner->fork();
+      ASSERT_TRUE(fork.ok()) << fork.status().message();
+      const std::uint64_t own = (*fork)->sequence().table_bytes() + (*fork)->whole().state_bytes() +
+                                (*fork)->whole().followers()->bytes();
+      EXPECT_EQ(runner->whole().cache()->budget().used() - before, own);
+      std::vector<float> other = got;
+      feed(**fork, random_tokens(30, offloading_spec().vocab, 77), false, 0, &rest);
+      feed(*runner, text.generated().subspan(static_cast<std::size_t>(cut)), false, 0, &got);
+      EXPECT_TRUE(same_bits(got, expected));
+    }
+    // A fork of the fork, of a text that is read on.
+    auto fork = runner->fork();
+    ASSERT_TRUE(fork.ok());
+    auto again = (*fork)->fork();
+    ASSERT_TRUE(again.ok());
+    const auto more = random_tokens(50, offloading_spec().vocab, 78);
+    std::vector<float> a, b;
+    feed(**fork, more, true, 32, &a);
+    feed(**again, more, true, 32, &b);
+    EXPECT_TRUE(same_bits(a, b));
+  }
+  EXPECT_EQ(model->cold_tier->used(), 0u);
 }
 
 // What is in memory, by the formula of SyncKV, and what is fetched, by the definition of what is read.
@@ -367,7 +419,6 @@ TEST_F(SyncKvOffload, IsRefusedWhereItCannotBe) {
                                     std::move(*make_policy("synckv:budget=20,offload=file")));
   ASSERT_TRUE(session->read(random_text(300, 3)).ok());
   EXPECT_THAT(std::string(session->save("/nowhere").message()), ::testing::HasSubstr("offload=off"));
-  EXPECT_THAT(std::string(session->fork().status().message()), ::testing::HasSubstr("offload=off"));
 }
 
 }  // namespace
