@@ -200,7 +200,7 @@ Status FollowerHeads::make_room(const PolicyChunk& chunk) {
 
 void FollowerHeads::drop_work() {
   std::size_t count = 0;
-  for (auto& fetches : work_fetches_) end_fetches(fetches, false);
+  for (auto& fetches : work_fetches_) end_fetches(fetches, false, &report_.prompts);
   for (PageRefs& refs : work_) {
     if (refs.size() == 0) continue;
     count += refs.size();
@@ -212,7 +212,7 @@ void FollowerHeads::drop_work() {
 void FollowerHeads::drop_hot() {
   std::size_t count = 0;
   for (Cluster& cluster : clusters_) {
-    end_fetches(cluster.fetches, false);
+    end_fetches(cluster.fetches, false, &report_.chosen);
     cluster.set.clear();
   }
   for (PageRefs& refs : hot_) {
@@ -321,31 +321,33 @@ void FollowerHeads::begin_work(int layer) {
   }
 }
 
-void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed) {
+void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed,
+                                KvReport::Fetched* report) {
+  if (fetches.empty()) return;
   double waited = 0;
   for (const std::shared_ptr<ColdFetch>& fetch : fetches) {
     waited += fetch->wait();
     if (!fetch->status().ok() && status_.ok() && needed)
       status_ = Status(fetch->status().code(),
                        "what was offloaded to a file cannot be read back: " + std::string(fetch->status().message()));
-    report_.fetched_bytes += fetch->bytes();
-    report_.fetch_seconds += fetch->seconds();
+    report->bytes += fetch->bytes();
+    report->seconds += fetch->seconds();
   }
-  if (!fetches.empty()) ++report_.fetches;
-  if (waited > 0) ++report_.stalls;
-  report_.stall_seconds += waited;
+  report->rounds += 1;
+  report->stalls += waited > 0 ? 1 : 0;
+  report->stall_seconds += waited;
   fetches.clear();
 }
 
 void FollowerHeads::fetch(int layer) {
   if (whole_) {
     begin_work(layer + 1);
-    end_fetches(work_fetches_[layer % FollowerPlan::kWorkLayers], true);
+    end_fetches(work_fetches_[layer % FollowerPlan::kWorkLayers], true, &report_.prompts);
     return;
   }
   if (chooses_) choose_after(layer);
   for (Cluster& cluster : clusters_)
-    if (cluster.layer == layer) end_fetches(cluster.fetches, true);
+    if (cluster.layer == layer) end_fetches(cluster.fetches, true, &report_.chosen);
 }
 
 // The layers before this one have attended, and chosen for the next token.
@@ -429,7 +431,7 @@ void FollowerHeads::write_columns(Cluster& cluster, const KvSequence& tables, st
     }
     report_.cold_bytes += bytes.size();
     const std::size_t part = static_cast<std::size_t>(plan_.part_tokens(static_cast<int>(count))) * row * count;
-    cluster.blocks.push_back(tier_->write(std::move(bytes), part, &report_.stall_seconds));
+    cluster.blocks.push_back(tier_->write(std::move(bytes), part, &report_.write_wait_seconds));
     writing_.push_back(cluster.blocks.back());
   }
 }

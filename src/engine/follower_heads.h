@@ -22,6 +22,7 @@
 #include "engine/follower_plan.h"
 #include "engine/follower_sets.h"
 #include "kv/kv_cache.h"
+#include "kvasir/result.h"
 #include "retention/policy.h"
 #include "tiers/cold_tier.h"
 
@@ -71,11 +72,9 @@ class FollowerHeads final : public LayerFetch {
   struct Report {
     std::uint64_t hot_bytes = 0;   // keys and values in memory
     std::uint64_t cold_bytes = 0;  // in the file
-    std::uint64_t fetched_bytes = 0;
-    std::int64_t fetches = 0;      // rounds of a layer that had to be asked for
-    std::int64_t stalls = 0;       // of these, those that had not arrived when they were needed
-    double fetch_seconds = 0;      // that the tier's thread worked on them
-    double stall_seconds = 0;      // that passes waited for them, or for room to write
+    double write_wait_seconds = 0;
+    KvReport::Fetched chosen;   // hot rows
+    KvReport::Fetched prompts;  // pages of layers for rows that read everything
   };
   const Report& report() const { return report_; }  // with the hot rows alone
   // With the pages that the tables which follow still have.
@@ -107,7 +106,7 @@ class FollowerHeads final : public LayerFetch {
   void choose(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables);
   void choose_after(int layer);
   void begin_work(int layer);
-  void end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed);
+  void end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed, KvReport::Fetched* report);
   void drop_hot();
   void drop_work();
   Status take_hot(std::int64_t chosen);

@@ -37,11 +37,9 @@ KvReport kv_report(const Sequence& sequence) {
     report.offloads = true;
     report.hot_bytes = offloaded.hot_bytes;
     report.cold_bytes = offloaded.cold_bytes;
-    report.fetched_bytes = offloaded.fetched_bytes;
-    report.fetches = offloaded.fetches;
-    report.stalls = offloaded.stalls;
-    report.fetch_seconds = offloaded.fetch_seconds;
-    report.stall_seconds = offloaded.stall_seconds;
+    report.write_wait_seconds = offloaded.write_wait_seconds;
+    report.fetched_chosen = offloaded.chosen;
+    report.fetched_prompts = offloaded.prompts;
   }
   report.dead_share = tables.dead_share();
   const PageTable::Encodings encodings = tables.encodings();

@@ -134,10 +134,10 @@ TEST_F(SyncKvOffload, ChangesNoBit) {
             EXPECT_GT(followers->report().cold_bytes, 0u);
             // Without a profile nothing has left when the first ones are chosen; with static=1 there are no others.
             if (profile || base.find("static=1") == std::string::npos) {
-              EXPECT_GT(followers->report().fetched_bytes, 0u);
+              EXPECT_GT(followers->report().chosen.bytes, 0u);
             }
-            stalls += followers->report().stalls;
-            fetches += followers->report().fetches;
+            stalls += followers->report().chosen.stalls;
+            fetches += followers->report().chosen.rounds;
           }
         }
     }
@@ -236,7 +236,6 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
       const auto row = static_cast<TokenIndex>(page) / slots;
       const auto whole_pages = [&](TokenIndex end) { return end / slots * slots; };
       // Per layer and representative: whole parts of up to 4096 bytes of all that follow it.
-      const std::uint64_t before = on->whole().followers()->report().fetched_bytes;
       std::uint64_t expected = 0;
       std::map<int, std::set<TokenIndex>> hot;  // by table
       TokenIndex cold = whole_pages(kLastGrid + 1 - c.recent);  // when the prompt's last chunk was read
@@ -273,7 +272,7 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
       }
       const FollowerHeads& followers = *on->whole().followers();
       EXPECT_GT(expected, 10000u);
-      EXPECT_EQ(followers.report().fetched_bytes - before, expected);
+      EXPECT_EQ(followers.report().chosen.bytes, expected);
       // Two of four heads have everything; the others k rows, and the pages of what is not settled.
       const TokenIndex total = kPrompt + kGenerated;
       const auto tail = static_cast<std::uint64_t>(
