@@ -137,6 +137,7 @@ class FollowerHeads final : public LayerFetch {
   TokenIndex cold_ = 0;  // tokens before it have left the tables; whole pages
   TokenIndex leaves_ = 0;  // what keep has copied: cold_ once they were given back
   std::int64_t chosen_ = 0;  // room in the sets and in hot_; 0: none
+  bool lacks_hot_ = false;   // a prompt has begun since hot rows were chosen
   std::vector<std::shared_ptr<ColdBlock>> writing_;
   // Of the pass at hand.
   PolicyChunk chunk_;

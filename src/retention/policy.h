@@ -193,7 +193,7 @@ class RetentionPolicy {
   // then agrees on reads(); -1: not known yet. Once known it stays.
   virtual int leader(int table) const { return table; }
   // Tokens before it, reads() names to a table that does not lead only if they were chosen: when the token `next` is
-  // generated, or, with `prompt`, in a prompt that ended before it.
+  // generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
   virtual TokenIndex settled(TokenIndex next, bool prompt) const {
     static_cast<void>(next), static_cast<void>(prompt);
     return 0;

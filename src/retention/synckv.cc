@@ -115,7 +115,8 @@ class SyncKvPolicy final : public RetentionPolicy {
   bool reads(const PolicyChunk& chunk, int t, std::vector<IndexRange>& ranges) const override;
   int leader(int t) const override { return table(t).rep >= 0 ? rep_table(t) : -1; }
   TokenIndex settled(TokenIndex next, bool prompt) const override {
-    if (prompt) return std::max<TokenIndex>(next + 1 - options_.recent, 0);
+    // Wherever the last request was made, should the prompt be given up here.
+    if (prompt) return std::max<TokenIndex>(next + 1 - std::max(options_.recent, options_.stride), 0);
     const std::int64_t step = step_of(next);
     return step > 0 ? tail_begin(step) : 0;
   }

@@ -145,6 +145,37 @@ TEST_F(SyncKvOffload, ChangesNoBit) {
   EXPECT_LE(stalls, fetches);
 }
 
+// A prompt that was stopped, and then tokens that the policy chooses for as before it.
+TEST_F(SyncKvOffload, APromptThatIsGivenUpChangesNoBit) {
+  const auto model = load_model();
+  const auto tokens = random_tokens(400, offloading_spec().vocab, 21);
+  for (const std::string& base : offloading_policies())
+    for (const std::string& policy : {base, with_profile(base), with_profile(base) + ",stride=20"}) {
+      if (policy.find("stride=20") != std::string::npos && base.find("stride") != std::string::npos) continue;
+      SCOPED_TRACE(policy);
+      std::vector<float> logits[2];
+      for (const bool on : {false, true}) {
+        const auto runner = new_runner(model, on ? policy + ",offload=file" : policy);
+        std::vector<float>& got = logits[on];
+        feed(*runner, std::span(tokens).first(150), true, 32, &got);
+        feed(*runner, std::span(tokens).subspan(150, 23), false, 0, &got);
+        int passes = 0;
+        const Status stopped = runner->feed(
+            std::span(tokens).subspan(173, 127), 32, Logits::kAll,
+            [&](std::int64_t, int, std::span<const float> out) {
+              got.insert(got.end(), out.begin(), out.end());
+              return ++passes < 3;
+            },
+            Source::kPrompt);
+        EXPECT_EQ(stopped.code(), StatusCode::kCancelled);
+        feed(*runner, std::span(tokens).subspan(300, 30), false, 0, &got);
+        feed(*runner, std::span(tokens).subspan(330, 40), true, 32, &got);
+        feed(*runner, std::span(tokens).subspan(370), false, 0, &got);
+      }
+      EXPECT_TRUE(same_bits(logits[1], logits[0]));
+    }
+}
+
 // However chunks are divided into passes, and whoever computes.
 TEST_F(SyncKvOffload, ChunksPassesAndThreadsDoNotMatter) {
   const Text text(170, 40, 4);
