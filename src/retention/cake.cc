@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kCakeOptions[] = {
     kPromptBudgetOption,
     {"window", "32", "2 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"},
     kKernelOption,
@@ -142,7 +142,7 @@ class CakePolicy final : public PromptWindowPolicy {
   std::vector<Head> heads_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions window, PromptWindowOptions::read(spec, 2));
   CakeOptions cake;
   KVASIR_ASSIGN_OR_RETURN(cake.gamma, spec.get_double("gamma", 0, 1e9));
@@ -164,10 +164,10 @@ const PolicyInfo kCakePolicy{
         "layers share layers * (budget - window) in proportion to H^(1/tau1) * V^(1/tau2), H the entropy and V the "
         "summed variance of the window's rows; score = mean + gamma * variance, pooled",
     .reference = "CAKE, Qin et al., arXiv 2503.12491",
-    .options = kOptions,
+    .options = kCakeOptions,
     .acts = "at the end of a prompt, for each KV head, with a view of all layers",
     .evaluation_only = false,
-    .make = make,
+    .make = make_cake,
 };
 
 }  // namespace kvasir

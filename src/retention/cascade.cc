@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMostSubCaches = 16;
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kCascadeOptions[] = {
     {"size", "2048", "1 to 2^40, a multiple of n", "tokens of all sub-caches together"},
     {"n", "4", "1 to 16", "sub-caches (N)"},
     {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped; in addition to size"},
@@ -173,7 +173,7 @@ Result<MassReduction> read_reduction(const PolicySpec& spec) {
   return name == "median" ? MassReduction::kMedian : MassReduction::kMean;
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicySpec& spec) {
   CascadeOptions options;
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t size, spec.get_int("size", 1, kMostTokens));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t n, spec.get_int("n", 1, kMostSubCaches));
@@ -210,10 +210,10 @@ const PolicyInfo kCascadePolicy{
     .formula =
         "sub-cache i takes every accept^i-th token; in between the newer of two stays if its averaged mass is higher",
     .reference = "Cascading KV Cache, Willette et al., arXiv 2406.17808",
-    .options = kOptions,
+    .options = kCascadeOptions,
     .acts = "after every token, for each layer",
     .evaluation_only = false,
-    .make = make,
+    .make = make_cascade,
 };
 
 }  // namespace kvasir

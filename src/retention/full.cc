@@ -4,7 +4,7 @@
 namespace kvasir {
 namespace {
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec&) {
+Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicySpec&) {
   const StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
   return {std::make_unique<StartRecentPolicy>("full", never)};
 }
@@ -19,7 +19,7 @@ const PolicyInfo kFullPolicy{
     .options = {},
     .acts = "never: it drops nothing",
     .evaluation_only = false,
-    .make = make,
+    .make = make_full,
 };
 
 }  // namespace kvasir

@@ -4,7 +4,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kH2oOptions[] = {
     {"budget", "1024", kBudgetRange, "tokens kept, or their share of the tokens seen, rounded up"},
     {"recent", "auto", "auto or 0 to 2^40",
      "most recent tokens, never dropped; counted in budget; auto: half of it, or 512 where it is a percentage"},
@@ -38,7 +38,7 @@ Status fill_in_recent(PolicySpec& spec) {
   return {};
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& given) {
+Result<std::unique_ptr<RetentionPolicy>> make_h2o(const PolicySpec& given) {
   PolicySpec spec = given;
   KVASIR_RETURN_IF_ERROR(fill_in_recent(spec));
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
@@ -58,10 +58,10 @@ const PolicyInfo kH2oPolicy{
     .formula =
         "score += sum over heads of mass, each step; keep sinks, the last recent and the highest scores, budget in all",
     .reference = "H2O, Zhang et al., arXiv 2306.14048, algorithm 1",
-    .options = kOptions,
+    .options = kH2oOptions,
     .acts = "after every token, for each layer",
     .evaluation_only = false,
-    .make = make,
+    .make = make_h2o,
 };
 
 }  // namespace kvasir

@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kLetheOptions[] = {
     {"tau", "400", "above 1, to 10^300", "largest over smallest score at which a segment is cut off (sparse_ratio)"},
     {"recent", "0.3", "0 to 1", "share of the tokens held that is protected as recent"},
     {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped"},
@@ -144,7 +144,7 @@ class LethePolicy final : public ScoredPolicy {
   std::vector<State> states_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicySpec& spec) {
   LetheOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.tau, spec.get_double("tau", std::nextafter(1.0, 2.0), 1e300));
   KVASIR_ASSIGN_OR_RETURN(const double recent_share, spec.get_double("recent", 0, 1));
@@ -182,10 +182,10 @@ const PolicyInfo kLethePolicy{
     .reference =
         "Lethe, Zeng et al., Layer- and Time-Adaptive KV Cache Pruning for Reasoning-Intensive LLM Serving, Eq. 4 "
         "and 5, algorithm 1",
-    .options = kOptions,
+    .options = kLetheOptions,
     .acts = "when the tokens held exceed L_evict, for each layer",
     .evaluation_only = false,
-    .make = make,
+    .make = make_lethe,
 };
 
 }  // namespace kvasir

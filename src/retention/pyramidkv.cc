@@ -6,7 +6,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kPyramidKvOptions[] = {
     kPromptBudgetOption,
     kWindowOption,
     kKernelOption,
@@ -47,7 +47,7 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
   double beta_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_pyramidkv(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
   KVASIR_ASSIGN_OR_RETURN(const double beta, spec.get_double("beta", 0.01, 1e6));
   ScoredPolicy::Traits traits;
@@ -65,10 +65,10 @@ const PolicyInfo kPyramidKvPolicy{
         "as snapkv; besides the window, layer l of L keeps round(max - l * (max - min) / (L - 1)), with b = budget - "
         "window, min = b / beta, max = 2b - min",
     .reference = "PyramidKV, Cai et al., arXiv 2406.02069",
-    .options = kOptions,
+    .options = kPyramidKvOptions,
     .acts = "at the end of a prompt, for each KV head",
     .evaluation_only = false,
-    .make = make,
+    .make = make_pyramidkv,
 };
 
 }  // namespace kvasir

@@ -48,16 +48,16 @@ class QuestPolicy final : public RetentionPolicy {
   bool all_read_ = true;
 };
 
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMostRead = std::int64_t{1} << 40;
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kQuestOptions[] = {
     {"budget", "2048", "16 to 2^40, or above 0% to 100%",
      "tokens that a generated token reads in each KV head, or their share of those so far, rounded up"},
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
-  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostTokens).status());
+Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicySpec& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostRead));
+  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostRead).status());
   PolicyTraits traits;
   traits.spec = spec.canonical({"budget"});
   traits.selects = true;
@@ -72,10 +72,10 @@ const PolicyInfo kQuestPolicy{
     .summary = "keeps everything; a generated token reads the chunks of 16 tokens that may fit its queries best",
     .formula = "read the chunks with the largest sum_d max(q_d * min_d, q_d * max_d), up to budget tokens",
     .reference = "Quest: Tang et al., arXiv 2406.10774",
-    .options = kOptions,
+    .options = kQuestOptions,
     .acts = "for every generated token, per KV head, from the third layer on; it drops nothing",
     .evaluation_only = false,
-    .make = make,
+    .make = make_quest,
 };
 
 }  // namespace kvasir

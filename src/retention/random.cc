@@ -5,7 +5,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kRandomOptions[] = {
     {"budget", "1024", kBudgetRange, "tokens kept, or their share of the tokens seen, rounded up"},
     {"sinks", "0", "0 to 2^40", "first tokens of the text, never dropped; counted in budget"},
     {"recent", "0", "0 to 2^40", "most recent tokens, never dropped; counted in budget"},
@@ -69,7 +69,7 @@ class RandomPolicy final : public ScoredPolicy {
   std::vector<SplitMix> draws_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_random(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, spec.get_int("seed", 0, std::int64_t{1} << 62));
   ScoredPolicy::Traits traits;
@@ -87,10 +87,10 @@ const PolicyInfo kRandomPolicy{
     .summary = "drops unprotected tokens chosen at random: the baseline that a policy must beat",
     .formula = "when over budget: drop tokens drawn uniformly from those that are neither sinks nor recent",
     .reference = "a baseline of this project",
-    .options = kOptions,
+    .options = kRandomOptions,
     .acts = "after every token, for each layer",
     .evaluation_only = false,
-    .make = make,
+    .make = make_random,
 };
 
 }  // namespace kvasir

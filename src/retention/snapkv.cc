@@ -4,7 +4,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kSnapKvOptions[] = {
     kPromptBudgetOption, kWindowOption, kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
     kPosOption,
 };
@@ -18,7 +18,7 @@ class SnapKvPolicy final : public PromptWindowPolicy {
   void prune(ScoreList& list, const Step& step) override { keep(list, step.table, options().ranked(step.seen())); }
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
@@ -35,10 +35,10 @@ const PolicyInfo kSnapKvPolicy{
         "score = mean mass of the last window queries, pooled over kernel tokens; keep the window and the best of the "
         "earlier tokens, budget in all",
     .reference = "SnapKV, Li et al., arXiv 2404.14469",
-    .options = kOptions,
+    .options = kSnapKvOptions,
     .acts = "at the end of a prompt, for each KV head",
     .evaluation_only = false,
-    .make = make,
+    .make = make_snapkv,
 };
 
 }  // namespace kvasir

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::int64_t{1} << 40;
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kStreamingOptions[] = {
     {"sinks", "4", "0 to 2^40", "first tokens of the text, never dropped (S)"},
     {"window", "2044", "1 to 2^40", "most recent tokens kept (W); not together with cap"},
     {"cap", "-", "1 to 2^40", "size of the cache in all: window = cap - sinks - slack - overlap - refresh"},
@@ -21,7 +21,7 @@ constexpr PolicyOption kOptions[] = {
     {"realign", "frames", "frames or rotate", "move what stays by changing one integer, or by rotating its keys"},
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicySpec& spec) {
   StartRecentOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMost));
   KVASIR_ASSIGN_OR_RETURN(options.every, spec.get_int("every", 0, kMost));
@@ -59,9 +59,9 @@ const PolicyInfo kStreamingPolicy{
     .summary = "the first tokens (attention sinks) and a window of recent ones, at constant memory and speed",
     .formula = "C = sinks + window; after a step with L - C >= every: keep the first sinks and the last window",
     .reference = "StreamingLLM, Xiao et al., arXiv 2309.17453, section 3.2; Lazy Pruning, Lin",
-    .options = kOptions,
+    .options = kStreamingOptions,
     .evaluation_only = false,
-    .make = make,
+    .make = make_streaming,
 };
 
 }  // namespace kvasir

@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kSyncKvOptions[] = {
     {"mem", "30%", "above 0% to 100%", "share of the prompt's keys and values that heads read, R heads included"},
     {"budget", "-", kBudgetRange,
      "tokens that an NR head reads besides the newest, instead of mem; a share of the prompt"},
@@ -436,7 +436,7 @@ ProfileName split_profile_name(std::string_view text) {
   return {std::string(text.substr(0, hash)), std::string(digits)};
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& given) {
+Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
   PolicySpec spec = given;
   SyncKvOptions options;
   if (spec.has("budget") && spec.text("budget") != "-") {
@@ -499,10 +499,10 @@ const PolicyInfo kSyncKvPolicy{
         "last prompt row, dynamic = the best of its row every stride steps, k in all: mem = r + (1 - r) * k / n, r the "
         "share of R heads",
     .reference = "SyncKV, A Syncopated Scheduling Approach to KV Cache Compression (under review)",
-    .options = kOptions,
+    .options = kSyncKvOptions,
     .acts = "while tokens are generated, for each KV head: it drops nothing, but leaves tokens unread",
     .evaluation_only = false,
-    .make = make,
+    .make = make_synckv,
 };
 
 }  // namespace kvasir

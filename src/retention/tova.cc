@@ -4,7 +4,7 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {
+constexpr PolicyOption kTovaOptions[] = {
     {"budget", "1024", kBudgetRange, "tokens kept, or their share of the tokens seen, rounded up"},
     kEveryOption,
     kPosOption,
@@ -25,7 +25,7 @@ class TovaPolicy final : public ScoredPolicy {
   KeepRule rule_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_tova(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
@@ -45,10 +45,10 @@ const PolicyInfo kTovaPolicy{
         "after a step with every or more tokens above budget: keep the budget tokens of largest head-mean mass in "
         "the current step",
     .reference = "TOVA, Oren et al., arXiv 2401.06104",
-    .options = kOptions,
+    .options = kTovaOptions,
     .acts = "after every token, for each layer",
     .evaluation_only = false,
-    .make = make,
+    .make = make_tova,
 };
 
 }  // namespace kvasir

@@ -7,9 +7,9 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kOptions[] = {{"size", "2048", "1 to 2^40", "most recent tokens kept (W)"}};
+constexpr PolicyOption kWindowOptions[] = {{"size", "2048", "1 to 2^40", "most recent tokens kept (W)"}};
 
-Result<std::unique_ptr<RetentionPolicy>> make(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_window(const PolicySpec& spec) {
   StartRecentOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("size", 1, std::int64_t{1} << 40));
   return {std::make_unique<StartRecentPolicy>(fmt::format("window:size={}", options.window), options)};
@@ -22,9 +22,9 @@ const PolicyInfo kWindowPolicy{
     .summary = "the most recent tokens alone; loses the attention sinks and, with them, fluency: a baseline",
     .formula = "keep = the last size tokens",
     .reference = "window attention, the baseline of StreamingLLM, arXiv 2309.17453, figure 1(b)",
-    .options = kOptions,
+    .options = kWindowOptions,
     .evaluation_only = false,
-    .make = make,
+    .make = make_window,
 };
 
 }  // namespace kvasir

@@ -14,7 +14,7 @@ const kHostile = '<img src=x onerror="window.hostile=1"><script>window.hostile=1
 
 async function startServer() {
   if (process.env.KVASIR_INSPECTOR_URL) return { url: process.env.KVASIR_INSPECTOR_URL };
-  const server = spawn(kvasir, ['serve', '--threads', '1', '-m', model, '--port', '0', '--name', 'mini', '--kv-memory', '16MiB', '--drain', '1']);
+  const server = spawn(kvasir, ['serve', '--threads', '1', '-m', model, '--port', '0', '--name', 'mini', '--kv-memory', '16MiB', '--kv-types', 'q8', '--drain', '1']);
   let said = '';
   const port = await new Promise((resolve, reject) => {
     server.stderr.on('data', (data) => {
@@ -121,6 +121,25 @@ async function checkChat(page) {
   await done(page);
   assert.equal(await page.locator('article').count(), 4);
   assert.ok((await answer(page).textContent()).length > 0);
+}
+
+// The server's codec is the first choice; the other one is that of the next request alone.
+async function checkCodec(page) {
+  assert.deepEqual(await page.$$eval('#codec option', (all) => all.map(({ value }) => value)), ['', 'q8']);
+  const codecOf = async () => (await state(page, (await page.textContent('#watched')).split(',')[0])).selected.codec;
+  await configure(page, 'full', 20);
+  await page.locator('#settings').evaluate((settings) => { settings.open = true; });
+  await page.selectOption('#codec', 'q8');
+  await say(page, 'And in eight bits?');
+  await done(page);
+  await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
+  assert.equal(await codecOf(), 'q8');
+  assert.match(await page.locator('article.assistant').last().textContent(), / q8 /);
+  await page.selectOption('#codec', '');
+  await page.click('#again');
+  await done(page);
+  await page.waitForFunction(() => document.querySelector('#watched').textContent.includes('ended'));
+  assert.equal(await codecOf(), 'f16');
 }
 
 async function checkMemory(page) {
@@ -255,6 +274,7 @@ try {
   const phone = { viewport: { width: 375, height: 740 }, isMobile: true, hasTouch: true, deviceScaleFactor: 2, colorScheme: 'light' };
   await withPage(browser, url, desktop, async (page) => {
     await checkChat(page);
+    await checkCodec(page);
     await checkMemory(page);
     await checkContrast(page);
     await checkStop(page);

@@ -92,6 +92,7 @@ async function load() {
       option.value = spec;
       return option;
     }));
+    offerCodecs(found.codecs ?? []);
     describe();
   } catch (error) {
     connection(error.message, false);
@@ -102,12 +103,23 @@ async function load() {
   }
 }
 
+// The first is the server's own. One alone is no choice.
+function offerCodecs(codecs) {
+  byId('codec').replaceChildren(...codecs.map((codec, index) => {
+    const option = document.createElement('option');
+    option.value = index === 0 ? '' : codec;
+    option.textContent = index === 0 ? `the server's: ${codec}` : codec;
+    return option;
+  }));
+  byId('codec').parentElement.hidden = codecs.length < 2;
+}
+
 function describe() {
-  const { policy, temperature, max_tokens } = settings();
+  const { policy, codec, temperature, max_tokens } = settings();
   const parts = policy.split('+').map((part) => policies.find(({ name }) => name === part.split(':')[0])).filter(Boolean);
   byId('policy-note').textContent = parts.map((part) => part.summary
     + (part.options.length ? ` Options: ${part.options.map((option) => `${option.name} (${option.default})`).join(', ')}.` : '')).join(' ');
-  byId('settings-summary').textContent = `${policy || 'default policy'} · temperature ${temperature ?? 'default'} · ${max_tokens ?? 'any number of'} tokens`;
+  byId('settings-summary').textContent = `${policy || 'default policy'} · ${codec ? `${codec} · ` : ''}temperature ${temperature ?? 'default'} · ${max_tokens ?? 'any number of'} tokens`;
 }
 
 function theme(value) {

@@ -17,6 +17,7 @@ export function settings() {
   const most = byId('max-tokens').valueAsNumber;
   return {
     policy: byId('policy').value.trim(),
+    codec: byId('codec').value,
     system: byId('system').value,
     temperature: Number.isNaN(temperature) ? undefined : temperature,
     max_tokens: Number.isNaN(most) ? undefined : most,
@@ -100,12 +101,12 @@ export class Chat {
   }
 
   async ask() {
-    const { policy, system, temperature, max_tokens } = settings();
+    const { policy, codec, system, temperature, max_tokens } = settings();
     const messages = this.said.map(({ role, content }) => ({ role, content }));
     if (system) messages.unshift({ role: 'system', content: system });
     const body = {
       model: this.model, messages, temperature, max_tokens, stream: true, stream_options: { include_usage: true },
-      kv: { inspect: true, ...(policy && { policy }) },
+      kv: { inspect: true, ...(policy && { policy }), ...(codec && { codec }) },
     };
     const flight = this.flight = new AbortController();
     this.busy(true);
@@ -163,7 +164,7 @@ export class Chat {
       answer.cached = kv?.cached ?? usage.prompt_tokens_details?.cached_tokens ?? 0;
     }
     if (kv) {
-      parts.push(`${kv.policy}`, `kept ${kv.kept} of ${kv.seen}`, `${answer.cached} from the prefix cache`, bytesText(kv.bytes));
+      parts.push(kv.policy, kv.codec, `kept ${kv.kept} of ${kv.seen}`, `${answer.cached} from the prefix cache`, bytesText(kv.bytes));
       if (kv.cache_miss) parts.push(`not more, as ${kv.cache_miss}`);
       if (kv.finish_reason && kv.finish_reason !== 'end') parts.push(`ended: ${kv.finish_reason}`);
     }
