@@ -66,8 +66,7 @@ class Bench:
         while high - low > 64:
             middle = (low + high) // 2
             part.write_bytes(text[:middle])
-            count = answer(self.options.kvasir, "tokenize", self.options.model, "-f", part)
-            count = count["tokens"] if isinstance(count["tokens"], int) else len(count["tokens"])
+            count = answer(self.options.kvasir, "tokenize", self.options.model, "-f", part)["count"]
             low, high = (middle, high) if count <= tokens else (low, middle)
         return text[:low]
 
@@ -76,7 +75,7 @@ class Bench:
 
     def generate(self, policy, *more):
         return answer(self.options.kvasir, "run", "-m", self.options.model, "-f", self.prompt, "-n", self.options.generate,
-                      "--temp", "0", "--ignore-eos", "--kv", policy, *more)
+                      "--temp", 0, "--ignore-eos", "--kv", policy, *more)
 
     def fastest(self, policy):
         return max((self.generate(policy) for _ in range(self.options.trials)), key=lambda a: a["tokens_per_s"])
@@ -138,7 +137,7 @@ def main():
         refused = run(options.kvasir, "run", "-m", options.model, "-f", bench.prompt, "-n", options.generate, "--kv", "full",
                       "--kv-memory", half)
         print("full:", refused.stderr.strip().splitlines()[-1] if refused.returncode else "runs")
-        held = bench.generate(bench.policy(30, "file"), "--kv-memory", half)
+        held = bench.generate(bench.policy(30, "file"), "--kv-memory", half, "--chunk", 128)
         print(f"synckv:mem=30%,offload=file: {held['tokens']} tokens behind {held['prompt_tokens']}, at most "
               f"{megabytes(held['kv']['bytes_peak'])}, {held['tokens_per_s']:.1f} tokens/s, the text of offload=off: "
               f"{'yes' if held['text'] == results[30, 'off']['text'] else 'NO'}")

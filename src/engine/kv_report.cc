@@ -13,11 +13,14 @@ KvReport kv_report(const Sequence& sequence) {
   report.policy = sequence.policy().traits().spec;
   report.codec = codec_name(tables.codec());
   report.seen = tables.next_index();
-  report.kept = std::llround(tables.mean_stored());
+  // What was offloaded is kept, too.
+  const bool offloads = sequence.followers() != nullptr;
+  report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
   for (int t = 0; t < tables.tables(); ++t) {
-    report.kept_least = std::min(report.kept_least, tables.table(t).stored());
-    report.kept_most = std::max(report.kept_most, tables.table(t).stored());
+    const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).stored();
+    report.kept_least = std::min(report.kept_least, kept);
+    report.kept_most = std::max(report.kept_most, kept);
   }
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)

@@ -157,17 +157,19 @@ Status ColdTier::open(Write& write) {
                "(demote_size), or a policy with offload=off",
                capacity_.load(), used_.load())
         .about({"demote_size"});
-  std::unique_ptr<SpillFile>& file = files_[write.part_bytes];
-  if (file == nullptr) {
+  auto file = files_.find(write.part_bytes);
+  if (file == files_.end()) {
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<AsyncFile> made, make_());
     // As large as it may be at any time: what it holds is bounded above.
     KVASIR_ASSIGN_OR_RETURN(
-        file, SpillFile::create(std::move(made), std::uint64_t{write.part_bytes} << 31, {write.part_bytes, kBuffers}));
+        std::unique_ptr<SpillFile> spill,
+        SpillFile::create(std::move(made), std::uint64_t{write.part_bytes} << 31, {write.part_bytes, kBuffers}));
+    file = files_.emplace(write.part_bytes, std::move(spill)).first;
   }
-  std::shared_ptr<SpilledParts> room = file->reserve(parts);
+  std::shared_ptr<SpilledParts> room = file->second->reserve(parts);
   if (room == nullptr) return exhausted("the file for offloaded keys and values is full; give it more (demote_size)");
   used_ += more;
-  write.block->file_ = file.get();
+  write.block->file_ = file->second.get();
   write.block->parts_ = std::move(room);
   return {};
 }

@@ -8,6 +8,7 @@
 
 #include "engine/crowd.h"
 #include "engine/follower_heads.h"
+#include "engine/kv_report.h"
 #include "engine/memory_plan.h"
 #include "engine/policy_cases.h"
 #include "engine/request_desk.h"
@@ -179,7 +180,7 @@ TEST_F(SyncKvOffload, APromptThatIsGivenUpChangesNoBit) {
 // However chunks are divided into passes, and whoever computes.
 TEST_F(SyncKvOffload, ChunksPassesAndThreadsDoNotMatter) {
   const Text text(170, 40, 4);
-  for (const std::string policy : {std::string("synckv:budget=30,recent=6"), with_profile("synckv:budget=30,recent=6")}) {
+  for (const std::string& policy : {std::string("synckv:budget=30,recent=6"), with_profile("synckv:budget=30,recent=6")}) {
     std::vector<float> first;
     for (const int threads : {1, 3}) {
       const auto model = load_model(16, "f16", threads);
@@ -314,6 +315,7 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
       EXPECT_EQ(on->whole().cache()->pool().in_use() * page, hot_bytes + 2 * kLayers * pages_of(total) * page);
       EXPECT_EQ(followers.report().cold_bytes, 2 * kLayers * tail * page);
       model->cold_tier->settle();
+      EXPECT_EQ(kv_report(on->whole()).kept, total);
       EXPECT_EQ(model->cold_tier->used(), followers.report().cold_bytes);
     }
 }
