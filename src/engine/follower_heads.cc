@@ -12,7 +12,8 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
   if (!policy.traits().offloads) return {};
   if (page.encoded())
     return invalid_argument(
-               "policy '{}' offloads keys and values as the cache has them in 16 or 32 bits, not as {}; choose f16, bf16 "
+               "policy '{}' offloads keys and values as the cache has them in 16 or 32 bits, not as {}; choose f16, "
+               "bf16 "
                "or f32, or offload=off",
                policy.traits().spec, codec_name(page))
         .about({"policy", "kv_type"});
@@ -138,13 +139,13 @@ std::uint64_t FollowerHeads::bytes() const {
 }
 
 std::uint64_t FollowerHeads::list_bytes(std::int64_t tokens) const {
-  std::uint64_t sum = plan_.entry_bytes(std::ssize(clusters_), tokens) +
-                      FollowerPlan::set_bytes(std::ssize(clusters_), chosen_);
+  std::uint64_t sum =
+      plan_.entry_bytes(std::ssize(clusters_), tokens) + FollowerPlan::set_bytes(std::ssize(clusters_), chosen_);
   for (const Cluster& cluster : clusters_)
     for (const std::shared_ptr<ColdBlock>& block : cluster.blocks)
       if (block != nullptr)
-        sum += ColdBlock::memory_bytes(static_cast<std::size_t>(
-            plan_.format.slots / plan_.part_tokens(static_cast<int>(cluster.tables.size()))));
+        sum += ColdBlock::memory_bytes(
+            static_cast<std::size_t>(plan_.format.slots / plan_.part_tokens(static_cast<int>(cluster.tables.size()))));
   return sum;
 }
 
@@ -155,8 +156,9 @@ std::int64_t FollowerHeads::most_chosen(const PolicyChunk& chunk) const {
 FollowerHeads::Room FollowerHeads::plan(const PolicyChunk& chunk) const {
   Room room;
   const bool known = policy_.leader(0) >= 0;
-  const std::int64_t clusters =
-      clusters_.empty() ? std::int64_t{plan_.layers} * std::max(plan_.heads - plan_.followers, 1) : std::ssize(clusters_);
+  const std::int64_t clusters = clusters_.empty()
+                                    ? std::int64_t{plan_.layers} * std::max(plan_.heads - plan_.followers, 1)
+                                    : std::ssize(clusters_);
   const bool goes_on = chunk.prompt && !chunk.ends_prompt();
   if (!known && goes_on) return room;
   const bool has_hot = chosen_ > 0 && !chunk.prompt;

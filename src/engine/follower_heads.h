@@ -34,8 +34,8 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
 
 class FollowerHeads final : public LayerFetch {
  public:
-  // Null where the policy offloads nothing. The policy was begun, and outlives this, as cache and tier do. Errors: those
-  // of check_offload.
+  // Null where the policy offloads nothing. The policy was begun, and outlives this, as cache and tier do. Errors:
+  // those of check_offload.
   static Result<std::unique_ptr<FollowerHeads>> create(const RetentionPolicy& policy, KvCache* cache,
                                                        const KvCacheShape& shape, ColdTier* tier);
   ~FollowerHeads() override;
@@ -131,13 +131,13 @@ class FollowerHeads final : public LayerFetch {
   std::vector<PageRefs> hot_;   // [cluster][table of it]: rows
   std::vector<PageRefs> work_;  // [layer % kWorkLayers][table of the layer]: pages
   std::vector<std::shared_ptr<ColdFetch>> work_fetches_[FollowerPlan::kWorkLayers];
-  MemoryCharge lists_;   // of sets, entries, blocks
+  MemoryCharge lists_;            // of sets, entries, blocks
   std::int64_t list_tokens_ = 0;  // for which there is room in entries and blocks
-  MemoryCharge refs_;    // of hot_ and work_, but for the pages
-  TokenIndex cold_ = 0;  // tokens before it have left the tables; whole pages
-  TokenIndex leaves_ = 0;  // what keep has copied: cold_ once they were given back
-  std::int64_t chosen_ = 0;  // room in the sets and in hot_; 0: none
-  bool lacks_hot_ = false;   // a prompt has begun since hot rows were chosen
+  MemoryCharge refs_;             // of hot_ and work_, but for the pages
+  TokenIndex cold_ = 0;           // tokens before it have left the tables; whole pages
+  TokenIndex leaves_ = 0;         // what keep has copied: cold_ once they were given back
+  std::int64_t chosen_ = 0;       // room in the sets and in hot_; 0: none
+  bool lacks_hot_ = false;        // a prompt has begun since hot rows were chosen
   std::vector<std::shared_ptr<ColdBlock>> writing_;
   // Of the pass at hand.
   PolicyChunk chunk_;

@@ -17,7 +17,7 @@ struct FollowerPlan {
   FollowerPlan(const KvCacheShape& shape, int leaders)
       : layers(shape.layers), heads(shape.kv_heads), followers(shape.kv_heads - leaders), format(shape.page) {}
 
-  static constexpr int kWorkLayers = 2;          // layers whose pages are in memory while rows read everything
+  static constexpr int kWorkLayers = 2;            // layers whose pages are in memory while rows read everything
   static constexpr std::int64_t kColumnStep = 64;  // lists of entries grow by so many columns
 
   std::uint64_t page_cost() const { return format.bytes() + PagePool::kPageOverhead; }

@@ -1,5 +1,5 @@
-// What heads that follow another have in the cold file: a block for each cluster and column, token by token, of each the
-// rows of all tables of the cluster; and how it comes back.
+// What heads that follow another have in the cold file: a block for each cluster and column, token by token, of each
+// the rows of all tables of the cluster; and how it comes back.
 #include <algorithm>
 #include <utility>
 
@@ -52,14 +52,13 @@ void FollowerHeads::begin_work(int layer) {
     std::vector<std::span<const PageId>> pages;
     for (const int table : cluster.tables)
       pages.push_back(work_[work_index(layer, places_[static_cast<std::size_t>(table)].of_layer)].ids());
-    fetches.push_back(tier_->fetch(
-        std::move(items), [=](std::size_t column, std::uint32_t part, std::span<const std::byte> bytes) {
-          for (int token = 0; token < part_tokens; ++token)
-            for (int t = 0; t < tables; ++t)
-              store->write_rows(pages[static_cast<std::size_t>(t)][column],
-                                static_cast<int>(part) * part_tokens + token, 1,
-                                bytes.data() + static_cast<std::size_t>(token * tables + t) * row);
-        }));
+    fetches.push_back(tier_->fetch(std::move(items), [=](std::size_t column, std::uint32_t part,
+                                                         std::span<const std::byte> bytes) {
+      for (int token = 0; token < part_tokens; ++token)
+        for (int t = 0; t < tables; ++t)
+          store->write_rows(pages[static_cast<std::size_t>(t)][column], static_cast<int>(part) * part_tokens + token, 1,
+                            bytes.data() + static_cast<std::size_t>(token * tables + t) * row);
+    }));
   }
 }
 
@@ -123,8 +122,8 @@ void FollowerHeads::choose(Cluster& cluster, const PolicyChunk& next, TokenIndex
   std::vector<std::span<const PageId>> pages;
   for (std::size_t t = 0; t < cluster.tables.size(); ++t) pages.push_back(hot(t));
   cluster.fetches.push_back(tier_->fetch(
-      std::move(items), [=, wanted = std::move(wanted)](std::size_t item, std::uint32_t part,
-                                                         std::span<const std::byte> from) {
+      std::move(items),
+      [=, wanted = std::move(wanted)](std::size_t item, std::uint32_t part, std::span<const std::byte> from) {
         for (const FollowerSet::Missing& missing : wanted[item]) {
           if (missing.token % slots / part_tokens != part) continue;
           const std::byte* record = from.data() + missing.token % part_tokens * row * pages.size();

@@ -404,7 +404,7 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
   const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
-  std::uint64_t away = 0;  // columns of a table that follows which never are in memory together with the others
+  std::uint64_t away = 0;       // columns of a table that follows which never are in memory together with the others
   std::uint64_t following = 0;  // such tables
   if (policy.traits().offloads && peak.columns > 0) {
     const FollowerMemory followers =
@@ -426,9 +426,9 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   };
   std::uint64_t arrays = saturating_product(arrays_of(peak.columns), sequences);
   if (away > 0)
-    arrays = saturating_product(arrays_of(peak.columns) / lanes * (lanes - following) +
-                                    arrays_of(peak.columns - away) / lanes * following,
-                                sequences);
+    arrays = saturating_product(
+        arrays_of(peak.columns) / lanes * (lanes - following) + arrays_of(peak.columns - away) / lanes * following,
+        sequences);
   memory.table_bytes =
       saturating_sum(arrays, saturating_product(memory.pages + memory.open_pages, PagePool::kPageOverhead));
   memory.bytes =

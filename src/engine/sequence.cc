@@ -106,8 +106,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
 }
 
 Status Sequence::add_followers() {
-  KVASIR_ASSIGN_OR_RETURN(followers_,
-                          FollowerHeads::create(*policy_, cache_.get(), shape_, model_->cold_tier.get()));
+  KVASIR_ASSIGN_OR_RETURN(followers_, FollowerHeads::create(*policy_, cache_.get(), shape_, model_->cold_tier.get()));
   return {};
 }
 

@@ -459,8 +459,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
   constexpr std::string_view kPlaces[] = {"off", "file"};
   KVASIR_ASSIGN_OR_RETURN(const std::string place, spec.get_choice("offload", kPlaces));
   if (place != "off" && options.mem == Budget::kWhole)
-    return invalid_argument("policy 'synckv': with mem=100% every head reads everything, and nothing can be offloaded; "
-                            "give less, or offload=off");
+    return invalid_argument(
+        "policy 'synckv': with mem=100% every head reads everything, and nothing can be offloaded; "
+        "give less, or offload=off");
   std::shared_ptr<HeadProfile> profile;
   if (spec.text("profile") != "-") {
     const ProfileName name = split_profile_name(spec.text("profile"));

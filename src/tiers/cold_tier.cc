@@ -105,9 +105,8 @@ void ColdTier::work() {
       if (!busy && new_writes_.empty() && new_fetches_.empty()) {
         idle_ = true;
         room_changed_.notify_all();
-        work_changed_.wait(lock, [this] {
-          return stopping_ || !new_writes_.empty() || !new_fetches_.empty() || !discarded_.empty();
-        });
+        work_changed_.wait(
+            lock, [this] { return stopping_ || !new_writes_.empty() || !new_fetches_.empty() || !discarded_.empty(); });
         if (stopping_ && new_writes_.empty() && new_fetches_.empty()) return;
       }
       for (Write& write : new_writes_) writes_.push_back(std::move(write));

@@ -76,9 +76,9 @@ class ColdFetch {
   };
   std::function<void(std::size_t, std::uint32_t, std::span<const std::byte>)> place_;
   std::vector<Wanted> wanted_;
-  std::size_t next_ = 0;  // the first of which not all parts were asked for
+  std::size_t next_ = 0;    // the first of which not all parts were asked for
   std::size_t placed_ = 0;  // all before it are done with
-  std::size_t left_ = 0;  // parts not placed
+  std::size_t left_ = 0;    // parts not placed
   Status status_;
   std::uint64_t bytes_ = 0;
   double seconds_ = 0;

@@ -122,8 +122,8 @@ TEST_F(SyncKvOffload, ChangesNoBit) {
             int done = 0;
             for (const Segment& segment : text) {
               std::vector<float> expected, got;
-              const auto part = std::span(tokens).subspan(static_cast<std::size_t>(done),
-                                                          static_cast<std::size_t>(segment.tokens));
+              const auto part =
+                  std::span(tokens).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(segment.tokens));
               feed(*off, part, segment.prompt, 32, &expected);
               feed(*on, part, segment.prompt, 32, &got);
               ASSERT_TRUE(same_bits(got, expected)) << "behind " << done;
@@ -180,7 +180,8 @@ TEST_F(SyncKvOffload, APromptThatIsGivenUpChangesNoBit) {
 // However chunks are divided into passes, and whoever computes.
 TEST_F(SyncKvOffload, ChunksPassesAndThreadsDoNotMatter) {
   const Text text(170, 40, 4);
-  for (const std::string& policy : {std::string("synckv:budget=30,recent=6"), with_profile("synckv:budget=30,recent=6")}) {
+  for (const std::string& policy :
+       {std::string("synckv:budget=30,recent=6"), with_profile("synckv:budget=30,recent=6")}) {
     std::vector<float> first;
     for (const int threads : {1, 3}) {
       const auto model = load_model(16, "f16", threads);
@@ -225,8 +226,8 @@ TEST_F(SyncKvOffload, ForksGoOn) {
     {
       const auto fork = runner->fork();
       ASSERT_TRUE(fork.ok()) << fork.status().message();
-      const std::uint64_t own = (*fork)->sequence().table_bytes() + (*fork)->whole().state_bytes() +
-                                (*fork)->whole().followers()->bytes();
+      const std::uint64_t own =
+          (*fork)->sequence().table_bytes() + (*fork)->whole().state_bytes() + (*fork)->whole().followers()->bytes();
       EXPECT_EQ(runner->whole().cache()->budget().used() - before, own);
       std::vector<float> other = got;
       feed(**fork, random_tokens(30, offloading_spec().vocab, 77), false, 0, &rest);
@@ -263,13 +264,14 @@ TEST_F(SyncKvOffload, HoldsAndFetchesWhatTheDefinitionSays) {
       const auto tokens = random_tokens(static_cast<int>(kPrompt + kGenerated), offloading_spec().vocab, 3);
       const auto off = new_runner(model, policy), on = new_runner(model, policy + ",offload=file");
       std::vector<float> ignored;
-      for (const auto& runner : {off.get(), on.get()}) feed(*runner, std::span(tokens).first(kPrompt), true, 32, &ignored);
+      for (const auto& runner : {off.get(), on.get()})
+        feed(*runner, std::span(tokens).first(kPrompt), true, 32, &ignored);
       const std::uint64_t page = model->kv_shape.page.bytes();
       const auto row = static_cast<TokenIndex>(page) / slots;
       const auto whole_pages = [&](TokenIndex end) { return end / slots * slots; };
       // Per layer and representative: whole parts of up to 4096 bytes of all that follow it.
       std::uint64_t expected = 0;
-      std::map<int, std::set<TokenIndex>> hot;  // by table
+      std::map<int, std::set<TokenIndex>> hot;                  // by table
       TokenIndex cold = whole_pages(kLastGrid + 1 - c.recent);  // when the prompt's last chunk was read
       for (TokenIndex step = 1; step <= kGenerated; ++step) {
         const TokenIndex token = kPrompt + step - 1;

@@ -77,8 +77,7 @@ TEST(ColdTier, WhatWasWrittenComesBack) {
     }
     tier.settle();
     std::uint64_t used = 0;
-    for (const Held& of : held)
-      used += (of.bytes.size() + of.part_bytes - 1) / of.part_bytes * of.part_bytes;
+    for (const Held& of : held) used += (of.bytes.size() + of.part_bytes - 1) / of.part_bytes * of.part_bytes;
     EXPECT_EQ(tier.used(), used);
     held.clear();
     EXPECT_EQ(tier.used(), 0u);
@@ -108,10 +107,10 @@ TEST(ColdTier, AFailureIsThatOfItsBlock) {
         int bad = 0;
         for (std::size_t i = 0; i < blocks.size(); ++i) {
           std::vector<std::byte> got(4 * 256);
-          const auto fetch =
-              tier.fetch({{blocks[i], {0, 1, 2, 3}}}, [&](std::size_t, std::uint32_t part, std::span<const std::byte> b) {
-                std::ranges::copy(b, got.begin() + part * 256);
-              });
+          const auto fetch = tier.fetch({{blocks[i], {0, 1, 2, 3}}},
+                                        [&](std::size_t, std::uint32_t part, std::span<const std::byte> b) {
+                                          std::ranges::copy(b, got.begin() + part * 256);
+                                        });
           fetch->wait();
           if (fetch->status().ok()) {
             EXPECT_EQ(got, bytes[i]);
