@@ -72,7 +72,8 @@ struct EngineOptions {
   // The file has no name and is gone with the engine.
   std::string swap_dir;
   std::uint64_t swap_size = std::uint64_t{4} << 30;  // its size, at most; at least 1 MiB
-  // Folder for files of what policies with @demote=file drop (docs/policies/demotion.md), and bytes there, at most;
+  // Folder for files of what policies with @demote=file drop (docs/policies/demotion.md), and of heads that policies
+  // with offload=file leave unread (docs/policies/synckv.md), and bytes of either, at most;
   // empty: such policies are refused. The files have no names and are gone with the engine.
   std::string demote_dir;
   std::uint64_t demote_size = std::uint64_t{16} << 30;

@@ -37,7 +37,10 @@ struct RequestPlan {
   std::uint64_t table_bytes = 0;
   std::uint64_t policy_bytes = 0;   // at most
   std::uint64_t demoted_bytes = 0;  // of what the policy drops and the sequence keeps in memory, at most
-  std::uint64_t bytes = 0;          // in all, at the peak: pages, tables, policy, demoted
+  // Of heads that the policy offloads (docs/policies/synckv.md), at most: in memory, beside pages; in the file.
+  std::uint64_t offload_bytes = 0;
+  std::uint64_t offload_file_bytes = 0;
+  std::uint64_t bytes = 0;  // in all, at the peak: pages, tables, policy, demoted, offloaded
   bool exact = true;  // otherwise: at most, as it depends on the text or, of encoded pages, on who shares the passes
   std::uint64_t bytes_per_token = 0;  // that a policy without a bound takes for one more
   std::uint64_t budget = 0;           // of the whole cache

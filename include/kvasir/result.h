@@ -39,6 +39,22 @@ struct KvReport {
   std::int64_t recalled = 0;
   std::int64_t fetched = 0;
   double recall_seconds = 0;
+  bool offloads = false;  // heads that follow others leave memory (docs/policies/synckv.md)
+  // Of these heads: bytes of keys and values in memory and in the file; the seconds waited for room to write.
+  std::uint64_t hot_bytes = 0;
+  std::uint64_t cold_bytes = 0;
+  double write_wait_seconds = 0;
+  // What came back from the file so far: bytes; rounds, each of one layer's heads that follow one; those of them that
+  // were waited for, and the seconds waited; the seconds that fetching took, behind other work or not.
+  struct Fetched {
+    std::uint64_t bytes = 0;
+    std::int64_t rounds = 0;
+    std::int64_t stalls = 0;
+    double stall_seconds = 0;
+    double seconds = 0;
+  };
+  Fetched fetched_chosen;   // tokens that generated ones chose
+  Fetched fetched_prompts;  // all, for those that read everything
   double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
   // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
   // once: its page was packed with others, or rotated, when tokens were dropped.

@@ -80,6 +80,13 @@ struct BatchTable {
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
   std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
+  // The first so many entries of the first frame lie apart: their tokens are not in `pages`, and no row is written to
+  // them. apart_rows empty: entry e is the page apart_pages[e]. Otherwise its live slots, in order, are the rows
+  // apart_rows[apart_first[e]], ... of apart_pages (PageStore::put_row), of which a page has as many as slots.
+  std::uint32_t apart = 0;
+  std::span<const PageId> apart_pages;
+  std::span<const std::uint32_t> apart_rows;
+  std::span<const std::uint32_t> apart_first;
 
   Position query_position(std::size_t frame, int row) const {
     return query_positions[frame * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)];
@@ -95,6 +102,7 @@ struct BatchTable {
 class AttentionListener;
 class EntrySelector;
 class RecallSource;
+class LayerFetch;
 
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
 struct BatchSequence {
@@ -106,6 +114,7 @@ struct BatchSequence {
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
   RecallSource* recall = nullptr;         // optional; pages that its last row attends to besides (page_access.h)
+  LayerFetch* fetch = nullptr;            // optional; brings what its tables have apart into memory (page_access.h)
 };
 
 struct Batch {

@@ -73,6 +73,16 @@ class EntrySelector {
   virtual void select(const LaneRow& row, std::span<SlotMask> read) = 0;
 };
 
+// Brings tokens that the tables of one sequence have apart (BatchTable::apart) into memory, layer by layer. It belongs
+// to the sequence (BatchSequence::fetch). Thread-safety: called by one thread, between parallel regions.
+class LayerFetch {
+ public:
+  virtual ~LayerFetch() = default;
+  // Called before the rows of the pass attend in a layer, and after they have in the layers before it. May wait; what
+  // lies apart in the layer is in memory when it returns.
+  virtual void fetch(int layer) = 0;
+};
+
 inline constexpr int kMostRecalled = 8;  // pages of one lane
 
 // A page outside a sequence's page tables, and its slots that hold tokens.

@@ -94,6 +94,8 @@ struct PageFormat {
     const auto count = static_cast<std::size_t>(slots);
     return (bytes() + count - 1) / count;
   }
+  // Bytes of one token's key and value where the format is not encoded.
+  std::size_t row_bytes() const { return bytes() / static_cast<std::size_t>(slots); }
   bool operator==(const PageFormat&) const = default;
 };
 

@@ -69,6 +69,14 @@ class PageStore {
   // decoded, and that matrix undone; [slots][head_dim]. May be called from several threads at once.
   virtual void read_keys(PageId page, float* keys) const = 0;
 
+  // Rows: the key and the value of one token, [key][value], elements as the page's format has them. The three may be
+  // called from several threads at once, for different pages or rows. REQUIRES: the format is not encoded.
+  // Copies rows out of, or into, slots [first, first + count) of a page; [count][row].
+  virtual void read_rows(PageId page, int first, int count, std::byte* out) const = 0;
+  virtual void write_rows(PageId page, int first, int count, const std::byte* in) = 0;
+  // Makes a row the number `row` of a page that holds rows as such, and is read by BatchTable::apart_rows alone.
+  virtual void put_row(PageId page, int row, const std::byte* in) = 0;
+
   // A page's bytes in the store's own layout, for files: out.size() and in.size() are the bytes of its format.
   virtual void read(PageId page, std::span<std::byte> out) const = 0;
   virtual void write(PageId page, std::span<const std::byte> in) = 0;

@@ -163,7 +163,8 @@ void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& o
       "file, or q4,file; with recall=4 pages that a token reads again; off");
   command
       .add_option("--demote-dir", options.demote_dir,
-                  "Folder for the files of what is demoted; default, with --demote file: that of temporary files")
+                  "Folder for the files of what is demoted, and of heads that synckv offloads; default, with --demote "
+                  "file and offload=file: that of temporary files")
       ->type_name("FOLDER");
   add_bytes_option(command, "--demote-size", options.demote_size, "Most bytes of these files; default: 16GiB");
 }
@@ -173,6 +174,9 @@ Status apply_demote(const std::string& demote, std::string& policy, EngineOption
     return invalid_argument("--demote needs a policy that evicts; add --kv, such as --kv h2o:budget=1024,pos=original");
   policy = with_demotion(policy, demote);
   const DemotingSpec spec = split_demotion(policy);
+  if (options.demote_dir.empty() && !policy.empty())
+    if (const auto made = make_policy(policy); made.ok() && (*made)->traits().offloads)
+      options.demote_dir = std::filesystem::temp_directory_path().string();
   if (!spec.demotion || !options.demote_dir.empty()) return {};
   KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
   if (demotion.file) options.demote_dir = std::filesystem::temp_directory_path().string();

@@ -12,6 +12,7 @@
 #include "cli/command.h"
 #include "engine/cache_sizing.h"
 #include "engine/context_rules.h"
+#include "engine/follower_heads.h"
 #include "engine/loaded_model.h"
 #include "engine/memory_plan.h"
 #include "engine/prefix_tiers.h"
@@ -102,6 +103,8 @@ Status plan(PlanOptions options) {
   KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.layers, config.kv_heads, config.sliding_window}));
   KVASIR_RETURN_IF_ERROR(
       policy->can_demote({nullptr, config.layers, config.kv_heads, config.sliding_window}, shape.page));
+  const ColdTier any(nullptr, 0);  // only whether there is one matters
+  KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
@@ -116,7 +119,7 @@ Status plan(PlanOptions options) {
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));
   const std::uint64_t workspace = cpu_workspace_bytes(
       backend_shape(config), plan_workspace(shape, *policy, kv, rows, options.batch), usable_cores());
-  const std::uint64_t total = weight_bytes + kv.bytes + kv.batch_bytes + workspace;
+  const std::uint64_t total = weight_bytes + kv.bytes + kv.batch_bytes + kv.offload_buffer_bytes + workspace;
   const std::uint64_t one_sequence = (kv.bytes + kv.batch_bytes) / static_cast<std::uint64_t>(options.batch);
   const std::uint64_t others = weight_bytes + workspace;
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
@@ -139,6 +142,9 @@ Status plan(PlanOptions options) {
              {"kv_table_bytes", kv.table_bytes},
              {"policy_bytes", kv.policy_bytes},
              {"demoted_bytes", kv.demoted_bytes},
+             {"offload_bytes", kv.offload_bytes},
+             {"offload_file_bytes", kv.offload_file_bytes},
+             {"offload_buffer_bytes", kv.offload_buffer_bytes},
              {"kv_bytes", kv.bytes},
              {"kv_exact", kv.exact},
              {"kv_bytes_per_token", shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes())},
@@ -171,6 +177,10 @@ Status plan(PlanOptions options) {
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
   if (kv.demoted_bytes > 0) out += fmt::format("  demoted      {:>10}   (at most)\n", human_bytes(kv.demoted_bytes));
+  if (kv.offload_bytes > 0)
+    out += fmt::format("  offloaded    {:>10}   (at most; in a file {}, in buffers beside the KV memory {})\n",
+                       human_bytes(kv.offload_bytes), human_bytes(kv.offload_file_bytes),
+                       human_bytes(kv.offload_buffer_bytes));
   out += fmt::format("  KV in all    {:>10}   ({} bytes: what run is charged{})\n", human_bytes(kv.bytes), kv.bytes,
                      kv.exact ? " for it" : " at most; how much it is depends on what the text makes the policy drop");
   out += fmt::format("  batch        {:>10}   (at most)\n", human_bytes(kv.batch_bytes));

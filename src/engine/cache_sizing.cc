@@ -66,7 +66,7 @@ CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy
   CacheFit fit;
   fit.chunk = chunk;
   const std::int64_t tokens = policy.bound() && !policy.traits().demotion ? kEndless : conditions.context;
-  const std::uint64_t least = least_kv_bytes(conditions.shape, policy.bound().value_or(tokens));
+  const std::uint64_t least = least_kv_bytes(conditions.shape, policy, policy.bound().value_or(tokens));
   // This bound is enough to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller may
   // set kv_memory to the one in the error message.
   if (least > limit_beside(conditions, 0) && policy.bound().value_or(0) > kMostPlannedTokens) {
@@ -169,7 +169,7 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
 std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
                              std::int64_t first, int chunk) {
   const PolicyTraits& traits = policy.traits();
-  if (tokens > kMostPlannedTokens && !traits.compacts) return least_kv_bytes(shape, tokens);
+  if (tokens > kMostPlannedTokens && !traits.compacts) return least_kv_bytes(shape, policy, tokens);
   if (!traits.compacts || traits.holds_prompts) {
     const std::int64_t planned = std::min(tokens, kMostPlannedTokens);
     return plan_kv_memory(shape, policy, {planned, planned, chunk, 1}).bytes;
@@ -183,7 +183,7 @@ std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& p
 std::uint64_t least_with_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t least_held,
                                 std::int64_t tokens) {
   if (policy.traits().compacts && !policy.traits().holds_prompts) return 0;
-  return least_kv_bytes(shape, least_held + tokens);
+  return least_kv_bytes(shape, policy, least_held + tokens);
 }
 
 }  // namespace

@@ -221,6 +221,7 @@ class EngineImpl final : public Engine {
     KVASIR_RETURN_IF_ERROR(policy.check_model(policy_model(*model_)));
     KVASIR_RETURN_IF_ERROR(policy.can_demote(policy_model(*model_), model_->kv_shape.page));
     KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
+    KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));
     return place;
   }
 
@@ -395,7 +396,7 @@ class EngineImpl final : public Engine {
     const Sequence& sequence = *session.held().sequence;
     std::uint64_t needed = sequence.bytes();
     if (!sequence.policy().bound() && !sequence.policy().traits().compacts)
-      needed = std::max(needed, least_kv_bytes(sequence.shape(), sequence.tables().shortest() + tokens));
+      needed = std::max(needed, least_kv_bytes(sequence.shape(), sequence.policy(), sequence.tables().shortest() + tokens));
     if (needed <= ceiling) return {};
     return exhausted(
                "the session and the prompt's {} tokens need {} bytes of KV memory, but their tenant may hold {} in "

@@ -13,11 +13,14 @@ KvReport kv_report(const Sequence& sequence) {
   report.policy = sequence.policy().traits().spec;
   report.codec = codec_name(tables.codec());
   report.seen = tables.next_index();
-  report.kept = std::llround(tables.mean_stored());
+  // What was offloaded is kept, too.
+  const bool offloads = sequence.followers() != nullptr;
+  report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
   for (int t = 0; t < tables.tables(); ++t) {
-    report.kept_least = std::min(report.kept_least, tables.table(t).stored());
-    report.kept_most = std::max(report.kept_most, tables.table(t).stored());
+    const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).stored();
+    report.kept_least = std::min(report.kept_least, kept);
+    report.kept_most = std::max(report.kept_most, kept);
   }
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)
@@ -31,6 +34,15 @@ KvReport kv_report(const Sequence& sequence) {
     report.recalled = demoted.recalled;
     report.fetched = demoted.fetched;
     report.recall_seconds = demoted.seconds_waited;
+  }
+  if (sequence.followers() != nullptr) {
+    const FollowerHeads::Report offloaded = sequence.followers()->report_with(tables);
+    report.offloads = true;
+    report.hot_bytes = offloaded.hot_bytes;
+    report.cold_bytes = offloaded.cold_bytes;
+    report.write_wait_seconds = offloaded.write_wait_seconds;
+    report.fetched_chosen = offloaded.chosen;
+    report.fetched_prompts = offloaded.prompts;
   }
   report.dead_share = tables.dead_share();
   const PageTable::Encodings encodings = tables.encodings();
@@ -58,7 +70,8 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
     });
   }
   return bytes + tables.table_bytes() + sequence.state_bytes() +
-         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0);
+         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0) +
+         (sequence.followers() != nullptr ? sequence.followers()->bytes() : 0);
 }
 
 }  // namespace kvasir

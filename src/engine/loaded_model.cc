@@ -135,6 +135,9 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
       return Status(file.status()).about({"demote_dir"});
     model->demotion_file = std::make_unique<DemotionFile>(
         [folder = options.demote_dir] { return create_scratch_file(folder); }, options.demote_size);
+    model->cold_tier = std::make_unique<ColdTier>(
+        [folder = options.demote_dir] { return create_scratch_file(folder, TransferMethod::kCaller); },
+        options.demote_size);
   }
   model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());

@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "chat/chat_template.h"
 #include "engine/demotion_file.h"
+#include "tiers/cold_tier.h"
 #include "gguf/reader.h"
 #include "kv/kv_cache.h"
 #include "kvasir/options.h"
@@ -38,6 +39,8 @@ struct LoadedModel {
   std::uint64_t embedding_bytes = 0;  // of these, the embedding's
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<DemotionFile> demotion_file;  // of all sequences' demoted pages; null: there is no folder for it
+
+  std::unique_ptr<ColdTier> cold_tier;  // of all sequences' offloaded heads; null: there is no folder for it
 
   Hash128 fingerprint;  // XXH3-128 over the file's header and the first and last 64 KiB of each tensor
 

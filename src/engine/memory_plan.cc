@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "engine/follower_plan.h"
 #include "engine/sequence.h"
 
 namespace kvasir {
@@ -29,8 +30,14 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   return bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
 }
 
+std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens) {
+  KvCacheShape held = shape;
+  if (policy.traits().offloads) held.kv_heads = policy.offload_bounds(shape.kv_heads, 1).leaders;
+  return least_kv_bytes(held, tokens);
+}
+
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  return !policy.bound() && !policy.traits().compacts && shape.window == 0;
+  return !policy.traits().offloads && !policy.bound() && !policy.traits().compacts && shape.window == 0;
 }
 
 namespace {
@@ -396,18 +403,37 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
                  (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
+  const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
+  std::uint64_t away = 0;       // columns of a table that follows which never are in memory together with the others
+  std::uint64_t following = 0;  // such tables
+  if (policy.traits().offloads && peak.columns > 0) {
+    const FollowerMemory followers =
+        plan_followers(shape, policy, planned, std::min(request.prompt, planned), request.chunk);
+    following = static_cast<std::uint64_t>(followers.tables);
+    away = peak.columns - std::min(peak.columns, static_cast<std::uint64_t>(followers.own_columns));
+    memory.pages = saturating_product(peak.columns * lanes - away * following, sequences);
+    memory.offload_bytes = saturating_product(followers.bytes, sequences);
+    memory.offload_file_bytes = saturating_product(followers.file_bytes, sequences);
+    memory.offload_buffer_bytes = followers.buffer_bytes;
+  }
   memory.open_page_bytes = shape.page.encoded() ? shape.page.open().bytes() : 0;
   memory.open_pages = saturating_product(peak.open * lanes, sequences);
   const std::uint64_t page_bytes = saturating_sum(saturating_product(memory.pages, memory.page_bytes),
                                                   saturating_product(memory.open_pages, memory.open_page_bytes));
-  const std::uint64_t arrays =
-      saturating_product(KvCache::cost(shape, layout, static_cast<std::int64_t>(peak.columns)) -
-                             KvCache::page_cost(shape, layout, static_cast<std::int64_t>(peak.columns)),
-                         sequences);
+  const auto arrays_of = [&](std::uint64_t columns) {
+    return KvCache::cost(shape, layout, static_cast<std::int64_t>(columns)) -
+           KvCache::page_cost(shape, layout, static_cast<std::int64_t>(columns));
+  };
+  std::uint64_t arrays = saturating_product(arrays_of(peak.columns), sequences);
+  if (away > 0)
+    arrays = saturating_product(
+        arrays_of(peak.columns) / lanes * (lanes - following) + arrays_of(peak.columns - away) / lanes * following,
+        sequences);
   memory.table_bytes =
       saturating_sum(arrays, saturating_product(memory.pages + memory.open_pages, PagePool::kPageOverhead));
   memory.bytes =
       bytes_of_columns(shape, peak.columns) == kMostBytes ? kMostBytes : saturating_sum(page_bytes, memory.table_bytes);
+  memory.bytes = saturating_sum(memory.bytes, memory.offload_bytes);
   memory.tokens_seen_max = peak.seen;
   memory.frames_max = most_frames(shape, policy);
   memory.chunk_frames_max = most_chunk_frames(shape, policy);

@@ -30,8 +30,13 @@ struct KvMemory {
   std::uint64_t table_bytes = 0;    // bookkeeping at the peak, per-page bookkeeping included
   std::uint64_t policy_bytes = 0;   // state of the policies and selectors, at most
   std::uint64_t demoted_bytes = 0;  // of what the policies drop and the sequences keep (engine/demotion.h), at most
-  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes + demoted_bytes: the least KV budget
-  // that suffices
+  // Where heads are offloaded (engine/follower_heads.h), at most: what is in memory of them beside their tables; the
+  // file's bytes; buffers, which are not charged to the KV budget.
+  std::uint64_t offload_bytes = 0;
+  std::uint64_t offload_file_bytes = 0;
+  std::uint64_t offload_buffer_bytes = 0;
+  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes + demoted_bytes + offload_bytes: the
+  // least KV budget that suffices
   std::uint64_t bytes = 0;
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.
   std::uint64_t batch_bytes = 0;
@@ -44,6 +49,8 @@ struct KvMemory {
 // What any cache of `tokens` retained tokens takes at the very least, where a sliding window may hide all but its own;
 // costs nothing to compute.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
+// The same under a policy, which may offload some heads' tokens.
+std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens);
 
 // Whether sequences under the policy hold every token of their text, in place, until they end.
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape);

@@ -194,8 +194,8 @@ void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   // A policy that can continue no pages does not leave any: they would cost it copies when it prunes.
   if (exact) cache_.add_pages(space_of(use), tokens, sequence.tables(), keep_of(use));
   if (exact && policy.exact_prefix(text.prompt) >= seen) return;
-  // A snapshot would hold what was demoted, too.
-  if (sequence.has_demoted()) return;
+  // A snapshot would hold what was demoted or offloaded, too.
+  if (!sequence.is_whole()) return;
   const std::int64_t most = std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
   bool wanted = false;

@@ -21,7 +21,7 @@ KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
   const auto fits = [&](std::int64_t tokens) {
-    return least_kv_bytes(shape, tokens) <= place.bytes &&
+    return least_kv_bytes(shape, *place.policy, tokens) <= place.bytes &&
            memory_of(shape, place, prompt, tokens, 1).bytes <= place.bytes;
   };
   if (fits(prompt + most)) return most;
@@ -41,7 +41,7 @@ std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, 
 Status prompt_too_long(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t held) {
   if (held > kMostPlannedTokens)
     return exhausted("the prompt's {} tokens take at least {} bytes of KV memory, and there are {}", held,
-                     least_kv_bytes(shape, held), place.bytes)
+                     least_kv_bytes(shape, *place.policy, held), place.bytes)
         .about({"prompt"});
   const KvMemory memory = memory_of(shape, place, prompt, prompt, 1);
   return exhausted("the prompt's {} tokens take {}{} bytes of KV memory, and there are {}", held,
@@ -70,7 +70,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.endless = policy.bound().has_value() && policy.context_use() != ContextUse::kText;
   plan.most_tokens = context;
   const std::int64_t held = std::min(request.prompt, policy.bound().value_or(request.prompt));
-  plan.refusal = least_kv_bytes(shape, std::min(held, kMostTokens)) > place.bytes || held > kMostPlannedTokens
+  plan.refusal = least_kv_bytes(shape, policy, std::min(held, kMostTokens)) > place.bytes || held > kMostPlannedTokens
                      ? prompt_too_long(shape, place, request.prompt, held)
                      : check_prompt(shape, policy, {}, 0, request.prompt, place.chunk, context, place.bytes);
   if (!plan.endless) {
@@ -93,6 +93,8 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.table_bytes = memory.table_bytes;
   plan.policy_bytes = memory.policy_bytes;
   plan.demoted_bytes = memory.demoted_bytes;
+  plan.offload_bytes = memory.offload_bytes;
+  plan.offload_file_bytes = memory.offload_file_bytes;
   plan.bytes = memory.bytes;
   plan.exact = memory.exact && request.samples == 1;
   if (plan.refusal.ok() && !plan.endless && plan.max_tokens > plan.most_tokens)

@@ -67,7 +67,7 @@ PreemptionCost RequestQueue::cost_of(Member& member) const {
   PreemptionCost cost = admissions_.cost(work);
   const Sequence& sequence = *member.text.sequence;
   // Between chunks only is a sequence a snapshot; one whose session is still being loaded has it in a file already.
-  const bool possible = swap_file_ != nullptr && !sequence.has_demoted() && member.swap == nullptr &&
+  const bool possible = swap_file_ != nullptr && sequence.is_whole() && member.swap == nullptr &&
                         !sequence.in_chunk() && member.pages.done() && !shares_with_its_own(member) &&
                         SwappedSequence::has_room(*swap_file_, sequence);
   // Both ways take a pass at least.

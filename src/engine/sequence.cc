@@ -102,6 +102,12 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
   } else {
     demotion_ = std::move(*demotion);
   }
+  if (status_.ok()) status_ = add_followers();
+}
+
+Status Sequence::add_followers() {
+  KVASIR_ASSIGN_OR_RETURN(followers_, FollowerHeads::create(*policy_, cache_.get(), shape_, model_->cold_tier.get()));
+  return {};
 }
 
 Sequence::Sequence(const Sequence& other, KvSequence tables)
@@ -186,6 +192,11 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
   plan.bytes = room.append + (plan.state > state_.bytes() ? plan.state - state_.bytes() : 0);
   plan.reserve = room.reserve;
   if (demotion_ != nullptr) plan.reserve += demotion_->may_take(tables_, plan.rows);
+  if (followers_ != nullptr) {
+    const FollowerHeads::Room of_followers = followers_->plan(plan.chunk);
+    plan.bytes += of_followers.bytes;
+    plan.reserve += of_followers.reserve;
+  }
   // Keys that the chunk's end will rotate must be the sequence's own.
   if (plan.begins_chunk && policy_->traits().realign == Realign::kRotate)
     if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
@@ -212,7 +223,10 @@ Status Sequence::make_room(const PassPlan& plan) {
   }
   const std::uint64_t state = state_.bytes();
   if (!state_.try_resize(plan.state)) return refuse(kv_memory_full(cache_->budget(), plan.state - state));
-  if (Status status = tables_.append(plan.rows); !status.ok()) {
+  const auto of_followers = [&] { return followers_ != nullptr ? followers_->make_room(plan.chunk) : Status(); };
+  Status status = of_followers();
+  if (status.ok()) status = tables_.append(plan.rows);
+  if (!status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));
     return refuse(std::move(status));
   }
@@ -229,7 +243,8 @@ Status Sequence::make_room(const PassPlan& plan) {
 }
 
 std::uint64_t Sequence::bytes() const {
-  return tables_.page_bytes() + tables_.table_bytes() + state_.bytes() + (demotion_ ? demotion_->bytes() : 0);
+  return tables_.page_bytes() + tables_.table_bytes() + state_.bytes() + (demotion_ ? demotion_->bytes() : 0) +
+         (followers_ ? followers_->bytes() : 0);
 }
 
 // Changes of frames that depend on the chunk alone.
@@ -257,6 +272,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   const bool recalls = !chunk_.prompt || (chunk_.ends_prompt() && plan.ends_chunk());
   if (demotion_ != nullptr && recalls)
     sequence.recall = demotion_->begin_pass(chunk_.first + plan.first + plan.rows - 1);
+  if (followers_ != nullptr) sequence.fetch = followers_->begin_pass(chunk_, tables_);
   batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.begin() + plan.rows);
   *tables_in_use += static_cast<std::size_t>(sequence.tables);
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
@@ -267,6 +283,8 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
     const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.sliding_window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
+    if (followers_ != nullptr)
+      followers_->describe(t, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
   }
   batch->sequences.push_back(sequence);
 }
@@ -276,6 +294,7 @@ void Sequence::finish_pass(const PassPlan& plan) {
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
     prune();
+    offload();
     done_ = 0;
     const std::uint64_t state = allocated_state();
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
@@ -309,6 +328,15 @@ void Sequence::prune() {
   if (listener_->tap == nullptr) tables_.give_back();
 }
 
+// An observer is shown the weights of all retained tokens.
+void Sequence::offload() {
+  if (followers_ == nullptr || (listener_->tap != nullptr && followers_->empty())) return;
+  followers_->keep(chunk_, tables_);
+  // What leaves the tables, and is hot from now on, is there twice for a moment.
+  bytes_peak_ = bytes_peak();
+  followers_->give_back(&tables_);
+}
+
 Status Sequence::own_pages() {
   KVASIR_RETURN_IF_ERROR(status_);
   if (!policy_->traits().compacts) return {};
@@ -326,6 +354,9 @@ Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_RETURN_IF_ERROR(copy->charge_state());
   if (demotion_ != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(copy->demotion_, demotion_->fork());
+  }
+  if (followers_ != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(copy->followers_, followers_->fork(*copy->policy_));
   }
   return copy;
 }

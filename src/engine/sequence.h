@@ -15,6 +15,7 @@
 
 #include "backend/attention_listener.h"
 #include "engine/demotion.h"
+#include "engine/follower_heads.h"
 #include "engine/loaded_model.h"
 #include "engine/sequence_selector.h"
 #include "kv/kv_cache.h"
@@ -111,8 +112,15 @@ class Sequence {
   const SequenceDemotion* demotion() const { return demotion_.get(); }
   // Whether anything is.
   bool has_demoted() const { return demotion_ != nullptr && !demotion_->empty(); }
-  // What kept its rows of the last pass from reading again what was demoted: their results are then wrong.
-  Status recall_status() const { return demotion_ != nullptr ? demotion_->status() : Status(); }
+  // Heads whose keys and values leave memory; null: of none they do.
+  const FollowerHeads* followers() const { return followers_.get(); }
+  // Whether its tables have all that its rows may read: nothing was demoted or offloaded.
+  bool is_whole() const { return !has_demoted() && (followers_ == nullptr || followers_->empty()); }
+  // What kept its rows of the last pass from reading what was demoted or offloaded: their results are then wrong.
+  Status recall_status() const {
+    if (followers_ != nullptr && !followers_->status().ok()) return followers_->status();
+    return demotion_ != nullptr ? demotion_->status() : Status();
+  }
   // Charges the bytes that the policy's state takes now, after the policy was restored. Errors: kResourceExhausted.
   Status charge_state();
 
@@ -165,6 +173,8 @@ class Sequence {
   TableLayout table_layout() const;
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
+  void offload();
+  Status add_followers();
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
@@ -174,6 +184,7 @@ class Sequence {
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<SequenceSelector> selector_;  // null: rows read all that they see
   std::unique_ptr<SequenceDemotion> demotion_;  // null: what is dropped is lost
+  std::unique_ptr<FollowerHeads> followers_;    // null: nothing is offloaded
   MemoryCharge state_;                          // of the state of policy and selector
   int most_rows_ = 1;                           // of any chunk so far
 

@@ -73,6 +73,11 @@ class SessionImpl final : public Session, public SessionBase {
                    "a session that has demoted tokens cannot be saved: session files do not hold them; run it without "
                    "demote")
             .about({"demote"});
+      if (!text_.sequence->is_whole())
+        return unsupported(
+                   "a session whose keys and values are offloaded cannot be saved: session files do not hold them; run "
+                   "it with offload=off")
+            .about({"policy"});
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });

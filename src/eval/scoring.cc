@@ -54,7 +54,7 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
   for (const MemoryRequest& request : requests) {
     longest = std::max(longest, request.tokens);
     const std::int64_t kept = std::min(policy.bound().value_or(request.tokens), request.tokens);
-    if (budget == 0 && least_kv_bytes(shape, kept) > memory_bound())
+    if (budget == 0 && least_kv_bytes(shape, policy, kept) > memory_bound())
       return exhausted(
                  "policy '{}' keeps up to {} tokens, more than this machine has memory for; choose one that keeps "
                  "fewer",

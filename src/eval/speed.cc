@@ -102,7 +102,7 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
 Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& m) {
   const KvCacheShape& shape = model.kv_shape;
   const std::int64_t depth = m.figure.depth;
-  if (least_kv_bytes(shape, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
+  if (least_kv_bytes(shape, *m.policy, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
     return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
         .about({"depths"});
   const auto plan = [&](std::int64_t tokens, std::int64_t prompt) {

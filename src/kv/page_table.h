@@ -121,7 +121,10 @@ class PageTable {
   IndexRange given_back() const { return given_back_; }
   // The least number of tokens to which a text that lost none of its tokens could be cut so that all that the next
   // token attends to has pages; 0 while nothing was given back.
-  TokenIndex truncatable_from() const { return given_back_.empty() ? 0 : given_back_.end - 1 + layout_.window; }
+  TokenIndex truncatable_from() const {
+    if (given_back_.empty()) return 0;
+    return layout_.window > 0 ? given_back_.end - 1 + layout_.window : next_index_;
+  }
   PageOwner owner() const { return pages_.owner(); }  // of its references to pages
   // Pages that nobody else refers to. O(1).
   std::uint64_t own_pages() const {
@@ -219,6 +222,10 @@ class PageTable {
   // Returns the pages of columns behind the sinks whose tokens are all beyond the window of every token to come.
   // Positions and bits of later rows stay as they are. Nothing without a window, or with lists.
   void give_back();
+  // Returns the pages of all columns before the token `end`, which whoever calls has elsewhere. The tokens stay
+  // retained, but no entry refers to them. REQUIRES: ranges without a window; nothing was dropped; `end` is a multiple
+  // of the slots, and not beyond the newest token.
+  void give_back_to(TokenIndex end);
 
   // Moves tokens together: into one frame; where pages are encoded, into at most kPackedFrames. REQUIRES: lists, a
   // single run, sharing_reserve() bytes are available.
@@ -276,6 +283,7 @@ class PageTable {
   void check_invariants(PageCounts& references) const;
 
  private:
+  void give_back_range(IndexRange range);
   struct Run {
     std::vector<PageEntry> entries;  // those outside all frames are dead
     std::int64_t capacity = 0;       // tokens, of runs 1, 2, ...

@@ -87,12 +87,23 @@ void PageTable::give_back() {
   // The next token's distance from token t is next_index_ - t, and that of later ones is more.
   const TokenIndex end = std::max<TokenIndex>(next_index_ - layout_.window + 1, 0) / slots * slots;
   if (end <= std::max(begin, given_back_.end)) return;
-  const TokenIndex from = std::max(begin, given_back_.end);
+  give_back_range({begin, end});
+}
+
+void PageTable::give_back_to(TokenIndex end) {
+  KVASIR_CHECK(!lists_ && layout_.window == 0 && length_ == next_index_ && end <= next_index_ &&
+               end % static_cast<TokenIndex>(slots_) == 0);
+  if (end > given_back_.end) give_back_range({0, end});
+}
+
+// All before range.end that was not given back yet.
+void PageTable::give_back_range(IndexRange range) {
+  const TokenIndex from = std::max(range.begin, given_back_.end);
   std::vector<PageEntry>& entries = runs_.front().entries;
   for (Frame& frame : frames_) {
     const std::uint32_t first = find_entry(frame, from);
     std::uint32_t last = first;
-    for (; last < frame.end && column_[entries[last].column].first < end; ++last) {
+    for (; last < frame.end && column_[entries[last].column].first < range.end; ++last) {
       column_[entries[last].column].live &= ~entries[last].live;
       unlink_entry(0, entries[last].column);
     }
@@ -100,7 +111,7 @@ void PageTable::give_back() {
     std::move_backward(entries.begin() + frame.begin, entries.begin() + first, entries.begin() + last);
     frame.begin += last - first;
   }
-  given_back_ = {begin, end};
+  given_back_ = range;
 }
 
 Status PageTable::check_hole(IndexRange range) const {

@@ -98,6 +98,8 @@ struct PolicyTraits {
   std::optional<Budget> chunk_reads;
   // What it drops is kept elsewhere, and read again by generated tokens and by the last one of a prompt.
   std::optional<Demotion> demotion;
+  // What some tables leave unread need not be in memory: see RetentionPolicy::leader and settled.
+  bool offloads = false;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
@@ -185,6 +187,30 @@ class RetentionPolicy {
   virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
     static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
     return false;
+  }
+
+  // With traits().offloads. The table that decides what this one reads: itself, or another of its layer, with which it
+  // then agrees on reads(); -1: not known yet. Once known it stays.
+  virtual int leader(int table) const { return table; }
+  // Tokens before it, reads() names to a table that does not lead only if they were chosen: when the token `next` is
+  // generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
+  virtual TokenIndex settled(TokenIndex next, bool prompt) const {
+    static_cast<void>(next), static_cast<void>(prompt);
+    return 0;
+  }
+  // Tokens before settled() that reads() names, at most, until another prompt has ended.
+  virtual std::int64_t chosen() const { return 0; }
+  // What memory offloading takes depends on this.
+  struct OffloadBounds {
+    int leaders = 0;          // tables of a layer that lead, at least
+    bool known = false;       // leader() is known before the first token
+    std::int64_t chosen = 0;  // tokens of a table that reads() names of those before settled(), at most
+    std::int64_t recent = 0;  // newest tokens that are not settled, at most, when a chunk ends
+  };
+  // Behind a prompt of up to `tokens` tokens, with so many tables a layer.
+  virtual OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const {
+    static_cast<void>(per_layer), static_cast<void>(tokens);
+    return {};
   }
 
   // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.

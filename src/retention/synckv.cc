@@ -21,7 +21,8 @@ constexpr PolicyOption kSyncKvOptions[] = {
     {"reps", "auto", "auto, or 1 to 256", "R heads of a layer; auto: a quarter of its KV heads, and at least 1"},
     {"recent", "32", "0 to 2^40", "newest tokens that every head reads, at least"},
     {"profile", "-", "a file", "of `kvasir profile`, which says who attends alike; none: the prompt's last queries do"},
-    {"offload", "off", "off", "off: selection alone; keys and values of all heads stay in memory"},
+    {"offload", "off", "off or file",
+     "where keys and values go that NR heads do not read; off: they stay in memory, this is selection alone"},
 };
 
 // Without a profile: every kSampleStep-th of a prompt's last kSampleRows queries, if it sees more than kSampleTop
@@ -112,6 +113,20 @@ class SyncKvPolicy final : public RetentionPolicy {
 
   void observe(const PolicyChunk& chunk, int t, int row, std::span<const std::span<const double>> masses) override;
   bool reads(const PolicyChunk& chunk, int t, std::vector<IndexRange>& ranges) const override;
+  int leader(int t) const override { return table(t).rep >= 0 ? rep_table(t) : -1; }
+  TokenIndex settled(TokenIndex next, bool prompt) const override {
+    // Wherever the last request was made, should the prompt be given up here.
+    if (prompt) return std::max<TokenIndex>(next + 1 - std::max(options_.recent, options_.stride), 0);
+    const std::int64_t step = step_of(next);
+    return step > 0 ? tail_begin(step) : 0;
+  }
+  std::int64_t chosen() const override { return std::min<std::int64_t>(selected(), seen()); }
+  OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const override {
+    const int reps = options_.reps_of(per_layer);
+    if (per_layer <= reps) return {per_layer, true, 0, 0};
+    return {reps, profile_ != nullptr, std::min(options_.selected(tokens, per_layer), tokens),
+            std::max(options_.recent, options_.stride)};
+  }
   void end_chunk(const PolicyChunk& chunk, int t, KeepPlan& plan) override;
   void finish_chunk(const PolicyChunk& chunk, int t, KeepPlan& plan) override;
 
@@ -274,7 +289,8 @@ void SyncKvPolicy::observe(const PolicyChunk& chunk, int t, int row, std::span<c
   Table& own = table(t);
   const std::span<const double> mass = masses.front();
   const TokenIndex id = chunk.first + row;
-  if (mass.empty()) return;
+  // Of a head that follows nothing is wanted, and what it left unread may not even be in memory.
+  if (mass.empty() || (own.rep >= 0 && !is_rep(t))) return;
   KVASIR_CHECK(std::ssize(mass) == id + 1);
   if (is_sample(chunk, row) && own.samples.size() < kMostSamples * kSampleTop) {
     if (const TokenIndex end = chunk.end() + chunk.prompt_left; own.sampled_end != end) {
@@ -440,8 +456,12 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
     KVASIR_ASSIGN_OR_RETURN(const std::int64_t reps, spec.get_int("reps", 1, kMostProfileHeads));
     options.reps = static_cast<int>(reps);
   }
-  constexpr std::string_view kPlaces[] = {"off"};
-  KVASIR_RETURN_IF_ERROR(spec.get_choice("offload", kPlaces).status());
+  constexpr std::string_view kPlaces[] = {"off", "file"};
+  KVASIR_ASSIGN_OR_RETURN(const std::string place, spec.get_choice("offload", kPlaces));
+  if (place != "off" && options.mem == Budget::kWhole)
+    return invalid_argument(
+        "policy 'synckv': with mem=100% every head reads everything, and nothing can be offloaded; "
+        "give less, or offload=off");
   std::shared_ptr<HeadProfile> profile;
   if (spec.text("profile") != "-") {
     const ProfileName name = split_profile_name(spec.text("profile"));
@@ -465,6 +485,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
   traits.scope = PolicyScope::kHead;
   traits.reductions = {MassReduction::kMax};
   traits.selects = true;
+  traits.offloads = place != "off";
   traits.spec = options.mem > 0 ? spec.canonical({"mem"}) : spec.canonical({"budget"});
   return {std::make_unique<SyncKvPolicy>(std::move(traits), options, std::move(profile))};
 }

@@ -14,6 +14,14 @@ std::string shortened(std::string_view message) {
   return message.size() <= kMost ? std::string(message) : std::string(message.substr(0, kMost)) + " ...";
 }
 
+Json fetched_json(const KvReport::Fetched& fetched) {
+  return {{"bytes", fetched.bytes},
+          {"rounds", fetched.rounds},
+          {"stalls", fetched.stalls},
+          {"stall_seconds", fetched.stall_seconds},
+          {"seconds", fetched.seconds}};
+}
+
 Json bytes_of(std::string_view text) {
   Json bytes = Json::array();
   for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
@@ -172,6 +180,12 @@ Json kv_of(const Choice& choice) {
   if (kv.demotes)
     json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
                         {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
+  if (kv.offloads)
+    json["offload"] = {{"hot_bytes", kv.hot_bytes},
+                       {"cold_bytes", kv.cold_bytes},
+                       {"write_wait_seconds", kv.write_wait_seconds},
+                       {"chosen", fetched_json(kv.fetched_chosen)},
+                       {"prompts", fetched_json(kv.fetched_prompts)}};
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;
 }

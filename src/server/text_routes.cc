@@ -181,6 +181,8 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
                   {"kv_table_bytes", plan.table_bytes},
                   {"policy_bytes", plan.policy_bytes},
                   {"demoted_bytes", plan.demoted_bytes},
+                  {"offload_bytes", plan.offload_bytes},
+                  {"offload_file_bytes", plan.offload_file_bytes},
                   {"kv_bytes", plan.bytes},
                   {"kv_exact", plan.exact},
                   {"kv_bytes_per_token", plan.bytes_per_token},

@@ -28,6 +28,7 @@ Result<std::unique_ptr<AsyncFile>> create_scratch_file(const std::string& folder
   if (descriptor < 0)
     return invalid_argument("cannot create a file in the folder '{}': {}; give a folder that can be written", folder,
                             std::strerror(errno));
+  if (method == TransferMethod::kCaller) return make_blocking_file(descriptor);
   if (method != TransferMethod::kThreads) {
     Result<std::unique_ptr<AsyncFile>> file = make_uring_file(descriptor);
     if (file.ok()) return file;

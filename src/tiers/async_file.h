@@ -35,7 +35,7 @@ class AsyncFile {
   // one up to this long.
   virtual std::vector<FinishedTransfer> finished(std::chrono::milliseconds wait) = 0;
 
-  // How transfers are made: "io_uring" or "threads".
+  // How transfers are made: "io_uring", "threads" or "caller".
   virtual std::string_view method() const = 0;
 };
 
@@ -43,6 +43,7 @@ enum class TransferMethod {
   kAuto,   // io_uring, or threads where the system refuses it
   kUring,  // or an error
   kThreads,
+  kCaller,  // each transfer is made when it is begun, by its caller: for threads that do nothing else
 };
 
 // Makes an empty file in a folder, which has no name: it is gone when the process ends, however it ends. Errors:

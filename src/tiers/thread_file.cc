@@ -70,23 +70,11 @@ class ThreadFile final : public AsyncFile {
       const Transfer transfer = waiting_.front();
       waiting_.pop_front();
       lock.unlock();
-      Status status = run(transfer);
+      Status status = run_transfer(descriptor_, transfer);
       lock.lock();
       ended_.push_back({transfer.tag, std::move(status)});
       ended_changed_.notify_one();
     }
-  }
-
-  Status run(Transfer transfer) const {
-    while (transfer.left > 0) {
-      const auto at = static_cast<off_t>(transfer.offset);
-      const ssize_t bytes = transfer.reads ? ::pread(descriptor_, transfer.data, transfer.left, at)
-                                           : ::pwrite(descriptor_, transfer.data, transfer.left, at);
-      if (bytes < 0 && errno == EINTR) continue;
-      if (bytes <= 0) return transfer_error(transfer, bytes < 0 ? errno : 0);
-      transfer.advance(static_cast<std::size_t>(bytes));
-    }
-    return {};
   }
 
   int descriptor_;

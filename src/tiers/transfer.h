@@ -34,7 +34,11 @@ inline Status transfer_error(const Transfer& transfer, int error) {
   return data_loss("cannot {} the swap file: {}", what, std::strerror(error));
 }
 
+// Makes a transfer, whole or as far as it goes.
+Status run_transfer(int descriptor, Transfer transfer);
+
 Result<std::unique_ptr<AsyncFile>> make_uring_file(int descriptor);
 Result<std::unique_ptr<AsyncFile>> make_thread_file(int descriptor);
+Result<std::unique_ptr<AsyncFile>> make_blocking_file(int descriptor);
 
 }  // namespace kvasir

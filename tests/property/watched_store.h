@@ -67,6 +67,11 @@ class WatchedStore final : public PageStore {
   void seal(int, std::span<const PageSeal>) override { ADD_FAILURE() << "pages are not encoded"; }
   void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
   void read_keys(PageId page, float* keys) const override { pages_.read_keys(page, keys); }
+  void read_rows(PageId page, int first, int count, std::byte* out) const override {
+    pages_.read_rows(page, first, count, out);
+  }
+  void write_rows(PageId, int, int, const std::byte*) override { ADD_FAILURE() << "tables do not write rows"; }
+  void put_row(PageId, int, const std::byte*) override { ADD_FAILURE() << "tables do not write rows"; }
   void read(PageId page, std::span<std::byte> out) const override { pages_.read(page, out); }
   void write(PageId page, std::span<const std::byte> in) override { pages_.write(page, in); }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -258,6 +259,8 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
   out_ = out;
   layer_ = layer;
   set_layer(layer);
+  for (const BatchSequence& sequence : pass_.batch->sequences)
+    if (sequence.fetch != nullptr) sequence.fetch->fetch(layer);
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   lease_ = lease.get();
   rotate_queries(query);
@@ -463,6 +466,7 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
   SlotMask masks[kTileQueries * kPartialEntries];
   if (task.table->selects && !fill_masks(task, part, masks)) return true;
   for (std::uint32_t e = part.begin; e < part.end; ++e) {
+    if (part.frame == 0 && e < batch.apart) continue;
     const PageEntry& entry = batch.frames[part.frame].entries[e];
     if (task.table->selects && !any_row_sees(masks, task.rows, part.end - part.begin, e - part.begin)) continue;
     if (!lease_->resident(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]))
@@ -555,8 +559,16 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   const AttentionState into = state(task, index);
   clear(into, task.rows * shape_.group());
   if (!fill_masks(task, part, masks)) return;
+  const int apart = part.frame == 0 ? static_cast<int>(std::clamp(batch.apart, part.begin, part.end) - part.begin) : 0;
+  const bool gathers = apart > 0 && !batch.apart_rows.empty();
   for (int e = 0; e < entries; ++e) {
     const PageEntry& entry = batch.frames[part.frame].entries[part.begin + static_cast<std::uint32_t>(e)];
+    if (e < apart) {
+      const PageId page = batch.apart_pages[gathers ? 0 : part.begin + static_cast<std::uint32_t>(e)];
+      pages[e] = gathers ? nullptr : store_->data(page);
+      formats[e] = &store_->format(page);
+      continue;
+    }
     const PageId page = batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane];
     pages[e] = store_->data(page);
     formats[e] = &store_->format(page);
@@ -588,7 +600,45 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
     run.weight_maxima = task.weight_maxima + part.first;
     run.weight_maximum_stride = table.entries;
   }
+  if (gathers) return attend_gathered(batch, part, apart, run, into);
   kernels_.attend(run, into);
+}
+
+// A state is added to entry by entry, so entries whose rows are brought together first, each in a page at the slots
+// that it would have in its table, give the bits that they would give there.
+void CpuAttention::attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
+                                   const AttentionState& into) const {
+  thread_local AlignedBuffer<std::byte> room;
+  const PageFormat& format = *run.formats[0];
+  if (room.size() < format.bytes()) std::fill_n(room.ensure(format.bytes()), format.bytes(), std::byte{0});
+  const auto slots = static_cast<std::uint32_t>(format.slots);
+  const auto part_of = [&](int first, int count) {
+    AttentionPartial of = run;
+    of.entries = count;
+    of.pages += first;
+    of.formats += first;
+    of.masks += first;
+    if (of.weights != nullptr) {
+      of.weights += static_cast<std::ptrdiff_t>(first) * of.slots;
+      of.weight_maxima += first;
+    }
+    return of;
+  };
+  for (int e = 0; e < apart; ++e) {
+    const std::uint32_t entry = part.begin + static_cast<std::uint32_t>(e);
+    std::uint32_t at = batch.apart_first[entry];
+    for (SlotMask left = batch.frames[part.frame].entries[entry].live; left != 0; left &= left - 1, ++at) {
+      const std::uint32_t row = batch.apart_rows[at];
+      store_->place_row(format,
+                        store_->data(batch.apart_pages[row / slots]) + std::size_t{row % slots} * format.row_bytes(),
+                        std::countr_zero(left), room.data());
+    }
+    AttentionPartial one = part_of(e, 1);
+    const std::byte* page = room.data();
+    one.pages = &page;
+    kernels_.attend(one, into);
+  }
+  if (apart < run.entries) kernels_.attend(part_of(apart, run.entries - apart), into);
 }
 
 void CpuAttention::finish_task(const Task& task) {

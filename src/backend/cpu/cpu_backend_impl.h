@@ -109,6 +109,8 @@ class CpuAttention {
   void add_tasks(const LayerTable& table, int begin_row, int end_row);
   void run_tasks();
   void run_partial(const Task& task, std::size_t partial, int state);
+  void attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
+                       const AttentionState& into) const;
   void ensure_staged();
   void store_head(const LayerTable& table, int head, const float* keys, const float* values);
   std::byte* open_page(const LayerTable& table, std::size_t seal, int head) const;

@@ -57,6 +57,11 @@ class CpuPageStore final : public PageStore {
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read_keys(PageId page, float* keys) const override;  // cpu_page_keys.cc
+  void read_rows(PageId page, int first, int count, std::byte* out) const override;  // cpu_page_rows.cc
+  void write_rows(PageId page, int first, int count, const std::byte* in) override;
+  void put_row(PageId page, int row, const std::byte* in) override;
+  // Writes a page of rows' row into a slot of a page in the kernels' layout.
+  void place_row(const PageFormat& format, const std::byte* row, int slot, std::byte* page) const;
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
 
