@@ -21,7 +21,8 @@ KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
   const auto fits = [&](std::int64_t tokens) {
-    return least_kv_bytes(shape, *place.policy, tokens) <= place.bytes &&
+    const std::int64_t held = std::min(tokens, place.policy->bound().value_or(tokens));
+    return least_kv_bytes(shape, *place.policy, held) <= place.bytes &&
            memory_of(shape, place, prompt, tokens, 1).bytes <= place.bytes;
   };
   if (fits(prompt + most)) return most;
