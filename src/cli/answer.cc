@@ -11,19 +11,12 @@
 #include "base/counted.h"
 #include "base/status.h"
 #include "cli/logprobs.h"
+#include "server/kv_report_json.h"
 
 namespace kvasir::cli {
 namespace {
 
 constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
-
-Json fetched_json(const KvReport::Fetched& fetched) {
-  return {{"bytes", fetched.bytes},
-          {"rounds", fetched.rounds},
-          {"stalls", fetched.stalls},
-          {"stall_seconds", fetched.stall_seconds},
-          {"seconds", fetched.seconds}};
-}
 
 Json to_json(const KvReport& kv) {
   Json json{{"policy", kv.policy},
@@ -40,15 +33,7 @@ Json to_json(const KvReport& kv) {
             {"bytes", kv.bytes},
             {"bytes_peak", kv.bytes_peak},
             {"budget", kv.budget}};
-  if (kv.demotes)
-    json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
-                        {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
-  if (kv.offloads)
-    json["offload"] = {{"hot_bytes", kv.hot_bytes},
-                       {"cold_bytes", kv.cold_bytes},
-                       {"write_wait_seconds", kv.write_wait_seconds},
-                       {"chosen", fetched_json(kv.fetched_chosen)},
-                       {"prompts", fetched_json(kv.fetched_prompts)}};
+  add_places(kv, &json);
   return json;
 }
 

@@ -173,13 +173,16 @@ Status apply_demote(const std::string& demote, std::string& policy, EngineOption
   if (!demote.empty() && policy.empty())
     return invalid_argument("--demote needs a policy that evicts; add --kv, such as --kv h2o:budget=1024,pos=original");
   policy = with_demotion(policy, demote);
-  const DemotingSpec spec = split_demotion(policy);
-  if (options.demote_dir.empty() && !policy.empty())
-    if (const auto made = make_policy(policy); made.ok() && (*made)->traits().offloads)
-      options.demote_dir = std::filesystem::temp_directory_path().string();
-  if (!spec.demotion || !options.demote_dir.empty()) return {};
-  KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
-  if (demotion.file) options.demote_dir = std::filesystem::temp_directory_path().string();
+  if (!options.demote_dir.empty()) return {};
+  bool needs_folder = false;
+  if (const DemotingSpec spec = split_demotion(policy); spec.demotion) {
+    KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
+    needs_folder = demotion.file;
+  } else if (!policy.empty()) {
+    const auto made = make_policy(policy);
+    needs_folder = made.ok() && (*made)->traits().offloads;
+  }
+  if (needs_folder) options.demote_dir = std::filesystem::temp_directory_path().string();
   return {};
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "server/kv_report_json.h"
+
 namespace kvasir::server {
 namespace {
 
@@ -12,14 +14,6 @@ using Json = nlohmann::json;
 std::string shortened(std::string_view message) {
   constexpr std::size_t kMost = 1000;
   return message.size() <= kMost ? std::string(message) : std::string(message.substr(0, kMost)) + " ...";
-}
-
-Json fetched_json(const KvReport::Fetched& fetched) {
-  return {{"bytes", fetched.bytes},
-          {"rounds", fetched.rounds},
-          {"stalls", fetched.stalls},
-          {"stall_seconds", fetched.stall_seconds},
-          {"seconds", fetched.seconds}};
 }
 
 Json bytes_of(std::string_view text) {
@@ -177,15 +171,7 @@ Json kv_of(const Choice& choice) {
                {"recomputed", result.recomputed},
                {"seed", result.seed},
                {"finish_reason", finish_reason_name(result.finish_reason)}};
-  if (kv.demotes)
-    json["demotion"] = {{"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
-                        {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
-  if (kv.offloads)
-    json["offload"] = {{"hot_bytes", kv.hot_bytes},
-                       {"cold_bytes", kv.cold_bytes},
-                       {"write_wait_seconds", kv.write_wait_seconds},
-                       {"chosen", fetched_json(kv.fetched_chosen)},
-                       {"prompts", fetched_json(kv.fetched_prompts)}};
+  add_places(kv, &json);
   if (choice.most_tokens >= 0) json["max_tokens"] = choice.most_tokens;
   return json;
 }

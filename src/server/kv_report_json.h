@@ -1,0 +1,36 @@
+// What answers and the --json of commands say alike of keys and values that left the cache's pages. Json: an
+// nlohmann::basic_json, ordered or not.
+#pragma once
+
+#include "kvasir/result.h"
+
+namespace kvasir {
+
+template <class Json>
+Json fetched_json(const KvReport::Fetched& fetched) {
+  return {{"bytes", fetched.bytes},
+          {"rounds", fetched.rounds},
+          {"stalls", fetched.stalls},
+          {"stall_seconds", fetched.stall_seconds},
+          {"seconds", fetched.seconds}};
+}
+
+// Adds `demotion` and `offload` where the policy demotes or offloads.
+template <class Json>
+void add_places(const KvReport& kv, Json* json) {
+  if (kv.demotes)
+    (*json)["demotion"] = {{"tokens", kv.demoted},
+                           {"bytes", kv.demoted_bytes},
+                           {"file_bytes", kv.demoted_file_bytes},
+                           {"recalled", kv.recalled},
+                           {"fetched", kv.fetched},
+                           {"wait_seconds", kv.recall_seconds}};
+  if (kv.offloads)
+    (*json)["offload"] = {{"hot_bytes", kv.hot_bytes},
+                          {"cold_bytes", kv.cold_bytes},
+                          {"write_wait_seconds", kv.write_wait_seconds},
+                          {"chosen", fetched_json<Json>(kv.fetched_chosen)},
+                          {"prompts", fetched_json<Json>(kv.fetched_prompts)}};
+}
+
+}  // namespace kvasir
