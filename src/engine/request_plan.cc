@@ -11,6 +11,11 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
+// Returns how many of `tokens` are held at a time, at most, between two chunks.
+std::int64_t most_held(const RetentionPolicy& policy, std::int64_t tokens) {
+  return std::min(tokens, policy.bound().value_or(tokens));
+}
+
 KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t tokens,
                    int sequences) {
   return plan_kv_memory(shape, *place.policy,
@@ -21,8 +26,7 @@ KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
   const auto fits = [&](std::int64_t tokens) {
-    const std::int64_t held = std::min(tokens, place.policy->bound().value_or(tokens));
-    return least_kv_bytes(shape, *place.policy, held) <= place.bytes &&
+    return least_kv_bytes(shape, *place.policy, most_held(*place.policy, tokens)) <= place.bytes &&
            memory_of(shape, place, prompt, tokens, 1).bytes <= place.bytes;
   };
   if (fits(prompt + most)) return most;
@@ -70,7 +74,7 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   plan.bytes_per_token = shape.page.slot_bytes() * static_cast<std::uint64_t>(shape.lanes());
   plan.endless = policy.bound().has_value() && policy.context_use() != ContextUse::kText;
   plan.most_tokens = context;
-  const std::int64_t held = std::min(request.prompt, policy.bound().value_or(request.prompt));
+  const std::int64_t held = most_held(policy, request.prompt);
   plan.refusal = least_kv_bytes(shape, policy, std::min(held, kMostTokens)) > place.bytes || held > kMostPlannedTokens
                      ? prompt_too_long(shape, place, request.prompt, held)
                      : check_prompt(shape, policy, {}, 0, request.prompt, place.chunk, context, place.bytes);
@@ -81,9 +85,9 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   }
   plan.max_tokens = request.max_tokens >= 0 ? request.max_tokens : plan.most_tokens;
   plan.tokens = request.prompt + plan.max_tokens;
-  const std::int64_t most_held = std::min(plan.tokens, policy.bound().value_or(plan.tokens));
-  if (most_held > kMostPlannedTokens)
-    return invalid_argument("policy '{}' keeps {} of these tokens; plan at most 2^24 of them", plan.policy, most_held)
+  const std::int64_t kept = most_held(policy, plan.tokens);
+  if (kept > kMostPlannedTokens)
+    return invalid_argument("policy '{}' keeps {} of these tokens; plan at most 2^24 of them", plan.policy, kept)
         .about({"max_tokens", "prompt"});
   const KvMemory memory = memory_of(shape, place, request.prompt, plan.tokens, request.samples);
   plan.tokens_seen_max = memory.tokens_seen_max;

@@ -223,8 +223,7 @@ Status Sequence::make_room(const PassPlan& plan) {
   }
   const std::uint64_t state = state_.bytes();
   if (!state_.try_resize(plan.state)) return refuse(kv_memory_full(cache_->budget(), plan.state - state));
-  const auto of_followers = [&] { return followers_ != nullptr ? followers_->make_room(plan.chunk) : Status(); };
-  Status status = of_followers();
+  Status status = followers_ != nullptr ? followers_->make_room(plan.chunk) : Status();
   if (status.ok()) status = tables_.append(plan.rows);
   if (!status.ok()) {
     KVASIR_CHECK(state_.try_resize(state));

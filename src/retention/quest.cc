@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "base/status.h"
 #include "retention/registry.h"
+#include "retention/scored.h"
 
 namespace kvasir {
 namespace {
@@ -48,7 +49,6 @@ class QuestPolicy final : public RetentionPolicy {
   bool all_read_ = true;
 };
 
-constexpr std::int64_t kMostRead = std::int64_t{1} << 40;
 
 constexpr PolicyOption kQuestOptions[] = {
     {"budget", "2048", "16 to 2^40, or above 0% to 100%",
@@ -56,8 +56,8 @@ constexpr PolicyOption kQuestOptions[] = {
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostRead));
-  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostRead).status());
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
+  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostTokens).status());
   PolicyTraits traits;
   traits.spec = spec.canonical({"budget"});
   traits.selects = true;
