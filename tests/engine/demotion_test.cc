@@ -386,17 +386,7 @@ TEST(Demotion, AFailedTransferEndsItsSequenceAlone) {
                              std::move(*make_policy(demoting("h2o:budget=40,recent=16,pos=original", "f16"))));
         SequenceRunner runner(own, cache, std::move(*make_policy(policy)));
         std::vector<float> logits;
-        Status status;
-        for (const bool prompt : {true, false}) {
-          if (!status.ok()) break;
-          status = runner.feed(
-              prompt ? text.read() : text.generated(), 40, Logits::kAll,
-              [&](std::int64_t, int, std::span<const float> rows) {
-                logits.insert(logits.end(), rows.begin(), rows.end());
-                return true;
-              },
-              prompt ? Source::kPrompt : Source::kGenerated);
-        }
+        const Status status = feed_text(runner, text, 40, &logits);
         // Nothing wrong was ever read.
         EXPECT_TRUE(same_bits(logits, {expected.begin(), expected.begin() + std::ssize(logits)}));
         EXPECT_EQ(status.ok(), logits.size() == expected.size());

@@ -115,12 +115,11 @@ struct Text {
   std::span<const TokenId> generated() const { return std::span(tokens).subspan(prompt); }
 };
 
-// Feeds the text; all logits.
-inline std::vector<float> run_text(SequenceRunner& runner, const Text& text, int chunk,
-                                   const std::function<void(int rows)>& after_pass = {}) {
-  std::vector<float> out;
+// Feeds the text, to the first error; appends all logits.
+inline Status feed_text(SequenceRunner& runner, const Text& text, int chunk, std::vector<float>* out,
+                        const std::function<void(int rows)>& after_pass = {}) {
   const auto on_pass = [&](std::int64_t, int rows, std::span<const float> logits) {
-    out.insert(out.end(), logits.begin(), logits.end());
+    out->insert(out->end(), logits.begin(), logits.end());
     if (after_pass) after_pass(rows);
     return true;
   };
@@ -128,8 +127,17 @@ inline std::vector<float> run_text(SequenceRunner& runner, const Text& text, int
     const auto tokens = prompt ? text.read() : text.generated();
     const auto source = prompt ? SequenceRunner::Source::kPrompt : SequenceRunner::Source::kGenerated;
     const Status status = runner.feed(tokens, chunk, SequenceRunner::Logits::kAll, on_pass, source);
-    EXPECT_TRUE(status.ok()) << status.message();
+    if (!status.ok()) return status;
   }
+  return {};
+}
+
+// Feeds the text, which no error may end; all logits.
+inline std::vector<float> run_text(SequenceRunner& runner, const Text& text, int chunk,
+                                   const std::function<void(int rows)>& after_pass = {}) {
+  std::vector<float> out;
+  const Status status = feed_text(runner, text, chunk, &out, after_pass);
+  EXPECT_TRUE(status.ok()) << status.message();
   return out;
 }
 

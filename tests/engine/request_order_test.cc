@@ -3,6 +3,7 @@
 
 #include "engine/memory_plan.h"
 #include "engine/request_desk.h"
+#include "engine/request_plan.h"
 #include "kvasir/engine.h"
 
 namespace kvasir::test {
@@ -82,6 +83,22 @@ TEST_F(RequestOrder, WhatIsPlannedIsEnoughToGoOn) {
     EXPECT_EQ(desk.told(low).result.preemptions, 1);
     EXPECT_EQ(desk.told(high).result.preemptions, 0);
     EXPECT_LE(desk.told(low).result.kv.bytes_peak, plan.bytes);
+  }
+}
+
+// In the memory that the whole context takes, every text of it has room, however little of it is held.
+TEST_F(RequestOrder, WhatIsForgottenIsNotPlanned) {
+  constexpr std::int64_t kContext = 3000;
+  for (const char* spec : {"h2o:budget=40,pos=original", "tova:budget=40,pos=original"}) {
+    SCOPED_TRACE(spec);
+    CacheSize place{.policy = *make_policy(spec), .chunk = 32};
+    const KvCacheShape& shape = model_->kv_shape;
+    place.bytes = plan_kv_memory(shape, *place.policy, {kContext, kContext, 32, 1, true}).bytes;
+    ASSERT_LT(place.bytes, bytes_of(kContext) / 4);
+    const auto plan = plan_request({.prompt = 2000, .max_tokens = 10}, shape, place, kContext);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_TRUE(plan->refusal.ok()) << plan->refusal.message();
+    EXPECT_EQ(plan->most_tokens, kContext - 2000);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "engine/clustered_profile.h"
 #include "engine/crowd.h"
 #include "engine/follower_heads.h"
 #include "engine/kv_report.h"
@@ -38,25 +39,9 @@ class SyncKvOffload : public ::testing::Test {
   static void SetUpTestSuite() {
     file_ = std::make_unique<TemporaryFile>(make_random_model(offloading_spec()));
     const auto model = load_model();
-    HeadProfile profile{.fingerprint = model->fingerprint,
-                        .layers = kLayers,
-                        .kv_heads = kHeads,
-                        .top_k = 8,
-                        .queries = 1,
-                        .articles = 1,
-                        .tokens = 9,
-                        .reps = 2,
-                        .seed = 1,
-                        .overlap = {},
-                        .clusters = {}};
-    profile.clusters = {{{0, 1, 1, 0}, {0, 2}}, {{0, 0, 1, 0}, {1, 2}}, {{0, 1, 1, 1}, {0, 3}}};
-    for (int layer = 0; layer < kLayers; ++layer) profile.overlap.push_back(std::vector<double>(16, 1.0));
-    profile_ = profile;
+    profile_ = clustered_profile(model->fingerprint);
     path_ = file_->path() + ".profile";
-    std::FILE* file = std::fopen(path_.c_str(), "wb");
-    const std::string text = format_head_profile(profile);
-    std::fwrite(text.data(), 1, text.size(), file);
-    std::fclose(file);
+    write_text(path_, format_head_profile(profile_));
   }
   static void TearDownTestSuite() {
     std::remove(path_.c_str());
@@ -369,16 +354,7 @@ TEST_F(SyncKvOffload, AFailedTransferEndsItsSequenceAlone) {
         Status status;
         {
           SequenceRunner runner(own, cache, std::move(*make_policy(policy)));
-          for (const bool prompt : {true, false}) {
-            if (!status.ok()) break;
-            status = runner.feed(
-                prompt ? text.read() : text.generated(), 40, Logits::kAll,
-                [&](std::int64_t, int, std::span<const float> rows) {
-                  logits.insert(logits.end(), rows.begin(), rows.end());
-                  return true;
-                },
-                prompt ? Source::kPrompt : Source::kGenerated);
-          }
+          status = feed_text(runner, text, 40, &logits);
         }
         // Nothing wrong was ever read.
         EXPECT_TRUE(same_bits(logits, {expected.begin(), expected.begin() + std::ssize(logits)}));

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "engine/clustered_profile.h"
 #include "engine/memory_plan.h"
 #include "engine/policy_cases.h"
 #include "retention/head_profile.h"
@@ -85,32 +86,14 @@ class SyncKv : public ::testing::Test {
     file_ = std::make_unique<TemporaryFile>(make_random_model(synckv_spec()));
     model_ = load(file_->path(), {.threads = 2, .kv_type = "f32"});
     ASSERT_NE(model_, nullptr);
-    HeadProfile profile{.fingerprint = model_->fingerprint,
-                        .layers = kLayers,
-                        .kv_heads = kHeads,
-                        .top_k = 8,
-                        .queries = 1,
-                        .articles = 1,
-                        .tokens = 9,
-                        .reps = 2,
-                        .seed = 1,
-                        .overlap = {},
-                        .clusters = {}};
-    profile.clusters = {{{0, 1, 1, 0}, {0, 2}}, {{0, 0, 1, 0}, {1, 2}}, {{0, 1, 1, 1}, {0, 3}}};
-    for (int layer = 0; layer < kLayers; ++layer) profile.overlap.push_back(std::vector<double>(16, 1.0));
-    profile_ = profile;
+    profile_ = clustered_profile(model_->fingerprint);
     path_ = file_->path() + ".profile";
-    write(path_, format_head_profile(profile));
+    write_text(path_, format_head_profile(profile_));
   }
   static void TearDownTestSuite() {
     std::remove(path_.c_str());
     model_.reset();
     file_.reset();
-  }
-  static void write(const std::string& path, const std::string& text) {
-    std::FILE* file = std::fopen(path.c_str(), "wb");
-    std::fwrite(text.data(), 1, text.size(), file);
-    std::fclose(file);
   }
 
   static void feed(SequenceRunner& runner, std::span<const TokenId> tokens, bool prompt, int chunk,
@@ -384,15 +367,15 @@ TEST_F(SyncKv, RefusesModelsAndProfilesThatDoNotFit) {
   HeadProfile other = profile_;
   ++other.fingerprint.low;
   const std::string path = path_ + ".other";
-  write(path, format_head_profile(other));
+  write_text(path, format_head_profile(other));
   EXPECT_NE(why(model_, "synckv:profile=" + path).find("the head profile is of another model"), std::string::npos);
   // The canonical spec names the content of the file.
   const std::string spec = (*make_policy("synckv:profile=" + path))->traits().spec;
   EXPECT_TRUE(make_policy(spec).ok());
   ++other.seed;
-  write(path, format_head_profile(other));
+  write_text(path, format_head_profile(other));
   EXPECT_FALSE(make_policy(spec).ok());
-  write(path, "nothing");
+  write_text(path, "nothing");
   EXPECT_EQ(make_policy("synckv:profile=" + path).status().message(), "'" + path + "' is not a head profile");
   std::remove(path.c_str());
   RandomModelSpec windowed = synckv_spec();
