@@ -75,7 +75,11 @@ TEST_F(RequestOrder, WhatIsPlannedIsEnoughToGoOn) {
     const KvMemory plan = plan_kv_memory(model_->kv_shape, *made, {prompt + 120, prompt, prompt_chunk(*made, 0), 1, true});
     Desk desk(model_, plan.bytes, {.ahead = 0, .stop_mark = 1, .preempt_mark = 1});
     const RequestId low = desk.add(options);
-    while (desk.told(low).text.size() < 100) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    const auto seen = [&] {
+      const Sequence* sequence = desk.queue().sequence_of(low, 0);
+      return sequence != nullptr ? sequence->tables().next_index() : 0;
+    };
+    while (seen() < prompt + 110) ASSERT_NO_FATAL_FAILURE(desk.poll());
     options.priority = -1;
     const RequestId high = desk.add(options);
     ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
