@@ -14,7 +14,8 @@ struct PlanRequest {
   std::string codec;             // as SessionOptions::codec
   std::int64_t prompt = 0;       // tokens of the prompt
   std::int64_t max_tokens = -1;  // to generate; -1: up to RequestPlan::most_tokens
-  int samples = 1;               // counted as independent sequences, which share nothing: then bytes are a bound
+  int samples = 1;               // several share the whole pages of the prompt, where the policy keeps them all: then
+                                 // bytes are a bound
   int tenant = 0;                // whose ceiling bounds what there is
 };
 

@@ -163,6 +163,7 @@ struct TokenChoice {
 struct GeneratedToken {
   TokenChoice token;
   std::vector<TokenChoice> likeliest;  // likeliest first
+  bool hidden = false;                 // a control token, which the text does not show
 };
 
 struct GenerateResult {

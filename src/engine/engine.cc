@@ -475,6 +475,8 @@ Result<std::unique_ptr<SpillFile>> make_swap_file(const EngineOptions& options) 
   return SpillFile::create(std::move(*file), options.swap_size);
 }
 
+constexpr std::uint64_t kLeastPrefixDisk = std::uint64_t{1} << 20;  // some pages of most models
+
 // The places outside memory for prefixes, from near to far.
 Result<std::vector<std::unique_ptr<BlobStore>>> open_stores(const EngineOptions& options) {
   std::vector<std::unique_ptr<BlobStore>> stores;
@@ -482,6 +484,9 @@ Result<std::vector<std::unique_ptr<BlobStore>>> open_stores(const EngineOptions&
     return invalid_argument("prefixes are fetched into memory, so they need a part of it; prefix_memory=0 allows none")
         .about({"prefix_memory"});
   if (!options.prefix_dir.empty()) {
+    if (options.prefix_disk < kLeastPrefixDisk)
+      return invalid_argument("prefix_disk={} is too small; give at least {}", options.prefix_disk, kLeastPrefixDisk)
+          .about({"prefix_disk"});
     Result<std::unique_ptr<BlobStore>> disk = open_disk_store({options.prefix_dir, options.prefix_disk, options.warn});
     if (!disk.ok()) return Status(disk.status()).about({"prefix_dir"});
     stores.push_back(std::move(*disk));

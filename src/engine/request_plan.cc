@@ -22,6 +22,19 @@ KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64
                         {tokens, std::min(prompt, tokens), prompt_chunk(*place.policy, place.chunk), sequences, true});
 }
 
+// Takes out of the plan of several samples the pages of the prompt that they share: those that are sealed before the
+// samples part, each counted once.
+void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, const PlanRequest& request,
+                  KvMemory* memory) {
+  if (!keeps_all(policy, shape)) return;
+  const std::int64_t columns = std::max<std::int64_t>(0, request.prompt - shape.recent) / shape.page.slots;
+  const auto again = static_cast<std::uint64_t>(request.samples - 1);
+  const std::uint64_t bytes = again * least_kv_bytes(shape, columns * shape.page.slots);
+  memory->pages -= again * static_cast<std::uint64_t>(columns * shape.lanes());
+  memory->page_bytes -= bytes;
+  memory->bytes -= bytes;
+}
+
 // Returns how many of `most` tokens behind a prompt the whole cache holds, under a policy without a bound.
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
@@ -89,7 +102,8 @@ Result<RequestPlan> plan_request(const PlanRequest& request, const KvCacheShape&
   if (kept > kMostPlannedTokens)
     return invalid_argument("policy '{}' keeps {} of these tokens; plan at most 2^24 of them", plan.policy, kept)
         .about({"max_tokens", "prompt"});
-  const KvMemory memory = memory_of(shape, place, request.prompt, plan.tokens, request.samples);
+  KvMemory memory = memory_of(shape, place, request.prompt, plan.tokens, request.samples);
+  share_prompt(shape, policy, request, &memory);
   plan.tokens_seen_max = memory.tokens_seen_max;
   plan.pages = memory.pages;
   plan.page_bytes = memory.page_bytes;

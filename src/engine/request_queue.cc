@@ -239,7 +239,7 @@ bool RequestQueue::run_pass() {
   if (turns.empty() && !loading && leaving_.empty() && !swapping() && !fetching() && unstarted.first != nullptr) {
     if (unstarted.first->swap != nullptr) {
       give_up_swap(*unstarted.first, unstarted.second.message());
-    } else if (!forget_swapped()) {
+    } else if (!forget_one_swapped()) {
       unstarted.first->task->fail(unstarted.second);
     }
   }

@@ -152,7 +152,7 @@ class RequestQueue {
   void advance_swap(Member& member);
   void give_up_swap(Member& member, std::string why);
   Status come_back(Member& member);
-  bool forget_swapped();
+  bool forget_one_swapped();
   bool swapping() const;
   bool may_evict_for(const Member& member) const;
   bool shares_with_its_own(const Member& member) const;

@@ -345,7 +345,7 @@ void RequestQueue::preempt(Member& member) {
 void RequestQueue::reject(Member& member, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
   // Pages on their way to the swap file come free soon, and swapped tasks still hold some bytes that can be freed.
-  if (decision == Decision::kReject && (swapping() || forget_swapped())) return;
+  if (decision == Decision::kReject && (swapping() || forget_one_swapped())) return;
   const std::uint64_t bytes = driver_->plan(Turn{&*member.task}).bytes;
   Status why = kv_memory_full(driver_->cache()->budget(), bytes);
   if (decision == Decision::kOverCeiling) {

@@ -138,15 +138,16 @@ void RequestQueue::give_up_swap(Member& member, std::string why) {
   member.found_version = 0;
 }
 
-// Has all that is in the swap file recomputed: what they keep in memory is missing. False: there is nothing.
-bool RequestQueue::forget_swapped() {
-  bool any = false;
-  for (Member* member : members()) {
-    if (!member->is_out()) continue;
-    give_up_swap(*member, "there was no memory for what swapped requests keep in it");
-    any = true;
-  }
-  return any;
+// Has one request that is in the swap file recomputed: what it keeps in memory is missing. It is one of the least
+// urgent, and of these the one that ran the fewest tokens. False: there is none.
+bool RequestQueue::forget_one_swapped() {
+  Member* least = nullptr;
+  const auto cost = [](const Member* member) { return std::pair(-member->request->priority, member->run); };
+  for (Member* member : members())
+    if (member->is_out() && (least == nullptr || cost(member) < cost(least))) least = member;
+  if (least == nullptr) return false;
+  give_up_swap(*least, "there was no memory for what swapped requests keep in it");
+  return true;
 }
 
 // Begins to bring a member's sequence back. Errors: kResourceExhausted.

@@ -211,7 +211,7 @@ Status read_limits(const Json& body, ApiRequest& request) {
   if (const auto all = request.options.samples * static_cast<int>(request.prompts.size()); all > kMostSamples)
     return invalid_argument("{} prompts of {} samples each are {} texts; at most {} go together",
                             request.prompts.size(), request.options.samples, all, kMostSamples)
-        .about({"n", "best_of"});
+        .about({request.options.samples > request.n ? "best_of" : "n"});
   return {};
 }
 
@@ -321,9 +321,13 @@ Result<std::vector<Message>> read_messages(const Json& body) {
     const Json* role = find_field(each, "role");
     if (role == nullptr || !role->is_string())
       return invalid_argument("'messages[{}].role' must be a string", i).about({"messages"});
-    if (find_field(each, "tool_calls") != nullptr || *role == "tool" || *role == "function")
+    const Json* calls = find_field(each, "tool_calls");
+    if ((calls != nullptr && *calls != Json::array()) || *role == "tool" || *role == "function")
       return make_status(StatusCode::kUnsupported, "'messages[{}]' is about tools, which are not supported here", i)
           .about({"messages"});
+    // An assistant's may be null, as in an answer without text.
+    if (find_field(each, "content") == nullptr && !(*role == "assistant" && each.contains("content")))
+      return invalid_argument("'messages[{}].content' is missing", i).about({"messages"});
     KVASIR_ASSIGN_OR_RETURN(std::string content, read_content(each, i));
     messages.push_back({*role == "developer" ? "system" : role->get<std::string>(), std::move(content)});
   }
@@ -357,7 +361,8 @@ Result<ApiRequest> read_request(const Json& body, bool chat) {
   KVASIR_RETURN_IF_ERROR(read_field(body, "stream", request.stream));
   if (const Json* options = find_field(body, "stream_options"); options != nullptr) {
     if (!options->is_object()) return wrong_field("stream_options", "an object");
-    KVASIR_RETURN_IF_ERROR(read_field(*options, "include_usage", request.include_usage));
+    if (const Status read = read_field(*options, "include_usage", request.include_usage); !read.ok())
+      return wrong_field("stream_options.include_usage", "true or false");
   }
   if (!chat) {
     KVASIR_RETURN_IF_ERROR(read_field(body, "echo", request.echo));

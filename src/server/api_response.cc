@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "server/http_message.h"
 #include "server/kv_report_json.h"
 
 namespace kvasir::server {
@@ -79,7 +80,7 @@ class LogprobLists {
     for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
     add(token.token.bytes, token.token.log_probability, std::move(top), shown);
   }
-  void add(const GeneratedToken& token) { add(token, token.token.bytes); }
+  void add(const GeneratedToken& token) { add(token, token.hidden ? std::string_view() : token.token.bytes); }
   // A token without a log-probability: the first of a prompt.
   void add_first(std::string_view piece, std::string_view shown) { add(piece, nullptr, nullptr, shown); }
   Json json() && {
@@ -264,7 +265,7 @@ int http_status(const Status& status) {
 
 Json error_of(const Status& status, std::string_view type) {
   const int http = http_status(status);
-  if (type.empty()) type = http < 500 ? "invalid_request_error" : "server_error";
+  if (type.empty()) type = error_type(http);
   return {{"error",
            {{"message", shortened(status.message())},
             {"type", type},
@@ -275,7 +276,7 @@ Json error_of(const Status& status, std::string_view type) {
 Json error_of(int http, std::string_view message, std::string_view code) {
   return {{"error",
            {{"message", shortened(message)},
-            {"type", http < 500 ? "invalid_request_error" : "server_error"},
+            {"type", error_type(http)},
             {"param", nullptr},
             {"code", code.empty() ? Json() : Json(code)}}}};
 }

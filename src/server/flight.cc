@@ -145,6 +145,13 @@ void Flight::opened(Result<OpenedSession> opened) {
 void Flight::submit() {
   head_.usage_comes = request().include_usage;
   RequestOptions& options = ready_.request.options;
+  if (const std::size_t most = deck_.steps.most_at_once(options.tenant); ready_.prompts.size() > most)
+    return refuse(400,
+                  invalid_argument("'prompt' has {} prompts, and at most {} of one caller can wait here; send them in "
+                                   "several requests",
+                                   ready_.prompts.size(), most)
+                      .about({"prompt"}),
+                  "invalid");
   parts_.resize(std::max<std::size_t>(1, ready_.prompts.size()));
   for (Part& part : parts_) part.samples.resize(static_cast<std::size_t>(options.samples));
   left_ = parts_.size() * static_cast<std::size_t>(options.samples);

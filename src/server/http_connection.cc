@@ -358,7 +358,7 @@ void Connection::refuse(int status, std::string_view message, std::string_view c
   state_ = State::kAnswering;
   keep_alive_ = false;
   send(number_, status, "application/json",
-       error_body(message, status < 500 ? "invalid_request_error" : "server_error", code), {});
+       error_body(message, error_type(status), code), {});
 }
 
 // A read that is under way ends with an error, and is answered where that arrives.

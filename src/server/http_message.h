@@ -36,6 +36,8 @@ std::string header_problem(const boost::system::error_code& error, const HttpMes
 HttpRequest request_of(const HttpMessage& message);
 
 // Returns an error in the API's form. The texts need no escapes.
+// The type of an error in the body of an answer with this status.
+std::string_view error_type(int status);
 std::string error_body(std::string_view message, std::string_view type, std::string_view code = {});
 
 // How an answer's body ends.

@@ -68,6 +68,8 @@ class StepThread {
   // Queues a request. Errors: kResourceExhausted while as many wait as may. A tenant (RequestOptions::tenant other than
   // 0) may have as many waiting as are free: one alone gets half of the queue, and leaves the rest to others.
   Result<Ticket> submit(RequestOptions options, Listener listener);
+  // How many requests of one tenant (0: without tenants) submit() takes one after the other while none is run.
+  std::size_t most_at_once(int tenant) const { return tenant == 0 ? options_.queue : (options_.queue + 1) / 2; }
   // Ends a request between two passes; its listener hears nothing more.
   void cancel(Ticket ticket);
 

@@ -69,6 +69,8 @@ class Catalogue {
 
   // Errors: kDataLoss where the file is damaged or another program's.
   Status open(const std::string& path) {
+    // SQLite gives its other files the mode of this one.
+    if (const int made = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); made >= 0) ::close(made);
     if (sqlite3_open_v2(path.c_str(), &handle_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
                         nullptr) != SQLITE_OK)
       return error();

@@ -304,6 +304,37 @@ TEST(RequestPlans, AreWhatARequestTakes) {
   }
 }
 
+// Samples share the whole pages of the prompt: with a budget of what is planned they run at once, nobody preempted.
+TEST(RequestPlans, CountTheWholePagesOfAPromptOnce) {
+  const int samples = 4;
+  const PlanRequest request{.policy = "full", .prompt = 400, .max_tokens = 40, .samples = samples};
+  const auto large = open_engine();
+  const Result<RequestPlan> plan = large->plan(request);
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  PlanRequest one = request;
+  one.samples = 1;
+  const std::uint64_t alone = large->plan(one)->bytes;
+  EXPECT_LT(plan->bytes, 2 * alone) << "as 400 tokens of 440 are shared";
+  EXPECT_GT(plan->bytes, alone + alone / 10);
+  EXPECT_EQ(plan->bytes, plan->page_bytes + plan->open_page_bytes + plan->table_bytes + plan->policy_bytes);
+
+  RequestOptions options;
+  options.policy = "full";
+  options.samples = samples;
+  options.tokens.assign(400, 100);
+  options.generate = greedy(40);
+  options.generate.ignore_eos = true;
+  const Result<RequestId> id = large->submit(options);
+  ASSERT_TRUE(id.ok());
+  std::uint64_t most = 0;
+  do {
+    ASSERT_TRUE(large->poll().ok());
+    most = std::max(most, large->report().request_bytes);
+  } while (large->report().running + large->report().waiting > 0);
+  EXPECT_LE(most, plan->bytes);
+  EXPECT_GT(most, plan->bytes - plan->bytes / 8);
+}
+
 TEST(RequestPlans, SayHowMuchHasRoom) {
   const auto engine = open_engine(1 * kMiB);
   ASSERT_TRUE(engine->new_session({.policy = "full"}).ok());

@@ -199,6 +199,36 @@ TEST(Swap, AFileThatNeverEndsHoldsNobody) {
   EXPECT_EQ(desk.queue().unfinished(), 0);
 }
 
+// Two requests are out, and the one that runs needs what one of them keeps in memory: the other comes back from the file.
+TEST(Swap, OneRequestThatGrowsCostsTheOthersNoMoreThanItNeeds) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  RequestOptions options;
+  options.policy = "full";
+  options.prompt = random_text(60, 3);
+  options.generate.max_tokens = 40;
+  options.generate.ignore_eos = true;
+  RequestOptions grows = options;
+  grows.generate.max_tokens = 200;
+  const std::uint64_t most = alone(model, grows).kv.bytes_peak;
+  bool one_alone = false;
+  for (std::uint64_t beside = 0; beside < 16384 && !one_alone; beside += 256) {
+    SCOPED_TRACE(beside);
+    Desk desk(model, most + beside, {.prompt_rows = 200, .running = 10, .ahead = 0});
+    desk.queue().swap_to(spill_to(std::make_unique<FaultyFile>(no_fault, 1)), true);
+    options.priority = 1;
+    for (int i = 0; i < 2; ++i) desk.add(options);
+    for (int polls = 0; polls < 4; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+    grows.priority = 0;
+    desk.add(grows);
+    ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+    desk.expect_all_as_alone();
+    const RequestQueue::Counters& counters = desk.queue().counters();
+    one_alone = counters.swap_failed == 1 && counters.swapped_out == 2 && counters.swapped_in == 1;
+  }
+  EXPECT_TRUE(one_alone);
+}
+
 TEST(Swap, AFileWithoutRoomMeansComputingAgain) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load(file.path(), {.threads = 1, .page_slots = 16});

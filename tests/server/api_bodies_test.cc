@@ -73,6 +73,10 @@ TEST(ApiBodies, SaysWhatWouldDo) {
   EXPECT_EQ(chat(R"({"messages":[5]})").status().message(),
             "'messages[0]' must be an object with 'role' and 'content'");
   EXPECT_EQ(chat(R"({"messages":[{"content":"x"}]})").status().message(), "'messages[0].role' must be a string");
+  EXPECT_EQ(chat(R"({"messages":[{"role":"user"}]})").status().message(), "'messages[0].content' is missing");
+  EXPECT_EQ(chat(R"({"messages":[{"role":"user","content":null}]})").status().message(),
+            "'messages[0].content' is missing");
+  EXPECT_TRUE(chat(R"({"messages":[{"role":"assistant","content":null,"tool_calls":[]}]})").ok());
 }
 
 // Settings of the engine that no body has are no fields.
@@ -97,6 +101,7 @@ TEST(ApiBodies, BestOf) {
   EXPECT_EQ(field(completion(R"({"prompt":"a","n":3,"best_of":2})")), "best_of");
   EXPECT_EQ(field(completion(R"({"prompt":"a","best_of":2,"stream":true})")), "best_of");
   EXPECT_EQ(field(completion(R"({"prompt":["a","b","c"],"n":64})")), "n");
+  EXPECT_EQ(field(completion(R"({"prompt":["a","b","c"],"n":2,"best_of":64})")), "best_of");
   EXPECT_EQ(chat(R"({"best_of":5})")->options.samples, 1) << "an unknown field of chats";
 }
 

@@ -179,6 +179,12 @@ def check_logprobs(server):
         if isinstance(prompt, str):
             begin = len(offsets) - 4
             assert offsets[begin] == len(prompt), "the answer begins behind the prompt"
+    # A control token takes no place in the text.
+    marker = server.post("/tokenize", {"prompt": "x"})[1]["tokens"][0]
+    assert server.post("/tokenize", {"prompt": "x", "add_special_tokens": False})[1]["tokens"][0] != marker
+    choice = server.post("/v1/completions", {"prompt": "Once upon", "max_tokens": 3, "logprobs": 0, "ignore_eos": True,
+                                             "logit_bias": {str(marker): 100}, **GREEDY})[1]["choices"][0]
+    assert choice["text"] == "" and choice["logprobs"]["text_offset"] == [0, 0, 0], choice
 
 
 def check_kv(server):

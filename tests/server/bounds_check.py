@@ -176,6 +176,9 @@ def check_queue(kvasir, model):
             threading.Thread(target=one, daemon=True).start()
             time.sleep(0.05)
             most = max(most, server.metric("kvasir:num_requests_waiting"))
+        # What could never wait together is refused for good.
+        status, answer = server.post("/v1/completions", {"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 1})
+        assert status == 400 and answer["error"]["param"] == "prompt" and "at most 4" in answer["error"]["message"], answer
         print(f"  at most {most:.0f} waited, {statuses.count(429)} were refused")
         assert 1 <= most <= 4 and statuses.count(429) >= 10, (most, statuses)
         server.end()
@@ -191,7 +194,7 @@ def check_lingering(kvasir, model):
             got = b""
             while part := raw.recv(65536):
                 got += part
-            assert got.startswith(b"HTTP/1.1 505 "), (i, got)
+            assert got.startswith(b"HTTP/1.1 505 ") and b'"type":"invalid_request_error"' in got, (i, got)
             held.append(raw)
         assert server.ask("GET", "/health")[0] == 200
         for raw in held:
