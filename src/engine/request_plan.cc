@@ -28,11 +28,10 @@ void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, cons
                   KvMemory* memory) {
   if (!keeps_all(policy, shape)) return;
   const std::int64_t columns = std::max<std::int64_t>(0, request.prompt - shape.recent) / shape.page.slots;
-  const auto again = static_cast<std::uint64_t>(request.samples - 1);
-  const std::uint64_t bytes = again * least_kv_bytes(shape, columns * shape.page.slots);
-  memory->pages -= again * static_cast<std::uint64_t>(columns * shape.lanes());
-  memory->page_bytes -= bytes;
-  memory->bytes -= bytes;
+  const auto pages = static_cast<std::uint64_t>((request.samples - 1) * columns * shape.lanes());
+  memory->pages -= pages;
+  memory->table_bytes -= pages * PagePool::kPageOverhead;
+  memory->bytes -= pages * (memory->page_bytes + PagePool::kPageOverhead);
 }
 
 // Returns how many of `most` tokens behind a prompt the whole cache holds, under a policy without a bound.

@@ -316,7 +316,7 @@ TEST(RequestPlans, CountTheWholePagesOfAPromptOnce) {
   const std::uint64_t alone = large->plan(one)->bytes;
   EXPECT_LT(plan->bytes, 2 * alone) << "as 400 tokens of 440 are shared";
   EXPECT_GT(plan->bytes, alone + alone / 10);
-  EXPECT_EQ(plan->bytes, plan->page_bytes + plan->open_page_bytes + plan->table_bytes + plan->policy_bytes);
+  EXPECT_EQ(plan->bytes, plan->pages * plan->page_bytes + plan->table_bytes + plan->policy_bytes);
 
   RequestOptions options;
   options.policy = "full";

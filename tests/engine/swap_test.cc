@@ -206,6 +206,7 @@ TEST(Swap, OneRequestThatGrowsCostsTheOthersNoMoreThanItNeeds) {
   RequestOptions options;
   options.policy = "full";
   options.prompt = random_text(60, 3);
+  options.generate.sampling = {.temperature = 0, .seed = 5};
   options.generate.max_tokens = 40;
   options.generate.ignore_eos = true;
   RequestOptions grows = options;
