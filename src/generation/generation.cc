@@ -154,8 +154,8 @@ GeneratedToken Generation::describe(std::span<const float> logits, TokenId token
   const auto choice = [&](TokenId id, double log_probability) {
     return TokenChoice{id, tokenizer_->bytes_of(id, true), log_probability};
   };
-  GeneratedToken generated{
-      choice(token, log_probability(logits, token)), {}, is_marker(tokenizer_->vocabulary(), token)};
+  GeneratedToken generated{choice(token, log_probability(logits, token)), {}, false};
+  generated.hidden = tokenizer_->bytes_of(token).empty() || is_marker(tokenizer_->vocabulary(), token);
   for (const TokenLogProbability& likely : top_log_probabilities(logits, likeliest))
     generated.likeliest.push_back(choice(likely.token, likely.log_probability));
   return generated;

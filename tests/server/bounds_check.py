@@ -177,7 +177,7 @@ def check_queue(kvasir, model):
             time.sleep(0.05)
             most = max(most, server.metric("kvasir:num_requests_waiting"))
         # What could never wait together is refused for good.
-        status, answer = server.post("/v1/completions", {"prompt": ["a", "b", "c", "d", "e"], "max_tokens": 1})
+        status, answer = server.complete(prompt=["a", "b", "c", "d", "e"], max_tokens=1)
         assert status == 400 and answer["error"]["param"] == "prompt" and "at most 4" in answer["error"]["message"], answer
         print(f"  at most {most:.0f} waited, {statuses.count(429)} were refused")
         assert 1 <= most <= 4 and statuses.count(429) >= 10, (most, statuses)
