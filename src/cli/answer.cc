@@ -149,7 +149,8 @@ void Notices::check(const Session& session) {
     forgets_ = true;
     const KvReport kv = session.kv();
     begin_line();
-    note("kvasir: {} seen, {} kept: it begins to forget ({})\n", counted(kv.seen, "token"), kv.kept, kv.policy);
+    note("kvasir: {} seen, {} kept: it begins to {} ({})\n", counted(kv.seen, "token"), kv.kept,
+         demotes(kv.policy) ? "demote" : "forget", kv.policy);
   }
   if (!watches_context_) return;
   const KvReport kv = session.kv();
@@ -211,8 +212,14 @@ void note_forgotten(const Session& session, std::int64_t context) {
   const std::string remedy = kv.seen <= context ? "a larger cache, or --kv snapkv, keeps what the question needs"
                                                 : fmt::format("the model was trained for {}: ask about a shorter part",
                                                               counted(context, "token"));
-  note("kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; {}\n", forgotten.first,
-       forgotten.first + forgotten.dropped - 1, kv.seen, kv.policy, remedy);
+  const std::int64_t last = forgotten.first + forgotten.dropped - 1;
+  if (demotes(kv.policy)) {
+    note("kvasir: tokens {} to {} of {} are demoted ({}): each token reads again the few pages that suit it best\n",
+         forgotten.first, last, kv.seen, kv.policy);
+  } else {
+    note("kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; {}\n", forgotten.first, last,
+         kv.seen, kv.policy, remedy);
+  }
 }
 
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,

@@ -274,6 +274,7 @@ void Chat::load(const std::string& file) {
 void Chat::show_kv() const {
   const KvReport kv = session_->kv();
   const Session::Forgotten forgotten = session_->forgotten();
+  const bool demoted = demotes(kv.policy);
   note("  policy     {}, {}\n", kv.policy, kv.codec);
   note("  seen       {}\n", counted(kv.seen, "token"));
   if (forgotten.dropped == 0) {
@@ -285,11 +286,12 @@ void Chat::show_kv() const {
     } else {
       note("  kept       {}: {} to {}\n", kv.kept, end, kv.seen - 1);
     }
-    note("  forgotten  {}: {} to {}; no answer can draw on them\n", forgotten.dropped, forgotten.first, end - 1);
+    note("  {}  {}: {} to {}; {}\n", demoted ? "demoted  " : "forgotten", forgotten.dropped, forgotten.first, end - 1,
+         demoted ? "each token reads again the few pages that suit it best" : "no answer can draw on them");
   } else {
     note("  kept       {}, in a head from {} to {}\n", kv.kept, kv.kept_least, kv.kept_most);
-    note("  forgotten  {}, the first of them token {}; which ones differs between layers and heads\n",
-         forgotten.dropped, forgotten.first);
+    note("  {}  {}, the first of them token {}; which ones differs between layers and heads\n",
+         demoted ? "demoted  " : "forgotten", forgotten.dropped, forgotten.first);
   }
   note("  bytes      {}, at most {} so far, of {} allowed\n", human_bytes(kv.bytes), human_bytes(kv.bytes_peak),
        human_bytes(kv.budget));

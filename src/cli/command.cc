@@ -267,6 +267,10 @@ bool drops_ranges(const std::string& policy) {
   return made.ok() && !(*made)->traits().compacts && (*made)->traits().run_capacities.empty();
 }
 
+bool demotes(const std::string& policy) {
+  return split_demotion(policy).demotion.has_value();
+}
+
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context, std::string_view saw) {
   const std::optional<std::int64_t> most = most_seen_by_range(policy);
   if (most && !may_see_beyond(policy, context)) return;

@@ -112,6 +112,8 @@ bool may_see_beyond(const std::string& policy, std::int64_t context);
 
 // Returns whether a policy keeps the first tokens of a text and the newest, and drops those between.
 bool drops_ranges(const std::string& policy);
+// Returns whether what it drops moves to demoted pages, which later tokens may read again.
+bool demotes(const std::string& policy);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 

@@ -19,6 +19,7 @@
 #include "cli/run_options.h"
 #include "cli/text_input.h"
 #include "engine/task.h"
+#include "retention/registry.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {
@@ -59,6 +60,8 @@ Status check_options(const RunOptions& options) {
   if (!options.load.empty() && options.engine_given)
     return invalid_argument(
         "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and --chunk");
+  if (!options.load.empty() && !options.demote.empty())
+    return invalid_argument("--load takes the policy from the file, which demotes nothing; omit --demote");
   if (!options.load.empty() && options.context != 0)
     return invalid_argument("--load takes what is kept from the file; omit -c");
   if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
@@ -74,6 +77,7 @@ Status check_save(const RunOptions& options, bool reads_input) {
   for (const std::string& file : options.files)
     if (file != "-") inputs.push_back(file);
   if (reads_input) inputs.emplace_back("/dev/stdin");
+  KVASIR_RETURN_IF_ERROR(check_saveable(options.session.policy));
   return check_session_output(options.save, inputs);
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "base/system_memory.h"
+#include "engine/demotion.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -62,10 +63,15 @@ std::uint64_t most_workspace(const CacheConditions& conditions, const RetentionP
   return most;
 }
 
+// Whether a sequence takes no more than a bound, however long its text is. What a policy demotes grows with the text.
+bool has_bound(const RetentionPolicy& policy) {
+  return policy.bound().has_value() && !policy.traits().demotion;
+}
+
 CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy, int chunk) {
   CacheFit fit;
   fit.chunk = chunk;
-  const std::int64_t tokens = policy.bound() && !policy.traits().demotion ? kEndless : conditions.context;
+  const std::int64_t tokens = has_bound(policy) ? kEndless : conditions.context;
   const std::uint64_t least = least_kv_bytes(conditions.shape, policy, policy.bound().value_or(tokens));
   // This bound is enough to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller may
   // set kv_memory to the one in the error message.
@@ -164,6 +170,14 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
   return size;
 }
 
+// Bytes in memory of what a policy has demoted of a text at least: all but what it keeps and a chunk.
+std::uint64_t least_demoted_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
+                                  std::int64_t chunk) {
+  if (!policy.traits().demotion) return 0;
+  const std::int64_t kept = std::min(tokens, policy.bound().value_or(tokens) + chunk);
+  return SequenceDemotion::most_bytes(policy, shape, std::min(tokens - kept, kMostPlannedTokens));
+}
+
 // Bytes that reading a prompt takes under a policy without bound, if the sequence is new; the least where the policy
 // may drop parts of a prompt that is still being read. `first`: tokens of its first chunk.
 std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
@@ -172,11 +186,13 @@ std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& p
   if (tokens > kMostPlannedTokens && !traits.compacts) return least_kv_bytes(shape, policy, tokens);
   if (!traits.compacts || traits.holds_prompts) {
     const std::int64_t planned = std::min(tokens, kMostPlannedTokens);
-    return plan_kv_memory(shape, policy, {planned, planned, chunk, 1}).bytes;
+    const KvMemory memory = plan_kv_memory(shape, policy, {planned, planned, chunk, 1});
+    return memory.bytes - memory.demoted_bytes + least_demoted_bytes(shape, policy, planned, first);
   }
   const std::int64_t held = std::max(first, policy.exact_prefix(tokens));
   const std::int64_t slots = shape.page.slots;
-  return KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots);
+  return KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots) +
+         least_demoted_bytes(shape, policy, tokens, first);
 }
 
 // The least that a sequence takes when it has read more of a prompt.
@@ -203,7 +219,7 @@ CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& pol
     fit = fit_of(conditions, policy, chunk);
     // Without a bound the policy may still serve short texts: then it is the workspace alone that a smaller chunk
     // eases.
-    if (fit.fits() || (!policy.bound() && fit.limit >= limit_beside(conditions, 0))) break;
+    if (fit.fits() || (!has_bound(policy) && fit.limit >= limit_beside(conditions, 0))) break;
   }
   return fit;
 }
@@ -221,7 +237,7 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::strin
   CacheConditions with_chunk = conditions;
   if (spec.empty()) with_chunk.chunk = size.chunk;
   const CacheFit fit = fit_cache(with_chunk, *size.policy);
-  if (!fit.fits() && size.policy->bound()) return too_large(conditions, *size.policy, fit);
+  if (!fit.fits() && has_bound(*size.policy)) return too_large(conditions, *size.policy, fit);
   size.chunk = told_chunk(conditions, *size.policy, fit.chunk);
   size.bytes = conditions.kv_memory;
   if (size.bytes == 0) size.bytes = fit.fits() ? for_several(fit.needed, fit.limit, sequences) : fit.limit;
@@ -240,7 +256,7 @@ Result<CacheSize> share_cache(const CacheConditions& shared, const std::string& 
   KVASIR_ASSIGN_OR_RETURN(size.policy, make_policy(spec));
   KVASIR_RETURN_IF_ERROR(check_positions(*size.policy, conditions.chunk, conditions.context));
   const CacheFit fit = fit_cache(conditions, *size.policy);
-  if (!fit.fits() && size.policy->bound())
+  if (!fit.fits() && has_bound(*size.policy))
     return exhausted(
                "policy '{}' needs {} bytes of KV memory, but there are {} for all requests and sessions together; "
                "choose one that keeps less, or give more KV memory",
@@ -265,14 +281,16 @@ Status check_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, Co
                     std::uint64_t budget) {
   const std::int64_t first = std::min<std::int64_t>(tokens, prompt_chunk(policy, chunk));
   KVASIR_RETURN_IF_ERROR(check_room(policy, place, tokens, first, context));
-  if (policy.bound()) return {};
+  if (has_bound(policy)) return {};
   const std::uint64_t needed = place.seen == 0 ? need_of_prompt(shape, policy, tokens, first, chunk)
                                                : least_with_prompt(shape, policy, least_held, tokens);
   if (needed <= budget) return {};
   return exhausted(
              "the prompt has {} tokens, for which policy '{}' needs {} bytes of KV memory, but the KV memory has "
-             "{}; give it more, or choose a policy that forgets, such as streaming",
-             tokens, policy.traits().spec, needed, budget)
+             "{}; give it more, or {}",
+             tokens, policy.traits().spec, needed, budget,
+             policy.traits().demotion ? "demote to fewer bits or to a file"
+                                      : "choose a policy that forgets, such as streaming")
       .about({"kv_memory", "policy"});
 }
 

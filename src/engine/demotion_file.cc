@@ -15,17 +15,18 @@ Result<DemotionFile::Room> DemotionFile::reserve(std::size_t page_bytes, std::si
   const std::uint64_t used = this->used();
   if (more > capacity_ - std::min(used, capacity_))
     return exhausted(
-               "the file for demoted pages may have {} bytes, and {} are in use; give it more (demote_size), or demote "
-               "to memory",
-               capacity_, used)
-        .about({"demote"});
+               "the file for demoted pages may have {} bytes, {} are in use and {} more are needed; give it more, or "
+               "demote to memory",
+               capacity_, used, more)
+        .about({"demote_size"});
   std::unique_ptr<SpillFile>& file = files_[page_bytes];
   if (file == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<AsyncFile> made, make_());
     KVASIR_ASSIGN_OR_RETURN(file, SpillFile::create(std::move(made), capacity_, {page_bytes, kBuffers}));
   }
   std::shared_ptr<SpilledParts> parts = file->reserve(pages);
-  if (parts == nullptr) return exhausted("the file for demoted pages is full; give it more (demote_size)");
+  if (parts == nullptr)
+    return exhausted("the file for demoted pages is full; give it more, or demote to memory").about({"demote_size"});
   return Room{file.get(), std::move(parts)};
 }
 

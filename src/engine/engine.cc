@@ -263,8 +263,10 @@ class EngineImpl final : public Engine {
   Result<KvCacheShape> shape_of(const std::string& codec) const {
     if (codec.empty()) return cache_shape();
     const ParsedCodec parsed = parse_codec(codec);
-    if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"codec"});
     const std::vector<KvCodec> allowed = codecs();
+    if (!parsed.error.empty())
+      return invalid_argument("'{:.200}' is no KV codec; choose one of these: {}", codec, names_of(allowed, "; "))
+          .about({"codec"});
     if (std::ranges::find(allowed, parsed.codec) != allowed.end()) return cache_shape().with(parsed.codec);
     return invalid_argument("the KV codec '{}' is not allowed here; choose one of these: {}", codec_name(parsed.codec),
                             names_of(allowed, "; "))

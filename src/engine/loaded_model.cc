@@ -130,6 +130,13 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
         "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
         weight_bytes, work, available);
   if (!options.demote_dir.empty()) {
+    const std::uint64_t least =
+        static_cast<std::uint64_t>(model->kv_shape.lanes()) * model->kv_shape.page.open().bytes();
+    if (options.demote_size < least)
+      return invalid_argument(
+                 "demote_size={} is too small: one page of each layer and KV head takes {}, and a text many of them",
+                 options.demote_size, least)
+          .about({"demote_size"});
     // A folder that cannot be written is found now, not when a request needs it.
     if (const auto file = create_scratch_file(options.demote_dir); !file.ok())
       return Status(file.status()).about({"demote_dir"});

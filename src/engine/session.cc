@@ -17,6 +17,7 @@
 #include "engine/kv_report.h"
 #include "engine/task.h"
 #include "generation/generation.h"
+#include "retention/registry.h"
 
 namespace kvasir {
 namespace {
@@ -68,16 +69,7 @@ class SessionImpl final : public Session, public SessionBase {
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
-      if (text_.sequence->has_demoted())
-        return unsupported(
-                   "a session that has demoted tokens cannot be saved: session files do not hold them; run it without "
-                   "demote")
-            .about({"demote"});
-      if (!text_.sequence->is_whole())
-        return unsupported(
-                   "a session whose keys and values are offloaded cannot be saved: session files do not hold them; run "
-                   "it with offload=off")
-            .about({"policy"});
+      if (!text_.sequence->is_whole()) return check_saveable(text_.sequence->policy().traits().spec);
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });

@@ -240,6 +240,24 @@ Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
 
 }  // namespace
 
+Status check_saveable(std::string_view spec) {
+  const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
+  if (!policy.ok()) return {};
+  const PolicyTraits& traits = (*policy)->traits();
+  if (traits.demotion)
+    return unsupported(
+               "a session under '{}' cannot be saved: session files do not hold demoted tokens; run it without demote",
+               traits.spec)
+        .about({"demote", "policy"});
+  if (traits.offloads)
+    return unsupported(
+               "a session under '{}' cannot be saved: session files do not hold offloaded keys and values; run it with "
+               "offload=off",
+               traits.spec)
+        .about({"policy"});
+  return {};
+}
+
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
   const DemotingSpec spec = split_demotion(text);
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_plain(spec.policy));

@@ -90,6 +90,10 @@ bool is_evaluation_only(std::string_view spec);
 // policies.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 
+// Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
+// offloads. A spec that makes no policy passes: make_policy says why.
+Status check_saveable(std::string_view spec);
+
 // One per file of this folder.
 extern const PolicyInfo kFullPolicy;
 extern const PolicyInfo kWindowPolicy;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "retention/demotion.h"
 
 namespace kvasir::server {
 namespace {
@@ -119,7 +120,9 @@ void Flight::prepared() {
                       .about({"session"}),
                   "session_busy", "session_busy");
   at_desk_ = true;
-  const SessionOptions fresh{.policy = options.policy.empty() ? deck_.policy : options.policy, .codec = options.codec};
+  const SessionOptions fresh{
+      .policy = with_demotion(options.policy.empty() ? deck_.policy : options.policy, options.demote),
+      .codec = options.codec};
   deck_.sessions->open(name_, fresh, !ready_.restores_only,
                        [self = shared_from_this()](Result<OpenedSession> opened) { self->opened(std::move(opened)); });
 }
@@ -353,7 +356,7 @@ void Flight::fail(const Status& status) {
   // What is not about the policy, which the text has outgrown, is about the server's memory.
   const std::vector<std::string_view>& settings = status.settings();
   if (status.code() == StatusCode::kResourceExhausted && (settings.empty() || settings.front() != "policy"))
-    return fail(503, status, "no_memory");
+    return fail(503, in_body(status), "no_memory");
   report_fault(http_status(status), status);
   report_finished("error", streams_ ? 200 : http_status(status));
   if (!streams_) {

@@ -11,8 +11,11 @@
 namespace kvasir::server {
 namespace {
 
+// Settings of the server that a refusal names, and what it says then.
+constexpr std::pair<std::string_view, std::string_view> kOfServer[] = {
+    {"kv_memory", " [the server's --kv-memory]"}, {"demote_size", " [the server's --demote-size]"}};
+
 // Bytes of text in a request of a session: it is rendered and tokenized between two passes.
-constexpr std::string_view kOfServer = " [the server's --kv-memory]";
 constexpr std::size_t kMostSessionText = std::size_t{256} << 10;
 
 Status check_session_text(const ApiRequest& request) {
@@ -45,6 +48,17 @@ Status check_session_route(const nlohmann::json& json) {
                  "completion",
                  field)
           .about({field});
+  return {};
+}
+
+// A session that is only restored runs as it was saved.
+Status check_restore(const nlohmann::json& json) {
+  if (const auto kv = json.find("kv"); kv != json.end() && kv->is_object())
+    for (const auto& [field, name] :
+         {std::pair{"policy", "kv.policy"}, std::pair{"codec", "kv.codec"}, std::pair{"demote", "kv.demote"}})
+      if (kv->contains(field))
+        return invalid_argument("a session keeps its policy and codec, so '{}' has no effect; omit it", name)
+            .about({name});
   return {};
 }
 
@@ -121,10 +135,9 @@ Status in_body(const Status& status) {
                                                     "logit_bias",
                                                     "priority"};
   if (status.ok()) return status;
-  if (std::ranges::find(status.settings(), "kv_memory") != status.settings().end() &&
-      !status.message().ends_with(kOfServer)) {
-    return in_body(status.with_message(status.message() + std::string(kOfServer)));
-  }
+  for (const auto& [setting, said] : kOfServer)
+    if (std::ranges::find(status.settings(), setting) != status.settings().end() && !status.message().ends_with(said))
+      return in_body(status.with_message(status.message() + std::string(said)));
   for (const std::string_view setting : status.settings()) {
     for (const auto& [engine, body] : kOtherNames)
       if (engine == setting) return Status(status).about({body});
@@ -146,6 +159,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     if (!common.session.empty()) {
       ready.restores_only = !json.contains("prompt") && !json.contains("messages");
       KVASIR_RETURN_IF_ERROR(check_session_route(json));
+      if (ready.restores_only) KVASIR_RETURN_IF_ERROR(check_restore(json));
       if (const auto named = json.find("session"); named != json.end() && !named->is_null() && *named != common.session)
         return invalid_argument("the path names the session '{}', and 'session' another; omit 'session'",
                                 common.session)

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "base/status.h"
+#include "retention/registry.h"
 
 namespace kvasir::server {
 namespace {
@@ -119,6 +120,7 @@ void SessionDesk::open(const SessionName& name, const SessionOptions& fresh, boo
 }
 
 void SessionDesk::make(const SessionOptions& fresh, std::function<void(Result<OpenedSession>)> done) {
+  if (const Status saveable = check_saveable(fresh.policy); !saveable.ok()) return done(saveable);
   const auto question = [this, fresh, done](Engine& engine) {
     const auto made = std::make_shared<Result<OpenedSession>>(OpenedSession());
     Result<std::unique_ptr<Session>> session = engine.new_session(fresh);

@@ -54,6 +54,12 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
             std::string::npos)
       << bounded.err;
   EXPECT_NE(bounded.err.find("kvasir: tokens 4 to "), std::string::npos) << bounded.err;
+  const Finished demoted = run_model(
+      {"-f", text, "-p", "Why?", "-n", "1", "--kv", "streaming:sinks=4,window=60", "--demote", "q4"});
+  EXPECT_NE(demoted.err.find("are demoted (streaming:sinks=4,window=60@demote=q4): each token reads again"),
+            std::string::npos)
+      << demoted.err;
+  EXPECT_EQ(demoted.err.find("no answer can draw on them"), std::string::npos) << demoted.err;
   const Finished whole = run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", "full"});
   EXPECT_EQ(whole.err.find("forgotten"), std::string::npos) << whole.err;
 }

@@ -165,6 +165,9 @@ TEST_F(Errors, RunOptionsThatExcludeEachOther) {
            2,
            "--save keeps one continuation; omit --samples and --beams"},
           {{"--samples", "2", "--save", session}, 2, "--save keeps one continuation; omit --samples and --beams"},
+          {{"--load", session, "--demote", "q4"},
+           2,
+           "--load takes the policy from the file, which demotes nothing; omit --demote"},
           {{"--load", session, "--kv", "full"},
            2,
            "--load takes policy, page type, page size and chunk from the file; omit --kv, --kv-type, --page and "

@@ -30,6 +30,10 @@ TEST_F(ErrorsSave, Places) {
           refused({"--load", ""}, "--load needs the name of a file"),
           refused({"--save", folder()}, "'" + folder() + "'" + irregular),
           refused({"--save", fifo}, "'" + fifo + "'" + irregular),
+          // Found before anything is read.
+          refused({"--save", file("new"), "--kv", "streaming:cap=64", "--demote", "q4"},
+                  "a session under 'streaming:sinks=4,window=60@demote=q4' cannot be saved: session files do not hold "
+                  "demoted tokens; run it without demote [--demote, --kv]"),
           refused({"--save", file("to-fifo")}, "'" + file("to-fifo") + "'" + irregular),
           refused({"--save", "/dev/null"}, "'/dev/null'" + irregular),
           refused({"--save", dangling}, "cannot follow '" + dangling + "': No such file or directory"),

@@ -128,7 +128,7 @@ TEST(RequestCodecs, WhatIsNotAllowedIsRefusedWithWhatIs) {
   EXPECT_EQ(refusal("q2").message(), "the KV codec 'q2' is not allowed here; choose one of these: q8; q4; k=q8,v=q4");
   EXPECT_EQ(refusal("q2").settings(), std::vector<std::string_view>{"codec"});
   EXPECT_EQ(refusal("q8,recent=64").code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(refusal("q7").message(), "unknown KV type 'q7'; the types are: f32, f16, bf16, q8, q4, q4o, q3, q2");
+  EXPECT_EQ(refusal("q7").message(), "'q7' is no KV codec; choose one of these: q8; q4; k=q8,v=q4");
   EXPECT_EQ(refusal("q7").settings(), std::vector<std::string_view>{"codec"});
   EXPECT_EQ(engine->new_session({.policy = "full", .codec = "f16"}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(engine->plan({.policy = "full", .codec = "f16", .prompt = 10}).status().code(),

@@ -335,6 +335,29 @@ TEST(RequestPlans, CountTheWholePagesOfAPromptOnce) {
   EXPECT_GT(most, plan->bytes - plan->bytes / 8);
 }
 
+// What a policy demotes grows with the text: a short one runs where one of the whole context has no room.
+TEST(RequestPlans, DemotingRequestsAreHeldToTheirOwnLength) {
+  const std::string policy = "streaming:sinks=4,window=28@demote=q4";
+  const std::uint64_t context = open_engine()->plan({.policy = policy, .prompt = 400, .max_tokens = 10})->bytes;
+  const auto engine = open_engine(context / 2);
+  ASSERT_TRUE(engine->new_session({.policy = "streaming:sinks=4,window=28"}).ok());
+  EXPECT_FALSE(engine->plan({.policy = policy, .prompt = 400, .max_tokens = 10})->refusal.ok());
+  const Result<RequestPlan> plan = engine->plan({.policy = policy, .prompt = 60, .max_tokens = 10});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_TRUE(plan->refusal.ok()) << plan->refusal.message();
+  RequestOptions options;
+  options.policy = policy;
+  options.tokens.assign(60, 100);
+  options.generate = greedy(10);
+  options.generate.ignore_eos = true;
+  const Result<RequestId> id = engine->submit(options);
+  ASSERT_TRUE(id.ok()) << id.status().message();
+  EXPECT_LE(result_of(run(*engine), *id).kv.bytes_peak, plan->bytes);
+  options.tokens.assign(400, 100);
+  const Result<RequestId> whole = engine->submit(options);
+  EXPECT_EQ(whole.status().code(), StatusCode::kResourceExhausted);
+}
+
 TEST(RequestPlans, SayHowMuchHasRoom) {
   const auto engine = open_engine(1 * kMiB);
   ASSERT_TRUE(engine->new_session({.policy = "full"}).ok());

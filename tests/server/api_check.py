@@ -305,7 +305,7 @@ def check_codecs(kvasir, model):
                 assert (got["kv"]["cached"] > 0) == again and (again or got["kv"]["cache_miss"] == miss), (codec, got["kv"])
         message = refused(server, "/v1/completions", {**body, "kv": {"codec": "q4"}}, "kv.codec")
         assert message == "the KV codec 'q4' is not allowed here; choose one of these: f16; q8; k=q8,v=q4; q2", message
-        assert "unknown KV type 'x'" in refused(server, "/v1/kv/plan", {"prompt_tokens": 5, "kv": {"codec": "x"}}, "kv.codec")
+        assert "'x' is no KV codec; choose one of these" in refused(server, "/v1/kv/plan", {"prompt_tokens": 5, "kv": {"codec": "x"}}, "kv.codec")
         assert "string" in refused(server, "/v1/completions", {**body, "kv": {"codec": 8}}, "kv.codec")
         assert server.end() == 0
     finally:

@@ -129,9 +129,17 @@ def check_refusals(kvasir, model, folder):
             refused(route, {"prompt": "x", field: value}, field)
         refused(route, {"prompt": "x", "session": "other"}, "session")
         refused(chat, {"prompt": ["x", "y"], "session": "tale"}, "prompt")
+        # Session files hold nothing that is demoted.
+        for kv, param in (({"policy": "streaming:cap=64", "demote": "q4"}, "kv.demote"),
+                          ({"policy": "streaming:cap=64@demote=q4"}, "kv.demote"), ({"codec": "q9"}, "kv.codec")):
+            refused(route, {"prompt": "x", "kv": kv}, param)
+            refused(chat, {"prompt": "x", "session": "tale", "kv": kv}, param)
         assert client.ask("GET", route)[0] == 404
         status, _, got = client.ask("POST", route, {"prompt": "x", "stream": False, "n": 1, "max_tokens": 0})
         assert status == 200, got
+        for field, value in (("policy", "full"), ("codec", "f16"), ("demote", "off")):
+            refused(route, {"kv": {field: value}}, "kv." + field)
+        assert client.ask("POST", route, {})[0] == 200
         refused(chat, {"prompt": "x", "session": "tale", "kv": {"pin": True}}, "kv.pin")
         refused(chat, {"prompt": "x", "session": "tale", "kv": {"ttl": 60}}, "kv.ttl")
         hints = {"protocol_version": "0.1", "actions": [{"action_id": "1", "action_type": "pin"}]}

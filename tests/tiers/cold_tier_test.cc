@@ -135,7 +135,7 @@ TEST(ColdTier, HoldsNoMoreThanItMay) {
   tier.settle();
   EXPECT_EQ(first->state(), ColdBlock::State::kWritten);
   ASSERT_EQ(second->state(), ColdBlock::State::kFailed);
-  EXPECT_THAT(std::string(second->status().message()), ::testing::HasSubstr("may have 1000 bytes, and 600 are in use"));
+  EXPECT_THAT(std::string(second->status().message()), ::testing::HasSubstr("may have 1000 bytes, 600 are in use"));
   first.reset();
   EXPECT_EQ(tier.used(), 0u);
   auto third = tier.write(std::vector<std::byte>(600), 200, &waited);
