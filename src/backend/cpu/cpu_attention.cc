@@ -6,6 +6,7 @@
 
 #include "backend/attention_mass.h"
 #include "backend/cpu/cpu_backend_impl.h"
+#include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/encode_page.h"
 #include "base/check.h"
 
@@ -513,41 +514,24 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   kernels_.attend(run, into);
 }
 
-// A state is added to entry by entry, so entries whose rows are brought together first, each in a page at the slots
-// that it would have in its table, give the bits that they would give there.
+// Attends to entries whose rows lie apart first, then to the others: a state is added to entry by entry, in order.
 void CpuAttention::attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
                                    const AttentionState& into) const {
-  thread_local AlignedBuffer<std::byte> room;
+  const std::byte* rows[kPartialEntries * 64];
+  ApartEntry entries[kPartialEntries];
   const PageFormat& format = *run.formats[0];
-  if (room.size() < format.bytes()) std::fill_n(room.ensure(format.bytes()), format.bytes(), std::byte{0});
   const auto slots = static_cast<std::uint32_t>(format.slots);
-  const auto part_of = [&](int first, int count) {
-    AttentionPartial of = run;
-    of.entries = count;
-    of.pages += first;
-    of.formats += first;
-    of.masks += first;
-    if (of.weights != nullptr) {
-      of.weights += static_cast<std::ptrdiff_t>(first) * of.slots;
-      of.weight_maxima += first;
-    }
-    return of;
-  };
+  int count = 0;
   for (int e = 0; e < apart; ++e) {
     const std::uint32_t entry = part.begin + static_cast<std::uint32_t>(e);
-    std::uint32_t at = batch.apart_first[entry];
-    for (SlotMask left = batch.frames[part.frame].entries[entry].live; left != 0; left &= left - 1, ++at) {
-      const std::uint32_t row = batch.apart_rows[at];
-      store_->place_row(format,
-                        store_->data(batch.apart_pages[row / slots]) + std::size_t{row % slots} * format.row_bytes(),
-                        std::countr_zero(left), room.data());
-    }
-    AttentionPartial one = part_of(e, 1);
-    const std::byte* page = room.data();
-    one.pages = &page;
-    kernels_.attend(one, into);
+    const SlotMask live = batch.frames[part.frame].entries[entry].live;
+    entries[e] = {live, rows + count};
+    const std::uint32_t* row = batch.apart_rows.data() + batch.apart_first[entry];
+    for (int i = std::popcount(live); i > 0; --i, ++row)
+      rows[count++] = store_->data(batch.apart_pages[*row / slots]) + std::size_t{*row % slots} * format.row_bytes();
   }
-  if (apart < run.entries) kernels_.attend(part_of(apart, run.entries - apart), into);
+  kernels_.attend_apart(entries_of_partial(run, 0, apart), entries, into);
+  if (apart < run.entries) kernels_.attend(entries_of_partial(run, apart, run.entries - apart), into);
 }
 
 void CpuAttention::finish_task(const Task& task) {

@@ -16,26 +16,7 @@ void gather_key(const std::byte* page, int slots, int slot, int dim, std::byte* 
     std::memcpy(row, from, kBytes);
 }
 
-template <std::size_t kBytes>
-void scatter_key(const std::byte* row, int slots, int slot, int dim, std::byte* page) {
-  std::byte* to = page + static_cast<std::size_t>(slot) * kBytes;
-  for (int d = 0; d < dim; ++d, to += static_cast<std::size_t>(slots) * kBytes, row += kBytes)
-    std::memcpy(to, row, kBytes);
-}
-
 }  // namespace
-
-void CpuPageStore::place_row(const PageFormat& format, const std::byte* row, int slot, std::byte* page) const {
-  const std::size_t key = kv_type_bytes(format.key);
-  if (key == 2) {
-    scatter_key<2>(row, format.slots, slot, format.head_dim, page);
-  } else {
-    scatter_key<4>(row, format.slots, slot, format.head_dim, page);
-  }
-  const std::size_t value = value_bytes(format);
-  std::memcpy(page + values_offset(format) + static_cast<std::size_t>(slot) * value,
-              row + key * static_cast<std::size_t>(format.head_dim), value);
-}
 
 void CpuPageStore::read_rows(PageId page, int first, int count, std::byte* out) const {
   const PageFormat& of = format(page);

@@ -60,8 +60,6 @@ class CpuPageStore final : public PageStore {
   void read_rows(PageId page, int first, int count, std::byte* out) const override;  // cpu_page_rows.cc
   void write_rows(PageId page, int first, int count, const std::byte* in) override;
   void put_row(PageId page, int row, const std::byte* in) override;
-  // Writes a page of rows' row into a slot of a page in the kernels' layout.
-  void place_row(const PageFormat& format, const std::byte* row, int slot, std::byte* page) const;
   void read(PageId page, std::span<std::byte> out) const override;
   void write(PageId page, std::span<const std::byte> in) override;
 

@@ -250,6 +250,7 @@ const KernelTable& generic_kernels() {
   static constexpr KernelTable table{"generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
                                      rms_norm,  layer_norm, swiglu,          gelu,        add,
                                      rope,      store_kv,   rotate_keys,     move_slots,  generic::attend,
+                                     generic::attend_apart,
                                      merge,     finish,     observe_weights, sum_weights, add_weights};
   return table;
 }

@@ -1,12 +1,15 @@
 // The specification of attention, in plain C++; of encoded pages: integer_products.h.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/generic.h"
 #include "backend/cpu/kernels/integer_products.h"
+#include "base/aligned_buffer.h"
 
 namespace kvasir::generic {
 namespace {
@@ -210,6 +213,26 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       state.maximum[query] = highest;
     }
   }
+}
+
+void attend_placed(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state,
+                   void (*attend)(const AttentionPartial& partial, const AttentionState& state)) {
+  thread_local AlignedBuffer<std::byte> room;
+  for (int e = 0; e < partial.entries; ++e) {
+    const PageFormat& format = *partial.formats[e];
+    if (room.size() < format.bytes()) std::fill_n(room.ensure(format.bytes()), format.bytes(), std::byte{0});
+    int at = 0;
+    for (SlotMask left = apart[e].slots; left != 0; left &= left - 1)
+      place_row(format, apart[e].rows[at++], std::countr_zero(left), room.data());
+    AttentionPartial one = entries_of_partial(partial, e, 1);
+    const std::byte* page = room.data();
+    one.pages = &page;
+    attend(one, state);
+  }
+}
+
+void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+  attend_placed(partial, apart, state, attend);
 }
 
 }  // namespace kvasir::generic

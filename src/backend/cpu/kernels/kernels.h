@@ -92,6 +92,13 @@ struct AttentionPartial {
   std::size_t weight_maximum_stride = 0;
 };
 
+// An entry whose live tokens are not in a page: rows[i] has the key and behind it the value, head_dim elements each, of
+// the token at the i-th slot in `slots`.
+struct ApartEntry {
+  SlotMask slots = 0;
+  const std::byte* const* rows = nullptr;
+};
+
 // What attend left of one query over all its partials.
 struct ObservedQuery {
   int entries = 0;
@@ -182,6 +189,11 @@ struct KernelTable {
 
   // Adds the entries of a partial to a state, entry by entry.
   void (*attend)(const AttentionPartial& partial, const AttentionState& state);
+
+  // As attend, of entries that lie apart, `apart` [entries]; the partial's pages are not read. The same bits as attend
+  // gives of pages with these rows at their slots. REQUIRES: formats not encoded; no mask with a slot that its entry
+  // lacks.
+  void (*attend_apart)(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
 
   // into = into merged with from; both of `queries` queries of head_dim.
   void (*merge)(const AttentionState& into, const AttentionState& from, int queries, int head_dim);

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "backend/page_format.h"
 #include "backend/page_sizes.h"
@@ -36,6 +37,25 @@ inline constexpr int kPlaneUnits = 32;  // of a block
 // Bytes of one token's value. REQUIRES: not encoded.
 [[gnu::always_inline]] inline std::size_t value_bytes(const PageFormat& format) {
   return kv_type_bytes(format.value) * static_cast<std::size_t>(format.head_dim);
+}
+
+// Writes a token's row, its key and behind it its value, to a slot of a page. REQUIRES: not encoded.
+[[gnu::always_inline]] inline void place_row(const PageFormat& format, const std::byte* row, int slot,
+                                             std::byte* page) {
+  const auto dims = static_cast<std::size_t>(format.head_dim);
+  const std::size_t key = kv_type_bytes(format.key);
+  const auto scatter = [&]<std::size_t kBytes>() {
+    std::byte* to = page + static_cast<std::size_t>(slot) * kBytes;
+    for (std::size_t d = 0; d < dims; ++d, to += static_cast<std::size_t>(format.slots) * kBytes)
+      std::memcpy(to, row + d * kBytes, kBytes);
+  };
+  if (key == 2) {
+    scatter.template operator()<2>();
+  } else {
+    scatter.template operator()<4>();
+  }
+  const std::size_t value = value_bytes(format);
+  std::memcpy(page + values_offset(format) + static_cast<std::size_t>(slot) * value, row + key * dims, value);
 }
 
 // Where the parts of an encoded side lie. Groups run along the rows for q8 keys, along the elements of a row otherwise.

@@ -83,6 +83,7 @@ struct Scene {
   std::vector<std::vector<float>> values;  // likewise
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
   std::vector<SlotMask> masks;  // [rows][entries]
+  bool apart = false;           // attend() gives the kernel rows apart in place of pages
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
@@ -157,8 +158,40 @@ struct Scene {
       partial.weight_maxima = exponentials->maxima_of(0) + begin;
       partial.weight_maximum_stride = exponentials->maximum_stride;
     }
-    table.attend(partial, state.view());
+    if (apart) {
+      attend_apart(table, partial, begin, state);
+    } else {
+      table.attend(partial, state.view());
+    }
     EXPECT_TRUE(state.intact());
+  }
+
+  // As table.attend, of rows that are taken out of the pages from `begin` on, all of what some row sees and some more.
+  void attend_apart(const KernelTable& table, AttentionPartial& partial, int begin, State& state) const {
+    const std::size_t key = kv_type_bytes(shape.key), value = kv_type_bytes(shape.value);
+    const auto dims = static_cast<std::size_t>(shape.head_dim);
+    const auto slots = static_cast<std::size_t>(shape.slots);
+    std::vector<std::unique_ptr<Fenced<std::byte>>> rows;
+    std::vector<std::vector<const std::byte*>> places(static_cast<std::size_t>(partial.entries));
+    std::vector<ApartEntry> entries_apart;
+    for (int e = 0; e < partial.entries; ++e) {
+      const std::byte* page = pages[static_cast<std::size_t>(begin + e)]->data();
+      SlotMask held = SlotMask{1} << (e % shape.slots);
+      for (int r = 0; r < partial.rows; ++r)
+        held |= partial.masks[static_cast<std::size_t>(r) * partial.mask_row_stride + static_cast<std::size_t>(e)];
+      auto& of_entry = places[static_cast<std::size_t>(e)];
+      for (std::size_t s = 0; s < slots; ++s) {
+        if ((held >> s & 1) == 0) continue;
+        auto row = std::make_unique<Fenced<std::byte>>((key + value) * dims, std::size_t{2});
+        for (std::size_t d = 0; d < dims; ++d) std::copy_n(page + (d * slots + s) * key, key, row->data() + d * key);
+        std::copy_n(page + dims * slots * key + s * dims * value, dims * value, row->data() + dims * key);
+        of_entry.push_back(row->data());
+        rows.push_back(std::move(row));
+      }
+      entries_apart.push_back({held, of_entry.data()});
+    }
+    partial.pages = nullptr;
+    table.attend_apart(partial, entries_apart.data(), state.view());
   }
 
   State attend_all(const KernelTable& table, int first, int count) const {

@@ -30,6 +30,45 @@ TEST_P(AttentionTest, IsTheSoftmaxOfEveryShape) {
   }
 }
 
+// Rows that lie apart give the bits of the pages that they were taken from, weights too.
+TEST_P(AttentionTest, RowsApartGiveTheBitsOfPages) {
+  Random random(31);
+  for (const KvType key : kKvTypes)
+    for (const KvType value : kKvTypes)
+      for (const int slots : {16, 32, 64})
+        for (const int head_dim : {16, 20, 64, 80, 128}) {
+          const int group = 1 + random.below(8);
+          Scene scene(table(), {head_dim, slots, key, value}, 1 + random.below(4), group, 1 + random.below(6), 2.0F,
+                      random);
+          SCOPED_TRACE(scene.describe());
+          State of_pages(scene.rows * group, head_dim), of_rows(scene.rows * group, head_dim);
+          Exponentials from_pages(scene.rows * group, scene.entries, slots);
+          Exponentials from_rows(scene.rows * group, scene.entries, slots);
+          scene.attend(table(), 0, scene.rows, 0, scene.entries, of_pages, &from_pages);
+          scene.apart = true;
+          scene.attend(table(), 0, scene.rows, 0, scene.entries, of_rows, &from_rows);
+          ASSERT_TRUE(of_pages.holds(of_rows, 0));
+          for (int query = 0; query < scene.rows * group; ++query)
+            for (int e = 0; e < scene.entries; ++e) {
+              const SlotMask live = scene.mask(query / group, e);
+              if (live == 0) continue;
+              const auto at = static_cast<std::size_t>(query);
+              ASSERT_EQ(from_pages.maxima_of(at)[e], from_rows.maxima_of(at)[e]);
+              for (int s = 0; s < slots; ++s) {
+                if ((live >> s & 1) == 0) continue;
+                ASSERT_EQ(from_pages.of(at)[e * slots + s], from_rows.of(at)[e * slots + s]);
+              }
+            }
+          // Entry by entry is one order, however they are divided.
+          State divided(scene.rows * group, head_dim);
+          const int half = scene.entries / 2;
+          scene.attend(table(), 0, scene.rows, 0, half, divided);
+          scene.apart = false;
+          scene.attend(table(), 0, scene.rows, half, scene.entries, divided);
+          ASSERT_TRUE(of_pages.holds(divided, 0));
+        }
+}
+
 TEST_P(AttentionTest, KeysAndValuesOfDifferentTypes) {
   Random random(12);
   for (const KvType key : kKvTypes) {

@@ -1,4 +1,5 @@
 #include "backend/cpu/kernels/avx2/attention_parts.h"
+#include "backend/cpu/kernels/generic.h"
 
 namespace kvasir::avx2 {
 namespace {
@@ -31,6 +32,83 @@ void attend_type(const AttentionPartial& partial, const AttentionState& state) {
                [&]<int kQueries>(int first) { attend_block<kType, kQueries>(partial, state, first); });
 }
 
+// Turns eight vectors of eight lanes into those of their first lanes, of their second, and so on.
+[[gnu::always_inline]] inline void transpose8(__m256 (&x)[8]) {
+  __m256 pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    x[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+// Scores of a block with the tokens of an entry that lie apart, [kQueries][64]; other slots stay as they are. Each sums
+// over the dimensions in order, as page_scores does.
+template <KvType kType, int kQueries>
+[[gnu::always_inline]] inline void apart_scores(const ApartEntry& entry, int dim, const float* q, float* score) {
+  const int tokens = __builtin_popcountll(entry.slots);
+  SlotMask left = entry.slots;
+  for (int begin = 0; begin < tokens; begin += 8) {
+    const std::byte* rows[8];
+    for (int r = 0; r < 8; ++r) rows[r] = entry.rows[begin + r < tokens ? begin + r : tokens - 1];
+    __m256 sum[kQueries];
+    for (int i = 0; i < kQueries; ++i) sum[i] = _mm256_setzero_ps();
+    for (int d = 0; d < dim; d += 8) {
+      __m256 keys[8];
+      for (int r = 0; r < 8; ++r) keys[r] = load8<kType>(rows[r] + static_cast<std::size_t>(d) * kElementBytes<kType>);
+      transpose8(keys);
+      for (int j = 0; j < 8; ++j)
+        for (int i = 0; i < kQueries; ++i)
+          sum[i] = _mm256_fmadd_ps(_mm256_broadcast_ss(q + (d + j) * kQueries + i), keys[j], sum[i]);
+    }
+    alignas(32) float of_rows[kQueries][8];
+    for (int i = 0; i < kQueries; ++i) _mm256_store_ps(of_rows[i], sum[i]);
+    for (int r = 0; r < 8 && left != 0; ++r, left &= left - 1)
+      for (int i = 0; i < kQueries; ++i) score[i * 64 + __builtin_ctzll(left)] = of_rows[i][r];
+  }
+}
+
+// As attend_block, of entries that lie apart.
+template <KvType kType, int kQueries>
+void attend_apart_block(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state,
+                        int first) {
+  const int dim = partial.head_dim;
+  alignas(32) float q[kMaxHeadDim * kQueries];
+  alignas(32) float weight[kQueries * 64];
+  alignas(32) float score[kQueries * 64] = {};
+  float keep[kQueries];
+  const QueryBlock<kQueries> block(partial, state, first);
+  for (int i = 0; i < kQueries; ++i)
+    for (int d = 0; d < dim; ++d) q[d * kQueries + i] = block.q[i][d];
+  for (int e = 0; e < partial.entries; ++e) {
+    SlotMask live[kQueries];
+    if (!block.live(e, live)) continue;
+    apart_scores<kType, kQueries>(apart[e], dim, q, score);
+    weigh<kQueries>(partial, state, first, block, e, live, score, weight, keep);
+    const std::byte* values[64];
+    const std::byte* const* row = apart[e].rows;
+    for (SlotMask left = apart[e].slots; left != 0; left &= left - 1)
+      values[__builtin_ctzll(left)] = *row++ + static_cast<std::size_t>(dim) * kElementBytes<kType>;
+    for (int offset = 0; offset < dim; offset += 16)
+      add_values<kType, kQueries>([&](int s) { return values[s]; }, live, weight, keep, block.weighted, offset);
+  }
+}
+
+template <KvType kType>
+void attend_apart_type(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+  query_blocks(partial.rows * partial.group, [&]<int kQueries>(int first) {
+    attend_apart_block<kType, kQueries>(partial, apart, state, first);
+  });
+}
+
 }  // namespace
 
 void attend(const AttentionPartial& partial, const AttentionState& state) {
@@ -43,6 +121,20 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       case KvType::kF16: return attend_type<KvType::kF16>(part, state);
       case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
       default: return attend_type<KvType::kF32>(part, state);
+    }
+  });
+}
+
+void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+  if (partial.head_dim % 16 != 0) return generic::attend_placed(partial, apart, state, attend);
+  attend_runs(partial, [&](const AttentionPartial& part) {
+    const PageFormat& format = **part.formats;
+    const ApartEntry* of_part = apart + (part.formats - partial.formats);
+    if (format.key != format.value) return generic::attend_placed(part, of_part, state, attend);
+    switch (format.key) {
+      case KvType::kF16: return attend_apart_type<KvType::kF16>(part, of_part, state);
+      case KvType::kBF16: return attend_apart_type<KvType::kBF16>(part, of_part, state);
+      default: return attend_apart_type<KvType::kF32>(part, of_part, state);
     }
   });
 }

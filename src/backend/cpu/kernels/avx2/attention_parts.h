@@ -24,13 +24,13 @@ template <KvType kType, int kQueries>
   }
 }
 
-// weighted[i][0 .. 16) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in order. A slot
-// that only some of the queries see is not even added as zero to the others: zero times infinity, and zero added to -0,
+// weighted[i][0 .. 16) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in order, where
+// value_of(s) is a slot's value. A slot that only some of the queries see is not even added as zero to the others: zero times infinity, and zero added to -0,
 // would tell that somebody beside them saw it.
-template <KvType kType, int kQueries>
-[[gnu::always_inline]] inline void add_values(const std::byte* values, std::size_t value_bytes,
-                                              const SlotMask (&live)[kQueries], const float* weight, const float* keep,
-                                              float* const* weighted, int offset) {
+template <KvType kType, int kQueries, class ValueOf>
+[[gnu::always_inline]] inline void add_values(const ValueOf& value_of, const SlotMask (&live)[kQueries],
+                                              const float* weight, const float* keep, float* const* weighted,
+                                              int offset) {
   __m256 sum[kQueries][2];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < 2; ++v)
@@ -43,8 +43,7 @@ template <KvType kType, int kQueries>
   }
   for (; any != 0; any &= any - 1) {
     const int s = __builtin_ctzll(any);
-    const std::byte* at =
-        values + static_cast<std::size_t>(s) * value_bytes + static_cast<std::size_t>(offset) * kElementBytes<kType>;
+    const std::byte* at = value_of(s) + static_cast<std::size_t>(offset) * kElementBytes<kType>;
     const __m256 low = load8<kType>(at);
     const __m256 high = load8<kType>(at + 8 * kElementBytes<kType>);
     const bool seen_by_all = (all >> s & 1) != 0;
@@ -115,9 +114,10 @@ template <int kQueries>
 template <KvType kType, int kQueries>
 [[gnu::always_inline]] inline void add_all_values(const std::byte* values, int dim, const SlotMask (&live)[kQueries],
                                                   const float* weight, const float* keep, float* const* weighted) {
+  const std::size_t bytes = static_cast<std::size_t>(dim) * kElementBytes<kType>;
+  const auto value_of = [&](int s) { return values + static_cast<std::size_t>(s) * bytes; };
   for (int offset = 0; offset < dim; offset += 16)
-    add_values<kType, kQueries>(values, static_cast<std::size_t>(dim) * kElementBytes<kType>, live, weight, keep,
-                                weighted, offset);
+    add_values<kType, kQueries>(value_of, live, weight, keep, weighted, offset);
 }
 
 // Calls block<kQueries>(first) for blocks of queries that cover all.

@@ -23,6 +23,7 @@ void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int r
 void move_slots(const PageFormat& shape, const std::byte* from, SlotMask from_slots, std::byte* to, int to_slot,
                 int rotary, const float* cosine, const float* sine);
 void attend(const AttentionPartial& partial, const AttentionState& state);
+void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
 // REQUIRES: head_dim a multiple of 16; all formats encoded.
 void attend_encoded(const AttentionPartial& partial, const AttentionState& state);
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);

@@ -20,6 +20,7 @@ const KernelTable* avx2_kernels() {
     t.rotate_keys = avx2::rotate_keys;
     t.move_slots = avx2::move_slots;
     t.attend = avx2::attend;
+    t.attend_apart = avx2::attend_apart;
     t.merge = avx2::merge;
     t.observe_weights = avx2::observe_weights;
     t.sum_weights = avx2::sum_weights;

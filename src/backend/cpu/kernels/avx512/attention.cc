@@ -1,4 +1,5 @@
 #include "backend/cpu/kernels/avx512/attention_parts.h"
+#include "backend/cpu/kernels/generic.h"
 
 namespace kvasir::avx512 {
 namespace {
@@ -55,6 +56,10 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
       default: return attend_type<KvType::kF32>(part, state);
     }
   });
+}
+
+void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+  generic::attend_placed(partial, apart, state, attend);
 }
 
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim) {

@@ -19,6 +19,7 @@ const KernelTable* avx512_kernels() {
     t.rotate_keys = avx512::rotate_keys;
     t.move_slots = avx512::move_slots;
     t.attend = avx512::attend;
+    t.attend_apart = avx512::attend_apart;
     t.merge = avx512::merge;
     t.observe_weights = avx512::observe_weights;
     t.sum_weights = avx512::sum_weights;
