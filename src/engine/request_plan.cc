@@ -28,7 +28,10 @@ void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, cons
                   KvMemory* memory) {
   if (!keeps_all(policy, shape)) return;
   const std::int64_t columns = std::max<std::int64_t>(0, request.prompt - shape.recent) / shape.page.slots;
-  const auto pages = static_cast<std::uint64_t>((request.samples - 1) * columns * shape.lanes());
+  const auto samples = static_cast<std::uint64_t>(request.samples);
+  // Where pages are encoded, the peak may be a moment at which fewer are.
+  const std::uint64_t of_each = std::min(static_cast<std::uint64_t>(columns * shape.lanes()), memory->pages / samples);
+  const std::uint64_t pages = (samples - 1) * of_each;
   memory->pages -= pages;
   memory->table_bytes -= pages * PagePool::kPageOverhead;
   memory->bytes -= pages * (memory->page_bytes + PagePool::kPageOverhead);

@@ -335,6 +335,29 @@ TEST(RequestPlans, CountTheWholePagesOfAPromptOnce) {
   EXPECT_GT(most, plan->bytes - plan->bytes / 8);
 }
 
+// Whatever the codec and the lengths: no less than one sample takes, and no more than as many that share nothing.
+TEST(RequestPlans, OfSamplesAreBetweenOneAndAsManyThatShareNothing) {
+  EngineOptions options{.model = small_model(), .threads = 1, .kv_memory = 64 * kMiB};
+  options.kv_types = {"f16", "q4", "k=q8,v=q2,recent=64"};
+  const auto engine = std::move(*Engine::open(options));
+  ASSERT_TRUE(engine->new_session({.policy = "full"}).ok());
+  for (const std::string& codec : options.kv_types)
+    for (const char* policy : {"full", "streaming:sinks=4,window=60", "snapkv:budget=64", "h2o:budget=64"})
+      for (const std::int64_t prompt : {1, 31, 33, 200, 450})
+        for (const std::int64_t more : {0, 1, 40}) {
+          SCOPED_TRACE(codec + " " + policy + " " + std::to_string(prompt) + "+" + std::to_string(more));
+          PlanRequest request{.policy = policy, .codec = codec, .prompt = prompt, .max_tokens = more};
+          const std::uint64_t one = engine->plan(request)->bytes;
+          request.samples = 5;
+          const Result<RequestPlan> plan = engine->plan(request);
+          ASSERT_TRUE(plan.ok()) << plan.status().message();
+          EXPECT_GE(plan->bytes, one);
+          EXPECT_LE(plan->bytes, 5 * one);
+          EXPECT_EQ(plan->bytes, plan->pages * plan->page_bytes + plan->open_pages * plan->open_page_bytes +
+                                     plan->table_bytes + plan->policy_bytes);
+        }
+}
+
 // What a policy demotes grows with the text: a short one runs where one of the whole context has no room.
 TEST(RequestPlans, DemotingRequestsAreHeldToTheirOwnLength) {
   const std::string policy = "streaming:sinks=4,window=28@demote=q4";
