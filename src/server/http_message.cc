@@ -62,10 +62,6 @@ HttpRequest request_of(const HttpMessage& message) {
   return request;
 }
 
-std::string_view error_type(int status) {
-  return status < 500 || status == 505 ? "invalid_request_error" : "server_error";
-}
-
 std::string error_body(std::string_view message, std::string_view type, std::string_view code) {
   return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":{}}}}})", message, type,
                      code.empty() ? "null" : fmt::format("\"{}\"", code));

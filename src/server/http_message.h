@@ -37,7 +37,9 @@ HttpRequest request_of(const HttpMessage& message);
 
 // Returns an error in the API's form. The texts need no escapes.
 // The type of an error in the body of an answer with this status.
-std::string_view error_type(int status);
+constexpr std::string_view error_type(int status) {
+  return status < 500 || status == 505 ? "invalid_request_error" : "server_error";
+}
 std::string error_body(std::string_view message, std::string_view type, std::string_view code = {});
 
 // How an answer's body ends.
