@@ -35,11 +35,11 @@ std::string header_problem(const boost::system::error_code& error, const HttpMes
 // Returns the request of a message without its body; HttpRequest::address is empty.
 HttpRequest request_of(const HttpMessage& message);
 
-// Returns an error in the API's form. The texts need no escapes.
-// The type of an error in the body of an answer with this status.
+// Returns the type of an error in the body of an answer with this status.
 constexpr std::string_view error_type(int status) {
   return status < 500 || status == 505 ? "invalid_request_error" : "server_error";
 }
+// Returns an error in the API's form. The texts need no escapes.
 std::string error_body(std::string_view message, std::string_view type, std::string_view code = {});
 
 // How an answer's body ends.
