@@ -27,20 +27,13 @@ endif()
 
 # kvasir_module(NAME SOURCES a.cc b.cc DEPENDS base tensor): one folder of src/, one object library. A module sees the
 # headers of the modules it depends on by convention; tests/structure enforces it. COLD: no code of it takes a noticeable
-# part of any run, so it is compiled quickly rather than well. Sanitizers make such code long, and -O0 compiles it in two
-# thirds of the time of -O1 then; without them -O1 is as fast. COOL: -O1 with sanitizers too.
-set(KVASIR_COLD_FLAGS -O1)
-if(KVASIR_SANITIZE)
-  set(KVASIR_COLD_FLAGS -O0)
-endif()
+# part of any run, so it is compiled quickly rather than well.
 function(kvasir_module name)
-  cmake_parse_arguments(ARG "COLD;COOL" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG COLD "" "SOURCES;DEPENDS" ${ARGN})
   add_library(kvasir_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(kvasir_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(kvasir_${name} PRIVATE kvasir_options fmt::fmt)
   if(ARG_COLD)
-    target_compile_options(kvasir_${name} PRIVATE ${KVASIR_COLD_FLAGS})
-  elseif(ARG_COOL)
     target_compile_options(kvasir_${name} PRIVATE -O1)
   endif()
   set_property(GLOBAL APPEND PROPERTY KVASIR_MODULES ${name})
