@@ -268,6 +268,27 @@ TEST_F(PrefixTiersTest, RequestsShareAFetch) {
   EXPECT_TRUE(std::ranges::any_of(ids, [&](RequestId id) { return second.result(id).cached_from == "redis"; }));
 }
 
+// While one request asks a store that has nothing, another computes the same tokens: they come from memory's pages.
+TEST_F(PrefixTiersTest, WhatWasComputedDuringAFetchComesFromPages) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  Process process(model, far(content));
+  process.run(request("full", 300, 2));  // from now on the store is fast
+  process.settle(1);
+  content->milliseconds = 200;
+  RequestOptions longer = request("full", 200);
+  const auto more = random_tokens(500, tier_spec().vocab, 50);
+  longer.tokens.insert(longer.tokens.end(), more.begin(), more.end());
+  const RequestId id = process.add(longer);
+  ASSERT_TRUE(process.queue().poll().ok());
+  EXPECT_EQ(process.queue().sequence_of(id, 0), nullptr) << "it waits for the store's answer";
+  process.add(request("full", 200));  // less than a part: asks for nothing
+  process.run_to_end();
+  EXPECT_EQ(process.report().loads, 0);
+  EXPECT_GT(process.result(id).cached, 0);
+  EXPECT_EQ(process.result(id).cached_from, "pages");
+}
+
 // Each write and each read goes wrong once; then all of them do. It costs time alone, and what is found is right.
 TEST_F(PrefixTiersTest, EveryWriteAndEveryReadFailsOnce) {
   const auto model = load_model_of();
