@@ -38,13 +38,18 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
                   std::int64_t context) {
   const std::int64_t left = context_left(policy, place, context);
   const PolicyTraits& traits = policy.traits();
-  if (policy.context_use() == ContextUse::kText && rest > left)
+  if (policy.context_use() == ContextUse::kText && rest > left) {
+    const bool original = traits.positions == PositionMode::kOriginal;
     return exhausted(
-               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use a "
-               "policy that forgets, such as streaming, or a shorter text",
-               rest, traits.spec, traits.positions == PositionMode::kOriginal ? "their positions" : "all of them",
-               context, std::max<std::int64_t>(0, left))
+               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use {}, "
+               "or a shorter text",
+               rest, traits.spec, original ? "their positions" : "all of them", context,
+               std::max<std::int64_t>(0, left),
+               traits.demotion ? "a policy with pos=compact, without demotion"
+               : original      ? "a policy with pos=compact, such as streaming"
+                               : "a policy that forgets, such as streaming")
         .about({"policy"});
+  }
   if (policy.context_use() == ContextUse::kHeld && traits.holds_prompts && rest > left)
     return exhausted(
                "the text has {} tokens, but policy '{}' holds all of a prompt until its end, and the model's context "

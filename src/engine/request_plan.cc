@@ -37,10 +37,13 @@ void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, cons
   memory->bytes -= pages * (memory->page_bytes + PagePool::kPageOverhead);
 }
 
-// Returns how many of `most` tokens behind a prompt the whole cache holds, under a policy without a bound.
+// Returns how many of `most` tokens behind a prompt the whole cache holds at most, under a policy without a bound.
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
   const auto fits = [&](std::int64_t tokens) {
+    // How much is demoted is not known before: a request is refused for what it takes at the least.
+    if (place.policy->traits().demotion)
+      return check_prompt(shape, *place.policy, {}, 0, tokens, place.chunk, kUnlimitedContext, place.bytes).ok();
     return least_kv_bytes(shape, *place.policy, most_held(*place.policy, tokens)) <= place.bytes &&
            memory_of(shape, place, prompt, tokens, 1).bytes <= place.bytes;
   };

@@ -241,19 +241,17 @@ Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
 }  // namespace
 
 Status check_saveable(std::string_view spec) {
-  const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
-  if (!policy.ok()) return {};
-  const PolicyTraits& traits = (*policy)->traits();
-  if (traits.demotion)
+  if (split_demotion(spec).demotion)
     return unsupported(
                "a session under '{}' cannot be saved: session files do not hold demoted tokens; run it without demote",
-               traits.spec)
+               spec)
         .about({"demote", "policy"});
-  if (traits.offloads)
+  const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
+  if (policy.ok() && (*policy)->traits().offloads)
     return unsupported(
                "a session under '{}' cannot be saved: session files do not hold offloaded keys and values; run it with "
                "offload=off",
-               traits.spec)
+               spec)
         .about({"policy"});
   return {};
 }

@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "retention/demotion.h"
+#include "retention/registry.h"
 
 namespace kvasir::server {
 namespace {
@@ -45,6 +46,22 @@ HttpFields retry_fields(int http) {
   HttpFields fields;
   if (http == 429 || http == 503) fields.emplace_back("Retry-After", "1");
   return fields;
+}
+
+// What a request makes where it names a session that there is not yet. Errors: session files could not hold it; the
+// message says what to send instead.
+Result<SessionOptions> fresh_session(const RequestOptions& options, const std::string& servers) {
+  SessionOptions fresh{.policy = with_demotion(options.policy.empty() ? servers : options.policy, options.demote),
+                       .codec = options.codec};
+  const Status saveable = check_saveable(fresh.policy);
+  if (saveable.ok()) return fresh;
+  const bool demotes = split_demotion(fresh.policy).demotion.has_value();
+  if (demotes && !options.demote.empty()) return Status(saveable).about({"demote"});
+  if (!options.policy.empty()) return Status(saveable).about({"policy"});
+  return unsupported("sessions cannot be saved under '{}', the default of this server: session files do not hold {}; {}",
+                     servers, demotes ? "demoted tokens" : "offloaded keys and values",
+                     demotes ? R"("kv":{"demote":"off"} turns demotion off)"
+                             : R"(name another policy in "kv":{"policy":...})");
 }
 
 }  // namespace
@@ -120,10 +137,7 @@ void Flight::prepared() {
                       .about({"session"}),
                   "session_busy", "session_busy");
   at_desk_ = true;
-  const SessionOptions fresh{
-      .policy = with_demotion(options.policy.empty() ? deck_.policy : options.policy, options.demote),
-      .codec = options.codec};
-  deck_.sessions->open(name_, fresh, !ready_.restores_only,
+  deck_.sessions->open(name_, fresh_session(options, deck_.policy), !ready_.restores_only,
                        [self = shared_from_this()](Result<OpenedSession> opened) { self->opened(std::move(opened)); });
 }
 

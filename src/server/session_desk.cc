@@ -9,7 +9,6 @@
 #include <system_error>
 
 #include "base/status.h"
-#include "retention/registry.h"
 
 namespace kvasir::server {
 namespace {
@@ -100,7 +99,7 @@ SessionDesk::SessionDesk(StepThread& steps, SessionStore store)
       store_(std::move(store)),
       disk_({.post = [&steps](std::function<void()> function) { steps.post(std::move(function)); }}) {}
 
-void SessionDesk::open(const SessionName& name, const SessionOptions& fresh, bool create,
+void SessionDesk::open(const SessionName& name, const Result<SessionOptions>& fresh, bool create,
                        std::function<void(Result<OpenedSession>)> done) {
   const auto opened = std::make_shared<Result<OpenedSession>>(no_such_session());
   const Status queued = disk_.run(
@@ -119,11 +118,11 @@ void SessionDesk::open(const SessionName& name, const SessionOptions& fresh, boo
   if (!queued.ok()) done(queued);
 }
 
-void SessionDesk::make(const SessionOptions& fresh, std::function<void(Result<OpenedSession>)> done) {
-  if (const Status saveable = check_saveable(fresh.policy); !saveable.ok()) return done(saveable);
-  const auto question = [this, fresh, done](Engine& engine) {
+void SessionDesk::make(const Result<SessionOptions>& fresh, std::function<void(Result<OpenedSession>)> done) {
+  if (!fresh.ok()) return done(fresh.status());
+  const auto question = [this, options = *fresh, done](Engine& engine) {
     const auto made = std::make_shared<Result<OpenedSession>>(OpenedSession());
-    Result<std::unique_ptr<Session>> session = engine.new_session(fresh);
+    Result<std::unique_ptr<Session>> session = engine.new_session(options);
     if (session.ok()) {
       (*made)->kv = (*session)->kv();
       (*made)->session = std::move(*session);

@@ -47,9 +47,9 @@ class SessionDesk {
   void give_back(const SessionName& name) { taken_.erase(name); }
 
   // Opens the session, or makes it as `fresh` says if there is none and `create`; then one more turn of it could be
-  // saved now. Errors: as Engine::open_session, new_session and SessionStore::check_room; kResourceExhausted also where
-  // too many calls wait. REQUIRES: taken.
-  void open(const SessionName& name, const SessionOptions& fresh, bool create,
+  // saved now. Errors: that of `fresh` where it is needed; as Engine::open_session, new_session and
+  // SessionStore::check_room; kResourceExhausted also where too many calls wait. REQUIRES: taken.
+  void open(const SessionName& name, const Result<SessionOptions>& fresh, bool create,
             std::function<void(Result<OpenedSession>)> done);
   // Writes the session, unless nobody wants it any more (kCancelled). `wanted` is called on the desk's thread. The
   // result is the file's bytes. Errors: as SessionStore and Session::save. REQUIRES: taken; nothing else uses the
@@ -64,7 +64,7 @@ class SessionDesk {
   StepThread& steps() { return steps_; }
 
  private:
-  void make(const SessionOptions& fresh, std::function<void(Result<OpenedSession>)> done);
+  void make(const Result<SessionOptions>& fresh, std::function<void(Result<OpenedSession>)> done);
   Result<std::uint64_t> write(const SessionName& name, const Session& session,
                               const std::function<bool()>& wanted) const;
 

@@ -379,6 +379,12 @@ TEST(RequestPlans, DemotingRequestsAreHeldToTheirOwnLength) {
   options.tokens.assign(400, 100);
   const Result<RequestId> whole = engine->submit(options);
   EXPECT_EQ(whole.status().code(), StatusCode::kResourceExhausted);
+  // A prompt that a plan refuses is refused, and no other.
+  for (std::int64_t tokens = 40; tokens <= 400; tokens += 20) {
+    options.tokens.assign(static_cast<std::size_t>(tokens), 100);
+    const auto planned = engine->plan({.policy = policy, .prompt = tokens, .max_tokens = 0});
+    EXPECT_EQ(planned->refusal.ok(), engine->submit(options).ok()) << tokens << ": " << planned->refusal.message();
+  }
 }
 
 TEST(RequestPlans, SayHowMuchHasRoom) {

@@ -113,6 +113,24 @@ def check_deletion(kvasir, model, folder):
         assert server.end() == 0
 
 
+def check_default_that_demotes(kvasir, model, folder):
+    """Where the server's own policy demotes, a session that names none hears how it can be kept all the same."""
+    root = pathlib.Path(folder, "default")
+    with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root), "--kv", "streaming:cap=64",
+                    "--demote", "q4") as server:
+        client = Client(server)
+        for body in ({}, {"kv": {}}):
+            status, _, got = client.ask("POST", "/v1/sessions/tale", {"prompt": "x", **body})
+            assert status == 400 and got["error"]["param"] is None, (status, got)
+            assert '"kv":{"demote":"off"}' in got["error"]["message"], got
+        status, _, got = client.ask("POST", "/v1/sessions/tale", {"prompt": "x", "kv": {"demote": "q4"}})
+        assert status == 400 and got["error"]["param"] == "kv.demote", (status, got)
+        status, _, got = client.ask("POST", "/v1/sessions/tale", {"prompt": "x", "kv": {"demote": "off"}})
+        assert status == 200, (status, got)
+        assert client.ask("POST", "/v1/sessions/tale", {"prompt": " y"})[0] == 200, "what there is keeps its policy"
+        assert server.end() == 0
+
+
 def check_refusals(kvasir, model, folder):
     """Limits are found before anything is computed, and are no context_length_exceeded."""
     root = pathlib.Path(folder, "limits")
@@ -130,8 +148,8 @@ def check_refusals(kvasir, model, folder):
         refused(route, {"prompt": "x", "session": "other"}, "session")
         refused(chat, {"prompt": ["x", "y"], "session": "tale"}, "prompt")
         # Session files hold nothing that is demoted.
-        for kv, param in (({"policy": "streaming:cap=64", "demote": "q4"}, "kv.demote"),
-                          ({"policy": "streaming:cap=64@demote=q4"}, "kv.demote"), ({"codec": "q9"}, "kv.codec")):
+        for kv, param in (({"policy": "streaming:cap=64", "demote": "q4"}, "kv.demote"), ({"demote": "q4"}, "kv.demote"),
+                          ({"policy": "streaming:cap=64@demote=q4"}, "kv.policy"), ({"codec": "q9"}, "kv.codec")):
             refused(route, {"prompt": "x", "kv": kv}, param)
             refused(chat, {"prompt": "x", "session": "tale", "kv": kv}, param)
         assert client.ask("GET", route)[0] == 404
@@ -227,7 +245,7 @@ def check_folder(kvasir, model, folder):
 
 def main(kvasir, model):
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_quotas, check_deletion, check_refusals, check_folder):
+        for check in (check_quotas, check_deletion, check_default_that_demotes, check_refusals, check_folder):
             began = time.time()
             check(kvasir, model, folder)
             print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)
