@@ -191,6 +191,25 @@ TEST_F(Errors, RunOptionsWithoutEffect) {
       run_arguments({"-p", "x", "-n", "2"}));
 }
 
+TEST_F(Errors, RunWithTooSmallAFileForWhatIsDemoted) {
+  std::ofstream(file("longer")) << some_text(500);
+  const Arguments demoting = {"-f",   file("longer"),               "-n",       "2",
+                              "--kv", "streaming:sinks=4,window=28", "--demote", "file"};
+  const auto with = [&](const std::string& size) {
+    Arguments all = demoting;
+    all.insert(all.end(), {"--demote-size", size});
+    return run_model(all);
+  };
+  expect_refused(with("1KiB"), 2,
+                 "--demote-size 1024 is too small: one page of each layer and KV head takes <number>, and a text many "
+                 "of them");
+  const Finished full = with("1MiB");
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_NE(full.err.find("the file for demoted pages may have 1048576 bytes, "), std::string::npos) << full.err;
+  EXPECT_TRUE(full.err.ends_with("; give it more, or demote to memory [--demote-size]\n")) << full.err;
+  EXPECT_EQ(with("64MiB").exit_code, 0);
+}
+
 // Behind 2^64 - 1 the seeds of samples would go on with 0, which draws one.
 TEST_F(Errors, SamplesWithoutSeeds) {
   const Arguments last = {"-p", "x", "-n", "1", "--samples", "3", "--seed", "18446744073709551613"};
