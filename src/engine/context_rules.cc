@@ -39,7 +39,7 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
   const std::int64_t left = context_left(policy, place, context);
   const PolicyTraits& traits = policy.traits();
   if (policy.context_use() == ContextUse::kText && rest > left) {
-    const bool original = traits.positions == PositionMode::kOriginal;
+    const bool original = traits.positions == PositionMode::kOriginal || traits.demotion;
     return exhausted(
                "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use {}, "
                "or a shorter text",

@@ -192,7 +192,7 @@ TEST_F(Errors, RunOptionsWithoutEffect) {
 }
 
 TEST_F(Errors, RunWithTooSmallAFileForWhatIsDemoted) {
-  std::ofstream(file("longer")) << some_text(4000);
+  std::ofstream(file("longer")) << some_text(1900);
   const Arguments demoting = {"-f",   file("longer"),               "-n",       "2",
                               "--kv", "streaming:sinks=4,window=28", "--demote", "file"};
   const auto with = [&](const std::string& size) {
