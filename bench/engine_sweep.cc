@@ -1,10 +1,15 @@
 // The watermark and block sweeps of serve_simulator on the engine itself: a model that runs, real pages, a real clock.
 //
 //   engine_sweep MODEL [--requests N] [--clients N] [--memory N] [--threads N] [--json]
+//   engine_sweep MODEL --stack [...]
 //
 // Prints two tables: what the stop mark trades, and what the size of a page costs. Each client sends its next request
 // when its last one has ended; lengths are those of the simulator (log-normal, mean 830, at most 4,096), and the memory
 // holds --memory sequences of the mean length. Tokens are random, so nothing is shared and no text ends early.
+//
+// With --stack, one table: what pages, codecs and cached prefixes add to each other in the same memory, which holds
+// --memory whole contexts of 8,192 tokens. Requests have prompts of 1,024 tokens, of which the first half is the same in
+// all, and answers of 512. "contiguous" admits as many at a time as whole contexts fit.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -32,10 +37,27 @@ struct Options {
   std::string model;
   int requests = 128;
   int clients = 24;
-  int memory = 16;  // sequences of the mean length
+  int memory = 16;  // sequences of the mean length, or whole contexts
   int threads = 0;
+  bool stack = false;
   bool json = false;
 };
+
+// What a run has beside its requests.
+struct Setup {
+  std::uint64_t memory = 0;
+  int page_slots = 32;
+  double stop_mark = 0.90;
+  std::string kv_type = "f16";
+  bool shares_prefixes = false;
+  int most_running = 64;
+};
+
+// Of --stack.
+constexpr int kContext = 8192;
+constexpr int kPrompt = 1024;
+constexpr int kSharedPrompt = 512;
+constexpr int kAnswer = 512;
 
 struct Figures {
   double mean_batch = 0;
@@ -64,9 +86,10 @@ struct ModelFigures {
   int vocabulary = 0;
 };
 
-ModelFigures figures_of(const Options& options) {
+ModelFigures figures_of(const Options& options, const std::string& kv_type = "f16") {
   EngineOptions engine;
   engine.model = options.model;
+  engine.kv_type = kv_type;
   engine.kv_memory = std::uint64_t{1} << 20;
   const auto probe = value_or_exit(Engine::open(engine));
   const RequestPlan plan = value_or_exit(probe->plan({.policy = "full", .prompt = 1, .max_tokens = 1}));
@@ -80,15 +103,18 @@ ModelFigures figures_of(const Options& options) {
 // Keeps as many requests in an engine as there are clients, until all have ended.
 class Run {
  public:
-  Run(const Options& options, const ModelFigures& model, int page_slots, double stop_mark)
-      : options_(options), model_(model), lengths_(workload_, 1) {
+  Run(const Options& options, const ModelFigures& model, const Setup& setup)
+      : options_(options), model_(model), memory_(setup.memory) {
     EngineOptions engine;
     engine.model = options.model;
     engine.threads = options.threads;
-    engine.page_slots = page_slots;
-    engine.scheduler.stop_mark = stop_mark;
-    memory_ = static_cast<std::uint64_t>(options.memory * workload_.mean) * model.token_bytes;
-    engine.kv_memory = memory_;
+    engine.page_slots = setup.page_slots;
+    engine.kv_type = setup.kv_type;
+    engine.scheduler.stop_mark = setup.stop_mark;
+    engine.scheduler.preempt_mark = std::max(engine.scheduler.preempt_mark, setup.stop_mark);
+    engine.scheduler.max_running = setup.most_running;
+    engine.kv_memory = setup.memory;
+    if (setup.shares_prefixes) engine.prefix_memory = setup.memory;
     engine_ = value_or_exit(Engine::open(engine));
   }
 
@@ -124,14 +150,18 @@ class Run {
   void submit() {
     if (submitted_ == options_.requests) return;
     ++submitted_;
-    const Lengths::Request length = lengths_.next();
+    const Lengths::Request length = options_.stack ? Lengths::Request{kPrompt, kAnswer} : lengths_.next();
     RequestOptions request;
     request.policy = "full";
     request.generate = {.max_tokens = length.answer, .ignore_eos = true};
     request.generate.sampling.temperature = 0;
-    for (int i = 0; i < length.prompt; ++i)
+    const auto random_token = [&](std::mt19937& random) {
+      return static_cast<std::int32_t>(random() % static_cast<unsigned>(model_.vocabulary - kSpecial)) + kSpecial;
+    };
+    std::mt19937 shared(2);
+    while (std::ssize(request.tokens) < length.prompt)
       request.tokens.push_back(
-          static_cast<std::int32_t>(random_() % static_cast<unsigned>(model_.vocabulary - kSpecial)) + kSpecial);
+          random_token(options_.stack && std::ssize(request.tokens) < kSharedPrompt ? shared : random_));
     value_or_exit(engine_->submit(request));
   }
 
@@ -151,10 +181,9 @@ class Run {
 
   const Options& options_;
   const ModelFigures& model_;
-  const Workload workload_;
-  Lengths lengths_;
+  Lengths lengths_{Workload{}, 1};
   std::mt19937 random_{1};
-  std::uint64_t memory_ = 0;
+  std::uint64_t memory_;
   std::unique_ptr<Engine> engine_;
   int submitted_ = 0;
   std::map<RequestId, Clock::time_point> newest_;
@@ -200,10 +229,44 @@ int run(const Options& options) {
     }
     if (!options.json) fmt::print("\n");
   };
-  sweep("stop mark", std::vector{0.70, 0.85, 0.90, 0.95, 0.98},
-        [&](double mark) { return Run(options, model, 32, mark).measure(); });
-  sweep("tokens in a page", std::vector{16, 32, 64},
-        [&](int slots) { return Run(options, model, slots, 0.90).measure(); });
+  const std::uint64_t memory =
+      static_cast<std::uint64_t>(static_cast<double>(options.memory) * Workload().mean) * model.token_bytes;
+  sweep("stop mark", std::vector{0.70, 0.85, 0.90, 0.95, 0.98}, [&](double mark) {
+    return Run(options, model, {.memory = memory, .stop_mark = mark}).measure();
+  });
+  sweep("tokens in a page", std::vector{16, 32, 64}, [&](int slots) {
+    return Run(options, model, {.memory = memory, .page_slots = slots}).measure();
+  });
+  if (options.json) fmt::print("{}\n", all.dump(1));
+  return 0;
+}
+
+int run_stack(const Options& options) {
+  const std::uint64_t context = figures_of(options).token_bytes * kContext;
+  const std::uint64_t memory = context * static_cast<std::uint64_t>(options.memory);
+  // Bookkeeping of pages and tables has a place of its own in contiguous memory.
+  const std::pair<const char*, Setup> rows[] = {
+      {"contiguous f16", {.memory = memory, .stop_mark = 1, .most_running = options.memory}},
+      {"paged f16", {.memory = memory, .most_running = options.clients}},
+      {"paged q8", {.memory = memory, .kv_type = "q8", .most_running = options.clients}},
+      {"paged q8, prefix cache",
+       {.memory = memory, .kv_type = "q8", .shares_prefixes = true, .most_running = options.clients}},
+      {"paged q4, prefix cache",
+       {.memory = memory, .kv_type = "q4", .shares_prefixes = true, .most_running = options.clients}}};
+  nlohmann::json all = nlohmann::json::array();
+  if (!options.json)
+    fmt::print("| | mean batch | tokens/s | gap p50 / p99 ms | recomputed % | usage % |\n|---|---|---|---|---|---|\n");
+  for (const auto& [name, setup] : rows) {
+    const Figures result = Run(options, figures_of(options, setup.kv_type), setup).measure();
+    if (!options.json)
+      fmt::print("| {} | {:.1f} | {:.0f} | {:.0f} / {:.0f} | {:.1f} | {:.1f} |\n", name, result.mean_batch,
+                 result.tokens_per_second, result.gaps.quantile(0.50) * 1000, result.gaps.quantile(0.99) * 1000,
+                 result.recomputed * 100, result.usage * 100);
+    std::fflush(stdout);
+    all.push_back(json_of(result));
+    all.back()["gap_p50_seconds"] = result.gaps.quantile(0.50);
+    all.back()["row"] = name;
+  }
   if (options.json) fmt::print("{}\n", all.dump(1));
   return 0;
 }
@@ -217,11 +280,14 @@ int main(int count, char** arguments) {
   program.add_option("model", options.model, "Model with a trained context of 4,096 tokens or more")->required();
   program.add_option("--requests", options.requests)->capture_default_str()->check(CLI::Range(1, 1'000'000));
   program.add_option("--clients", options.clients)->capture_default_str()->check(CLI::Range(1, 4096));
-  program.add_option("--memory", options.memory, "Sequences of the mean length that the KV memory holds")
+  program
+      .add_option("--memory", options.memory,
+                  "Sequences of the mean length that the KV memory holds; with --stack whole contexts")
       ->capture_default_str()
-      ->check(CLI::Range(5, 4096));
+      ->check(CLI::Range(1, 4096));
+  program.add_flag("--stack", options.stack, "Pages, codecs and cached prefixes, one after the other");
   program.add_option("-t,--threads", options.threads)->capture_default_str()->check(CLI::Range(0, 256));
   program.add_flag("--json", options.json);
   CLI11_PARSE(program, count, arguments);
-  return kvasir::bench::run(options);
+  return options.stack ? kvasir::bench::run_stack(options) : kvasir::bench::run(options);
 }
