@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
 #include "engine/kv_report.h"
+#include "engine/snapshot_image.h"
 
 namespace kvasir {
 namespace {
@@ -24,6 +26,9 @@ class SequenceSnapshot final : public PrefixSnapshot {
  private:
   std::unique_ptr<Sequence> sequence_;
 };
+
+// Places of a text at which a stored snapshot is looked for.
+constexpr std::int64_t kMostPlaces = 64;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -185,26 +190,64 @@ std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCod
   return sequence;
 }
 
-void PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence) {
-  if (use.bypass) return;
+bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence) {
+  if (use.bypass) return false;
   const RetentionPolicy& policy = *text.policy;
   const std::int64_t seen = sequence.tables().next_index();
   const auto tokens = text.tokens.first(static_cast<std::size_t>(seen));
   const bool exact = is_exact(sequence) && policy.exact_prefix(text.prompt) > 0;
   // A policy that can continue no pages does not leave any: they would cost it copies when it prunes.
   if (exact) cache_.add_pages(space_of(use), tokens, sequence.tables(), keep_of(use));
-  if (exact && policy.exact_prefix(text.prompt) >= seen) return;
+  if (exact && policy.exact_prefix(text.prompt) >= seen) return false;
   // A snapshot would hold what was demoted or offloaded, too.
-  if (!sequence.is_whole()) return;
+  if (!sequence.is_whole()) return false;
   const std::int64_t most = std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
   bool wanted = false;
   for (std::int64_t part = most; part >= grid && !wanted; part /= 2) wanted = seen == part / grid * grid;
-  if (!wanted) return;
+  if (!wanted) return false;
   auto copy = sequence.fork();
-  if (!copy.ok()) return;
+  if (!copy.ok()) return false;
   cache_.add_snapshot(space_of(use), lineage_of(text), tokens, std::make_unique<SequenceSnapshot>(std::move(*copy)),
                       keep_of(use));
+  return true;
+}
+
+StoredSnapshots PrefixStore::stored_snapshots(const PrefixUse& use, const PrefixText& text, std::int64_t held) {
+  StoredSnapshots stored;
+  if (use.bypass) return stored;
+  const std::string lineage = lineage_of(text);
+  const std::int64_t grid = prompt_chunk(*text.policy, text.chunk);
+  const std::int64_t least = std::max(held, most_exact(use, text));
+  std::int64_t place = query_of(use, text, lineage).most_snapshot / grid * grid;
+  for (; place > least && std::ssize(stored.places) < kMostPlaces; place -= grid)
+    stored.places.push_back({snapshot_key(use, text, place), place});
+  if (stored.places.empty()) return stored;
+  stored.add = [this, use, lineage, policy = std::shared_ptr<const RetentionPolicy>(text.policy->clone())](
+                   std::span<const TokenId> tokens, std::span<const std::byte> image) {
+    return add_stored(use, *policy, lineage, tokens, image);
+  };
+  return stored;
+}
+
+BlobKey PrefixStore::snapshot_key(const PrefixUse& use, const PrefixText& text, std::int64_t tokens) const {
+  BlobKey key = text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage_of(text)), use.salt,
+                         text.tokens.first(static_cast<std::size_t>(tokens)));
+  key.order = static_cast<std::uint32_t>(std::min<std::int64_t>(tokens, std::numeric_limits<std::int32_t>::max()));
+  return key;
+}
+
+bool PrefixStore::add_stored(const PrefixUse& use, const RetentionPolicy& policy, const std::string& lineage,
+                             std::span<const TokenId> text, std::span<const std::byte> image) {
+  const BlobKey key =
+      text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage), use.salt, text);
+  const Result<ImageParts> parts = read_image(key, text, image);
+  if (!parts.ok() || !kv_->budget().make_available(parts->pages.size() + parts->state.size())) return false;
+  auto sequence = restore_image(*parts, std::ssize(text), model_, kv_, policy.clone(), codec_of(use));
+  if (!sequence.ok()) return false;
+  cache_.add_snapshot(space_of(use), lineage, text, std::make_unique<SequenceSnapshot>(std::move(*sequence)),
+                      keep_of(use));
+  return true;
 }
 
 void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence) {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/prefix_tiers.h"
 #include "engine/sequence.h"
 #include "prefix/prefix_cache.h"
 
@@ -62,11 +63,17 @@ class PrefixStore {
   // way to its tables.
   Start start(const PrefixUse& use, const PrefixText& text);
 
-  // The sequence, at a chunk boundary, has seen `seen` tokens of the text: leaves what others may continue. Does
-  // nothing most times.
-  void leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence);
+  // The sequence is at a chunk boundary: leaves what others may continue. Does nothing most times. Returns whether it
+  // left a snapshot.
+  bool leave(const PrefixUse& use, const PrefixText& text, const Sequence& sequence);
   // The sequence is not needed any more.
   void leave_last(const PrefixUse& use, const PrefixText& text, std::unique_ptr<Sequence> sequence);
+
+  // Returns where snapshots may be stored outside memory that take a text farther than its first `held` tokens, and
+  // than its exact pages do. May be used as long as this lives.
+  StoredSnapshots stored_snapshots(const PrefixUse& use, const PrefixText& text, std::int64_t held);
+  // The key under which a snapshot of the text's first tokens is stored.
+  BlobKey snapshot_key(const PrefixUse& use, const PrefixText& text, std::int64_t tokens) const;
 
   // The text's numbers are damaged: gives back what may hold them.
   void discard(const PrefixUse& use, const PrefixText& text);
@@ -83,6 +90,9 @@ class PrefixStore {
   void expire();
 
  private:
+  // Adds a snapshot that came from outside memory. False: there is no room, or it is none.
+  bool add_stored(const PrefixUse& use, const RetentionPolicy& policy, const std::string& lineage,
+                  std::span<const TokenId> text, std::span<const std::byte> image);
   PrefixQuery query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const;
   std::unique_ptr<Sequence> adopt(const PrefixText& text, const KvCodec& codec, std::span<const PageId> pages,
                                   std::int64_t tokens) const;

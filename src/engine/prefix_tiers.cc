@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/snapshot_image.h"
 
 namespace kvasir {
 namespace {
@@ -35,9 +36,8 @@ const PrefixTiers::Form* PrefixTiers::form_of(const PrefixSpace& space) const {
   return found == forms_.end() ? nullptr : &*found;
 }
 
-std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, std::size_t part) {
-  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * fetch.shape_.tokens();
-  return std::span(fetch.text_).first(static_cast<std::size_t>(tokens));
+std::span<const TokenId> PrefixTiers::text_of(const PrefixFetch& fetch, const PrefixFetch::Part& part) {
+  return std::span(fetch.text_).first(static_cast<std::size_t>(part.end));
 }
 
 bool PrefixTiers::stored(Tier& tier, const BlobKey& key) const {
@@ -74,52 +74,97 @@ void PrefixTiers::keep(std::shared_ptr<BlobBuffer> buffer) {
   if (std::ranges::find(idle_, buffer) == idle_.end()) idle_.push_back(std::move(buffer));
 }
 
-std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::span<const TokenId> text,
-                                                std::int64_t held, std::int64_t most, double seconds_per_token,
-                                                bool* shared) {
-  *shared = false;
-  const Form* form = form_of(space);
-  if (form == nullptr) return nullptr;
-  const PartShape& shape = form->shape;
-  const std::int64_t first = cache_->blocks_held(space, text) / shape.blocks;
-  const std::int64_t end = std::min(most, std::ssize(text)) / shape.tokens();
-  auto fetch = std::make_shared<PrefixFetch>();
-  std::vector<BlobKey> unknown;
-  std::vector<std::size_t> asked;
-  std::size_t far = tiers_.size();  // that answers later
+// Looks for a blob in the stores that answer at once.
+bool PrefixTiers::find_near(PrefixFetch::Part& part, bool is_snapshot) const {
+  for (std::size_t t = 0; t < tiers_.size() && !part.there; ++t) {
+    BlobStore& store = tiers_[t]->queue.store();
+    if (!store.answers_at_once()) continue;
+    const auto sizes = store.sizes(std::span(&part.key, 1));
+    if (!sizes.ok()) continue;
+    note_size(part, sizes->front(), t, is_snapshot);
+    if (part.there) store.touch(part.key);
+  }
+  return part.there;
+}
+
+void PrefixTiers::note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier, bool is_snapshot) {
+  part.there = is_snapshot ? bytes > 0 && bytes <= kBufferBytes : bytes == part.bytes;
+  if (is_snapshot) part.bytes = bytes;
+  part.tier = tier;
+}
+
+// Number of the store that answers later; that of stores where none does.
+std::size_t PrefixTiers::far() const {
+  std::size_t far = tiers_.size();
   for (std::size_t t = 0; t < tiers_.size(); ++t)
     if (!tiers_[t]->queue.store().answers_at_once() && tiers_[t]->queue.store().usable()) far = t;
-  for (std::int64_t part = 0; part < end; ++part) {
-    PrefixFetch::Part wanted{part_key(shape, space.salt, text, part)};
-    for (std::size_t t = 0; t < tiers_.size() && !wanted.there; ++t) {
-      BlobStore& store = tiers_[t]->queue.store();
-      if (!store.answers_at_once()) continue;
-      const auto sizes = store.sizes(std::span(&wanted.key, 1));
-      wanted.there = sizes.ok() && sizes->front() == shape.bytes(part);
-      wanted.tier = t;
-      if (wanted.there) store.touch(wanted.key);
-    }
-    if (part < first) continue;
-    if (!wanted.there && far == tiers_.size()) break;
-    if (!wanted.there) {
-      unknown.push_back(wanted.key);
-      asked.push_back(fetch->parts_.size());
-    }
-    fetch->parts_.push_back(wanted);
+  return far;
+}
+
+// Adds the parts behind those that the cache holds, as far as they may be there.
+void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::span<const TokenId> text,
+                            std::int64_t most) const {
+  const Form* form = form_of(space);
+  if (form == nullptr) return;
+  const PartShape& shape = form->shape;
+  fetch.shape_ = shape;
+  fetch.class_ = form->of;
+  fetch.first_ = cache_->blocks_held(space, text) / shape.blocks;
+  const std::int64_t end = std::min(most, std::ssize(text)) / shape.tokens();
+  for (std::int64_t number = 0; number < end; ++number) {
+    PrefixFetch::Part part{
+        .key = part_key(shape, space.salt, text, number), .end = (number + 1) * shape.tokens(), .bytes = shape.bytes(number)};
+    find_near(part, false);  // those that the cache holds were used, too
+    if (number < fetch.first_) continue;
+    if (!part.there && far() == tiers_.size()) break;
+    fetch.parts_.push_back(part);
   }
-  if (fetch->parts_.empty() || (first + std::ssize(fetch->parts_)) * shape.tokens() <= held) return nullptr;
+}
+
+std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::span<const TokenId> text,
+                                                std::int64_t held, std::int64_t most, StoredSnapshots snapshots,
+                                                double seconds_per_token, bool* shared) {
+  *shared = false;
+  auto fetch = std::make_shared<PrefixFetch>();
+  const std::size_t far = this->far();
+  add_parts(*fetch, space, text, most);
+  if (!fetch->parts_.empty() && fetch->parts_.back().end <= held) fetch->parts_.clear();
+  for (const StoredSnapshots::Place& place : snapshots.places) {
+    PrefixFetch::Part snapshot{.key = place.key, .end = place.tokens};
+    const bool near = find_near(snapshot, true);
+    if (near || far < tiers_.size()) fetch->snapshots_.push_back(snapshot);
+    if (near) break;  // shorter ones save less
+  }
+  const auto candidates = [](PrefixFetch& of) {
+    std::vector<PrefixFetch::Part*> all;
+    for (auto* list : {&of.parts_, &of.snapshots_})
+      for (PrefixFetch::Part& part : *list) all.push_back(&part);
+    return all;
+  };
+  const std::vector<PrefixFetch::Part*> mine = candidates(*fetch);
+  if (mine.empty()) return nullptr;
+  const auto is_first = [&](const PrefixFetch::Part* other) {
+    return (!fetch->parts_.empty() && other->key.text == fetch->parts_.front().key.text) ||
+           std::ranges::any_of(fetch->snapshots_, [&](const auto& s) { return s.key.text == other->key.text; });
+  };
   for (const std::shared_ptr<PrefixFetch>& other : fetches_)
-    if (std::ranges::any_of(other->parts_, [&](const auto& p) { return p.key.text == fetch->parts_[0].key.text; })) {
+    if (std::ranges::any_of(candidates(*other), is_first)) {
       *shared = true;
       return other;
     }
-  fetch->shape_ = shape;
-  fetch->class_ = form->of;
   fetch->salt_ = space.salt;
   fetch->codec_ = space.codec;
-  const auto tokens = static_cast<std::size_t>((first + std::ssize(fetch->parts_)) * shape.tokens());
-  fetch->text_.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(tokens));
-  fetch->first_ = first;
+  fetch->stored_ = std::move(snapshots);
+  std::int64_t farthest = 0;
+  std::vector<BlobKey> unknown;
+  std::vector<PrefixFetch::Part*> asked;
+  for (PrefixFetch::Part* part : mine) {
+    farthest = std::max(farthest, part->end);
+    if (part->there) continue;
+    unknown.push_back(part->key);
+    asked.push_back(part);
+  }
+  fetch->text_.assign(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(farthest));
   fetch->tokens_ = held;
   fetch->seconds_per_token_ = seconds_per_token;
   fetch->until_ =
@@ -129,10 +174,8 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::s
     if (fetch->done()) return nullptr;
   } else {
     // What is not to be had in the time that computing takes need not be asked for.
-    const double compute =
-        seconds_per_token * static_cast<double>(fetch->parts_.size()) * static_cast<double>(shape.tokens());
     Tier& tier = *tiers_[far];
-    if (tier.queue.latency() >= compute) {
+    if (tier.queue.latency() >= seconds_per_token * static_cast<double>(farthest - held)) {
       ++tier.counts.skipped;
       tier.queue.doubt_figures();
       return nullptr;
@@ -146,34 +189,42 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::s
   return fetch;
 }
 
-// Keeps the first parts that are there and faster read than computed; ends the fetch where there are none.
+// Keeps the first parts that are there, or the snapshot, whichever saves more time over computing the tokens; ends the
+// fetch where neither saves any.
 void PrefixTiers::choose(PrefixFetch& fetch) {
-  const PartShape& shape = fetch.shape_;
   std::size_t parts = 0;
   double read = 0;
   std::vector<char> begun(tiers_.size(), 0);
   double best = 0;  // seconds won
   Tier* slow = nullptr;
+  const auto won = [&](const PrefixFetch::Part& part, double seconds) {
+    const double more =
+        fetch.seconds_per_token_ * static_cast<double>(part.end - fetch.tokens_) - seconds;
+    if (more <= best) slow = &*tiers_[part.tier];
+    return std::exchange(best, std::max(best, more)) < more;
+  };
   for (std::size_t i = 0; i < fetch.parts_.size() && fetch.parts_[i].there; ++i) {
-    Tier& tier = *tiers_[fetch.parts_[i].tier];
-    const std::uint64_t bytes = shape.bytes(fetch.first_ + static_cast<std::int64_t>(i));
-    read += tier.queue.cost(bytes) - (std::exchange(begun[fetch.parts_[i].tier], 1) != 0 ? tier.queue.latency() : 0);
-    const double won = fetch.seconds_per_token_ * static_cast<double>((i + 1) * shape.tokens()) - read;
-    if (won > best) {
-      best = won;
-      parts = i + 1;
-    } else {
-      slow = &tier;
-    }
+    const PrefixFetch::Part& part = fetch.parts_[i];
+    const BlobQueue& queue = tiers_[part.tier]->queue;
+    read += queue.cost(part.bytes) - (std::exchange(begun[part.tier], 1) != 0 ? queue.latency() : 0);
+    if (won(part, read)) parts = i + 1;
   }
-  if (parts == 0 && slow != nullptr) {
+  const PrefixFetch::Part* snapshot = nullptr;
+  for (const PrefixFetch::Part& each : fetch.snapshots_)
+    if (each.there && won(each, tiers_[each.tier]->queue.cost(each.bytes))) snapshot = &each;
+  if (best == 0 && slow != nullptr) {
     ++slow->counts.skipped;
     slow->queue.doubt_figures();
   }
   fetch.parts_.resize(parts);
+  if (snapshot != nullptr) {
+    fetch.parts_.assign(1, *snapshot);
+    fetch.is_snapshot_ = true;
+  }
+  fetch.snapshots_.clear();
   fetch.state_ = PrefixFetch::State::kReading;
-  if (parts == 0) return end(fetch);
-  const double compute = fetch.seconds_per_token_ * static_cast<double>(parts) * static_cast<double>(shape.tokens());
+  if (fetch.parts_.empty()) return end(fetch);
+  const double compute = fetch.seconds_per_token_ * static_cast<double>(fetch.parts_.back().end - fetch.tokens_);
   fetch.until_ =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(kPatience * compute));
 }
@@ -188,18 +239,23 @@ void PrefixTiers::ask(const std::shared_ptr<PrefixFetch>& fetch) {
   for (; fetch->next_ < fetch->parts_.size(); ++fetch->next_) {
     const PrefixFetch::Part& part = fetch->parts_[fetch->next_];
     Tier& tier = *tiers_[part.tier];
-    const std::size_t bytes = fetch->shape_.bytes(fetch->first_ + static_cast<std::int64_t>(fetch->next_));
+    const auto bytes = static_cast<std::size_t>(part.bytes);
     if (tier.reading > 0 && tier.reading + bytes > kBufferBytes) return;
     tier.reading += bytes;
     ++fetch->under_way_;
     const std::uint64_t tag = next_tag_++;
     readings_.emplace(tag, Reading{fetch, fetch->next_, {}});
     // The fetch lives in readings_ until the answer is taken.
-    const std::span<const TokenId> text = text_of(*fetch, fetch->next_);
-    tier.queue.read(tag, part.key, buffer(bytes),
-                    [shape = fetch->shape_, key = part.key, text](std::span<const std::byte> got) {
-                      return read_part(shape, key, text, got).status();
-                    });
+    const std::span<const TokenId> text = text_of(*fetch, part);
+    BlobQueue::Check check;
+    if (fetch->is_snapshot_) {
+      check = [key = part.key, text](std::span<const std::byte> got) { return read_image(key, text, got).status(); };
+    } else {
+      check = [shape = fetch->shape_, key = part.key, text](std::span<const std::byte> got) {
+        return read_part(shape, key, text, got).status();
+      };
+    }
+    tier.queue.read(tag, part.key, buffer(bytes), std::move(check));
   }
 }
 
@@ -279,11 +335,12 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
 }
 
 void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
-                             const std::vector<std::size_t>& asked) {
+                             const std::vector<PrefixFetch::Part*>& asked) {
+  const std::size_t parts = fetch.parts_.size();
   for (std::size_t i = 0; i < asked.size() && answer.status.ok(); ++i) {
-    PrefixFetch::Part& part = fetch.parts_[asked[i]];
-    part.there = answer.sizes[i] == fetch.shape_.bytes(fetch.first_ + static_cast<std::int64_t>(asked[i]));
-    part.tier = tier;
+    PrefixFetch::Part& part = *asked[i];
+    const bool is_part = parts > 0 && asked[i] >= &fetch.parts_.front() && asked[i] <= &fetch.parts_.back();
+    note_size(part, answer.sizes[i], tier, !is_part);
     // One of another size is written anew.
     if (part.there) {
       remember(*tiers_[tier], part.key);
@@ -301,12 +358,18 @@ void PrefixTiers::take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& f
   if (!answer.status.ok()) return end(fetch);
   ++of.counts.loads;
   of.counts.bytes_loaded += answer.buffer->size;
-  const PartShape& shape = fetch.shape_;
-  const auto pages = read_part(shape, answer.key, text_of(fetch, part), answer.buffer->bytes());
-  if (!pages.ok() || !add_to_cache(fetch, part, *pages)) return end(fetch);
-  const std::int64_t tokens = (fetch.first_ + static_cast<std::int64_t>(part) + 1) * shape.tokens();
-  of.counts.tokens_loaded += tokens - std::max(fetch.tokens_, tokens - shape.tokens());
-  fetch.tokens_ = tokens;
+  const PrefixFetch::Part& read = fetch.parts_[part];
+  const std::span<const TokenId> text = text_of(fetch, read);
+  if (fetch.is_snapshot_) {
+    if (!fetch.stored_.add(text, answer.buffer->bytes())) return end(fetch);
+    of.counts.tokens_loaded += read.end - fetch.tokens_;
+  } else {
+    const PartShape& shape = fetch.shape_;
+    const auto pages = read_part(shape, answer.key, text, answer.buffer->bytes());
+    if (!pages.ok() || !add_to_cache(fetch, part, *pages)) return end(fetch);
+    of.counts.tokens_loaded += read.end - std::max(fetch.tokens_, read.end - shape.tokens());
+  }
+  fetch.tokens_ = read.end;
   if (fetch.from_.empty() || tier + 1 == tiers_.size()) fetch.from_ = of.queue.store().name();
   if (++fetch.added_ == fetch.parts_.size()) end(fetch);
 }
@@ -321,7 +384,7 @@ bool PrefixTiers::add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<c
   if (!pool.try_allocate(ids, PageOwner::kNobody, fetch.class_, PageContent::kUndefined)) return false;
   for (std::size_t i = 0; i < ids.size(); ++i)
     pool.store()->write(ids[i], pages.subspan(i * shape.page_bytes, shape.page_bytes));
-  const bool added = cache_->add_blocks(fetch.space(), text_of(fetch, part), first, ids, {});
+  const bool added = cache_->add_blocks(fetch.space(), text_of(fetch, fetch.parts_[part]), first, ids, {});
   for (const PageId page : ids) pool.release(page);
   return added;
 }
@@ -333,11 +396,7 @@ void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text,
   for (std::int64_t part = from / shape.tokens(); (part + 1) * shape.tokens() <= std::ssize(text); ++part) {
     const std::size_t bytes = shape.bytes(part);
     const BlobKey key = part_key(shape, space.salt, text, part);
-    std::vector<Tier*> to;
-    for (const std::unique_ptr<Tier>& tier : tiers_) {
-      if (tier->writing > 0 && tier->writing + bytes > kBufferBytes) continue;
-      if (tier->queue.store().usable() && !stored(*tier, key)) to.push_back(tier.get());
-    }
+    const std::vector<Tier*> to = room_for(without(key), bytes);
     if (to.empty()) continue;
     const std::vector<PageId> pages = cache_->pages_of_blocks(space, text, part * shape.blocks, shape.blocks);
     if (pages.empty()) return;
@@ -348,12 +407,41 @@ void PrefixTiers::leave(const PrefixSpace& space, std::span<const TokenId> text,
       out = out.subspan(shape.page_bytes);
     }
     seal_part(buffer->bytes());
-    for (Tier* tier : to) {
-      remember(*tier, key);
-      tier->being_written.insert(key.text.low);
-      tier->writing += bytes;
-      tier->queue.write(next_tag_++, key, buffer);
-    }
+    write(to, key, buffer);
+  }
+}
+
+void PrefixTiers::leave_snapshot(const BlobKey& key, const std::function<std::pair<std::size_t, WriteImage>()>& make) {
+  const std::vector<Tier*> lacking = without(key);
+  if (lacking.empty()) return;
+  const auto [bytes, image] = make();
+  const std::vector<Tier*> to = room_for(lacking, bytes);
+  if (to.empty() || bytes > kBufferBytes) return;
+  const std::shared_ptr<BlobBuffer> buffer = this->buffer(bytes);
+  image(buffer->bytes());
+  write(to, key, buffer);
+}
+
+// The stores that can be written to and do not have it.
+std::vector<PrefixTiers::Tier*> PrefixTiers::without(const BlobKey& key) const {
+  std::vector<Tier*> lacking;
+  for (const std::unique_ptr<Tier>& tier : tiers_)
+    if (tier->queue.store().usable() && !stored(*tier, key)) lacking.push_back(tier.get());
+  return lacking;
+}
+
+// Those of them that have buffers for so many bytes more.
+std::vector<PrefixTiers::Tier*> PrefixTiers::room_for(std::vector<Tier*> tiers, std::size_t bytes) {
+  std::erase_if(tiers, [=](const Tier* tier) { return tier->writing > 0 && tier->writing + bytes > kBufferBytes; });
+  return tiers;
+}
+
+void PrefixTiers::write(const std::vector<Tier*>& to, const BlobKey& key, const std::shared_ptr<BlobBuffer>& buffer) {
+  for (Tier* tier : to) {
+    remember(*tier, key);
+    tier->being_written.insert(key.text.low);
+    tier->writing += buffer->size;
+    tier->queue.write(next_tag_++, key, buffer);
   }
 }
 

@@ -1,9 +1,10 @@
-// Prefixes outside memory: exact blocks of the prefix cache are written behind to a disk and a server in the network,
-// in parts, and fetched into the cache for requests that begin alike.
+// Prefixes outside memory: exact blocks of the prefix cache, in parts, and snapshots of sequences are written behind to a
+// disk and a server in the network, and fetched into the cache for requests that begin alike.
 //
-// A fetch ends: with all parts that are worth it, with those before one that is missing or damaged, or when computing
-// the tokens would have taken as long. Then the request continues what the cache holds, as always. Parts are fetched
-// where reading them, as measured, takes less time than computing their tokens. Each call copies at most some bytes
+// A fetch brings parts or one snapshot, whichever saves more time. It ends: with all parts that are worth it, with
+// those before one that is missing or damaged, or when computing the tokens would have taken as long. Then the request
+// continues what the cache holds, as always. What is stored is fetched where reading it, as measured, takes less time
+// than computing its tokens. Each call copies at most some bytes
 // between buffers and pages, and waits for nothing.
 //
 // Thread-safety: one caller at a time, that of the cache; the threads of the stores run beside it.
@@ -28,6 +29,17 @@
 
 namespace kvasir {
 
+// Snapshots of the beginnings of a text, as they may be stored.
+struct StoredSnapshots {
+  struct Place {
+    BlobKey key;
+    std::int64_t tokens = 0;  // that it has seen
+  };
+  std::vector<Place> places;  // the longest beginning first
+  // Adds the image of the text's first tokens, which are all that is given, to the cache. False: it cannot be used.
+  std::function<bool(std::span<const TokenId> text, std::span<const std::byte> image)> add;
+};
+
 // The beginning of a text on its way into the cache.
 class PrefixFetch {
  public:
@@ -42,6 +54,8 @@ class PrefixFetch {
   enum class State { kAsking, kReading, kDone };
   struct Part {
     BlobKey key;
+    std::int64_t end = 0;     // tokens of the text up to its end
+    std::uint64_t bytes = 0;  // of the blob; of a snapshot 0 until it was found
     std::size_t tier = 0;
     bool there = false;
   };
@@ -53,8 +67,11 @@ class PrefixFetch {
   PageClass class_{};
   std::string salt_, codec_;
   std::vector<TokenId> text_;
-  std::int64_t first_ = 0;   // number of parts_.front()
-  std::vector<Part> parts_;  // wanted
+  std::int64_t first_ = 0;       // number of parts_.front()
+  std::vector<Part> parts_;      // wanted
+  std::vector<Part> snapshots_;  // that may be there; empty once it is decided what is read
+  bool is_snapshot_ = false;     // parts_ is one snapshot
+  StoredSnapshots stored_;
   std::size_t next_ = 0;     // part to ask for
   std::size_t added_ = 0;    // parts that are in the cache
   int under_way_ = 0;
@@ -87,12 +104,19 @@ class PrefixTiers {
   // Begins to fetch a text's tokens [0, most) unless the cache serves `held` of them and no more is to be had. Null:
   // nothing outside memory is worth it. Where another fetch brings the same tokens already, returns that one, and sets
   // *shared.
+  // `snapshots`: that would take the text farther than `held`.
   std::shared_ptr<PrefixFetch> fetch(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t held,
-                                     std::int64_t most, double seconds_per_token, bool* shared);
+                                     std::int64_t most, StoredSnapshots snapshots, double seconds_per_token,
+                                     bool* shared);
 
   // Writes parts of a text whose blocks the cache holds and the stores do not. `from`: tokens for which this was called
   // before. Parts for which there is no buffer are left out: asked for again, they may find one.
   void leave(const PrefixSpace& space, std::span<const TokenId> text, std::int64_t from);
+
+  // Writes a snapshot, unless the stores have one with this key, or there is no buffer. `make` says how many bytes it
+  // has; what it returns writes them, once and at once.
+  using WriteImage = std::function<void(std::span<std::byte>)>;
+  void leave_snapshot(const BlobKey& key, const std::function<std::pair<std::size_t, WriteImage>()>& make);
 
   // Moves fetches on. Between two passes.
   void advance();
@@ -122,23 +146,30 @@ class PrefixTiers {
   struct Reading {
     std::shared_ptr<PrefixFetch> fetch;
     std::size_t part = 0;  // in parts_; unused for sizes
-    std::vector<std::size_t> asked;
+    std::vector<PrefixFetch::Part*> asked;  // of the fetch: parts, snapshots
   };
 
   const Form* form_of(const PrefixSpace& space) const;
   void take(std::size_t tier, BlobAnswer& answer);
   void take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
-                  const std::vector<std::size_t>& asked);
+                  const std::vector<PrefixFetch::Part*>& asked);
   void take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& fetch, std::size_t part);
   bool add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<const std::byte> pages);
+  void add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::span<const TokenId> text, std::int64_t most) const;
+  bool find_near(PrefixFetch::Part& part, bool is_snapshot) const;
+  static void note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier, bool is_snapshot);
+  std::size_t far() const;
   void choose(PrefixFetch& fetch);
   void ask(const std::shared_ptr<PrefixFetch>& fetch);
   void end(PrefixFetch& fetch);
   bool stored(Tier& tier, const BlobKey& key) const;
+  std::vector<Tier*> without(const BlobKey& key) const;
+  static std::vector<Tier*> room_for(std::vector<Tier*> tiers, std::size_t bytes);
+  void write(const std::vector<Tier*>& to, const BlobKey& key, const std::shared_ptr<BlobBuffer>& buffer);
   static void remember(Tier& tier, const BlobKey& key);
   std::shared_ptr<BlobBuffer> buffer(std::size_t bytes);
   void keep(std::shared_ptr<BlobBuffer> buffer);
-  static std::span<const TokenId> text_of(const PrefixFetch& fetch, std::size_t part);
+  static std::span<const TokenId> text_of(const PrefixFetch& fetch, const PrefixFetch::Part& part);
 
   PrefixCache* cache_;
   KvCache* kv_;

@@ -167,7 +167,7 @@ void RequestQueue::note_start(Member& member) {
   const bool fetched =
       member.found_before >= 0 && request.cached > member.found_before && !member.fetched_from.empty();
   if (request.cached > 0)
-    request.cached_from = member.start_snapshot ? "snapshot" : fetched ? member.fetched_from : "pages";
+    request.cached_from = fetched ? member.fetched_from : member.start_snapshot ? "snapshot" : "pages";
   counters_.prefix_queries += member.task->prompt_tokens();
   counters_.prefix_hits += request.cached;
 }
@@ -177,7 +177,7 @@ void RequestQueue::leave_prefix(Member& member) {
   if (prefixes_ == nullptr || member.text.sequence == nullptr || member.text.sequence->in_chunk()) return;
   if (!member.task->status().ok() || member.task->prompt_done() == member.left_prefix) return;
   const std::int64_t before = std::exchange(member.left_prefix, member.task->prompt_done());
-  prefixes_->leave(member.request->prefix, text_of(member), *member.text.sequence);
+  if (prefixes_->leave(member.request->prefix, text_of(member), *member.text.sequence)) leave_snapshot_outside(member);
   leave_outside(member, member.text.sequence->tables().next_index(), before);
 }
 

@@ -159,6 +159,7 @@ class RequestQueue {
   std::uint64_t leaving_bytes() const;
   void defer_what_waits_for_swap(std::vector<Turn>* turns, std::vector<Member*>* running);
   void leave_outside(const Member& member, std::int64_t seen, std::int64_t from);
+  void leave_snapshot_outside(const Member& member);
   bool begin_fetch(Member& member);
   bool waits_for_fetch(Member& member) const;
   bool fetching() const { return tiers_ != nullptr && tiers_->fetching(); }

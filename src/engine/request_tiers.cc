@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "engine/request_members.h"
 #include "engine/request_queue.h"
+#include "engine/snapshot_image.h"
 
 namespace kvasir {
 
@@ -43,6 +44,23 @@ void RequestQueue::leave_outside(const Member& member, std::int64_t seen, std::i
   tiers_->leave(prefixes_->space_of(use), text_of(member).tokens.first(static_cast<std::size_t>(seen)), from);
 }
 
+// The same of a snapshot of the member as it is now, at a boundary of its prompt's chunks.
+void RequestQueue::leave_snapshot_outside(const Member& member) {
+  const PrefixUse& use = member.request->prefix;
+  if (tiers_ == nullptr || use.ttl > 0) return;
+  const Sequence& sequence = *member.text.sequence;
+  const std::int64_t seen = sequence.tables().next_index();
+  const PrefixText text = text_of(member);
+  const BlobKey key = prefixes_->snapshot_key(use, text, seen);
+  tiers_->leave_snapshot(key, [&] {
+    const auto image = std::make_shared<ImageWriter>(sequence);
+    const std::span<const TokenId> tokens = text.tokens.first(static_cast<std::size_t>(seen));
+    return std::pair(image->bytes(tokens), PrefixTiers::WriteImage([=](std::span<std::byte> out) {
+                       image->write(key, tokens, out);
+                     }));
+  });
+}
+
 // Whether a member that may start now has tokens fetched first. It takes part in no pass until they are there.
 bool RequestQueue::begin_fetch(Member& member) {
   const Request& request = *member.request;
@@ -54,7 +72,9 @@ bool RequestQueue::begin_fetch(Member& member) {
   const std::int64_t found = tokens_found(member);
   bool shared = false;
   member.fetch = tiers_->fetch(prefixes_->space_of(request.prefix), text.tokens, found,
-                               prefixes_->most_exact(request.prefix, text), rates.seconds(rows, 0) / rows, &shared);
+                               prefixes_->most_exact(request.prefix, text),
+                               prefixes_->stored_snapshots(request.prefix, text, found),
+                               rates.seconds(rows, 0) / rows, &shared);
   // A member that waited for another one's fetch still asks for the rest itself.
   member.asked_tiers = !shared;
   if (member.fetch != nullptr && member.found_before < 0) member.found_before = found;

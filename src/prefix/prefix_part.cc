@@ -52,16 +52,20 @@ PartShape part_shape(std::string_view model, const PageFormat& format, int lanes
   return shape;
 }
 
-BlobKey part_key(const PartShape& shape, std::string_view salt, std::span<const TokenId> text, std::int64_t part) {
-  const std::span<const TokenId> tokens = text.first(static_cast<std::size_t>((part + 1) * shape.tokens()));
+BlobKey text_key(const Hash128& lineage, std::string_view salt, std::span<const TokenId> tokens) {
   BlobKey key;
-  key.lineage = shape.lineage;
+  key.lineage = lineage;
   key.salt = hash_of(std::as_bytes(std::span(salt)));
   Hasher hasher;
   hasher.add(std::as_bytes(std::span(&key.lineage, 1)));
   hasher.add(std::as_bytes(std::span(&key.salt, 1)));
   hasher.add(std::as_bytes(tokens));
   key.text = hasher.digest();
+  return key;
+}
+
+BlobKey part_key(const PartShape& shape, std::string_view salt, std::span<const TokenId> text, std::int64_t part) {
+  BlobKey key = text_key(shape.lineage, salt, text.first(static_cast<std::size_t>((part + 1) * shape.tokens())));
   key.order = static_cast<std::uint32_t>(part);
   return key;
 }
@@ -82,6 +86,13 @@ void seal_part(std::span<std::byte> bytes) {
   std::memcpy(bytes.data() + bytes.size() - kHashBytes, &hash, kHashBytes);
 }
 
+Status check_seal(std::span<const std::byte> bytes) {
+  const Hash128 hash = hash_of(bytes.first(bytes.size() - kHashBytes));
+  if (std::memcmp(bytes.data() + bytes.size() - kHashBytes, &hash, kHashBytes) != 0)
+    return data_loss("a checksum is wrong");
+  return {};
+}
+
 Result<std::span<const std::byte>> read_part(const PartShape& shape, const BlobKey& key, std::span<const TokenId> text,
                                              std::span<const std::byte> bytes) {
   const std::size_t expected = sizeof(Head) + text.size_bytes() + shape.pages_bytes() + kHashBytes;
@@ -89,9 +100,7 @@ Result<std::span<const std::byte>> read_part(const PartShape& shape, const BlobK
   Head head;
   std::memcpy(&head, bytes.data(), sizeof head);
   if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0) return data_loss("it is not a part of a prefix");
-  const Hash128 hash = hash_of(bytes.first(bytes.size() - kHashBytes));
-  if (std::memcmp(bytes.data() + bytes.size() - kHashBytes, &hash, kHashBytes) != 0)
-    return data_loss("a checksum is wrong");
+  KVASIR_RETURN_IF_ERROR(check_seal(bytes));
   if (head.lineage != key.lineage || head.salt != key.salt || head.text != key.text)
     return data_loss("it is of another model, format or owner");
   if (head.tokens != text.size() || head.page_bytes != shape.pages_bytes() ||

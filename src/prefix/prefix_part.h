@@ -41,6 +41,9 @@ struct PartShape {
 // `model`: names whatever decides the bits of keys and values but the pages' format: fingerprint and arithmetic id.
 PartShape part_shape(std::string_view model, const PageFormat& format, int lanes);
 
+// The key of what is stored of a text: of these tokens, no more.
+BlobKey text_key(const Hash128& lineage, std::string_view salt, std::span<const TokenId> tokens);
+
 // The key of a part. REQUIRES: text.size() >= (part + 1) * shape.tokens().
 BlobKey part_key(const PartShape& shape, std::string_view salt, std::span<const TokenId> text, std::int64_t part);
 
@@ -49,6 +52,8 @@ BlobKey part_key(const PartShape& shape, std::string_view salt, std::span<const 
 std::span<std::byte> begin_part(const PartShape& shape, const BlobKey& key, std::span<const TokenId> text,
                                 std::int64_t part, std::span<std::byte> out);
 void seal_part(std::span<std::byte> bytes);
+// Whether the checksum at the end is that of all before. Errors: kDataLoss. REQUIRES: there are 16 bytes or more.
+Status check_seal(std::span<const std::byte> bytes);
 
 // Returns the pages of a part that holds exactly this text. `text`: that of the part, no more. Errors: kDataLoss with
 // the reason, for any other bytes.

@@ -11,6 +11,8 @@
 #include "base/check.h"
 #include "engine/crowd.h"
 #include "engine/request_queue.h"
+#include "engine/sequence_runner.h"
+#include "engine/snapshot_image.h"
 #include "tiers/disk_store.h"
 #include "tiers/faulty_blobs.h"
 
@@ -216,8 +218,9 @@ TEST_F(PrefixTiersTest, CodecsOfOneProcessAreKeptApart) {
     EXPECT_EQ(first.report().loads, 0) << "what f16 pages hold is no use";
     first.settle(6);
     EXPECT_EQ(first.report().stores, 6);
-    first.run(recent);  // leaves nothing exact
-    EXPECT_EQ(first.report().stores, 6);
+    first.run(recent);  // leaves nothing exact: snapshots at 64, 192, 448 and 896 tokens
+    first.settle(10);
+    EXPECT_EQ(first.report().stores, 10);
     const std::uint64_t buffers = first.queue().tier_buffers();
     EXPECT_GT(buffers, 0u);
     EXPECT_LE(buffers, PrefixTiers::kMostBufferBytes);
@@ -229,12 +232,155 @@ TEST_F(PrefixTiersTest, CodecsOfOneProcessAreKeptApart) {
     EXPECT_EQ(result.cached_from, "disk");
     EXPECT_EQ(bits_of(second.run(request("full"))), cold(both, request("full")));
     EXPECT_EQ(second.report().loads, 6);
+    const GenerateResult of_snapshot = second.run(recent);
+    EXPECT_EQ(bits_of(of_snapshot), cold(both, recent));
+    EXPECT_EQ(of_snapshot.cached, 896);
+    EXPECT_EQ(of_snapshot.cached_from, "disk");
+    EXPECT_EQ(second.report().loads, 7);
     EXPECT_EQ(second.report().failures, 0);
   }
   Process alone(q4, disk(folder.path()));
   const GenerateResult result = alone.run(request("full"));
   EXPECT_EQ(bits_of(result), expected);
   EXPECT_EQ(result.cached_from, "disk");
+}
+
+// What a policy has made of a text outlives the process, too: no exact pages could stand in for it.
+TEST_F(PrefixTiersTest, SnapshotsGoOnInAnotherProcess) {
+  const std::vector<std::string> policies = {"h2o:budget=64", "streaming:sinks=4,window=100", "tova:budget=64,pos=compact",
+                                             "lethe:tau=2,start=64,sinks=2", "cascade:size=64,n=4,sinks=4"};
+  for (const char* codec : {"f16", "q4"}) {
+    const auto model = load_model_of(codec);
+    for (const std::string& policy : policies) {
+      SCOPED_TRACE(policy + " " + codec);
+      const Folder folder;
+      {
+        Process first(model, disk(folder.path()));
+        first.run(request(policy));
+        first.settle(4);
+      }
+      RequestOptions longer = request(policy);
+      const auto more = random_tokens(150, tier_spec().vocab, 50);
+      longer.tokens.insert(longer.tokens.end(), more.begin(), more.end());
+      {
+        Process second(model, disk(folder.path()));
+        for (const RequestOptions& options : {longer, request(policy)}) {
+          const GenerateResult result = second.run(options);
+          EXPECT_EQ(bits_of(result), cold(model, options));
+          EXPECT_EQ(result.cached, 896);
+          EXPECT_EQ(result.cached_from, options.tokens.size() > 900 ? "disk" : "snapshot") << "it is in memory now";
+        }
+        EXPECT_EQ(second.report().loads, 1);
+        EXPECT_EQ(second.report().tokens_loaded, 896);
+        EXPECT_EQ(second.report().failures, 0);
+      }
+      // Of another policy, salt or chunk there is nothing.
+      Process third(model, disk(folder.path()));
+      RequestOptions salted = request(policy);
+      salted.salt = "somebody";
+      third.run(salted);
+      third.run(request(policy.starts_with("h2o") ? "h2o:budget=65" : "h2o:budget=64"));
+      EXPECT_EQ(third.report().loads, 0);
+    }
+  }
+}
+
+// Several requests wait for one snapshot of a far store, and one asks for nothing that it would not use.
+TEST_F(PrefixTiersTest, RequestsShareASnapshot) {
+  const auto content = std::make_shared<FarStore::Content>();
+  const auto model = load_model_of();
+  {
+    Process first(model, far(content));
+    first.run(request("h2o:budget=64"));
+    first.settle(4);
+    EXPECT_EQ(content->blobs.size(), 4u);
+  }
+  Process second(model, far(content));
+  std::vector<RequestId> ids;
+  std::vector<RequestOptions> all;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    all.push_back(request("h2o:budget=64"));
+    all.back().tokens.resize(890 - i * 20);
+    const auto more = random_tokens(30, tier_spec().vocab, 50 + i);
+    all.back().tokens.insert(all.back().tokens.end(), more.begin(), more.end());
+    ids.push_back(second.add(all.back()));
+  }
+  second.run_to_end();
+  EXPECT_EQ(second.report().loads, 1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(bits_of(second.result(ids[i])), cold(model, all[i]));
+    EXPECT_EQ(second.result(ids[i]).cached, 448);
+    EXPECT_EQ(second.result(ids[i]).cached_from, "redis");
+  }
+}
+
+TEST_F(PrefixTiersTest, ADamagedSnapshotIsNotUsed) {
+  const auto model = load_model_of();
+  const RequestOptions options = request("h2o:budget=64");
+  const std::vector<double> expected = cold(model, options);
+  for (const BlobFault fault : {BlobFault::kError, BlobFault::kShort, BlobFault::kDamaged})
+    for (const bool in_reads : {false, true}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(fault) << (in_reads ? " read" : " write"));
+      const BlobFaultPlan plan = [=](bool reads, int) { return reads == in_reads ? fault : BlobFault::kNone; };
+      const Folder folder;
+      FaultyFiles::Content content;
+      {
+        Process first(model, disk(folder.path(), std::make_unique<FaultyFiles>(&content, plan)));
+        EXPECT_EQ(bits_of(first.run(options)), expected);
+        first.settle(4);
+      }
+      Process second(model, disk(folder.path(), std::make_unique<FaultyFiles>(&content, in_reads ? plan : no_blob_fault)));
+      const GenerateResult result = second.run(options);
+      EXPECT_EQ(bits_of(result), expected);
+      EXPECT_EQ(result.cached, 0);
+    }
+}
+
+// Images are refused in any length but their own, with any byte changed, and as those of another key or text.
+TEST_F(PrefixTiersTest, OnlyWholeImagesAreRead) {
+  const auto model = load_model_of();
+  const auto cache = *new_cache(model, kMemory);
+  const auto policy = *make_policy("h2o:budget=32,recent=8");
+  const auto tokens = random_tokens(100, tier_spec().vocab, 7);
+  SequenceRunner runner(model, cache, policy->clone());
+  ASSERT_TRUE(runner.feed(tokens, 32, Logits::kNone, {}).ok());
+  const KvCodec codec = cache->shape().codec();
+  const BlobKey key = text_key(image_lineage(*model, cache->shape(), "h2o"), "salt", tokens);
+  const ImageWriter writer(runner.whole());
+  std::vector<std::byte> image(writer.bytes(tokens));
+  writer.write(key, tokens, image);
+  const auto parts = read_image(key, tokens, image);
+  ASSERT_TRUE(parts.ok()) << parts.status().message();
+  const auto restored = restore_image(*parts, 100, model, cache, policy->clone(), codec);
+  ASSERT_TRUE(restored.ok()) << restored.status().message();
+  EXPECT_EQ((*restored)->tables().next_index(), 100);
+  EXPECT_FALSE(restore_image(*parts, 99, model, cache, policy->clone(), codec).ok());
+  const ImageParts shorter{parts->state, parts->pages.first(parts->pages.size() - 1)};
+  EXPECT_FALSE(restore_image(shorter, 100, model, cache, policy->clone(), codec).ok());
+  for (std::size_t cut = 0; cut < image.size(); cut += cut < 1000 ? 1 : 997)
+    EXPECT_FALSE(read_image(key, tokens, std::span(image).first(cut)).ok()) << cut;
+  // With a checksum that is right again: the head and the tokens must be those that were asked for.
+  const std::size_t known = 80 + tokens.size() * sizeof(TokenId);
+  for (std::size_t at = 0; at < known; ++at) {
+    std::vector<std::byte> changed = image;
+    changed[at] ^= std::byte{0x40};
+    EXPECT_FALSE(read_image(key, tokens, changed).ok()) << at;
+    seal_part(changed);
+    EXPECT_FALSE(read_image(key, tokens, changed).ok()) << at;
+  }
+  BlobKey other = key;
+  other.salt.low ^= 1;
+  EXPECT_FALSE(read_image(other, tokens, image).ok());
+  // And a state that is anything is refused or sound.
+  const std::size_t state = known;
+  for (std::size_t at = 0; at < parts->state.size(); ++at) {
+    std::vector<std::byte> changed = image;
+    changed[state + at] ^= std::byte{0x11};
+    seal_part(changed);
+    const auto read = read_image(key, tokens, changed);
+    ASSERT_TRUE(read.ok());
+    (void)restore_image(*read, 100, model, cache, policy->clone(), codec);
+  }
 }
 
 // A text that goes on differently finds the parts before that place, and several that begin alike wait for one fetch.
