@@ -17,6 +17,7 @@ from live_server import LiveServer, refused
 
 TEXT = "".join(f"Chapter {i}: a fox, {i} hens and an old man lived beside the river, and nobody knew why. " for i in range(60))
 POLICIES = ("full", "streaming:sinks=4,window=700", "snapkv:budget=128")
+SNAPSHOTS = ("h2o:budget=256", "streaming:sinks=4,window=300")  # what they have made of a text is in no exact page
 LIMIT = "64MiB"
 
 
@@ -83,6 +84,24 @@ def check_kill(kvasir, model, folder, cold):
             assert again == cold[policy] and kv["cached_from"] in ("pages", "snapshot"), kv
             server.signal(signal.SIGKILL)
             server.process.wait()
+
+
+def check_snapshots(kvasir, model, cold):
+    for policy in SNAPSHOTS:
+        with tempfile.TemporaryDirectory() as folder:
+            with start(kvasir, model, folder) as server:
+                tokens = server.complete(**body(policy))[1]["usage"]["prompt_tokens"]
+                wait_for(lambda: tier(server, "stores_total") >= 2, "no snapshot was written")
+                time.sleep(0.2)
+                server.signal(signal.SIGKILL)
+                server.process.wait()
+            with start(kvasir, model, folder) as server:
+                got, kv = ask(server, policy)
+                assert got == cold[policy] and kv["cached_from"] == "disk", (policy, kv)
+                assert kv["cached"] >= (tokens - 1) // 512 * 512, (policy, kv, tokens)
+                assert ask(server, "h2o:budget=257")[1]["cached"] == 0, "it is of another policy"
+                assert server.metric("kvasir:prefix_tier_failures_total") == 0
+                assert server.end() == 0
 
 
 def check_owners(kvasir, model, folder):
@@ -222,7 +241,7 @@ def check_refusals(kvasir, model, folder):
 
 def main(kvasir, model):
     cold = {}
-    for policy in POLICIES:
+    for policy in POLICIES + SNAPSHOTS:
         with LiveServer(kvasir, model) as server:
             cold[policy], kv = ask(server, policy)
             assert kv["cached"] == 0 and "kvasir:prefix_tier_up" not in " ".join(server.metrics())
@@ -232,6 +251,7 @@ def main(kvasir, model):
         check_kill(kvasir, model, folder, cold)
         check_owners(kvasir, model, folder)
         check_refusals(kvasir, model, folder)
+    check_snapshots(kvasir, model, cold)
     check_damage(kvasir, model, cold)
     check_kills_while_writing(kvasir, model, cold)
     check_bound(kvasir, model)
