@@ -8,8 +8,8 @@
 // holds --memory sequences of the mean length. Tokens are random, so nothing is shared and no text ends early.
 //
 // With --stack, one table: what pages, codecs and cached prefixes add to each other in the same memory, which holds
-// --memory whole contexts of 8,192 tokens. Requests have prompts of 1,024 tokens, of which the first half is the same in
-// all, and answers of 512. "contiguous" admits as many at a time as whole contexts fit.
+// --memory whole contexts of 8,192 tokens. Requests have prompts of 1,024 tokens, of which the first half is the same
+// in all, and answers of 512. "contiguous" admits as many at a time as whole contexts fit.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -231,12 +231,10 @@ int run(const Options& options) {
   };
   const std::uint64_t memory =
       static_cast<std::uint64_t>(static_cast<double>(options.memory) * Workload().mean) * model.token_bytes;
-  sweep("stop mark", std::vector{0.70, 0.85, 0.90, 0.95, 0.98}, [&](double mark) {
-    return Run(options, model, {.memory = memory, .stop_mark = mark}).measure();
-  });
-  sweep("tokens in a page", std::vector{16, 32, 64}, [&](int slots) {
-    return Run(options, model, {.memory = memory, .page_slots = slots}).measure();
-  });
+  sweep("stop mark", std::vector{0.70, 0.85, 0.90, 0.95, 0.98},
+        [&](double mark) { return Run(options, model, {.memory = memory, .stop_mark = mark}).measure(); });
+  sweep("tokens in a page", std::vector{16, 32, 64},
+        [&](int slots) { return Run(options, model, {.memory = memory, .page_slots = slots}).measure(); });
   if (options.json) fmt::print("{}\n", all.dump(1));
   return 0;
 }

@@ -55,7 +55,7 @@ struct KvReport {
   };
   Fetched fetched_chosen;   // tokens that generated ones chose
   Fetched fetched_prompts;  // all, for those that read everything
-  double dead_share = 0;  // of the written slots, those whose token was dropped and that are not reused yet
+  double dead_share = 0;    // of the written slots, those whose token was dropped and that are not reused yet
   // How often the codec encoded a token that is retained, of those whose page is encoded; 0 where none are. More than
   // once: its page was packed with others, or rotated, when tokens were dropped.
   double encodings_mean = 0;

@@ -65,7 +65,8 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
             "Fields of a header; more are answered with 431");
   add_size(command, "--max-body", limits.body_bytes, 1024, "Bytes of a request's body; more are answered with 413");
   add_size(command, "--max-unread", limits.queued_bytes, 4096,
-           "Bytes of a stream that wait for its reader, beside those in the kernel's buffer; more end the connection and its request");
+           "Bytes of a stream that wait for its reader, beside those in the kernel's buffer; more end the connection "
+           "and its request");
   add_count(command, "--max-connections", limits.connections, 1'000'000,
             "Open connections; one more takes the place of the one longest without a request, or is closed");
   add_count(command, "--max-connections-per-address", limits.connections_per_address, 1'000'000,

@@ -11,8 +11,8 @@ Status check_scheduler(const SchedulerOptions& options) {
   if (!(options.stop_mark > 0 && options.stop_mark <= 1))
     return invalid_argument("stop_mark={} is outside (0, 1]", options.stop_mark).about({"stop_mark"});
   if (!(options.preempt_mark >= options.stop_mark && options.preempt_mark <= 1))
-    return invalid_argument("preempt_mark={} is outside [{}, 1]: it is at least the stop mark, stop_mark={}",
-                            options.preempt_mark, options.stop_mark, options.stop_mark)
+    return invalid_argument("preempt_mark={} is outside [{}, 1], of which the lower end is the stop mark",
+                            options.preempt_mark, options.stop_mark)
         .about({"preempt_mark", "stop_mark"});
   if (!(options.max_itl >= 0 && options.max_itl <= 3600))
     return invalid_argument("max_itl={} is outside 0 to 3600 seconds", options.max_itl).about({"max_itl"});

@@ -41,7 +41,8 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
   if (policy.context_use() == ContextUse::kText && rest > left) {
     const bool original = traits.positions == PositionMode::kOriginal || traits.demotion;
     return exhausted(
-               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use {}, "
+               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use "
+               "{}, "
                "or a shorter text",
                rest, traits.spec, original ? "their positions" : "all of them", context,
                std::max<std::int64_t>(0, left),

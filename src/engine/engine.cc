@@ -398,7 +398,8 @@ class EngineImpl final : public Engine {
     const Sequence& sequence = *session.held().sequence;
     std::uint64_t needed = sequence.bytes();
     if (!sequence.policy().bound() && !sequence.policy().traits().compacts)
-      needed = std::max(needed, least_kv_bytes(sequence.shape(), sequence.policy(), sequence.tables().shortest() + tokens));
+      needed =
+          std::max(needed, least_kv_bytes(sequence.shape(), sequence.policy(), sequence.tables().shortest() + tokens));
     if (needed <= ceiling) return {};
     return exhausted(
                "the session and the prompt's {} tokens need {} bytes of KV memory, but their tenant may hold {} in "

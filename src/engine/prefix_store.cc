@@ -239,8 +239,7 @@ BlobKey PrefixStore::snapshot_key(const PrefixUse& use, const PrefixText& text, 
 
 bool PrefixStore::add_stored(const PrefixUse& use, const RetentionPolicy& policy, const std::string& lineage,
                              std::span<const TokenId> text, std::span<const std::byte> image) {
-  const BlobKey key =
-      text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage), use.salt, text);
+  const BlobKey key = text_key(image_lineage(*model_, kv_->shape().with(codec_of(use)), lineage), use.salt, text);
   const Result<ImageParts> parts = read_image(key, text, image);
   if (!parts.ok() || !kv_->budget().make_available(parts->pages.size() + parts->state.size())) return false;
   auto sequence = restore_image(*parts, std::ssize(text), model_, kv_, policy.clone(), codec_of(use));

@@ -112,8 +112,9 @@ void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::s
   fetch.first_ = cache_->blocks_held(space, text) / shape.blocks;
   const std::int64_t end = std::min(most, std::ssize(text)) / shape.tokens();
   for (std::int64_t number = 0; number < end; ++number) {
-    PrefixFetch::Part part{
-        .key = part_key(shape, space.salt, text, number), .end = (number + 1) * shape.tokens(), .bytes = shape.bytes(number)};
+    PrefixFetch::Part part{.key = part_key(shape, space.salt, text, number),
+                           .end = (number + 1) * shape.tokens(),
+                           .bytes = shape.bytes(number)};
     find_near(part, false);  // those that the cache holds were used, too
     if (number < fetch.first_) continue;
     if (!part.there && far() == tiers_.size()) break;
@@ -198,8 +199,7 @@ void PrefixTiers::choose(PrefixFetch& fetch) {
   double best = 0;  // seconds won
   Tier* slow = nullptr;
   const auto won = [&](const PrefixFetch::Part& part, double seconds) {
-    const double more =
-        fetch.seconds_per_token_ * static_cast<double>(part.end - fetch.tokens_) - seconds;
+    const double more = fetch.seconds_per_token_ * static_cast<double>(part.end - fetch.tokens_) - seconds;
     if (more <= best) slow = &*tiers_[part.tier];
     return std::exchange(best, std::max(best, more)) < more;
   };

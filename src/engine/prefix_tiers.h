@@ -1,5 +1,5 @@
-// Prefixes outside memory: exact blocks of the prefix cache, in parts, and snapshots of sequences are written behind to a
-// disk and a server in the network, and fetched into the cache for requests that begin alike.
+// Prefixes outside memory: exact blocks of the prefix cache, in parts, and snapshots of sequences are written behind to
+// a disk and a server in the network, and fetched into the cache for requests that begin alike.
 //
 // A fetch brings parts or one snapshot, whichever saves more time. It ends: with all parts that are worth it, with
 // those before one that is missing or damaged, or when computing the tokens would have taken as long. Then the request
@@ -72,8 +72,8 @@ class PrefixFetch {
   std::vector<Part> snapshots_;  // that may be there; empty once it is decided what is read
   bool is_snapshot_ = false;     // parts_ is one snapshot
   StoredSnapshots stored_;
-  std::size_t next_ = 0;     // part to ask for
-  std::size_t added_ = 0;    // parts that are in the cache
+  std::size_t next_ = 0;   // part to ask for
+  std::size_t added_ = 0;  // parts that are in the cache
   int under_way_ = 0;
   std::int64_t tokens_ = 0;
   std::string_view from_;
@@ -145,7 +145,7 @@ class PrefixTiers {
   };
   struct Reading {
     std::shared_ptr<PrefixFetch> fetch;
-    std::size_t part = 0;  // in parts_; unused for sizes
+    std::size_t part = 0;                   // in parts_; unused for sizes
     std::vector<PrefixFetch::Part*> asked;  // of the fetch: parts, snapshots
   };
 

@@ -164,8 +164,7 @@ void RequestQueue::note_start(Member& member) {
   request.cached = member.start_tokens;
   request.miss = member.start_miss;
   // A fetch that brought nothing may have waited while another request computed the same tokens.
-  const bool fetched =
-      member.found_before >= 0 && request.cached > member.found_before && !member.fetched_from.empty();
+  const bool fetched = member.found_before >= 0 && request.cached > member.found_before && !member.fetched_from.empty();
   if (request.cached > 0)
     request.cached_from = fetched ? member.fetched_from : member.start_snapshot ? "snapshot" : "pages";
   counters_.prefix_queries += member.task->prompt_tokens();

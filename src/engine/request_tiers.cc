@@ -55,9 +55,8 @@ void RequestQueue::leave_snapshot_outside(const Member& member) {
   tiers_->leave_snapshot(key, [&] {
     const auto image = std::make_shared<ImageWriter>(sequence);
     const std::span<const TokenId> tokens = text.tokens.first(static_cast<std::size_t>(seen));
-    return std::pair(image->bytes(tokens), PrefixTiers::WriteImage([=](std::span<std::byte> out) {
-                       image->write(key, tokens, out);
-                     }));
+    return std::pair(image->bytes(tokens),
+                     PrefixTiers::WriteImage([=](std::span<std::byte> out) { image->write(key, tokens, out); }));
   });
 }
 
@@ -71,10 +70,9 @@ bool RequestQueue::begin_fetch(Member& member) {
   const int rows = admissions_.most().prompt_rows;
   const std::int64_t found = tokens_found(member);
   bool shared = false;
-  member.fetch = tiers_->fetch(prefixes_->space_of(request.prefix), text.tokens, found,
-                               prefixes_->most_exact(request.prefix, text),
-                               prefixes_->stored_snapshots(request.prefix, text, found),
-                               rates.seconds(rows, 0) / rows, &shared);
+  member.fetch = tiers_->fetch(
+      prefixes_->space_of(request.prefix), text.tokens, found, prefixes_->most_exact(request.prefix, text),
+      prefixes_->stored_snapshots(request.prefix, text, found), rates.seconds(rows, 0) / rows, &shared);
   // A member that waited for another one's fetch still asks for the rest itself.
   member.asked_tiers = !shared;
   if (member.fetch != nullptr && member.found_before < 0) member.found_before = found;

@@ -31,10 +31,10 @@ std::uint64_t bytes_of(const Head& head) {
 }  // namespace
 
 Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::string_view lineage) {
-  const std::string name = fmt::format("kvasir snapshot 1\n{} {}\n{} slots={} dim={} lanes={}\n{}",
-                                       model.fingerprint.hex(), model.arithmetic_id(shape.page),
-                                       stored_codec_name(shape.codec()), shape.page.slots, shape.page.head_dim,
-                                       shape.lanes(), lineage);
+  const std::string name =
+      fmt::format("kvasir snapshot 1\n{} {}\n{} slots={} dim={} lanes={}\n{}", model.fingerprint.hex(),
+                  model.arithmetic_id(shape.page), stored_codec_name(shape.codec()), shape.page.slots,
+                  shape.page.head_dim, shape.lanes(), lineage);
   Hasher hasher;
   hasher.add(std::as_bytes(std::span(name)));
   return hasher.digest();

@@ -238,22 +238,31 @@ Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
   return compose(*first, *second);
 }
 
+Status no_demoted(std::string_view spec) {
+  return unsupported(
+             "a session under '{}' cannot be saved: session files do not hold demoted tokens; run it without demote",
+             spec)
+      .about({"demote", "policy"});
+}
+
 }  // namespace
 
-Status check_saveable(std::string_view spec) {
-  if (split_demotion(spec).demotion)
-    return unsupported(
-               "a session under '{}' cannot be saved: session files do not hold demoted tokens; run it without demote",
-               spec)
-        .about({"demote", "policy"});
-  const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
-  if (policy.ok() && (*policy)->traits().offloads)
+Status check_saveable(const PolicyTraits& traits) {
+  if (traits.demotion) return no_demoted(traits.spec);
+  if (traits.offloads)
     return unsupported(
                "a session under '{}' cannot be saved: session files do not hold offloaded keys and values; run it with "
                "offload=off",
-               spec)
+               traits.spec)
         .about({"policy"});
   return {};
+}
+
+Status check_saveable(std::string_view spec) {
+  const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
+  if (policy.ok()) return check_saveable((*policy)->traits());
+  // Without the demotion there may be nothing else to refuse.
+  return split_demotion(spec).demotion ? no_demoted(spec) : Status();
 }
 
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {

@@ -91,7 +91,8 @@ bool is_evaluation_only(std::string_view spec);
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 
 // Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
-// offloads. A spec that makes no policy passes: make_policy says why.
+// offloads. Of specs that make no policy, those that demote are refused too, and make_policy says why of others.
+Status check_saveable(const PolicyTraits& traits);
 Status check_saveable(std::string_view spec);
 
 // One per file of this folder.

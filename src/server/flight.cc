@@ -58,10 +58,10 @@ Result<SessionOptions> fresh_session(const RequestOptions& options, const std::s
   const bool demotes = split_demotion(fresh.policy).demotion.has_value();
   if (demotes && !options.demote.empty()) return Status(saveable).about({"demote"});
   if (!options.policy.empty()) return Status(saveable).about({"policy"});
-  return unsupported("sessions cannot be saved under '{}', the default of this server: session files do not hold {}; {}",
-                     servers, demotes ? "demoted tokens" : "offloaded keys and values",
-                     demotes ? R"("kv":{"demote":"off"} turns demotion off)"
-                             : R"(name another policy in "kv":{"policy":...})");
+  return unsupported(
+      "sessions cannot be saved under '{}', the default of this server: session files do not hold {}; {}", servers,
+      demotes ? "demoted tokens" : "offloaded keys and values",
+      demotes ? R"("kv":{"demote":"off"} turns demotion off)" : R"(name another policy in "kv":{"policy":...})");
 }
 
 }  // namespace

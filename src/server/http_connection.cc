@@ -357,8 +357,7 @@ void Connection::refuse(int status, std::string_view message, std::string_view c
   wait_for_header(false);
   state_ = State::kAnswering;
   keep_alive_ = false;
-  send(number_, status, "application/json",
-       error_body(message, error_type(status), code), {});
+  send(number_, status, "application/json", error_body(message, error_type(status), code), {});
 }
 
 // A read that is under way ends with an error, and is answered where that arrives.

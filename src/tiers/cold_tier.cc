@@ -152,7 +152,8 @@ Status ColdTier::open(Write& write) {
   const std::uint64_t more = std::uint64_t{write.part_bytes} * parts;
   if (more > capacity_ - std::min<std::uint64_t>(used_, capacity_))
     return exhausted(
-               "the file for offloaded keys and values may have {} bytes, {} are in use and {} more are needed; give it "
+               "the file for offloaded keys and values may have {} bytes, {} are in use and {} more are needed; give "
+               "it "
                "more, or a policy with offload=off",
                capacity_.load(), used_.load(), more)
         .about({"demote_size"});
@@ -166,7 +167,8 @@ Status ColdTier::open(Write& write) {
     file = files_.emplace(write.part_bytes, std::move(spill)).first;
   }
   std::shared_ptr<SpilledParts> room = file->second->reserve(parts);
-  if (room == nullptr) return exhausted("the file for offloaded keys and values is full; give it more").about({"demote_size"});
+  if (room == nullptr)
+    return exhausted("the file for offloaded keys and values is full; give it more").about({"demote_size"});
   used_ += more;
   write.block->file_ = file->second.get();
   write.block->parts_ = std::move(room);

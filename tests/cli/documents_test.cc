@@ -54,8 +54,8 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
             std::string::npos)
       << bounded.err;
   EXPECT_NE(bounded.err.find("kvasir: tokens 4 to "), std::string::npos) << bounded.err;
-  const Finished demoted = run_model(
-      {"-f", text, "-p", "Why?", "-n", "1", "--kv", "streaming:sinks=4,window=60", "--demote", "q4"});
+  const Finished demoted =
+      run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", "streaming:sinks=4,window=60", "--demote", "q4"});
   EXPECT_NE(demoted.err.find("are demoted (streaming:sinks=4,window=60@demote=q4): each token reads again"),
             std::string::npos)
       << demoted.err;

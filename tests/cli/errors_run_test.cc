@@ -193,8 +193,8 @@ TEST_F(Errors, RunOptionsWithoutEffect) {
 
 TEST_F(Errors, RunWithTooSmallAFileForWhatIsDemoted) {
   std::ofstream(file("longer")) << some_text(1900);
-  const Arguments demoting = {"-f",   file("longer"),               "-n",       "2",
-                              "--kv", "streaming:sinks=4,window=28", "--demote", "file"};
+  const Arguments demoting = {"-f",       file("longer"), "-n", "2", "--kv", "streaming:sinks=4,window=28",
+                              "--demote", "file"};
   const auto with = [&](const std::string& size) {
     Arguments all = demoting;
     all.insert(all.end(), {"--demote-size", size});

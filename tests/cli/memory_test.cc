@@ -226,12 +226,19 @@ TEST(Memory, SummariesCountInEnglish) {
 }
 
 TEST(Memory, TextsBeyondTheTrainedContextAreRefusedWithTheReason) {
-  for (const auto& [policy, reason] : std::vector<std::pair<std::string, std::string>>{
-           {"full", "keeps all of them"}, {"h2o:budget=256,recent=128,pos=original", "keeps their positions"}})
+  struct Case {
+    std::string policy, reason, advice;
+  };
+  for (const auto& [policy, reason, advice] :
+       {Case{"full", "keeps all of them", "a policy that forgets, such as streaming"},
+        Case{"h2o:budget=256,recent=128,pos=original", "keeps their positions",
+             "a policy with pos=compact, such as streaming"},
+        Case{"h2o:budget=256,recent=128,pos=original@demote=q4", "keeps their positions",
+             "a policy with pos=compact, without demotion"}})
     expect_refused(run_model({"-p", some_text(3000), "-n", "1", "--kv", policy}), 1,
                    "the text has 3003 tokens, but policy '" + policy + "' " + reason +
-                       " and the model's context of 2048 has room for 2048; use a policy that forgets, such as "
-                       "streaming, or a shorter text [--kv]");
+                       " and the model's context of 2048 has room for 2048; use " + advice +
+                       ", or a shorter text [--kv]");
 }
 
 // Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.

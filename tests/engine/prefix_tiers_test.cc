@@ -247,8 +247,9 @@ TEST_F(PrefixTiersTest, CodecsOfOneProcessAreKeptApart) {
 
 // What a policy has made of a text outlives the process, too: no exact pages could stand in for it.
 TEST_F(PrefixTiersTest, SnapshotsGoOnInAnotherProcess) {
-  const std::vector<std::string> policies = {"h2o:budget=64", "streaming:sinks=4,window=100", "tova:budget=64,pos=compact",
-                                             "lethe:tau=2,start=64,sinks=2", "cascade:size=64,n=4,sinks=4"};
+  const std::vector<std::string> policies = {"h2o:budget=64", "streaming:sinks=4,window=100",
+                                             "tova:budget=64,pos=compact", "lethe:tau=2,start=64,sinks=2",
+                                             "cascade:size=64,n=4,sinks=4"};
   for (const char* codec : {"f16", "q4"}) {
     const auto model = load_model_of(codec);
     for (const std::string& policy : policies) {
@@ -329,7 +330,8 @@ TEST_F(PrefixTiersTest, ADamagedSnapshotIsNotUsed) {
         EXPECT_EQ(bits_of(first.run(options)), expected);
         first.settle(4);
       }
-      Process second(model, disk(folder.path(), std::make_unique<FaultyFiles>(&content, in_reads ? plan : no_blob_fault)));
+      Process second(model,
+                     disk(folder.path(), std::make_unique<FaultyFiles>(&content, in_reads ? plan : no_blob_fault)));
       const GenerateResult result = second.run(options);
       EXPECT_EQ(bits_of(result), expected);
       EXPECT_EQ(result.cached, 0);

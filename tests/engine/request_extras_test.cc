@@ -1,6 +1,5 @@
 // Requests that continue a session, that report log-probabilities piece by piece and of their prompts; plans.
 #include <gtest/gtest.h>
-
 #include <unistd.h>
 
 #include <filesystem>
@@ -26,7 +25,9 @@ std::unique_ptr<Engine> open_engine(std::uint64_t kv_memory = 64 * kMiB) {
 }
 
 // The tests of this file run in processes of their own, at the same time.
-std::string session_file() { return ::testing::TempDir() + "request_extras_" + std::to_string(::getpid()); }
+std::string session_file() {
+  return ::testing::TempDir() + "request_extras_" + std::to_string(::getpid());
+}
 
 GenerateOptions greedy(std::int64_t tokens) {
   GenerateOptions options;

@@ -199,7 +199,8 @@ TEST(Swap, AFileThatNeverEndsHoldsNobody) {
   EXPECT_EQ(desk.queue().unfinished(), 0);
 }
 
-// Two requests are out, and the one that runs needs what one of them keeps in memory: the other comes back from the file.
+// Two requests are out, and the one that runs needs what one of them keeps in memory: the other comes back from the
+// file.
 TEST(Swap, OneRequestThatGrowsCostsTheOthersNoMoreThanItNeeds) {
   const TemporaryFile file(make_random_model(crowd_spec()));
   const auto model = load(file.path(), {.threads = 1, .page_slots = 16});

@@ -154,7 +154,8 @@ TEST(ApiBodies, Kv) {
   EXPECT_EQ(field(chat(R"({"kv":{"pin":1}})")), "kv.pin");
   const auto misspelt = chat(R"({"kv":{"pin":true,"polcy":"full"}})");
   EXPECT_EQ(field(misspelt), "kv");
-  EXPECT_EQ(misspelt.status().message(), "'kv' has no field 'polcy'; it has: policy, codec, demote, pin, ttl, bypass, inspect");
+  EXPECT_EQ(misspelt.status().message(),
+            "'kv' has no field 'polcy'; it has: policy, codec, demote, pin, ttl, bypass, inspect");
 }
 
 TEST(ApiBodies, KvHints) {

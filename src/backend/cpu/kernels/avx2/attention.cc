@@ -104,9 +104,8 @@ void attend_apart_block(const AttentionPartial& partial, const ApartEntry* apart
 
 template <KvType kType>
 void attend_apart_type(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
-  query_blocks(partial.rows * partial.group, [&]<int kQueries>(int first) {
-    attend_apart_block<kType, kQueries>(partial, apart, state, first);
-  });
+  query_blocks(partial.rows * partial.group,
+               [&]<int kQueries>(int first) { attend_apart_block<kType, kQueries>(partial, apart, state, first); });
 }
 
 }  // namespace

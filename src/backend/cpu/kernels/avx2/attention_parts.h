@@ -25,8 +25,8 @@ template <KvType kType, int kQueries>
 }
 
 // weighted[i][0 .. 16) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in order, where
-// value_of(s) is a slot's value. A slot that only some of the queries see is not even added as zero to the others: zero times infinity, and zero added to -0,
-// would tell that somebody beside them saw it.
+// value_of(s) is a slot's value. A slot that only some of the queries see is not even added as zero to the others: zero
+// times infinity, and zero added to -0, would tell that somebody beside them saw it.
 template <KvType kType, int kQueries, class ValueOf>
 [[gnu::always_inline]] inline void add_values(const ValueOf& value_of, const SlotMask (&live)[kQueries],
                                               const float* weight, const float* keep, float* const* weighted,
