@@ -75,21 +75,21 @@ void PrefixTiers::keep(std::shared_ptr<BlobBuffer> buffer) {
 }
 
 // Looks for a blob in the stores that answer at once.
-bool PrefixTiers::find_near(PrefixFetch::Part& part, bool is_snapshot) const {
+bool PrefixTiers::find_near(PrefixFetch::Part& part) const {
   for (std::size_t t = 0; t < tiers_.size() && !part.there; ++t) {
     BlobStore& store = tiers_[t]->queue.store();
     if (!store.answers_at_once()) continue;
     const auto sizes = store.sizes(std::span(&part.key, 1));
     if (!sizes.ok()) continue;
-    note_size(part, sizes->front(), t, is_snapshot);
+    note_size(part, sizes->front(), t);
     if (part.there) store.touch(part.key);
   }
   return part.there;
 }
 
-void PrefixTiers::note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier, bool is_snapshot) {
-  part.there = is_snapshot ? bytes > 0 && bytes <= kBufferBytes : bytes == part.bytes;
-  if (is_snapshot) part.bytes = bytes;
+void PrefixTiers::note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier) {
+  part.there = part.bytes > 0 ? bytes == part.bytes : bytes > 0 && bytes <= kBufferBytes;
+  if (part.there) part.bytes = bytes;
   part.tier = tier;
 }
 
@@ -115,11 +115,29 @@ void PrefixTiers::add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::s
     PrefixFetch::Part part{.key = part_key(shape, space.salt, text, number),
                            .end = (number + 1) * shape.tokens(),
                            .bytes = shape.bytes(number)};
-    find_near(part, false);  // those that the cache holds were used, too
+    find_near(part);  // those that the cache holds were used, too
     if (number < fetch.first_) continue;
     if (!part.there && far() == tiers_.size()) break;
     fetch.parts_.push_back(part);
   }
+}
+
+std::vector<PrefixFetch::Part*> PrefixFetch::candidates() {
+  std::vector<Part*> all;
+  for (std::vector<Part>* list : {&parts_, &snapshots_})
+    for (Part& part : *list) all.push_back(&part);
+  return all;
+}
+
+// Returns a fetch under way that may bring the first part or a snapshot of those that are wanted; null: there is none.
+std::shared_ptr<PrefixFetch> PrefixTiers::bringing(const PrefixFetch& wanted) const {
+  const auto wants = [&](const PrefixFetch::Part* other) {
+    return (!wanted.parts_.empty() && other->key.text == wanted.parts_.front().key.text) ||
+           std::ranges::any_of(wanted.snapshots_, [&](const auto& each) { return each.key.text == other->key.text; });
+  };
+  const auto found = std::ranges::find_if(
+      fetches_, [&](const auto& fetch) { return std::ranges::any_of(fetch->candidates(), wants); });
+  return found == fetches_.end() ? nullptr : *found;
 }
 
 std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::span<const TokenId> text,
@@ -132,34 +150,23 @@ std::shared_ptr<PrefixFetch> PrefixTiers::fetch(const PrefixSpace& space, std::s
   if (!fetch->parts_.empty() && fetch->parts_.back().end <= held) fetch->parts_.clear();
   for (const StoredSnapshots::Place& place : snapshots.places) {
     PrefixFetch::Part snapshot{.key = place.key, .end = place.tokens};
-    const bool near = find_near(snapshot, true);
+    const bool near = find_near(snapshot);
     if (near || far < tiers_.size()) fetch->snapshots_.push_back(snapshot);
     if (near) break;  // shorter ones save less
   }
-  const auto candidates = [](PrefixFetch& of) {
-    std::vector<PrefixFetch::Part*> all;
-    for (auto* list : {&of.parts_, &of.snapshots_})
-      for (PrefixFetch::Part& part : *list) all.push_back(&part);
-    return all;
-  };
-  const std::vector<PrefixFetch::Part*> mine = candidates(*fetch);
-  if (mine.empty()) return nullptr;
-  const auto is_first = [&](const PrefixFetch::Part* other) {
-    return (!fetch->parts_.empty() && other->key.text == fetch->parts_.front().key.text) ||
-           std::ranges::any_of(fetch->snapshots_, [&](const auto& s) { return s.key.text == other->key.text; });
-  };
-  for (const std::shared_ptr<PrefixFetch>& other : fetches_)
-    if (std::ranges::any_of(candidates(*other), is_first)) {
-      *shared = true;
-      return other;
-    }
+  const std::vector<PrefixFetch::Part*> wanted = fetch->candidates();
+  if (wanted.empty()) return nullptr;
+  if (std::shared_ptr<PrefixFetch> other = bringing(*fetch); other != nullptr) {
+    *shared = true;
+    return other;
+  }
   fetch->salt_ = space.salt;
   fetch->codec_ = space.codec;
   fetch->stored_ = std::move(snapshots);
   std::int64_t farthest = 0;
   std::vector<BlobKey> unknown;
   std::vector<PrefixFetch::Part*> asked;
-  for (PrefixFetch::Part* part : mine) {
+  for (PrefixFetch::Part* part : wanted) {
     farthest = std::max(farthest, part->end);
     if (part->there) continue;
     unknown.push_back(part->key);
@@ -336,11 +343,9 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
 
 void PrefixTiers::take_sizes(std::size_t tier, const BlobAnswer& answer, PrefixFetch& fetch,
                              const std::vector<PrefixFetch::Part*>& asked) {
-  const std::size_t parts = fetch.parts_.size();
   for (std::size_t i = 0; i < asked.size() && answer.status.ok(); ++i) {
     PrefixFetch::Part& part = *asked[i];
-    const bool is_part = parts > 0 && asked[i] >= &fetch.parts_.front() && asked[i] <= &fetch.parts_.back();
-    note_size(part, answer.sizes[i], tier, !is_part);
+    note_size(part, answer.sizes[i], tier);
     // One of another size is written anew.
     if (part.there) {
       remember(*tiers_[tier], part.key);

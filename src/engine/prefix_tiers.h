@@ -61,6 +61,7 @@ class PrefixFetch {
   };
 
   PrefixSpace space() const { return {salt_, codec_}; }
+  std::vector<Part*> candidates();  // parts, and snapshots
 
   State state_ = State::kAsking;
   PartShape shape_;
@@ -156,8 +157,9 @@ class PrefixTiers {
   void take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& fetch, std::size_t part);
   bool add_to_cache(PrefixFetch& fetch, std::size_t part, std::span<const std::byte> pages);
   void add_parts(PrefixFetch& fetch, const PrefixSpace& space, std::span<const TokenId> text, std::int64_t most) const;
-  bool find_near(PrefixFetch::Part& part, bool is_snapshot) const;
-  static void note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier, bool is_snapshot);
+  bool find_near(PrefixFetch::Part& part) const;
+  static void note_size(PrefixFetch::Part& part, std::uint64_t bytes, std::size_t tier);
+  std::shared_ptr<PrefixFetch> bringing(const PrefixFetch& wanted) const;
   std::size_t far() const;
   void choose(PrefixFetch& fetch);
   void ask(const std::shared_ptr<PrefixFetch>& fetch);
