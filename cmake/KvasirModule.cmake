@@ -33,14 +33,17 @@ endif()
 
 # kvasir_module(NAME SOURCES a.cc b.cc DEPENDS base tensor): one folder of src/, one object library. A module sees the
 # headers of the modules it depends on by convention; tests/structure enforces it. COLD: no code of it takes a noticeable
-# part of any run, so it is compiled quickly rather than well.
+# part of any run, so it is compiled quickly rather than well; QUICK_CHECKS: nor of a test under sanitizers.
 function(kvasir_module name)
-  cmake_parse_arguments(ARG COLD "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "COLD;QUICK_CHECKS" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(kvasir_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(kvasir_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
   target_link_libraries(kvasir_${name} PRIVATE kvasir_options fmt::fmt)
   if(ARG_COLD)
-    target_compile_options(kvasir_${name} PRIVATE -O1 ${KVASIR_QUICK_CHECKS})
+    target_compile_options(kvasir_${name} PRIVATE -O1)
+  endif()
+  if(ARG_QUICK_CHECKS)
+    target_compile_options(kvasir_${name} PRIVATE ${KVASIR_QUICK_CHECKS})
   endif()
   set_property(GLOBAL APPEND PROPERTY KVASIR_MODULES ${name})
   set_property(GLOBAL PROPERTY KVASIR_DEPENDS_${name} "${ARG_DEPENDS}")
