@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "base/status.h"
@@ -9,6 +10,7 @@
 #include "engine/context_rules.h"
 #include "engine/memory_plan.h"
 #include "engine/sequence_runner.h"
+#include "eval/read_bandwidth.h"
 #include "retention/registry.h"
 
 namespace kvasir {
@@ -40,12 +42,22 @@ std::uint64_t weight_bytes_read(const LoadedModel& model) {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 26;
 
+// Sequences of one policy that hold `depth` tokens. Measurements run on forks of them.
+struct Base {
+  std::string policy;
+  std::int64_t depth = 0;
+  int sequences = 1;  // the largest batch that starts from it
+  std::vector<std::unique_ptr<SequenceRunner>> runners;
+};
+
 struct Measurement {
   SpeedFigure figure;
-  std::size_t first = 0;                               // the measurement it is compared with
-  std::unique_ptr<RetentionPolicy> policy;             // at its start
-  std::vector<std::unique_ptr<SequenceRunner>> bases;  // decode: the states every repetition starts from, [batch]
-  std::vector<double> seconds;                         // of each repetition
+  std::size_t first = 0;                    // the measurement it is compared with
+  std::unique_ptr<RetentionPolicy> policy;  // at its start
+  std::size_t base = 0;
+  std::vector<double> seconds;  // of each repetition
+
+  bool prefill() const { return figure.name == "prefill"; }
 };
 
 double median(std::vector<double> values) {
@@ -66,7 +78,7 @@ Status check_options(const SpeedOptions& options) {
     return invalid_argument("there is no batch to measure; give at least one size").about({"batch"});
   for (const int batch : options.batches)
     if (batch < 1 || batch > 256) return invalid_argument("a batch of {} is outside 1 to 256", batch).about({"batch"});
-  if (options.prefill == 0 && (options.decode == 0 || options.depths.empty()))
+  if (options.depths.empty() || (options.prefill == 0 && options.decode == 0))
     return invalid_argument("there is nothing to measure; give tokens to prefill or decode")
         .about({"prefill", "decode"});
   return {};
@@ -76,7 +88,7 @@ Status check_options(const SpeedOptions& options) {
 Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) {
   std::vector<Measurement> measurements;
   const std::size_t tests =
-      (options.prefill > 0 ? 1 : 0) + (options.decode > 0 ? options.depths.size() * options.batches.size() : 0);
+      options.depths.size() * ((options.prefill > 0 ? 1 : 0) + (options.decode > 0 ? options.batches.size() : 0));
   for (const std::string& spec : options.policies) {
     const auto add = [&](const char* name, std::int64_t depth, std::int64_t tokens, int batch = 1) -> Status {
       Measurement m;
@@ -90,7 +102,8 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
       measurements.push_back(std::move(m));
       return {};
     };
-    if (options.prefill > 0) KVASIR_RETURN_IF_ERROR(add("prefill", 0, options.prefill));
+    for (const std::int64_t depth : options.depths)
+      if (options.prefill > 0) KVASIR_RETURN_IF_ERROR(add("prefill", depth, options.prefill));
     if (options.decode == 0) continue;
     for (const std::int64_t depth : options.depths)
       for (const int batch : options.batches) KVASIR_RETURN_IF_ERROR(add("decode", depth, options.decode, batch));
@@ -98,70 +111,81 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
   return measurements;
 }
 
-// Returns the bytes that a measurement's sequences need together.
-Result<std::uint64_t> bytes_needed(const LoadedModel& model, const Measurement& m) {
-  const KvCacheShape& shape = model.kv_shape;
-  const std::int64_t depth = m.figure.depth;
-  if (least_kv_bytes(shape, *m.policy, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
-    return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
-        .about({"depths"});
-  const auto plan = [&](std::int64_t tokens, std::int64_t prompt) {
-    return plan_kv_memory(shape, *m.policy, {tokens, prompt, model.options.chunk, 1});
-  };
-  if (m.figure.name == "prefill") return plan(m.figure.tokens, m.figure.tokens).bytes;
-  const KvMemory planned = plan(depth + m.figure.tokens + 1, depth);
-  const std::uint64_t state = planned.bytes;
-  const std::uint64_t bounds = m.policy->traits().chunk_reads ? planned.policy_bytes : 0;  // forks have their own
-  const auto batch = static_cast<std::uint64_t>(m.figure.batch);
-  // A fork under a compacting policy comes to own all its pages.
-  if (m.policy->traits().compacts) return batch * 2 * state;
-  // Any other fork owns its tables, its copy of the open page, and the pages it adds.
-  return batch * (state + bounds + KvCache::cost(shape, {}, (depth + 2 * m.figure.tokens) / shape.page.slots + 4));
+// Groups the measurements by what they start from, and notes in each which base that is.
+std::vector<Base> make_bases(std::vector<Measurement>& measurements) {
+  std::vector<Base> bases;
+  for (Measurement& m : measurements) {
+    const auto same = [&](const Base& base) { return base.policy == m.figure.policy && base.depth == m.figure.depth; };
+    auto base = std::ranges::find_if(bases, same);
+    if (base == bases.end()) base = bases.insert(bases.end(), {m.figure.policy, m.figure.depth, 1, {}});
+    base->sequences = std::max(base->sequences, m.figure.batch);
+    m.base = static_cast<std::size_t>(base - bases.begin());
+  }
+  return bases;
 }
 
-}  // namespace
+std::uint64_t planned_bytes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens,
+                            std::int64_t prompt) {
+  return plan_kv_memory(model.kv_shape, policy, {tokens, prompt, model.options.chunk, 1}).bytes;
+}
 
-Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
-                                               const std::function<bool(std::int64_t, std::int64_t)>& progress) {
-  KVASIR_RETURN_IF_ERROR(check_options(options));
-  KVASIR_ASSIGN_OR_RETURN(std::vector<Measurement> measurements, make_measurements(options));
-  // One cache holds all base sequences; each repetition runs on forks of them.
-  std::uint64_t budget = 0;
-  std::int64_t work = 0;
+// Returns the most bytes that the forks of a measurement need.
+std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
+  const std::int64_t end = m.figure.depth + m.figure.tokens + 1;
+  return static_cast<std::uint64_t>(m.figure.batch) *
+         planned_bytes(model, *m.policy, end, m.prefill() ? end : m.figure.depth);
+}
+
+// Returns the bytes that all bases need, and behind them the forks of one measurement at a time.
+Result<std::uint64_t> bytes_needed(const LoadedModel& model, std::span<const Base> bases,
+                                   std::span<const Measurement> measurements) {
+  std::vector<std::uint64_t> base_bytes(bases.size());
+  std::uint64_t forks = 0;
   for (const Measurement& m : measurements) {
+    const std::int64_t depth = m.figure.depth;
     KVASIR_RETURN_IF_ERROR(
-        check_positions(*m.policy, model->options.chunk, model->config.context, m.figure.depth + m.figure.tokens + 1));
-    KVASIR_ASSIGN_OR_RETURN(const std::uint64_t bytes, bytes_needed(*model, m));
-    budget += bytes;
-    work +=
-        m.figure.batch * (m.figure.depth + m.figure.tokens * (options.repeat + (m.figure.name == "prefill" ? 0 : 1)));
+        check_positions(*m.policy, model.options.chunk, model.config.context, depth + m.figure.tokens + 1));
+    if (least_kv_bytes(model.kv_shape, *m.policy, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
+      return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
+          .about({"depths"});
+    base_bytes[m.base] =
+        static_cast<std::uint64_t>(bases[m.base].sequences) * planned_bytes(model, *m.policy, depth + 1, depth);
+    forks = std::max(forks, fork_bytes(model, m));
   }
-  if (budget > memory_bound())
+  const std::uint64_t bytes = std::accumulate(base_bytes.begin(), base_bytes.end(), forks);
+  if (bytes > memory_bound())
     return exhausted("these depths need {} bytes of KV memory, more than this machine has left ({}); give smaller ones",
-                     budget, memory_bound())
+                     bytes, memory_bound())
         .about({"depths"});
-  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, new_cache(model, budget));
+  return bytes;
+}
 
-  std::int64_t done = 0;
-  const auto feed = [&](SequenceRunner& runner, std::int64_t count, Source source) -> Status {
-    const std::vector<TokenId> tokens = some_tokens(count, model->config.vocabulary);
+// Runs the passes of measurements, and tells how far they are.
+class Passes {
+ public:
+  Passes(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
+         const std::function<bool(std::int64_t, std::int64_t)>& progress, std::int64_t work)
+      : model_(model), cache_(cache), progress_(progress), work_(work) {}
+
+  // Feeds `count` tokens to one sequence.
+  Status feed(SequenceRunner& runner, std::int64_t count, Source source) {
+    const std::vector<TokenId> tokens = some_tokens(count, model_->config.vocabulary);
     std::int64_t noted = runner.sequence().next_index();
     return runner.feed(
-        tokens, model->options.chunk,
+        tokens, model_->options.chunk,
         source == Source::kGenerated ? SequenceRunner::Logits::kAll : SequenceRunner::Logits::kLast,
         [&](std::int64_t, int, std::span<const float>) {
           const std::int64_t now = runner.sequence().next_index();
-          done += now - std::exchange(noted, now);
-          return !progress || progress(done, work);
+          return advance(now - std::exchange(noted, now));
         },
         source);
-  };
+  }
 
-  // Decodes all sequences together, one token of each per pass.
-  const auto decode = [&](std::span<const std::unique_ptr<SequenceRunner>> runners, std::int64_t count) -> Status {
+  // Decodes `count` tokens of all sequences together, one token of each per pass.
+  Status decode(std::span<const std::unique_ptr<SequenceRunner>> runners, std::int64_t count) {
     const std::vector<TokenId> tokens =
-        some_tokens(count + static_cast<std::int64_t>(runners.size()), model->config.vocabulary);
-    Step step(model, cache);
+        some_tokens(count + static_cast<std::int64_t>(runners.size()), model_->config.vocabulary);
+    Step step(model_, cache_);
     std::vector<StepRequest> requests(runners.size());
     std::vector<StepResult> results(runners.size());
     for (std::int64_t t = 0; t < count; ++t) {
@@ -170,58 +194,102 @@ Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel
                        {std::span(tokens).subspan(static_cast<std::size_t>(t) + r, 1), Source::kGenerated}};
       KVASIR_RETURN_IF_ERROR(step.run(step.plan(requests), requests, results));
       for (const StepResult& result : results) KVASIR_RETURN_IF_ERROR(result.status);
-      done += static_cast<std::int64_t>(runners.size());
-      if (progress && !progress(done, work)) return Status(StatusCode::kCancelled, "stopped");
+      if (!advance(static_cast<std::int64_t>(runners.size()))) return Status(StatusCode::kCancelled, "stopped");
     }
     return {};
-  };
-
-  for (Measurement& m : measurements) {
-    if (m.figure.name == "prefill") continue;
-    for (int b = 0; b < m.figure.batch; ++b) {
-      m.bases.push_back(std::make_unique<SequenceRunner>(model, cache, m.policy->clone()));
-      if (m.figure.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*m.bases.back(), m.figure.depth, Source::kPrompt));
-    }
-    m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
-                        static_cast<std::uint64_t>(m.bases.front()->sequence().mean_stored()) *
-                        model->kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model->kv_shape.lanes());
   }
+
+  // Fills a base.
+  Status prepare(Base& base, const RetentionPolicy& policy) {
+    for (int b = 0; b < base.sequences; ++b) {
+      base.runners.push_back(std::make_unique<SequenceRunner>(model_, cache_, policy.clone()));
+      if (base.depth > 0) KVASIR_RETURN_IF_ERROR(feed(*base.runners.back(), base.depth, Source::kPrompt));
+    }
+    return {};
+  }
+
+  // Runs a measurement once, on forks of its base. Returns its seconds.
+  Result<double> run(const Measurement& m, const Base& base) {
+    std::vector<std::unique_ptr<SequenceRunner>> runners;
+    for (int b = 0; b < m.figure.batch; ++b) {
+      KVASIR_ASSIGN_OR_RETURN(runners.emplace_back(), base.runners[static_cast<std::size_t>(b)]->fork());
+      KVASIR_RETURN_IF_ERROR(runners.back()->own_pages());
+    }
+    Status status;
+    const double seconds = seconds_of([&] {
+      status = runners.size() > 1
+                   ? decode(runners, m.figure.tokens)
+                   : feed(*runners.front(), m.figure.tokens, m.prefill() ? Source::kPrompt : Source::kGenerated);
+    });
+    KVASIR_RETURN_IF_ERROR(status);
+    return seconds;
+  }
+
+ private:
+  bool advance(std::int64_t tokens) {
+    done_ += tokens;
+    return !progress_ || progress_(done_, work_);
+  }
+
+  const std::shared_ptr<LoadedModel>& model_;
+  const std::shared_ptr<KvCache>& cache_;
+  const std::function<bool(std::int64_t, std::int64_t)>& progress_;
+  std::int64_t work_ = 0;
+  std::int64_t done_ = 0;
+};
+
+// Sums up what the repetitions of a measurement took. `first`: what it is compared with.
+void conclude(Measurement& m, const Measurement& first, const LoadedModel& model, const Base& base) {
+  const auto tokens = static_cast<double>(m.figure.tokens * m.figure.batch);
+  m.figure.median = tokens / median(m.seconds);
+  m.figure.lowest = tokens / *std::ranges::max_element(m.seconds);
+  m.figure.highest = tokens / *std::ranges::min_element(m.seconds);
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < m.seconds.size(); ++i) ratios.push_back(m.seconds[i] / first.seconds[i]);
+  m.figure.slowdown = median(std::move(ratios));
+  m.figure.kv_bytes = static_cast<std::uint64_t>(m.figure.batch) *
+                      static_cast<std::uint64_t>(base.runners.front()->sequence().mean_stored()) *
+                      model.kv_shape.page.slot_bytes() * static_cast<std::uint64_t>(model.kv_shape.lanes());
+  // A pass reads the weights once, and the keys and values of each sequence.
+  if (!m.prefill())
+    m.figure.gigabytes_per_s = static_cast<double>(weight_bytes_read(model) + m.figure.kv_bytes) * m.figure.median /
+                               static_cast<double>(m.figure.batch) / 1e9;
+}
+
+}  // namespace
+
+Result<Speed> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
+                            const std::function<bool(std::int64_t, std::int64_t)>& progress) {
+  KVASIR_RETURN_IF_ERROR(check_options(options));
+  KVASIR_ASSIGN_OR_RETURN(std::vector<Measurement> measurements, make_measurements(options));
+  std::vector<Base> bases = make_bases(measurements);
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t budget, bytes_needed(*model, bases, measurements));
+  KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, new_cache(model, budget));
+  KVASIR_ASSIGN_OR_RETURN(ReadBandwidth bandwidth, ReadBandwidth::make(*model->threads));
+  std::int64_t work = 0;
+  for (const Base& base : bases) work += base.sequences * base.depth;
+  for (const Measurement& m : measurements)
+    work += m.figure.batch * m.figure.tokens * (options.repeat + (m.prefill() ? 0 : 1));
+  Passes passes(model, cache, progress, work);
+  for (const Measurement& m : measurements)
+    if (bases[m.base].runners.empty()) KVASIR_RETURN_IF_ERROR(passes.prepare(bases[m.base], *m.policy));
+
+  std::vector<double> bandwidths;
   for (int repetition = 0; repetition <= options.repeat; ++repetition) {
     for (Measurement& m : measurements) {
-      if (repetition == 0 && m.bases.empty()) continue;  // the first round warms up decoding
-      std::vector<std::unique_ptr<SequenceRunner>> runners;
-      if (m.bases.empty()) runners.push_back(std::make_unique<SequenceRunner>(model, cache, m.policy->clone()));
-      for (const std::unique_ptr<SequenceRunner>& base : m.bases) {
-        KVASIR_ASSIGN_OR_RETURN(runners.emplace_back(), base->fork());
-        KVASIR_RETURN_IF_ERROR(runners.back()->own_pages());
-      }
-      Status status;
-      const double seconds = seconds_of([&] {
-        status = runners.size() > 1
-                     ? decode(runners, m.figure.tokens)
-                     : feed(*runners.front(), m.figure.tokens, m.bases.empty() ? Source::kPrompt : Source::kGenerated);
-      });
-      KVASIR_RETURN_IF_ERROR(status);
+      if (repetition == 0 && m.prefill()) continue;  // the first round warms up decoding
+      KVASIR_ASSIGN_OR_RETURN(const double seconds, passes.run(m, bases[m.base]));
       if (repetition > 0) m.seconds.push_back(seconds);
     }
+    bandwidths.push_back(bandwidth.measure());
   }
-  std::vector<SpeedFigure> figures;
+  Speed speed;
+  speed.read_gigabytes_per_s = median(std::move(bandwidths));
   for (Measurement& m : measurements) {
-    const auto tokens = static_cast<double>(m.figure.tokens * m.figure.batch);
-    m.figure.median = tokens / median(m.seconds);
-    m.figure.lowest = tokens / *std::ranges::max_element(m.seconds);
-    m.figure.highest = tokens / *std::ranges::min_element(m.seconds);
-    std::vector<double> ratios;
-    for (std::size_t i = 0; i < m.seconds.size(); ++i)
-      ratios.push_back(m.seconds[i] / measurements[m.first].seconds[i]);
-    m.figure.slowdown = median(std::move(ratios));
-    // A pass reads the weights once, and the keys and values of each sequence.
-    if (!m.bases.empty())
-      m.figure.gigabytes_per_s = static_cast<double>(weight_bytes_read(*model) + m.figure.kv_bytes) * m.figure.median /
-                                 static_cast<double>(m.figure.batch) / 1e9;
-    figures.push_back(m.figure);
+    conclude(m, measurements[m.first], *model, bases[m.base]);
+    speed.figures.push_back(m.figure);
   }
-  return figures;
+  return speed;
 }
 
 }  // namespace kvasir

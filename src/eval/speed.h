@@ -1,7 +1,7 @@
-// Measures the speed of one model on this machine: prefill, and decoding at given cache depths.
-// Every figure is a median over repetitions, with the extremes. Repetitions of all figures and policies are
-// interleaved, so that a temporary slowdown of the machine affects all of them. Thread-safety: one measurement at a
-// time per model.
+// Measures the speed of one model on this machine: prefill and decoding at given cache depths, and how fast the same
+// threads read memory, the limit of decoding. Every figure is a median over repetitions, with the extremes. Repetitions
+// of all figures and policies are interleaved, so that a temporary slowdown of the machine affects all of them.
+// Thread-safety: one measurement at a time per model.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace kvasir {
 struct SpeedOptions {
   std::int64_t prefill = 512;              // tokens of a prompt; 0: not measured
   std::int64_t decode = 32;                // tokens generated per repetition; 0: not measured
-  std::vector<std::int64_t> depths = {0};  // tokens in the cache when decoding starts
+  std::vector<std::int64_t> depths = {0};  // tokens in the cache when a measurement starts
   std::vector<int> batches = {1};          // sequences that decode together in one pass, each at the same depth
   int repeat = 5;
   std::vector<std::string> policies = {"full"};
@@ -38,8 +38,13 @@ struct SpeedFigure {
   std::uint64_t kv_bytes = 0;  // live keys and values at the start
 };
 
+struct Speed {
+  std::vector<SpeedFigure> figures;
+  double read_gigabytes_per_s = 0;  // memory that the model's threads only read: median over repetitions
+};
+
 // Errors: kInvalidArgument, kResourceExhausted, kCancelled when progress returns false.
-Result<std::vector<SpeedFigure>> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
-                                               const std::function<bool(std::int64_t, std::int64_t)>& progress);
+Result<Speed> measure_speed(const std::shared_ptr<LoadedModel>& model, const SpeedOptions& options,
+                            const std::function<bool(std::int64_t, std::int64_t)>& progress);
 
 }  // namespace kvasir

@@ -73,8 +73,7 @@ TEST_F(Errors, Bench) {
           {{"--depth", "1,x"}, 2, "--depth: 'x' is not a whole number (0 to 2^26)" + see("bench")},
           {{"--kv", "nope"}, 2, unknown_policy("nope")},
           {{"--kv", "recompute"}, 2, kEvaluationOnly},
-          {{"--decode", "0", "--depth", "5"}, 2, "--depth and --batch are for decoding; omit them, or --decode 0"},
-          {{"--decode", "0", "--batch", "2"}, 2, "--depth and --batch are for decoding; omit them, or --decode 0"},
+          {{"--decode", "0", "--batch", "2"}, 2, "--batch is for decoding; omit it, or --decode 0"},
       },
       {"bench", "-m", model_path()});
 }
