@@ -1,7 +1,18 @@
 // Compiled without AVX2 flags: it runs on any machine, to say whether the table does.
+#include <cpuid.h>
+
 #include "backend/cpu/kernels/avx2/simd_table.h"
 
 namespace kvasir {
+namespace {
+
+// clang 14's __builtin_cpu_supports does not know "f16c".
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
 
 const KernelTable* avx2_kernels() {
   // What is not worth vectors of its own is the generic kernel's.
@@ -27,8 +38,8 @@ const KernelTable* avx2_kernels() {
     t.add_weights = avx2::add_weights;
     return t;
   }();
-  static const bool runs = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                           __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+  static const bool runs =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && has_f16c();
   return runs ? &table : nullptr;
 }
 
