@@ -268,7 +268,7 @@ void Inspector::tick() {
   if (asking_ || watchers_.empty()) return;
   first_ = (first_ + 1) % watchers_.size();
   std::vector<std::shared_ptr<Watcher>> order(watchers_);
-  std::ranges::rotate(order, order.begin() + static_cast<std::ptrdiff_t>(first_));
+  std::rotate(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(first_), order.end());
   asking_ = ask(order, true).ok();
 }
 

@@ -45,7 +45,7 @@ void expect_agreement(const std::string& model, const Surroundings& tight, std::
 class LittleMemory : public testing::Test {
  protected:
   void SetUp() override {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef KVASIR_SANITIZED
     GTEST_SKIP() << "a sanitizer's shadow memory is larger than these limits";
 #endif
   }

@@ -155,10 +155,14 @@ class Crowd {
 
  private:
   int draw(int low, int high) { return std::uniform_int_distribution<int>(low, high)(random_); }
+  void add_part(Script& script, Source source, int most_tokens) {
+    const std::uint64_t seed = random_();
+    script.add(source, draw(1, most_tokens), seed);
+  }
   void add_parts(Script& script) {
     for (int part = draw(1, 2); part > 0; --part) {
-      script.add(Source::kPrompt, draw(1, 120), random_());
-      script.add(Source::kGenerated, draw(1, 25), random_());
+      add_part(script, Source::kPrompt, 120);
+      add_part(script, Source::kGenerated, 25);
     }
   }
 

@@ -24,7 +24,8 @@ inline RequestOptions random_request(std::mt19937_64& random, const std::vector<
                                      int most_tokens) {
   RequestOptions options;
   options.policy = policies[random() % policies.size()];
-  options.prompt = random_text(1 + static_cast<int>(random() % 120), random());
+  const std::uint64_t seed = random();  // one draw a statement: compilers order those of one as they like
+  options.prompt = random_text(1 + static_cast<int>(random() % 120), seed);
   options.generate.max_tokens = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most_tokens));
   options.generate.ignore_eos = random() % 4 != 0;
   if (random() % 6 == 0) options.generate.stop = {"a", "qu"};

@@ -19,6 +19,12 @@ RandomModelSpec mutation_spec() {
   return spec;
 }
 
+struct TablePolicy {
+  const char* spec;
+  bool lists;
+  std::size_t runs;
+};
+
 class SessionMutation : public ::testing::Test {
  protected:
   SessionMutation()
@@ -71,11 +77,11 @@ class SessionMutation : public ::testing::Test {
     }
   }
   // Changes the first table of the file of a policy.
-  void expect_table_refused(const std::string& policy, bool lists, std::size_t runs, const char* what,
+  void expect_table_refused(const TablePolicy& policy, const char* what,
                             const std::function<void(SavedTable&)>& change) {
-    SCOPED_TRACE(policy + ": " + what);
-    SessionBlocks blocks = saved(policy);
-    SavedTable table(blocks.state(), lists, runs);
+    SCOPED_TRACE(std::string(policy.spec) + ": " + what);
+    SessionBlocks blocks = saved(policy.spec);
+    SavedTable table(blocks.state(), policy.lists, policy.runs);
     ASSERT_EQ(table.bytes(), blocks.state());
     change(table);
     ASSERT_NE(table.bytes(), blocks.state());
@@ -88,11 +94,6 @@ class SessionMutation : public ::testing::Test {
   std::shared_ptr<LoadedModel> model_;
 };
 
-struct TablePolicy {
-  const char* spec;
-  bool lists;
-  std::size_t runs;
-};
 constexpr TablePolicy kTables[] = {{"full", false, 1},
                                    {"streaming:sinks=4,window=90", false, 1},
                                    {"streaming:sinks=4,window=90,every=8,realign=rotate", false, 1},
@@ -110,9 +111,9 @@ TEST_F(SessionMutation, UnchangedFilesGoOn) {
 }
 
 TEST_F(SessionMutation, Ordinals) {
-  for (const auto& [spec, lists, runs] : kTables) {
+  for (const TablePolicy& policy : kTables) {
     const auto refused = [&](const char* what, const std::function<void(SavedTable&)>& change) {
-      expect_table_refused(spec, lists, runs, what, change);
+      expect_table_refused(policy, what, change);
     };
     refused("all far off", [](SavedTable& t) {
       for (auto& column : t.columns) column.ordinal += std::uint64_t{1} << 40;
@@ -125,7 +126,7 @@ TEST_F(SessionMutation, Ordinals) {
             [](SavedTable& t) { std::swap(t.columns.back().ordinal, t.columns[t.columns.size() - 2].ordinal); });
     refused("none to come", [](SavedTable& t) { t.runs.front().next_ordinal = 0; });
     refused("the largest", [](SavedTable& t) { t.columns[1].ordinal = ~std::uint64_t{0}; });
-    if (lists) continue;  // there, numbers may be left out
+    if (policy.lists) continue;  // there, numbers may be left out
     refused("next one off by one", [](SavedTable& t) { ++t.runs.front().next_ordinal; });
     refused("all off by 16 with the next", [](SavedTable& t) {
       for (auto& column : t.columns) column.ordinal += 16;
@@ -135,18 +136,18 @@ TEST_F(SessionMutation, Ordinals) {
 }
 
 TEST_F(SessionMutation, ColumnsAndTails) {
-  for (const auto& [spec, lists, runs] : kTables) {
+  for (const TablePolicy& policy : kTables) {
     const auto refused = [&](const char* what, const std::function<void(SavedTable&)>& change) {
-      expect_table_refused(spec, lists, runs, what, change);
+      expect_table_refused(policy, what, change);
     };
     refused("no tail", [](SavedTable& t) { t.runs.front().tail = 0xffffffff; });
     refused("another tail", [](SavedTable& t) { t.runs.front().tail = t.runs.front().tail == 0 ? 1 : 0; });
     refused("first", [](SavedTable& t) { ++t.columns[1].first; });
     refused("first far off", [](SavedTable& t) { t.columns.back().first += std::int64_t{1} << 50; });
     refused("a page given back", [](SavedTable& t) { t.given_begin = 16, t.given_end = 32; });
-    if (!std::string_view(spec).ends_with("pos=original"))  // there it says nothing
+    if (!std::string_view(policy.spec).ends_with("pos=original"))  // there it says nothing
       refused("base", [](SavedTable& t) { ++t.columns[1].base; });
-    if (lists) refused("offset", [](SavedTable& t) { t.columns[0].offsets.back() += 1U << 30; });
+    if (policy.lists) refused("offset", [](SavedTable& t) { t.columns[0].offsets.back() += 1U << 30; });
   }
 }
 
@@ -165,9 +166,9 @@ void split_frames(SavedTable& table, std::size_t most) {
 }
 
 TEST_F(SessionMutation, Frames) {
-  for (const auto& [spec, lists, runs] : kTables) {
+  for (const TablePolicy& policy : kTables) {
     const auto refused = [&](const char* what, const std::function<void(SavedTable&)>& change) {
-      expect_table_refused(spec, lists, runs, what, change);
+      expect_table_refused(policy, what, change);
     };
     for (const std::size_t most : {2, 3, 32})
       refused("split", [&](SavedTable& t) { split_frames(t, t.frames.size() - 1 + most); });

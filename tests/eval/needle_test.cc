@@ -232,8 +232,10 @@ TEST_F(Needle, AWindowRecallsWhatItHolds) {
     int held = 0;
     for (int trial = 0; trial < options.trials; ++trial) {
       const NeedlePrompt needle = prompts->prompt(0, depth, trial);
-      const auto value = std::ranges::search(needle.prompt, needle.answer).begin() - needle.prompt.begin();
-      if (static_cast<int>(needle.prompt.size()) - 1 - value <= kWindow) ++held;
+      const std::vector<TokenId>& prompt = needle.prompt;
+      const auto value =
+          std::search(prompt.begin(), prompt.end(), needle.answer.begin(), needle.answer.end()) - prompt.begin();
+      if (static_cast<int>(prompt.size()) - 1 - value <= kWindow) ++held;
     }
     const NeedleCell& cell = result->cells[depth];
     EXPECT_EQ(cell.exact, held / 4.0) << cell.depth;

@@ -239,8 +239,8 @@ TEST_F(PrefixCacheTest, TheBoundHoldsForPagesThatSnapshotsShare) {
 }
 
 TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
-  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   int alive = 0;
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   std::vector<TokenId> tokens(100);
   for (int i = 0; i < 100; ++i) tokens[static_cast<std::size_t>(i)] = i;
   const Text text{"", tokens};
@@ -270,8 +270,8 @@ TEST_F(PrefixCacheTest, SnapshotsServeTheirOwnLineage) {
 // Snapshots alone, as policies leave them that look at attention: the whole way to them is remembered, with the newest
 // reason, and is forgotten once they are back.
 TEST_F(PrefixCacheTest, SaysWhySnapshotsWent) {
-  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   int alive = 0;
+  PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   std::vector<TokenId> tokens(6 * kSlots);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<TokenId>(i);
   const Text text{"", tokens};
@@ -307,10 +307,10 @@ TEST_F(PrefixCacheTest, SaysWhySnapshotsWent) {
 }
 
 TEST_F(PrefixCacheTest, TheBoundHolds) {
+  int alive = 0;
   const std::uint64_t bound = 60 * kv_->pool().page_cost();
   PrefixCache cache(kv_.get(), bound);
   std::mt19937_64 random(4);
-  int alive = 0;
   for (int i = 0; i < 200; ++i) {
     Text text{"", {}};
     for (auto length = random() % 100; length > 0; --length) text.tokens.push_back(static_cast<TokenId>(random() % 2));
@@ -347,12 +347,12 @@ TEST_F(PrefixCacheTest, TimesToLiveEnd) {
 
 // A pin ends with the time that it was asked for, whatever others ask for the same text without one.
 TEST_F(PrefixCacheTest, APinEndsWithItsTimeToLive) {
+  int alive = 0;
   PrefixCache cache(kv_.get(), std::uint64_t{1} << 40);
   const Text pinned{"", std::vector<TokenId>(3 * kSlots + 1, 1)};
   const Text other{"", std::vector<TokenId>(kSlots + 1, 2)};
   cache.add_pages("", pinned.tokens, run(pinned), {.pinned = true, .until = 60});
   cache.add_pages("", pinned.tokens, run(pinned), {});
-  int alive = 0;
   const std::vector<TokenId> tokens(kSlots, 3);
   cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {.pinned = true, .until = 60});
   cache.add_snapshot("", "a", tokens, std::make_unique<Marker>(&alive, 1), {});

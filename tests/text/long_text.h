@@ -5,7 +5,7 @@
 
 namespace kvasir::test {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef KVASIR_SANITIZED
 inline constexpr std::size_t kMegabyte = 100 * 1000;  // instrumented code gets a tenth of the work
 #else
 inline constexpr std::size_t kMegabyte = 1000 * 1000;

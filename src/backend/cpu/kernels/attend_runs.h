@@ -12,7 +12,7 @@ namespace {
 inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int first, int count) {
   AttentionPartial part = partial;
   part.entries = count;
-  part.pages += first;
+  if (part.pages != nullptr) part.pages += first;
   part.formats += first;
   part.masks += first;
   if (part.weights != nullptr) {
