@@ -8,7 +8,7 @@ build_packages=(g++ cmake ninja-build pkgconf libfmt-dev libcli11-dev nlohmann-j
 test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy python3-jinja2 python3-yaml
                python3-zmq python3-msgpack slowhttptest chromium nginx libnginx-mod-http-js redis-server
                dpkg-dev file procps)
-fuzz_packages=(clang-14 libclang-rt-14-dev)
+sanitizer_packages=(clang-14 libclang-rt-14-dev)
 format_packages=(clang-format-14)
 
 # say TEXT: on standard error, behind the minutes and seconds since the start.
