@@ -3,18 +3,22 @@
 
 Profiles the heads of the model on the text's second half, reads N tokens of its first half as a prompt, and generates.
 Prints, for mem=30% and 50%: bytes in memory beside the formula; the perplexity of what follows with everything in
-memory and with the cold tier (the bits are the same); the share of the time of fetching that lay behind other work;
+memory and with the cold tier (the bits are the same); the share of the time of fetching that lay behind other work,
+with the file in the page cache and without (`cold`: it is dropped from there all the time, so that the disk is read);
 tokens a second beside `full`, the best of T trials. Then a context whose keys and values do not fit: half of the KV
 memory that `full` needs. Run it on an idle machine.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 SHARES = (30, 50)
+OFFLOADS = ("off", "file", "file, cold")
 
 
 def run(*arguments):
@@ -26,6 +30,28 @@ def answer(*arguments):
     if done.returncode != 0:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout)
+
+
+def answer_from_disk(*arguments):
+    """As answer(), while the files without a name that the program has open are kept out of the page cache."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([str(a) for a in (*arguments, "--json")], stdout=output, stderr=subprocess.DEVNULL)
+        folder = Path(f"/proc/{process.pid}/fd")
+        while process.poll() is None:
+            for name in folder.iterdir() if folder.exists() else ():
+                try:
+                    if not os.readlink(name).endswith(" (deleted)"):
+                        continue
+                    descriptor = os.open(name, os.O_RDONLY)
+                    os.fdatasync(descriptor)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.close(descriptor)
+                except OSError:
+                    pass  # it has ended, or closed the file
+            time.sleep(0.002)
+        assert process.returncode == 0
+        output.seek(0)
+        return json.load(output)
 
 
 def table(header, rows):
@@ -73,12 +99,14 @@ class Bench:
     def policy(self, share, offload):
         return f"synckv:mem={share}%,profile={self.profile},offload={offload}"
 
-    def generate(self, policy, *more):
+    def generate(self, policy, *more, answer=answer):
         return answer(self.options.kvasir, "run", "-m", self.options.model, "-f", self.prompt, "-n", self.options.generate,
                       "--temp", 0, "--ignore-eos", "--kv", policy, *more)
 
-    def fastest(self, policy):
-        return max((self.generate(policy) for _ in range(self.options.trials)), key=lambda a: a["tokens_per_s"])
+    def fastest(self, share, offload):
+        how = answer_from_disk if offload == "file, cold" else answer
+        policy = self.policy(share, offload.removesuffix(", cold")) if share else "full"
+        return max((self.generate(policy, answer=how) for _ in range(self.options.trials)), key=lambda a: a["tokens_per_s"])
 
     def perplexity(self, *policies):
         tokens = self.options.depth + self.options.generate
@@ -111,24 +139,26 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(options, folder)
-        full = bench.fastest("full")
-        results = {(share, offload): bench.fastest(bench.policy(share, offload)) for share in SHARES
-                   for offload in ("off", "file")}
+        full = bench.fastest(0, "off")
+        variants = [(share, offload) for share in SHARES for offload in OFFLOADS]
+        results = {variant: bench.fastest(*variant) for variant in variants}
         table(["mem", "in memory", "formula", "tokens of NR heads beside", "all charged", "peak", "everything"],
               [bench.memory(share, results[share, "file"]) for share in SHARES])
 
-        perplexities = bench.perplexity("full", *(bench.policy(s, o) for s in SHARES for o in ("off", "file")))
-        rows = [["full", f"{perplexities[0]:.4f}", "", f"{full['tokens_per_s']:.1f}", "", "", ""]]
-        for i, (share, offload) in enumerate((s, o) for s in SHARES for o in ("off", "file")):
+        read = [(share, offload) for share, offload in variants if not offload.endswith("cold")]
+        perplexity, *others = bench.perplexity("full", *(bench.policy(*variant) for variant in read))
+        perplexities = dict(zip(read, others))
+        rows = [["full", f"{perplexity:.4f}", "", f"{full['tokens_per_s']:.1f}", "", "", ""]]
+        for share, offload in variants:
             result = results[share, offload]
             hidden = stalls = fetched = ""
-            if offload == "file":
+            if offload != "off":
                 chosen = result["kv"]["offload"]["chosen"]
                 hidden = f"{100 * (1 - chosen['stall_seconds'] / chosen['seconds']):.1f}%"
                 stalls = f"{chosen['stalls']} of {chosen['rounds']}, {1000 * chosen['stall_seconds']:.1f} ms"
                 fetched = megabytes(chosen["bytes"] / options.generate)
             same = results[share, "off"]["text"] == result["text"]
-            rows.append([f"{share}%, offload={offload}", f"{perplexities[i + 1]:.4f}", "yes" if same else "NO",
+            rows.append([f"{share}%, offload={offload}", f"{perplexities[share, offload.removesuffix(', cold')]:.4f}", "yes" if same else "NO",
                          f"{result['tokens_per_s']:.1f}", hidden, stalls, fetched])
         table(["variant", "perplexity", "same text", "tokens/s", "hidden", "stalls", "fetched a token"], rows)
 

@@ -477,7 +477,7 @@ TEST_P(PageTableLists, RandomPlansAgreeWithTheModel) {
   if (config.capacities.empty()) {
     expect_more("copies within a page", 500);
     expect_more("compactions asked for", 20);
-    expect_more("masked while shared", 10);
+    expect_more("masked while shared", 20);
     if (config.usual == 0) {
       expect_more("due for dead", 200);
       expect_more("due for entries", 10);

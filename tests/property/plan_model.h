@@ -192,8 +192,12 @@ class RandomPlans {
         drop_range(begin, begin + draw(1, 2 * slots));
         break;
       }
-      case 2: drop_range(n - draw(1, 5), n); break;       // the newest
-      case 3: drop_range(draw(0, 4), draw(0, n)); break;  // behind sinks
+      case 2: drop_range(n - draw(1, 5), n); break;  // the newest
+      case 3: {                                      // behind sinks
+        const int end = draw(0, n);
+        drop_range(draw(0, 4), end);
+        break;
+      }
       case 4: drop_range(0, chance(30) ? n : 1); break;
       case 5: {
         const int every = draw(5, 40);
