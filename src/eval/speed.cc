@@ -124,16 +124,28 @@ std::vector<Base> make_bases(std::vector<Measurement>& measurements) {
   return bases;
 }
 
-std::uint64_t planned_bytes(const LoadedModel& model, const RetentionPolicy& policy, std::int64_t tokens,
-                            std::int64_t prompt) {
-  return plan_kv_memory(model.kv_shape, policy, {tokens, prompt, model.options.chunk, 1}).bytes;
+// Plans a sequence of the measurement's policy that holds `tokens`.
+KvMemory planned(const LoadedModel& model, const Measurement& m, std::int64_t tokens, std::int64_t prompt) {
+  return plan_kv_memory(model.kv_shape, *m.policy, {tokens, prompt, model.options.chunk, 1});
 }
 
-// Returns the most bytes that the forks of a measurement need.
+std::uint64_t planned_base_bytes(const LoadedModel& model, const Measurement& m) {
+  return planned(model, m, m.figure.depth + 1, m.figure.depth).bytes;
+}
+
+// Returns the most bytes that the forks of a measurement need beside what they are forked from.
 std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
-  const std::int64_t end = m.figure.depth + m.figure.tokens + 1;
-  return static_cast<std::uint64_t>(m.figure.batch) *
-         planned_bytes(model, *m.policy, end, m.prefill() ? end : m.figure.depth);
+  const std::int64_t depth = m.figure.depth, end = depth + m.figure.tokens + 1;
+  const KvMemory whole = planned(model, m, end, m.prefill() ? end : depth);
+  const auto batch = static_cast<std::uint64_t>(m.figure.batch);
+  // Under a compacting policy a fork comes to own all its pages.
+  if (m.policy->traits().compacts) return batch * whole.bytes;
+  // Any other owns its tables, its bounds of chunks, its copy of the open page, and the pages it adds.
+  const std::uint64_t base = planned_base_bytes(model, m);
+  const std::uint64_t added = whole.bytes > base ? whole.bytes - base : 0;
+  const std::uint64_t bounds = m.policy->traits().chunk_reads ? whole.policy_bytes : 0;
+  return batch * (added + bounds +
+                  KvCache::cost(model.kv_shape, {}, (depth + 2 * m.figure.tokens) / model.kv_shape.page.slots + 4));
 }
 
 // Returns the bytes that all bases need, and behind them the forks of one measurement at a time.
@@ -148,8 +160,7 @@ Result<std::uint64_t> bytes_needed(const LoadedModel& model, std::span<const Bas
     if (least_kv_bytes(model.kv_shape, *m.policy, std::min(m.policy->bound().value_or(depth), depth)) > memory_bound())
       return exhausted("a cache of {} tokens is more than this machine has memory for; give a smaller depth", depth)
           .about({"depths"});
-    base_bytes[m.base] =
-        static_cast<std::uint64_t>(bases[m.base].sequences) * planned_bytes(model, *m.policy, depth + 1, depth);
+    base_bytes[m.base] = static_cast<std::uint64_t>(bases[m.base].sequences) * planned_base_bytes(model, m);
     forks = std::max(forks, fork_bytes(model, m));
   }
   const std::uint64_t bytes = std::accumulate(base_bytes.begin(), base_bytes.end(), forks);
