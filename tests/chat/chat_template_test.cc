@@ -389,14 +389,15 @@ TEST(ChatTemplate, AnswersEndAsTheTemplateWrites) {
   EXPECT_EQ(llama->end_token(), 2);
 }
 
-// A hostile template keeps nobody waiting who only loads the model.
+// A hostile template keeps nobody waiting who only loads the model: the probes have far fewer steps than a render.
 TEST(ChatTemplate, ProbesEndSoon) {
   const std::clock_t start = std::clock();
   const auto chat = template_of(test::byte_vocabulary(),
                                 "{% for i in range(99999) %}{% for j in range(99999) %}"
                                 "{% set x = i * j %}{% endfor %}{% endfor %}");
-  EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC);
+  const std::clock_t made = std::clock();
   EXPECT_EQ(chat->render(kTalk, false).status().code(), StatusCode::kResourceExhausted);
+  EXPECT_LT(5 * (made - start), std::clock() - made);
 }
 
 TEST(ChatTemplate, TodayIsWrittenWhereTheTemplateAsks) {
