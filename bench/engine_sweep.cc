@@ -1,7 +1,7 @@
 // The watermark and block sweeps of serve_simulator on the engine itself: a model that runs, real pages, a real clock.
 //
 //   engine_sweep MODEL [--requests N] [--clients N] [--memory N] [--threads N] [--json]
-//   engine_sweep MODEL --stack [...]
+//   engine_sweep MODEL --stack [--admission use|reserve] [...]
 //
 // Prints two tables: what the stop mark trades, and what the size of a page costs. Each client sends its next request
 // when its last one has ended; lengths are those of the simulator (log-normal, mean 830, at most 4,096), and the memory
@@ -40,6 +40,7 @@ struct Options {
   int memory = 16;  // sequences of the mean length, or whole contexts
   int threads = 0;
   bool stack = false;
+  Admission admission = Admission::kUse;
   bool json = false;
 };
 
@@ -113,6 +114,7 @@ class Run {
     engine.scheduler.stop_mark = setup.stop_mark;
     engine.scheduler.preempt_mark = std::max(engine.scheduler.preempt_mark, setup.stop_mark);
     engine.scheduler.max_running = setup.most_running;
+    engine.scheduler.admission = options.admission;
     engine.kv_memory = setup.memory;
     if (setup.shares_prefixes) engine.prefix_memory = setup.memory;
     engine_ = value_or_exit(Engine::open(engine));
@@ -253,13 +255,15 @@ int run_stack(const Options& options) {
        {.memory = memory, .kv_type = "q4", .shares_prefixes = true, .most_running = options.clients}}};
   nlohmann::json all = nlohmann::json::array();
   if (!options.json)
-    fmt::print("| | mean batch | tokens/s | gap p50 / p99 ms | recomputed % | usage % |\n|---|---|---|---|---|---|\n");
+    fmt::print(
+        "| | mean batch | tokens/s | gap p50 / p99 ms | recomputed % | usage % | utilisation % |\n"
+        "|---|---|---|---|---|---|---|\n");
   for (const auto& [name, setup] : rows) {
     const Figures result = Run(options, figures_of(options, setup.kv_type), setup).measure();
     if (!options.json)
-      fmt::print("| {} | {:.1f} | {:.0f} | {:.0f} / {:.0f} | {:.1f} | {:.1f} |\n", name, result.mean_batch,
+      fmt::print("| {} | {:.1f} | {:.0f} | {:.0f} / {:.0f} | {:.1f} | {:.1f} | {:.1f} |\n", name, result.mean_batch,
                  result.tokens_per_second, result.gaps.quantile(0.50) * 1000, result.gaps.quantile(0.99) * 1000,
-                 result.recomputed * 100, result.usage * 100);
+                 result.recomputed * 100, result.usage * 100, result.utilisation * 100);
     std::fflush(stdout);
     all.push_back(json_of(result));
     all.back()["gap_p50_seconds"] = result.gaps.quantile(0.50);
@@ -284,6 +288,9 @@ int main(int count, char** arguments) {
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   program.add_flag("--stack", options.stack, "Pages, codecs and cached prefixes, one after the other");
+  program.add_option("--admission", options.admission, "As that of serve")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, kvasir::Admission>{
+          {"use", kvasir::Admission::kUse}, {"reserve", kvasir::Admission::kReserve}}));
   program.add_option("-t,--threads", options.threads)->capture_default_str()->check(CLI::Range(0, 256));
   program.add_flag("--json", options.json);
   CLI11_PARSE(program, count, arguments);
