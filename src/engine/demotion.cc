@@ -87,9 +87,8 @@ std::uint64_t SequenceDemotion::may_take(const KvSequence& tables, int rows) con
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const std::int64_t most = tables.table(static_cast<int>(t)).length() + rows;
     const std::uint64_t then = DemotedPages::bytes_for(layout, tables_[t].tokens() + most);
-    // A fork may have sent pages to the file that this would keep.
-    const std::uint64_t now = DemotedPages::bytes_for(layout, tables_[t].tokens());
-    sum += then - now;
+    // What it has, not what it might have: a fork may have sent to the file what this would send first.
+    sum += then - std::min(then, tables_[t].bytes());
   }
   return sum;
 }

@@ -4,11 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <memory>
 
-#include "tiers/spill_file.h"
+#include "tiers/spill_files.h"
 
 namespace kvasir {
 
@@ -16,26 +13,24 @@ class DemotionFile {
  public:
   static constexpr std::size_t kBuffers = 32;  // of a page each, for each size of page
 
-  // `make` makes a file when the first page of a size leaves. Holds `capacity` bytes at the most.
-  using Make = std::function<Result<std::unique_ptr<AsyncFile>>()>;
-  DemotionFile(Make make, std::uint64_t capacity) : make_(std::move(make)), capacity_(capacity) {}
+  // `make` makes a file when the first page of a size leaves. They have `capacity` bytes on the disk at the most.
+  using Make = SpillFiles::Make;
+  DemotionFile(Make make, std::uint64_t capacity);
 
   // Room for so many pages. Errors: kResourceExhausted (the files are as large as they may be), those of `make`.
-  struct Room {
-    SpillFile* file = nullptr;  // lives as long as this
-    std::shared_ptr<SpilledParts> parts;
-  };
-  Result<Room> reserve(std::size_t page_bytes, std::size_t pages);
+  using Room = SpillFiles::Room;
+  Result<Room> reserve(std::size_t page_bytes, std::size_t pages) {
+    return files_.reserve(page_bytes, pages, capacity_);
+  }
 
   std::uint64_t capacity() const { return capacity_; }
   // From now on; what is in use stays.
   void resize(std::uint64_t capacity) { capacity_ = capacity; }
-  std::uint64_t used() const;
+  std::uint64_t used() const { return files_.used(); }
 
  private:
-  Make make_;
   std::uint64_t capacity_;
-  std::map<std::size_t, std::unique_ptr<SpillFile>> files_;  // by bytes of a page
+  SpillFiles files_;
 };
 
 }  // namespace kvasir

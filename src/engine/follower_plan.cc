@@ -1,6 +1,7 @@
 #include "engine/follower_plan.h"
 
 #include <algorithm>
+#include <set>
 
 #include "engine/follower_sets.h"
 #include "tiers/cold_tier.h"
@@ -49,7 +50,12 @@ FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& 
                  plan.block_bytes(clusters, tokens + plan.format.slots);
   memory.file_bytes = static_cast<std::uint64_t>(memory.tables) * static_cast<std::uint64_t>(plan.columns(tokens)) *
                       plan.format.bytes();
-  memory.buffer_bytes = ColdTier::kMostQueued + ColdTier::kBuffers * 4096;
+  // A file, with its buffers, for each size of part, which depends on how many heads follow a leader.
+  memory.buffer_bytes = ColdTier::kMostQueued;
+  std::set<std::size_t> part_sizes;
+  for (int of_cluster = 1; of_cluster <= plan.followers; ++of_cluster)
+    part_sizes.insert(plan.format.row_bytes() * static_cast<std::size_t>(of_cluster * plan.part_tokens(of_cluster)));
+  for (const std::size_t bytes : part_sizes) memory.buffer_bytes += ColdTier::kBuffers * bytes;
   return memory;
 }
 

@@ -69,9 +69,7 @@ std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
         if (is_freed(page)) bytes += pool.page_cost(page_class(page));
     });
   }
-  return bytes + tables.table_bytes() + sequence.state_bytes() +
-         (sequence.demotion() != nullptr ? sequence.demotion()->own_bytes() : 0) +
-         (sequence.followers() != nullptr ? sequence.followers()->bytes() : 0);
+  return bytes + sequence.own_bytes_beside_pages();
 }
 
 }  // namespace kvasir

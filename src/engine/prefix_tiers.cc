@@ -53,20 +53,28 @@ void PrefixTiers::remember(Tier& tier, const BlobKey& key) {
   tier.known.insert(key.text.low);
 }
 
+// Those in use have no more than kMostBufferBytes of each store, as counted by its readings and writings. Idle ones are
+// given up for a new one where all would have more.
 std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
-  std::shared_ptr<BlobBuffer> buffer;
   // One that both stores write is free when both have.
-  const auto found = std::ranges::find_if(idle_, [](const auto& each) { return each.use_count() == 1; });
+  const auto is_free = [](const auto& each) { return each.use_count() == 1; };
+  const auto found =
+      std::ranges::find_if(idle_, [&](const auto& each) { return is_free(each) && each->memory.size() == bytes; });
   if (found != idle_.end()) {
-    buffer = std::move(*found);
+    std::shared_ptr<BlobBuffer> buffer = std::move(*found);
     idle_.erase(found);
-  } else {
-    buffer = std::make_shared<BlobBuffer>();
-    std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
-    buffers_.push_back(buffer);
+    return buffer;
   }
+  while (buffer_bytes() + bytes > kMostBufferBytes * tiers_.size()) {
+    const auto oldest = std::ranges::find_if(idle_, is_free);
+    if (oldest == idle_.end()) break;
+    idle_.erase(oldest);
+  }
+  auto buffer = std::make_shared<BlobBuffer>();
   buffer->memory.ensure(bytes);
   buffer->size = bytes;
+  std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
+  buffers_.push_back(buffer);
   return buffer;
 }
 

@@ -404,8 +404,9 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
   if (!task.status().ok()) {
     Event event = event_of(member, Event::Kind::kFailed);
     event.status = task.status();
-    // Pages are left before anything shows that they are damaged.
-    if (prefixes_ != nullptr && event.status.code() == StatusCode::kDataLoss)
+    // Pages are left before anything shows that they are damaged. A file of this sequence's own is no sign of that.
+    const bool own_file = member.text.sequence != nullptr && !member.text.sequence->recall_status().ok();
+    if (prefixes_ != nullptr && event.status.code() == StatusCode::kDataLoss && !own_file)
       prefixes_->discard(request.prefix, text_of(member));
     events_.push_back(std::move(event));
   } else {

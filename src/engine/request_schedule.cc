@@ -109,8 +109,7 @@ std::uint64_t RequestQueue::used(const Member& member) const {
   const std::uint64_t all = sequence.bytes();
   const SessionBase* base = member.request->base;
   if (member.request->samples == 1 && (base == nullptr || base->stored())) return all;
-  const std::uint64_t alone =
-      sequence.tables().own_page_bytes() + sequence.tables().table_bytes() + sequence.state_bytes();
+  const std::uint64_t alone = sequence.tables().own_page_bytes() + sequence.own_bytes_beside_pages();
   if (base != nullptr) return alone;
   const auto sharing = std::ranges::count_if(
       member.request->members, [](const std::unique_ptr<Member>& other) { return other->text.sequence != nullptr; });

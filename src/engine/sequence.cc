@@ -246,6 +246,11 @@ std::uint64_t Sequence::bytes() const {
          (followers_ ? followers_->bytes() : 0);
 }
 
+std::uint64_t Sequence::own_bytes_beside_pages() const {
+  return tables_.table_bytes() + state_.bytes() + (demotion_ ? demotion_->own_bytes() : 0) +
+         (followers_ ? followers_->bytes() : 0);
+}
+
 // Changes of frames that depend on the chunk alone.
 void Sequence::prepare_tables(const PolicyChunk& chunk) {
   if (!policy_->traits().compacts) return;

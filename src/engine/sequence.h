@@ -147,6 +147,8 @@ class Sequence {
   double seconds_observing() const;  // that the policy took for what it was shown
   // Bytes charged for the state of policy and selector: what is allocated for it, from the first pass on.
   std::uint64_t state_bytes() const { return state_.bytes(); }
+  // Bytes that nobody shares, but for the tables' pages.
+  std::uint64_t own_bytes_beside_pages() const;
 
   // The least index that is no longer retained everywhere; nothing while all are.
   std::optional<TokenIndex> first_dropped() const { return first_dropped_; }

@@ -93,7 +93,7 @@ Status PageTable::restore(ByteReader& in) {
   const auto lanes = static_cast<std::uint64_t>(lanes_);
   const std::uint64_t bytes = bytes_of_columns(columns, columns - (layout_.encoded() ? count_sealed : 0)) +
                               bytes_at(lanes_, static_cast<int>(slots_), layout_, static_cast<std::int64_t>(columns));
-  if (bytes > budget().available()) return kv_memory_full(budget(), bytes);
+  if (!pool_->budget().make_available(bytes)) return kv_memory_full(budget(), bytes);
   PageRefs fresh(pool_);
   PageRefs fresh_sealed(pool_);
   constexpr PageContent kUndefined = PageContent::kUndefined;

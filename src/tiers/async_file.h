@@ -35,6 +35,9 @@ class AsyncFile {
   // one up to this long.
   virtual std::vector<FinishedTransfer> finished(std::chrono::milliseconds wait) = 0;
 
+  // Ends the file here, so that its disk has what is behind. REQUIRES: no transfer behind is under way.
+  virtual void truncate(std::uint64_t bytes) = 0;
+
   // How transfers are made: "io_uring", "threads" or "caller".
   virtual std::string_view method() const = 0;
 };

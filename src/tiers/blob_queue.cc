@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <new>
 #include <utility>
 
 namespace kvasir {
@@ -93,19 +94,28 @@ void BlobQueue::work(Lane& lane, bool to_the_end) {
       lane.waiting.pop_front();
     } while (is_read(jobs.back()) && !lane.waiting.empty() && is_read(lane.waiting.front()));
     lock.unlock();
-    if (is_read(jobs.front())) {
-      run_reads(std::move(jobs));
-    } else {
-      run(jobs.front());
+    try {
+      if (is_read(jobs.front())) {
+        run_reads(jobs);
+      } else {
+        run(jobs.front());
+      }
+    } catch (const std::bad_alloc&) {
+      for (Job& job : jobs) {
+        if (job.told || job.removes) continue;
+        job.answer.status = Status(StatusCode::kResourceExhausted, "the system has no memory for it");
+        tell(job);
+      }
     }
     lock.lock();
   }
 }
 
-void BlobQueue::tell(BlobAnswer answer) {
+void BlobQueue::tell(Job& job) {
+  job.told = true;
   {
     const std::lock_guard lock(mutex_);
-    answers_.push_back(std::move(answer));
+    answers_.push_back(std::move(job.answer));
   }
   answered_.notify_one();
 }
@@ -123,10 +133,10 @@ void BlobQueue::run(Job& job) {
     const std::lock_guard lock(mutex_);
     latency_ += kWeight * (seconds - latency_);
   }
-  tell(std::move(answer));
+  tell(job);
 }
 
-void BlobQueue::run_reads(std::vector<Job> jobs) {
+void BlobQueue::run_reads(std::vector<Job>& jobs) {
   std::vector<BlobRead> reads;
   for (const Job& job : jobs) reads.push_back({job.answer.key, job.answer.buffer->bytes(), {}});
   auto began = Clock::now();
@@ -142,7 +152,7 @@ void BlobQueue::run_reads(std::vector<Job> jobs) {
       removal.answer.key = answer.key;
       begin(writes_, std::move(removal));
     }
-    tell(std::move(answer));
+    tell(jobs[i]);
   });
 }
 

@@ -77,6 +77,7 @@ class BlobQueue {
     std::vector<BlobKey> keys;  // of kSizes
     Check check;
     bool removes = false;  // the blob of answer.key, and tells nobody
+    bool told = false;
     Clock::time_point asked = Clock::now();
   };
   struct Lane {
@@ -88,8 +89,8 @@ class BlobQueue {
   void begin(Lane& lane, Job job);
   void work(Lane& lane, bool to_the_end);
   void run(Job& job);
-  void run_reads(std::vector<Job> jobs);
-  void tell(BlobAnswer answer);
+  void run_reads(std::vector<Job>& jobs);
+  void tell(Job& job);
   void note_read(std::uint64_t bytes, double seconds);
 
   std::unique_ptr<BlobStore> store_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -39,6 +41,10 @@ double ColdFetch::wait() {
   return worked_since(began);
 }
 
+ColdTier::ColdTier(Make make, std::uint64_t capacity)
+    : capacity_(capacity),
+      files_(std::move(make), kBuffers, {"offloaded keys and values", "give it more, or a policy with offload=off"}) {}
+
 ColdTier::~ColdTier() {
   {
     const std::lock_guard lock(mutex_);
@@ -50,15 +56,25 @@ ColdTier::~ColdTier() {
   files_.clear();
 }
 
-void ColdTier::start() {
-  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+Status ColdTier::start() {
+  if (thread_.joinable()) return {};
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (const std::system_error& error) {
+    return exhausted("the system refuses a thread for offloaded keys and values: {}; raise the limit on threads",
+                     error.what());
+  }
+  return {};
 }
 
 std::shared_ptr<ColdBlock> ColdTier::write(std::vector<std::byte> bytes, std::size_t part_bytes, double* waited) {
   KVASIR_CHECK(!bytes.empty() && part_bytes > 0);
   auto block = std::make_shared<ColdBlock>(this, bytes.size());
   std::unique_lock lock(mutex_);
-  start();
+  if (const Status started = start(); !started.ok()) {
+    fail(*block, started);
+    return block;
+  }
   if (queued_ > kMostQueued) {
     const auto began = Clock::now();
     room_changed_.wait(lock, [this] { return queued_ <= kMostQueued; });
@@ -84,7 +100,10 @@ std::shared_ptr<ColdFetch> ColdTier::fetch(
     return fetch;
   }
   const std::lock_guard lock(mutex_);
-  start();
+  if (fetch->status_ = start(); !fetch->status_.ok()) {
+    fetch->done_ = true;
+    return fetch;
+  }
   idle_ = false;
   new_fetches_.push_back(fetch);
   work_changed_.notify_one();
@@ -123,7 +142,7 @@ void ColdTier::work() {
       progress = progress || asked;
       if (asked) fetch->seconds_ += worked_since(began);
     }
-    for (auto& [bytes, file] : files_) file->poll(std::chrono::milliseconds(progress ? 0 : 1));
+    files_.poll(std::chrono::milliseconds(progress ? 0 : 1));
     std::erase_if(written_, [](const std::shared_ptr<ColdBlock>& block) {
       if (!block->parts_->status().ok()) fail(*block, block->parts_->status());
       if (block->parts_->written()) block->state_ = ColdBlock::State::kWritten;
@@ -149,29 +168,10 @@ void ColdTier::fail(ColdBlock& block, const Status& why) {
 
 Status ColdTier::open(Write& write) {
   const std::size_t parts = parts_in(write.bytes.size(), write.part_bytes);
-  const std::uint64_t more = std::uint64_t{write.part_bytes} * parts;
-  if (more > capacity_ - std::min<std::uint64_t>(used_, capacity_))
-    return exhausted(
-               "the file for offloaded keys and values may have {} bytes, {} are in use and {} more are needed; give "
-               "it "
-               "more, or a policy with offload=off",
-               capacity_.load(), used_.load(), more)
-        .about({"demote_size"});
-  auto file = files_.find(write.part_bytes);
-  if (file == files_.end()) {
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<AsyncFile> made, make_());
-    // As large as it may be at any time: what it holds is bounded above.
-    KVASIR_ASSIGN_OR_RETURN(
-        std::unique_ptr<SpillFile> spill,
-        SpillFile::create(std::move(made), std::uint64_t{write.part_bytes} << 31, {write.part_bytes, kBuffers}));
-    file = files_.emplace(write.part_bytes, std::move(spill)).first;
-  }
-  std::shared_ptr<SpilledParts> room = file->second->reserve(parts);
-  if (room == nullptr)
-    return exhausted("the file for offloaded keys and values is full; give it more").about({"demote_size"});
-  used_ += more;
-  write.block->file_ = file->second.get();
-  write.block->parts_ = std::move(room);
+  KVASIR_ASSIGN_OR_RETURN(SpillFiles::Room room, files_.reserve(write.part_bytes, parts, capacity_));
+  used_ += std::uint64_t{write.part_bytes} * parts;
+  write.block->file_ = room.file;
+  write.block->parts_ = std::move(room.parts);
   return {};
 }
 
@@ -181,7 +181,11 @@ bool ColdTier::advance_writes() {
   while (!writes_.empty()) {
     Write& write = writes_.front();
     Status status;
-    if (write.block->parts_ == nullptr) status = open(write);
+    try {
+      if (write.block->parts_ == nullptr) status = open(write);
+    } catch (const std::bad_alloc&) {
+      status = exhausted("the system has no memory for the buffers of the file for offloaded keys and values");
+    }
     if (status.ok()) {
       SpillFile& file = *write.block->file_;
       const std::size_t parts = parts_in(write.bytes.size(), write.part_bytes);

@@ -14,14 +14,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
-#include "tiers/spill_file.h"
+#include "tiers/spill_files.h"
 
 namespace kvasir {
 
@@ -94,8 +93,8 @@ class ColdTier {
   static constexpr std::uint64_t kMostQueued = std::uint64_t{4} << 20;
 
   // `make` makes a file when the first part of a size is written. Holds `capacity` bytes at the most.
-  using Make = std::function<Result<std::unique_ptr<AsyncFile>>()>;
-  ColdTier(Make make, std::uint64_t capacity) : make_(std::move(make)), capacity_(capacity) {}
+  using Make = SpillFiles::Make;
+  ColdTier(Make make, std::uint64_t capacity);
   // REQUIRES: no block and no fetch is left.
   ~ColdTier();
 
@@ -125,7 +124,7 @@ class ColdTier {
     std::size_t part_bytes = 0;
     std::size_t next = 0;  // part
   };
-  void start();
+  Status start();
   void work();
   bool advance_writes();
   bool advance_fetch(ColdFetch& fetch);
@@ -134,7 +133,6 @@ class ColdTier {
   Status open(Write& write);
   static void fail(ColdBlock& block, const Status& why);
 
-  Make make_;
   std::atomic<std::uint64_t> capacity_;
   std::atomic<std::uint64_t> used_ = 0;
 
@@ -150,7 +148,7 @@ class ColdTier {
   std::thread thread_;
 
   // Of the tier's thread.
-  std::map<std::size_t, std::unique_ptr<SpillFile>> files_;  // by bytes of a part
+  SpillFiles files_;
   std::deque<Write> writes_;
   std::vector<std::shared_ptr<ColdBlock>> written_;  // under way
   std::deque<std::shared_ptr<ColdFetch>> fetches_;

@@ -75,15 +75,18 @@ class Connection {
       if (!set_timeout(until)) return late();
       if (redisBufferWrite(context_.get(), &sent) != REDIS_OK) return close("cannot send", context_->errstr);
     }
+    const redisReader& reader = *context_->reader;
     for (;;) {
+      // The reader keeps every element of an array, however many there are. None of our commands has one as its answer.
+      const bool begins = reader.ridx == -1 && reader.pos < reader.len;
+      if (begins && reader.buf[reader.pos] == '*') return close("the server sends", "an array in place of one value");
       void* reply = nullptr;
       if (redisGetReplyFromReader(context_.get(), &reply) != REDIS_OK)
         return close("the server sends something else", context_->errstr);
       if (reply != nullptr) return Reply(static_cast<redisReply*>(reply));
       if (!set_timeout(until)) return late();
       if (redisBufferRead(context_.get()) != REDIS_OK) return close("cannot receive", context_->errstr);
-      if (context_->reader->len - context_->reader->pos > most + kMostAnswer)
-        return close("the server sends", "more than it was asked for");
+      if (reader.len - reader.pos > most + kMostAnswer) return close("the server sends", "more than it was asked for");
     }
   }
 

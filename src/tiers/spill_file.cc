@@ -1,6 +1,7 @@
 #include "tiers/spill_file.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -20,20 +21,20 @@ Hash128 hash_of(std::span<const std::byte> bytes) {
 }  // namespace
 
 SpilledParts::SpilledParts(SpillFile* file, std::size_t parts) : file_(file), parts_(parts) {
-  // From here on nothing throws.
-  for (Part& part : parts_) {
-    if (file->free_places_.empty()) {
-      part.place = file->touched_places_++;
-    } else {
-      part.place = file->free_places_.back();
-      file->free_places_.pop_back();
-    }
+  const std::size_t most = std::size_t{file->end_places_} + parts;
+  if (most > file->taken_.size()) {
+    // Grows by half at least, as there may be many.
+    const std::size_t places = std::max(most, file->taken_.size() * 3 / 2);
+    file->free_places_.reserve(places);
+    file->taken_.resize(places);
   }
+  // From here on nothing throws, nor when the places are given back.
+  for (Part& part : parts_) part.place = file->take_place();
   file->used_places_ += static_cast<std::uint32_t>(parts);
 }
 
 SpilledParts::~SpilledParts() {
-  for (const Part& part : parts_) file_->free_places_.push_back(part.place);
+  for (const Part& part : parts_) file_->give_place(part.place);
   file_->used_places_ -= static_cast<std::uint32_t>(parts_.size());
 }
 
@@ -79,6 +80,39 @@ SpillFile::~SpillFile() {
 std::shared_ptr<SpilledParts> SpillFile::reserve(std::size_t parts) {
   if (!has_room(parts)) return nullptr;
   return std::make_shared<SpilledParts>(this, parts);
+}
+
+// The first that is free, so that files stay short.
+std::uint32_t SpillFile::take_place() {
+  while (!free_places_.empty()) {
+    std::ranges::pop_heap(free_places_, std::greater());
+    const std::uint32_t place = free_places_.back();
+    free_places_.pop_back();
+    if (place >= end_places_) continue;
+    taken_[place] = 1;
+    return place;
+  }
+  taken_[end_places_] = 1;
+  disk_places_ = std::max(disk_places_, end_places_ + 1);
+  return end_places_++;
+}
+
+void SpillFile::give_place(std::uint32_t place) {
+  taken_[place] = 0;
+  free_places_.push_back(place);
+  std::ranges::push_heap(free_places_, std::greater());
+  while (end_places_ > 0 && taken_[end_places_ - 1] == 0) --end_places_;
+}
+
+std::uint64_t SpillFile::growth(std::size_t parts) const {
+  const std::uint64_t end = std::max<std::uint64_t>(end_places_, std::uint64_t{used_places_} + parts);
+  return (std::max<std::uint64_t>(end, disk_places_) - disk_places_) * layout_.part_bytes;
+}
+
+void SpillFile::trim() {
+  if (end_places_ == disk_places_) return;
+  file_->truncate(std::uint64_t{end_places_} * layout_.part_bytes);
+  disk_places_ = end_places_;
 }
 
 std::span<std::byte> SpillFile::buffer() {
@@ -137,7 +171,7 @@ void SpillFile::end(std::size_t buffer, const Status& status) {
   --reading.under_way_;
   Status result = status;
   if (result.ok() && hash_of(bytes_of(buffer).first(part.bytes)) != part.hash)
-    result = data_loss("the swap file is damaged: a checksum is wrong");
+    result = data_loss("the scratch file is damaged: a checksum is wrong");
   if (result.ok()) {
     reading.arrived_.push_back({use.part, buffer, part.bytes});
     return;

@@ -121,6 +121,12 @@ class SpillFile {
   // Returns room for so many parts; null: there is not so much.
   std::shared_ptr<SpilledParts> reserve(std::size_t parts);
   bool has_room(std::size_t parts) const { return parts <= places_ - used_places_; }
+  // Bytes by which the file grows with so many parts more.
+  std::uint64_t growth(std::size_t parts) const;
+  // Bytes of the file, with places that are free.
+  std::uint64_t disk_bytes() const { return std::uint64_t{disk_places_} * layout_.part_bytes; }
+  // Cuts off the places at its end that are free.
+  void trim();
 
   // A buffer of part_bytes() to fill, and then to write or to release; empty: all are in use.
   std::span<std::byte> buffer();
@@ -156,6 +162,8 @@ class SpillFile {
   }
   std::size_t index_of(std::span<const std::byte> buffer) const;
   void end(std::size_t buffer, const Status& status);
+  std::uint32_t take_place();
+  void give_place(std::uint32_t place);
 
   Layout layout_;
   AlignedBuffer<std::byte> memory_;  // [buffers][part_bytes]
@@ -163,8 +171,10 @@ class SpillFile {
   std::vector<Use> uses_;  // [buffers]
   std::uint32_t places_ = 0;
   std::uint32_t used_places_ = 0;
-  std::uint32_t touched_places_ = 0;
-  std::vector<std::uint32_t> free_places_;  // of those touched
+  std::uint32_t end_places_ = 0;            // places before the end: the last of them is taken
+  std::uint32_t disk_places_ = 0;           // places before the end of the file
+  std::vector<char> taken_;                 // [place]
+  std::vector<std::uint32_t> free_places_;  // a heap, the first place on top; those from end_places_ on are void
   std::unique_ptr<AsyncFile> file_;         // destroyed first: its transfers use the buffers
 };
 

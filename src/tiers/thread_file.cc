@@ -49,6 +49,8 @@ class ThreadFile final : public AsyncFile {
     return std::exchange(ended_, {});
   }
 
+  void truncate(std::uint64_t bytes) override { cut_off(descriptor_, bytes); }
+
   std::string_view method() const override { return "threads"; }
 
  private:
@@ -95,7 +97,7 @@ Result<std::unique_ptr<AsyncFile>> make_thread_file(int descriptor) {
   try {
     file->start();
   } catch (const std::system_error& error) {
-    return exhausted("the system refuses threads for the swap file: {}; raise the limit on threads", error.what());
+    return exhausted("the system refuses threads for the scratch file: {}; raise the limit on threads", error.what());
   }
   return std::unique_ptr<AsyncFile>(std::move(file));
 }

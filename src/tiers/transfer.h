@@ -26,16 +26,17 @@ struct Transfer {
 // Why a transfer ended early. `error`: of the system; 0: no byte was transferred.
 inline Status transfer_error(const Transfer& transfer, int error) {
   if (transfer.reads && error == 0)
-    return data_loss("the swap file ends before byte {}", transfer.offset + transfer.left);
+    return data_loss("the scratch file ends before byte {}", transfer.offset + transfer.left);
   const char* what = transfer.reads ? "read" : "write";
   if (error == 0 || error == ENOSPC || error == EDQUOT || error == EFBIG)
-    return exhausted("cannot {} the swap file: {}; make room, or choose another folder", what,
+    return exhausted("cannot {} the scratch file: {}; make room, or choose another folder", what,
                      std::strerror(error == 0 ? ENOSPC : error));
-  return data_loss("cannot {} the swap file: {}", what, std::strerror(error));
+  return data_loss("cannot {} the scratch file: {}", what, std::strerror(error));
 }
 
 // Makes a transfer, whole or as far as it goes.
 Status run_transfer(int descriptor, Transfer transfer);
+void cut_off(int descriptor, std::uint64_t bytes);
 
 Result<std::unique_ptr<AsyncFile>> make_uring_file(int descriptor);
 Result<std::unique_ptr<AsyncFile>> make_thread_file(int descriptor);

@@ -51,6 +51,8 @@ class UringFile final : public AsyncFile {
     }
   }
 
+  void truncate(std::uint64_t bytes) override { cut_off(descriptor_, bytes); }
+
   std::string_view method() const override { return "io_uring"; }
 
  private:

@@ -401,6 +401,32 @@ TEST(Demotion, AFailedTransferEndsItsSequenceAlone) {
   EXPECT_GE(whole, 4);
 }
 
+// A file of a sequence's own says nothing of pages that others share.
+TEST(Demotion, AFailedTransferCostsNobodyAPrefix) {
+  const TemporaryFile file(make_random_model(demoting_spec()));
+  const auto model = load_demoting(file.path());
+  model->demotion_file = std::make_unique<DemotionFile>(
+      [&]() -> Result<std::unique_ptr<AsyncFile>> {
+        return {
+            std::make_unique<FaultyFile>([](bool is_read, int) { return is_read ? Fault::kDamaged : Fault::kNone; })};
+      },
+      std::uint64_t{1} << 30);
+  Desk desk(model, std::uint64_t{1} << 26);
+  desk.queue().cache_prefixes(std::uint64_t{1} << 25);
+  const auto run = [&](const std::string& policy) {
+    RequestOptions request{.prompt = random_text(200, 4), .policy = policy};
+    request.generate = {.max_tokens = 60, .ignore_eos = true};
+    const RequestId id = desk.add(request);
+    while (desk.queue().unfinished() > 0 && !testing::Test::HasFatalFailure()) desk.poll();
+    return desk.told(id);
+  };
+  EXPECT_EQ(run("full").result.cached, 0);
+  const Desk::Told failed = run(demoting("streaming:sinks=4,window=36", "file"));
+  ASSERT_TRUE(failed.failed);
+  EXPECT_EQ(failed.status.code(), StatusCode::kDataLoss) << failed.status.message();
+  EXPECT_GT(run("full").result.cached, 150);
+}
+
 TEST(Demotion, AFullFileEndsItsSequence) {
   const TemporaryFile file(make_random_model(demoting_spec()));
   const auto model = load_demoting(file.path());
@@ -446,6 +472,34 @@ TEST(Demotion, IsChargedAsPlanned) {
       EXPECT_EQ((*fork)->demotion()->bytes(), demotion_of.bytes());
       EXPECT_EQ(budget.used() - before, own + (*fork)->state_bytes());
     }
+}
+
+// A twin may have sent a shared column to the file, and given its pages back: what is planned for the next column does
+// not come from there.
+TEST(Demotion, ATwinThatGoesFirstLeavesWhatIsPlanned) {
+  const TemporaryFile file(make_random_model(demoting_spec()));
+  int grew = 0;
+  for (const std::string& policy : demoting_policies()) {
+    SCOPED_TRACE(policy);
+    const auto model = load_demoting(file.path(), 16);
+    const auto first = new_runner(model, demoting(policy, "file"));
+    run_text(*first, Text(110, 0, 3), 32);
+    auto fork = first->whole().fork();
+    ASSERT_TRUE(fork.ok()) << fork.status().message();
+    SequenceRunner twin(std::move(*fork));
+    const std::vector<TokenId> more = random_tokens(120, model->config.vocabulary, 5);
+    for (SequenceRunner* runner : {&twin, first.get()})
+      for (const TokenId& token : more) {
+        const SequenceDemotion& demotion = *runner->whole().demotion();
+        const std::uint64_t before = demotion.bytes();
+        const std::uint64_t may_take = demotion.may_take(runner->sequence(), 1);
+        ASSERT_TRUE(runner->feed({&token, 1}, 1, Logits::kNone, {}, Source::kGenerated).ok());
+        const std::uint64_t after = demotion.bytes();
+        EXPECT_LE(after, before + may_take);
+        grew += after > before;
+      }
+  }
+  EXPECT_GT(grew, 20);
 }
 
 TEST(Demotion, RequestsArePreemptedAndRecomputed) {

@@ -271,6 +271,7 @@ TEST(RedisStore, WhateverAServerSendsEndsInTime) {
       {"$100000000\r\n" + std::string(60000, 'x'), 1},  // more than was asked for
       {"$-5\r\n", 1},
       {"*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n*3\r\n", 1},
+      {"*2000000000\r\n" + std::string(60000, ':'), 1},  // an array, in place of one value
       {"-ERR no\r\n", 1},
       {":-7\r\n", 1},
       {"$-1\r\n", 1},

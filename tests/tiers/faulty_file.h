@@ -35,6 +35,9 @@ class FaultyFile final : public AsyncFile {
     if (ended_ != nullptr) *ended_ += static_cast<int>(done.size());
     return done;
   }
+  void truncate(std::uint64_t bytes) override {
+    bytes_.resize(std::min(bytes_.size(), static_cast<std::size_t>(bytes)));
+  }
   std::string_view method() const override { return "faulty"; }
 
  private:

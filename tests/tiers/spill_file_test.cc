@@ -9,6 +9,7 @@
 #include <random>
 
 #include "tiers/faulty_file.h"
+#include "tiers/spill_files.h"
 
 namespace kvasir::test {
 namespace {
@@ -152,6 +153,78 @@ TEST(SpillFile, RoomAndBuffersComeBackWhateverIsGivenUp) {
     buffers.push_back(buffer);
   EXPECT_EQ(buffers.size(), SpillFile::kBuffers);
   for (const std::span<std::byte> buffer : buffers) file->release(buffer);
+}
+
+// Says how long it is.
+class LengthFile final : public AsyncFile {
+ public:
+  explicit LengthFile(std::uint64_t* length) : length_(length) {}
+  ~LengthFile() override { *length_ = 0; }
+  void read(std::uint64_t, std::uint64_t, std::span<std::byte>) override {}
+  void write(std::uint64_t tag, std::uint64_t offset, std::span<const std::byte> from) override {
+    *length_ = std::max(*length_, offset + from.size());
+    ended_.push_back({tag, {}});
+  }
+  std::vector<FinishedTransfer> finished(milliseconds) override { return std::exchange(ended_, {}); }
+  void truncate(std::uint64_t bytes) override { *length_ = std::min(*length_, bytes); }
+  std::string_view method() const override { return "length"; }
+
+ private:
+  std::uint64_t* length_;
+  std::vector<FinishedTransfer> ended_;
+};
+
+TEST(SpillFiles, AreBoundedOnTheDiskWhateverComesAndGoes) {
+  constexpr std::uint64_t kCapacity = 256 * 1024;
+  std::vector<std::unique_ptr<std::uint64_t>> lengths;
+  SpillFiles files(
+      [&]() -> Result<std::unique_ptr<AsyncFile>> {
+        lengths.push_back(std::make_unique<std::uint64_t>(0));
+        return {std::make_unique<LengthFile>(lengths.back().get())};
+      },
+      4, {"a test", "give it more"});
+  const auto on_disk = [&] {
+    std::uint64_t sum = 0;
+    for (const auto& length : lengths) sum += *length;
+    return sum;
+  };
+  const std::size_t sizes[] = {512, 3072, 4096};
+  std::vector<std::pair<std::size_t, SpillFiles::Room>> held;
+  std::mt19937 random(3);
+  int refused = 0;
+  for (int step = 0; step < 20000; ++step) {
+    const bool fills = step / 400 % 2 == 0;
+    if (!held.empty() && random() % 10 < (fills ? 3 : 7)) {
+      const std::size_t which = random() % held.size();
+      std::swap(held[which], held.back());
+      held.pop_back();
+    } else {
+      const std::size_t size = sizes[random() % 3];
+      const std::size_t parts = 1 + random() % 8;
+      const std::uint64_t used = files.used();
+      auto room = files.reserve(size, parts, kCapacity);
+      refused += !room.ok();
+      if (!room.ok()) continue;
+      EXPECT_EQ(files.used(), used + size * parts);
+      for (std::size_t part = 0; part < parts; ++part) {
+        room->file->write(room->parts, part, room->file->buffer(), size);
+        room->file->poll(milliseconds(0));
+      }
+      held.emplace_back(size, std::move(*room));
+    }
+    ASSERT_LE(on_disk(), kCapacity);
+    ASSERT_LE(files.used(), files.disk_bytes());
+    ASSERT_LE(on_disk(), files.disk_bytes());
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_EQ(lengths.size(), 3u);
+  // What one size has left is there for another.
+  held.clear();
+  for (const std::size_t size : sizes) {
+    const auto room = files.reserve(size, kCapacity / size, kCapacity);
+    EXPECT_TRUE(room.ok()) << size << ": " << room.status().message();
+  }
+  held.clear();
 }
 
 TEST(SpillFile, AFolderThatCannotBeWrittenIsNamed) {
