@@ -182,7 +182,12 @@ Status apply_demote(const std::string& demote, std::string& policy, EngineOption
     const auto made = make_policy(policy);
     needs_folder = made.ok() && (*made)->traits().offloads;
   }
-  if (needs_folder) options.demote_dir = std::filesystem::temp_directory_path().string();
+  if (!needs_folder) return {};
+  std::error_code error;
+  options.demote_dir = std::filesystem::temp_directory_path(error).string();
+  if (error)
+    return invalid_argument("there is no folder for temporary files ({}); name one with TMPDIR", error.message())
+        .about({"demote_dir"});
   return {};
 }
 

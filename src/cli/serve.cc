@@ -287,11 +287,17 @@ void add_prefix_options(CLI::App& command, ServeOptions& options) {
                             ->type_name("FOLDER");
   add_bytes_option(command, "--prefix-disk", options.engine.prefix_disk, "Most bytes of that folder; default: 10GiB")
       ->needs(folder);
-  CLI::Option* redis = command
-                           .add_option("--redis", options.engine.redis,
-                                       "Redis server through which servers of the same model share beginnings of "
-                                       "texts; default: none")
-                           ->type_name("HOST:PORT");
+  CLI::Option* redis =
+      command
+          .add_option("--redis", options.engine.redis,
+                      "Redis server through which servers of the same model share beginnings of "
+                      "texts; default: none")
+          ->type_name("HOST:PORT")
+          ->check(CLI::Validator(
+              [](std::string& text) {
+                return text.empty() ? "a Redis server has an address, HOST:PORT; omit --redis to have none" : "";
+              },
+              ""));
   command
       .add_option("--redis-password-file", options.redis_password_file, "File that holds the password of that server")
       ->type_name("FILE")

@@ -46,7 +46,7 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
                "or a shorter text",
                rest, traits.spec, original ? "their positions" : "all of them", context,
                std::max<std::int64_t>(0, left),
-               traits.demotion ? "a policy with pos=compact, without demotion"
+               traits.demotion ? "no demotion and a policy with compact positions"
                : original      ? "a policy with pos=compact, such as streaming"
                                : "a policy that forgets, such as streaming")
         .about({"policy"});

@@ -30,8 +30,9 @@ DemotedPages::Layout demoted_layout(const Demotion& demotion, PolicyScope scope,
 
 Status check_demotion_file(const RetentionPolicy& policy, const DemotionFile* file) {
   if (!policy.traits().demotion || !policy.traits().demotion->file || file != nullptr) return {};
-  return invalid_argument("policy '{}' demotes to a file, but there is no folder for one; name it (demote_dir)",
-                          policy.traits().spec)
+  return invalid_argument(
+             "policy '{}' demotes to a file, but there is no folder for one; give one, or demote to memory (q4)",
+             policy.traits().spec)
       .about({"demote_dir"});
 }
 

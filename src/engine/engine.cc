@@ -414,8 +414,8 @@ class EngineImpl final : public Engine {
     const int slots = cache.shape().page.slots;
     if (slots == shape.page.slots && cache.allows(shape.codec())) return shape;
     return invalid_argument(
-        "the session file has {} pages of {} tokens, the engine's cache {} pages of {}; load it into "
-        "an engine of its own",
+        "the session file has {} pages of {} tokens, but here are {} pages of {}; load it where its own are used "
+        "(kvasir run --load does)",
         head.kv_type, head.page_slots, names_of(cache.codecs(), " or "), slots);
   }
 

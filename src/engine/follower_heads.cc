@@ -18,7 +18,7 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
                policy.traits().spec, codec_name(page))
         .about({"policy", "kv_type"});
   if (tier != nullptr) return {};
-  return invalid_argument("policy '{}' offloads to a file, but there is no folder for one; name it (demote_dir)",
+  return invalid_argument("policy '{}' offloads to a file, but there is no folder for one; give one, or offload=off",
                           policy.traits().spec)
       .about({"demote_dir"});
 }

@@ -69,8 +69,10 @@ void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches
   for (const std::shared_ptr<ColdFetch>& fetch : fetches) {
     waited += fetch->wait();
     if (!fetch->status().ok() && status_.ok() && needed)
-      status_ = Status(fetch->status().code(),
-                       "what was offloaded to a file cannot be read back: " + std::string(fetch->status().message()));
+      status_ = fetch->status().with_message((fetch->status().code() == StatusCode::kResourceExhausted
+                                                  ? "what is offloaded to a file cannot be written: "
+                                                  : "what was offloaded to a file cannot be read back: ") +
+                                             fetch->status().message());
     report->bytes += fetch->bytes();
     report->seconds += fetch->seconds();
   }

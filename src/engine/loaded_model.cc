@@ -59,8 +59,8 @@ Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
     if (std::ranges::find(codecs, parsed.codec) == codecs.end()) codecs.push_back(parsed.codec);
   }
   if (codecs.size() > kMost)
-    return invalid_argument("there are {} KV types, and a cache holds pages of at most {}; allow fewer", codecs.size(),
-                            kMost)
+    return invalid_argument("there are {} KV types beside the server's own, and it can have at most {}; allow fewer",
+                            codecs.size() - 1, kMost - 1)
         .about({"kv_types"});
   return codecs;
 }
@@ -134,7 +134,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
         static_cast<std::uint64_t>(model->kv_shape.lanes()) * model->kv_shape.page.open().bytes();
     if (options.demote_size < least)
       return invalid_argument(
-                 "demote_size={} is too small: one page of each layer and KV head takes {}, and a text many of them",
+                 "demote_size={} is too small: one page of each layer and KV head takes {} bytes, and a text many of "
+                 "them",
                  options.demote_size, least)
           .about({"demote_size"});
     // A folder that cannot be written is found now, not when a request needs it.

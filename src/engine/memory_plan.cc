@@ -59,7 +59,8 @@ struct Peak {
   // pages are not encoded, all are among the first.
   std::uint64_t sealed = 0;
   std::uint64_t open = 0;
-  std::uint64_t least = 0;  // bytes of a lane's pages at the peak, however chunks are divided into passes
+  std::uint64_t columns_then = 0;  // of the table at that moment
+  std::uint64_t least = 0;         // bytes of a lane's pages at the peak, however chunks are divided into passes
 };
 
 // With a bound on what there can be of either kind.
@@ -76,8 +77,11 @@ std::uint64_t bytes_of_pages(const KvCacheShape& shape, std::uint64_t sealed, st
          open * (shape.page.open().bytes() + PagePool::kPageOverhead);
 }
 
-void note_most(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t open, Peak* peak) {
-  if (bytes_of_pages(shape, sealed, open) <= bytes_of_pages(shape, peak->sealed, peak->open)) return;
+void note_most(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t open, std::uint64_t columns, Peak* peak) {
+  const std::uint64_t bytes = bytes_of_pages(shape, sealed, open);
+  const std::uint64_t most = bytes_of_pages(shape, peak->sealed, peak->open);
+  if (bytes < most) return;
+  peak->columns_then = bytes == most ? std::max(peak->columns_then, columns) : columns;
   peak->sealed = sealed;
   peak->open = open;
 }
@@ -151,7 +155,7 @@ class DividedChunk {
       if (const TokenIndex before = column * slots_ + 1; before > begin_ && before < done)
         most = std::max(most, kept(before, done));
     const Counts counts = count(done);
-    note_most(shape_, counts.sealed, counts.open + static_cast<std::uint64_t>(most), peak);
+    note_most(shape_, counts.sealed, counts.open + static_cast<std::uint64_t>(most), counts.sealed + counts.open, peak);
   }
 
   const KvCacheShape& shape_;
@@ -176,7 +180,7 @@ void append_chunk(const KvCacheShape& shape, int rows, bool divided, PageTable* 
   const auto open = static_cast<std::uint64_t>(table->open_columns());
   const std::uint64_t sealed = static_cast<std::uint64_t>(table->columns()) - open;
   const std::uint64_t with_kept = open + static_cast<std::uint64_t>(table->kept_columns());
-  note_most(shape, sealed, with_kept, peak);
+  note_most(shape, sealed, with_kept, static_cast<std::uint64_t>(table->columns()), peak);
   if (!divided || rows == 1) peak->least = std::max(peak->least, bytes_of_pages(shape, sealed, with_kept));
   table->end_pass();
 }
@@ -397,10 +401,16 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
   KvMemory memory;
   const auto lanes = static_cast<std::uint64_t>(shape.lanes());
-  // Where pages are encoded, the plan of a table that is run knows both the most and the least.
+  const auto arrays_of = [&](std::uint64_t columns) {
+    return KvCache::cost(shape, layout, static_cast<std::int64_t>(columns)) -
+           KvCache::page_cost(shape, layout, static_cast<std::int64_t>(columns));
+  };
+  // Where pages are encoded, the plan of a table that is run knows both the most and the least; and the table may be
+  // longer at the end than at the moment when its pages take most.
   memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.traits().reductions.empty() &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
-                 (!shape.page.encoded() || peak.least == bytes_of_pages(shape, peak.sealed, peak.open));
+                 (!shape.page.encoded() || (peak.least == bytes_of_pages(shape, peak.sealed, peak.open) &&
+                                            arrays_of(peak.columns_then) == arrays_of(peak.columns)));
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
   const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
@@ -420,10 +430,6 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   memory.open_pages = saturating_product(peak.open * lanes, sequences);
   const std::uint64_t page_bytes = saturating_sum(saturating_product(memory.pages, memory.page_bytes),
                                                   saturating_product(memory.open_pages, memory.open_page_bytes));
-  const auto arrays_of = [&](std::uint64_t columns) {
-    return KvCache::cost(shape, layout, static_cast<std::int64_t>(columns)) -
-           KvCache::page_cost(shape, layout, static_cast<std::int64_t>(columns));
-  };
   std::uint64_t arrays = saturating_product(arrays_of(peak.columns), sequences);
   if (away > 0)
     arrays = saturating_product(

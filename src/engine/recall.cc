@@ -168,7 +168,10 @@ void Recall::fetch(int layer) {
   const auto began = std::chrono::steady_clock::now();
   const auto give_up = [&](const Wanted& what, const Status& why) {
     if (status_.ok())
-      status_ = Status(why.code(), "what was demoted to a file cannot be read back: " + std::string(why.message()));
+      status_ = why.with_message((why.code() == StatusCode::kResourceExhausted
+                                      ? "what is demoted cannot be written to a file: "
+                                      : "what was demoted to a file cannot be read back: ") +
+                                 why.message());
     // Not to be read as if it were there.
     columns_[what.place] = -1;
     heads_[static_cast<std::size_t>(what.head)].count = 0;

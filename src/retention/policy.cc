@@ -22,7 +22,7 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
     return refuse(
         "it moves tokens to other positions, and dropped keys keep theirs; choose one with pos=original, such as "
         "h2o:budget=1024,pos=original");
-  if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it away");
+  if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it out");
   traits_.demotion = demotion;
   traits_.spec = with_demotion(traits_.spec, demotion_text(demotion));
   return {};

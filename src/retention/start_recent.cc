@@ -138,7 +138,7 @@ bool StartRecentPolicy::restore_state(ByteReader& in) {
 
 Result<std::unique_ptr<RetentionPolicy>> StartRecentPolicy::as_part(PolicyPart part) const {
   if (options_.realign == Realign::kRotate)
-    return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it away", traits().spec);
+    return invalid_argument("policy '{}': realign=rotate does not go with a composition; leave it out", traits().spec);
   ScoredPolicy::Traits scored;
   scored.spec = traits().spec;
   scored.scope = PolicyScope::kSequence;

@@ -237,9 +237,9 @@ Status SyncKvPolicy::check_model(const PolicyModel& model) const {
                               traits().spec);
   }
   if (heads > reps && options_.mem > 0 && options_.mem * heads < reps * Budget::kWhole)
-    return invalid_argument("policy '{}': mem={}% is below the {}% that {} of {} KV heads take; give at least that",
-                            traits().spec, static_cast<double>(options_.mem) / 1e4,
-                            std::ceil(static_cast<double>(reps) * 1e6 / heads) / 1e4, reps, heads);
+    return invalid_argument(
+        "policy '{}': mem={}% is below what {} of {} KV heads take, which read everything; give mem={}% or more",
+        traits().spec, static_cast<double>(options_.mem) / 1e4, reps, heads, (100 * reps + heads - 1) / heads);
   return {};
 }
 
@@ -443,10 +443,10 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
     if (spec.has("mem")) return invalid_argument("policy 'synckv': mem and budget say the same; give one of them");
     KVASIR_ASSIGN_OR_RETURN(options.budget, spec.get_budget("budget", kMostTokens));
   } else {
-    KVASIR_ASSIGN_OR_RETURN(const Budget mem, spec.get_budget("mem", kMostTokens));
-    if (!mem.is_share())
+    const Result<Budget> mem = spec.get_budget("mem", kMostTokens);
+    if (!mem.ok() || !mem->is_share())
       return invalid_argument("policy 'synckv': mem={} must be a percentage such as 30%", spec.text("mem"));
-    options.mem = mem.millionths;
+    options.mem = mem->millionths;
   }
   KVASIR_ASSIGN_OR_RETURN(const double share, spec.get_double("static", 0, 1));
   options.static_millionths = std::llround(share * Budget::kWhole);
@@ -465,14 +465,20 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
   std::shared_ptr<HeadProfile> profile;
   if (spec.text("profile") != "-") {
     const ProfileName name = split_profile_name(spec.text("profile"));
-    KVASIR_ASSIGN_OR_RETURN(HeadProfile read, read_head_profile(name.file));
+    Result<HeadProfile> found = read_head_profile(name.file);
+    if (!found.ok() && !name.checksum.empty())  // of a saved session
+      return found.status().with_message(found.status().message() +
+                                         "; it is the head profile that this was begun with: put it there again");
+    KVASIR_ASSIGN_OR_RETURN(HeadProfile read, std::move(found));
     const std::string text = format_head_profile(read);
     Hasher hasher;
     hasher.add(std::as_bytes(std::span(text)));
     const std::string checksum = hasher.digest().hex().substr(0, kChecksumDigits);
     if (!name.checksum.empty() && name.checksum != checksum)
-      return invalid_argument("policy 'synckv': the head profile '{}' is not the one of checksum {}", name.file,
-                              name.checksum);
+      return invalid_argument(
+          "policy 'synckv': the head profile '{}' is not the one of checksum {}, with which this was begun; put that "
+          "there",
+          name.file, name.checksum);
     spec.set("profile", fmt::format("{}#{}", name.file, checksum));
     const int reps = options.reps_of(read.kv_heads);
     if (reps > read.kv_heads)

@@ -12,8 +12,9 @@ namespace kvasir::server {
 namespace {
 
 // Settings of the server that a refusal names, and what it says then.
-constexpr std::pair<std::string_view, std::string_view> kOfServer[] = {
-    {"kv_memory", " [the server's --kv-memory]"}, {"demote_size", " [the server's --demote-size]"}};
+constexpr std::pair<std::string_view, std::string_view> kOfServer[] = {{"kv_memory", " [the server's --kv-memory]"},
+                                                                       {"demote_size", " [the server's --demote-size]"},
+                                                                       {"demote_dir", " [the server's --demote-dir]"}};
 
 // Bytes of text in a request of a session: it is rendered and tokenized between two passes.
 constexpr std::size_t kMostSessionText = std::size_t{256} << 10;

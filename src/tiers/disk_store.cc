@@ -67,25 +67,28 @@ class Catalogue {
   Catalogue& operator=(const Catalogue&) = delete;
   ~Catalogue() { close(); }
 
-  // Errors: kDataLoss where the file is damaged or another program's.
+  // Errors: kDataLoss where the file is damaged or of another version, kInvalidArgument where it is another program's.
   Status open(const std::string& path) {
     // SQLite gives its other files the mode of this one.
     if (const int made = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); made >= 0) ::close(made);
     if (sqlite3_open_v2(path.c_str(), &handle_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX,
                         nullptr) != SQLITE_OK)
       return error();
-    KVASIR_RETURN_IF_ERROR(run("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
     std::int64_t application = 0, version = 0, tables = 0;
     KVASIR_RETURN_IF_ERROR(number("PRAGMA application_id", &application));
     KVASIR_RETURN_IF_ERROR(number("PRAGMA user_version", &version));
     KVASIR_RETURN_IF_ERROR(number("SELECT count(*) FROM sqlite_schema", &tables));
+    if (tables > 0 && application != kApplication)
+      return invalid_argument("'{}' is a database of another program; move it, or give another folder", path)
+          .about({"prefix_dir"});
+    KVASIR_RETURN_IF_ERROR(run("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL"));
     if (tables == 0) {
       KVASIR_RETURN_IF_ERROR(
           run("BEGIN; CREATE TABLE blobs(key TEXT PRIMARY KEY, place INTEGER NOT NULL, bytes INTEGER "
               "NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID; PRAGMA application_id=" +
               std::to_string(kApplication) + "; PRAGMA user_version=" + std::to_string(kSchema) + "; COMMIT"));
-    } else if (application != kApplication || version != kSchema) {
-      return data_loss("it is of another program or version");
+    } else if (version != kSchema) {
+      return data_loss("it is of another version");
     }
     return {};
   }
@@ -189,9 +192,11 @@ class DiskStore final : public BlobStore {
     Result<std::vector<Catalogue::Row>> rows =
         opened.ok() ? catalogue_.rows() : Result<std::vector<Catalogue::Row>>(opened);
     if (!rows.ok() && rows.status().code() == StatusCode::kDataLoss) {
-      warn("the catalogue of prefixes '" + path + "' is damaged (" + rows.status().message() + "): begun anew");
+      warn("the catalogue of prefixes '" + path + "' is damaged (" + rows.status().message() +
+           "): begun anew; the old one is '" + path + ".damaged'");
       catalogue_.close();
-      for (const char* ending : {"", "-wal", "-shm"}) ::unlink((path + ending).c_str());
+      ::rename(path.c_str(), (path + ".damaged").c_str());
+      for (const char* ending : {"-wal", "-shm"}) ::unlink((path + ending).c_str());
       KVASIR_RETURN_IF_ERROR(catalogue_.open(path));
       rows = catalogue_.rows();
     }

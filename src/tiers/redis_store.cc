@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <mutex>
@@ -85,7 +86,8 @@ class Connection {
         return close("the server sends something else", context_->errstr);
       if (reply != nullptr) return Reply(static_cast<redisReply*>(reply));
       if (!set_timeout(until)) return late();
-      if (redisBufferRead(context_.get()) != REDIS_OK) return close("cannot receive", context_->errstr);
+      if (redisBufferRead(context_.get()) != REDIS_OK)
+        return errno == EAGAIN ? late() : close("cannot receive", context_->errstr);
       if (reader.len - reader.pos > most + kMostAnswer) return close("the server sends", "more than it was asked for");
     }
   }
@@ -197,6 +199,8 @@ class RedisStore final : public BlobStore {
     if (reply.type != REDIS_REPLY_ERROR) return {};
     const std::string_view why(reply.str, static_cast<std::size_t>(reply.len));
     if (why.starts_with("WRONGTYPE")) return {};
+    if (why.starts_with("NOAUTH"))
+      return Status(StatusCode::kIo, "the Redis server wants a password, and none is given");
     return make_status(why.starts_with("OOM") ? StatusCode::kResourceExhausted : StatusCode::kIo,
                        "the Redis server says: {}", why);
   }

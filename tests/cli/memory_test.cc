@@ -234,7 +234,7 @@ TEST(Memory, TextsBeyondTheTrainedContextAreRefusedWithTheReason) {
         Case{"h2o:budget=256,recent=128,pos=original", "keeps their positions",
              "a policy with pos=compact, such as streaming"},
         Case{"h2o:budget=256,recent=128,pos=original@demote=q4", "keeps their positions",
-             "a policy with pos=compact, without demotion"}})
+             "no demotion and a policy with compact positions"}})
     expect_refused(run_model({"-p", some_text(3000), "-n", "1", "--kv", policy}), 1,
                    "the text has 3003 tokens, but policy '" + policy + "' " + reason +
                        " and the model's context of 2048 has room for 2048; use " + advice +

@@ -141,7 +141,7 @@ TEST(RequestCodecs, WhatIsNotAllowedIsRefusedWithWhatIs) {
   EXPECT_EQ(Engine::open(many).status().settings(), std::vector<std::string_view>{"kv_types"});
   many.kv_types = {"q8", "q4", "q4o", "q3", "q2", "f32", "bf16"};
   EXPECT_EQ(Engine::open(many).status().message(),
-            "there are 8 KV types, and a cache holds pages of at most 7; allow fewer");
+            "there are 7 KV types beside the server's own, and it can have at most 6; allow fewer");
   many.kv_types.pop_back();
   const auto most = Engine::open(many);
   ASSERT_TRUE(most.ok());

@@ -5,9 +5,11 @@ come from the disk. What is damaged, cut off or foreign is a miss, told in a lin
 belongs to one process, and holds no key.
 """
 
+import contextlib
 import glob
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -191,6 +193,7 @@ def check_damage(kvasir, model, cold):
                 wait_for(lambda: any("begun anew" in line for line in server.lines), "a damaged catalogue is said")
                 assert ask(server, "full")[0] == cold["full"]
                 assert server.end() == 0
+            assert os.path.getsize(folder + "/catalogue.db.damaged") >= 4096
 
 
 def check_kills_while_writing(kvasir, model, cold):
@@ -229,6 +232,17 @@ def check_refusals(kvasir, model, folder):
     with start(kvasir, model, folder):
         said = refused(kvasir, model, "--prefix-dir", folder)
         assert "another process" in said and folder in said and "--prefix-dir" in said, said
+    with tempfile.TemporaryDirectory() as other:  # a database of somebody else's stays as it is
+        with contextlib.closing(sqlite3.connect(other + "/catalogue.db")) as books:
+            books.execute("CREATE TABLE books(title)")
+            books.execute("INSERT INTO books VALUES('my only copy')")
+            books.commit()
+        with open(other + "/catalogue.db", "rb") as file:
+            before = file.read()
+        said = refused(kvasir, model, "--prefix-dir", other)
+        assert "another program" in said and other in said and "--prefix-dir" in said, said
+        with open(other + "/catalogue.db", "rb") as file:
+            assert file.read() == before
     said = refused(kvasir, model, "--prefix-dir", __file__)
     assert "--prefix-dir" in said and __file__ in said, said
     said = refused(kvasir, model, "--prefix-dir", folder + "/no/such")
