@@ -200,9 +200,10 @@ TEST_F(Errors, RunWithTooSmallAFileForWhatIsDemoted) {
     all.insert(all.end(), {"--demote-size", size});
     return run_model(all);
   };
-  expect_refused(with("1KiB"), 2,
-                 "--demote-size 1024 is too small: one page of each layer and KV head takes <number>, and a text many "
-                 "of them");
+  expect_refused(
+      with("1KiB"), 2,
+      "--demote-size 1024 is too small: one page of each layer and KV head takes <number> bytes, and a text many "
+      "of them");
   const Finished full = with("1MiB");
   EXPECT_EQ(full.exit_code, 1);
   EXPECT_NE(full.err.find("the file for demoted pages may have 1048576 bytes, "), std::string::npos) << full.err;

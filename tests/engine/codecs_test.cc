@@ -182,8 +182,8 @@ TEST(RequestCodecs, ASessionKeepsItsOwn) {
   const auto without = open_with("f16", {"q8"});
   ASSERT_TRUE(without->new_session({.policy = "full"}).ok());
   EXPECT_EQ(without->load_session(path).status().message(),
-            "the session file has q4 pages of 32 tokens, the engine's cache f16 or q8 pages of 32; load it into an "
-            "engine of its own");
+            "the session file has q4 pages of 32 tokens, but here are f16 or q8 pages of 32; load it where its own are "
+            "used (kvasir run --load does)");
   std::filesystem::remove(path);
 }
 
