@@ -416,13 +416,15 @@ def check_kill(options, serve, tenants, made, alone):
     """kill -9 under load; a server that is started again on the same port serves, with the sessions and usage of before."""
     key = tenants.keys["under"]
     server = Watched(options.kvasir, options.model, *serve, port=free_port())
-    assert post(server, "/v1/completions", turn("kept", "The old man"), key)[0] == 200
-    talker = Talker(server, key)
-    load = Load(server, tenants, made, alone, options.clients, 20)
-    load.run(stop=lambda: time.monotonic() > load.began + 2 and talker.turns > 1)
-    before = tenants.usage()
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait()
+    try:
+        assert post(server, "/v1/completions", turn("kept", "The old man"), key)[0] == 200
+        talker = Talker(server, key)
+        load = Load(server, tenants, made, alone, options.clients, 20)
+        load.run(stop=lambda: time.monotonic() > load.began + 2 and talker.turns > 1)
+        before = tenants.usage()
+    finally:
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
     talker.thread.join()
     again = Watched(options.kvasir, options.model, *serve, port=server.port)
     try:
@@ -463,7 +465,7 @@ def main():
                         help="p99 inter-token latency may be this times --max-itl: other programs, and this one, use the machine too")
     parser.add_argument("--leak-mb", type=int, default=32)
     parser.add_argument("--kill", action="store_true", help="kill -9 under load, and start again")
-    parser.add_argument("--serve", nargs="*", default=[], help="more options of kvasir serve")
+    parser.add_argument("--serve", nargs="*", default=[], help="more options of kvasir serve, such as --serve=--swap-dir=FOLDER")
     options = parser.parse_args()
     if options.minutes:
         options.seconds = 60 * options.minutes
