@@ -20,8 +20,8 @@ Status bench(BenchOptions options) {
   if (options.speed.batches != SpeedOptions{}.batches && options.speed.decode == 0 && options.speed.prefill != 0)
     return invalid_argument("--batch is for decoding; omit it, or --decode 0");
   KVASIR_RETURN_IF_ERROR(check_policies(options.speed.policies, false));
-  for (std::string& policy : options.speed.policies)
-    KVASIR_RETURN_IF_ERROR(apply_demote("", policy, options.engine));
+  for (const std::string& policy : options.speed.policies)
+    KVASIR_RETURN_IF_ERROR(add_demote_dir(policy, options.engine));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(options.engine));
   catch_interrupts();
   Speed speed;

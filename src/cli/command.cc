@@ -169,10 +169,7 @@ void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& o
   add_bytes_option(command, "--demote-size", options.demote_size, "Most bytes of these files; default: 16GiB");
 }
 
-Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options) {
-  if (!demote.empty() && policy.empty())
-    return invalid_argument("--demote needs a policy that evicts; add --kv, such as --kv h2o:budget=1024,pos=original");
-  policy = with_demotion(policy, demote);
+Status add_demote_dir(const std::string& policy, EngineOptions& options) {
   if (!options.demote_dir.empty()) return {};
   bool needs_folder = false;
   if (const DemotingSpec spec = split_demotion(policy); spec.demotion) {
@@ -189,6 +186,13 @@ Status apply_demote(const std::string& demote, std::string& policy, EngineOption
     return invalid_argument("there is no folder for temporary files ({}); name one with TMPDIR", error.message())
         .about({"demote_dir"});
   return {};
+}
+
+Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options) {
+  if (!demote.empty() && policy.empty())
+    return invalid_argument("--demote needs a policy that evicts; add --kv, such as --kv h2o:budget=1024,pos=original");
+  policy = with_demotion(policy, demote);
+  return add_demote_dir(policy, options);
 }
 
 void add_quiet_option(CLI::App& program) {

@@ -56,7 +56,9 @@ void add_model_option(CLI::App& command, std::string& path);  // -m, or the firs
 std::string kv_type_help();
 // --demote, --demote-dir and --demote-size.
 void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options);
-// Adds --demote to a policy, and gives the engine a folder where the policy demotes to a file and none was named.
+// Gives the engine a folder where a policy demotes or offloads to a file and none was named.
+Status add_demote_dir(const std::string& policy, EngineOptions& options);
+// Adds --demote to a policy, and then as add_demote_dir().
 // Errors: kInvalidArgument where there is no policy to add it to.
 Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options);
 void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page

@@ -206,8 +206,8 @@ Status check_options(PerplexityCommand& options) {
     return invalid_argument("--score says what of each window counts; give --window too");
   options.perplexity.whole_windows = options.score == "all";
   KVASIR_RETURN_IF_ERROR(check_policies(options.perplexity.policies, true));
-  for (std::string& policy : options.perplexity.policies)
-    KVASIR_RETURN_IF_ERROR(apply_demote("", policy, options.engine));
+  for (const std::string& policy : options.perplexity.policies)
+    KVASIR_RETURN_IF_ERROR(add_demote_dir(policy, options.engine));
   KVASIR_RETURN_IF_ERROR(check_kv_types(options.perplexity.kv_types));
   options.engine.kv_type = options.perplexity.kv_types.front();
   std::vector<std::string> inputs = options.files;

@@ -129,8 +129,7 @@ Status inspect(const InspectCommand& command) {
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.inspect.reading.policy).status());
   EngineOptions engine = command.engine;
-  std::string policy = command.inspect.reading.policy;
-  KVASIR_RETURN_IF_ERROR(apply_demote("", policy, engine));
+  KVASIR_RETURN_IF_ERROR(add_demote_dir(command.inspect.reading.policy, engine));
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));

@@ -82,8 +82,7 @@ Status record(const RecordCommand& command) {
     return invalid_argument("--chunk cuts the prompt that --prefill names; give --prefill too");
   KVASIR_RETURN_IF_ERROR(make_policy(command.record.policy).status());
   EngineOptions engine = command.engine;
-  std::string policy = command.record.policy;
-  KVASIR_RETURN_IF_ERROR(apply_demote("", policy, engine));
+  KVASIR_RETURN_IF_ERROR(add_demote_dir(command.record.policy, engine));
   KVASIR_RETURN_IF_ERROR(check_output(command.out, std::vector{command.engine.model, command.file}));
   KVASIR_RETURN_IF_ERROR(check_replaceable(command.out));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));

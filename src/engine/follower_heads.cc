@@ -363,9 +363,7 @@ void FollowerHeads::keep(const PolicyChunk& chunk, const KvSequence& tables) {
   if (chooses)
     for (Cluster& cluster : clusters_) choose(cluster, next, leaves_, &tables);
   std::erase_if(writing_, [this](const std::shared_ptr<ColdBlock>& block) {
-    if (block->state() == ColdBlock::State::kFailed && status_.ok())
-      status_ = Status(block->status().code(),
-                       "what is offloaded to a file cannot be written: " + std::string(block->status().message()));
+    if (block->state() == ColdBlock::State::kFailed && status_.ok()) status_ = not_written(block->status());
     return block->state() != ColdBlock::State::kQueued;
   });
 }

@@ -106,6 +106,7 @@ class FollowerHeads final : public LayerFetch {
   void choose(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables);
   void choose_after(int layer);
   void begin_work(int layer);
+  static Status not_written(const Status& why);
   void end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed, KvReport::Fetched* report);
   void drop_hot();
   void drop_work();

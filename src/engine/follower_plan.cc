@@ -53,8 +53,7 @@ FollowerMemory plan_followers(const KvCacheShape& shape, const RetentionPolicy& 
   // A file, with its buffers, for each size of part, which depends on how many heads follow a leader.
   memory.buffer_bytes = ColdTier::kMostQueued;
   std::set<std::size_t> part_sizes;
-  for (int of_cluster = 1; of_cluster <= plan.followers; ++of_cluster)
-    part_sizes.insert(plan.format.row_bytes() * static_cast<std::size_t>(of_cluster * plan.part_tokens(of_cluster)));
+  for (int of_cluster = 1; of_cluster <= plan.followers; ++of_cluster) part_sizes.insert(plan.part_bytes(of_cluster));
   for (const std::size_t bytes : part_sizes) memory.buffer_bytes += ColdTier::kBuffers * bytes;
   return memory;
 }

@@ -44,6 +44,9 @@ struct FollowerPlan {
 
   // Tokens in a part of the file, for a cluster of so many followers.
   int part_tokens(int of_cluster) const;
+  std::size_t part_bytes(int of_cluster) const {
+    return format.row_bytes() * static_cast<std::size_t>(of_cluster * part_tokens(of_cluster));
+  }
 };
 
 // What plan_kv_memory says of it, of one sequence.

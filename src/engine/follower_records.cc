@@ -28,8 +28,8 @@ void FollowerHeads::write_columns(Cluster& cluster, const KvSequence& tables, st
                     bytes.begin() + static_cast<std::ptrdiff_t>((slot * count + t) * row));
     }
     report_.cold_bytes += bytes.size();
-    const std::size_t part = static_cast<std::size_t>(plan_.part_tokens(static_cast<int>(count))) * row * count;
-    cluster.blocks.push_back(tier_->write(std::move(bytes), part, &report_.write_wait_seconds));
+    cluster.blocks.push_back(
+        tier_->write(std::move(bytes), plan_.part_bytes(static_cast<int>(count)), &report_.write_wait_seconds));
     writing_.push_back(cluster.blocks.back());
   }
 }
@@ -62,6 +62,10 @@ void FollowerHeads::begin_work(int layer) {
   }
 }
 
+Status FollowerHeads::not_written(const Status& why) {
+  return why.with_message("what is offloaded to a file cannot be written: " + why.message());
+}
+
 void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches, bool needed,
                                 KvReport::Fetched* report) {
   if (fetches.empty()) return;
@@ -69,10 +73,9 @@ void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches
   for (const std::shared_ptr<ColdFetch>& fetch : fetches) {
     waited += fetch->wait();
     if (!fetch->status().ok() && status_.ok() && needed)
-      status_ = fetch->status().with_message((fetch->status().code() == StatusCode::kResourceExhausted
-                                                  ? "what is offloaded to a file cannot be written: "
-                                                  : "what was offloaded to a file cannot be read back: ") +
-                                             fetch->status().message());
+      status_ = fetch->unwritten() ? not_written(fetch->status())
+                                   : fetch->status().with_message("what was offloaded to a file cannot be read back: " +
+                                                                  fetch->status().message());
     report->bytes += fetch->bytes();
     report->seconds += fetch->seconds();
   }

@@ -59,7 +59,7 @@ std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
   // One that both stores write is free when both have.
   const auto is_free = [](const auto& each) { return each.use_count() == 1; };
   const auto found =
-      std::ranges::find_if(idle_, [&](const auto& each) { return is_free(each) && each->memory.size() == bytes; });
+      std::ranges::find_if(idle_, [&](const auto& each) { return is_free(each) && each->size() == bytes; });
   if (found != idle_.end()) {
     std::shared_ptr<BlobBuffer> buffer = std::move(*found);
     idle_.erase(found);
@@ -70,9 +70,7 @@ std::shared_ptr<BlobBuffer> PrefixTiers::buffer(std::size_t bytes) {
     if (oldest == idle_.end()) break;
     idle_.erase(oldest);
   }
-  auto buffer = std::make_shared<BlobBuffer>();
-  buffer->memory.ensure(bytes);
-  buffer->size = bytes;
+  auto buffer = std::make_shared<BlobBuffer>(bytes);
   std::erase_if(buffers_, [](const auto& each) { return each.expired(); });
   buffers_.push_back(buffer);
   return buffer;
@@ -293,7 +291,7 @@ void PrefixTiers::advance() {
   std::size_t taken = 0;
   for (; taken < arrived_.size() && bytes < kBytesAtOnce; ++taken) {
     auto& [tier, answer] = arrived_[taken];
-    if (answer.kind == BlobAnswer::Kind::kRead) bytes += answer.buffer->size;
+    if (answer.kind == BlobAnswer::Kind::kRead) bytes += answer.buffer->size();
     take(tier, answer);
   }
   arrived_.erase(arrived_.begin(), arrived_.begin() + static_cast<std::ptrdiff_t>(taken));
@@ -328,11 +326,11 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
   }
   if (answer.status.ok()) of.failing = false;
   if (answer.kind == BlobAnswer::Kind::kWrite) {
-    of.writing -= answer.buffer->size;
+    of.writing -= answer.buffer->size();
     of.being_written.erase(answer.key.text.low);
     if (answer.status.ok()) {
       ++of.counts.stores;
-      of.counts.bytes_stored += answer.buffer->size;
+      of.counts.bytes_stored += answer.buffer->size();
     } else {
       of.known.erase(answer.key.text.low);
     }
@@ -343,7 +341,7 @@ void PrefixTiers::take(std::size_t tier, BlobAnswer& answer) {
   const Reading reading = std::move(found->second);
   readings_.erase(found);
   if (answer.kind == BlobAnswer::Kind::kSizes) return take_sizes(tier, answer, *reading.fetch, reading.asked);
-  of.reading -= answer.buffer->size;
+  of.reading -= answer.buffer->size();
   --reading.fetch->under_way_;
   take_part(tier, answer, *reading.fetch, reading.part);
   keep(std::move(answer.buffer));
@@ -370,7 +368,7 @@ void PrefixTiers::take_part(std::size_t tier, BlobAnswer& answer, PrefixFetch& f
   if (fetch.done()) return;
   if (!answer.status.ok()) return end(fetch);
   ++of.counts.loads;
-  of.counts.bytes_loaded += answer.buffer->size;
+  of.counts.bytes_loaded += answer.buffer->size();
   const PrefixFetch::Part& read = fetch.parts_[part];
   const std::span<const TokenId> text = text_of(fetch, read);
   if (fetch.is_snapshot_) {
@@ -453,7 +451,7 @@ void PrefixTiers::write(const std::vector<Tier*>& to, const BlobKey& key, const 
   for (Tier* tier : to) {
     remember(*tier, key);
     tier->being_written.insert(key.text.low);
-    tier->writing += buffer->size;
+    tier->writing += buffer->size();
     tier->queue.write(next_tag_++, key, buffer);
   }
 }
@@ -461,7 +459,7 @@ void PrefixTiers::write(const std::vector<Tier*>& to, const BlobKey& key, const 
 std::uint64_t PrefixTiers::buffer_bytes() const {
   std::uint64_t bytes = 0;
   for (const std::weak_ptr<BlobBuffer>& each : buffers_)
-    if (const auto buffer = each.lock()) bytes += buffer->memory.bytes();
+    if (const auto buffer = each.lock()) bytes += buffer->size();
   return bytes;
 }
 

@@ -166,12 +166,8 @@ void Recall::fetch(int layer) {
   }
   if (wanted.empty()) return;
   const auto began = std::chrono::steady_clock::now();
-  const auto give_up = [&](const Wanted& what, const Status& why) {
-    if (status_.ok())
-      status_ = why.with_message((why.code() == StatusCode::kResourceExhausted
-                                      ? "what is demoted cannot be written to a file: "
-                                      : "what was demoted to a file cannot be read back: ") +
-                                 why.message());
+  const auto give_up = [&](const Wanted& what, const char* failed, const Status& why) {
+    if (status_.ok()) status_ = why.with_message(failed + why.message());
     // Not to be read as if it were there.
     columns_[what.place] = -1;
     heads_[static_cast<std::size_t>(what.head)].count = 0;
@@ -182,7 +178,7 @@ void Recall::fetch(int layer) {
       const DemotedPages::Column& column = *what.column;
       const auto lane = static_cast<std::size_t>(lane_of(layer, what.head));
       if (!what.asked && !column.parts->status().ok()) {
-        give_up(what, column.parts->status());
+        give_up(what, "what is demoted cannot be written to a file: ", column.parts->status());
       } else if (!what.asked && column.parts->written()) {
         if (what.reading == nullptr) what.reading = std::make_shared<SpillReading>(column.file);
         what.asked = column.file->read(column.parts, lane, what.reading);
@@ -193,7 +189,7 @@ void Recall::fetch(int layer) {
         pool_->store()->write(pages_.ids()[what.place], part->bytes);
         ++counts_.fetched;
       } else if (!what.reading->status().ok()) {
-        give_up(what, what.reading->status());
+        give_up(what, "what was demoted to a file cannot be read back: ", what.reading->status());
       } else {
         continue;
       }

@@ -143,7 +143,7 @@ void BlobQueue::run_reads(std::vector<Job>& jobs) {
   store_->read_all(reads, [&](std::size_t i) {
     BlobAnswer& answer = jobs[i].answer;
     answer.status = std::move(reads[i].status);
-    note_read(answer.buffer->size, seconds_since(std::exchange(began, Clock::now())));
+    note_read(answer.buffer->size(), seconds_since(std::exchange(began, Clock::now())));
     if (answer.status.ok()) answer.status = jobs[i].check(answer.buffer->bytes());
     const StatusCode code = answer.status.code();
     if (code == StatusCode::kDataLoss || code == StatusCode::kNotFound) {

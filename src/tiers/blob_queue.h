@@ -23,10 +23,14 @@
 namespace kvasir {
 
 // Bytes that several owners may read.
-struct BlobBuffer {
-  AlignedBuffer<std::byte> memory;
-  std::size_t size = 0;
-  std::span<std::byte> bytes() { return {memory.data(), size}; }
+class BlobBuffer {
+ public:
+  explicit BlobBuffer(std::size_t size) { memory_.ensure(size); }
+  std::size_t size() const { return memory_.size(); }
+  std::span<std::byte> bytes() { return {memory_.data(), memory_.size()}; }
+
+ private:
+  AlignedBuffer<std::byte> memory_;
 };
 
 struct BlobAnswer {
@@ -50,7 +54,7 @@ class BlobQueue {
   ~BlobQueue();
 
   void sizes(std::uint64_t tag, std::vector<BlobKey> keys);
-  // Reads buffer->size bytes, and has the reading thread check them. A blob that cannot be read or that the check
+  // Reads buffer->size() bytes, and has the reading thread check them. A blob that cannot be read or that the check
   // refuses is removed.
   void read(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer, Check check);
   void write(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer);

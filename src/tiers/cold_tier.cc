@@ -220,7 +220,10 @@ bool ColdTier::advance_fetch(ColdFetch& fetch) {
     ColdFetch::Wanted& wanted = fetch.wanted_[fetch.next_];
     ColdBlock& block = *wanted.block;
     if (block.state_ == ColdBlock::State::kFailed) {
-      if (fetch.status_.ok()) fetch.status_ = block.status_;
+      if (fetch.status_.ok()) {
+        fetch.status_ = block.status_;
+        fetch.unwritten_ = true;
+      }
       fetch.left_ -= wanted.parts.size() - wanted.asked;
       wanted.parts.resize(wanted.asked);
       progress = true;

@@ -62,6 +62,8 @@ class ColdFetch {
   double wait();
   // REQUIRES: wait() has returned. Of the first part that could not be read.
   const Status& status() const { return status_; }
+  // Whether status() is that of a block that could not be written.
+  bool unwritten() const { return unwritten_; }
   std::uint64_t bytes() const { return bytes_; }  // of parts that were placed
   double seconds() const { return seconds_; }     // that the tier's thread worked on it
 
@@ -79,6 +81,7 @@ class ColdFetch {
   std::size_t placed_ = 0;  // all before it are done with
   std::size_t left_ = 0;    // parts not placed
   Status status_;
+  bool unwritten_ = false;
   std::uint64_t bytes_ = 0;
   double seconds_ = 0;
   std::mutex mutex_;

@@ -361,7 +361,8 @@ TEST_F(SyncKv, RefusesModelsAndProfilesThatDoNotFit) {
     return std::string(runner->feed(text, 0, SequenceRunner::Logits::kNone, {}).message());
   };
   EXPECT_EQ(why(model_, "synckv:mem=20%"),
-            "policy 'synckv:mem=20%': mem=20% is below what 1 of 4 KV heads take, which read everything; give mem=25% or more");
+            "policy 'synckv:mem=20%': mem=20% is below what 1 of 4 KV heads take, which read everything; give mem=25% "
+            "or more");
   EXPECT_EQ(why(model_, "synckv:reps=5"),
             "policy 'synckv:mem=30%,reps=5': reps=5 is above the 4 KV heads of the model");
   HeadProfile other = profile_;

@@ -145,9 +145,7 @@ TEST(DiskStore, WhatNobodyRefersToIsRemovedWhenItIsOpened) {
 // -- The queue. --
 
 std::shared_ptr<BlobBuffer> buffer_of(const std::vector<std::byte>& bytes) {
-  auto buffer = std::make_shared<BlobBuffer>();
-  buffer->memory.ensure(bytes.size());
-  buffer->size = bytes.size();
+  auto buffer = std::make_shared<BlobBuffer>(bytes.size());
   std::ranges::copy(bytes, buffer->bytes().begin());
   return buffer;
 }
