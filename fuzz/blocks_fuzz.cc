@@ -19,18 +19,23 @@ bool same(float a, float b) {
   return std::memcmp(&a, &b, sizeof a) == 0 || (a != a && b != b);
 }
 
-// One row of activations of no special values.
-struct Row {
-  explicit Row(int inputs) : f32(static_cast<std::size_t>(inputs)) {
+// Rows of activations of no special values.
+struct Rows {
+  Rows(int inputs, int rows) : f32(static_cast<std::size_t>(inputs) * static_cast<std::size_t>(rows)) {
     for (std::size_t i = 0; i < f32.size(); ++i)
       f32[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) * 0.13F;
-    const std::size_t places = f32.size() / kQ8Block * kRowGroup;
+    const std::size_t groups = static_cast<std::size_t>(rows + kRowGroup - 1) / kRowGroup;
+    const std::size_t group_places = static_cast<std::size_t>(inputs) / kQ8Block * kRowGroup;
+    const std::size_t places = groups * group_places;
     quants.resize(places * kQ8Block);
     floats.resize(2 * places);
     sums.resize(3 * places);
     const MutableQ8Rows q8{quants.data(), floats.data(), floats.data() + places, sums.data(), sums.data() + places};
-    generic_kernels().quantize_q8(f32.data(), inputs, q8);
-    activations = {1, inputs, f32.data(), {q8.quants, q8.scale, q8.scaled_sum, q8.sum, q8.half_sum}};
+    for (int r = 0; r < rows; ++r)
+      generic_kernels().quantize_q8(
+          f32.data() + static_cast<std::size_t>(r) * static_cast<std::size_t>(inputs), inputs,
+          q8.at(static_cast<std::size_t>(r / kRowGroup) * group_places + static_cast<std::size_t>(r % kRowGroup)));
+    activations = {rows, inputs, f32.data(), {q8.quants, q8.scale, q8.scaled_sum, q8.sum, q8.half_sum}};
   }
   std::vector<float> f32;
   std::vector<std::int8_t> quants;
@@ -68,14 +73,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       for (std::size_t i = 0; i < block.size(); ++i) KVASIR_CHECK(same(row[b * block.size() + i], block[i]));
     }
   }
-  const Row x(matrix.inputs);
-  std::vector<float> want(outputs);
-  generic_kernels().matmul(matrix, x.activations, 0, matrix.panels(), want.data(), outputs);
-  for (const KernelTable* table : {avx2_kernels(), avx512_kernels()}) {
-    if (table == nullptr) continue;
-    std::vector<float> got(outputs);
-    table->matmul(matrix, x.activations, 0, matrix.panels(), got.data(), outputs);
-    for (std::size_t o = 0; o < outputs; ++o) KVASIR_CHECK(same(got[o], want[o]));
+  // Some tables multiply many rows otherwise than one.
+  for (const int count : {1, 19}) {
+    const Rows x(matrix.inputs, count);
+    std::vector<float> want(outputs * static_cast<std::size_t>(count));
+    generic_kernels().matmul(matrix, x.activations, 0, matrix.panels(), want.data(), outputs);
+    for (const KernelTable* table : {avx2_kernels(), avx512_kernels(), amx_kernels()}) {
+      if (table == nullptr) continue;
+      std::vector<float> got(want.size());
+      table->matmul(matrix, x.activations, 0, matrix.panels(), got.data(), outputs);
+      for (std::size_t i = 0; i < want.size(); ++i) KVASIR_CHECK(same(got[i], want[i]));
+    }
   }
   return 0;
 }

@@ -113,7 +113,7 @@ void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
   command.add_option("-t,--threads", options.threads, "Threads; 0: one per core")
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
-  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512")->capture_default_str();
+  command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512, amx")->capture_default_str();
 }
 
 void add_page_option(CLI::App& command, EngineOptions& options) {

@@ -37,7 +37,7 @@ std::vector<std::string> values_of(const CLI::Option& option) {
   }
   if (name == "kv-type" || name == "kv-types") return strings_of(kv_type_names());
   if (name == "page") return {"16", "32", "64"};
-  if (name == "isa") return {"auto", "generic", "avx2", "avx512"};
+  if (name == "isa") return {"auto", "generic", "avx2", "avx512", "amx"};
   if (name == "score") return {"all", "second-half"};
   if (name == "log-format") return {"text", "json"};
   if (name == "log-level") return {"debug", "info", "warning", "error"};

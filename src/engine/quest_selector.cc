@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "base/check.h"
 
@@ -153,22 +152,8 @@ void QuestSelector::note_bounds(const LaneRow& row, int lane, const Choice& choi
 
 void QuestSelector::score(const LaneRow& row, int lane, const Choice& choice) {
   const std::span<const float> queries = row.queries_of(0);
-  for (std::int64_t block = choice.first / kBlock; block * kBlock < choice.end; ++block) {
-    const float* of_block = bounds(block, lane);
-    float best[kBlock];
-    std::fill_n(best, kBlock, -std::numeric_limits<float>::infinity());
-    for (int g = 0; g < row.group; ++g) {
-      const float* q = queries.data() + static_cast<std::ptrdiff_t>(g) * dim_;
-      float sum[kBlock] = {};
-      for (int d = 0; d < dim_; ++d) {
-        // max(q * low, q * high)
-        const float* side = of_block + (2 * d + (q[d] >= 0 ? 1 : 0)) * kBlock;
-        for (int i = 0; i < kBlock; ++i) sum[i] += q[d] * side[i];
-      }
-      for (int i = 0; i < kBlock; ++i) best[i] = sum[i] > best[i] || std::isnan(sum[i]) ? sum[i] : best[i];
-    }
-    std::copy_n(best, kBlock, scores(block, lane));
-  }
+  for (std::int64_t block = choice.first / kBlock; block * kBlock < choice.end; ++block)
+    row.score_chunks(bounds(block, lane), queries.data(), row.group, dim_, scores(block, lane));
 }
 
 void QuestSelector::select(const LaneRow& row, std::span<SlotMask> read) {

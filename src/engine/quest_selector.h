@@ -54,7 +54,7 @@ class QuestSelector final : public SequenceSelector {
   Choice choice_at(std::int64_t tokens) const;
 
  private:
-  static constexpr int kBlock = 16;  // chunks whose bounds lie together
+  static constexpr int kBlock = kScoredChunks;  // chunks whose bounds lie together
 
   std::size_t lane_floats() const {
     return static_cast<std::size_t>(kBlock) * (2 * static_cast<std::size_t>(dim_) + 1);

@@ -112,6 +112,23 @@ void quantise(KvType type, int count, std::span<const Element> elements) {
   }
 }
 
+// As chunk_scores.h says.
+void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  for (int i = 0; i < kScoredChunks; ++i) {
+    best[i] = -std::numeric_limits<float>::infinity();
+    for (int g = 0; g < group; ++g) {
+      float sum = 0;
+      for (int d = 0; d < head_dim; ++d) {
+        const float q = queries[g * head_dim + d];
+        const float low = bounds[2 * d * kScoredChunks + i], high = bounds[(2 * d + 1) * kScoredChunks + i];
+        sum +=
+            std::isnan(low) || std::isnan(high) ? std::numeric_limits<float>::quiet_NaN() : std::max(q * low, q * high);
+      }
+      if (sum > best[i] || std::isnan(sum)) best[i] = sum;
+    }
+  }
+}
+
 }  // namespace
 
 // -- Pages --
@@ -637,8 +654,8 @@ void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, in
     }
   }
   lane->read.assign(entries, ~SlotMask{0});
-  const LaneRow shown{layer,           head,           row,        lane->table, lane->number, store_, shape_.group(),
-                      shape_.head_dim, queries.data(), group * dim};
+  const LaneRow shown{layer,           head,           row,         lane->table, lane->number, store_, shape_.group(),
+                      shape_.head_dim, queries.data(), group * dim, score_chunks};
   sequence.selector->select(shown, lane->read);
 }
 

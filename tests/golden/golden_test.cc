@@ -182,7 +182,7 @@ TEST_P(Golden, BitsAreThoseOfTheFile) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::Values("generic", "avx2", "avx512"),
+INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::Values("generic", "avx2", "avx512", "amx"),
                          [](const auto& table) { return table.param; });
 
 }  // namespace

@@ -240,6 +240,7 @@ void CpuAttention::select_slots(int layer) {
     lane.group = group;
     lane.head_dim = shape_.head_dim;
     lane.frame_stride = static_cast<std::size_t>(batch.rows) * stride;
+    lane.score_chunks = kernels_.score_chunks;
     for (int row = 0; row < batch.rows; ++row) {
       lane.row = row;
       lane.queries = rotated_.data() + (table->first_query + static_cast<std::size_t>(row)) * stride +

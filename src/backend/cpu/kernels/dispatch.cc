@@ -7,7 +7,7 @@ namespace {
 
 // Those that run on this machine, the slowest first.
 std::vector<const KernelTable*> tables() {
-  std::vector<const KernelTable*> all = {&generic_kernels(), avx2_kernels(), avx512_kernels()};
+  std::vector<const KernelTable*> all = {&generic_kernels(), avx2_kernels(), avx512_kernels(), amx_kernels()};
   std::erase(all, nullptr);
   return all;
 }
@@ -19,6 +19,9 @@ const KernelTable* avx2_kernels() {
   return nullptr;
 }
 const KernelTable* avx512_kernels() {
+  return nullptr;
+}
+const KernelTable* amx_kernels() {
   return nullptr;
 }
 #endif

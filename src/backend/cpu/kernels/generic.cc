@@ -232,6 +232,18 @@ int observe_weights(const ObservedQuery& query) {
   return count;
 }
 
+void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  std::fill_n(best, kScoredChunks, -std::numeric_limits<float>::infinity());
+  for (int g = 0; g < group; ++g, queries += head_dim) {
+    float sum[kScoredChunks] = {};
+    for (int d = 0; d < head_dim; ++d) {
+      const float* side = bounds + (2 * d + (queries[d] >= 0 ? 1 : 0)) * kScoredChunks;
+      for (int i = 0; i < kScoredChunks; ++i) sum[i] += queries[d] * side[i];
+    }
+    for (int i = 0; i < kScoredChunks; ++i) best[i] = sum[i] > best[i] || std::isnan(sum[i]) ? sum[i] : best[i];
+  }
+}
+
 double sum_weights(const float* weights, int n) {
   double s[16] = {};
   for (int i = 0; i < n; ++i) s[i % 16] += static_cast<double>(weights[i]);
@@ -251,7 +263,7 @@ const KernelTable& generic_kernels() {
                                      rms_norm,  layer_norm, swiglu,          gelu,        add,
                                      rope,      store_kv,   rotate_keys,     move_slots,  generic::attend,
                                      generic::attend_apart,
-                                     merge,     finish,     observe_weights, sum_weights, add_weights};
+                                     merge,     finish,     observe_weights, score_chunks, sum_weights, add_weights};
   return table;
 }
 

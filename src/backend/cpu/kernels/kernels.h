@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/chunk_scores.h"
 #include "backend/page_format.h"
 #include "backend/row_order.h"
 #include "tensor/dtype.h"
@@ -205,6 +206,9 @@ struct KernelTable {
   // query.weights. Returns how many.
   int (*observe_weights)(const ObservedQuery& query);
 
+  // See chunk_scores.h. The same bits in every table.
+  ScoreChunks score_chunks;
+
   // The sum of n floats in double: 16 interleaved sums, then those pairwise. The same bits in every table.
   double (*sum_weights)(const float* weights, int n);
 
@@ -216,6 +220,7 @@ const KernelTable& generic_kernels();
 // nullptr where the build or this machine lacks the instructions.
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
+const KernelTable* amx_kernels();
 
 // "auto" gives the fastest table this machine runs; nullptr if the name is unknown or cannot run here.
 const KernelTable* find_kernels(std::string_view name);

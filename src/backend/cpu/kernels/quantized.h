@@ -420,30 +420,35 @@ void quantized_panels(const PackedMatrix& weights, const Activations& x, int pan
                                  out + static_cast<std::size_t>(row) * out_stride, out_stride);
 }
 
-// REQUIRES: quantised weights.
-template <class Isa>
-void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
-                      std::size_t out_stride) {
-  const auto multiply = [&]<DType kType>() {
-    quantized_panels<Isa, kType>(weights, x, panel_begin, panel_end, out, out_stride);
-  };
-  switch (weights.type) {
-    case DType::kQ4_0: return multiply.template operator()<DType::kQ4_0>();
-    case DType::kQ4_1: return multiply.template operator()<DType::kQ4_1>();
-    case DType::kQ5_0: return multiply.template operator()<DType::kQ5_0>();
-    case DType::kQ5_1: return multiply.template operator()<DType::kQ5_1>();
-    case DType::kQ8_0: return multiply.template operator()<DType::kQ8_0>();
-    case DType::kQ2_K: return multiply.template operator()<DType::kQ2_K>();
-    case DType::kQ3_K: return multiply.template operator()<DType::kQ3_K>();
-    case DType::kQ4_K: return multiply.template operator()<DType::kQ4_K>();
-    case DType::kQ5_K: return multiply.template operator()<DType::kQ5_K>();
-    case DType::kQ6_K: return multiply.template operator()<DType::kQ6_K>();
-    case DType::kIQ4_NL: return multiply.template operator()<DType::kIQ4_NL>();
-    case DType::kIQ4_XS: return multiply.template operator()<DType::kIQ4_XS>();
+// Calls f.operator()<type>(). REQUIRES: a quantised type.
+template <class F>
+[[gnu::always_inline]] inline void with_quantized_type(DType type, const F& f) {
+  switch (type) {
+    case DType::kQ4_0: return f.template operator()<DType::kQ4_0>();
+    case DType::kQ4_1: return f.template operator()<DType::kQ4_1>();
+    case DType::kQ5_0: return f.template operator()<DType::kQ5_0>();
+    case DType::kQ5_1: return f.template operator()<DType::kQ5_1>();
+    case DType::kQ8_0: return f.template operator()<DType::kQ8_0>();
+    case DType::kQ2_K: return f.template operator()<DType::kQ2_K>();
+    case DType::kQ3_K: return f.template operator()<DType::kQ3_K>();
+    case DType::kQ4_K: return f.template operator()<DType::kQ4_K>();
+    case DType::kQ5_K: return f.template operator()<DType::kQ5_K>();
+    case DType::kQ6_K: return f.template operator()<DType::kQ6_K>();
+    case DType::kIQ4_NL: return f.template operator()<DType::kIQ4_NL>();
+    case DType::kIQ4_XS: return f.template operator()<DType::kIQ4_XS>();
     case DType::kF32:
     case DType::kF16:
     case DType::kBF16: break;
   }
+}
+
+// REQUIRES: quantised weights.
+template <class Isa>
+void quantized_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                      std::size_t out_stride) {
+  with_quantized_type(weights.type, [&]<DType kType>() {
+    quantized_panels<Isa, kType>(weights, x, panel_begin, panel_end, out, out_stride);
+  });
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ TEST(Dispatch, NamesAndTablesBelongTogether) {
   }
   EXPECT_EQ(std::count(names.begin(), names.end(), "avx2"), avx2_kernels() != nullptr ? 1 : 0);
   EXPECT_EQ(std::count(names.begin(), names.end(), "avx512"), avx512_kernels() != nullptr ? 1 : 0);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "amx"), amx_kernels() != nullptr ? 1 : 0);
 }
 
 TEST(Dispatch, AutoIsOneOfThem) {

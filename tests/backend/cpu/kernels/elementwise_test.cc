@@ -493,5 +493,48 @@ TEST_P(ElementwiseTest, PagesNormsAndRotationsAreTheSameBitsOnEveryTable) {
   }
 }
 
+TEST_P(ElementwiseTest, ScoreChunksIsTheGreatestBoundOfAnyQuery) {
+  Random random(10);
+  for (const int head_dim : {16, 20, 64, 128}) {
+    for (const int group : {1, 3, 4, 7, 8}) {
+      const auto dim = static_cast<std::size_t>(head_dim);
+      std::vector<float> queries = random.floats(static_cast<std::size_t>(group) * dim, 2.0F);
+      queries[dim / 2] = -0.0F;
+      std::vector<float> bounds(dim * 2 * kScoredChunks);
+      for (std::size_t d = 0; d < dim; ++d)
+        for (std::size_t i = 0; i < kScoredChunks; ++i) {
+          const float a = random.symmetric(), b = random.symmetric();
+          bounds[2 * d * kScoredChunks + i] = std::min(a, b);
+          bounds[(2 * d + 1) * kScoredChunks + i] = std::max(a, b);
+        }
+      // One chunk is NaN for all queries, and one for those alone that look at its least element.
+      bounds[3] = bounds[kScoredChunks + 3] = std::nanf("");
+      bounds[2 * kScoredChunks + 5] = std::nanf("");
+      Fenced<float> best(kScoredChunks);
+      table().score_chunks(bounds.data(), queries.data(), group, head_dim, best.data());
+      ASSERT_TRUE(best.intact());
+      for (std::size_t i = 0; i < kScoredChunks; ++i) {
+        float wanted = -std::numeric_limits<float>::infinity();
+        bool nan = false;
+        for (std::size_t g = 0; g < static_cast<std::size_t>(group); ++g) {
+          float sum = 0;
+          for (std::size_t d = 0; d < dim; ++d) {
+            const float q = queries[g * dim + d];
+            sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredChunks + i];
+          }
+          nan = nan || std::isnan(sum);
+          wanted = std::max(wanted, sum);
+        }
+        if (nan) {
+          ASSERT_TRUE(std::isnan(best[i])) << i;
+        } else {
+          ASSERT_EQ(best[i], wanted) << "chunk " << i << ", " << group << " queries of " << head_dim;
+        }
+      }
+      EXPECT_TRUE(std::isnan(best[3]));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::test

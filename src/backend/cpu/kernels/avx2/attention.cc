@@ -176,4 +176,36 @@ int observe_weights(const ObservedQuery& query) {
   return count;
 }
 
+namespace {
+
+// Of kQueries queries at once, which share the loads of the bounds.
+template <int kQueries>
+void score_chunks_of(const float* bounds, const float* queries, int head_dim, float* best) {
+  __m256 sum[kQueries][2];
+  for (auto& s : sum) s[0] = s[1] = _mm256_setzero_ps();
+  for (int d = 0; d < head_dim; ++d, bounds += 2 * kScoredChunks)
+    for (int g = 0; g < kQueries; ++g) {
+      const float q = queries[g * head_dim + d];
+      const float* side = bounds + (q >= 0 ? kScoredChunks : 0);
+      for (int v = 0; v < 2; ++v)
+        sum[g][v] = _mm256_add_ps(sum[g][v], _mm256_mul_ps(_mm256_set1_ps(q), _mm256_loadu_ps(side + v * 8)));
+    }
+  for (int v = 0; v < 2; ++v) {
+    __m256 most = _mm256_loadu_ps(best + v * 8);
+    for (const auto& s : sum) {
+      const __m256 above = _mm256_or_ps(_mm256_cmp_ps(s[v], most, _CMP_GT_OQ), _mm256_cmp_ps(s[v], s[v], _CMP_UNORD_Q));
+      most = _mm256_blendv_ps(most, s[v], above);
+    }
+    _mm256_storeu_ps(best + v * 8, most);
+  }
+}
+
+}  // namespace
+
+void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  for (int v = 0; v < 2; ++v) _mm256_storeu_ps(best + v * 8, _mm256_set1_ps(-__builtin_inff()));
+  for (; group >= 4; group -= 4, queries += 4 * head_dim) score_chunks_of<4>(bounds, queries, head_dim, best);
+  for (; group > 0; --group, queries += head_dim) score_chunks_of<1>(bounds, queries, head_dim, best);
+}
+
 }  // namespace kvasir::avx2

@@ -28,6 +28,7 @@ void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, cons
 void attend_encoded(const AttentionPartial& partial, const AttentionState& state);
 void merge(const AttentionState& into, const AttentionState& from, int queries, int head_dim);
 int observe_weights(const ObservedQuery& query);
+void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best);
 double sum_weights(const float* weights, int n);
 void add_weights(const float* weights, int n, double factor, double* mass);
 }  // namespace avx2

@@ -34,6 +34,7 @@ const KernelTable* avx2_kernels() {
     t.attend_apart = avx2::attend_apart;
     t.merge = avx2::merge;
     t.observe_weights = avx2::observe_weights;
+    t.score_chunks = avx2::score_chunks;
     t.sum_weights = avx2::sum_weights;
     t.add_weights = avx2::add_weights;
     return t;

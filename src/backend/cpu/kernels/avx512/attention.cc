@@ -100,4 +100,33 @@ int observe_weights(const ObservedQuery& query) {
   return count;
 }
 
+namespace {
+
+// Of kQueries queries at once, which share the loads of the bounds.
+template <int kQueries>
+void score_chunks_of(const float* bounds, const float* queries, int head_dim, float* best) {
+  __m512 sum[kQueries];
+  for (__m512& s : sum) s = _mm512_setzero_ps();
+  for (int d = 0; d < head_dim; ++d, bounds += 2 * kScoredChunks)
+    for (int g = 0; g < kQueries; ++g) {
+      const float q = queries[g * head_dim + d];
+      const float* side = bounds + (q >= 0 ? kScoredChunks : 0);
+      sum[g] = _mm512_add_ps(sum[g], _mm512_mul_ps(_mm512_set1_ps(q), _mm512_loadu_ps(side)));
+    }
+  __m512 most = _mm512_loadu_ps(best);
+  for (const __m512& s : sum) {
+    const __mmask16 above = _mm512_cmp_ps_mask(s, most, _CMP_GT_OQ) | _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q);
+    most = _mm512_mask_mov_ps(most, above, s);
+  }
+  _mm512_storeu_ps(best, most);
+}
+
+}  // namespace
+
+void score_chunks(const float* bounds, const float* queries, int group, int head_dim, float* best) {
+  _mm512_storeu_ps(best, _mm512_set1_ps(-__builtin_inff()));
+  for (; group >= 4; group -= 4, queries += 4 * head_dim) score_chunks_of<4>(bounds, queries, head_dim, best);
+  for (; group > 0; --group, queries += head_dim) score_chunks_of<1>(bounds, queries, head_dim, best);
+}
+
 }  // namespace kvasir::avx512

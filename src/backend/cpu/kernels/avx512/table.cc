@@ -22,6 +22,7 @@ const KernelTable* avx512_kernels() {
     t.attend_apart = avx512::attend_apart;
     t.merge = avx512::merge;
     t.observe_weights = avx512::observe_weights;
+    t.score_chunks = avx512::score_chunks;
     t.sum_weights = avx512::sum_weights;
     t.add_weights = avx512::add_weights;
     return t;

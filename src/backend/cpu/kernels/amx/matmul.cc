@@ -1,0 +1,239 @@
+// Products of quantised weights with 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer sums of
+// 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
+#include "backend/cpu/kernels/amx/amx_table.h"
+#include "backend/cpu/kernels/avx512/quantized_instructions.h"
+
+namespace kvasir::amx {
+namespace {
+
+constexpr int kTileRowBytes = 64;
+constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
+constexpr int kLeastRows = 6;                      // with fewer, vectors are faster
+constexpr int kChunkParts = 16;  // opened at once: with the rows' share, they stay in the nearest cache
+constexpr int kChunkPanels = 2;
+
+// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// Holds the tile unit set up for products of `inputs` inputs.
+class Tiles {
+ public:
+  explicit Tiles(int inputs) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? inputs : kTileRowBytes);
+      config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? inputs / 4 : kRowGroup);
+    }
+    _tile_loadconfig(&config);
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+  ~Tiles() { _tile_release(); }
+};
+
+// Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
+template <int kSum>
+[[gnu::always_inline]] inline void multiply_tile(const std::int8_t* rows, const std::int8_t* weights) {
+  if constexpr (kSum == 0) {
+    _tile_loadd(4, rows, kQ8Block);
+    _tile_loadd(6, weights, kTileRowBytes);
+    _tile_zero(0);
+    _tile_dpbssd(0, 4, 6);
+  } else if constexpr (kSum == 1) {
+    _tile_loadd(5, rows, kQ8Block);
+    _tile_loadd(7, weights, kTileRowBytes);
+    _tile_zero(1);
+    _tile_dpbssd(1, 5, 7);
+  } else if constexpr (kSum == 2) {
+    _tile_loadd(4, rows, kQ8Block);
+    _tile_loadd(6, weights, kTileRowBytes);
+    _tile_zero(2);
+    _tile_dpbssd(2, 4, 6);
+  } else {
+    _tile_loadd(5, rows, kQ8Block);
+    _tile_loadd(7, weights, kTileRowBytes);
+    _tile_zero(3);
+    _tile_dpbssd(3, 5, 7);
+  }
+}
+
+template <int kSum>
+[[gnu::always_inline]] inline void store_tile(std::int32_t* sums) {
+  if constexpr (kSum == 0) _tile_stored(0, sums, kTileRowBytes);
+  if constexpr (kSum == 1) _tile_stored(1, sums, kTileRowBytes);
+  if constexpr (kSum == 2) _tile_stored(2, sums, kTileRowBytes);
+  if constexpr (kSum == 3) _tile_stored(3, sums, kTileRowBytes);
+}
+
+// Parts of a panel, opened: what quantized.h calls u, less its offset, and what is done with its sums.
+template <class B>
+struct OpenParts {
+  static constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
+  static constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
+  static constexpr int kSums = kHalves ? 2 : 1;  // of a part
+
+  alignas(64) std::int8_t weights[kChunkParts][8 * kTileRowBytes];
+  Floats scale[kChunkParts][kSums];
+  Floats minus_minimum[kMinima ? kChunkParts : 1][kSums];
+
+  // `parts` (whole blocks) from `p` on.
+  void open(const std::byte* p, int parts) {
+    Words offset{};
+    if constexpr (!kMinima) offset += static_cast<std::uint32_t>(B::kOffset) * 0x01010101u;
+    constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
+    constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
+    for (int first = 0; first < parts; first += B::kParts, p += kBlockBytes) {
+      const B block(p, 0);
+#pragma GCC unroll 8
+      for (int part = 0; part < B::kParts; ++part) {
+        prefetch_ahead<kPartBytes>(p + part * kPartBytes);
+        Words w[8];
+        block.weights(part, w);
+        std::int8_t* to = weights[first + part];
+        for (int g = 0; g < 8; ++g)
+          _mm512_store_si512(to + g * kTileRowBytes,
+                             _mm512_sub_epi8(reinterpret_cast<__m512i>(w[g]), reinterpret_cast<__m512i>(offset)));
+        for (int half = 0; half < kSums; ++half) {
+          scale[first + part][half] = block.scale(part, half);
+          if constexpr (kMinima) minus_minimum[first + part][half] = block.minus_minimum(part, half);
+        }
+      }
+    }
+  }
+};
+
+// Parts of one panel times one group of rows.
+template <class B>
+class GroupProduct {
+ public:
+  using Open = OpenParts<B>;
+  static constexpr int kSums = Open::kSums;
+
+  GroupProduct(const Open& open, const Q8Rows& x, int parts) : open_(open), x_(x), sums_(parts * kSums) {}
+
+  // Adds to the totals of 16 rows.
+  [[gnu::always_inline]] void add(Floats* totals) {
+    for (int first = 0; first < sums_ + kDelay + kSums - 1; first += 4) {
+      step<0>(first, totals);
+      step<1>(first + 1, totals);
+      step<2>(first + 2, totals);
+      step<3>(first + 3, totals);
+    }
+  }
+
+ private:
+  // Tiles are stored three products behind, and their sums used two stores behind, so that nothing waits.
+  static constexpr int kStoreDelay = 3;
+  static constexpr int kDelay = kStoreDelay + 2;
+  static constexpr int kRing = 8;
+
+  template <int kSum>
+  [[gnu::always_inline]] void step(int sum, Floats* totals) {
+    const int stored = sum - kStoreDelay;
+    if (stored >= 0 && stored < sums_) store_tile<(kSum - kStoreDelay) & 3>(ring_[stored % kRing]);
+    if (sum < sums_)
+      multiply_tile<kSum>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
+                          open_.weights[sum / kSums] + sum % kSums * 4 * kTileRowBytes);
+    const int done = sum - kDelay;
+    if (done < 0 || done >= sums_ || done % kSums != kSums - 1) return;
+    add_part(done / kSums, totals);
+  }
+
+  [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
+    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_load_si512(ring_[sum % kRing] + row * kPanel)));
+  }
+
+  [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
+    const Floats* scale = open_.scale[part];
+    const Q8Rows x = x_.at(static_cast<std::size_t>(part) * kRowGroup);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRowGroup; ++r) {
+      const Floats row_scale = broadcast(x.scale[r]);
+      if constexpr (!Open::kHalves) {
+        totals[r] = Avx512::fma(sum_of(part, r), scale[0] * row_scale, totals[r]);
+        if constexpr (Open::kMinima)
+          totals[r] = Avx512::fma(open_.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
+      } else {
+        Floats sum = sum_of(2 * part, r) * scale[0];
+        sum = Avx512::fma(sum_of(2 * part + 1, r), scale[1], sum);
+        if constexpr (Open::kMinima)
+          for (int half = 0; half < 2; ++half)
+            sum = Avx512::fma(open_.minus_minimum[part][half],
+                              broadcast(static_cast<float>(x.half_sum[2 * r + half]) * (-1.0F / 128)), sum);
+        totals[r] = Avx512::fma(sum, row_scale, totals[r]);
+      }
+    }
+  }
+
+  const Open& open_;
+  Q8Rows x_;
+  int sums_;
+  alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
+};
+
+// Panels [panel, panel + panels), at most kChunkPanels, times all rows. Totals wait in `out` between chunks.
+template <class B>
+void multiply_panels(const PackedMatrix& weights, const Activations& x, int panel, int panels, float* out,
+                     std::size_t out_stride) {
+  constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
+  const int all_parts = weights.inputs / kQ8Block;
+  const std::size_t panel_bytes = static_cast<std::size_t>(all_parts / B::kParts) * kBlockBytes;
+  OpenParts<B> open[kChunkPanels];
+  for (int first = 0; first < all_parts; first += kChunkParts) {
+    const int parts = all_parts - first < kChunkParts ? all_parts - first : kChunkParts;
+    for (int p = 0; p < panels; ++p)
+      open[p].open(weights.data + static_cast<std::size_t>(panel + p) * panel_bytes +
+                       static_cast<std::size_t>(first / B::kParts) * kBlockBytes,
+                   parts);
+    asm volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
+    for (int row = 0; row < x.rows; row += kRowGroup) {
+      const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
+      const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
+                                   static_cast<std::size_t>(first) * kRowGroup);
+      for (int p = 0; p < panels; ++p) {
+        const int left = weights.outputs - (panel + p) * kPanel;
+        const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
+        float* to = out + static_cast<std::size_t>(row) * out_stride + (panel + p) * kPanel;
+        Floats totals[kRowGroup];
+#pragma GCC unroll 16
+        for (int r = 0; r < kRowGroup; ++r)
+          totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(first > 0 && r < rows ? mask : __mmask16{0},
+                                                                     to + static_cast<std::size_t>(r) * out_stride));
+        GroupProduct<B>(open[p], group, parts).add(totals);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRowGroup; ++r)
+          _mm512_mask_storeu_ps(to + static_cast<std::size_t>(r) * out_stride, r < rows ? mask : __mmask16{0},
+                                reinterpret_cast<__m512>(totals[r]));
+      }
+    }
+  }
+}
+
+template <DType kType>
+void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+              std::size_t out_stride) {
+  using B = Block<Avx512, kType>;
+  static_assert(kChunkParts % B::kParts == 0);
+  const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
+  for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
+    multiply_panels<B>(weights, x, panel, panel_end - panel < kChunkPanels ? panel_end - panel : kChunkPanels, out,
+                       out_stride);
+}
+
+}  // namespace
+
+void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+            std::size_t out_stride) {
+  if (x.rows < kLeastRows || !is_quantized(weights.type))
+    return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  with_quantized_type(weights.type,
+                      [&]<DType kType>() { multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride); });
+}
+
+}  // namespace kvasir::amx

@@ -1,0 +1,53 @@
+// What quantized.h asks of an instruction set, with AVX-512 and VNNI. Internal to the translation unit that includes
+// it.
+#pragma once
+
+#include "backend/cpu/kernels/avx512/simd.h"
+#include "backend/cpu/kernels/quantized.h"
+
+namespace kvasir {
+namespace {
+
+struct Avx512 {
+  [[gnu::always_inline]] static Words shorts(const std::byte* p) {
+    return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+
+  [[gnu::always_inline]] static Floats halves(const std::byte* p) {
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  }
+
+  [[gnu::always_inline]] static Words iq4_values(Words codes) {
+    const __m128i table = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values)),
+                                        _mm_set1_epi8(static_cast<char>(0x80)));
+    return reinterpret_cast<Words>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), reinterpret_cast<__m512i>(codes)));
+  }
+
+  // Loaded as one int, so that it becomes the broadcast memory operand of a product.
+  [[gnu::always_inline]] static __m512i four_inputs(const std::int8_t* a) {
+    int four;
+    __builtin_memcpy(&four, a, sizeof four);
+    return _mm512_set1_epi32(four);
+  }
+
+  // Two chains, so that one product need not wait for the one before.
+  template <int kWords, int /*kMost*/>
+  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
+    __m512i even = reinterpret_cast<__m512i>(start);
+    __m512i odd = _mm512_setzero_si512();
+    for (int g = 0; g < kWords; g += 2) {
+      even = _mm512_dpbusd_epi32(even, reinterpret_cast<__m512i>(w[g]), four_inputs(a + g * 4));
+      odd = _mm512_dpbusd_epi32(odd, reinterpret_cast<__m512i>(w[g + 1]), four_inputs(a + g * 4 + 4));
+    }
+    return reinterpret_cast<Ints>(_mm512_add_epi32(even, odd));
+  }
+
+  [[gnu::always_inline]] static Floats fma(Floats a, Floats b, Floats c) {
+    return reinterpret_cast<Floats>(
+        _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+  }
+};
+
+}  // namespace
+}  // namespace kvasir
