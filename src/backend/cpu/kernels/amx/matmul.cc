@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kTileRowBytes = 64;
 constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
-constexpr int kLeastRows = 6;                      // with fewer, vectors are faster
-constexpr int kChunkParts = 16;  // opened at once: with the rows' share, they stay in the nearest cache
+constexpr int kLeastRows = 12;                     // with fewer, vectors are faster
+constexpr int kChunkParts = 64;  // opened at once, of kChunkPanels panels: they stay in the second cache
 constexpr int kChunkPanels = 2;
 
 // Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
@@ -21,6 +21,11 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
+// GCC's intrinsics do not say what memory they read; what they read is written before this.
+[[gnu::always_inline]] inline void compiler_fence() {
+  asm volatile("" ::: "memory");
+}
+
 // Holds the tile unit set up for products of `inputs` inputs.
 class Tiles {
  public:
@@ -30,6 +35,7 @@ class Tiles {
       config.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? inputs : kTileRowBytes);
       config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? inputs / 4 : kRowGroup);
     }
+    compiler_fence();
     _tile_loadconfig(&config);
   }
   Tiles(const Tiles&) = delete;
@@ -132,6 +138,8 @@ class GroupProduct {
   static constexpr int kStoreDelay = 3;
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
+  static constexpr int kMagic = 0x4b400000;
+  static_assert(kQ8Block * 127 * 128 < 1 << 22);
 
   template <int kSum>
   [[gnu::always_inline]] void step(int sum, Floats* totals) {
@@ -145,8 +153,13 @@ class GroupProduct {
     add_part(done / kSums, totals);
   }
 
+  // While the tile unit is in use, conversions and products share one port; sums have another. So integers become
+  // floats by sums: kMagic + i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
   [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
-    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_load_si512(ring_[sum % kRing] + row * kPanel)));
+    const __m512i magic = _mm512_set1_epi32(kMagic);
+    const __m512i integers = _mm512_load_si512(ring_[sum % kRing] + row * kPanel);
+    return reinterpret_cast<Floats>(
+        _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), _mm512_castsi512_ps(magic)));
   }
 
   [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
@@ -191,7 +204,7 @@ void multiply_panels(const PackedMatrix& weights, const Activations& x, int pane
       open[p].open(weights.data + static_cast<std::size_t>(panel + p) * panel_bytes +
                        static_cast<std::size_t>(first / B::kParts) * kBlockBytes,
                    parts);
-    asm volatile("" ::: "memory");  // GCC's tile loads do not say that they read memory
+    compiler_fence();
     for (int row = 0; row < x.rows; row += kRowGroup) {
       const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
       const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
