@@ -114,6 +114,12 @@ void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
       ->capture_default_str()
       ->envname("KVASIR_THREADS");
   command.add_option("--isa", options.isa, "Kernels: auto, generic, avx2, avx512, amx")->capture_default_str();
+  command
+      .add_option("--weight-dir", options.weight_dir,
+                  "Folder for a file of packed weights, which later starts map and share; default: none")
+      ->type_name("FOLDER");
+  command.add_flag("--lock-weights,--mlock", options.lock_weights,
+                   "Keep the weights in memory, whatever else wants it");
 }
 
 void add_page_option(CLI::App& command, EngineOptions& options) {

@@ -28,6 +28,14 @@ Hash128 fingerprint_of(const gguf::File& file) {
   return hasher.digest();
 }
 
+// Of all that the weights are made of.
+Hash128 checksum_of(const gguf::File& file) {
+  Hasher hasher;
+  hasher.add(file.header_bytes());
+  for (const gguf::Tensor& tensor : file.tensors()) hasher.add(tensor.bytes);
+  return hasher.digest();
+}
+
 // Of a model whose heads are not known yet.
 Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
   KVASIR_RETURN_IF_ERROR(check_kv_type(kv_type));
@@ -149,9 +157,30 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   }
   model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
-  KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
-  model->weights = std::move(header.weights.weights);
   model->fingerprint = fingerprint_of(file);
+  if (!options.weight_dir.empty()) {
+    auto weights = WeightFile::open(options.weight_dir, {.path = options.model,
+                                                         .fingerprint = model->fingerprint,
+                                                         .checksum = [&] { return checksum_of(file); },
+                                                         .packing = model->backend->packing_id(),
+                                                         .bytes = weight_bytes});
+    if (!weights.ok()) return Status(weights.status()).about({"weight_dir"});
+    model->weight_file = std::move(*weights);
+    const bool packed = model->weight_file->is_complete();
+    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress,
+                                        {.memory = model->weight_file->weights(), .loaded_before = packed}));
+    if (!packed) {
+      if (const Status status = model->weight_file->complete(); !status.ok())
+        return Status(status).about({"weight_dir"});
+    }
+  } else {
+    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
+  }
+  if (options.lock_weights) {
+    if (const Status status = model->backend->lock_weights(); !status.ok())
+      return Status(status).about({"lock_weights"});
+  }
+  model->weights = std::move(header.weights.weights);
   model->weight_bytes = weight_bytes;
   model->embedding_bytes =
       cpu_weight_bytes(std::span(header.weights.parts).subspan(static_cast<std::size_t>(model->weights.embedding), 1));

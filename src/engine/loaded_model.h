@@ -12,7 +12,7 @@
 #include "base/thread_pool.h"
 #include "chat/chat_template.h"
 #include "engine/demotion_file.h"
-#include "tiers/cold_tier.h"
+#include "engine/weight_file.h"
 #include "gguf/reader.h"
 #include "kv/kv_cache.h"
 #include "kvasir/options.h"
@@ -21,6 +21,7 @@
 #include "model/transformer.h"
 #include "model/weights.h"
 #include "text/tokenizer.h"
+#include "tiers/cold_tier.h"
 
 namespace kvasir {
 
@@ -33,6 +34,7 @@ struct LoadedModel {
   std::unique_ptr<ThreadPool> threads;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat;
+  std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in memory of its own
   std::unique_ptr<Backend> backend;
   Weights weights;
   std::uint64_t weight_bytes = 0;     // allocated

@@ -159,10 +159,11 @@ Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config)
 }
 
 Status load_weights(const gguf::File& file, const WeightMap& map, Backend& backend,
-                    const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+                    const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                    const Backend::LoadOptions& memory) {
   const std::uint64_t all = backend.weight_bytes(map.parts);
   std::uint64_t done = 0;
-  Backend::LoadProgress hooks;
+  Backend::LoadOptions hooks = memory;
   hooks.loaded = [&](std::uint64_t bytes) {
     done += bytes;
     if (progress) progress(std::min(done, all), all);

@@ -59,8 +59,9 @@ Result<WeightMap> map_weights(const gguf::File& file, const ModelConfig& config)
 
 // Loads the weights into the backend straight from the mapped file. Releases the file's pages as they are read, so that
 // no second copy of the weights stays resident. `progress` (may be empty) receives bytes done and bytes in total.
-// Errors: kResourceExhausted.
+// `memory`: that of Backend::LoadOptions; its functions are not used. Errors: kResourceExhausted.
 Status load_weights(const gguf::File& file, const WeightMap& map, Backend& backend,
-                    const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+                    const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                    const Backend::LoadOptions& memory = {});
 
 }  // namespace kvasir

@@ -329,7 +329,7 @@ std::uint64_t NaiveBackend::weight_bytes(std::span<const WeightPart> parts) cons
   return values * sizeof(double);
 }
 
-Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadProgress& progress) {
+Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadOptions& options) {
   KVASIR_CHECK(weights_.empty());
   for (const WeightPart& part : parts) {
     const DTypeTraits& traits = dtype_traits(part.type);
@@ -338,7 +338,7 @@ Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadProgress&
     for (int output = 0; output < part.outputs; ++output)
       weight.rows.push_back(row_values(
           part.type, part.bytes.data() + static_cast<std::size_t>(part.order.row(output)) * row_bytes, part.inputs));
-    if (progress.loaded) progress.loaded(weight_bytes({&part, 1}));
+    if (options.loaded) options.loaded(weight_bytes({&part, 1}));
   }
   return {};
 }

@@ -77,7 +77,7 @@ class NaiveBackend final : public Backend {
     return "naive/1/" + std::to_string(format.slots) + "/16";
   }
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override;
-  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override;
+  Status load(std::span<const WeightPart> parts, const LoadOptions& options) override;
   std::unique_ptr<PageStore> new_page_store() override;
   void begin(const Pass& pass) override;
   void embed(WeightId embedding) override;

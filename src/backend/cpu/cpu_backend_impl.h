@@ -181,9 +181,11 @@ class CpuBackend final : public Backend {
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override {
     return CpuWeights::bytes_of(*kernels_.packing, parts);
   }
-  Status load(std::span<const WeightPart> parts, const LoadProgress& progress) override {
-    return weights_.load(*kernels_.packing, parts, threads_, progress);
+  std::string packing_id() const override { return std::string(kernels_.packing->name); }
+  Status load(std::span<const WeightPart> parts, const LoadOptions& options) override {
+    return weights_.load(*kernels_.packing, parts, threads_, options);
   }
+  Status lock_weights() override { return weights_.lock(); }
   std::unique_ptr<PageStore> new_page_store() override {
     return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.inverse_frequencies);
   }

@@ -1,8 +1,10 @@
 #include "backend/cpu/cpu_weights.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/check.h"
@@ -35,7 +37,20 @@ void copy_vector(const WeightPart& part, std::byte* to) {
 }  // namespace
 
 CpuWeights::~CpuWeights() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
+  if (own_) ::munmap(data_, bytes_);
+}
+
+Status CpuWeights::lock() const {
+  if (::mlock(data_, bytes_) == 0) return {};
+  const int error = errno;
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (error == EPERM || limit.rlim_cur < bytes_)
+    return exhausted(
+        "the system lets this process lock {} bytes of memory, and the weights take {}; raise the limit (ulimit -l) or "
+        "start without locking",
+        static_cast<std::uint64_t>(limit.rlim_cur), bytes_);
+  return exhausted("cannot lock the {} bytes of the weights in memory: {}", bytes_, std::strerror(error));
 }
 
 std::uint64_t CpuWeights::bytes_of(const WeightPacking& packing, std::span<const WeightPart> parts) {
@@ -46,19 +61,23 @@ std::uint64_t CpuWeights::bytes_of(const WeightPacking& packing, std::span<const
 
 // Matrices go in slices, so that what was read can be given back to the system soon.
 Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
-                        const Backend::LoadProgress& progress) {
+                        const Backend::LoadOptions& options) {
   constexpr int kPanelsPerTask = 16;
   constexpr std::uint64_t kSliceBytes = std::uint64_t{32} << 20;
   KVASIR_CHECK(data_ == nullptr);
   bytes_ = bytes_of(packing, parts);
-  void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    return exhausted("the system has no {} bytes for the model's weights; close other programs or use a smaller model",
-                     bytes_);
-  data_ = static_cast<std::byte*>(memory);
-  ::madvise(memory, bytes_, MADV_HUGEPAGE);
+  data_ = options.memory;
+  if (data_ == nullptr) {
+    void* memory = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+      return exhausted(
+          "the system has no {} bytes for the model's weights; close other programs or use a smaller model", bytes_);
+    data_ = static_cast<std::byte*>(memory);
+    own_ = true;
+    ::madvise(memory, bytes_, MADV_HUGEPAGE);
+  }
   const auto loaded = [&](std::uint64_t bytes) {
-    if (progress.loaded) progress.loaded(bytes);
+    if (options.loaded) options.loaded(bytes);
   };
   weights_.resize(parts.size());
   std::uint64_t offset = 0;
@@ -67,13 +86,14 @@ Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart
     std::byte* to = data_ + offset;
     offset += aligned(part_bytes(packing, part));
     if (part.is_vector) {
-      copy_vector(part, to);
+      if (!options.loaded_before) copy_vector(part, to);
       weights_[p].vector = reinterpret_cast<const float*>(to);
       loaded(part_bytes(packing, part));
       continue;
     }
     PackedMatrix& matrix = weights_[p].matrix;
-    matrix = {part.type, part.outputs, part.inputs, nullptr};
+    matrix = {part.type, part.outputs, part.inputs, to};
+    if (options.loaded_before) continue;
     const std::uint64_t panel_bytes = matrix.panel_bytes();
     const int slice = static_cast<int>(std::max<std::uint64_t>(kPanelsPerTask, kSliceBytes / panel_bytes));
     for (int begin = 0; begin < matrix.panels(); begin += slice) {
@@ -84,12 +104,11 @@ Status CpuWeights::load(const WeightPacking& packing, std::span<const WeightPart
       });
       // Rows have the same size packed and in the file. What a row order reaches beyond the slice is read again.
       const std::uint64_t row_bytes = panel_bytes / kPanel;
-      if (progress.read)
-        progress.read(p, static_cast<std::uint64_t>(part.order.first + begin * kPanel) * row_bytes,
-                      static_cast<std::uint64_t>((end - begin) * kPanel) * row_bytes);
+      if (options.read)
+        options.read(p, static_cast<std::uint64_t>(part.order.first + begin * kPanel) * row_bytes,
+                     static_cast<std::uint64_t>((end - begin) * kPanel) * row_bytes);
       loaded(static_cast<std::uint64_t>(end - begin) * panel_bytes);
     }
-    matrix.data = to;
   }
   return {};
 }

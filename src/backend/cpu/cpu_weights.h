@@ -1,4 +1,4 @@
-// The weights of a model, packed for the kernel tables into one allocation.
+// The weights of a model, packed for the kernel tables into one range of memory.
 // Thread-safety: immutable after load.
 #pragma once
 
@@ -19,7 +19,9 @@ class CpuWeights {
 
   static std::uint64_t bytes_of(const WeightPacking& packing, std::span<const WeightPart> parts);
   Status load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
-              const Backend::LoadProgress& progress);
+              const Backend::LoadOptions& options);
+  // Keeps the weights in memory, whatever else wants it. Errors: kResourceExhausted.
+  Status lock() const;
 
   const PackedMatrix& matrix(WeightId id) const { return weights_[static_cast<std::size_t>(id)].matrix; }
   // Null for kNoWeight.
@@ -35,6 +37,7 @@ class CpuWeights {
   std::vector<Weight> weights_;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
+  bool own_ = false;
 };
 
 }  // namespace kvasir

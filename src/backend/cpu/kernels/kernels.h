@@ -123,6 +123,8 @@ inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the or
 
 // How a table's matmul wants weights. Rows have as many bytes packed as in the file.
 struct WeightPacking {
+  std::string_view name;  // another one with every change of the packed bytes
+
   // Bytes of the packed form.
   std::size_t (*bytes)(DType type, int outputs, int inputs);
 

@@ -169,6 +169,6 @@ std::size_t PackedMatrix::panel_bytes() const {
   return static_cast<std::size_t>(inputs) * kPanel * dtype_traits(type).block_bytes;
 }
 
-const WeightPacking kPanelPacking{packed_bytes, pack_panels, unpack_row};
+const WeightPacking kPanelPacking{"panels-16.1", packed_bytes, pack_panels, unpack_row};
 
 }  // namespace kvasir

@@ -4,33 +4,88 @@
 namespace kvasir::avx512 {
 namespace {
 
+template <KvType kType>
+constexpr std::size_t kElementBytes = kType == KvType::kF32 ? 4 : 2;
+
+// q: [head_dim][kQueries] of a block.
+template <int kQueries>
+[[gnu::always_inline]] inline void transpose_queries(const QueryBlock<kQueries>& block, int dim, float* q) {
+  for (int i = 0; i < kQueries; ++i)
+    for (int d = 0; d < dim; ++d) q[d * kQueries + i] = block.q[i][d];
+}
+
+// Few queries wait for memory: while they attend to an entry, the next one's page is fetched.
 template <KvType kType, int kSlotVectors, int kQueries>
 void attend_block(const AttentionPartial& partial, const AttentionState& state, int first) {
-  constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
+  constexpr bool kFetch = kQueries <= 4;
   const int dim = partial.head_dim;
   alignas(64) float q[kMaxHeadDim * kQueries];
   alignas(64) float weight[kQueries * 64];
   float keep[kQueries];
   const QueryBlock<kQueries> block(partial, state, first);
-  for (int i = 0; i < kQueries; ++i)
-    for (int d = 0; d < dim; ++d) q[d * kQueries + i] = block.q[i][d];
+  transpose_queries(block, dim, q);
   for (int e = 0; e < partial.entries; ++e) {
     SlotMask live[kQueries];
     if (!block.live(e, live)) continue;
     const std::byte* page = partial.pages[e];
+    const std::ptrdiff_t ahead = e + 1 < partial.entries ? partial.pages[e + 1] - page : 0;
     __m512 score[kQueries][kSlotVectors];
-    page_scores<kType, kSlotVectors, kQueries>(page, dim, q, score);
+    page_scores<kType, kSlotVectors, kQueries, kFetch>(page, dim, q, score, ahead);
     weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
-    const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kSize;
-    add_all_values<kType, kQueries>(values, dim, live, weight, keep, block.weighted);
+    const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kElementBytes<kType>;
+    add_all_values<kType, kQueries, kFetch>(values, dim, live, weight, keep, block.weighted, ahead);
+  }
+}
+
+// Many queries share the work of opening a page to floats. Takes queries [0, count), whole blocks.
+template <KvType kType, int kSlotVectors, int kQueries>
+void attend_opened(const AttentionPartial& partial, const AttentionState& state, int count) {
+  constexpr int kTile = 32;
+  const int dim = partial.head_dim;
+  const int side = dim * kSlotVectors * 16;
+  alignas(64) float q[kMaxHeadDim * kTile];
+  alignas(64) float page[2 * kMaxHeadDim * kSlotVectors * 16];
+  alignas(64) float weight[kQueries * 64];
+  float keep[kQueries];
+  for (int tile = 0; tile < count; tile += kTile) {
+    const int end = count - tile < kTile ? count : tile + kTile;
+    for (int first = tile; first < end; first += kQueries)
+      transpose_queries(QueryBlock<kQueries>(partial, state, first), dim, q + (first - tile) * dim);
+    for (int e = 0; e < partial.entries; ++e) {
+      bool opened = false;
+      for (int first = tile; first < end; first += kQueries) {
+        const QueryBlock<kQueries> block(partial, state, first);
+        SlotMask live[kQueries];
+        if (!block.live(e, live)) continue;
+        if (!opened)
+          for (int i = 0; i < 2 * side; i += 16)
+            _mm512_store_ps(page + i,
+                            load16<kType>(partial.pages[e] + static_cast<std::size_t>(i) * kElementBytes<kType>));
+        opened = true;
+        __m512 score[kQueries][kSlotVectors];
+        page_scores<KvType::kF32, kSlotVectors, kQueries>(reinterpret_cast<const std::byte*>(page), dim,
+                                                          q + (first - tile) * dim, score);
+        weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
+        add_all_values<KvType::kF32, kQueries>(reinterpret_cast<const std::byte*>(page + side), dim, live, weight, keep,
+                                               block.weighted);
+      }
+    }
   }
 }
 
 template <KvType kType, int kSlotVectors>
 void attend_as(const AttentionPartial& partial, const AttentionState& state) {
-  query_blocks<kSlotVectors>(partial.rows * partial.group, [&]<int kVectors, int kQueries>(int first) {
-    attend_block<kType, kVectors, kQueries>(partial, state, first);
-  });
+  constexpr int kBlock = kSlotVectors <= 2 ? 8 : 4;
+  const int queries = partial.rows * partial.group;
+  int first = 0;
+  if constexpr (kType != KvType::kF32)
+    if (queries >= 2 * kBlock) {
+      first = queries / kBlock * kBlock;
+      attend_opened<kType, kSlotVectors, kBlock>(partial, state, first);
+    }
+  query_blocks<kSlotVectors>(
+      queries, [&]<int kVectors, int kQueries>(int of) { attend_block<kType, kVectors, kQueries>(partial, state, of); },
+      first);
 }
 
 template <KvType kType>

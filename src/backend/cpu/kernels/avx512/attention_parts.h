@@ -7,15 +7,22 @@
 namespace kvasir::avx512 {
 namespace {
 
+// Fetches `bytes` (a multiple of 32) from p on into the second-level cache.
+template <std::size_t kBytes>
+[[gnu::always_inline]] inline void fetch(const std::byte* p) {
+  for (std::size_t at = 0; at < kBytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
 // Scores of up to kQueries queries with all slots of a page. `q` is [head_dim][kQueries]; each score sums over the
-// dimensions in order.
-template <KvType kType, int kVectors, int kQueries>
+// dimensions in order. kFetch: fetches as many bytes from `ahead` behind the keys on.
+template <KvType kType, int kVectors, int kQueries, bool kFetch = false>
 [[gnu::always_inline]] inline void page_scores(const std::byte* keys, int head_dim, const float* q,
-                                               __m512 (&score)[kQueries][kVectors]) {
+                                               __m512 (&score)[kQueries][kVectors], std::ptrdiff_t ahead = 0) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v) score[i][v] = _mm512_setzero_ps();
   for (int d = 0; d < head_dim; ++d, keys += kVectors * 16 * kSize, q += kQueries) {
+    if constexpr (kFetch) fetch<kVectors * 16 * kSize>(keys + ahead);
     __m512 k[kVectors];
     for (int v = 0; v < kVectors; ++v) k[v] = load16<kType>(keys + static_cast<std::size_t>(v) * 16 * kSize);
     for (int i = 0; i < kQueries; ++i) {
@@ -28,10 +35,10 @@ template <KvType kType, int kVectors, int kQueries>
 // weighted[i][0 .. 16 * kVectors) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in
 // order. A slot that only some of the queries see is not even added as zero to the others: zero times infinity, and
 // zero added to -0, would tell that somebody beside them saw it.
-template <KvType kType, int kVectors, int kQueries>
+template <KvType kType, int kVectors, int kQueries, bool kFetch = false>
 [[gnu::always_inline]] inline void add_values(const std::byte* values, std::size_t value_bytes,
                                               const SlotMask (&live)[kQueries], const float* weight, const float* keep,
-                                              float* const* weighted, int offset) {
+                                              float* const* weighted, int offset, std::ptrdiff_t ahead = 0) {
   constexpr std::size_t kSize = kType == KvType::kF32 ? 4 : 2;
   __m512 sum[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i)
@@ -46,6 +53,7 @@ template <KvType kType, int kVectors, int kQueries>
   for (; any != 0; any &= any - 1) {
     const int s = __builtin_ctzll(any);
     const std::byte* at = values + static_cast<std::size_t>(s) * value_bytes + static_cast<std::size_t>(offset) * kSize;
+    if constexpr (kFetch) fetch<kVectors * 16 * kSize>(at + ahead);
     __m512 x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = load16<kType>(at + static_cast<std::size_t>(v) * 16 * kSize);
     if (all >> s & 1) {
@@ -174,25 +182,25 @@ template <int kSlotVectors, int kQueries>
   }
 }
 
-// Adds the values of an entry, [slots][head_dim], to the weighted sums of a block.
-template <KvType kType, int kQueries>
+// Adds the values of an entry, [slots][head_dim], to the weighted sums of a block. kFetch: as of page_scores.
+template <KvType kType, int kQueries, bool kFetch = false>
 [[gnu::always_inline]] inline void add_all_values(const std::byte* values, int dim, const SlotMask (&live)[kQueries],
-                                                  const float* weight, const float* keep, float* const* weighted) {
+                                                  const float* weight, const float* keep, float* const* weighted,
+                                                  std::ptrdiff_t ahead = 0) {
   const std::size_t value_bytes = static_cast<std::size_t>(dim) * (kType == KvType::kF32 ? 4 : 2);
   int offset = 0;
   if constexpr (kQueries <= 4)
     for (; offset + 64 <= dim; offset += 64)
-      add_values<kType, 4, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
+      add_values<kType, 4, kQueries, kFetch>(values, value_bytes, live, weight, keep, weighted, offset, ahead);
   for (; offset + 32 <= dim; offset += 32)
-    add_values<kType, 2, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
+    add_values<kType, 2, kQueries, kFetch>(values, value_bytes, live, weight, keep, weighted, offset, ahead);
   for (; offset + 16 <= dim; offset += 16)
-    add_values<kType, 1, kQueries>(values, value_bytes, live, weight, keep, weighted, offset);
+    add_values<kType, 1, kQueries, kFetch>(values, value_bytes, live, weight, keep, weighted, offset, ahead);
 }
 
-// Calls block<kSlotVectors, kQueries>(first) for blocks of queries that cover all.
+// Calls block<kSlotVectors, kQueries>(first) for blocks of queries that cover all from `first` on.
 template <int kSlotVectors, class Block>
-[[gnu::always_inline]] inline void query_blocks(int queries, const Block& block) {
-  int first = 0;
+[[gnu::always_inline]] inline void query_blocks(int queries, const Block& block, int first = 0) {
   if constexpr (kSlotVectors <= 2)
     for (; first + 8 <= queries; first += 8) block.template operator()<kSlotVectors, 8>(first);
   for (; first + 4 <= queries; first += 4) block.template operator()<kSlotVectors, 4>(first);
