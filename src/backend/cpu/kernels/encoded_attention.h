@@ -65,6 +65,24 @@ struct OpenSide {
   OpenSide() {}  // leaves the arrays as they are
 };
 
+// Fetches a page into the second-level cache in kFetches shares, between which other work goes on: more at a time would
+// wait for one another.
+inline constexpr int kFetches = 4;
+inline constexpr int kPagesAhead = 2;
+class PageFetch {
+ public:
+  PageFetch(const std::byte* page, std::size_t bytes) : at_(page), end_(page + bytes), share_(bytes / kFetches) {}
+  void operator()() {
+    for (const std::byte* end = end_ - at_ < 2 * share_ ? end_ : at_ + share_; at_ < end; at_ += 64)
+      __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const std::byte* at_;
+  const std::byte* end_;
+  std::ptrdiff_t share_;
+};
+
 template <class Simd>
 struct EncodedAttention {
   using Floats = typename Simd::Floats;
@@ -487,7 +505,7 @@ struct EncodedAttention {
   // tile.
   template <int kSlotVectors, int kQueries>
   static void attend_entry(const AttentionPartial& partial, const AttentionState& state, const OpenPage& page, int e,
-                           int first, int of_tile) {
+                           int first, int of_tile, PageFetch& fetch) {
     const QueryBlock<kQueries> block(partial, state, first);
     SlotMask live[kQueries];
     if (!block.live(e, live)) return;
@@ -503,7 +521,9 @@ struct EncodedAttention {
         break;
       default: score_groups<kSlotVectors, kQueries>(page.keys, block.q, score);
     }
+    fetch();
     Simd::template weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
+    fetch();
     if (page.values.source == CodeSource::kPlain) {
       Simd::template add_floats<kQueries>(page.values.plain, partial.head_dim, live, weight, keep, block.weighted);
     } else {
@@ -533,8 +553,9 @@ struct EncodedAttention {
       const int count = queries - tile < kTileQueries ? queries - tile : kTileQueries;
       if (format.key == KvType::kQ8) to_integers(partial, tile, count, page.queries);
       for (int e = 0; e < partial.entries; ++e) {
-        if (tile == 0 && e + 1 < partial.entries)
-          for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(partial.pages[e + 1] + at);
+        const int ahead = tile == 0 && e + kPagesAhead < partial.entries ? e + kPagesAhead : e;
+        PageFetch fetch(partial.pages[ahead], ahead == e ? 0 : bytes);
+        fetch();
         if (!seen(partial, e)) continue;
         if (page.keys.source == CodeSource::kPlain) {
           open_plain(format.key, partial.pages[e], format.head_dim * format.slots, page.keys.plain);
@@ -548,8 +569,9 @@ struct EncodedAttention {
           open_side(values, first_page, partial.pages[e], page.values);
         }
         Simd::template query_blocks<kSlotVectors>(count, [&]<int kQueries>(int first) {
-          attend_entry<kSlotVectors, kQueries>(partial, state, page, e, tile + first, first);
+          attend_entry<kSlotVectors, kQueries>(partial, state, page, e, tile + first, first, fetch);
         });
+        fetch();
       }
     }
   }

@@ -19,10 +19,12 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     SlotMask live[kQueries];
     if (!block.live(e, live)) continue;
     const std::byte* page = partial.pages[e];
-    page_scores<kType, kQueries>(page, slots, dim, q, score);
+    // The first block of queries fetches the next entry's page for all.
+    const std::ptrdiff_t ahead = first == 0 && e + 1 < partial.entries ? partial.pages[e + 1] - page : 0;
+    page_scores<kType, kQueries>(page, slots, dim, q, score, ahead);
     weigh<kQueries>(partial, state, first, block, e, live, score, weight, keep);
     const std::byte* values = page + static_cast<std::size_t>(slots * dim) * kElementBytes<kType>;
-    add_all_values<kType, kQueries>(values, dim, live, weight, keep, block.weighted);
+    add_all_values<kType, kQueries>(values, dim, live, weight, keep, block.weighted, ahead);
   }
 }
 

@@ -8,12 +8,13 @@ namespace kvasir::avx2 {
 namespace {
 
 // Scores of kQueries queries with 16 slots of a page, whose keys have `row_bytes` for each dimension. `q` is
-// [head_dim][kQueries]; each score sums over the dimensions in order.
-template <KvType kType, int kQueries>
+// [head_dim][kQueries]; each score sums over the dimensions in order. kFetch: fetches a line `ahead` behind each row.
+template <KvType kType, int kQueries, bool kFetch>
 [[gnu::always_inline]] inline void slot_scores(const std::byte* keys, std::size_t row_bytes, int head_dim,
-                                               const float* q, __m256 (&score)[kQueries][2]) {
+                                               const float* q, __m256 (&score)[kQueries][2], std::ptrdiff_t ahead) {
   for (int i = 0; i < kQueries; ++i) score[i][0] = score[i][1] = _mm256_setzero_ps();
   for (int d = 0; d < head_dim; ++d, keys += row_bytes, q += kQueries) {
+    if constexpr (kFetch) __builtin_prefetch(keys + ahead, 0, 2);
     const __m256 low = load8<kType>(keys);
     const __m256 high = load8<kType>(keys + 8 * kElementBytes<kType>);
     for (int i = 0; i < kQueries; ++i) {
@@ -27,10 +28,10 @@ template <KvType kType, int kQueries>
 // weighted[i][0 .. 16) = weighted * keep[i] + sum over live slots of weight[i][s] * value[s], slots in order, where
 // value_of(s) is a slot's value. A slot that only some of the queries see is not even added as zero to the others: zero
 // times infinity, and zero added to -0, would tell that somebody beside them saw it.
-template <KvType kType, int kQueries, class ValueOf>
+template <KvType kType, int kQueries, bool kFetch = false, class ValueOf>
 [[gnu::always_inline]] inline void add_values(const ValueOf& value_of, const SlotMask (&live)[kQueries],
                                               const float* weight, const float* keep, float* const* weighted,
-                                              int offset) {
+                                              int offset, std::ptrdiff_t ahead = 0) {
   __m256 sum[kQueries][2];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < 2; ++v)
@@ -44,6 +45,7 @@ template <KvType kType, int kQueries, class ValueOf>
   for (; any != 0; any &= any - 1) {
     const int s = __builtin_ctzll(any);
     const std::byte* at = value_of(s) + static_cast<std::size_t>(offset) * kElementBytes<kType>;
+    if constexpr (kFetch) __builtin_prefetch(at + ahead, 0, 2);
     const __m256 low = load8<kType>(at);
     const __m256 high = load8<kType>(at + 8 * kElementBytes<kType>);
     const bool seen_by_all = (all >> s & 1) != 0;
@@ -58,14 +60,26 @@ template <KvType kType, int kQueries, class ValueOf>
     for (int v = 0; v < 2; ++v) _mm256_storeu_ps(weighted[i] + offset + v * 8, sum[i][v]);
 }
 
-// Scores of a block with all slots of a page, [kQueries][64].
+// Whether the 16 elements from `first` on begin a cache line, in rows that do.
+template <KvType kType>
+constexpr bool begins_line(int first) {
+  return static_cast<std::size_t>(first) * kElementBytes<kType> % 64 == 0;
+}
+
+// Scores of a block with all slots of a page, [kQueries][64]. Fetches as many bytes from `ahead` behind the keys on,
+// unless it is 0.
 template <KvType kType, int kQueries>
-[[gnu::always_inline]] inline void page_scores(const std::byte* keys, int slots, int dim, const float* q,
-                                               float* score) {
+[[gnu::always_inline]] inline void page_scores(const std::byte* keys, int slots, int dim, const float* q, float* score,
+                                               std::ptrdiff_t ahead = 0) {
   for (int slot = 0; slot < slots; slot += 16) {
     __m256 of_slots[kQueries][2];
-    slot_scores<kType, kQueries>(keys + static_cast<std::size_t>(slot) * kElementBytes<kType>,
-                                 static_cast<std::size_t>(slots) * kElementBytes<kType>, dim, q, of_slots);
+    const std::byte* at = keys + static_cast<std::size_t>(slot) * kElementBytes<kType>;
+    const std::size_t row_bytes = static_cast<std::size_t>(slots) * kElementBytes<kType>;
+    if (ahead != 0 && begins_line<kType>(slot)) {
+      slot_scores<kType, kQueries, true>(at, row_bytes, dim, q, of_slots, ahead);
+    } else {
+      slot_scores<kType, kQueries, false>(at, row_bytes, dim, q, of_slots, ahead);
+    }
     for (int i = 0; i < kQueries; ++i)
       for (int v = 0; v < 2; ++v) _mm256_store_ps(score + i * 64 + slot + v * 8, of_slots[i][v]);
   }
@@ -110,14 +124,19 @@ template <int kQueries>
   }
 }
 
-// Adds the values of an entry, [slots][head_dim], to the weighted sums of a block.
+// Adds the values of an entry, [slots][head_dim], to the weighted sums of a block. `ahead`: as of page_scores.
 template <KvType kType, int kQueries>
 [[gnu::always_inline]] inline void add_all_values(const std::byte* values, int dim, const SlotMask (&live)[kQueries],
-                                                  const float* weight, const float* keep, float* const* weighted) {
+                                                  const float* weight, const float* keep, float* const* weighted,
+                                                  std::ptrdiff_t ahead = 0) {
   const std::size_t bytes = static_cast<std::size_t>(dim) * kElementBytes<kType>;
   const auto value_of = [&](int s) { return values + static_cast<std::size_t>(s) * bytes; };
   for (int offset = 0; offset < dim; offset += 16)
-    add_values<kType, kQueries>(value_of, live, weight, keep, weighted, offset);
+    if (ahead != 0 && begins_line<kType>(offset)) {
+      add_values<kType, kQueries, true>(value_of, live, weight, keep, weighted, offset, ahead);
+    } else {
+      add_values<kType, kQueries>(value_of, live, weight, keep, weighted, offset);
+    }
 }
 
 // Calls block<kQueries>(first) for blocks of queries that cover all.
