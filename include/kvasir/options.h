@@ -63,7 +63,7 @@ struct EngineOptions {
   // Folder for a file of the weights as kernels want them, packed once; later engines map it, and share its memory.
   // Empty: each engine packs its own.
   std::string weight_dir;
-  bool lock_weights = false;    // keep the weights in memory, whatever else wants it (mlock)
+  bool lock_weights = false;    // lock the weights in memory, so that they are never paged out
   std::string kv_type = "f16";  // codec of the pages: f32, f16, bf16, q8, q4, q4o, q3, q2; "k=q8,v=q4"; "q4,recent=64"
   // Codecs that sessions and requests may have in place of kv_type, in the same form; at most 6 beside it.
   std::vector<std::string> kv_types;

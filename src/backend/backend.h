@@ -95,7 +95,7 @@ class Backend {
   };
   // Called once. Part i becomes WeightId{i}. Errors: kResourceExhausted.
   virtual Status load(std::span<const WeightPart> parts, const LoadOptions& options) = 0;
-  // Keeps what was loaded in memory, whatever else wants it. Errors: kResourceExhausted.
+  // Locks what was loaded in memory, so that it is never paged out. Errors: kResourceExhausted.
   virtual Status lock_weights() { return {}; }
 
   // -- Pages --

@@ -3,6 +3,7 @@
 // Thread-safety: const members may be called from any thread.
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -27,6 +28,8 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
+  // When the file was last modified, as it was opened: nanoseconds since 1970.
+  std::int64_t modified() const { return modified_; }
 
   // Advises the system that [offset, offset + size) is not needed again and need not stay resident.
   void release(std::size_t offset, std::size_t size) const;
@@ -36,7 +39,11 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  std::int64_t modified_ = 0;
 };
+
+// Of what fstat says.
+std::int64_t modified_of(const struct stat& status);
 
 // Reads a whole file, or standard input when `path` is "-". Errors: as for a mapped file; kResourceExhausted if there
 // are more than `max_bytes`.

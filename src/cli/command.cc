@@ -119,7 +119,7 @@ void add_model_and_kernels(CLI::App& command, EngineOptions& options) {
                   "Folder for a file of packed weights, which later starts map and share; default: none")
       ->type_name("FOLDER");
   command.add_flag("--lock-weights,--mlock", options.lock_weights,
-                   "Keep the weights in memory, whatever else wants it");
+                   "Lock the weights in memory, so that they are never paged out");
 }
 
 void add_page_option(CLI::App& command, EngineOptions& options) {

@@ -199,7 +199,11 @@ class EngineImpl final : public Engine {
 
  private:
   CacheConditions conditions(const KvCacheShape& shape, int chunk) const {
-    CacheConditions conditions{shape, model_->config.context, chunk, model_->options.kv_memory, memory_for_run(1), {}};
+    // The system counts mapped weights as memory that it can take back. Whoever runs the model cannot spare it.
+    const bool reclaimable = model_->weight_file != nullptr && !model_->options.lock_weights;
+    const std::uint64_t left = memory_for_run(1), weights = reclaimable ? model_->weight_bytes : 0;
+    CacheConditions conditions{
+        shape, model_->config.context, chunk, model_->options.kv_memory, left - std::min(left, weights), {}};
     for (const KvCodec& codec : codecs())
       if (codec != shape.codec()) conditions.others.push_back(shape.with(codec));
     conditions.workspace_bytes = [this](const Backend::WorkspaceRequest& work) {

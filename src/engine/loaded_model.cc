@@ -28,11 +28,36 @@ Hash128 fingerprint_of(const gguf::File& file) {
   return hasher.digest();
 }
 
-// Of all that the weights are made of.
+// Of all that the weights are made of. The file's pages are given back.
 Hash128 checksum_of(const gguf::File& file) {
+  constexpr std::size_t kSlice = std::size_t{32} << 20;
   Hasher hasher;
   hasher.add(file.header_bytes());
-  for (const gguf::Tensor& tensor : file.tensors()) hasher.add(tensor.bytes);
+  for (const gguf::Tensor& tensor : file.tensors())
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += kSlice) {
+      const std::size_t size = std::min(kSlice, tensor.bytes.size() - at);
+      hasher.add(tensor.bytes.subspan(at, size));
+      file.release(tensor, at, size);
+    }
+  return hasher.digest();
+}
+
+// Of the model, and of what is packed where: which tensor is which weight, in which order of rows.
+Hash128 identity_of(const Hash128& fingerprint, const WeightMap& weights) {
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(&fingerprint, 1)));
+  for (std::size_t i = 0; i < weights.parts.size(); ++i) {
+    const WeightPart& part = weights.parts[i];
+    const std::int64_t numbers[] = {static_cast<std::int64_t>(weights.tensors[i]->offset),
+                                    static_cast<std::int64_t>(part.type),
+                                    part.outputs,
+                                    part.inputs,
+                                    part.is_vector ? 1 : 0,
+                                    part.order.first,
+                                    part.order.head_dim,
+                                    part.order.rotary};
+    hasher.add(std::as_bytes(std::span(numbers)));
+  }
   return hasher.digest();
 }
 
@@ -129,10 +154,25 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves 64 MiB of address space and more for each thread that allocates.
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
+  model->fingerprint = fingerprint_of(file);
+  if (!options.weight_dir.empty()) {
+    auto weights = WeightFile::open(options.weight_dir, {.path = options.model,
+                                                         .file_bytes = file.size_bytes(),
+                                                         .modified = file.modified(),
+                                                         .identity = identity_of(model->fingerprint, header.weights),
+                                                         .checksum = [&] { return checksum_of(file); },
+                                                         .packing = std::string(model->kernels->packing->name),
+                                                         .bytes = weight_bytes});
+    if (!weights.ok()) return Status(weights.status()).about({"weight_dir"});
+    model->weight_file = std::move(*weights);
+  }
+  // Weights that are in a file already may be in memory too, shared with others.
+  const std::uint64_t new_weights =
+      model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes;
   // Of a pass of one token.
   const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
   if (const std::uint64_t available = memory_for_run(threads);
-      weight_bytes > available || work > available - weight_bytes)
+      new_weights > available || work > available - new_weights)
     return exhausted(
         "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
         "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
@@ -157,29 +197,19 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   }
   model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
-  model->fingerprint = fingerprint_of(file);
-  if (!options.weight_dir.empty()) {
-    auto weights = WeightFile::open(options.weight_dir, {.path = options.model,
-                                                         .fingerprint = model->fingerprint,
-                                                         .checksum = [&] { return checksum_of(file); },
-                                                         .packing = model->backend->packing_id(),
-                                                         .bytes = weight_bytes});
-    if (!weights.ok()) return Status(weights.status()).about({"weight_dir"});
-    model->weight_file = std::move(*weights);
+  if (model->weight_file == nullptr) {
+    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
+  } else {
     const bool packed = model->weight_file->is_complete();
     KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress,
                                         {.memory = model->weight_file->weights(), .loaded_before = packed}));
-    if (!packed) {
+    if (!packed)
       if (const Status status = model->weight_file->complete(); !status.ok())
         return Status(status).about({"weight_dir"});
-    }
-  } else {
-    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
   }
-  if (options.lock_weights) {
+  if (options.lock_weights)
     if (const Status status = model->backend->lock_weights(); !status.ok())
       return Status(status).about({"lock_weights"});
-  }
   model->weights = std::move(header.weights.weights);
   model->weight_bytes = weight_bytes;
   model->embedding_bytes =

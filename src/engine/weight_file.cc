@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,57 +19,91 @@ namespace kvasir {
 struct WeightFile::Header {
   char magic[16] = {'k', 'v', 'a', 's', 'i', 'r', ' ', 'w', 'e', 'i', 'g', 'h', 't', 's', ' ', '1'};
   char packing[32] = {};
-  Hash128 fingerprint;
+  Hash128 identity;
   Hash128 checksum;
   std::uint64_t model_bytes = 0;
-  std::int64_t model_changed = 0;  // nanoseconds
+  std::int64_t model_modified = 0;
   std::uint64_t weight_bytes = 0;
   std::uint64_t own_hash = 0;  // of all before it
 
+  explicit Header(const Model& model)
+      : identity(model.identity),
+        model_bytes(model.file_bytes),
+        model_modified(model.modified),
+        weight_bytes(model.bytes) {
+    KVASIR_CHECK(!model.packing.empty() && model.packing.size() < sizeof packing);
+    model.packing.copy(packing, sizeof packing);
+  }
   std::uint64_t hash() const { return hash64({reinterpret_cast<const std::byte*>(this), offsetof(Header, own_hash)}); }
-  bool is_of_same_bytes(const Header& other) const {
+  // Whether the weights were packed alike, from a model of the same metadata.
+  bool fits(const Header& other) const {
     return std::memcmp(magic, other.magic, sizeof magic) == 0 &&
-           std::memcmp(packing, other.packing, sizeof packing) == 0 && fingerprint == other.fingerprint &&
+           std::memcmp(packing, other.packing, sizeof packing) == 0 && identity == other.identity &&
            weight_bytes == other.weight_bytes;
   }
 };
 
+WeightFile::WeightFile(const std::string& folder, Model model)
+    : folder_(folder),
+      path_(fmt::format("{}/{}-{}.weights", folder, model.identity.hex(), model.packing)),
+      partial_(path_ + ".partial"),
+      model_(std::move(model)) {}
+
 Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::string& folder, const Model& model) {
-  struct stat status {};
-  if (::stat(folder.c_str(), &status) != 0) {
-    if (errno == ENOENT)
-      return make_status(StatusCode::kNotFound, "there is no folder '{}' for packed weights; create it", folder);
-    return errno_status("open the folder for packed weights", folder);
-  }
-  if (!S_ISDIR(status.st_mode)) return invalid_argument("'{}' is no folder; packed weights need one", folder);
-  std::unique_ptr<WeightFile> file(
-      new WeightFile(folder, fmt::format("{}/{}-{}.weights", folder, model.fingerprint.hex(), model.packing), model));
+  std::unique_ptr<WeightFile> file(new WeightFile(folder, model));
+  KVASIR_RETURN_IF_ERROR(file->lock_folder());
   KVASIR_RETURN_IF_ERROR(file->map_existing());
-  if (!file->complete_) KVASIR_RETURN_IF_ERROR(file->make());
+  if (file->complete_) {
+    file->unlock_folder();
+    file->model_.checksum = nullptr;  // what it refers to need not live on
+  } else {
+    KVASIR_RETURN_IF_ERROR(file->make());
+  }
   return file;
 }
 
 WeightFile::~WeightFile() {
   if (data_ != nullptr) ::munmap(data_, file_bytes());
-  if (descriptor_ >= 0) ::close(descriptor_);
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (descriptor_ >= 0) {
+    ::unlink(partial_.c_str());
+    ::close(descriptor_);
+  }
+  unlock_folder();
 }
 
-Result<WeightFile::Header> WeightFile::new_header() const {
-  struct stat status {};
-  if (::stat(model_.path.c_str(), &status) != 0) return errno_status("stat", model_.path);
-  Header header;
-  KVASIR_CHECK(model_.packing.size() < sizeof header.packing);
-  model_.packing.copy(header.packing, sizeof header.packing);
-  header.fingerprint = model_.fingerprint;
-  header.model_bytes = static_cast<std::uint64_t>(status.st_size);
-  header.model_changed = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-  header.weight_bytes = model_.bytes;
-  return header;
+// Where the file system has no locks, processes that start at once pack for themselves, and the last one's file stays.
+Status WeightFile::lock_folder() {
+  folder_descriptor_ = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_descriptor_ < 0) {
+    if (errno == ENOENT)
+      return make_status(StatusCode::kNotFound, "there is no folder '{}' for packed weights; create it", folder_);
+    if (errno == ENOTDIR) return invalid_argument("'{}' is no folder; packed weights need one", folder_);
+    return errno_status("open the folder for packed weights", folder_);
+  }
+  while (::flock(folder_descriptor_, LOCK_EX) != 0 && errno == EINTR) {
+  }
+  return {};
 }
 
-Status WeightFile::map(int protection) {
-  void* memory = ::mmap(nullptr, file_bytes(), protection, MAP_SHARED, descriptor_, 0);
+void WeightFile::unlock_folder() {
+  if (folder_descriptor_ >= 0) ::close(folder_descriptor_);
+  folder_descriptor_ = -1;
+}
+
+// Whoever may write to the file may change the weights of a running process, or end it by shortening the file.
+Status WeightFile::check_owner(const std::string& path, int descriptor) const {
+  struct stat status {
+  }, folder{};
+  if (::fstat(descriptor, &status) != 0 || ::fstat(folder_descriptor_, &folder) != 0) return errno_status("stat", path);
+  if (!S_ISREG(status.st_mode)) return invalid_argument("'{}' is no file of packed weights; remove it", path);
+  const bool trusted = status.st_uid == ::geteuid() || status.st_uid == 0 || status.st_uid == folder.st_uid;
+  if (!trusted || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    return invalid_argument("other users may change '{}'; remove it, or take their permission to write", path);
+  return {};
+}
+
+Status WeightFile::map(int descriptor, int protection) {
+  void* memory = ::mmap(nullptr, file_bytes(), protection, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) return errno_status("map", path_);
   data_ = static_cast<std::byte*>(memory);
   return {};
@@ -76,76 +111,63 @@ Status WeightFile::map(int protection) {
 
 // A file that is there but not of this model, or of an older version, counts as none.
 Status WeightFile::map_existing() {
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) return errno == ENOENT ? Status() : errno_status("open", path_);
-  struct stat status {};
-  Header found;
-  KVASIR_ASSIGN_OR_RETURN(Header wanted, new_header());
-  bool same = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) &&
-              static_cast<std::uint64_t>(status.st_size) == file_bytes() &&
-              ::pread(descriptor_, &found, sizeof found, 0) == static_cast<ssize_t>(sizeof found) &&
-              found.own_hash == found.hash() && found.is_of_same_bytes(wanted);
-  if (same && (found.model_bytes != wanted.model_bytes || found.model_changed != wanted.model_changed)) {
-    wanted.checksum = model_.checksum();
-    same = wanted.checksum == found.checksum;
-    // Noted, so that the next start need not compare again; if that fails, it will.
-    if (const int writable = same ? ::open(path_.c_str(), O_WRONLY | O_CLOEXEC) : -1; writable >= 0) {
-      wanted.own_hash = wanted.hash();
-      [[maybe_unused]] const ssize_t written = ::pwrite(writable, &wanted, sizeof wanted, 0);
-      ::close(writable);
-    }
-  }
-  if (same) {
+  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return errno == ENOENT ? Status() : errno_status("open", path_);
+  const auto look = [&]() -> Status {
+    KVASIR_RETURN_IF_ERROR(check_owner(path_, descriptor));
+    const Header wanted(model_);
+    Header found(model_);
+    struct stat status {};
+    if (::fstat(descriptor, &status) != 0) return errno_status("stat", path_);
+    if (static_cast<std::uint64_t>(status.st_size) != file_bytes() ||
+        ::pread(descriptor, &found, sizeof found, 0) != static_cast<ssize_t>(sizeof found) ||
+        found.own_hash != found.hash() || !found.fits(wanted))
+      return {};
+    const bool noted = found.model_bytes == wanted.model_bytes && found.model_modified == wanted.model_modified;
+    if (!noted && found.checksum != model_.checksum()) return {};
+    KVASIR_RETURN_IF_ERROR(map(descriptor, PROT_READ));
+    ::madvise(data_, file_bytes(), MADV_WILLNEED);
     complete_ = true;
-    return map(PROT_READ);
-  }
-  ::close(descriptor_);
-  descriptor_ = -1;
-  return {};
+    return {};
+  };
+  const Status status = look();
+  ::close(descriptor);
+  return status;
 }
 
-// A file without a name is gone if the process ends before it is complete.
+// The name is that of a file which a process may have left that was killed.
 Status WeightFile::make() {
-  descriptor_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0644);
-  if (descriptor_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT)) {
-    temporary_ = path_ + ".XXXXXX";
-    descriptor_ = ::mkostemp(temporary_.data(), O_CLOEXEC);
-    if (descriptor_ < 0) temporary_.clear();
-  }
+  descriptor_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
   if (descriptor_ < 0) return errno_status("write packed weights to", folder_);
-  if (const int error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(file_bytes())); error != 0) {
+  KVASIR_RETURN_IF_ERROR(check_owner(partial_, descriptor_));
+  if (::ftruncate(descriptor_, 0) != 0) return errno_status("write", partial_);
+  int error = 0;
+  do {
+    error = ::posix_fallocate(descriptor_, 0, static_cast<off_t>(file_bytes()));
+  } while (error == EINTR);
+  if (error != 0) {
     errno = error;
     const Status status = errno_status("make room for packed weights in", folder_);
     return make_status(status.code(), "{} ({} bytes)", status.message(), file_bytes());
   }
-  return map(PROT_READ | PROT_WRITE);
-}
-
-Status WeightFile::give_name() {
-  if (!temporary_.empty()) {
-    if (::fchmod(descriptor_, 0644) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0)
-      return errno_status("write", path_);
-    temporary_.clear();
-    return {};
-  }
-  const std::string name = fmt::format("/proc/self/fd/{}", descriptor_);
-  // Another process may put one there meanwhile, which is as good.
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    if (::linkat(AT_FDCWD, name.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) == 0) return {};
-    if (errno != EEXIST) return errno_status("write", path_);
-    ::unlink(path_.c_str());
-  }
-  return errno_status("write", path_);
+  return map(descriptor_, PROT_READ | PROT_WRITE);
 }
 
 Status WeightFile::complete() {
   KVASIR_CHECK(!complete_);
-  KVASIR_ASSIGN_OR_RETURN(Header header, new_header());
-  header.checksum = model_.checksum();
+  Header header(model_);
+  header.checksum = std::exchange(model_.checksum, nullptr)();
   header.own_hash = header.hash();
   std::memcpy(data_, &header, sizeof header);
-  if (::msync(data_, file_bytes(), MS_SYNC) != 0 || ::fsync(descriptor_) != 0) return errno_status("write", path_);
-  KVASIR_RETURN_IF_ERROR(give_name());
+  struct stat status {};
+  if (::stat(model_.path.c_str(), &status) != 0) return errno_status("stat", model_.path);
+  if (static_cast<std::uint64_t>(status.st_size) != model_.file_bytes || modified_of(status) != model_.modified)
+    return data_loss("'{}' was modified while its weights were packed; start again once it is complete", model_.path);
+  if (::msync(data_, file_bytes(), MS_SYNC) != 0 || ::fsync(descriptor_) != 0) return errno_status("write", partial_);
+  if (::rename(partial_.c_str(), path_.c_str()) != 0) return errno_status("write", path_);
+  ::fsync(folder_descriptor_);
+  ::close(std::exchange(descriptor_, -1));
+  unlock_folder();
   if (::mprotect(data_, file_bytes(), PROT_READ) != 0) return errno_status("protect", path_);
   complete_ = true;
   return {};

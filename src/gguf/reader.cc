@@ -126,6 +126,9 @@ std::uint32_t File::alignment() const {
 std::uint64_t File::size_bytes() const {
   return impl_->bytes.size();
 }
+std::int64_t File::modified() const {
+  return impl_->mapping ? impl_->mapping->modified() : 0;
+}
 std::uint64_t File::tensor_bytes() const {
   return impl_->contents.tensor_bytes;
 }

@@ -91,6 +91,7 @@ class File {
   std::uint32_t version() const;
   std::uint32_t alignment() const;
   std::uint64_t size_bytes() const;                        // of the whole file
+  std::int64_t modified() const;                           // MappedFile::modified; 0 of bytes in memory
   std::uint64_t tensor_bytes() const;                      // sum over tensors, without padding
   const std::vector<Entry>& metadata() const;              // in file order; keys are unique
   const std::vector<Tensor>& tensors() const;              // in file order; names are unique

@@ -120,9 +120,7 @@ void score_chunks(const float* bounds, const float* queries, int group, int head
       float sum = 0;
       for (int d = 0; d < head_dim; ++d) {
         const float q = queries[g * head_dim + d];
-        const float low = bounds[2 * d * kScoredChunks + i], high = bounds[(2 * d + 1) * kScoredChunks + i];
-        sum +=
-            std::isnan(low) || std::isnan(high) ? std::numeric_limits<float>::quiet_NaN() : std::max(q * low, q * high);
+        sum += q * bounds[(2 * d + (q >= 0 ? 1 : 0)) * kScoredChunks + i];
       }
       if (sum > best[i] || std::isnan(sum)) best[i] = sum;
     }

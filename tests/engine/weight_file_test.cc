@@ -2,10 +2,12 @@
 #include "engine/weight_file.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "support/engine_fixture.h"
 #include "tiers/small_disk.h"
@@ -138,10 +140,87 @@ TEST(WeightFile, AModelChangedInPlaceIsNoticed) {
 
 INSTANTIATE_TEST_SUITE_P(Types, WeightFileTest, ::testing::Values("q8_0", "f16", "q4_k", "q5_0"));
 
+TEST(WeightFile, AModelModifiedWhileItIsPackedLeavesNoFile) {
+  const TemporaryFolder folder;
+  const TemporaryFile file(make_random_model(small_spec()));
+  const auto touch = [&](std::uint64_t, std::uint64_t) {
+    std::filesystem::last_write_time(file.path(),
+                                     std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  };
+  const auto model = load_model({.model = file.path(), .threads = 1, .weight_dir = folder.path()}, touch);
+  ASSERT_FALSE(model.ok());
+  EXPECT_EQ(model.status().code(), StatusCode::kDataLoss);
+  EXPECT_THAT(model.status().message(), HasSubstr("modified while"));
+  EXPECT_TRUE(files_in(folder.path()).empty());
+}
+
+TEST(WeightFile, WhoStartsAtOnceShares) {
+  const TemporaryFolder folder;
+  const TemporaryFile file(make_random_model(small_spec()));
+  const std::vector<float> own = logits_of(load(file.path(), {.threads = 1}));
+  // What a killed process left is no hindrance.
+  load(file.path(), {.threads = 1, .weight_dir = folder.path()});
+  const std::filesystem::path packed = files_in(folder.path()).at(0);
+  std::filesystem::rename(packed, packed.string() + ".partial");
+  std::vector<std::shared_ptr<LoadedModel>> models(4);
+  std::vector<std::thread> threads;
+  for (auto& model : models)
+    threads.emplace_back([&] { model = load(file.path(), {.threads = 1, .weight_dir = folder.path()}); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(files_in(folder.path()), testing::ElementsAre(packed));
+  struct stat status {};
+  ASSERT_EQ(::stat(packed.c_str(), &status), 0);
+  for (const auto& model : models) {
+    ASSERT_NE(model, nullptr);
+    EXPECT_EQ(logits_of(model), own);
+  }
+  // Each maps the file that is there: its inode is in the process's list of mappings four times.
+  std::ifstream maps("/proc/self/maps");
+  int mapped = 0;
+  for (std::string line; std::getline(maps, line);)
+    mapped += line.find(packed.filename().string()) != std::string::npos && line.find("(deleted)") == std::string::npos;
+  EXPECT_EQ(mapped, 4);
+}
+
+TEST(WeightFile, AFileThatOthersMayChangeIsRefused) {
+  const TemporaryFolder folder;
+  const TemporaryFile file(make_random_model(small_spec()));
+  load(file.path(), {.threads = 1, .weight_dir = folder.path()});
+  const std::filesystem::path packed = files_in(folder.path()).at(0);
+  ASSERT_EQ(::chmod(packed.c_str(), 0666), 0);
+  const auto model = load_model({.model = file.path(), .threads = 1, .weight_dir = folder.path()}, {});
+  ASSERT_FALSE(model.ok());
+  EXPECT_THAT(model.status().message(), testing::AllOf(HasSubstr("other users"), HasSubstr(packed.string())));
+  std::filesystem::remove(packed);
+  std::filesystem::create_directory(packed);
+  EXPECT_FALSE(load_model({.model = file.path(), .threads = 1, .weight_dir = folder.path()}, {}).ok());
+}
+
+TEST(WeightFile, LockedWeightsAreLocked) {
+  const auto locked = [] {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("VmLck:")) return std::stoull(line.substr(6)) * 1024;
+    return 0ull;
+  };
+  const TemporaryFolder folder;
+  const TemporaryFile file(make_random_model(small_spec()));
+  for (const std::string& dir : {std::string(), folder.path()}) {
+    const auto before = locked();
+    const auto model = load_model({.model = file.path(), .threads = 1, .weight_dir = dir, .lock_weights = true}, {});
+    if (!model.ok()) {
+      EXPECT_EQ(model.status().code(), StatusCode::kResourceExhausted);
+      EXPECT_THAT(model.status().message(), HasSubstr("ulimit -l"));
+      GTEST_SKIP() << model.status().message();
+    }
+    EXPECT_GE(locked(), before + (*model)->weight_bytes);
+  }
+}
+
 TEST(WeightFile, FoldersThatWillNotDo) {
   const TemporaryFile file(make_random_model(small_spec()));
-  for (const auto& [folder, what] : {std::pair{"/nowhere/at/all", "create it"}, std::pair{"/dev/null", "no folder"},
-                                     std::pair{"/proc", "/proc"}}) {
+  for (const auto& [folder, what] :
+       {std::pair{"/nowhere/at/all", "create it"}, std::pair{"/dev/null", "no folder"}, std::pair{"/proc", "/proc"}}) {
     const auto model = load_model({.model = file.path(), .weight_dir = folder}, {});
     ASSERT_FALSE(model.ok()) << folder;
     EXPECT_THAT(model.status().message(), HasSubstr(what));

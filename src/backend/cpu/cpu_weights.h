@@ -20,7 +20,7 @@ class CpuWeights {
   static std::uint64_t bytes_of(const WeightPacking& packing, std::span<const WeightPart> parts);
   Status load(const WeightPacking& packing, std::span<const WeightPart> parts, ThreadPool& threads,
               const Backend::LoadOptions& options);
-  // Keeps the weights in memory, whatever else wants it. Errors: kResourceExhausted.
+  // Locks the weights in memory, so that they are never paged out. Errors: kResourceExhausted.
   Status lock() const;
 
   const PackedMatrix& matrix(WeightId id) const { return weights_[static_cast<std::size_t>(id)].matrix; }

@@ -123,7 +123,7 @@ inline constexpr int kPartialEntries = 16;  // entries per partial; fixes the or
 
 // How a table's matmul wants weights. Rows have as many bytes packed as in the file.
 struct WeightPacking {
-  std::string_view name;  // another one with every change of the packed bytes
+  std::string_view name;  // changes whenever the packed bytes do
 
   // Bytes of the packed form.
   std::size_t (*bytes)(DType type, int outputs, int inputs);

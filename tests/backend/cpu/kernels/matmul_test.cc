@@ -195,9 +195,11 @@ TEST_P(MatmulTest, IsTheSumOfProductsAndWritesNothingElse) {
 TEST_P(MatmulTest, LongSumsStayWithinRounding) {
   Random random(2);
   for (const DType type : all_dtypes()) {
-    const Matrix matrix = make_matrix(type, 20, 4096, random);
-    const Rows x(table(), type, random.floats(9 * 4096), 4096, 0, 9);
-    expect_product(matrix, x, 9, multiply(table(), matrix, x).data(), 20);
+    const Matrix matrix = make_matrix(type, 20, 4352, random);
+    for (const int rows : {9, 20, 40}) {
+      const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows) * 4352), 4352, 0, rows);
+      expect_product(matrix, x, rows, multiply(table(), matrix, x).data(), 20);
+    }
   }
 }
 
@@ -206,8 +208,10 @@ TEST_P(MatmulTest, ZeroRowsOfActivationsGiveZero) {
   for (const DType type : all_dtypes()) {
     const int inputs = whole_blocks(type, 64);
     const Matrix matrix = make_matrix(type, 17, inputs, random);
-    const Rows x(table(), type, std::vector<float>(static_cast<std::size_t>(3 * inputs), 0.0F), inputs, 0, 3);
-    for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, 0.0F);
+    for (const int rows : {3, 19}) {
+      const Rows x(table(), type, std::vector<float>(static_cast<std::size_t>(rows * inputs), 0.0F), inputs, 0, rows);
+      for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, 0.0F);
+    }
   }
 }
 
@@ -232,7 +236,7 @@ TEST_P(MatmulTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
   }
 }
 
-// Each number of rows is computed by tiles of its own; the inputs are more than one chunk of them.
+// Each number of rows is computed by tiles of its own; the inputs are more than one chunk of few rows.
 TEST_P(MatmulTest, EveryNumberOfRowsGivesTheBitsOfEachRowAlone) {
   constexpr int kMostRows = 33;
   constexpr int kOutputs = 16 * 13 + 5;
@@ -301,8 +305,9 @@ TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
   Random random(7);
   for (const DType type : all_dtypes()) {
     if (!is_quantized(type)) continue;
-    for (const int least : {32, 96, 2048}) {
+    for (const int least : {32, 96, 2048, 2304, 4352}) {
       const int inputs = whole_blocks(type, least);
+      // Tables that take many rows otherwise than few do so from 12 or 33 on.
       for (const int rows : {1, 2, 3, 5, 16, 37}) {
         const Matrix matrix = make_matrix(type, 45, inputs, random);
         const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
@@ -326,26 +331,35 @@ TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
       Matrix matrix{DType::kQ8_0, 1, 32, std::vector<double>(32, weight),
                     Fenced<std::byte>(kPanelPacking.bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
       kPanelPacking.pack(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
-      const Rows x(table(), DType::kQ8_0, std::vector<float>(32, sign * 127.0F), 32, 0, 1);
-      EXPECT_EQ(multiply(table(), matrix, x)[0], static_cast<float>(32 * weight * 127) * sign);
+      for (const int rows : {1, 17}) {
+        const Rows x(table(), DType::kQ8_0, std::vector<float>(static_cast<std::size_t>(rows) * 32, sign * 127.0F), 32,
+                     0, rows);
+        for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, static_cast<float>(32 * weight * 127) * sign);
+      }
     }
   }
 }
 
 // What is not finite must show in the result of its row, and in no other.
 TEST_P(MatmulTest, NonFiniteActivationsStayVisible) {
+  constexpr std::ptrdiff_t kOutputs = 20;
   Random random(8);
   for (const DType type : all_dtypes()) {
     const int inputs = whole_blocks(type, 64);
-    const Matrix matrix = make_matrix(type, 20, inputs, random);
-    std::vector<float> x = random.floats(static_cast<std::size_t>(3 * inputs));
-    const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, 3));
-    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
-      x[static_cast<std::size_t>(inputs + 40)] = bad;
-      const std::vector<float> after = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, 3));
-      EXPECT_TRUE(same_bits(after.data(), before.data(), 20));
-      EXPECT_TRUE(same_bits(after.data() + 40, before.data() + 40, 20));
-      for (std::size_t o = 20; o < 40; ++o) EXPECT_FALSE(std::isfinite(after[o])) << describe(type, 20, inputs, 3);
+    const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
+    for (const int rows : {3, 18}) {
+      std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs));
+      const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, rows));
+      for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+        x[static_cast<std::size_t>(inputs + 40)] = bad;  // of row 1
+        const std::vector<float> after = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, rows));
+        for (int r = 0; r < rows; ++r) {
+          const bool same = same_bits(after.data() + r * kOutputs, before.data() + r * kOutputs, kOutputs);
+          EXPECT_EQ(same, r != 1) << describe(type, kOutputs, inputs, rows) << ", row " << r;
+        }
+        for (std::size_t o = kOutputs; o < 2 * kOutputs; ++o)
+          EXPECT_FALSE(std::isfinite(after[o])) << describe(type, kOutputs, inputs, rows);
+      }
     }
   }
 }

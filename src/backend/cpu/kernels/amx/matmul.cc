@@ -9,8 +9,13 @@ namespace {
 constexpr int kTileRowBytes = 64;
 constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 constexpr int kLeastRows = 12;                     // with fewer, vectors are faster
-constexpr int kChunkParts = 64;  // opened at once, of kChunkPanels panels: they stay in the second cache
+
+// How much is opened at once. Many rows wait for the tile unit: long sums of two panels, which stay in the second
+// cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are those of the next chunk.
+constexpr int kChunkParts = 64;
 constexpr int kChunkPanels = 2;
+constexpr int kFewRows = 2 * kRowGroup;
+constexpr int kFewParts = 8;
 
 // Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
 struct alignas(64) TileConfig {
@@ -198,8 +203,9 @@ void multiply_panels(const PackedMatrix& weights, const Activations& x, int pane
   const int all_parts = weights.inputs / kQ8Block;
   const std::size_t panel_bytes = static_cast<std::size_t>(all_parts / B::kParts) * kBlockBytes;
   OpenParts<B> open[kChunkPanels];
-  for (int first = 0; first < all_parts; first += kChunkParts) {
-    const int parts = all_parts - first < kChunkParts ? all_parts - first : kChunkParts;
+  const int chunk = x.rows <= kFewRows ? kFewParts : kChunkParts;
+  for (int first = 0; first < all_parts; first += chunk) {
+    const int parts = all_parts - first < chunk ? all_parts - first : chunk;
     for (int p = 0; p < panels; ++p)
       open[p].open(weights.data + static_cast<std::size_t>(panel + p) * panel_bytes +
                        static_cast<std::size_t>(first / B::kParts) * kBlockBytes,
@@ -232,11 +238,11 @@ template <DType kType>
 void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
               std::size_t out_stride) {
   using B = Block<Avx512, kType>;
-  static_assert(kChunkParts % B::kParts == 0);
+  static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
   const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
-  for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
-    multiply_panels<B>(weights, x, panel, panel_end - panel < kChunkPanels ? panel_end - panel : kChunkPanels, out,
-                       out_stride);
+  const int together = x.rows <= kFewRows ? 1 : kChunkPanels;
+  for (int panel = panel_begin; panel < panel_end; panel += together)
+    multiply_panels<B>(weights, x, panel, panel_end - panel < together ? panel_end - panel : together, out, out_stride);
 }
 
 }  // namespace

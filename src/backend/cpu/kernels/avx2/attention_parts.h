@@ -8,7 +8,8 @@ namespace kvasir::avx2 {
 namespace {
 
 // Scores of kQueries queries with 16 slots of a page, whose keys have `row_bytes` for each dimension. `q` is
-// [head_dim][kQueries]; each score sums over the dimensions in order. kFetch: fetches a line `ahead` behind each row.
+// [head_dim][kQueries]; each score sums over the dimensions in order. kFetch: also fetches the line that is
+// `ahead` bytes beyond each row.
 template <KvType kType, int kQueries, bool kFetch>
 [[gnu::always_inline]] inline void slot_scores(const std::byte* keys, std::size_t row_bytes, int head_dim,
                                                const float* q, __m256 (&score)[kQueries][2], std::ptrdiff_t ahead) {
@@ -60,14 +61,14 @@ template <KvType kType, int kQueries, bool kFetch = false, class ValueOf>
     for (int v = 0; v < 2; ++v) _mm256_storeu_ps(weighted[i] + offset + v * 8, sum[i][v]);
 }
 
-// Whether the 16 elements from `first` on begin a cache line, in rows that do.
+// Whether element `first` of a row begins a cache line, if rows are aligned to lines.
 template <KvType kType>
 constexpr bool begins_line(int first) {
   return static_cast<std::size_t>(first) * kElementBytes<kType> % 64 == 0;
 }
 
-// Scores of a block with all slots of a page, [kQueries][64]. Fetches as many bytes from `ahead` behind the keys on,
-// unless it is 0.
+// Scores of a block with all slots of a page, [kQueries][64]. Unless `ahead` is 0, also fetches as many bytes from
+// `ahead` bytes beyond the keys on.
 template <KvType kType, int kQueries>
 [[gnu::always_inline]] inline void page_scores(const std::byte* keys, int slots, int dim, const float* q, float* score,
                                                std::ptrdiff_t ahead = 0) {

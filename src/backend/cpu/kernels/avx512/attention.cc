@@ -61,10 +61,18 @@ void attend_opened(const AttentionPartial& partial, const AttentionState& state,
           for (int i = 0; i < 2 * side; i += 16)
             _mm512_store_ps(page + i,
                             load16<kType>(partial.pages[e] + static_cast<std::size_t>(i) * kElementBytes<kType>));
-        opened = true;
+        // Keys as floats take as many bytes as a page of 16 bits: while the first block reads them, the next page is
+        // fetched.
+        const auto* keys = reinterpret_cast<const std::byte*>(page);
+        const float* queries = q + (first - tile) * dim;
         __m512 score[kQueries][kSlotVectors];
-        page_scores<KvType::kF32, kSlotVectors, kQueries>(reinterpret_cast<const std::byte*>(page), dim,
-                                                          q + (first - tile) * dim, score);
+        if (!opened && e + 1 < partial.entries) {
+          page_scores<KvType::kF32, kSlotVectors, kQueries, true>(keys, dim, queries, score,
+                                                                  partial.pages[e + 1] - keys);
+        } else {
+          page_scores<KvType::kF32, kSlotVectors, kQueries>(keys, dim, queries, score);
+        }
+        opened = true;
         weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
         add_all_values<KvType::kF32, kQueries>(reinterpret_cast<const std::byte*>(page + side), dim, live, weight, keep,
                                                block.weighted);

@@ -7,14 +7,15 @@
 namespace kvasir::avx512 {
 namespace {
 
-// Fetches `bytes` (a multiple of 32) from p on into the second-level cache.
+// Fetches kBytes (a multiple of 32) from p on into the second-level cache.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void fetch(const std::byte* p) {
   for (std::size_t at = 0; at < kBytes; at += 64) __builtin_prefetch(p + at, 0, 2);
 }
 
 // Scores of up to kQueries queries with all slots of a page. `q` is [head_dim][kQueries]; each score sums over the
-// dimensions in order. kFetch: fetches as many bytes from `ahead` behind the keys on.
+// dimensions in order. kFetch: also fetches as many bytes, from
+// `ahead` bytes beyond the keys on.
 template <KvType kType, int kVectors, int kQueries, bool kFetch = false>
 [[gnu::always_inline]] inline void page_scores(const std::byte* keys, int head_dim, const float* q,
                                                __m512 (&score)[kQueries][kVectors], std::ptrdiff_t ahead = 0) {
