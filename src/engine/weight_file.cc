@@ -73,10 +73,9 @@ WeightFile::~WeightFile() {
 
 // Where the file system has no locks, processes that start at once pack for themselves, and the last one's file stays.
 Status WeightFile::lock_folder() {
+  if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST) return errno_status("make the folder", folder_);
   folder_descriptor_ = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_descriptor_ < 0) {
-    if (errno == ENOENT)
-      return make_status(StatusCode::kNotFound, "there is no folder '{}' for packed weights; create it", folder_);
     if (errno == ENOTDIR) return invalid_argument("'{}' is no folder; packed weights need one", folder_);
     return errno_status("open the folder for packed weights", folder_);
   }

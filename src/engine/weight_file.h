@@ -34,10 +34,9 @@ class WeightFile {
     std::uint64_t bytes = 0;            // of the packed weights
   };
 
-  // Maps the model's file in `folder`, read-only; or where there is none, or one that does not belong to the model,
-  // makes room for one, which complete() puts in its place. Errors: kNotFound for a folder that is not there;
-  // kInvalidArgument for what is no folder, and for a file that others may change; the system's, kResourceExhausted for
-  // a full disk.
+  // Maps the model's file in `folder`, which is made if it is not there, read-only; or where there is none, or one that
+  // does not belong to the model, makes room for one, which complete() puts in its place. Errors: kInvalidArgument for
+  // what is no folder, and for a file that others may change; the system's, kResourceExhausted for a full disk.
   static Result<std::unique_ptr<WeightFile>> open(const std::string& folder, const Model& model);
   WeightFile(const WeightFile&) = delete;
   WeightFile& operator=(const WeightFile&) = delete;

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "engine/policy_cases.h"
 #include "support/engine_fixture.h"
 #include "tiers/small_disk.h"
 
@@ -220,7 +221,7 @@ TEST(WeightFile, LockedWeightsAreLocked) {
 TEST(WeightFile, FoldersThatWillNotDo) {
   const TemporaryFile file(make_random_model(small_spec()));
   for (const auto& [folder, what] :
-       {std::pair{"/nowhere/at/all", "create it"}, std::pair{"/dev/null", "no folder"}, std::pair{"/proc", "/proc"}}) {
+       {std::pair{"/nowhere/at/all", "make the folder"}, std::pair{"/dev/null", "no folder"}, std::pair{"/proc", "/proc"}}) {
     const auto model = load_model({.model = file.path(), .weight_dir = folder}, {});
     ASSERT_FALSE(model.ok()) << folder;
     EXPECT_THAT(model.status().message(), HasSubstr(what));
