@@ -80,16 +80,14 @@ class Backend {
 
   // Bytes that load would allocate.
   virtual std::uint64_t weight_bytes(std::span<const WeightPart> parts) const = 0;
-  // Names the form in which load leaves weights; empty: one that is for this backend alone.
-  virtual std::string packing_id() const { return {}; }
 
   struct LoadOptions {
     std::function<void(std::uint64_t bytes)> loaded;  // may be empty
     // May be empty. `count` bytes of a part from `first` on were read for the last time, or nearly so.
     std::function<void(std::size_t part, std::uint64_t first, std::uint64_t count)> read;
     // Memory of weight_bytes(parts) for what is loaded, 64-byte aligned, which outlives the backend; null: the backend
-    // allocates its own. `loaded_before`: it holds what load left in it for the same parts and the same packing_id, and
-    // is only read.
+    // allocates its own. `loaded_before`: it holds what load left in it for the same parts, packed alike, and is only
+    // read.
     std::byte* memory = nullptr;
     bool loaded_before = false;
   };

@@ -7,7 +7,8 @@ inline constexpr int kScoredChunks = 16;  // that are scored together
 
 // Sets best[i], for each of kScoredChunks chunks, to the greatest over the queries of
 //   sum over d of max(q_d * low_d, q_d * high_d)        (a float sum, in order of d)
-// where the maximum is q_d * high_d for q_d >= 0 and q_d * low_d otherwise, and to NaN if any of these is. bounds: [head_dim][low, high][kScoredChunks]; queries: [group][head_dim].
+// where the maximum is q_d * high_d for q_d >= 0 and q_d * low_d otherwise, and to NaN if any of these is.
+// bounds: [head_dim][low, high][kScoredChunks]; queries: [group][head_dim].
 // Thread-safety: pure over its arguments.
 using ScoreChunks = void (*)(const float* bounds, const float* queries, int group, int head_dim, float* best);
 

@@ -197,16 +197,12 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   }
   model->threads = std::make_unique<ThreadPool>(threads);
   model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
-  if (model->weight_file == nullptr) {
-    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress));
-  } else {
-    const bool packed = model->weight_file->is_complete();
-    KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress,
-                                        {.memory = model->weight_file->weights(), .loaded_before = packed}));
-    if (!packed)
-      if (const Status status = model->weight_file->complete(); !status.ok())
-        return Status(status).about({"weight_dir"});
-  }
+  WeightFile* const packed = model->weight_file.get();
+  Backend::LoadOptions memory;
+  if (packed != nullptr) memory = {.memory = packed->weights(), .loaded_before = packed->is_complete()};
+  KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress, memory));
+  if (packed != nullptr && !packed->is_complete())
+    if (const Status status = packed->complete(); !status.ok()) return Status(status).about({"weight_dir"});
   if (options.lock_weights)
     if (const Status status = model->backend->lock_weights(); !status.ok())
       return Status(status).about({"lock_weights"});

@@ -30,7 +30,7 @@ class WeightFile {
     std::int64_t modified = 0;          // likewise: nanoseconds since 1970
     Hash128 identity;                   // of its metadata, and of which of its rows are packed where
     std::function<Hash128()> checksum;  // of all that the weights are made of; takes as long as reading it
-    std::string packing;                // Backend::packing_id: 1 to 31 bytes
+    std::string packing;                // WeightPacking::name: 1 to 31 bytes
     std::uint64_t bytes = 0;            // of the packed weights
   };
 

@@ -181,7 +181,6 @@ class CpuBackend final : public Backend {
   std::uint64_t weight_bytes(std::span<const WeightPart> parts) const override {
     return CpuWeights::bytes_of(*kernels_.packing, parts);
   }
-  std::string packing_id() const override { return std::string(kernels_.packing->name); }
   Status load(std::span<const WeightPart> parts, const LoadOptions& options) override {
     return weights_.load(*kernels_.packing, parts, threads_, options);
   }

@@ -130,7 +130,7 @@ class GroupProduct {
 
   // Adds to the totals of 16 rows.
   [[gnu::always_inline]] void add(Floats* totals) {
-    for (int first = 0; first < sums_ + kDelay + kSums - 1; first += 4) {
+    for (int first = 0; first < sums_ + kDelay; first += 4) {
       step<0>(first, totals);
       step<1>(first + 1, totals);
       step<2>(first + 2, totals);
