@@ -12,6 +12,22 @@ import { findChromium, findPlaywright, launchOptions } from '../web/browser.mjs'
 const kHostile = '</script></style></title><img src=x onerror="window.hostile=1"><!--<script>window.hostile=1</script>';
 const kCharts = 13;  // in the sample
 
+// Waits until `read` returns what `holds` accepts, since a page answers a click or a media query by events of its own;
+// fails with `message` after ten seconds.
+async function eventually(read, holds, message) {
+  const end = Date.now() + 10000;
+  let value = await read();
+  while (!holds(value) && Date.now() < end) {
+    await new Promise((resolve) => { setTimeout(resolve, 20); });
+    value = await read();
+  }
+  assert.ok(holds(value), `${message}; last: ${String(value).slice(0, 200)}`);
+}
+
+function hasCount(locator, count, message) {
+  return eventually(() => locator.count(), (found) => found === count, `${message}: ${count} wanted`);
+}
+
 // Opens the page and visits all of it, so that every chart is drawn.
 async function open(browser, url, options, check) {
   const context = await browser.newContext(options);
@@ -78,16 +94,15 @@ async function checkDesktop(page) {
   const figure = page.locator('figure.line-chart').first();
 
   await figure.locator('.legend-entry').first().click();
-  assert.equal(await figure.locator('.scatterlayer .trace').count(), 4, 'the legend hides a series');
+  await hasCount(figure.locator('.scatterlayer .trace'), 4, 'the legend hides a series');
   await figure.locator('.legend-entry').first().click();
-  assert.equal(await figure.locator('.scatterlayer .trace').count(), 5);
+  await hasCount(figure.locator('.scatterlayer .trace'), 5, 'the legend shows it again');
 
   await figure.locator('.plot').scrollIntoViewIfNeeded();
   const box = await figure.locator('.plot').boundingBox();
   await page.mouse.move(box.x + 300, box.y + 120);
   await page.mouse.move(box.x + 304, box.y + 122);
-  await page.locator('#tooltip').waitFor();
-  assert.match(await page.locator('#tooltip').textContent(), /^Tokens read: [\d,]+.*window:size=1024\d+\.\d+/);
+  await page.locator('#tooltip', { hasText: /^Tokens read: [\d,]+.*window:size=1024\d+\.\d+/ }).waitFor();
 
   await page.mouse.down();
   await page.mouse.move(box.x + 500, box.y + 220, { steps: 4 });
@@ -96,7 +111,7 @@ async function checkDesktop(page) {
   await figure.getByText('Reset zoom').waitFor({ state: 'hidden' });
 
   await figure.locator('summary').click();
-  assert.equal(await figure.locator('.figure-data tbody tr').count(), 200);
+  await hasCount(figure.locator('.figure-data tbody tr'), 200, 'rows of the table under the chart');
   const [download] = await Promise.all([page.waitForEvent('download'), figure.getByText('Save as CSV').click()]);
   assert.equal(download.suggestedFilename(), 'perplexity-over-position.csv');
   const lines = readFileSync(await download.path(), 'utf8').trim().split('\r\n');
@@ -111,13 +126,13 @@ async function checkTokens(page) {
   const first = await colours();
   assert.ok(new Set(first.split(/,(?=rgb|,)/)).size > 20, 'tokens have colours of their own');
   await text.locator('select').selectOption({ label: 'layer 4' });
-  assert.notEqual(await colours(), first, 'another layer, other colours');
+  await eventually(colours, (shown) => shown !== first, 'another layer, other colours');
   assert.equal(await text.locator('input[type=range]').inputValue(), '4');
   await text.locator('.token-text').focus();
   await page.keyboard.press('ArrowRight');
-  assert.match(await page.locator('#tooltip').textContent(), /“In”/);
+  await page.locator('#tooltip', { hasText: '“In”' }).waitFor();
   await page.keyboard.press('Escape');
-  assert.ok(await page.locator('#tooltip').isHidden());
+  await page.locator('#tooltip').waitFor({ state: 'hidden' });
 }
 
 async function checkPhone(page) {
@@ -132,8 +147,7 @@ async function checkPhone(page) {
   await page.waitForTimeout(200);  // its own scrolling hides the tooltip
   const at = await plot.boundingBox();
   await page.touchscreen.tap(at.x + 150, at.y + 100);
-  await page.locator('#tooltip').waitFor();
-  assert.match(await page.locator('#tooltip').textContent(), /^Tokens read: /);
+  await page.locator('#tooltip', { hasText: /^Tokens read: / }).waitFor();
 }
 
 async function checkDark(page) {
@@ -145,10 +159,10 @@ async function checkDark(page) {
   const dark = await line();
   const pdf = await page.pdf();
   assert.ok(pdf.length > 100000, 'the page prints');
-  assert.equal(await page.locator('html.printing').count(), 0);
-  assert.equal(await line(), dark, 'charts return to the colours of the screen');
+  await hasCount(page.locator('html.printing'), 0, 'printing has ended');
+  await eventually(line, (colour) => colour === dark, 'charts return to the colours of the screen');
   await page.emulateMedia({ colorScheme: 'light' });
-  assert.notEqual(await line(), dark, 'charts follow the colour scheme');
+  await eventually(line, (colour) => colour !== dark, 'charts follow the colour scheme');
 }
 
 const sample = process.argv[2];

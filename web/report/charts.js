@@ -124,7 +124,7 @@ class Chart {
   listen() {
     this.plot.on('plotly_hover', ({ points, event }) => {
       const tip = this.parts.tip(points);
-      if (tip && event) showTooltip(tip.head, tip.rows, event.clientX, event.clientY);
+      if (tip && event) showTooltipAtPoint(tip.head, tip.rows, event.clientX, event.clientY);
     });
     this.plot.on('plotly_unhover', hideTooltip);
     this.plot.on('plotly_relayout', (change) => {

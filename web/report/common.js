@@ -98,10 +98,23 @@ function scaleBar(label, ramp, marks, extra = null) {
     element('span', { class: 'scale-body' }, strip, element('span', { class: 'scale-marks' }, ...texts)), extra);
 }
 
-// One tooltip for the page. rows: {colour, name, value}.
+// One tooltip for the page. rows: {colour, name, value}. It stands at a point of the window, and goes when the page is
+// scrolled; or at an element, and is scrolled with it.
 const tooltip = element('div', { id: 'tooltip', role: 'tooltip', hidden: true });
+let tooltipElement = null;
 
-function showTooltip(head, rows, x, y) {
+function placeTooltip(x, y) {
+  const { width, height } = tooltip.getBoundingClientRect();
+  const { clientWidth, clientHeight } = document.documentElement;
+  const right = x + 14 + width <= clientWidth - 4;
+  tooltip.style.left = `${right ? x + 14 : clamp(x - 14 - width, 4, Math.max(4, clientWidth - width - 4))}px`;
+  tooltip.style.top = `${clamp(y - height - 12 < 4 ? y + 18 : y - height - 12, 4, Math.max(4, clientHeight - height - 4))}px`;
+}
+function placeTooltipAtElement() {
+  const [box] = tooltipElement.getClientRects();
+  placeTooltip(box.left, box.top);
+}
+function showTooltip(head, rows) {
   const lines = rows.map(({ colour, name, value }) => {
     const key = element('span', { class: 'key' });
     if (colour) key.style.background = colour;
@@ -109,13 +122,25 @@ function showTooltip(head, rows, x, y) {
   });
   tooltip.replaceChildren(head ? element('div', { class: 'tooltip-head' }, head) : '', element('table', {}, ...lines));
   tooltip.hidden = false;
-  const { width, height } = tooltip.getBoundingClientRect();
-  const { clientWidth, clientHeight } = document.documentElement;
-  const right = x + 14 + width <= clientWidth - 4;
-  tooltip.style.left = `${right ? x + 14 : clamp(x - 14 - width, 4, Math.max(4, clientWidth - width - 4))}px`;
-  tooltip.style.top = `${clamp(y - height - 12 < 4 ? y + 18 : y - height - 12, 4, Math.max(4, clientHeight - height - 4))}px`;
 }
-const hideTooltip = () => { tooltip.hidden = true; };
+function showTooltipAtPoint(head, rows, x, y) {
+  tooltipElement = null;
+  showTooltip(head, rows);
+  placeTooltip(x, y);
+}
+function showTooltipAtElement(head, rows, anchor) {
+  tooltipElement = anchor;
+  showTooltip(head, rows);
+  placeTooltipAtElement();
+}
+function hideTooltip() {
+  tooltip.hidden = true;
+  tooltipElement = null;
+}
+function scrollTooltip() {
+  if (tooltipElement) placeTooltipAtElement();
+  else hideTooltip();
+}
 
 // Data of a figure: {header, rows: () => array of arrays, count}. Numbers stay numbers until they are written.
 const csvCell = (value) => {

@@ -85,7 +85,7 @@ addEventListener('afterprint', () => {
   document.documentElement.classList.remove('printing');
   repaintAll();
 });
-addEventListener('scroll', hideTooltip, { passive: true, capture: true });
+addEventListener('scroll', scrollTooltip, { passive: true, capture: true });
 addEventListener('pointerdown', hideTooltip);
 
 buildPage();

@@ -70,11 +70,10 @@ function tokenText(block) {
     if (current >= 0) spans[current].classList.remove('current');
     current = i;
     spans[i].classList.add('current');
-    const box = spans[i].getClientRects()[0];
     const name = block.value_label || 'value';
     const rows = [{ name, value: valueOf(i) }];
     const more = block.tooltips[i];
-    showTooltip(`${formatNumber(i)}  ${quoted(block.tokens[i])}${more ? `\n${more}` : ''}`, rows, box.left, box.top);
+    showTooltipAtElement(`${formatNumber(i)}  ${quoted(block.tokens[i])}${more ? `\n${more}` : ''}`, rows, spans[i]);
     spoken.textContent = `${quoted(block.tokens[i])}, ${name} ${valueOf(i)}${more ? `, ${more}` : ''}`;
   };
   const indices = new Map(spans.map((span, i) => [span, i]));
