@@ -101,9 +101,10 @@ void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<c
   if (quantized) quantize(x, inputs, rows);
   const Q8Rows q8{q8_quants_.data(), q8_scale_.data(), q8_scaled_sum_.data(), q8_sum_.data(), q8_half_sum_.data()};
   const Activations activations{rows, inputs, x, q8};
-  // Rows of one pass over the weights: large shares, several per thread so that a slow thread does not hold up the
-  // rest. More rows: small shares, whose weights stay in the nearest cache while the rows pass.
-  const int share = rows <= kRowGroup ? std::max(8, (panels / (threads_.threads() * 4) + 7) / 8 * 8) : 4;
+  // Large shares, several per thread so that a slow thread does not hold up the rest. Many rows: small ones too, since
+  // the rows, and not the weights, are what is read again for each.
+  const int fair = panels / (threads_.threads() * 4);
+  const int share = rows <= kRowGroup ? std::max(8, (fair + 7) / 8 * 8) : std::clamp(fair / 4 * 4, 4, 16);
   const auto multiply_share = [&](int task) {
     int begin = task * share;
     int end = std::min(panels, begin + share);

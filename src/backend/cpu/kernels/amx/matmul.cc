@@ -10,10 +10,11 @@ constexpr int kTileRowBytes = 64;
 constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 constexpr int kLeastRows = 12;                     // with fewer, vectors are faster
 
-// How much is opened at once. Many rows wait for the tile unit: long sums of two panels, which stay in the second
-// cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are those of the next chunk.
+// How much is opened at once. Many rows wait for the tile unit: long sums of four panels, and the rows of as many
+// parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
+// those of the next chunk.
 constexpr int kChunkParts = 64;
-constexpr int kChunkPanels = 2;
+constexpr int kChunkPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
 
@@ -144,6 +145,7 @@ class GroupProduct {
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
   static constexpr int kMagic = 0x4b400000;
+  static constexpr bool kConverts = !Open::kHalves;  // whose products are fewer
   static_assert(kQ8Block * 127 * 128 < 1 << 22);
 
   template <int kSum>
@@ -158,11 +160,13 @@ class GroupProduct {
     add_part(done / kSums, totals);
   }
 
-  // While the tile unit is in use, conversions and products share one port; sums have another. So integers become
-  // floats by sums: kMagic + i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
+  // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
+  // So some integers become floats by conversion and some by two sums, so that both ports have as much to do: kMagic +
+  // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
   [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
     const __m512i magic = _mm512_set1_epi32(kMagic);
     const __m512i integers = _mm512_load_si512(ring_[sum % kRing] + row * kPanel);
+    if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
     return reinterpret_cast<Floats>(
         _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), _mm512_castsi512_ps(magic)));
   }
@@ -195,41 +199,44 @@ class GroupProduct {
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
 };
 
-// Panels [panel, panel + panels), at most kChunkPanels, times all rows. Totals wait in `out` between chunks.
+// Panels and parts whose products are made of the same opened weights.
+struct Chunk {
+  int panel = 0;
+  int panels = 0;
+  int part = 0;
+  int parts = 0;
+};
+
+// All rows. Totals wait in `out` between chunks.
 template <class B>
-void multiply_panels(const PackedMatrix& weights, const Activations& x, int panel, int panels, float* out,
-                     std::size_t out_stride) {
+void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, OpenParts<B>* open,
+                    float* out, std::size_t out_stride) {
   constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
   const int all_parts = weights.inputs / kQ8Block;
   const std::size_t panel_bytes = static_cast<std::size_t>(all_parts / B::kParts) * kBlockBytes;
-  OpenParts<B> open[kChunkPanels];
-  const int chunk = x.rows <= kFewRows ? kFewParts : kChunkParts;
-  for (int first = 0; first < all_parts; first += chunk) {
-    const int parts = all_parts - first < chunk ? all_parts - first : chunk;
-    for (int p = 0; p < panels; ++p)
-      open[p].open(weights.data + static_cast<std::size_t>(panel + p) * panel_bytes +
-                       static_cast<std::size_t>(first / B::kParts) * kBlockBytes,
-                   parts);
-    compiler_fence();
-    for (int row = 0; row < x.rows; row += kRowGroup) {
-      const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
-      const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
-                                   static_cast<std::size_t>(first) * kRowGroup);
-      for (int p = 0; p < panels; ++p) {
-        const int left = weights.outputs - (panel + p) * kPanel;
-        const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
-        float* to = out + static_cast<std::size_t>(row) * out_stride + (panel + p) * kPanel;
-        Floats totals[kRowGroup];
+  for (int p = 0; p < chunk.panels; ++p)
+    open[p].open(weights.data + static_cast<std::size_t>(chunk.panel + p) * panel_bytes +
+                     static_cast<std::size_t>(chunk.part / B::kParts) * kBlockBytes,
+                 chunk.parts);
+  compiler_fence();
+  for (int row = 0; row < x.rows; row += kRowGroup) {
+    const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
+    const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
+                                 static_cast<std::size_t>(chunk.part) * kRowGroup);
+    for (int p = 0; p < chunk.panels; ++p) {
+      const int left = weights.outputs - (chunk.panel + p) * kPanel;
+      const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
+      float* to = out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel;
+      Floats totals[kRowGroup];
 #pragma GCC unroll 16
-        for (int r = 0; r < kRowGroup; ++r)
-          totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(first > 0 && r < rows ? mask : __mmask16{0},
-                                                                     to + static_cast<std::size_t>(r) * out_stride));
-        GroupProduct<B>(open[p], group, parts).add(totals);
+      for (int r = 0; r < kRowGroup; ++r)
+        totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(chunk.part > 0 && r < rows ? mask : __mmask16{0},
+                                                                   to + static_cast<std::size_t>(r) * out_stride));
+      GroupProduct<B>(open[p], group, chunk.parts).add(totals);
 #pragma GCC unroll 16
-        for (int r = 0; r < kRowGroup; ++r)
-          _mm512_mask_storeu_ps(to + static_cast<std::size_t>(r) * out_stride, r < rows ? mask : __mmask16{0},
-                                reinterpret_cast<__m512>(totals[r]));
-      }
+      for (int r = 0; r < kRowGroup; ++r)
+        _mm512_mask_storeu_ps(to + static_cast<std::size_t>(r) * out_stride, r < rows ? mask : __mmask16{0},
+                              reinterpret_cast<__m512>(totals[r]));
     }
   }
 }
@@ -240,9 +247,22 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
   using B = Block<Avx512, kType>;
   static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
   const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
-  const int together = x.rows <= kFewRows ? 1 : kChunkPanels;
-  for (int panel = panel_begin; panel < panel_end; panel += together)
-    multiply_panels<B>(weights, x, panel, panel_end - panel < together ? panel_end - panel : together, out, out_stride);
+  const int all_parts = weights.inputs / kQ8Block;
+  OpenParts<B> open[kChunkPanels];
+  const auto multiply_next = [&](int panel, int panels, int part, int parts) {
+    if (panels > panel_end - panel) panels = panel_end - panel;
+    if (parts > all_parts - part) parts = all_parts - part;
+    multiply_chunk<B>(weights, x, {panel, panels, part, parts}, open, out, out_stride);
+  };
+  if (x.rows <= kFewRows) {
+    for (int panel = panel_begin; panel < panel_end; ++panel)
+      for (int part = 0; part < all_parts; part += kFewParts) multiply_next(panel, 1, part, kFewParts);
+    return;
+  }
+  // The same parts of the rows for all panels, before the next.
+  for (int part = 0; part < all_parts; part += kChunkParts)
+    for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
+      multiply_next(panel, kChunkPanels, part, kChunkParts);
 }
 
 }  // namespace
