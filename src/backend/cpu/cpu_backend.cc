@@ -18,8 +18,9 @@ std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives, or of the layout of encoded pages.
   constexpr int kVersion = 1;
   constexpr int kEncodedVersion = 2;
-  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
-                     kPartialEntries);
+  const bool rounds = kernels_.rounds_to_bf16 && weights_.has_matrix_of(DType::kBF16);
+  return fmt::format("{}{}/{}/{}/{}", kernels_.arithmetic, rounds ? "+bf16" : "",
+                     format.encoded() ? kEncodedVersion : kVersion, format.slots, kPartialEntries);
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {

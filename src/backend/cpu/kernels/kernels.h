@@ -216,6 +216,9 @@ struct KernelTable {
 
   // mass[i] += factor * weights[i], in double, multiplied and added apart. The same bits in every table.
   void (*add_weights)(const float* weights, int n, double factor, double* mass);
+
+  // Products with BF16 weights round the row to bf16 as well: bits of these products are not those of `arithmetic`.
+  bool rounds_to_bf16 = false;
 };
 
 const KernelTable& generic_kernels();

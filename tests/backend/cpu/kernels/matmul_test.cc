@@ -75,7 +75,8 @@ Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
 class Rows {
  public:
   Rows(const KernelTable& table, DType type, const std::vector<float>& x, int inputs, int first, int rows)
-      : rows_(rows),
+      : rounds_to_bf16_(table.rounds_to_bf16 && type == DType::kBF16),
+        rows_(rows),
         inputs_(inputs),
         f32_(std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * inputs,
                                 x.begin() + static_cast<std::ptrdiff_t>(first + rows) * inputs)),
@@ -103,8 +104,11 @@ class Rows {
 
   // What the kernel is given, as a number.
   double value(DType type, int row, int input) const {
-    if (!is_quantized(type))
-      return f32_[static_cast<std::size_t>(row) * static_cast<std::size_t>(inputs_) + static_cast<std::size_t>(input)];
+    if (!is_quantized(type)) {
+      const float x =
+          f32_[static_cast<std::size_t>(row) * static_cast<std::size_t>(inputs_) + static_cast<std::size_t>(input)];
+      return rounds_to_bf16_ ? bf16_to_f32(f32_to_bf16(x)) : x;
+    }
     const std::size_t at = place(row, input / kQ8Block);
     return static_cast<double>(scale_[at]) * q8_[at * kQ8Block + static_cast<std::size_t>(input % kQ8Block)];
   }
@@ -119,6 +123,7 @@ class Rows {
            static_cast<std::size_t>(row % kRowGroup);
   }
 
+  bool rounds_to_bf16_;
   int rows_;
   int inputs_;
   Fenced<float> f32_;
@@ -315,6 +320,52 @@ TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
         const KernelTable& generic = generic_kernels();
         const std::vector<float> there = multiply(generic, matrix, Rows(generic, type, x, inputs, 0, rows));
         ASSERT_TRUE(same_bits(here.data(), there.data(), here.size())) << describe(type, 45, inputs, rows);
+      }
+    }
+  }
+}
+
+// Intel's manual, TDPBF16PS: of 32 inputs, the even ones and the odd ones are chains of fused multiply-adds, which are
+// added to the total; denormals are zero, before and after each step.
+float flushed(float x) {
+  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
+}
+
+float tile_unit_sum(const std::vector<float>& weights, const std::vector<float>& x) {
+  float total = 0;
+  for (std::size_t begin = 0; begin < x.size(); begin += 32) {
+    float chains[2] = {};
+    for (std::size_t i = begin; i < std::min(x.size(), begin + 32); ++i) {
+      const float rounded = flushed(bf16_to_f32(f32_to_bf16(flushed(x[i]))));
+      chains[i % 2] = flushed(std::fma(rounded, flushed(weights[i]), chains[i % 2]));
+    }
+    total = flushed(total + flushed(chains[0] + chains[1]));
+  }
+  return total;
+}
+
+TEST_P(MatmulTest, Bf16OfTheTileUnitIsItsSums) {
+  if (!table().rounds_to_bf16) GTEST_SKIP() << "this table multiplies BF16 weights with floats";
+  constexpr int kOutputs = 37;
+  Random random(11);
+  for (const int inputs : {1, 31, 32, 33, 95, 600}) {
+    for (const bool tiny : {false, true}) {
+      Matrix matrix = make_matrix(DType::kBF16, kOutputs, inputs, random);
+      std::vector<float> x = random.floats(static_cast<std::size_t>(40 * inputs));
+      // Products of these are denormal now and then, as are some of the values.
+      if (tiny)
+        for (float& value : x) value *= random.below(4) == 0 ? 1e-39F : 1e-37F;
+      for (const int rows : {1, 2, 3, 9, 10, 17, 40}) {
+        const std::vector<float> got = multiply(table(), matrix, Rows(table(), DType::kBF16, x, inputs, 0, rows));
+        for (int r = 0; r < rows; ++r)
+          for (int o = 0; o < kOutputs; ++o) {
+            const auto row = x.begin() + static_cast<std::ptrdiff_t>(r) * inputs;
+            const auto weights = matrix.values.begin() + static_cast<std::ptrdiff_t>(o) * inputs;
+            const float want = tile_unit_sum({weights, weights + inputs}, {row, row + inputs});
+            const float found = got[static_cast<std::size_t>(r * kOutputs + o)];
+            ASSERT_TRUE(same_bits(&found, &want, 1))
+                << describe(DType::kBF16, kOutputs, inputs, rows) << ": " << found << " for " << want;
+          }
       }
     }
   }

@@ -5,8 +5,14 @@
 
 namespace kvasir::amx {
 
-// As avx512::matmul, to the bit; quantised weights times many rows on the tile unit.
+// As avx512::matmul, to the bit, but for BF16 weights; quantised weights times many rows on the tile unit.
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride);
+
+// Products of BF16 weights with rows that are rounded to bf16 (nearest even), on the tile unit for any number of rows.
+// Of each 32 inputs, products of the even ones and of the odd ones are two chains of fused multiply-adds in order, and
+// their sum is added to the total (Intel's manual, TDPBF16PS); denormals are zero.
+void bf16_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                 std::size_t out_stride);
 
 }  // namespace kvasir::amx

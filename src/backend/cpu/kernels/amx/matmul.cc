@@ -1,12 +1,11 @@
 // Products of quantised weights with 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer sums of
 // 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
-#include "backend/cpu/kernels/amx/amx_table.h"
+#include "backend/cpu/kernels/amx/tiles.h"
 #include "backend/cpu/kernels/avx512/quantized_instructions.h"
 
 namespace kvasir::amx {
 namespace {
 
-constexpr int kTileRowBytes = 64;
 constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 constexpr int kLeastRows = 12;                     // with fewer, vectors are faster
 
@@ -17,37 +16,6 @@ constexpr int kChunkParts = 64;
 constexpr int kChunkPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
-
-// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-// GCC's intrinsics do not say what memory they read; what they read is written before this.
-[[gnu::always_inline]] inline void compiler_fence() {
-  asm volatile("" ::: "memory");
-}
-
-// Holds the tile unit set up for products of `inputs` inputs.
-class Tiles {
- public:
-  explicit Tiles(int inputs) {
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? inputs : kTileRowBytes);
-      config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? inputs / 4 : kRowGroup);
-    }
-    compiler_fence();
-    _tile_loadconfig(&config);
-  }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-  ~Tiles() { _tile_release(); }
-};
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
 template <int kSum>
@@ -269,6 +237,7 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
 
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride) {
+  if (weights.type == DType::kBF16) return bf16_matmul(weights, x, panel_begin, panel_end, out, out_stride);
   if (x.rows < kLeastRows || !is_quantized(weights.type))
     return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
   with_quantized_type(weights.type,

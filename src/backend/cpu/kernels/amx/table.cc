@@ -8,14 +8,16 @@
 namespace kvasir {
 namespace {
 
-// Returns whether the processor has tiles of 8-bit integers and the kernel lets this process use them. A process must
-// ask: a thread's saved state grows by 8 KiB.
+// Returns whether the processor has tiles of 8-bit integers and of bf16, and the kernel lets this process use them. A
+// process must ask: a thread's saved state grows by 8 KiB.
 bool has_tiles() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  constexpr unsigned kAmxBf16 = 1u << 22;
   constexpr unsigned kAmxTile = 1u << 24;
   constexpr unsigned kAmxInt8 = 1u << 25;
-  if ((edx & kAmxTile) == 0 || (edx & kAmxInt8) == 0) return false;
+  constexpr unsigned kAll = kAmxBf16 | kAmxTile | kAmxInt8;
+  if ((edx & kAll) != kAll) return false;
 #ifdef __linux__
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
@@ -31,11 +33,12 @@ const KernelTable* amx_kernels() {
   static const KernelTable* const vectors = avx512_kernels();
   static const bool runs = vectors != nullptr && has_tiles();
   if (!runs) return nullptr;
-  // All that is no product with quantised weights is that of AVX-512.
+  // All that is no product with quantised or BF16 weights is that of AVX-512.
   static const KernelTable table = [] {
     KernelTable t = *vectors;
     t.name = "amx";
     t.matmul = amx::matmul;
+    t.rounds_to_bf16 = true;
     return t;
   }();
   return &table;

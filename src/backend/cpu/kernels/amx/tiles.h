@@ -1,0 +1,46 @@
+// The tile unit. Internal to the translation unit that includes it, as it is compiled for AMX.
+#pragma once
+
+#include <immintrin.h>
+
+#include "backend/cpu/kernels/amx/amx_table.h"
+
+namespace kvasir::amx {
+namespace {
+
+constexpr int kTileRowBytes = 64;
+
+// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// GCC's intrinsics do not say what memory they read; what they read is written before this.
+[[gnu::always_inline]] inline void compiler_fence() {
+  asm volatile("" ::: "memory");
+}
+
+// Holds the tile unit set up for products whose rows have `row_bytes` bytes. A row of weights has four of these bytes
+// of each of 16 outputs.
+class Tiles {
+ public:
+  explicit Tiles(int row_bytes) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? row_bytes : kTileRowBytes);
+      config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? row_bytes / 4 : kRowGroup);
+    }
+    compiler_fence();
+    _tile_loadconfig(&config);
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+  ~Tiles() { _tile_release(); }
+};
+
+}  // namespace
+}  // namespace kvasir::amx
