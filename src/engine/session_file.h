@@ -34,7 +34,7 @@ struct SessionExtras {
 
 struct SessionHead {
   Hash128 fingerprint;     // of the model: see LoadedModel::fingerprint
-  std::string arithmetic;  // kernel table, version of its bits, page slots, entries per partial
+  std::string arithmetic;  // as LoadedModel::arithmetic_id
   std::string policy;
   std::string kv_type;  // as codec_name; in the file as stored_codec_name
   int page_slots = 0;

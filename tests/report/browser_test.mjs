@@ -130,7 +130,20 @@ async function checkTokens(page) {
   assert.equal(await text.locator('input[type=range]').inputValue(), '4');
   await text.locator('.token-text').focus();
   await page.keyboard.press('ArrowRight');
-  await page.locator('#tooltip', { hasText: '“In”' }).waitFor();
+  const tooltip = page.locator('#tooltip', { hasText: /“In”/ });
+  await tooltip.waitFor();
+  // Scrolled, the tooltip stays at its token; out of sight, it is hidden.
+  const below = () => page.evaluate(() => document.querySelector('.token.current').getBoundingClientRect().top
+    - document.querySelector('#tooltip').getBoundingClientRect().top);
+  const scrolled = () => page.evaluate(() => window.scrollY);
+  const [distance, before] = [await below(), await scrolled()];
+  await page.evaluate(() => window.scrollBy(0, -60));
+  await eventually(scrolled, (now) => now !== before, 'the page is scrolled');
+  await eventually(below, (now) => Math.abs(now - distance) < 2, 'the tooltip is scrolled with its token');
+  await page.evaluate(() => window.scrollTo(0, 0));
+  await tooltip.waitFor({ state: 'hidden' });
+  await page.keyboard.press('ArrowLeft');
+  await tooltip.waitFor();
   await page.keyboard.press('Escape');
   await page.locator('#tooltip').waitFor({ state: 'hidden' });
 }

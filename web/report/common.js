@@ -98,8 +98,8 @@ function scaleBar(label, ramp, marks, extra = null) {
     element('span', { class: 'scale-body' }, strip, element('span', { class: 'scale-marks' }, ...texts)), extra);
 }
 
-// One tooltip for the page. rows: {colour, name, value}. It stands at a point of the window, and goes when the page is
-// scrolled; or at an element, and is scrolled with it.
+// One tooltip for the page. rows: {colour, name, value}. One at a point of the window is hidden when anything is scrolled.
+// One at an element is scrolled with it, and hidden while the element is out of sight.
 const tooltip = element('div', { id: 'tooltip', role: 'tooltip', hidden: true });
 let tooltipElement = null;
 
@@ -111,10 +111,14 @@ function placeTooltip(x, y) {
   tooltip.style.top = `${clamp(y - height - 12 < 4 ? y + 18 : y - height - 12, 4, Math.max(4, clientHeight - height - 4))}px`;
 }
 function placeTooltipAtElement() {
-  const [box] = tooltipElement.getClientRects();
-  placeTooltip(box.left, box.top);
+  const box = tooltipElement.getClientRects()[0];
+  const frame = tooltipElement.parentElement.getBoundingClientRect();
+  const top = Math.max(0, frame.top);
+  const bottom = Math.min(document.documentElement.clientHeight, frame.bottom);
+  tooltip.hidden = !box || box.bottom <= top || box.top >= bottom;
+  if (!tooltip.hidden) placeTooltip(box.left, box.top);
 }
-function showTooltip(head, rows) {
+function fillTooltip(head, rows) {
   const lines = rows.map(({ colour, name, value }) => {
     const key = element('span', { class: 'key' });
     if (colour) key.style.background = colour;
@@ -125,12 +129,12 @@ function showTooltip(head, rows) {
 }
 function showTooltipAtPoint(head, rows, x, y) {
   tooltipElement = null;
-  showTooltip(head, rows);
+  fillTooltip(head, rows);
   placeTooltip(x, y);
 }
 function showTooltipAtElement(head, rows, anchor) {
   tooltipElement = anchor;
-  showTooltip(head, rows);
+  fillTooltip(head, rows);
   placeTooltipAtElement();
 }
 function hideTooltip() {

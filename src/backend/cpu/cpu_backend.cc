@@ -18,9 +18,11 @@ std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives, or of the layout of encoded pages.
   constexpr int kVersion = 1;
   constexpr int kEncodedVersion = 2;
-  const bool rounds = kernels_.rounds_to_bf16 && weights_.has_matrix_of(DType::kBF16);
-  return fmt::format("{}{}/{}/{}/{}", kernels_.arithmetic, rounds ? "+bf16" : "",
-                     format.encoded() ? kEncodedVersion : kVersion, format.slots, kPartialEntries);
+  // Also where a BF16 matrix is only read for embeddings, whose bits do not differ.
+  const std::string_view arithmetic =
+      weights_.has_matrix_of(DType::kBF16) ? kernels_.bf16_arithmetic : kernels_.arithmetic;
+  return fmt::format("{}/{}/{}/{}", arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
+                     kPartialEntries);
 }
 
 float* CpuBackend::ensure(Activation activation, int width) {
@@ -102,10 +104,11 @@ void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<c
   if (quantized) quantize(x, inputs, rows);
   const Q8Rows q8{q8_quants_.data(), q8_scale_.data(), q8_scaled_sum_.data(), q8_sum_.data(), q8_half_sum_.data()};
   const Activations activations{rows, inputs, x, q8};
-  // Large shares, several per thread so that a slow thread does not hold up the rest. Many rows: small ones too, since
-  // the rows, and not the weights, are what is read again for each.
-  const int fair = panels / (threads_.threads() * 4);
-  const int share = rows <= kRowGroup ? std::max(8, (fair + 7) / 8 * 8) : std::clamp(fair / 4 * 4, 4, 16);
+  // Few rows: large shares of panels, several per thread so that a slow thread does not hold up the rest. Many rows: at
+  // most 16 panels, since each share reads all rows again.
+  const int threads = threads_.threads();
+  const int share = rows <= kRowGroup ? std::max(8, (panels / (threads * 4) + 7) / 8 * 8)
+                                      : std::clamp(panels / (threads * 8) / 4 * 4, 4, 16);
   const auto multiply_share = [&](int task) {
     int begin = task * share;
     int end = std::min(panels, begin + share);

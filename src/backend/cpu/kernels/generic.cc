@@ -259,7 +259,7 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
+  static constexpr KernelTable table{"generic", "generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
                                      rms_norm,  layer_norm, swiglu,          gelu,        add,
                                      rope,      store_kv,   rotate_keys,     move_slots,  generic::attend,
                                      generic::attend_apart,

@@ -3,7 +3,8 @@
 // Contract of every kernel:
 //  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
 //  - it never allocates, locks or logs; it reads and writes only what its views name;
-//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels).
+//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels), which is
+//    that of activations to bf16 where KernelTable::bf16_arithmetic says so.
 // Thread-safety: all functions are pure over their arguments.
 // Shapes are written [slowest, ..., fastest].
 #pragma once
@@ -143,8 +144,10 @@ extern const WeightPacking kPanelPacking;
 
 struct KernelTable {
   std::string_view name;
-  // Tables of the same arithmetic give the same bits.
+  // Tables of the same arithmetic give the same bits. Products with BF16 weights have an arithmetic of their own where
+  // the row is rounded to bf16 as well.
   std::string_view arithmetic;
+  std::string_view bf16_arithmetic;
   const WeightPacking* packing;
 
   // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].
@@ -216,9 +219,6 @@ struct KernelTable {
 
   // mass[i] += factor * weights[i], in double, multiplied and added apart. The same bits in every table.
   void (*add_weights)(const float* weights, int n, double factor, double* mass);
-
-  // Products with BF16 weights round the row to bf16 as well: bits of these products are not those of `arithmetic`.
-  bool rounds_to_bf16 = false;
 };
 
 const KernelTable& generic_kernels();

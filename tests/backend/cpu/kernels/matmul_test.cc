@@ -75,7 +75,7 @@ Matrix make_matrix(DType type, int outputs, int inputs, Random& random) {
 class Rows {
  public:
   Rows(const KernelTable& table, DType type, const std::vector<float>& x, int inputs, int first, int rows)
-      : rounds_to_bf16_(table.rounds_to_bf16 && type == DType::kBF16),
+      : rounds_to_bf16_(type == DType::kBF16 && table.bf16_arithmetic != table.arithmetic),
         rows_(rows),
         inputs_(inputs),
         f32_(std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(first) * inputs,
@@ -266,6 +266,24 @@ TEST_P(MatmulTest, EveryNumberOfRowsGivesTheBitsOfEachRowAlone) {
   }
 }
 
+// More rows, panels and inputs than any table keeps at once.
+TEST_P(MatmulTest, ManyOfEverythingGivesTheBitsOfEachRowAlone) {
+  constexpr int kRows = 530;
+  constexpr int kOutputs = 16 * 20 + 5;
+  Random random(12);
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kQ4_K}) {
+    const int inputs = whole_blocks(type, 2600);
+    const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
+    const std::vector<float> x = random.floats(static_cast<std::size_t>(kRows * inputs));
+    const std::vector<float> all = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, kRows));
+    for (const int row : {0, 15, 16, 255, 256, 300, 511, 512, 529}) {
+      const std::vector<float> one = multiply(table(), matrix, Rows(table(), type, x, inputs, row, 1));
+      ASSERT_TRUE(same_bits(one.data(), all.data() + static_cast<std::ptrdiff_t>(row) * kOutputs, kOutputs))
+          << describe(type, kOutputs, inputs, kRows) << ", row " << row;
+    }
+  }
+}
+
 TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
   constexpr int kOutputs = 16 * 20 + 5;
   Random random(5);
@@ -298,10 +316,12 @@ TEST_P(MatmulTest, AnEmptyRangeOfPanelsWritesNothing) {
   for (const DType type : all_dtypes()) {
     const int inputs = whole_blocks(type, 32);
     const Matrix matrix = make_matrix(type, 40, inputs, random);
-    const Rows x(table(), type, random.floats(static_cast<std::size_t>(5 * inputs)), inputs, 0, 5);
-    Fenced<float> out(5 * 40);
-    table().matmul(matrix.view(), x.view(), 1, 1, out.data(), 40);
-    for (std::size_t i = 0; i < out.size(); ++i) ASSERT_TRUE(out.untouched(i));
+    for (const int rows : {5, 40}) {
+      const Rows x(table(), type, random.floats(static_cast<std::size_t>(rows * inputs)), inputs, 0, rows);
+      Fenced<float> out(static_cast<std::size_t>(rows) * 40);
+      table().matmul(matrix.view(), x.view(), 1, 1, out.data(), 40);
+      for (std::size_t i = 0; i < out.size(); ++i) ASSERT_TRUE(out.untouched(i));
+    }
   }
 }
 
@@ -345,7 +365,7 @@ float tile_unit_sum(const std::vector<float>& weights, const std::vector<float>&
 }
 
 TEST_P(MatmulTest, Bf16OfTheTileUnitIsItsSums) {
-  if (!table().rounds_to_bf16) GTEST_SKIP() << "this table multiplies BF16 weights with floats";
+  if (table().bf16_arithmetic == table().arithmetic) GTEST_SKIP() << "this table multiplies BF16 weights with floats";
   constexpr int kOutputs = 37;
   Random random(11);
   for (const int inputs : {1, 31, 32, 33, 95, 600}) {
@@ -355,7 +375,7 @@ TEST_P(MatmulTest, Bf16OfTheTileUnitIsItsSums) {
       // Products of these are denormal now and then, as are some of the values.
       if (tiny)
         for (float& value : x) value *= random.below(4) == 0 ? 1e-39F : 1e-37F;
-      for (const int rows : {1, 2, 3, 9, 10, 17, 40}) {
+      for (const int rows : {1, 2, 3, 4, 5, 6, 7, 8, 17, 40}) {
         const std::vector<float> got = multiply(table(), matrix, Rows(table(), DType::kBF16, x, inputs, 0, rows));
         for (int r = 0; r < rows; ++r)
           for (int o = 0; o < kOutputs; ++o) {

@@ -1,7 +1,9 @@
-// Products of BF16 weights with rows rounded to bf16. Many rows go through the tile unit: blocks of two groups of 16
-// rows times two panels, whose sums stay in tiles while 32 inputs after 32 pass. Few rows wait for memory, and need not
-// open weights for the tile unit: vectors do the same sums in the same order, to the bit.
+// Products of BF16 weights with rows rounded to bf16. Many rows use the tile unit. It multiplies two groups of 16 rows
+// by two panels, 32 inputs at a time, and keeps the sums in tiles. Few rows use vectors, since rearranging the weights
+// for the tile unit would take longer than reading them; the sums and their order, and so the bits, are the same.
 #include <xmmintrin.h>
+
+#include <algorithm>
 
 #include "backend/cpu/kernels/amx/tiles.h"
 #include "backend/cpu/kernels/avx512/simd.h"
@@ -15,8 +17,9 @@ constexpr int kTileInputs = 32;
 constexpr int kTileElements = kRowGroup * kTileInputs;  // of rows, and of weights
 constexpr int kSums = kRowGroup * kPanel;
 
-// Sums of a span wait while its inputs pass, a chunk at a time: opened weights of a chunk stay in the second cache, and
-// the rows they meet in the first. Few rows wait for memory: what is opened for them stays in the first cache.
+// A span is the rows and panels whose sums are kept at once. It is computed in chunks of inputs and panels: the weights
+// of a chunk fit the second-level cache, and two groups of rows and two panels of it the first. The weights of a chunk
+// for few rows fit the first.
 constexpr int kSpanGroups = 16;
 constexpr int kSpanPanels = 16;
 constexpr int kChunkTiles = 8;
@@ -26,16 +29,12 @@ constexpr int kFewGroups = 2;
 constexpr int kFewPanels = 2;
 
 constexpr std::size_t kPrefetchBytes = 8192;
-constexpr std::size_t kInputBytes = kPanel * sizeof(std::uint16_t);
+constexpr std::size_t kInputBytes = kPanelInputBytes<DType::kBF16>;
 
 using Tile = std::uint16_t[kTileElements];
 using Sums = float[kSums];
 
-int least(int a, int b) {
-  return a < b ? a : b;
-}
-
-// Two inputs of a panel, [input][output], as the tile unit takes them: [output][input].
+// Interleaves two inputs of a panel, [input][output], to [output][input], as the tile unit takes them.
 [[gnu::always_inline]] inline __m512i pair_up(__m512i two) {
   alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                            21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
@@ -43,7 +42,7 @@ int least(int a, int b) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), two);
 }
 
-// Opens `inputs` inputs of a panel; zeros stand for those that are wanting in the last tile.
+// Writes `inputs` inputs of a panel as tiles. Fills the last one with zeros.
 void open(const std::byte* from, int inputs, Tile* tiles) {
   for (; inputs >= kTileInputs; inputs -= kTileInputs, from += kTileInputs * kInputBytes, ++tiles) {
 #pragma GCC unroll 16
@@ -61,8 +60,8 @@ void open(const std::byte* from, int inputs, Tile* tiles) {
   }
 }
 
-// Two groups of rows, or one, times two panels, or one: adds `tiles` tiles of inputs to their sums, which are set if
-// `first`. Rows, weights and sums of the second are kChunkTiles, or kSpanPanels, behind those of the first.
+// Multiplies one or two groups of rows by one or two panels over `tiles` tiles of inputs. Starts from zero if `first`,
+// otherwise from `sums`. The second group, panel and sums are as far behind the first as in Multiplication's arrays.
 template <bool kTwoGroups, bool kTwoPanels>
 void multiply_block(const Tile* a, const Tile* b, int tiles, bool first, Sums* sums) {
   const Tile* more_a = a + kChunkTiles;
@@ -99,11 +98,15 @@ void multiply_block(const Tile* a, const Tile* b, int tiles, bool first, Sums* s
   if constexpr (kTwoGroups && kTwoPanels) _tile_stored(3, more_sums[1], kTileRowBytes);
 }
 
-[[gnu::always_inline]] inline __m512i rounded(__m512 low, __m512 high) {
+// Rounds `inputs` inputs of a row, at most a tile's, to bf16; zeros follow.
+[[gnu::always_inline]] inline __m512i round_inputs(const float* x, int inputs) {
+  const unsigned mask = inputs < kTileInputs ? (1u << inputs) - 1 : 0xffffffffu;
+  const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
+  const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + kPanel);
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// The tile unit takes denormals as zero and gives zero for them; vectors do so while this lives.
+// Makes vectors of this thread treat denormals as the tile unit does, as zero, until it is destroyed.
 class ZeroDenormals {
  public:
   ZeroDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kDenormalsAreZero | kFlushToZero); }
@@ -118,7 +121,7 @@ class ZeroDenormals {
   unsigned before_;
 };
 
-// What float_panels.h asks for: the sums of TDPBF16PS on vectors.
+// The tiles that float_panels.h asks for, computed by vectors as TDPBF16PS does.
 struct VectorTiles {
   static constexpr int kGroupRows = kRowGroup;
 
@@ -126,9 +129,9 @@ struct VectorTiles {
   static void multiply(const FloatTile& tile) {
     alignas(64) float x[kRows][kTileInputs];
     for (int begin = 0; begin < tile.inputs; begin += kTileInputs) {
-      const int inputs = least(kTileInputs, tile.inputs - begin);
+      const int inputs = std::min(kTileInputs, tile.inputs - begin);
       for (int r = 0; r < kRows; ++r)
-        round_row(tile.x + static_cast<std::size_t>(r) * tile.x_stride + begin, inputs, x[r]);
+        write_rounded(tile.x + static_cast<std::size_t>(r) * tile.x_stride + begin, inputs, x[r]);
       __m512 even[kRows][kPanels];
       __m512 odd[kRows][kPanels];
       for (int r = 0; r < kRows; ++r)
@@ -140,6 +143,11 @@ struct VectorTiles {
       }
       for (int r = 0; r < kRows; ++r)
         for (int p = 0; p < kPanels; ++p) {
+          // Zero times zero, as of the inputs that a tile is filled with: it makes +0 of -0.
+          if (inputs < kTileInputs) {
+            even[r][p] = _mm512_add_ps(even[r][p], _mm512_setzero_ps());
+            odd[r][p] = _mm512_add_ps(odd[r][p], _mm512_setzero_ps());
+          }
           float* sum = tile.sums + (r * kPanels + p) * kPanel;
           _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(even[r][p], odd[r][p])));
         }
@@ -147,10 +155,8 @@ struct VectorTiles {
   }
 
  private:
-  [[gnu::always_inline]] static void round_row(const float* from, int inputs, float* to) {
-    const unsigned mask = inputs < kTileInputs ? (1u << inputs) - 1 : 0xffffffffu;
-    const __m512i both = rounded(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from),
-                                 _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), from + kPanel));
+  [[gnu::always_inline]] static void write_rounded(const float* from, int inputs, float* to) {
+    const __m512i both = round_inputs(from, inputs);
     for (int half = 0; half < 2; ++half) {
       const __m256i bits = half == 0 ? _mm512_castsi512_si256(both) : _mm512_extracti64x4_epi64(both, 1);
       _mm512_store_si512(to + half * kPanel, _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
@@ -172,7 +178,7 @@ struct VectorTiles {
 void multiply_few(const PackedMatrix& weights, const Activations& x, int panel, int panel_end, float* out,
                   std::size_t out_stride) {
   const ZeroDenormals zero_denormals;
-  // As many sums as fill the registers, two chains each.
+  // Tiles whose sums, of two chains each, just fit the registers.
   if (x.rows == 1)
     for (; panel + 8 <= panel_end; panel += 8)
       float_panels<VectorTiles, DType::kBF16, 8, 1>(weights, x, panel, out, out_stride);
@@ -193,40 +199,35 @@ class Multiplication {
     const int groups = (x_.rows + kRowGroup - 1) / kRowGroup;
     for (int panel = panel_begin; panel < panel_end; panel += kSpanPanels)
       for (int group = 0; group < groups; group += kSpanGroups)
-        multiply_span(panel, least(kSpanPanels, panel_end - panel), group, least(kSpanGroups, groups - group));
+        multiply_span(panel, std::min(kSpanPanels, panel_end - panel), group, std::min(kSpanGroups, groups - group));
   }
 
  private:
   void multiply_span(int panel, int panels, int group, int groups) {
     const int together = groups <= kFewGroups ? kFewPanels : kChunkPanels;
     for (int input = 0; input < weights_.inputs; input += kChunkInputs) {
-      const int inputs = least(kChunkInputs, weights_.inputs - input);
-      round_rows(group * kRowGroup, least(groups * kRowGroup, x_.rows - group * kRowGroup), input, inputs);
+      const int inputs = std::min(kChunkInputs, weights_.inputs - input);
+      round_rows(group * kRowGroup, std::min(groups * kRowGroup, x_.rows - group * kRowGroup), input, inputs);
       for (int p = 0; p < panels; p += together)
-        multiply_chunk(panel, p, least(p + together, panels), groups, input, inputs);
+        multiply_chunk(panel, p, std::min(p + together, panels), groups, input, inputs);
     }
     compiler_fence();
     for (int g = 0; g < groups; ++g)
       for (int p = 0; p < panels; ++p) copy_out(sums_[g][p], panel + p, (group + g) * kRowGroup);
   }
 
-  // Rows that are wanting in the last group hold anything: a row of sums depends on its own row alone.
+  // Rounds `inputs` inputs of rows [first, first + rows). The rest of the last group is left as it is: a row of sums
+  // depends on its own row alone.
   void round_rows(int first, int rows, int input, int inputs) {
     for (int row = 0; row < rows; ++row) {
       const float* from = x_.f32 + static_cast<std::size_t>(first + row) * static_cast<std::size_t>(x_.inputs) + input;
-      Tile* tiles = rows_[row / kRowGroup];
-      const int place = row % kRowGroup * kTileInputs;
-      int left = inputs;
-      for (; left >= kTileInputs; left -= kTileInputs, from += kTileInputs, ++tiles)
-        _mm512_store_si512(*tiles + place, rounded(_mm512_loadu_ps(from), _mm512_loadu_ps(from + kPanel)));
-      if (left == 0) continue;
-      const unsigned mask = (1u << left) - 1;
-      _mm512_store_si512(*tiles + place,
-                         rounded(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), from),
-                                 _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), from + kPanel)));
+      for (int i = 0; i < inputs; i += kTileInputs)
+        _mm512_store_si512(rows_[row / kRowGroup][i / kTileInputs] + row % kRowGroup * kTileInputs,
+                           round_inputs(from + i, std::min(kTileInputs, inputs - i)));
     }
   }
-  // Panels [begin, end) from `panel` on, times all rows of the span.
+
+  // Multiplies all rows of the span by panels [begin, end) of those from `panel` on.
   void multiply_chunk(int panel, int begin, int end, int groups, int input, int inputs) {
     for (int p = begin; p < end; ++p)
       open(weights_.data + (static_cast<std::size_t>(panel + p) * static_cast<std::size_t>(weights_.inputs) +
@@ -249,7 +250,7 @@ class Multiplication {
   void copy_out(const Sums& sums, int panel, int row) {
     const int left = weights_.outputs - panel * kPanel;
     const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
-    const int rows = least(kRowGroup, x_.rows - row);
+    const int rows = std::min(kRowGroup, x_.rows - row);
     for (int r = 0; r < rows; ++r)
       _mm512_mask_storeu_ps(out_ + static_cast<std::size_t>(row + r) * out_stride_ + panel * kPanel, mask,
                             _mm512_load_ps(sums + r * kPanel));
@@ -263,6 +264,7 @@ class Multiplication {
   alignas(64) Tile open_[kChunkPanels][kChunkTiles];
   alignas(64) Sums sums_[kSpanGroups][kSpanPanels];
 };
+static_assert(sizeof(Multiplication) < 512 * 1024, "it is on the stack of a worker thread");
 
 }  // namespace
 

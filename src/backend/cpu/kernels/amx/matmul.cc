@@ -113,7 +113,7 @@ class GroupProduct {
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
   static constexpr int kMagic = 0x4b400000;
-  static constexpr bool kConverts = !Open::kHalves;  // whose products are fewer
+  static constexpr bool kConverts = !Open::kHalves;  // halves have more products than sums already
   static_assert(kQ8Block * 127 * 128 < 1 << 22);
 
   template <int kSum>
@@ -175,7 +175,7 @@ struct Chunk {
   int parts = 0;
 };
 
-// All rows. Totals wait in `out` between chunks.
+// Multiplies all rows by a chunk. Totals are kept in `out` between chunks.
 template <class B>
 void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, OpenParts<B>* open,
                     float* out, std::size_t out_stride) {

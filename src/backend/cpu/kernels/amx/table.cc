@@ -31,14 +31,14 @@ bool has_tiles() {
 
 const KernelTable* amx_kernels() {
   static const KernelTable* const vectors = avx512_kernels();
-  static const bool runs = vectors != nullptr && has_tiles();
+  static const bool runs = vectors != nullptr && __builtin_cpu_supports("avx512bf16") && has_tiles();
   if (!runs) return nullptr;
-  // All that is no product with quantised or BF16 weights is that of AVX-512.
+  // Everything but products with quantised and with BF16 weights is that of AVX-512.
   static const KernelTable table = [] {
     KernelTable t = *vectors;
     t.name = "amx";
     t.matmul = amx::matmul;
-    t.rounds_to_bf16 = true;
+    t.bf16_arithmetic = "avx512+bf16";
     return t;
   }();
   return &table;
