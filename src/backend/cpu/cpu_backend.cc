@@ -80,16 +80,26 @@ void CpuBackend::rms_norm_heads(Activation x, WeightId weight, int heads, float 
   });
 }
 
-// Quantises rows of x into the q8 buffers.
+// Quantises rows of x into the q8 buffers. The 16 rows of a group share cache lines, so one thread takes them all;
+// where there are fewer groups than threads, each takes some of the blocks.
 void CpuBackend::quantize(const float* x, int inputs, int rows) {
+  constexpr int kLeastBlocks = 128;  // of a task: fewer are quantised faster than handed over
   const int blocks = inputs / kQ8Block;
+  const int groups = (rows + kRowGroup - 1) / kRowGroup;
   const std::size_t group_places = product(blocks, kRowGroup);
-  const std::size_t places = static_cast<std::size_t>((rows + kRowGroup - 1) / kRowGroup) * group_places;
+  const std::size_t places = static_cast<std::size_t>(groups) * group_places;
   const MutableQ8Rows all{q8_quants_.ensure(places * kQ8Block), q8_scale_.ensure(places), q8_scaled_sum_.ensure(places),
                           q8_sum_.ensure(places), q8_half_sum_.ensure(2 * places)};
-  threads_.parallel_for(rows, [&](int row) {
-    const std::size_t group = static_cast<std::size_t>(row / kRowGroup) * group_places;
-    kernels_.quantize_q8(x + product(row, inputs), inputs, all.at(group + static_cast<std::size_t>(row % kRowGroup)));
+  const int wanted = (threads_.threads() + groups - 1) / groups;
+  const int parts = std::clamp(blocks * std::min(rows, kRowGroup) / kLeastBlocks, 1, std::min(wanted, blocks));
+  threads_.parallel_for(groups * parts, [&](int task) {
+    const int group = task / parts;
+    const int begin = blocks * (task % parts) / parts;
+    const int end = blocks * (task % parts + 1) / parts;
+    const std::size_t place = static_cast<std::size_t>(group) * group_places + product(begin, kRowGroup);
+    for (int row = group * kRowGroup; row < std::min(rows, (group + 1) * kRowGroup); ++row)
+      kernels_.quantize_q8(x + product(row, inputs) + begin * kQ8Block, (end - begin) * kQ8Block,
+                           all.at(place + static_cast<std::size_t>(row % kRowGroup)));
   });
 }
 
