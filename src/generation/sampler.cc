@@ -139,54 +139,93 @@ void Sampler::count(TokenId token) {
 
 TokenId Sampler::sample(std::span<const float> logits) {
   KVASIR_CHECK(!logits.empty());
+  logits = adjusted(logits);
+  if (options_.temperature == 0.0F) return largest(logits);
   gather(logits);
   if (candidates_.empty()) return kNoToken;
-  if (options_.temperature == 0.0F) {
-    // Candidates are in order of token, so the first of the largest has the smallest id.
-    const auto smaller = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
-    return std::max_element(candidates_.begin(), candidates_.end(), smaller)->token;
-  }
-  keep_top_k();
   weigh();
   keep_top_p();
   keep_min_p();
   return draw();
 }
 
-// Collects all tokens whose logit is not NaN, with bias and penalties applied.
-void Sampler::gather(std::span<const float> logits) {
-  candidates_.clear();
-  sorted_ = false;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    candidates_.push_back({static_cast<TokenId>(i), logits[i], 0.0});
-  }
+// Returns the logits with bias and penalties; without any, the logits themselves.
+std::span<const float> Sampler::adjusted(std::span<const float> logits) {
+  const auto penalties = dry_.penalties();
+  if (options_.logit_bias.empty() && counts_.empty() && penalties.empty()) return logits;
+  adjusted_.assign(logits.begin(), logits.end());
+  const auto in_range = [&](TokenId token) { return token >= 0 && static_cast<std::size_t>(token) < logits.size(); };
   for (const auto& [token, bias] : options_.logit_bias)
-    if (static_cast<std::size_t>(token) < logits.size()) candidates_[static_cast<std::size_t>(token)].logit += bias;
+    if (in_range(token)) adjusted_[static_cast<std::size_t>(token)] += bias;
   for (const auto& [token, count] : counts_) {
-    if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
-    float& logit = candidates_[static_cast<std::size_t>(token)].logit;
+    if (!in_range(token)) continue;
+    float& logit = adjusted_[static_cast<std::size_t>(token)];
     logit = logit > 0 ? logit / options_.repetition_penalty : logit * options_.repetition_penalty;
     logit -= static_cast<float>(count) * options_.frequency_penalty + options_.presence_penalty;
   }
-  for (const auto& [token, penalty] : dry_.penalties())
-    if (token >= 0 && static_cast<std::size_t>(token) < logits.size())
-      candidates_[static_cast<std::size_t>(token)].logit -= static_cast<float>(penalty);
-  std::erase_if(candidates_, [](const Candidate& candidate) { return std::isnan(candidate.logit); });
+  for (const auto& [token, penalty] : penalties)
+    if (in_range(token)) adjusted_[static_cast<std::size_t>(token)] -= static_cast<float>(penalty);
+  return adjusted_;
 }
 
-void Sampler::keep_top_k() {
+// Returns the first of the largest, or kNoToken if all are NaN. Lanes of their own let the compiler use vectors.
+TokenId Sampler::largest(std::span<const float> logits) {
+  float lanes[kLanes];
+  std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
+  std::size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = logits[i + lane] > lanes[lane] ? logits[i + lane] : lanes[lane];
+  float most = *std::max_element(lanes, lanes + kLanes);
+  for (; i < logits.size(); ++i) most = logits[i] > most ? logits[i] : most;
+  const auto found = std::find(logits.begin(), logits.end(), most);
+  return found == logits.end() ? kNoToken : static_cast<TokenId>(found - logits.begin());
+}
+
+// Collects the top-k tokens whose logit is not NaN, likeliest first; if there are no more than k, all of them by token.
+void Sampler::gather(std::span<const float> logits) {
   const auto k = static_cast<std::size_t>(options_.top_k);
+  sorted_ = k > 0 && k < logits.size() && k <= kMostHeaped && gather_few(logits, k);
+  if (sorted_) return;
+  candidates_.clear();
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    if (!std::isnan(logits[i])) candidates_.push_back({static_cast<TokenId>(i), logits[i], 0.0});
   if (k == 0 || k >= candidates_.size()) return;
   const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(k);
-  constexpr std::size_t kHeapIsFaster = 256;
-  if (k <= kHeapIsFaster) {
-    std::partial_sort(candidates_.begin(), end, candidates_.end(), likelier);
-  } else {
-    std::nth_element(candidates_.begin(), end, candidates_.end(), likelier);
-    std::sort(candidates_.begin(), end, likelier);
-  }
+  std::nth_element(candidates_.begin(), end, candidates_.end(), likelier);
+  std::sort(candidates_.begin(), end, likelier);
   candidates_.erase(end, candidates_.end());
   sorted_ = true;
+}
+
+// Collects the top k in a heap, whose first is the least likely: of most tokens, only the logit is compared with it.
+// Returns whether there are more than k.
+bool Sampler::gather_few(std::span<const float> logits, std::size_t k) {
+  candidates_.clear();
+  std::size_t i = 0;
+  for (; i < logits.size() && candidates_.size() < k; ++i)
+    if (!std::isnan(logits[i])) candidates_.push_back({static_cast<TokenId>(i), logits[i], 0.0});
+  std::make_heap(candidates_.begin(), candidates_.end(), likelier);
+  bool more = false;
+  const auto offer = [&](std::size_t token) {
+    more = more || !std::isnan(logits[token]);
+    // A later token of the same logit is less likely.
+    if (!(logits[token] > candidates_.front().logit)) return;
+    std::pop_heap(candidates_.begin(), candidates_.end(), likelier);
+    candidates_.back() = {static_cast<TokenId>(token), logits[token], 0.0};
+    std::push_heap(candidates_.begin(), candidates_.end(), likelier);
+  };
+  for (; i < logits.size() && (!more || i % kLanes != 0); ++i) offer(i);
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    const float least = candidates_.front().logit;
+    int above = 0;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) above += logits[i + lane] > least ? 1 : 0;
+    if (above == 0) continue;
+    for (std::size_t lane = 0; lane < kLanes; ++lane) offer(i + lane);
+  }
+  for (; i < logits.size(); ++i) offer(i);
+  if (more) std::sort_heap(candidates_.begin(), candidates_.end(), likelier);
+  return more;
 }
 
 void Sampler::weigh() {

@@ -67,9 +67,14 @@ class Sampler {
     double weight;  // exp(logit - largest)
   };
 
+  static constexpr std::size_t kLanes = 16;
+  static constexpr std::size_t kMostHeaped = 256;  // a larger top-k is selected faster among all
+
   void count(TokenId token);
+  std::span<const float> adjusted(std::span<const float> logits);
+  static TokenId largest(std::span<const float> logits);
   void gather(std::span<const float> logits);
-  void keep_top_k();
+  bool gather_few(std::span<const float> logits, std::size_t k);
   void weigh();
   void keep_top_p();
   void keep_min_p();
@@ -83,8 +88,9 @@ class Sampler {
   std::size_t recent_next_ = 0;              // the oldest of a full ring
   std::unordered_map<TokenId, int> counts_;  // occurrences in recent_
   DryPenalty dry_;
-  std::vector<Candidate> candidates_;  // scratch of sample()
-  bool sorted_ = false;                // candidates_ are ordered by logit, largest first; otherwise by token
+  std::vector<float> adjusted_;  // scratch of sample(), as is candidates_
+  std::vector<Candidate> candidates_;
+  bool sorted_ = false;  // candidates_ are ordered by logit, largest first; otherwise by token
 };
 
 }  // namespace kvasir

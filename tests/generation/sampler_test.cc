@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -279,6 +280,33 @@ TEST(Sampler, TiesInTopKGoToTheSmallerId) {
     const std::vector<float> logits(1000, 0.25F);
     for (int i = 0; i < 2000; ++i) EXPECT_LT(sampler.sample(logits), k);
   }
+}
+
+TEST(Sampler, TopKOfAnySizeKeepsTheLikeliest) {
+  std::mt19937_64 random(5);
+  for (const int size : {1, 3, 16, 17, 50, 300})
+    for (const int k : {1, 2, 5, 16, 40}) {
+      // Few values, so that many are equal, and some that are NaN.
+      std::vector<float> logits(static_cast<std::size_t>(size));
+      for (float& logit : logits)
+        logit = random() % 4 == 0 ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(random() % 6) * 0.1F;
+      std::vector<TokenId> likeliest;
+      for (TokenId token = 0; token < size; ++token)
+        if (!std::isnan(logits[static_cast<std::size_t>(token)])) likeliest.push_back(token);
+      std::stable_sort(likeliest.begin(), likeliest.end(), [&](TokenId a, TokenId b) {
+        return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
+      });
+      if (likeliest.empty()) continue;
+      likeliest.resize(std::min(likeliest.size(), static_cast<std::size_t>(k)));
+      SamplingOptions options = plain();
+      options.top_k = k;
+      Sampler sampler(options);
+      std::set<TokenId> drawn;
+      for (int i = 0; i < 1000; ++i) drawn.insert(sampler.sample(logits));
+      EXPECT_EQ(drawn, std::set<TokenId>(likeliest.begin(), likeliest.end())) << size << " tokens, k " << k;
+      options.temperature = 0;
+      EXPECT_EQ(Sampler(options).sample(logits), likeliest.front()) << size;
+    }
 }
 
 TEST(Sampler, NanIsNeverChosen) {
