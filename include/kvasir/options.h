@@ -57,9 +57,9 @@ struct SchedulerOptions {
 
 // Options of an Engine: one model, one KV pool, one set of threads.
 struct EngineOptions {
-  std::string model;            // path of a GGUF file
-  int threads = 0;              // 0: one per core this process may use
-  std::string isa = "auto";     // kernels: auto, generic, avx2, avx512, amx
+  std::string model;         // path of a GGUF file
+  int threads = 0;           // 0: one per core this process may use
+  std::string isa = "auto";  // kernels: auto, generic, avx2, avx512, amx
   // Folder for a file of the weights as kernels want them, packed once; later engines map it, and share its memory.
   // Empty: each engine packs its own.
   std::string weight_dir;

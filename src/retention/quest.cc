@@ -49,7 +49,6 @@ class QuestPolicy final : public RetentionPolicy {
   bool all_read_ = true;
 };
 
-
 constexpr PolicyOption kQuestOptions[] = {
     {"budget", "2048", "16 to 2^40, or above 0% to 100%",
      "tokens that a generated token reads in each KV head, or their share of those so far, rounded up"},

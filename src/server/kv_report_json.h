@@ -19,12 +19,9 @@ Json fetched_json(const KvReport::Fetched& fetched) {
 template <class Json>
 void add_places(const KvReport& kv, Json* json) {
   if (kv.demotes)
-    (*json)["demotion"] = {{"tokens", kv.demoted},
-                           {"bytes", kv.demoted_bytes},
-                           {"file_bytes", kv.demoted_file_bytes},
-                           {"recalled", kv.recalled},
-                           {"fetched", kv.fetched},
-                           {"wait_seconds", kv.recall_seconds}};
+    (*json)["demotion"] = {
+        {"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
+        {"recalled", kv.recalled}, {"fetched", kv.fetched},     {"wait_seconds", kv.recall_seconds}};
   if (kv.offloads)
     (*json)["offload"] = {{"hot_bytes", kv.hot_bytes},
                           {"cold_bytes", kv.cold_bytes},

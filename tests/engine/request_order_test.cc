@@ -63,8 +63,8 @@ TEST_F(RequestOrder, ABetterPriorityGoesFirst) {
   EXPECT_LE(desk.told(middle).result.queue_seconds, desk.told(middle).result.prompt_seconds);
 }
 
-// What was generated is read again in the very memory that it was generated in, although rows of a chunk hold the window
-// of the first of them until the last is done.
+// What was generated is read again in the very memory that it was generated in, although rows of a chunk hold the
+// window of the first of them until the last is done.
 TEST_F(RequestOrder, WhatIsPlannedIsEnoughToGoOn) {
   for (const char* policy : {"streaming:sinks=2,window=62", "window:size=50"}) {
     SCOPED_TRACE(policy);
@@ -72,7 +72,8 @@ TEST_F(RequestOrder, WhatIsPlannedIsEnoughToGoOn) {
     options.policy = policy;
     const auto made = *make_policy(policy);
     const auto prompt = static_cast<std::int64_t>(encode_request(*model_, options)->tokens.size());
-    const KvMemory plan = plan_kv_memory(model_->kv_shape, *made, {prompt + 120, prompt, prompt_chunk(*made, 0), 1, true});
+    const KvMemory plan =
+        plan_kv_memory(model_->kv_shape, *made, {prompt + 120, prompt, prompt_chunk(*made, 0), 1, true});
     Desk desk(model_, plan.bytes, {.ahead = 0, .stop_mark = 1, .preempt_mark = 1});
     const RequestId low = desk.add(options);
     const auto seen = [&] {

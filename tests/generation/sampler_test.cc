@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -307,6 +309,89 @@ TEST(Sampler, TopKOfAnySizeKeepsTheLikeliest) {
       options.temperature = 0;
       EXPECT_EQ(Sampler(options).sample(logits), likeliest.front()) << size;
     }
+}
+
+// The rules as they are written down, token by token: selection by sorting everything, and xoshiro256** for the draw.
+TokenId plain_choice(const std::vector<float>& logits, const SamplingOptions& options,
+                     const std::array<std::uint64_t, 4>& random) {
+  struct Choice {
+    TokenId token;
+    float logit;
+    double weight;
+  };
+  std::vector<Choice> choices;
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    if (!std::isnan(logits[i])) choices.push_back({static_cast<TokenId>(i), logits[i], 0});
+  const auto sort = [&] {
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const Choice& a, const Choice& b) { return a.logit > b.logit; });
+  };
+  const auto k = static_cast<std::size_t>(options.top_k);
+  if (k > 0 && k < choices.size()) {
+    sort();
+    choices.resize(k);
+  }
+  float largest = -kInf;
+  for (const Choice& choice : choices) largest = std::max(largest, choice.logit);
+  double total = 0;
+  for (Choice& choice : choices)
+    total += choice.weight =
+        choice.logit == largest ? 1 : std::exp(static_cast<double>(choice.logit) - static_cast<double>(largest));
+  if (options.top_p < 1) {
+    sort();
+    double mass = 0;
+    std::size_t kept = 0;
+    while (kept < choices.size() && mass < total * static_cast<double>(options.top_p)) mass += choices[kept++].weight;
+    choices.resize(kept);
+  }
+  std::erase_if(choices, [&](const Choice& choice) { return choice.weight < static_cast<double>(options.min_p); });
+  total = 0;
+  for (Choice& choice : choices) {
+    if (choice.logit != largest)
+      choice.weight = std::exp((static_cast<double>(choice.logit) - static_cast<double>(largest)) /
+                               static_cast<double>(options.temperature));
+    total += choice.weight;
+  }
+  const double point = static_cast<double>((std::rotl(random[1] * 5, 7) * 9) >> 11) * 0x1.0p-53 * total;
+  TokenId chosen = -1;
+  double sum = 0;
+  for (const Choice& choice : choices) {
+    if (choice.weight == 0) continue;
+    chosen = choice.token;
+    sum += choice.weight;
+    if (point < sum) break;
+  }
+  return chosen;
+}
+
+// The method of selection changes at 256, and where a vocabulary has no more than k tokens that are not NaN.
+TEST(Sampler, ChoosesDrawByDrawWhatSortingEverythingChooses) {
+  std::mt19937_64 random(6);
+  for (const int size : {1, 15, 16, 17, 255, 256, 257, 258, 700})
+    for (const int k : {0, 1, 15, 16, 17, 255, 256, 257, size - 1, size, size + 1})
+      for (const float top_p : {1.0F, 0.7F}) {
+        SamplingOptions options = plain();
+        options.top_k = k;
+        options.top_p = top_p;
+        options.min_p = top_p < 1 ? 0.02F : 0.0F;
+        options.temperature = 1.5F;
+        Sampler sampler(options);
+        for (int draw = 0; draw < 20; ++draw) {
+          std::vector<float> logits(static_cast<std::size_t>(size));
+          for (float& logit : logits) {
+            const auto kind = random() % 20;
+            logit = kind == 0   ? kNan
+                    : kind == 1 ? -kInf
+                    : kind == 2 ? -0.0F
+                    : kind == 3 ? 0.0F
+                                : static_cast<float>(random() % 40) * 0.1F - 1;
+            if (draw == 7 && kind == 4) logit = kInf;
+          }
+          logits[0] = 1;
+          const TokenId want = plain_choice(logits, options, sampler.random());
+          ASSERT_EQ(sampler.sample(logits), want) << size << " tokens, k " << k << ", top-p " << top_p;
+        }
+      }
 }
 
 TEST(Sampler, NanIsNeverChosen) {

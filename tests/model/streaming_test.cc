@@ -111,6 +111,12 @@ TEST(StreamingFamilies, ChunksAndThreadsChangeNoBits) {
     spec.dtype = dtype;
     models.push_back({dtype, spec});
   }
+  // Wide enough for several threads to quantise blocks of the same rows.
+  RandomModelSpec wide;
+  wide.ffn = 2048;
+  wide.layers = 1;
+  wide.dtype = "q8_0";
+  models.push_back({"wide", wide});
   for (const FamilyCase& family : models) {
     SCOPED_TRACE(family.name);
     const TemporaryFile file(make_random_model(family.spec));

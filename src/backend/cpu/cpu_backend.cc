@@ -84,13 +84,14 @@ void CpuBackend::rms_norm_heads(Activation x, WeightId weight, int heads, float 
 // where there are fewer groups than threads, each takes some of the blocks.
 void CpuBackend::quantize(const float* x, int inputs, int rows) {
   constexpr int kLeastBlocks = 128;  // of a task: fewer are quantised faster than handed over
+  if (rows == 0) return;
   const int blocks = inputs / kQ8Block;
   const int groups = (rows + kRowGroup - 1) / kRowGroup;
   const std::size_t group_places = product(blocks, kRowGroup);
   const std::size_t places = static_cast<std::size_t>(groups) * group_places;
   const MutableQ8Rows all{q8_quants_.ensure(places * kQ8Block), q8_scale_.ensure(places), q8_scaled_sum_.ensure(places),
                           q8_sum_.ensure(places), q8_half_sum_.ensure(2 * places)};
-  const int wanted = (threads_.threads() + groups - 1) / groups;
+  const int wanted = (2 * threads_.threads() + groups - 1) / groups;  // two tasks per thread, for an even end
   const int parts = std::clamp(blocks * std::min(rows, kRowGroup) / kLeastBlocks, 1, std::min(wanted, blocks));
   threads_.parallel_for(groups * parts, [&](int task) {
     const int group = task / parts;
@@ -114,8 +115,8 @@ void CpuBackend::multiply_rows(const float* x, int inputs, int rows, std::span<c
   if (quantized) quantize(x, inputs, rows);
   const Q8Rows q8{q8_quants_.data(), q8_scale_.data(), q8_scaled_sum_.data(), q8_sum_.data(), q8_half_sum_.data()};
   const Activations activations{rows, inputs, x, q8};
-  // Few rows: large shares of panels, several per thread so that a slow thread does not hold up the rest. Many rows: at
-  // most 16 panels, since each share reads all rows again.
+  // Few rows: large shares of panels, several per thread so that a slow thread does not hold up the rest. Many rows: 4
+  // panels or more, since each share reads all rows again, but several shares per thread.
   const int threads = threads_.threads();
   const int share = rows <= kRowGroup ? std::max(8, (panels / (threads * 4) + 7) / 8 * 8)
                                       : std::clamp(panels / (threads * 8) / 4 * 4, 4, 16);

@@ -1,5 +1,5 @@
-// Attention of a sequence's last row to pages that its table no longer has: chosen and fetched while others compute, and
-// added to its total at the end.
+// Attention of a sequence's last row to pages that its table no longer has: chosen and fetched while others compute,
+// and added to its total at the end.
 #include <algorithm>
 #include <limits>
 #include <utility>

@@ -259,11 +259,29 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 }  // namespace
 
 const KernelTable& generic_kernels() {
-  static constexpr KernelTable table{"generic", "generic", "generic",  &kPanelPacking,  matmul,      quantize_q8,
-                                     rms_norm,  layer_norm, swiglu,          gelu,        add,
-                                     rope,      store_kv,   rotate_keys,     move_slots,  generic::attend,
+  static constexpr KernelTable table{"generic",
+                                     "generic",
+                                     "generic",
+                                     &kPanelPacking,
+                                     matmul,
+                                     quantize_q8,
+                                     rms_norm,
+                                     layer_norm,
+                                     swiglu,
+                                     gelu,
+                                     add,
+                                     rope,
+                                     store_kv,
+                                     rotate_keys,
+                                     move_slots,
+                                     generic::attend,
                                      generic::attend_apart,
-                                     merge,     finish,     observe_weights, score_chunks, sum_weights, add_weights};
+                                     merge,
+                                     finish,
+                                     observe_weights,
+                                     score_chunks,
+                                     sum_weights,
+                                     add_weights};
   return table;
 }
 

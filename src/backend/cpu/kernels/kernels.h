@@ -3,8 +3,8 @@
 // Contract of every kernel:
 //  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
 //  - it never allocates, locks or logs; it reads and writes only what its views name;
-//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels), which is
-//    that of activations to bf16 where KernelTable::bf16_arithmetic says so.
+//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels). Where
+//    KernelTable::bf16_arithmetic differs from `arithmetic`, that includes rounding activations to bf16.
 // Thread-safety: all functions are pure over their arguments.
 // Shapes are written [slowest, ..., fastest].
 #pragma once

@@ -10,8 +10,8 @@ void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, 
             std::size_t out_stride);
 
 // Products of BF16 weights with rows that are rounded to bf16 (nearest even). The bits are the same for any number of
-// rows: those of the tile unit. Of each 32 inputs, products of the even ones and of the odd ones are two chains of fused multiply-adds in order, and
-// their sum is added to the total (Intel's manual, TDPBF16PS); denormals are zero.
+// rows: those of the tile unit. Of each 32 inputs, products of the even ones and of the odd ones are two chains of
+// fused multiply-adds in order, and their sum is added to the total (Intel's manual, TDPBF16PS); denormals are zero.
 void bf16_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                  std::size_t out_stride);
 

@@ -143,7 +143,7 @@ struct VectorTiles {
       }
       for (int r = 0; r < kRows; ++r)
         for (int p = 0; p < kPanels; ++p) {
-          // Zero times zero, as of the inputs that a tile is filled with: it makes +0 of -0.
+          // Adds +0, as the zeros at the end of a tile do: it turns -0 into +0.
           if (inputs < kTileInputs) {
             even[r][p] = _mm512_add_ps(even[r][p], _mm512_setzero_ps());
             odd[r][p] = _mm512_add_ps(odd[r][p], _mm512_setzero_ps());
