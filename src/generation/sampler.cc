@@ -215,7 +215,7 @@ bool Sampler::gather_few(std::span<const float> logits, std::size_t k) {
     candidates_.back() = {static_cast<TokenId>(token), logits[token], 0.0};
     std::push_heap(candidates_.begin(), candidates_.end(), likelier);
   };
-  for (; i < logits.size() && (!more || i % kLanes != 0); ++i) offer(i);
+  for (; i < logits.size() && !more; ++i) offer(i);
   for (; i + kLanes <= logits.size(); i += kLanes) {
     const float least = candidates_.front().logit;
     int above = 0;

@@ -248,8 +248,7 @@ class Multiplication {
   }
 
   void copy_out(const Sums& sums, int panel, int row) {
-    const int left = weights_.outputs - panel * kPanel;
-    const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
+    const __mmask16 mask = outputs_of(weights_, panel);
     const int rows = std::min(kRowGroup, x_.rows - row);
     for (int r = 0; r < rows; ++r)
       _mm512_mask_storeu_ps(out_ + static_cast<std::size_t>(row + r) * out_stride_ + panel * kPanel, mask,

@@ -192,8 +192,7 @@ void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chu
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
                                  static_cast<std::size_t>(chunk.part) * kRowGroup);
     for (int p = 0; p < chunk.panels; ++p) {
-      const int left = weights.outputs - (chunk.panel + p) * kPanel;
-      const auto mask = static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
+      const __mmask16 mask = outputs_of(weights, chunk.panel + p);
       float* to = out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel;
       Floats totals[kRowGroup];
 #pragma GCC unroll 16

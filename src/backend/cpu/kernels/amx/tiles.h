@@ -24,6 +24,12 @@ struct alignas(64) TileConfig {
   asm volatile("" ::: "memory");
 }
 
+// Returns which of a panel's 16 outputs the matrix has.
+[[gnu::always_inline]] inline __mmask16 outputs_of(const PackedMatrix& weights, int panel) {
+  const int left = weights.outputs - panel * kPanel;
+  return static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
+}
+
 // Holds the tile unit set up for products whose rows have `row_bytes` bytes. A row of weights has four of these bytes
 // of each of 16 outputs.
 class Tiles {
