@@ -38,6 +38,8 @@ const KernelTable* amx_kernels() {
     KernelTable t = *vectors;
     t.name = "amx";
     t.matmul = amx::matmul;
+    t.attend = amx::attend;
+    t.attend_apart = amx::attend_apart;
     t.bf16_arithmetic = "avx512+bf16";
     return t;
   }();

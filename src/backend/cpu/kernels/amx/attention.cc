@@ -1,0 +1,568 @@
+// Attention over pages of 16 bits on the tile unit. Numbers of 32 bits enter as the sum of two of bf16, so that products
+// lose about 2^-16 of themselves; numbers of a page enter exactly: f16 as the sum of two of bf16, bf16 as itself.
+//   q * k = low(q) * high(k) + high(q) * high(k) + high(q) * low(k); weights times values likewise.
+// A result does not depend on what else is in a tile, so one query has the bits that it has among many.
+#include <algorithm>
+#include <cmath>
+
+#include "backend/cpu/kernels/amx/tiles.h"
+#include "backend/cpu/kernels/avx512/attention_parts.h"
+#include "backend/cpu/kernels/generic.h"
+
+namespace kvasir::amx {
+namespace {
+
+constexpr int kBlockQueries = 16;
+constexpr int kMostBlocks = 8;   // that read a page once it is opened
+constexpr int kMostQueries = kMostBlocks * kBlockQueries;
+constexpr int kWeighed = 4;  // queries at once
+constexpr int kPairDims = 32;    // of a tile: pairs of 16 numbers and the 16 behind them
+constexpr int kQueryTiles = 64;  // of all blocks: heads of more than 128 dimensions have fewer blocks
+constexpr std::ptrdiff_t kVectorBytes = 32;
+constexpr std::ptrdiff_t kLineBytes = 64;
+
+// 16 rows of 16 pairs.
+constexpr int kTileRow = 32;
+using Tile = std::uint16_t[16 * kTileRow];
+
+[[gnu::always_inline]] inline std::uint16_t* row_of(Tile& tile, int row) {
+  return tile + row * kTileRow;
+}
+
+// The part of a float that bf16 holds, cut off.
+[[gnu::always_inline]] inline __m512 upper_half(__m512 x) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+// Splits floats and pairs their parts, the first number of a pair in the lower half.
+class Pairs {
+ public:
+  Pairs() {
+    // Hidden from GCC, which would load the constant again for each use.
+    asm("" : "+k"(lower_));
+  }
+
+  // Writes pairs as the sum of two of bf16: the first rounded to nearest, the second what is left, cut off.
+  [[gnu::always_inline]] void split(__m512 first, __m512 second, std::uint16_t* high, std::uint16_t* low) const {
+    const __m512 a = rounded(first);
+    const __m512 b = rounded(second);
+    _mm512_store_si512(high, pair_up(a, b));
+    _mm512_store_si512(low, pair_up(_mm512_sub_ps(first, a), _mm512_sub_ps(second, b)));
+  }
+
+  // Writes numbers of a page as pairs, exactly. Those of bf16 have no low part.
+  template <KvType kType>
+  [[gnu::always_inline]] void open(__m512 first, __m512 second, std::uint16_t* high, std::uint16_t* low) const {
+    _mm512_store_si512(high, pair_up(first, second));
+    if constexpr (kType == KvType::kF16)
+      _mm512_store_si512(
+          low, pair_up(_mm512_sub_ps(first, upper_half(first)), _mm512_sub_ps(second, upper_half(second))));
+  }
+
+ private:
+  [[gnu::always_inline]] static __m512 rounded(__m512 x) {
+    return upper_half(_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000))));
+  }
+  // The upper halves of both.
+  [[gnu::always_inline]] __m512i pair_up(__m512 first, __m512 second) const {
+    const __m512i upper = _mm512_broadcast_i32x4(_mm_set_epi8(15, 14, 15, 14, 11, 10, 11, 10, 7, 6, 7, 6, 3, 2, 3, 2));
+    return _mm512_mask_shuffle_epi8(_mm512_castps_si512(second), lower_, _mm512_castps_si512(first), upper);
+  }
+
+  __mmask64 lower_ = 0x3333333333333333;  // the bytes of the lower halves
+};
+
+// exp(x), x <= 0, to about 2^-21: weights enter sums of values to 2^-16. x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial
+// in r that is 1 at 0. Below -110 the result is zero; NaN stays NaN (the second operand of max is what NaN gives).
+[[gnu::always_inline]] inline __m512 exp_of_difference(__m512 x) {
+  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
+  x = _mm512_max_ps(_mm512_set1_ps(-110.0F), x);
+  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), _mm512_set1_ps(kRound)),
+                                 _mm512_set1_ps(kRound));
+  const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
+  __m512 p = _mm512_set1_ps(8.37312452e-3F);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.16695364e-2F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.66664720e-1F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.99999850e-1F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
+  return _mm512_scalef_ps(p, n);
+}
+
+// Holds the tile unit set up for blocks of `queries` queries: of tiles, 0 holds scores, 1 sums of values, 2 and 3 weights
+// (low and high), 4 and 5 queries, 6 and 7 numbers of a page.
+class QueryTiles {
+ public:
+  explicit QueryTiles(int queries) {
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile) {
+      config.row_bytes[tile] = kTileRowBytes;
+      config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? queries : 16);
+    }
+    compiler_fence();
+    _tile_loadconfig(&config);
+  }
+  QueryTiles(const QueryTiles&) = delete;
+  QueryTiles& operator=(const QueryTiles&) = delete;
+  ~QueryTiles() { _tile_release(); }
+};
+
+// Blocks of queries read each page in turn, which is opened for all of them. The tile unit works on the scores of later
+// blocks and on the values of the block before while vectors open pages and weigh.
+template <KvType kType, int kSlotVectors>
+class TileAttention {
+ public:
+  TileAttention(const AttentionPartial& partial, const AttentionState& state)
+      : partial_(partial),
+        state_(state),
+        dim_(partial.head_dim),
+        dim_tiles_((dim_ + kPairDims - 1) / kPairDims),
+        columns_(dim_ / 16) {}
+
+  void attend() {
+    const int queries = partial_.rows * partial_.group;
+    const QueryTiles tiles(std::min(queries, kBlockQueries));
+    const int most = std::min(kMostBlocks, kQueryTiles / (2 * dim_tiles_)) * kBlockQueries;
+    for (first_ = 0; first_ < queries; first_ += most) {
+      count_ = std::min(most, queries - first_);
+      attend_queries();
+    }
+  }
+
+ private:
+  static constexpr int kSlots = kSlotVectors * 16;
+  static constexpr int kSlotTiles = (kSlotVectors + 1) / 2;
+  static constexpr bool kLow = kType == KvType::kF16;  // numbers of a page have low parts
+  using Scores = float[kBlockQueries][kSlots];
+
+  // What the queries of a block see of an entry.
+  struct Sight {
+    int entry = -1;
+    int block = 0;
+    bool whole = false;  // all queries see all slots that are open
+    SlotMask live[kBlockQueries];
+  };
+
+  void attend_queries() {
+    prepare_queries();
+    const int blocks = (count_ + kBlockQueries - 1) / kBlockQueries;
+    for (int e = 0; e < partial_.entries; ++e) {
+      SlotMask any = 0;
+      SlotMask all = ~SlotMask{0};
+      for (int row = first_ / partial_.group; row <= (first_ + count_ - 1) / partial_.group; ++row) {
+        any |= mask(row, e);
+        all &= mask(row, e);
+      }
+      if (any == 0) continue;
+      if (waiting_ != nullptr && !in_place(*waiting_)) finish_sums();
+      next_page_ = partial_.pages[e + 1 < partial_.entries ? e + 1 : e];
+      fetches_evenly_ = blocks == 1;
+      open_keys(partial_.pages[e]);
+      finish_sums();
+      begin_scores(0);
+      open_values<true>(values_of(e), any);
+      finish_scores();
+      for (int block = 0; block < blocks; ++block) {
+        if (block + 1 < blocks) begin_scores(block + 1);
+        Sight& sight = sights_[block % 2];
+        sight.entry = e;
+        sight.block = block;
+        sight.whole = all == any;
+        if (waiting_ != nullptr && !in_place(*waiting_)) finish_sums();
+        if (all == slot_range_of_page() && !observes() && queries_of(block) == kBlockQueries) {
+          weigh_block<true>(sight);
+        } else {
+          if (!see(sight)) {
+            finish_scores();
+            finish_sums();
+            continue;
+          }
+          weigh_block<false>(sight);
+        }
+        finish_scores();
+        finish_sums();
+        begin_sums(sight);
+      }
+    }
+    finish_sums();
+    std::copy_n(maximum_, count_, state_.maximum + first_);
+    std::copy_n(total_, count_, state_.sum + first_);
+  }
+  static constexpr SlotMask slot_range_of_page() { return kSlots == 64 ? ~SlotMask{0} : (SlotMask{1} << kSlots) - 1; }
+  bool observes() const { return partial_.weights != nullptr; }
+  SlotMask mask(int row, int entry) const {
+    return partial_.masks[static_cast<std::size_t>(row) * partial_.mask_row_stride + static_cast<std::size_t>(entry)];
+  }
+
+  const std::byte* values_of(int entry) const {
+    return partial_.pages[entry] + static_cast<std::size_t>(dim_ * kSlots) * 2;
+  }
+  float* sums_of(int block) const {
+    return state_.weighted + static_cast<std::size_t>(first_ + block * kBlockQueries) * static_cast<std::size_t>(dim_);
+  }
+  int queries_of(int block) const { return std::min(kBlockQueries, count_ - block * kBlockQueries); }
+  Tile* query_tiles(int block) { return queries_ + block * 2 * dim_tiles_; }
+
+  void prepare_queries() {
+    const int padded = (count_ + kWeighed - 1) / kWeighed * kWeighed;
+    std::fill(maximum_ + count_, maximum_ + padded, 0.0F);
+    std::fill(total_ + count_, total_ + padded, 0.0F);
+    std::copy_n(state_.maximum + first_, count_, maximum_);
+    std::copy_n(state_.sum + first_, count_, total_);
+    const Pairs pairs;
+    for (int i = 0; i < count_; ++i) {
+      const QueryBlock<1> query(partial_, state_, first_ + i);
+      masks_[i] = query.masks[0];
+      observed_[i] = query.observed[0];
+      Tile* high = query_tiles(i / kBlockQueries);
+      Tile* low = high + dim_tiles_;
+      for (int t = 0; t < dim_tiles_; ++t) {
+        const float* q = query.q[0] + t * kPairDims;
+        const __m512 second = t * kPairDims + 16 < dim_ ? _mm512_loadu_ps(q + 16) : _mm512_setzero_ps();
+        pairs.split(_mm512_loadu_ps(q), second, row_of(high[t], i % kBlockQueries), row_of(low[t], i % kBlockQueries));
+      }
+    }
+  }
+
+  // Fetches the next lines of the next entry's page. One block waits for memory, which is busy only while lines are asked
+  // for all the time: every step asks for some, in about the share of its time. Of a page, opening keys and values asks
+  // for 1/4 and 1/2, scores and sums for 1/16 each, and weighing for 1/8.
+  [[gnu::always_inline]] void fetch_lines(int lines) {
+    for (int i = 0; i < lines; ++i, next_page_ += kLineBytes) avx512::fetch<kLineBytes>(next_page_);
+  }
+
+  // Keys are [head_dim][slots]; a row of a tile has two dimensions of 16 slots. Meanwhile sums that wait are finished.
+  void open_keys(const std::byte* keys) {
+    for (int t = 0; t < dim_tiles_; ++t) {
+      for (int half = 0; half < 2; ++half) {
+        if (t * kPairDims + 16 < dim_) {
+          open_dims<true>(keys, t, half * 8);
+        } else {
+          open_dims<false>(keys, t, half * 8);
+        }
+        if (waiting_ != nullptr) add_to(std::min(2 * t + half + 1, columns_));
+      }
+    }
+  }
+  template <bool kBoth>
+  [[gnu::always_inline]] void open_dims(const std::byte* keys, int t, int from) {
+    constexpr std::ptrdiff_t kDimBytes = kSlotVectors * kVectorBytes;
+    const Pairs pairs;
+    for (int row = from; row < from + 8; ++row) {
+      const std::byte* a = keys + (t * kPairDims + row) * kDimBytes;
+      const std::byte* b = a + 16 * kDimBytes;
+      fetch_lines((kSlotVectors + 1) / 2);
+      if (!fetches_evenly_) fetch_lines((kSlotVectors + 1) / 2);
+      for (int v = 0; v < kSlotVectors; ++v) {
+        const __m512 first = load16<kType>(a + v * kVectorBytes);
+        const __m512 second = kBoth ? load16<kType>(b + v * kVectorBytes) : _mm512_setzero_ps();
+        pairs.open<kType>(first, second, row_of(keys_[0][t * kSlotVectors + v], row),
+                          row_of(keys_[1][t * kSlotVectors + v], row));
+      }
+    }
+  }
+
+  // Values are [slots][head_dim]; a row of a tile has two slots of 16 dimensions, zeros for slots that are not in
+  // `live`. kScores: meanwhile scores that were begun are computed.
+  template <bool kScores>
+  void open_values(const std::byte* values, SlotMask live) {
+    opened_ = live;
+    const std::ptrdiff_t slot_bytes = columns_ * kVectorBytes;
+    const Pairs pairs;
+    for (int t = 0; t < kSlotTiles; ++t)
+      for (int row = 0; row < 16; ++row) {
+        const int slot = t * 2 * 16 + row;
+        const std::byte* a = values + slot * slot_bytes;
+        const std::byte* b = a + 16 * slot_bytes;
+        const bool first = (live >> slot & 1) != 0;
+        const bool second = kSlotVectors > 1 && (live >> (slot + 16) & 1) != 0;
+        std::uint16_t* high = row_of(values_[0][t * columns_], row);
+        std::uint16_t* low = row_of(values_[1][t * columns_], row);
+        const auto open = [&](auto&& load_first, auto&& load_second) {
+          for (int c = 0; c < columns_; ++c) {
+            pairs.open<kType>(load_first(a + c * kVectorBytes), load_second(b + c * kVectorBytes),
+                             high + c * 16 * kTileRow, low + c * 16 * kTileRow);
+          }
+        };
+        const auto zero = [](const std::byte*) { return _mm512_setzero_ps(); };
+        if constexpr (kScores) fetch_lines(columns_);
+        if (first && second) {
+          open(load16<kType>, load16<kType>);
+        } else if (first) {
+          open(load16<kType>, zero);
+        } else if (second) {
+          open(zero, load16<kType>);
+        } else {
+          open(zero, zero);
+        }
+        if constexpr (kScores) score_to(std::min(2 * t * dim_tiles_ + std::min(row + 1, 8) * dim_tiles_ / 4, score_units()));
+      }
+  }
+
+  // The scores of a block with an entry are computed unit by unit: a unit is 32 dimensions of 16 slots.
+  void begin_scores(int block) {
+    scored_block_ = block;
+    scored_units_ = 0;
+    scored_vector_ = 0;
+    scored_tile_ = 0;
+  }
+  int score_units() const { return kSlotVectors * dim_tiles_; }
+  void finish_scores() { score_to(score_units()); }
+  void score_to(int units) {
+    compiler_fence();
+    for (; scored_units_ < units; ++scored_units_) {
+      score_unit(scored_vector_, scored_tile_);
+      if (++scored_tile_ == dim_tiles_) {
+        scored_tile_ = 0;
+        ++scored_vector_;
+      }
+    }
+    compiler_fence();
+  }
+  void score_unit(int v, int t) {
+    const Tile* high_q = query_tiles(scored_block_);
+    const Tile* low_q = high_q + dim_tiles_;
+    if (fetches_evenly_) fetch_lines(2);
+    if (t == 0) _tile_zero(0);
+    _tile_loadd(4, low_q[t], kTileRowBytes);
+    _tile_loadd(6, keys_[0][t * kSlotVectors + v], kTileRowBytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, high_q[t], kTileRowBytes);
+    _tile_dpbf16ps(0, 5, 6);
+    if constexpr (kLow) {
+      _tile_loadd(7, keys_[1][t * kSlotVectors + v], kTileRowBytes);
+      _tile_dpbf16ps(0, 5, 7);
+    }
+    if (t + 1 == dim_tiles_)
+      _tile_stored(0, scores_[scored_block_ % 2][0] + v * 16, kSlots * sizeof(float));
+  }
+
+  // Sets what the queries of the block see. Returns whether any sees a slot.
+  bool see(Sight& sight) const {
+    const int queries = queries_of(sight.block);
+    const SlotMask* const* masks = masks_ + sight.block * kBlockQueries;
+    SlotMask any = 0;
+    SlotMask all = ~SlotMask{0};
+    for (int i = 0; i < queries; ++i) {
+      sight.live[i] = masks[i][sight.entry];
+      any |= sight.live[i];
+      all &= sight.live[i];
+    }
+    for (int i = queries; i < kBlockQueries; ++i) sight.live[i] = 0;
+    sight.whole = all == opened_;
+    return any != 0;
+  }
+
+  // Takes the scores of a block into maxima and sums, and sets the tiles of weights. Meanwhile the tile unit goes on with
+  // what was begun. kPlain: all 16 queries see all slots, and nobody observes.
+  template <bool kPlain>
+  void weigh_block(const Sight& sight) {
+    const int queries = queries_of(sight.block);
+    for (int from = 0; from < queries; from += kWeighed) {
+      score_to(score_units() * (from + kWeighed) >> 4);
+      if (waiting_ != nullptr) add_to(columns_ * (from + kWeighed) >> 4);
+      weigh_queries<kPlain>(sight, from);
+    }
+  }
+  template <bool kPlain>
+  [[gnu::always_inline]] void weigh_queries(const Sight& sight, int from) {
+    const Scores& scores = scores_[sight.block % 2];
+    auto& weights = weights_[sight.block % 2];
+    const Pairs pairs;
+    const int first = sight.block * kBlockQueries + from;
+    const auto live = [&](int i, int v) {
+      return static_cast<__mmask16>(kPlain ? 0xffff : sight.live[from + i] >> (v * 16));
+    };
+    __m512 score[kWeighed][kSlotVectors];
+    __m512 highest[kWeighed];
+    for (int i = 0; i < kWeighed; ++i) {
+      highest[i] = _mm512_set1_ps(maximum_[first + i]);
+      for (int v = 0; v < kSlotVectors; ++v) {
+        score[i][v] = _mm512_load_ps(scores[from + i] + v * 16);
+        highest[i] = kPlain ? _mm512_max_ps(highest[i], score[i][v])
+                            : _mm512_mask_max_ps(highest[i], live(i, v), highest[i], score[i][v]);
+      }
+    }
+    const __m512 most = avx512::max_four(highest);
+    __m512 sums[kWeighed];
+    for (int i = 0; i < kWeighed; ++i) {
+      const __m512 of_query = _mm512_permutexvar_ps(_mm512_set1_epi32(4 * i), most);
+      if (fetches_evenly_ && from == 0) fetch_lines(kSlotVectors * dim_tiles_);
+      __m512 weight[kSlotTiles * 2];
+      for (int v = 0; v < kSlotVectors; ++v) {
+        const __m512 p = exp_of_difference(_mm512_sub_ps(score[i][v], of_query));
+        weight[v] = kPlain ? p : _mm512_maskz_mov_ps(live(i, v), p);
+        sums[i] = v == 0 ? weight[v] : _mm512_add_ps(sums[i], weight[v]);
+      }
+      if constexpr (kSlotVectors == 1) weight[1] = _mm512_setzero_ps();
+      for (int t = 0; t < kSlotTiles; ++t)
+        pairs.split(weight[t * 2], weight[t * 2 + 1], row_of(weights[0][t], from + i), row_of(weights[1][t], from + i));
+      if constexpr (!kPlain)
+        if (observes() && sight.live[from + i] != 0)
+          observe(first + i, sight.entry, weight, _mm512_cvtss_f32(of_query));
+    }
+    // Where the highest score changed, earlier sums are scaled to it.
+    const __m128 before = _mm_load_ps(maximum_ + first);
+    const __m128 maximum = avx512::quarters(most);
+    _mm_store_ps(maximum_ + first, maximum);
+    const int same = _mm_movemask_ps(_mm_cmpeq_ps(maximum, before));
+    __m128 keep = _mm_set1_ps(1.0F);
+    if (same != 0xf) {
+      keep = _mm_blendv_ps(_mm512_castps512_ps128(exp16(_mm512_castps128_ps512(_mm_sub_ps(before, maximum)))), keep,
+                           _mm_cmpeq_ps(maximum, before));
+      alignas(16) float factors[kWeighed];
+      _mm_store_ps(factors, keep);
+      for (int i = 0; i < kWeighed; ++i)
+        if ((same >> i & 1) == 0) scale(sums_of(sight.block) + (from + i) * dim_, factors[i]);
+    }
+    _mm_store_ps(total_ + first,
+                 _mm_fmadd_ps(_mm_load_ps(total_ + first), keep, avx512::quarters(avx512::sum_four(sums))));
+  }
+  void observe(int query, int entry, const __m512* weight, float maximum) const {
+    for (int v = 0; v < kSlotVectors; ++v)
+      _mm512_storeu_ps(observed_[query] + (entry * kSlotVectors + v) * 16, weight[v]);
+    partial_.weight_maxima[static_cast<std::size_t>(first_ + query) * partial_.weight_maximum_stride +
+                           static_cast<std::size_t>(entry)] = maximum;
+  }
+  void scale(float* sums, float factor) const {
+    const __m512 of = _mm512_set1_ps(factor);
+    for (int d = 0; d < dim_; d += 16) _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), of));
+  }
+
+  // The weighted values of a block are added to its sums column by column, of 16 dimensions.
+  void begin_sums(const Sight& sight) {
+    waiting_ = &sight;
+    added_columns_ = 0;
+  }
+  void finish_sums() {
+    if (waiting_ == nullptr) return;
+    if (in_place(*waiting_)) {
+      add_to(columns_);
+    } else {
+      add_apart(*waiting_, queries_of(waiting_->block));
+    }
+    waiting_ = nullptr;
+  }
+  // A tile has as many rows as a block, or as there are queries.
+  bool in_place(const Sight& sight) const {
+    return sight.whole && (queries_of(sight.block) == kBlockQueries || count_ < kBlockQueries);
+  }
+  void add_to(int columns) {
+    compiler_fence();
+    for (; added_columns_ < columns; ++added_columns_) add_column(*waiting_, sums_of(waiting_->block), added_columns_);
+    compiler_fence();
+  }
+  // sums [queries][head_dim] += weights * values, of one column.
+  void add_column(const Sight& sight, float* sums, int column) {
+    const std::size_t stride = static_cast<std::size_t>(dim_) * sizeof(float);
+    const auto& weights = weights_[sight.block % 2];
+    if (fetches_evenly_) fetch_lines(kSlotVectors);
+    _tile_loadd(1, sums + column * 16, stride);
+    for (int t = 0; t < kSlotTiles; ++t) {
+      if (kSlotTiles > 1 || column == 0) {
+        _tile_loadd(2, weights[1][t], kTileRowBytes);
+        _tile_loadd(3, weights[0][t], kTileRowBytes);
+      }
+      _tile_loadd(6, values_[0][t * columns_ + column], kTileRowBytes);
+      _tile_dpbf16ps(1, 2, 6);
+      _tile_dpbf16ps(1, 3, 6);
+      if constexpr (kLow) {
+        _tile_loadd(7, values_[1][t * columns_ + column], kTileRowBytes);
+        _tile_dpbf16ps(1, 3, 7);
+      }
+    }
+    _tile_stored(1, sums + column * 16, stride);
+  }
+
+  // Adds the weighted values, of queries that do not all see what is open. A slot that a query does not see adds zero times its
+  // value to the sums. That changes neither a finite sum nor its sign, unless the sum is zero. A query with a sum that
+  // is zero or not finite is computed again with the slots that it sees alone.
+  void add_apart(const Sight& sight, int queries) {
+    const SlotMask opened = opened_;
+    float* sums = sums_of(sight.block);
+    add_copied(sight, queries);
+    bool again[kBlockQueries];
+    for (int i = 0; i < queries; ++i) {
+      again[i] = sight.live[i] != 0 && sight.live[i] != opened && !normal(copied_ + i * dim_);
+      if (sight.live[i] != 0 && !again[i]) std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
+    }
+    for (int i = 0; i < queries; ++i) {
+      if (!again[i]) continue;
+      open_values<false>(values_of(sight.entry), sight.live[i]);
+      add_copied(sight, queries);
+      std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
+    }
+    if (opened_ != opened) open_values<false>(values_of(sight.entry), opened);
+  }
+  void add_copied(const Sight& sight, int queries) {
+    std::copy_n(sums_of(sight.block), queries * dim_, copied_);
+    compiler_fence();
+    for (int column = 0; column < columns_; ++column) add_column(sight, copied_, column);
+    compiler_fence();
+  }
+  bool normal(const float* x) const {
+    __mmask16 other = 0;
+    for (int d = 0; d < dim_; d += 16) other |= _mm512_fpclass_ps_mask(_mm512_loadu_ps(x + d), 0x9f);
+    return other == 0;
+  }
+
+  const AttentionPartial& partial_;
+  const AttentionState& state_;
+  const int dim_;
+  const int dim_tiles_;
+  const int columns_;
+  int first_ = 0;
+  int count_ = 0;
+  SlotMask opened_ = 0;  // the slots that values_ holds
+  int scored_block_ = 0;
+  const std::byte* next_page_ = nullptr;
+  bool fetches_evenly_ = false;
+  int scored_units_ = 0;
+  int scored_vector_ = 0;
+  int scored_tile_ = 0;
+  const Sight* waiting_ = nullptr;  // its weights are ready, and values are to be added
+  int added_columns_ = 0;
+  Sight sights_[2];
+  alignas(64) float maximum_[kMostQueries];
+  alignas(64) float total_[kMostQueries];
+  const SlotMask* masks_[kMostQueries];
+  float* observed_[kMostQueries];
+  // [high, low] each.
+  alignas(64) Tile queries_[kQueryTiles];                               // [block][high, low][dim_tiles]
+  alignas(64) Tile keys_[2][kSlotVectors * (kMaxHeadDim / kPairDims)];  // [dim_tiles][kSlotVectors]
+  alignas(64) Tile values_[2][kSlotTiles * (kMaxHeadDim / 16)];         // [kSlotTiles][columns]
+  alignas(64) Tile weights_[2][2][kSlotTiles];                          // of two blocks
+  alignas(64) Scores scores_[2];                                        // likewise
+  alignas(64) float copied_[kBlockQueries * kMaxHeadDim];
+};
+
+template <KvType kType>
+void attend_type(const AttentionPartial& partial, const AttentionState& state) {
+  switch (partial.slots) {
+    case 16: return TileAttention<kType, 1>(partial, state).attend();
+    case 32: return TileAttention<kType, 2>(partial, state).attend();
+    default: return TileAttention<kType, 4>(partial, state).attend();
+  }
+}
+
+}  // namespace
+
+void attend(const AttentionPartial& partial, const AttentionState& state) {
+  if (partial.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
+  attend_runs(partial, [&](const AttentionPartial& part) {
+    const PageFormat& format = **part.formats;
+    if (format.key != format.value) return avx512::attend(part, state);
+    switch (format.key) {
+      case KvType::kF16: return attend_type<KvType::kF16>(part, state);
+      case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
+      default: return avx512::attend(part, state);
+    }
+  });
+}
+
+void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state) {
+  generic::attend_placed(partial, apart, state, attend);
+}
+
+}  // namespace kvasir::amx
