@@ -24,10 +24,6 @@ bool any_row_sees(const SlotMask* masks, int rows, std::uint32_t entries, std::u
 
 }  // namespace
 
-int CpuAttention::tile_rows() const {
-  return std::max(1, kTileQueries / shape_.group());
-}
-
 void CpuAttention::begin(const Backend::Pass& pass) {
   pass_ = pass;
   store_ = static_cast<const CpuPageStore*>(pass.store);
@@ -272,8 +268,8 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
   lease_ = nullptr;
 }
 
-void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row) {
-  const int tile = tile_rows();
+void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row, int queries) {
+  const int tile = std::max(1, queries / shape_.group());
   const std::vector<SealedColumn>& seals = table.table->batch->seals;
   for (int head = table.first_head; head < table.first_head + table.heads; ++head) {
     std::size_t seal = 0;
@@ -304,11 +300,15 @@ void CpuAttention::use_open_pages(const Task& task, const Partial& part, const P
     }
 }
 
+bool CpuAttention::computes_apart() const {
+  return lease_ != nullptr || static_cast<int>(tasks_.size()) < 4 * threads_.threads();
+}
+
 // A tile of rows passes over all partials of its lane in order. With too few tiles for the threads (decoding), and
 // where pages are still on their way, the partials of a tile are computed apart and merged in the same order: the same
 // sums either way.
 void CpuAttention::run_tasks() {
-  const bool apart = lease_ != nullptr || static_cast<int>(tasks_.size()) < 4 * threads_.threads();
+  const bool apart = computes_apart();
   std::size_t queries = 0;  // in all states
   shares_.clear();
   for (std::size_t t = 0; t < tasks_.size(); ++t) {
@@ -328,8 +328,12 @@ void CpuAttention::run_tasks() {
   if (apart && (lease_ != nullptr || shares_.size() > tasks_.size())) {
     const auto compute = [&](std::size_t begin, std::size_t end) {
       threads_.parallel_for(static_cast<int>(end - begin), [&](int index) {
-        const auto [task, partial] = shares_[begin + static_cast<std::size_t>(index)];
-        run_partial(tasks_[task], partial, 1 + static_cast<int>(partial));
+        const std::size_t share = begin + static_cast<std::size_t>(index);
+        const auto [task, partial] = shares_[share];
+        // Threads take turns: this one's next share is about as far away as there are threads.
+        const std::size_t later = share + static_cast<std::size_t>(threads_.threads());
+        const std::byte* next = later < end ? first_page(tasks_[shares_[later].first], shares_[later].second) : nullptr;
+        run_partial(tasks_[task], partial, 1 + static_cast<int>(partial), next);
       });
     };
     std::size_t resident = shares_.size();
@@ -353,8 +357,9 @@ void CpuAttention::run_tasks() {
   threads_.parallel_for(static_cast<int>(tasks_.size()), [&](int index) {
     const Task& task = tasks_[static_cast<std::size_t>(index)];
     clear_total(task);
-    for (std::size_t p = 0; p < task.table->table->partials; ++p) {
-      run_partial(task, p, 1);
+    const std::size_t partials = task.table->table->partials;
+    for (std::size_t p = 0; p < partials; ++p) {
+      run_partial(task, p, 1, p + 1 < partials ? first_page(task, p + 1) : nullptr);
       merge(task, 1);
     }
     end_task(task);
@@ -374,7 +379,7 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
   const Partial& part = partials_[table.first_partial + partial];
   const BatchTable& batch = *table.batch;
   const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
-  SlotMask masks[kTileQueries * kPartialEntries];
+  SlotMask masks[kWideTile * kPartialEntries];
   if (task.table->selects && !fill_masks(task, part, masks)) return true;
   for (std::uint32_t e = part.begin; e < part.end; ++e) {
     if (part.frame == 0 && e < batch.apart) continue;
@@ -457,16 +462,25 @@ void CpuAttention::retained_row(const BatchTable& table, int row, SlotMask* mask
       std::fill_n(masks + first[block.frame] + block.begin, block.end - block.begin, SlotMask{0});
 }
 
-void CpuAttention::run_partial(const Task& task, std::size_t number, int index) {
+const std::byte* CpuAttention::first_page(const Task& task, std::size_t number) const {
+  const Table& table = *task.table->table;
+  const Partial& part = partials_[table.first_partial + number];
+  if (lease_ != nullptr || (part.frame == 0 && part.begin < table.batch->apart)) return nullptr;
+  const std::uint32_t column = table.batch->frames[part.frame].entries[part.begin].column;
+  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
+  return store_->data(table.batch->pages[std::size_t{column} * static_cast<std::size_t>(table.batch->lanes) + lane]);
+}
+
+void CpuAttention::run_partial(const Task& task, std::size_t number, int index, const std::byte* next) {
   const Table& table = *task.table->table;
   const BatchTable& batch = *table.batch;
   const Partial& part = partials_[table.first_partial + number];
   const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
   const std::byte* pages[kPartialEntries];
   const PageFormat* formats[kPartialEntries];
-  SlotMask masks[kTileQueries * kPartialEntries];
+  SlotMask masks[kWideTile * kPartialEntries];
   const auto entries = static_cast<int>(part.end - part.begin);
-  KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kTileQueries);
+  KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kWideTile);
   const AttentionState into = state(task, index);
   clear(into, task.rows * shape_.group());
   if (!fill_masks(task, part, masks)) return;
@@ -501,6 +515,7 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index) 
   run.q_row_stride = stride;
   run.entries = entries;
   run.pages = pages;
+  run.next_page = next;
   run.formats = formats;
   run.masks = masks;
   run.mask_row_stride = static_cast<std::size_t>(entries);

@@ -18,10 +18,7 @@ std::string CpuBackend::arithmetic_id(const PageFormat& format) const {
   // Raised with every change of the bits that a kernel table gives, or of the layout of encoded pages.
   constexpr int kVersion = 1;
   constexpr int kEncodedVersion = 2;
-  // Also where a BF16 matrix is only read for embeddings, whose bits do not differ.
-  const std::string_view arithmetic =
-      weights_.has_matrix_of(DType::kBF16) ? kernels_.bf16_arithmetic : kernels_.arithmetic;
-  return fmt::format("{}/{}/{}/{}", arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
+  return fmt::format("{}/{}/{}/{}", kernels_.arithmetic, format.encoded() ? kEncodedVersion : kVersion, format.slots,
                      kPartialEntries);
 }
 

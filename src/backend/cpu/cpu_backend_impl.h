@@ -13,7 +13,10 @@
 
 namespace kvasir {
 
-inline constexpr int kTileQueries = 32;  // of a task: at most, or one row's
+// Queries of a task: at most, or one row's. Wide tiles share the work of opening a page among more queries; narrow ones
+// give few rows to more threads.
+inline constexpr int kWideTile = 128;
+inline constexpr int kNarrowTile = 32;
 
 inline std::size_t product(int a, int b) {
   return static_cast<std::size_t>(a) * static_cast<std::size_t>(b);
@@ -106,9 +109,15 @@ class CpuAttention {
   std::size_t weights_of_row(std::size_t first, std::size_t last) const;
   void tell(int layer, const Unit& unit, std::size_t observed);
   void tell_masses(int layer, const Unit& unit, std::size_t observed);
-  void add_tasks(const LayerTable& table, int begin_row, int end_row);
+  // Adds tasks of tiles of at most `queries` queries.
+  void add_tasks(const LayerTable& table, int begin_row, int end_row, int queries);
+  // Returns whether partials of a tile are computed apart: where its tiles are too few for the threads.
+  bool computes_apart() const;
   void run_tasks();
-  void run_partial(const Task& task, std::size_t partial, int state);
+  // `next`: see AttentionPartial::next_page.
+  void run_partial(const Task& task, std::size_t partial, int state, const std::byte* next);
+  // Returns the first page of a partial; null where it is not known to be in memory.
+  const std::byte* first_page(const Task& task, std::size_t partial) const;
   void attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
                        const AttentionState& into) const;
   void ensure_staged();
@@ -134,7 +143,6 @@ class CpuAttention {
   void note_weights(const Task& task);
   AttentionState state(const Task& task, int index) const;
   void clear(const AttentionState& state, int queries) const;
-  int tile_rows() const;
   // Rows of a unit, at most.
   static int most_unit_rows(const BackendShape& shape, int threads);
 

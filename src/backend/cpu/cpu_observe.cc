@@ -29,9 +29,13 @@ void for_each_range(const BatchSequence& sequence, bool observed, Visit&& visit)
 }  // namespace
 
 void CpuAttention::attend_unobserved() {
-  tasks_.clear();
-  for (const LayerTable& table : layer_tables_)
-    for_each_range(*table.sequence, false, [&](int begin, int end) { add_tasks(table, begin, end); });
+  const auto add_all = [&](int queries) {
+    tasks_.clear();
+    for (const LayerTable& table : layer_tables_)
+      for_each_range(*table.sequence, false, [&](int begin, int end) { add_tasks(table, begin, end, queries); });
+  };
+  add_all(kWideTile);
+  if (computes_apart()) add_all(kNarrowTile);
   if (!tasks_.empty()) run_tasks();
 }
 
@@ -89,7 +93,7 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
   for (const Unit& unit : units) {
     for (std::size_t t = unit.first_table; t < unit.last_table; ++t) {
       const std::size_t begin = tasks_.size();
-      add_tasks(layer_tables_[t], unit.begin, unit.end);
+      add_tasks(layer_tables_[t], unit.begin, unit.end, kNarrowTile);
       for (std::size_t task = begin; task < tasks_.size(); ++task)
         tasks_[task].observed =
             (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(shape_.heads);

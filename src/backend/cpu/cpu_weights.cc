@@ -40,11 +40,6 @@ CpuWeights::~CpuWeights() {
   if (own_) ::munmap(data_, bytes_);
 }
 
-bool CpuWeights::has_matrix_of(DType type) const {
-  return std::any_of(weights_.begin(), weights_.end(),
-                     [&](const Weight& weight) { return weight.matrix.data != nullptr && weight.matrix.type == type; });
-}
-
 Status CpuWeights::lock() const {
   if (::mlock(data_, bytes_) == 0) return {};
   const int error = errno;

@@ -23,9 +23,6 @@ class CpuWeights {
   // Locks the weights in memory, so that they are never paged out. Errors: kResourceExhausted.
   Status lock() const;
 
-  // Returns whether some matrix has elements of `type`.
-  bool has_matrix_of(DType type) const;
-
   const PackedMatrix& matrix(WeightId id) const { return weights_[static_cast<std::size_t>(id)].matrix; }
   // Null for kNoWeight.
   const float* vector(WeightId id) const {

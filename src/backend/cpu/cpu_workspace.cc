@@ -67,10 +67,10 @@ std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Bac
   const std::uint64_t partials =
       std::min(entries, request.gaps ? entries : entries / static_cast<std::uint64_t>(kPartialEntries) + 2 * frames);
   const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // tiles
-  const std::uint64_t tile = std::max<std::uint64_t>(static_cast<std::uint64_t>(kTileQueries), group);
+  const std::uint64_t tile = std::max<std::uint64_t>(static_cast<std::uint64_t>(kNarrowTile), group);
   const std::uint64_t apart = std::min(rows * heads, few * tile);  // queries
   const std::uint64_t states = std::max(rows * heads * 2, apart * (1 + partials));
-  const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kTileQueries / shape.group()));
+  const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kNarrowTile / shape.group()));
   const std::uint64_t tasks =
       static_cast<std::uint64_t>(shape.kv_heads) * ((rows + tile_rows - 1) / tile_rows + sequences);
   const std::uint64_t lists = sequences * all_tables * (partials * sizeof(Partial) + sizeof(Table)) +
@@ -111,7 +111,7 @@ std::uint64_t CpuAttention::allocated_bytes() const {
 }
 
 int CpuAttention::most_unit_rows(const BackendShape& shape, int threads) {
-  return std::max(1, kTileQueries / shape.group()) * std::max(1, 4 * threads / shape.kv_heads);
+  return std::max(1, kNarrowTile / shape.group()) * std::max(1, 4 * threads / shape.kv_heads);
 }
 
 }  // namespace kvasir

@@ -12,7 +12,10 @@ namespace {
 inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int first, int count) {
   AttentionPartial part = partial;
   part.entries = count;
-  if (part.pages != nullptr) part.pages += first;
+  if (part.pages != nullptr) {
+    if (first + count < partial.entries) part.next_page = part.pages[first + count];
+    part.pages += first;
+  }
   part.formats += first;
   part.masks += first;
   if (part.weights != nullptr) {
@@ -20,6 +23,12 @@ inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int 
     part.weight_maxima += first;
   }
   return part;
+}
+
+// Returns the page to fetch while an entry's page is read; that page itself where none is known.
+inline const std::byte* page_ahead(const AttentionPartial& partial, int entry) {
+  if (entry + 1 < partial.entries) return partial.pages[entry + 1];
+  return partial.next_page != nullptr ? partial.next_page : partial.pages[entry];
 }
 
 // A block of queries of a partial.

@@ -261,7 +261,8 @@ void add_weights(const float* weights, int n, double factor, double* mass) {
 const KernelTable& generic_kernels() {
   static constexpr KernelTable table{"generic",
                                      "generic",
-                                     "generic",
+                                     false,  // rounds_bf16_rows
+                                     0.0F,   // attention_rounding
                                      &kPanelPacking,
                                      matmul,
                                      quantize_q8,

@@ -3,8 +3,8 @@
 // Contract of every kernel:
 //  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
 //  - it never allocates, locks or logs; it reads and writes only what its views name;
-//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels). Where
-//    KernelTable::bf16_arithmetic differs from `arithmetic`, that includes rounding activations to bf16.
+//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels), which
+//    KernelTable::rounds_bf16_rows and attention_rounding widen.
 // Thread-safety: all functions are pure over their arguments.
 // Shapes are written [slowest, ..., fastest].
 #pragma once
@@ -82,6 +82,7 @@ struct AttentionPartial {
   std::size_t q_row_stride = 0;  // in floats
   int entries = 0;               // at most kPartialEntries
   const std::byte* const* pages = nullptr;     // [entries]
+  const std::byte* next_page = nullptr;        // may be null: the page that is likely to be read after these
   const PageFormat* const* formats = nullptr;  // [entries]: of head_dim and slots, otherwise any
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
@@ -144,10 +145,10 @@ extern const WeightPacking kPanelPacking;
 
 struct KernelTable {
   std::string_view name;
-  // Tables of the same arithmetic give the same bits. Products with BF16 weights have an arithmetic of their own where
-  // the row is rounded to bf16 as well.
-  std::string_view arithmetic;
-  std::string_view bf16_arithmetic;
+  std::string_view arithmetic;    // tables of the same arithmetic give the same bits
+  bool rounds_bf16_rows = false;  // products with BF16 weights round the row to bf16 as well
+  float attention_rounding =
+      0;  // of a product, what attention over pages of 16 bits may lose beyond a float's rounding
   const WeightPacking* packing;
 
   // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].

@@ -83,11 +83,16 @@ struct Scene {
   std::vector<std::vector<float>> values;  // likewise
   std::vector<std::unique_ptr<Fenced<std::byte>>> pages;
   std::vector<SlotMask> masks;  // [rows][entries]
+  double rounding;              // of a product, what the table loses beyond a float's rounding
   bool apart = false;           // attend() gives the kernel rows apart in place of pages
 
   Scene(const KernelTable& table, PageFormat page_shape, int row_count, int group_size, int entry_count, float q_range,
         Random& random)
-      : shape(page_shape), rows(row_count), group(group_size), entries(entry_count) {
+      : shape(page_shape),
+        rows(row_count),
+        group(group_size),
+        entries(entry_count),
+        rounding(shape.key != KvType::kF32 || shape.value != KvType::kF32 ? double{table.attention_rounding} : 0) {
     q = random.floats(static_cast<std::size_t>(rows * group * shape.head_dim), q_range);
     for (int e = 0; e < entries; ++e) {
       pages.push_back(std::make_unique<Fenced<std::byte>>(shape.bytes(), std::size_t{64}));
@@ -229,7 +234,7 @@ struct Scene {
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - highest);
     for (double& weight : weights) weight /= sum;
-    return (static_cast<double>(dim) + 8) * kEpsilon * size;
+    return ((static_cast<double>(dim) + 8) * kEpsilon + rounding) * size;
   }
 
   // Attention over entries [begin, end), in double. Returns how far rounding may take the result.
@@ -244,7 +249,7 @@ struct Scene {
         out[d] += weights[i] * double{seen[i][d]};
         largest_value = std::max(largest_value, std::fabs(double{seen[i][d]}));
       }
-    return (2 * score_error + (static_cast<double>(weights.size()) + 32) * kEpsilon) * largest_value;
+    return (2 * score_error + (static_cast<double>(weights.size()) + 32) * kEpsilon + rounding) * largest_value;
   }
 
   void expect_softmax(const KernelTable& table, State& state, int begin, int end) const {

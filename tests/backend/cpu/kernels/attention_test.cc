@@ -232,7 +232,32 @@ TEST_P(AttentionTest, ARowIsTheSameBitsWhateverRowsAreBeside) {
   }
 }
 
-// The hard case of the test above: what a row must not see does harm when it is touched at all.
+// What a prompt's rows see: all of the pages before them, and of their own pages what is not later. Blocks of queries
+// take other ways through a kernel than one row does.
+TEST_P(AttentionTest, RowsOfAPromptAreTheSoftmaxAndTheBitsOfEachRowAlone) {
+  Random random(13);
+  for (const KvType type : kKvTypes)
+    for (const int slots : {16, 32, 64})
+      for (const int head_dim : {48, 64, 128, 256}) {
+        const int group = 1 + random.below(5);
+        Scene scene(table(), {head_dim, slots, type}, 2 * slots + 5, group, 6, 1.0F, random);
+        SCOPED_TRACE(scene.describe());
+        for (int r = 0; r < scene.rows; ++r)
+          for (int e = 0; e < scene.entries; ++e)
+            scene.mask(r, e) = slot_range(0, std::clamp(3 * slots + r + 1 - e * slots, 0, slots));
+        State all = scene.attend_all(table(), 0, scene.rows);
+        scene.expect_softmax(table(), all, 0, scene.entries);
+        if (HasFatalFailure()) return;
+        Exponentials observed(scene.rows * group, scene.entries, slots);
+        State beside(scene.rows * group, head_dim);
+        scene.attend(table(), 0, scene.rows, 0, scene.entries, beside, &observed);
+        ASSERT_TRUE(all.holds(beside, 0)) << "observing changes nothing";
+        for (const int row : {0, 1, slots - 1, slots, 2 * slots + 4})
+          ASSERT_TRUE(all.holds(scene.attend_all(table(), row, 1), static_cast<std::size_t>(row * group))) << row;
+      }
+}
+
+// The hard case of the tests above: what a row must not see does harm when it is touched at all.
 TEST_P(AttentionTest, WhatOnlyAnotherRowSeesDoesNotLeak) {
   Random random(8);
   for (const KvType type : kKvTypes) {

@@ -1,5 +1,6 @@
-// Attention over pages of 16 bits on the tile unit. Numbers of 32 bits enter as the sum of two of bf16, so that products
-// lose about 2^-16 of themselves; numbers of a page enter exactly: f16 as the sum of two of bf16, bf16 as itself.
+// Attention over pages of 16 bits on the tile unit. Numbers of 32 bits enter as the sum of two of bf16, and numbers of
+// a page exactly: f16 as the sum of two of bf16, bf16 as itself. A product loses at most 2^-14 of itself, 2^-15 for the
+// bits that two of bf16 lack and 2^-15 for low times low.
 //   q * k = low(q) * high(k) + high(q) * high(k) + high(q) * low(k); weights times values likewise.
 // A result does not depend on what else is in a tile, so one query has the bits that it has among many.
 #include <algorithm>
@@ -13,9 +14,9 @@ namespace kvasir::amx {
 namespace {
 
 constexpr int kBlockQueries = 16;
-constexpr int kMostBlocks = 8;   // that read a page once it is opened
+constexpr int kMostBlocks = 8;  // that read a page once it is opened
 constexpr int kMostQueries = kMostBlocks * kBlockQueries;
-constexpr int kWeighed = 4;  // queries at once
+constexpr int kWeighed = 4;      // queries at once
 constexpr int kPairDims = 32;    // of a tile: pairs of 16 numbers and the 16 behind them
 constexpr int kQueryTiles = 64;  // of all blocks: heads of more than 128 dimensions have fewer blocks
 constexpr std::ptrdiff_t kVectorBytes = 32;
@@ -31,8 +32,7 @@ using Tile = std::uint16_t[16 * kTileRow];
 
 // The part of a float that bf16 holds, cut off.
 [[gnu::always_inline]] inline __m512 upper_half(__m512 x) {
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 // Splits floats and pairs their parts, the first number of a pair in the lower half.
@@ -56,8 +56,8 @@ class Pairs {
   [[gnu::always_inline]] void open(__m512 first, __m512 second, std::uint16_t* high, std::uint16_t* low) const {
     _mm512_store_si512(high, pair_up(first, second));
     if constexpr (kType == KvType::kF16)
-      _mm512_store_si512(
-          low, pair_up(_mm512_sub_ps(first, upper_half(first)), _mm512_sub_ps(second, upper_half(second))));
+      _mm512_store_si512(low,
+                         pair_up(_mm512_sub_ps(first, upper_half(first)), _mm512_sub_ps(second, upper_half(second))));
   }
 
  private:
@@ -73,13 +73,14 @@ class Pairs {
   __mmask64 lower_ = 0x3333333333333333;  // the bytes of the lower halves
 };
 
-// exp(x), x <= 0, to about 2^-21: weights enter sums of values to 2^-16. x = n ln 2 + r, |r| <= ln 2 / 2, and a polynomial
-// in r that is 1 at 0. Below -110 the result is zero; NaN stays NaN (the second operand of max is what NaN gives).
+// exp(x), x <= 0, to about 2^-21: weights enter sums of values to 2^-16. x = n ln 2 + r, |r| <= ln 2 / 2, and a
+// polynomial in r that is 1 at 0. Below -110 the result is zero; NaN stays NaN (the second operand of max is what NaN
+// gives).
 [[gnu::always_inline]] inline __m512 exp_of_difference(__m512 x) {
   constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
   x = _mm512_max_ps(_mm512_set1_ps(-110.0F), x);
-  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), _mm512_set1_ps(kRound)),
-                                 _mm512_set1_ps(kRound));
+  const __m512 n =
+      _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), _mm512_set1_ps(kRound)), _mm512_set1_ps(kRound));
   const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
   __m512 p = _mm512_set1_ps(8.37312452e-3F);
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.16695364e-2F));
@@ -90,8 +91,8 @@ class Pairs {
   return _mm512_scalef_ps(p, n);
 }
 
-// Holds the tile unit set up for blocks of `queries` queries: of tiles, 0 holds scores, 1 sums of values, 2 and 3 weights
-// (low and high), 4 and 5 queries, 6 and 7 numbers of a page.
+// Holds the tile unit set up for blocks of `queries` queries: of tiles, 0 holds scores, 1 sums of values, 2 and 3
+// weights (low and high), 4 and 5 queries, 6 and 7 numbers of a page.
 class QueryTiles {
  public:
   explicit QueryTiles(int queries) {
@@ -156,7 +157,7 @@ class TileAttention {
       }
       if (any == 0) continue;
       if (waiting_ != nullptr && !in_place(*waiting_)) finish_sums();
-      next_page_ = partial_.pages[e + 1 < partial_.entries ? e + 1 : e];
+      next_page_ = page_ahead(partial_, e);
       fetches_evenly_ = blocks == 1;
       open_keys(partial_.pages[e]);
       finish_sums();
@@ -225,9 +226,9 @@ class TileAttention {
     }
   }
 
-  // Fetches the next lines of the next entry's page. One block waits for memory, which is busy only while lines are asked
-  // for all the time: every step asks for some, in about the share of its time. Of a page, opening keys and values asks
-  // for 1/4 and 1/2, scores and sums for 1/16 each, and weighing for 1/8.
+  // Fetches the next lines of the next entry's page. One block waits for memory, which is busy only while lines are
+  // asked for all the time: every step asks for some, in about the share of its time. Of a page, opening keys and
+  // values asks for 1/4 and 1/2, scores and sums for 1/16 each, and weighing for 1/8.
   [[gnu::always_inline]] void fetch_lines(int lines) {
     for (int i = 0; i < lines; ++i, next_page_ += kLineBytes) avx512::fetch<kLineBytes>(next_page_);
   }
@@ -282,7 +283,7 @@ class TileAttention {
         const auto open = [&](auto&& load_first, auto&& load_second) {
           for (int c = 0; c < columns_; ++c) {
             pairs.open<kType>(load_first(a + c * kVectorBytes), load_second(b + c * kVectorBytes),
-                             high + c * 16 * kTileRow, low + c * 16 * kTileRow);
+                              high + c * 16 * kTileRow, low + c * 16 * kTileRow);
           }
         };
         const auto zero = [](const std::byte*) { return _mm512_setzero_ps(); };
@@ -296,7 +297,8 @@ class TileAttention {
         } else {
           open(zero, zero);
         }
-        if constexpr (kScores) score_to(std::min(2 * t * dim_tiles_ + std::min(row + 1, 8) * dim_tiles_ / 4, score_units()));
+        if constexpr (kScores)
+          score_to(std::min(2 * t * dim_tiles_ + std::min(row + 1, 8) * dim_tiles_ / 4, score_units()));
       }
   }
 
@@ -334,8 +336,7 @@ class TileAttention {
       _tile_loadd(7, keys_[1][t * kSlotVectors + v], kTileRowBytes);
       _tile_dpbf16ps(0, 5, 7);
     }
-    if (t + 1 == dim_tiles_)
-      _tile_stored(0, scores_[scored_block_ % 2][0] + v * 16, kSlots * sizeof(float));
+    if (t + 1 == dim_tiles_) _tile_stored(0, scores_[scored_block_ % 2][0] + v * 16, kSlots * sizeof(float));
   }
 
   // Sets what the queries of the block see. Returns whether any sees a slot.
@@ -354,8 +355,8 @@ class TileAttention {
     return any != 0;
   }
 
-  // Takes the scores of a block into maxima and sums, and sets the tiles of weights. Meanwhile the tile unit goes on with
-  // what was begun. kPlain: all 16 queries see all slots, and nobody observes.
+  // Takes the scores of a block into maxima and sums, and sets the tiles of weights. Meanwhile the tile unit goes on
+  // with what was begun. kPlain: all 16 queries see all slots, and nobody observes.
   template <bool kPlain>
   void weigh_block(const Sight& sight) {
     const int queries = queries_of(sight.block);
@@ -475,9 +476,9 @@ class TileAttention {
     _tile_stored(1, sums + column * 16, stride);
   }
 
-  // Adds the weighted values, of queries that do not all see what is open. A slot that a query does not see adds zero times its
-  // value to the sums. That changes neither a finite sum nor its sign, unless the sum is zero. A query with a sum that
-  // is zero or not finite is computed again with the slots that it sees alone.
+  // Adds the weighted values, of queries that do not all see what is open. A slot that a query does not see adds zero
+  // times its value to the sums. That changes neither a finite sum nor its sign, unless the sum is zero. A query with a
+  // sum that is zero or not finite is computed again with the slots that it sees alone.
   void add_apart(const Sight& sight, int queries) {
     const SlotMask opened = opened_;
     float* sums = sums_of(sight.block);

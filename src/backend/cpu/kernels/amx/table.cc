@@ -33,14 +33,16 @@ const KernelTable* amx_kernels() {
   static const KernelTable* const vectors = avx512_kernels();
   static const bool runs = vectors != nullptr && __builtin_cpu_supports("avx512bf16") && has_tiles();
   if (!runs) return nullptr;
-  // Everything but products with quantised and with BF16 weights is that of AVX-512.
+  // Everything but products with quantised and with BF16 weights and attention over pages of 16 bits is that of
+  // AVX-512.
   static const KernelTable table = [] {
     KernelTable t = *vectors;
-    t.name = "amx";
+    t.name = t.arithmetic = "amx";
     t.matmul = amx::matmul;
     t.attend = amx::attend;
     t.attend_apart = amx::attend_apart;
-    t.bf16_arithmetic = "avx512+bf16";
+    t.rounds_bf16_rows = true;
+    t.attention_rounding = 0x1p-14F;
     return t;
   }();
   return &table;

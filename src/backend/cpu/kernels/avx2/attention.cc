@@ -20,7 +20,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     if (!block.live(e, live)) continue;
     const std::byte* page = partial.pages[e];
     // The first block of queries fetches the next entry's page for all.
-    const std::ptrdiff_t ahead = first == 0 && e + 1 < partial.entries ? partial.pages[e + 1] - page : 0;
+    const std::ptrdiff_t ahead = first == 0 ? page_ahead(partial, e) - page : 0;
     page_scores<kType, kQueries>(page, slots, dim, q, score, ahead);
     weigh<kQueries>(partial, state, first, block, e, live, score, weight, keep);
     const std::byte* values = page + static_cast<std::size_t>(slots * dim) * kElementBytes<kType>;

@@ -19,7 +19,7 @@ const KernelTable* avx2_kernels() {
   static const KernelTable table = [] {
     KernelTable t = generic_kernels();
     t.name = "avx2";
-    t.arithmetic = t.bf16_arithmetic = "avx512";
+    t.arithmetic = "avx512";
     t.matmul = avx2::matmul;
     t.quantize_q8 = avx2::quantize_q8;
     t.rms_norm = avx2::rms_norm;

@@ -28,7 +28,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     SlotMask live[kQueries];
     if (!block.live(e, live)) continue;
     const std::byte* page = partial.pages[e];
-    const std::ptrdiff_t ahead = e + 1 < partial.entries ? partial.pages[e + 1] - page : 0;
+    const std::ptrdiff_t ahead = page_ahead(partial, e) - page;
     __m512 score[kQueries][kSlotVectors];
     page_scores<kType, kSlotVectors, kQueries, kFetch>(page, dim, q, score, ahead);
     weigh<kSlotVectors, kQueries>(partial, state, first, block.observed, e, live, score, weight, keep);

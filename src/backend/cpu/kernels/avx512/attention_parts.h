@@ -125,8 +125,7 @@ template <int kSlotVectors, int kQueries>
     for (int v = 0; v < kSlotVectors; ++v) {
       const __m512 p = _mm512_maskz_mov_ps(mask(i, v), exp16(_mm512_sub_ps(score[from + i][v], of_query)));
       _mm512_store_ps(weight + (from + i) * 64 + v * 16, p);
-      if (observed[from + i] != nullptr)
-        _mm512_storeu_ps(observed[from + i] + (e * kSlotVectors + v) * 16, p);
+      if (observed[from + i] != nullptr) _mm512_storeu_ps(observed[from + i] + (e * kSlotVectors + v) * 16, p);
       total[i] = _mm512_add_ps(total[i], p);
     }
     if (observed[from + i] != nullptr)

@@ -7,7 +7,7 @@ const KernelTable* avx512_kernels() {
   // What is not worth vectors of its own is the generic kernel's.
   static const KernelTable table = [] {
     KernelTable t = generic_kernels();
-    t.name = t.arithmetic = t.bf16_arithmetic = "avx512";
+    t.name = t.arithmetic = "avx512";
     t.matmul = avx512::matmul;
     t.quantize_q8 = avx512::quantize_q8;
     t.rms_norm = avx512::rms_norm;
