@@ -119,11 +119,16 @@ class TileAttention {
         state_(state),
         dim_(partial.head_dim),
         dim_tiles_((dim_ + kPairDims - 1) / kPairDims),
-        columns_(dim_ / 16) {}
+        columns_(dim_ / 16),
+        tile_rows_(std::min(partial.rows * partial.group, kBlockQueries)) {}
 
   void attend() {
     const int queries = partial_.rows * partial_.group;
-    const QueryTiles tiles(std::min(queries, kBlockQueries));
+    const QueryTiles tiles(tile_rows_);
+    // Queries are weighed by kWeighed. Those that do not exist have scores of zero; what lay there might be denormal, and
+    // slow.
+    if (tile_rows_ % kWeighed != 0)
+      for (Scores& scores : scores_) std::fill(scores[tile_rows_], scores[kBlockQueries - 1] + kSlots, 0.0F);
     const int most = std::min(kMostBlocks, kQueryTiles / (2 * dim_tiles_)) * kBlockQueries;
     for (first_ = 0; first_ < queries; first_ += most) {
       count_ = std::min(most, queries - first_);
@@ -212,6 +217,9 @@ class TileAttention {
     std::copy_n(state_.maximum + first_, count_, maximum_);
     std::copy_n(state_.sum + first_, count_, total_);
     const Pairs pairs;
+    for (int i = count_; i < padded; ++i)
+      for (int t = 0; t < 2 * dim_tiles_; ++t)
+        _mm512_store_si512(row_of(query_tiles(i / kBlockQueries)[t], i % kBlockQueries), _mm512_setzero_si512());
     for (int i = 0; i < count_; ++i) {
       const QueryBlock<1> query(partial_, state_, first_ + i);
       masks_[i] = query.masks[0];
@@ -445,9 +453,8 @@ class TileAttention {
     }
     waiting_ = nullptr;
   }
-  // A tile has as many rows as a block, or as there are queries.
   bool in_place(const Sight& sight) const {
-    return sight.whole && (queries_of(sight.block) == kBlockQueries || count_ < kBlockQueries);
+    return sight.whole && queries_of(sight.block) == tile_rows_;
   }
   void add_to(int columns) {
     compiler_fence();
@@ -513,6 +520,7 @@ class TileAttention {
   const int dim_;
   const int dim_tiles_;
   const int columns_;
+  const int tile_rows_;  // of sums, scores, queries and weights
   int first_ = 0;
   int count_ = 0;
   SlotMask opened_ = 0;  // the slots that values_ holds
