@@ -85,7 +85,7 @@ async function checkChat(page) {
       if (body) window.lengths.add(body.textContent.length);
     }).observe(document.querySelector('#messages'), { childList: true, subtree: true, characterData: true });
   });
-  await say(page, 'Tell me about a ship and its captain.');
+  await say(page, 'Tell me about the sea and a storm.');
   await done(page);
   assert.ok(await page.evaluate(() => window.lengths.size) > 5, 'the answer came in parts');
   await page.locator('#messages mark.evicted').first().waitFor();
