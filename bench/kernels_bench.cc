@@ -164,6 +164,8 @@ void bench_decode(benchmark::State& state, const KernelTable& table, KvType type
         partial.q_row_stride = kGroup * kHeadDim;
         partial.entries = kPartialEntries;
         partial.pages = pages;
+        const std::size_t next = first + kPartialEntries * static_cast<std::size_t>(threads);
+        if (next < kLayers * kHeads * kEntries) partial.next_page = memory.data() + next * shape.bytes();
         partial.masks = masks.data();
         partial.mask_row_stride = kPartialEntries;
         table.attend(partial, {maximum, sum, weighted});

@@ -234,8 +234,8 @@ TEST_F(SessionFile, OtherKernelsContinueWithAWarning) {
   EXPECT_TRUE(loaded->other_arithmetic);
 }
 
-// Kernels of one arithmetic continue each other's sessions and share prefixes: AVX2 and AVX-512 do, the other tables have
-// their own.
+// Kernels of one arithmetic continue each other's sessions and share prefixes: AVX2 and AVX-512 do, the other tables
+// have their own.
 TEST(ArithmeticId, TellsWhatDecidesTheBits) {
   const TemporaryFile file(make_random_model({}));
   const auto id_of = [&](std::string_view isa) {

@@ -378,15 +378,14 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
   const Table& table = *task.table->table;
   const Partial& part = partials_[table.first_partial + partial];
   const BatchTable& batch = *table.batch;
-  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
-  SlotMask masks[kWideTile * kPartialEntries];
+  SlotMask masks[kNarrowTile * kPartialEntries];
+  KVASIR_CHECK(task.rows <= kNarrowTile);
   if (task.table->selects && !fill_masks(task, part, masks)) return true;
   for (std::uint32_t e = part.begin; e < part.end; ++e) {
     if (part.frame == 0 && e < batch.apart) continue;
     const PageEntry& entry = batch.frames[part.frame].entries[e];
     if (task.table->selects && !any_row_sees(masks, task.rows, part.end - part.begin, e - part.begin)) continue;
-    if (!lease_->resident(batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane]))
-      return false;
+    if (!lease_->resident(page_of(task, entry))) return false;
   }
   return true;
 }
@@ -466,16 +465,19 @@ const std::byte* CpuAttention::first_page(const Task& task, std::size_t number) 
   const Table& table = *task.table->table;
   const Partial& part = partials_[table.first_partial + number];
   if (lease_ != nullptr || (part.frame == 0 && part.begin < table.batch->apart)) return nullptr;
-  const std::uint32_t column = table.batch->frames[part.frame].entries[part.begin].column;
+  return store_->data(page_of(task, table.batch->frames[part.frame].entries[part.begin]));
+}
+
+PageId CpuAttention::page_of(const Task& task, const PageEntry& entry) const {
+  const BatchTable& batch = *task.table->table->batch;
   const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
-  return store_->data(table.batch->pages[std::size_t{column} * static_cast<std::size_t>(table.batch->lanes) + lane]);
+  return batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane];
 }
 
 void CpuAttention::run_partial(const Task& task, std::size_t number, int index, const std::byte* next) {
   const Table& table = *task.table->table;
   const BatchTable& batch = *table.batch;
   const Partial& part = partials_[table.first_partial + number];
-  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
   const std::byte* pages[kPartialEntries];
   const PageFormat* formats[kPartialEntries];
   SlotMask masks[kWideTile * kPartialEntries];
@@ -494,7 +496,7 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
       formats[e] = &store_->format(page);
       continue;
     }
-    const PageId page = batch.pages[std::size_t{entry.column} * static_cast<std::size_t>(batch.lanes) + lane];
+    const PageId page = page_of(task, entry);
     pages[e] = store_->data(page);
     formats[e] = &store_->format(page);
   }

@@ -111,13 +111,16 @@ class CpuAttention {
   void tell_masses(int layer, const Unit& unit, std::size_t observed);
   // Adds tasks of tiles of at most `queries` queries.
   void add_tasks(const LayerTable& table, int begin_row, int end_row, int queries);
-  // Returns whether partials of a tile are computed apart: where its tiles are too few for the threads.
+  // Returns whether the partials of the tasks collected so far are computed separately: if pages are still being
+  // fetched, or if there are fewer than four tasks a thread.
   bool computes_apart() const;
   void run_tasks();
   // `next`: see AttentionPartial::next_page.
   void run_partial(const Task& task, std::size_t partial, int state, const std::byte* next);
   // Returns the first page of a partial; null where it is not known to be in memory.
   const std::byte* first_page(const Task& task, std::size_t partial) const;
+  // Returns the page that an entry of the task's table has for its lane.
+  PageId page_of(const Task& task, const PageEntry& entry) const;
   void attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
                        const AttentionState& into) const;
   void ensure_staged();

@@ -3,8 +3,9 @@
 // Contract of every kernel:
 //  - a row's (query's) result is bit-identical whatever other rows, panels or threads are computed beside it;
 //  - it never allocates, locks or logs; it reads and writes only what its views name;
-//  - the generic table is the specification; any other agrees with it to rounding (tests/backend/cpu/kernels), which
-//    KernelTable::rounds_bf16_rows and attention_rounding widen.
+//  - the generic table is the specification; any other agrees with it within rounding (tests/backend/cpu/kernels).
+//    KernelTable::rounds_bf16_rows and attention_rounding say where the rounding is that of bf16. What is infinite in
+//    one table may be NaN in another.
 // Thread-safety: all functions are pure over their arguments.
 // Shapes are written [slowest, ..., fastest].
 #pragma once
@@ -145,10 +146,11 @@ extern const WeightPacking kPanelPacking;
 
 struct KernelTable {
   std::string_view name;
-  std::string_view arithmetic;    // tables of the same arithmetic give the same bits
-  bool rounds_bf16_rows = false;  // products with BF16 weights round the row to bf16 as well
-  float attention_rounding =
-      0;  // of a product, what attention over pages of 16 bits may lose beyond a float's rounding
+  std::string_view arithmetic;  // tables of the same arithmetic give the same bits
+  // Products with BF16 weights round the row to bf16 as well.
+  bool rounds_bf16_rows = false;
+  // How much of a product attention over pages of 16 bits may lose, beyond the rounding of floats.
+  float attention_rounding = 0.0F;
   const WeightPacking* packing;
 
   // out[r][o] for panels [panel_begin, panel_end): sum over i of weight[o][i] * activation[r][i].

@@ -92,7 +92,7 @@ struct Scene {
         rows(row_count),
         group(group_size),
         entries(entry_count),
-        rounding(shape.key != KvType::kF32 || shape.value != KvType::kF32 ? double{table.attention_rounding} : 0) {
+        rounding(shape.key == shape.value && shape.key != KvType::kF32 ? double{table.attention_rounding} : 0) {
     q = random.floats(static_cast<std::size_t>(rows * group * shape.head_dim), q_range);
     for (int e = 0; e < entries; ++e) {
       pages.push_back(std::make_unique<Fenced<std::byte>>(shape.bytes(), std::size_t{64}));

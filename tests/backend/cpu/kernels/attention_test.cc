@@ -273,7 +273,7 @@ TEST_P(AttentionTest, WhatOnlyAnotherRowSeesDoesNotLeak) {
       for (int s : {1, 2}) scene.store(table(), 1, s, std::vector<float>(64, 2.0F), std::vector<float>(64, -0.0F));
       scene.store(table(), 2, 2, std::vector<float>(64, 1.0F), std::vector<float>(64, -0.0F));
       std::fill(scene.q.begin(), scene.q.end(), 2.0F);
-      for (const float value : {1.0F, INFINITY, std::nanf("")}) {
+      for (const float value : {1.0F, -1.0F, -0.0F, 1e-40F, -1e-40F, INFINITY, -INFINITY, std::nanf("")}) {
         scene.store(table(), 2, 3, std::vector<float>(64, value), std::vector<float>(64, value));
         const State all = scene.attend_all(table(), 0, 4);
         for (const int row : {0, 1, 3})
@@ -343,6 +343,37 @@ TEST_P(AttentionTest, TheLargestHead) {
   Scene scene(table(), {kMaxHeadDim, 64, KvType::kF16}, 3, 5, kPartialEntries, 0.3F, random);
   State state = scene.attend_all(table(), 0, 3);
   scene.expect_softmax(table(), state, 0, scene.entries);
+}
+
+TEST_P(AttentionTest, MoreQueriesThanAKernelTakesAtOnce) {
+  Random random(14);
+  struct Case {
+    int head_dim, group, rows;
+  };
+  for (const Case c : {Case{kMaxHeadDim, 5, 9}, Case{64, 131, 2}, Case{128, 3, 47}}) {
+    Scene scene(table(), {c.head_dim, 32, KvType::kF16}, c.rows, c.group, 3, 0.3F, random);
+    SCOPED_TRACE(scene.describe());
+    for (int r = 0; r < scene.rows; ++r) scene.mask(r, 1) = slot_range(0, 32);
+    State state = scene.attend_all(table(), 0, scene.rows);
+    scene.expect_softmax(table(), state, 0, scene.entries);
+    for (int r = 0; r < scene.rows; ++r)
+      ASSERT_TRUE(state.holds(scene.attend_all(table(), r, 1), static_cast<std::size_t>(r * c.group))) << r;
+  }
+}
+
+// Products so small that some units flush them to zero, where a sum may become -0: beside a row that sees more.
+TEST_P(AttentionTest, TinyValuesDoNotLeak) {
+  Random random(15);
+  Scene scene(table(), {64, 32, KvType::kBF16}, 20, 2, 3, 1.0F, random);
+  for (int e = 0; e < 3; ++e)
+    for (int s = 0; s < 32; ++s) {
+      std::vector<float> value(64);
+      for (float& x : value) x = random.symmetric(1.0F) * (random.below(2) == 0 ? 0x1p-125F : 0x1p-133F);
+      scene.store(table(), e, s, std::vector<float>(64, random.symmetric(0.5F)), value);
+    }
+  const State all = scene.attend_all(table(), 0, scene.rows);
+  for (int r = 0; r < scene.rows; ++r)
+    ASSERT_TRUE(all.holds(scene.attend_all(table(), r, 1), static_cast<std::size_t>(r * 2))) << r;
 }
 
 }  // namespace

@@ -146,5 +146,17 @@ TEST_F(SameArithmetic, StoredRotatedAndMovedSlots) {
   });
 }
 
+// AMX attends to floats, and to keys and values of different types, as AVX-512 does.
+TEST(AmxArithmetic, IsThatOfAvx512WherePagesAreNotOf16Bits) {
+  if (find_kernels("amx") == nullptr) GTEST_SKIP() << "no kernels amx on this machine";
+  const KernelTable& amx = *find_kernels("amx");
+  const KernelTable& avx512 = *find_kernels("avx512");
+  Random random(5);
+  for (const auto& [key, value] : {std::pair{KvType::kF32, KvType::kF32}, std::pair{KvType::kF16, KvType::kF32}}) {
+    const Scene scene(amx, {64, 32, key, value}, 20, 3, 4, 4.0F, random);
+    ASSERT_TRUE(scene.attend_all(amx, 0, 20).holds(scene.attend_all(avx512, 0, 20), 0)) << scene.describe();
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::test

@@ -1,10 +1,10 @@
-// Attention over pages of 16 bits on the tile unit. Numbers of 32 bits enter as the sum of two of bf16, and numbers of
-// a page exactly: f16 as the sum of two of bf16, bf16 as itself. A product loses at most 2^-14 of itself, 2^-15 for the
-// bits that two of bf16 lack and 2^-15 for low times low.
+// Attention over pages of 16 bits on the tile unit. Queries and weights enter as the sum of two numbers of bf16, and
+// numbers of a page exactly: f16 as the sum of two numbers of bf16, bf16 as itself. A product loses at most 2^-14 of
+// itself: less than 2^-16 for what two numbers of bf16 cannot hold, and 2^-15 for low times low. Denormals of bf16
+// count as zero, and infinities become NaN (infinity - infinity = NaN is their low part).
 //   q * k = low(q) * high(k) + high(q) * high(k) + high(q) * low(k); weights times values likewise.
 // A result does not depend on what else is in a tile, so one query has the bits that it has among many.
 #include <algorithm>
-#include <cmath>
 
 #include "backend/cpu/kernels/amx/tiles.h"
 #include "backend/cpu/kernels/avx512/attention_parts.h"
@@ -14,11 +14,11 @@ namespace kvasir::amx {
 namespace {
 
 constexpr int kBlockQueries = 16;
-constexpr int kMostBlocks = 8;  // that read a page once it is opened
+constexpr int kMostBlocks = 8;  // that share one opened page
 constexpr int kMostQueries = kMostBlocks * kBlockQueries;
-constexpr int kWeighed = 4;      // queries at once
-constexpr int kPairDims = 32;    // of a tile: pairs of 16 numbers and the 16 behind them
-constexpr int kQueryTiles = 64;  // of all blocks: heads of more than 128 dimensions have fewer blocks
+constexpr int kWeighed = 4;      // queries weighed together
+constexpr int kPairDims = 32;    // dimensions of a tile: number i is paired with number i + 16
+constexpr int kQueryTiles = 64;  // for all blocks: heads of more than 128 dimensions leave room for fewer blocks
 constexpr std::ptrdiff_t kVectorBytes = 32;
 constexpr std::ptrdiff_t kLineBytes = 64;
 
@@ -77,15 +77,15 @@ class Pairs {
 // polynomial in r that is 1 at 0. Below -110 the result is zero; NaN stays NaN (the second operand of max is what NaN
 // gives).
 [[gnu::always_inline]] inline __m512 exp_of_difference(__m512 x) {
-  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits behind the point
+  constexpr float kRound = 0x1.8p23F;  // adding it leaves no bits after the binary point
   x = _mm512_max_ps(_mm512_set1_ps(-110.0F), x);
   const __m512 n =
       _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(1.44269504F), _mm512_set1_ps(kRound)), _mm512_set1_ps(kRound));
   const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693147181F), x);
-  __m512 p = _mm512_set1_ps(8.37312452e-3F);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.16695364e-2F));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.66664720e-1F));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.99999850e-1F));
+  __m512 p = _mm512_set1_ps(8.3125243e-3F);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1890122e-2F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.66671142e-1F));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.99992311e-1F));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0F));
   return _mm512_scalef_ps(p, n);
@@ -125,8 +125,7 @@ class TileAttention {
   void attend() {
     const int queries = partial_.rows * partial_.group;
     const QueryTiles tiles(tile_rows_);
-    // Queries are weighed by kWeighed. Those that do not exist have scores of zero; what lay there might be denormal, and
-    // slow.
+    // Queries are weighed four at a time. The scores of padding are zero, since leftover denormals would be slow.
     if (tile_rows_ % kWeighed != 0)
       for (Scores& scores : scores_) std::fill(scores[tile_rows_], scores[kBlockQueries - 1] + kSlots, 0.0F);
     const int most = std::min(kMostBlocks, kQueryTiles / (2 * dim_tiles_)) * kBlockQueries;
@@ -143,7 +142,7 @@ class TileAttention {
   using Scores = float[kBlockQueries][kSlots];
 
   // What the queries of a block see of an entry.
-  struct Sight {
+  struct Visibility {
     int entry = -1;
     int block = 0;
     bool whole = false;  // all queries see all slots that are open
@@ -161,8 +160,8 @@ class TileAttention {
         all &= mask(row, e);
       }
       if (any == 0) continue;
-      if (waiting_ != nullptr && !in_place(*waiting_)) finish_sums();
-      next_page_ = page_ahead(partial_, e);
+      if (pending_ != nullptr && !in_place(*pending_)) finish_sums();
+      begin_fetching(page_ahead(partial_, e), partial_.pages[e]);
       fetches_evenly_ = blocks == 1;
       open_keys(partial_.pages[e]);
       finish_sums();
@@ -171,31 +170,30 @@ class TileAttention {
       finish_scores();
       for (int block = 0; block < blocks; ++block) {
         if (block + 1 < blocks) begin_scores(block + 1);
-        Sight& sight = sights_[block % 2];
-        sight.entry = e;
-        sight.block = block;
-        sight.whole = all == any;
-        if (waiting_ != nullptr && !in_place(*waiting_)) finish_sums();
-        if (all == slot_range_of_page() && !observes() && queries_of(block) == kBlockQueries) {
-          weigh_block<true>(sight);
+        Visibility& seen = visibilities_[block % 2];
+        seen.entry = e;
+        seen.block = block;
+        seen.whole = all == any;
+        if (pending_ != nullptr && !in_place(*pending_)) finish_sums();
+        if (all == slot_range(0, kSlots) && !observes() && queries_of(block) == kBlockQueries) {
+          weigh_block<true>(seen);
         } else {
-          if (!see(sight)) {
+          if (!see(seen)) {
             finish_scores();
             finish_sums();
             continue;
           }
-          weigh_block<false>(sight);
+          weigh_block<false>(seen);
         }
         finish_scores();
         finish_sums();
-        begin_sums(sight);
+        begin_sums(seen);
       }
     }
     finish_sums();
     std::copy_n(maximum_, count_, state_.maximum + first_);
     std::copy_n(total_, count_, state_.sum + first_);
   }
-  static constexpr SlotMask slot_range_of_page() { return kSlots == 64 ? ~SlotMask{0} : (SlotMask{1} << kSlots) - 1; }
   bool observes() const { return partial_.weights != nullptr; }
   SlotMask mask(int row, int entry) const {
     return partial_.masks[static_cast<std::size_t>(row) * partial_.mask_row_stride + static_cast<std::size_t>(entry)];
@@ -234,14 +232,19 @@ class TileAttention {
     }
   }
 
-  // Fetches the next lines of the next entry's page. One block waits for memory, which is busy only while lines are
-  // asked for all the time: every step asks for some, in about the share of its time. Of a page, opening keys and
-  // values asks for 1/4 and 1/2, scores and sums for 1/16 each, and weighing for 1/8.
+  // The next entry's page is fetched while this one's is read. A single block is limited by memory, so its prefetches
+  // are spread over all steps, in about the shares of their time: of a page, opening keys and values asks for 1/4 and
+  // 1/2, scores and sums for 1/16 each, and weighing for 1/8.
+  void begin_fetching(const std::byte* page, const std::byte* current) {
+    next_line_ = page;
+    fetch_end_ = page == current ? page : page + static_cast<std::size_t>(2 * dim_ * kSlots) * 2;
+  }
   [[gnu::always_inline]] void fetch_lines(int lines) {
-    for (int i = 0; i < lines; ++i, next_page_ += kLineBytes) avx512::fetch<kLineBytes>(next_page_);
+    for (; lines > 0 && next_line_ < fetch_end_; --lines, next_line_ += kLineBytes)
+      avx512::fetch<kLineBytes>(next_line_);
   }
 
-  // Keys are [head_dim][slots]; a row of a tile has two dimensions of 16 slots. Meanwhile sums that wait are finished.
+  // Keys are [head_dim][slots]; a row of a tile has two dimensions of 16 slots. Meanwhile pending sums are finished.
   void open_keys(const std::byte* keys) {
     for (int t = 0; t < dim_tiles_; ++t) {
       for (int half = 0; half < 2; ++half) {
@@ -250,7 +253,7 @@ class TileAttention {
         } else {
           open_dims<false>(keys, t, half * 8);
         }
-        if (waiting_ != nullptr) add_to(std::min(2 * t + half + 1, columns_));
+        if (pending_ != nullptr) add_to(std::min(2 * t + half + 1, columns_));
       }
     }
   }
@@ -348,40 +351,40 @@ class TileAttention {
   }
 
   // Sets what the queries of the block see. Returns whether any sees a slot.
-  bool see(Sight& sight) const {
-    const int queries = queries_of(sight.block);
-    const SlotMask* const* masks = masks_ + sight.block * kBlockQueries;
+  bool see(Visibility& seen) const {
+    const int queries = queries_of(seen.block);
+    const SlotMask* const* masks = masks_ + seen.block * kBlockQueries;
     SlotMask any = 0;
     SlotMask all = ~SlotMask{0};
     for (int i = 0; i < queries; ++i) {
-      sight.live[i] = masks[i][sight.entry];
-      any |= sight.live[i];
-      all &= sight.live[i];
+      seen.live[i] = masks[i][seen.entry];
+      any |= seen.live[i];
+      all &= seen.live[i];
     }
-    for (int i = queries; i < kBlockQueries; ++i) sight.live[i] = 0;
-    sight.whole = all == opened_;
+    for (int i = queries; i < kBlockQueries; ++i) seen.live[i] = 0;
+    seen.whole = all == opened_;
     return any != 0;
   }
 
   // Takes the scores of a block into maxima and sums, and sets the tiles of weights. Meanwhile the tile unit goes on
-  // with what was begun. kPlain: all 16 queries see all slots, and nobody observes.
+  // with what was begun. kPlain: all 16 queries see all slots, and weights are not observed.
   template <bool kPlain>
-  void weigh_block(const Sight& sight) {
-    const int queries = queries_of(sight.block);
+  void weigh_block(const Visibility& seen) {
+    const int queries = queries_of(seen.block);
     for (int from = 0; from < queries; from += kWeighed) {
       score_to(score_units() * (from + kWeighed) >> 4);
-      if (waiting_ != nullptr) add_to(columns_ * (from + kWeighed) >> 4);
-      weigh_queries<kPlain>(sight, from);
+      if (pending_ != nullptr) add_to(columns_ * (from + kWeighed) >> 4);
+      weigh_queries<kPlain>(seen, from);
     }
   }
   template <bool kPlain>
-  [[gnu::always_inline]] void weigh_queries(const Sight& sight, int from) {
-    const Scores& scores = scores_[sight.block % 2];
-    auto& weights = weights_[sight.block % 2];
+  [[gnu::always_inline]] void weigh_queries(const Visibility& seen, int from) {
+    const Scores& scores = scores_[seen.block % 2];
+    auto& weights = weights_[seen.block % 2];
     const Pairs pairs;
-    const int first = sight.block * kBlockQueries + from;
+    const int first = seen.block * kBlockQueries + from;
     const auto live = [&](int i, int v) {
-      return static_cast<__mmask16>(kPlain ? 0xffff : sight.live[from + i] >> (v * 16));
+      return static_cast<__mmask16>(kPlain ? 0xffff : seen.live[from + i] >> (v * 16));
     };
     __m512 score[kWeighed][kSlotVectors];
     __m512 highest[kWeighed];
@@ -408,22 +411,23 @@ class TileAttention {
       for (int t = 0; t < kSlotTiles; ++t)
         pairs.split(weight[t * 2], weight[t * 2 + 1], row_of(weights[0][t], from + i), row_of(weights[1][t], from + i));
       if constexpr (!kPlain)
-        if (observes() && sight.live[from + i] != 0)
-          observe(first + i, sight.entry, weight, _mm512_cvtss_f32(of_query));
+        if (observes() && seen.live[from + i] != 0) observe(first + i, seen.entry, weight, _mm512_cvtss_f32(of_query));
     }
     // Where the highest score changed, earlier sums are scaled to it.
     const __m128 before = _mm_load_ps(maximum_ + first);
     const __m128 maximum = avx512::quarters(most);
     _mm_store_ps(maximum_ + first, maximum);
-    const int same = _mm_movemask_ps(_mm_cmpeq_ps(maximum, before));
+    // NaN counts as unchanged: a query that sees nothing of the entry keeps its state.
+    const __m128 unchanged = _mm_cmp_ps(maximum, before, _CMP_EQ_UQ);
+    const int same = _mm_movemask_ps(unchanged);
     __m128 keep = _mm_set1_ps(1.0F);
     if (same != 0xf) {
       keep = _mm_blendv_ps(_mm512_castps512_ps128(exp16(_mm512_castps128_ps512(_mm_sub_ps(before, maximum)))), keep,
-                           _mm_cmpeq_ps(maximum, before));
+                           unchanged);
       alignas(16) float factors[kWeighed];
       _mm_store_ps(factors, keep);
       for (int i = 0; i < kWeighed; ++i)
-        if ((same >> i & 1) == 0) scale(sums_of(sight.block) + (from + i) * dim_, factors[i]);
+        if ((same >> i & 1) == 0) scale(sums_of(seen.block) + (from + i) * dim_, factors[i]);
     }
     _mm_store_ps(total_ + first,
                  _mm_fmadd_ps(_mm_load_ps(total_ + first), keep, avx512::quarters(avx512::sum_four(sums))));
@@ -440,31 +444,29 @@ class TileAttention {
   }
 
   // The weighted values of a block are added to its sums column by column, of 16 dimensions.
-  void begin_sums(const Sight& sight) {
-    waiting_ = &sight;
+  void begin_sums(const Visibility& seen) {
+    pending_ = &seen;
     added_columns_ = 0;
   }
   void finish_sums() {
-    if (waiting_ == nullptr) return;
-    if (in_place(*waiting_)) {
+    if (pending_ == nullptr) return;
+    if (in_place(*pending_)) {
       add_to(columns_);
     } else {
-      add_apart(*waiting_, queries_of(waiting_->block));
+      add_apart(*pending_, queries_of(pending_->block));
     }
-    waiting_ = nullptr;
+    pending_ = nullptr;
   }
-  bool in_place(const Sight& sight) const {
-    return sight.whole && queries_of(sight.block) == tile_rows_;
-  }
+  bool in_place(const Visibility& seen) const { return seen.whole && queries_of(seen.block) == tile_rows_; }
   void add_to(int columns) {
     compiler_fence();
-    for (; added_columns_ < columns; ++added_columns_) add_column(*waiting_, sums_of(waiting_->block), added_columns_);
+    for (; added_columns_ < columns; ++added_columns_) add_column(*pending_, sums_of(pending_->block), added_columns_);
     compiler_fence();
   }
   // sums [queries][head_dim] += weights * values, of one column.
-  void add_column(const Sight& sight, float* sums, int column) {
+  void add_column(const Visibility& seen, float* sums, int column) {
     const std::size_t stride = static_cast<std::size_t>(dim_) * sizeof(float);
-    const auto& weights = weights_[sight.block % 2];
+    const auto& weights = weights_[seen.block % 2];
     if (fetches_evenly_) fetch_lines(kSlotVectors);
     _tile_loadd(1, sums + column * 16, stride);
     for (int t = 0; t < kSlotTiles; ++t) {
@@ -483,35 +485,40 @@ class TileAttention {
     _tile_stored(1, sums + column * 16, stride);
   }
 
-  // Adds the weighted values, of queries that do not all see what is open. A slot that a query does not see adds zero
-  // times its value to the sums. That changes neither a finite sum nor its sign, unless the sum is zero. A query with a
-  // sum that is zero or not finite is computed again with the slots that it sees alone.
-  void add_apart(const Sight& sight, int queries) {
+  // Adds the weighted values for a block that is not full, or in which some query does not see every opened slot. Such
+  // a slot adds zero times its value to the query's sums. That changes neither a finite sum nor its sign, unless the
+  // sum is zero. Where a sum is zero or not finite, the query is computed again with the slots that it sees alone.
+  void add_apart(const Visibility& seen, int queries) {
     const SlotMask opened = opened_;
-    float* sums = sums_of(sight.block);
-    add_copied(sight, queries);
-    bool again[kBlockQueries];
+    float* sums = sums_of(seen.block);
+    add_copied(seen, queries);
+    bool recompute[kBlockQueries];
     for (int i = 0; i < queries; ++i) {
-      again[i] = sight.live[i] != 0 && sight.live[i] != opened && !normal(copied_ + i * dim_);
-      if (sight.live[i] != 0 && !again[i]) std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
+      recompute[i] = seen.live[i] != 0 && seen.live[i] != opened && !nonzero_and_finite(copied_ + i * dim_);
+      if (seen.live[i] != 0 && !recompute[i]) std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
     }
     for (int i = 0; i < queries; ++i) {
-      if (!again[i]) continue;
-      open_values<false>(values_of(sight.entry), sight.live[i]);
-      add_copied(sight, queries);
-      std::copy_n(copied_ + i * dim_, dim_, sums + i * dim_);
+      if (!recompute[i]) continue;
+      open_values<false>(values_of(seen.entry), seen.live[i]);
+      add_copied(seen, queries);
+      for (int j = i; j < queries; ++j) {
+        if (!recompute[j] || seen.live[j] != seen.live[i]) continue;
+        std::copy_n(copied_ + j * dim_, dim_, sums + j * dim_);
+        recompute[j] = false;
+      }
     }
-    if (opened_ != opened) open_values<false>(values_of(sight.entry), opened);
+    if (opened_ != opened) open_values<false>(values_of(seen.entry), opened);
   }
-  void add_copied(const Sight& sight, int queries) {
-    std::copy_n(sums_of(sight.block), queries * dim_, copied_);
+  void add_copied(const Visibility& seen, int queries) {
+    std::copy_n(sums_of(seen.block), queries * dim_, copied_);
     compiler_fence();
-    for (int column = 0; column < columns_; ++column) add_column(sight, copied_, column);
+    for (int column = 0; column < columns_; ++column) add_column(seen, copied_, column);
     compiler_fence();
   }
-  bool normal(const float* x) const {
+  bool nonzero_and_finite(const float* x) const {
+    constexpr int kNanZeroOrInfinity = 0x9f;
     __mmask16 other = 0;
-    for (int d = 0; d < dim_; d += 16) other |= _mm512_fpclass_ps_mask(_mm512_loadu_ps(x + d), 0x9f);
+    for (int d = 0; d < dim_; d += 16) other |= _mm512_fpclass_ps_mask(_mm512_loadu_ps(x + d), kNanZeroOrInfinity);
     return other == 0;
   }
 
@@ -525,14 +532,15 @@ class TileAttention {
   int count_ = 0;
   SlotMask opened_ = 0;  // the slots that values_ holds
   int scored_block_ = 0;
-  const std::byte* next_page_ = nullptr;
+  const std::byte* next_line_ = nullptr;
+  const std::byte* fetch_end_ = nullptr;
   bool fetches_evenly_ = false;
   int scored_units_ = 0;
   int scored_vector_ = 0;
   int scored_tile_ = 0;
-  const Sight* waiting_ = nullptr;  // its weights are ready, and values are to be added
+  const Visibility* pending_ = nullptr;  // its weights are ready, and values are to be added
   int added_columns_ = 0;
-  Sight sights_[2];
+  Visibility visibilities_[2];
   alignas(64) float maximum_[kMostQueries];
   alignas(64) float total_[kMostQueries];
   const SlotMask* masks_[kMostQueries];
@@ -545,6 +553,7 @@ class TileAttention {
   alignas(64) Scores scores_[2];                                        // likewise
   alignas(64) float copied_[kBlockQueries * kMaxHeadDim];
 };
+static_assert(sizeof(TileAttention<KvType::kF16, 4>) < 512 * 1024, "it is on the stack of a worker thread");
 
 template <KvType kType>
 void attend_type(const AttentionPartial& partial, const AttentionState& state) {

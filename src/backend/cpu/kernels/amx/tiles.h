@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kTileRowBytes = 64;
 
-// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights. Two of each kind of operand and four sums hide latencies.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -30,8 +29,9 @@ struct alignas(64) TileConfig {
   return static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
 }
 
-// Holds the tile unit set up for products whose rows have `row_bytes` bytes. A row of weights has four of these bytes
-// of each of 16 outputs.
+// Holds the tile unit set up for products whose rows have `row_bytes` bytes. Tiles 0 to 3 hold sums, 4 and 5 rows, 6
+// and 7 weights: two of each kind of operand and four sums hide latencies. A row of weights has four of these bytes of
+// each of 16 outputs.
 class Tiles {
  public:
   explicit Tiles(int row_bytes) {

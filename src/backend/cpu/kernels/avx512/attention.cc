@@ -31,7 +31,7 @@ void attend_block(const AttentionPartial& partial, const AttentionState& state, 
     const std::ptrdiff_t ahead = page_ahead(partial, e) - page;
     __m512 score[kQueries][kSlotVectors];
     page_scores<kType, kSlotVectors, kQueries, kFetch>(page, dim, q, score, ahead);
-    weigh<kSlotVectors, kQueries>(partial, state, first, block.observed, e, live, score, weight, keep);
+    weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
     const std::byte* values = page + static_cast<std::size_t>(dim * kSlotVectors * 16) * kElementBytes<kType>;
     add_all_values<kType, kQueries, kFetch>(values, dim, live, weight, keep, block.weighted, ahead);
   }
@@ -66,14 +66,14 @@ void attend_opened(const AttentionPartial& partial, const AttentionState& state,
         const auto* keys = reinterpret_cast<const std::byte*>(page);
         const float* queries = q + (first - tile) * dim;
         __m512 score[kQueries][kSlotVectors];
-        if (!opened && e + 1 < partial.entries) {
+        if (!opened) {
           page_scores<KvType::kF32, kSlotVectors, kQueries, true>(keys, dim, queries, score,
-                                                                  partial.pages[e + 1] - keys);
+                                                                  page_ahead(partial, e) - keys);
         } else {
           page_scores<KvType::kF32, kSlotVectors, kQueries>(keys, dim, queries, score);
         }
         opened = true;
-        weigh<kSlotVectors, kQueries>(partial, state, first, block.observed, e, live, score, weight, keep);
+        weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
         add_all_values<KvType::kF32, kQueries>(reinterpret_cast<const std::byte*>(page + side), dim, live, weight, keep,
                                                block.weighted);
       }

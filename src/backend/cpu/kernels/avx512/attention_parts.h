@@ -104,7 +104,7 @@ template <KvType kType, int kVectors, int kQueries, bool kFetch = false>
 // What weigh does for queries [from, from + 4) of a block, all of which see something.
 template <int kSlotVectors, int kQueries>
 [[gnu::always_inline]] inline void weigh_four(const AttentionPartial& partial, const AttentionState& state, int first,
-                                              float* const (&observed)[kQueries], int e,
+                                              const QueryBlock<kQueries>& block, int e,
                                               const SlotMask (&live)[kQueries],
                                               const __m512 (&score)[kQueries][kSlotVectors], int from, float* weight,
                                               float* keep) {
@@ -125,10 +125,11 @@ template <int kSlotVectors, int kQueries>
     for (int v = 0; v < kSlotVectors; ++v) {
       const __m512 p = _mm512_maskz_mov_ps(mask(i, v), exp16(_mm512_sub_ps(score[from + i][v], of_query)));
       _mm512_store_ps(weight + (from + i) * 64 + v * 16, p);
-      if (observed[from + i] != nullptr) _mm512_storeu_ps(observed[from + i] + (e * kSlotVectors + v) * 16, p);
+      if (block.observed[from + i] != nullptr)
+        _mm512_storeu_ps(block.observed[from + i] + (e * kSlotVectors + v) * 16, p);
       total[i] = _mm512_add_ps(total[i], p);
     }
-    if (observed[from + i] != nullptr)
+    if (block.observed[from + i] != nullptr)
       partial.weight_maxima[static_cast<std::size_t>(first + from + i) * partial.weight_maximum_stride +
                             static_cast<std::size_t>(e)] = _mm512_cvtss_f32(of_query);
   }
@@ -146,12 +147,12 @@ template <int kSlotVectors, int kQueries>
 // undefined of a query that sees nothing; keep: what earlier sums are multiplied with.
 template <int kSlotVectors, int kQueries>
 [[gnu::always_inline]] inline void weigh(const AttentionPartial& partial, const AttentionState& state, int first,
-                                         float* const (&observed)[kQueries], int e, const SlotMask (&live)[kQueries],
+                                         const QueryBlock<kQueries>& block, int e, const SlotMask (&live)[kQueries],
                                          const __m512 (&score)[kQueries][kSlotVectors], float* weight, float* keep) {
   for (int i = 0; i < kQueries; ++i) {
     if constexpr (kQueries >= 4)
       if (i % 4 == 0 && live[i] != 0 && live[i + 1] != 0 && live[i + 2] != 0 && live[i + 3] != 0) {
-        weigh_four<kSlotVectors, kQueries>(partial, state, first, observed, e, live, score, i, weight, keep);
+        weigh_four<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, i, weight, keep);
         i += 3;
         continue;
       }
@@ -170,10 +171,10 @@ template <int kSlotVectors, int kQueries>
       const __m512 p = _mm512_maskz_mov_ps(static_cast<__mmask16>(live[i] >> (v * 16)),
                                            exp16(_mm512_sub_ps(score[i][v], _mm512_set1_ps(maximum))));
       _mm512_store_ps(w + v * 16, p);
-      if (observed[i] != nullptr) _mm512_storeu_ps(observed[i] + (e * kSlotVectors + v) * 16, p);
+      if (block.observed[i] != nullptr) _mm512_storeu_ps(block.observed[i] + (e * kSlotVectors + v) * 16, p);
       total = _mm512_add_ps(total, p);
     }
-    if (observed[i] != nullptr)
+    if (block.observed[i] != nullptr)
       partial.weight_maxima[static_cast<std::size_t>(first + i) * partial.weight_maximum_stride +
                             static_cast<std::size_t>(e)] = maximum;
     keep[i] = maximum == before ? 1.0F : exp1(before - maximum);

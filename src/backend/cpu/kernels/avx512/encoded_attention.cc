@@ -90,7 +90,7 @@ struct Vectors {
     __m512 score[kQueries][kSlotVectors];
     for (int i = 0; i < kQueries; ++i)
       for (int v = 0; v < kSlotVectors; ++v) score[i][v] = _mm512_load_ps(scores + i * 64 + v * 16);
-    avx512::weigh<kSlotVectors, kQueries>(partial, state, first, block.observed, e, live, score, weight, keep);
+    avx512::weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
   }
 
   template <int kQueries>
