@@ -62,7 +62,8 @@ struct Measurement {
 
 double median(std::vector<double> values) {
   std::ranges::sort(values);
-  return values[values.size() / 2];
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
 Status check_options(const SpeedOptions& options) {
@@ -165,9 +166,10 @@ Result<std::uint64_t> bytes_needed(const LoadedModel& model, std::span<const Bas
   }
   const std::uint64_t bytes = std::accumulate(base_bytes.begin(), base_bytes.end(), forks);
   if (bytes > memory_bound())
-    return exhausted("these depths need {} bytes of KV memory, more than this machine has left ({}); give smaller ones",
-                     bytes, memory_bound())
-        .about({"depths"});
+    return exhausted(
+               "these measurements need {} bytes of KV memory, more than this machine has left ({}); measure less",
+               bytes, memory_bound())
+        .about({"depths", "batch", "prefill", "decode"});
   return bytes;
 }
 
