@@ -187,8 +187,8 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                  options.demote_size, least)
           .about({"demote_size"});
     // A folder that cannot be written is found now, not when a request needs it.
-    if (const auto file = create_scratch_file(options.demote_dir); !file.ok())
-      return Status(file.status()).about({"demote_dir"});
+    if (const auto scratch = create_scratch_file(options.demote_dir); !scratch.ok())
+      return Status(scratch.status()).about({"demote_dir"});
     model->demotion_file = std::make_unique<DemotionFile>(
         [folder = options.demote_dir] { return create_scratch_file(folder); }, options.demote_size);
     model->cold_tier = std::make_unique<ColdTier>(

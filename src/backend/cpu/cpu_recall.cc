@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/cpu/cpu_backend_impl.h"
+#include "backend/cpu/kernels/encode_page.h"
 #include "base/check.h"
 
 namespace kvasir {
