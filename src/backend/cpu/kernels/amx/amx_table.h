@@ -15,6 +15,7 @@ void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, 
 void bf16_matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
                  std::size_t out_stride);
 
+// As avx512's, but over pages of 16 bits on the tile unit: see attention.cc.
 void attend(const AttentionPartial& partial, const AttentionState& state);
 void attend_apart(const AttentionPartial& partial, const ApartEntry* apart, const AttentionState& state);
 

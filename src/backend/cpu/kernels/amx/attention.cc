@@ -91,26 +91,9 @@ class Pairs {
   return _mm512_scalef_ps(p, n);
 }
 
-// Holds the tile unit set up for blocks of `queries` queries: of tiles, 0 holds scores, 1 sums of values, 2 and 3
-// weights (low and high), 4 and 5 queries, 6 and 7 numbers of a page.
-class QueryTiles {
- public:
-  explicit QueryTiles(int queries) {
-    TileConfig config;
-    for (int tile = 0; tile < 8; ++tile) {
-      config.row_bytes[tile] = kTileRowBytes;
-      config.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? queries : 16);
-    }
-    compiler_fence();
-    _tile_loadconfig(&config);
-  }
-  QueryTiles(const QueryTiles&) = delete;
-  QueryTiles& operator=(const QueryTiles&) = delete;
-  ~QueryTiles() { _tile_release(); }
-};
-
 // Blocks of queries read each page in turn, which is opened for all of them. The tile unit works on the scores of later
-// blocks and on the values of the block before while vectors open pages and weigh.
+// blocks and on the values of the block before while vectors open pages and weigh. Of its tiles, 0 holds scores, 1 sums
+// of values, 2 and 3 weights (low and high), 4 and 5 queries, 6 and 7 numbers of a page.
 template <KvType kType, int kSlotVectors>
 class TileAttention {
  public:
@@ -124,7 +107,7 @@ class TileAttention {
 
   void attend() {
     const int queries = partial_.rows * partial_.group;
-    const QueryTiles tiles(tile_rows_);
+    const Tiles tiles(kTileRowBytes, tile_rows_);
     // Queries are weighed four at a time. The scores of padding are zero, since leftover denormals would be slow.
     if (tile_rows_ % kWeighed != 0)
       for (Scores& scores : scores_) std::fill(scores[tile_rows_], scores[kBlockQueries - 1] + kSlots, 0.0F);
@@ -160,7 +143,6 @@ class TileAttention {
         all &= mask(row, e);
       }
       if (any == 0) continue;
-      if (pending_ != nullptr && !in_place(*pending_)) finish_sums();
       begin_fetching(page_ahead(partial_, e), partial_.pages[e]);
       fetches_evenly_ = blocks == 1;
       open_keys(partial_.pages[e]);
@@ -173,9 +155,8 @@ class TileAttention {
         Visibility& seen = visibilities_[block % 2];
         seen.entry = e;
         seen.block = block;
-        seen.whole = all == any;
-        if (pending_ != nullptr && !in_place(*pending_)) finish_sums();
         if (all == slot_range(0, kSlots) && !observes() && queries_of(block) == kBlockQueries) {
+          seen.whole = true;
           weigh_block<true>(seen);
         } else {
           if (!see(seen)) {
@@ -316,7 +297,6 @@ class TileAttention {
   // The scores of a block with an entry are computed unit by unit: a unit is 32 dimensions of 16 slots.
   void begin_scores(int block) {
     scored_block_ = block;
-    scored_units_ = 0;
     scored_vector_ = 0;
     scored_tile_ = 0;
   }
@@ -324,7 +304,7 @@ class TileAttention {
   void finish_scores() { score_to(score_units()); }
   void score_to(int units) {
     compiler_fence();
-    for (; scored_units_ < units; ++scored_units_) {
+    while (scored_vector_ * dim_tiles_ + scored_tile_ < units) {
       score_unit(scored_vector_, scored_tile_);
       if (++scored_tile_ == dim_tiles_) {
         scored_tile_ = 0;
@@ -443,21 +423,18 @@ class TileAttention {
     for (int d = 0; d < dim_; d += 16) _mm512_storeu_ps(sums + d, _mm512_mul_ps(_mm512_loadu_ps(sums + d), of));
   }
 
-  // The weighted values of a block are added to its sums column by column, of 16 dimensions.
+  // The weighted values of a block are added to its sums column by column, of 16 dimensions; at once where that cannot
+  // be done in place.
   void begin_sums(const Visibility& seen) {
+    const int queries = queries_of(seen.block);
+    if (!seen.whole || queries != tile_rows_) return add_apart(seen, queries);
     pending_ = &seen;
     added_columns_ = 0;
   }
   void finish_sums() {
-    if (pending_ == nullptr) return;
-    if (in_place(*pending_)) {
-      add_to(columns_);
-    } else {
-      add_apart(*pending_, queries_of(pending_->block));
-    }
+    if (pending_ != nullptr) add_to(columns_);
     pending_ = nullptr;
   }
-  bool in_place(const Visibility& seen) const { return seen.whole && queries_of(seen.block) == tile_rows_; }
   void add_to(int columns) {
     compiler_fence();
     for (; added_columns_ < columns; ++added_columns_) add_column(*pending_, sums_of(pending_->block), added_columns_);
@@ -535,7 +512,6 @@ class TileAttention {
   const std::byte* next_line_ = nullptr;
   const std::byte* fetch_end_ = nullptr;
   bool fetches_evenly_ = false;
-  int scored_units_ = 0;
   int scored_vector_ = 0;
   int scored_tile_ = 0;
   const Visibility* pending_ = nullptr;  // its weights are ready, and values are to be added

@@ -29,16 +29,16 @@ struct alignas(64) TileConfig {
   return static_cast<__mmask16>(left < kPanel ? (1u << left) - 1 : 0xffffu);
 }
 
-// Holds the tile unit set up for products whose rows have `row_bytes` bytes. Tiles 0 to 3 hold sums, 4 and 5 rows, 6
+// Holds the tile unit set up for products of `rows` rows of `row_bytes` bytes. Tiles 0 to 3 hold sums, 4 and 5 rows, 6
 // and 7 weights: two of each kind of operand and four sums hide latencies. A row of weights has four of these bytes of
 // each of 16 outputs.
 class Tiles {
  public:
-  explicit Tiles(int row_bytes) {
+  explicit Tiles(int row_bytes, int rows = kRowGroup) {
     TileConfig config;
     for (int tile = 0; tile < 8; ++tile) {
       config.row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? row_bytes : kTileRowBytes);
-      config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? row_bytes / 4 : kRowGroup);
+      config.rows[tile] = static_cast<std::uint8_t>(tile >= 6 ? row_bytes / 4 : rows);
     }
     compiler_fence();
     _tile_loadconfig(&config);
