@@ -297,6 +297,7 @@ class TileAttention {
   // The scores of a block with an entry are computed unit by unit: a unit is 32 dimensions of 16 slots.
   void begin_scores(int block) {
     scored_block_ = block;
+    scored_units_ = 0;
     scored_vector_ = 0;
     scored_tile_ = 0;
   }
@@ -304,7 +305,7 @@ class TileAttention {
   void finish_scores() { score_to(score_units()); }
   void score_to(int units) {
     compiler_fence();
-    while (scored_vector_ * dim_tiles_ + scored_tile_ < units) {
+    for (; scored_units_ < units; ++scored_units_) {
       score_unit(scored_vector_, scored_tile_);
       if (++scored_tile_ == dim_tiles_) {
         scored_tile_ = 0;
@@ -512,6 +513,7 @@ class TileAttention {
   const std::byte* next_line_ = nullptr;
   const std::byte* fetch_end_ = nullptr;
   bool fetches_evenly_ = false;
+  int scored_units_ = 0;  // scored_vector_ * dim_tiles_ + scored_tile_, counted for speed
   int scored_vector_ = 0;
   int scored_tile_ = 0;
   const Visibility* pending_ = nullptr;  // its weights are ready, and values are to be added
