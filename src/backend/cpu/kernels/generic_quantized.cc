@@ -31,10 +31,10 @@ struct Generic {
     return values;
   }
 
-  // start + the products of 4 * kWords inputs.
-  template <int kWords, int /*kMost*/>
-  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
-    for (int g = 0; g < kWords; ++g)
+  // start + the products of 4 * kWords inputs, from word kFirst on.
+  template <int kFirst, int kWords, int /*kMost*/, class Fetch>
+  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a, const Fetch&) {
+    for (int g = kFirst; g < kFirst + kWords; ++g)
       for (int k = 0; k < 4; ++k)
         start += reinterpret_cast<Ints>(byte_of(w[g], k)) * broadcast(static_cast<std::int32_t>(a[g * 4 + k]));
     return start;

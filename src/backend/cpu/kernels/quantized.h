@@ -35,6 +35,15 @@ constexpr int kPrefetchBytes = 8192;
 
 enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
 
+// In its place among other instructions, unlike __builtin_prefetch.
+[[gnu::always_inline]] inline void prefetch(const std::byte* p) {
+#ifdef __x86_64__
+  asm volatile("prefetcht1 %0" : : "m"(*p));
+#else
+  __builtin_prefetch(p, 0, 2);
+#endif
+}
+
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
   Words words;
   std::memcpy(&words, p + word * kPanel * 4, sizeof words);
@@ -323,28 +332,52 @@ struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
   return value - Floats{};
 }
 
+// Fetches kLines lines of weights from `at` on into the second-level cache, some before each of the eight steps of a
+// product of 32 inputs: memory is read a fifth faster than with all of them in a row. May run past the end of the
+// matrix: a prefetch never faults.
+template <int kLines>
+struct Prefetches {
+  template <int kStep>
+  [[gnu::always_inline]] void before() const {
+    constexpr int kFirst = kStep * kLines / 8;
+    constexpr int kCount = (kStep + 1) * kLines / 8 - kFirst;
+    static_assert(kCount <= 2);
+    if constexpr (kCount >= 1) prefetch(at + kFirst * 64);
+    if constexpr (kCount >= 2) prefetch(at + kFirst * 64 + 64);
+  }
+
+  const std::byte* at;
+};
+template <int kFirst, int kSteps, class Fetch>
+[[gnu::always_inline]] inline void fetch_before(const Fetch& fetch) {
+  fetch.template before<kFirst>();
+  if constexpr (kSteps > 1) fetch_before<kFirst + 1, kSteps - 1>(fetch);
+}
+struct NoPrefetches {
+  template <int /*kStep*/>
+  [[gnu::always_inline]] void before() const {}
+};
+
 // One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
-template <class Isa, class B>
+template <class Isa, class B, class Fetch>
 [[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
-                                              const Q8Rows& x, Floats total) {
+                                              const Q8Rows& x, Floats total, const Fetch& fetch) {
   static_assert(B::kMost <= 63 || B::kTerms == Terms::kOffset);  // see Isa::dot of AVX2, which relies on the offset
   if constexpr (B::kTerms == Terms::kOffset) {
     static_assert(B::kMost <= 63 || B::kOffset == 128);
     constexpr int kShift = __builtin_ctz(128 / B::kOffset);
-    const Ints dot = Isa::template dot<8, B::kMost>(broadcast(*x.sum >> kShift), w, x.quants);
+    const Ints dot = Isa::template dot<0, 8, B::kMost>(broadcast(*x.sum >> kShift), w, x.quants, fetch);
     return Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
   } else if constexpr (B::kTerms == Terms::kMinimum) {
-    const Ints dot = Isa::template dot<8, B::kMost>(Ints{}, w, x.quants);
+    const Ints dot = Isa::template dot<0, 8, B::kMost>(Ints{}, w, x.quants, fetch);
     total = Isa::fma(__builtin_convertvector(dot, Floats), scale[0] * broadcast(*x.scale), total);
     return Isa::fma(minus_minimum[0], broadcast(*x.scaled_sum), total);
   } else {
-    Ints dot[2];
-    for (int half = 0; half < 2; ++half) {
-      Ints start{};
-      if constexpr (B::kTerms == Terms::kHalfOffset)
-        start = broadcast(x.half_sum[half] >> __builtin_ctz(128 / B::kOffset));
-      dot[half] = Isa::template dot<4, B::kMost>(start, w + half * 4, x.quants + half * 16);
-    }
+    Ints start[2]{};
+    if constexpr (B::kTerms == Terms::kHalfOffset)
+      for (int half = 0; half < 2; ++half) start[half] = broadcast(x.half_sum[half] >> __builtin_ctz(128 / B::kOffset));
+    const Ints dot[2] = {Isa::template dot<0, 4, B::kMost>(start[0], w, x.quants, fetch),
+                         Isa::template dot<4, 4, B::kMost>(start[1], w, x.quants, fetch)};
     Floats sum = __builtin_convertvector(dot[0], Floats) * scale[0];
     sum = Isa::fma(__builtin_convertvector(dot[1], Floats), scale[1], sum);
     if constexpr (B::kTerms == Terms::kHalfMinimum)
@@ -352,14 +385,6 @@ template <class Isa, class B>
         sum = Isa::fma(minus_minimum[half], broadcast(static_cast<float>(x.half_sum[half]) * (-1.0F / 128)), sum);
     return Isa::fma(sum, broadcast(*x.scale), total);
   }
-}
-
-// Fetches a part's share of the weights kPrefetchBytes ahead into the second-level cache. May run past the end of the
-// matrix: a prefetch never faults.
-template <int kBytes>
-[[gnu::always_inline]] inline void prefetch_ahead(const std::byte* p) {
-#pragma GCC unroll 16
-  for (int line = 0; line < kBytes; line += 64) __builtin_prefetch(p + kPrefetchBytes + line, 0, 2);
 }
 
 // `rows` rows of one group against one panel, in one pass over its weights. Each part is opened once and multiplied
@@ -381,7 +406,6 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
       const B block(p, v * kLanes);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
-        if (v == 0) prefetch_ahead<kPartBytes>(p + part * kPartBytes);
         Words w[8];
         block.weights(part, w);
         constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
@@ -393,9 +417,16 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
           if constexpr (kMinima) minus_minimum[half] = block.minus_minimum(part, half);
         }
         const Q8Rows of_part = x.at(static_cast<std::size_t>(part * kRowGroup));
+        const auto add = [&](const Q8Rows& row, Floats& sum, const auto& fetch) {
+          sum = add_part<Isa, B>(w, scale, minus_minimum, row, sum, fetch);
+        };
+        if (v == 0)
+          add(of_part, total[v][0], Prefetches<(kPartBytes + 63) / 64>{p + part * kPartBytes + kPrefetchBytes});
+        else
+          add(of_part, total[v][0], NoPrefetches{});
 #pragma GCC unroll 2
-        for (int r = 0; r < rows; ++r)
-          total[v][r] = add_part<Isa, B>(w, scale, minus_minimum, of_part.at(static_cast<std::size_t>(r)), total[v][r]);
+        for (std::size_t r = 1; r < static_cast<std::size_t>(rows); ++r)
+          add(of_part.at(r), total[v][r], NoPrefetches{});
       }
     }
     x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup));

@@ -1,5 +1,7 @@
 // Products of quantised weights with 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer sums of
 // 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
+#include <array>
+
 #include "backend/cpu/kernels/amx/tiles.h"
 #include "backend/cpu/kernels/avx512/quantized_instructions.h"
 
@@ -7,7 +9,6 @@ namespace kvasir::amx {
 namespace {
 
 constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
-constexpr int kLeastRows = 12;                     // with fewer, vectors are faster
 
 // How much is opened at once. Many rows wait for the tile unit: long sums of four panels, and the rows of as many
 // parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
@@ -16,30 +17,43 @@ constexpr int kChunkParts = 64;
 constexpr int kChunkPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
+constexpr int kStoredRows = 2 * kRowGroup;  // Q8_0: up to here weights are multiplied where they lie
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
-template <int kSum>
-[[gnu::always_inline]] inline void multiply_tile(const std::int8_t* rows, const std::int8_t* weights) {
+template <int kSum, bool kUnsigned>
+[[gnu::always_inline]] inline void multiply_tile(const std::int8_t* rows, const void* weights) {
   if constexpr (kSum == 0) {
     _tile_loadd(4, rows, kQ8Block);
     _tile_loadd(6, weights, kTileRowBytes);
     _tile_zero(0);
-    _tile_dpbssd(0, 4, 6);
+    if constexpr (kUnsigned)
+      _tile_dpbsud(0, 4, 6);
+    else
+      _tile_dpbssd(0, 4, 6);
   } else if constexpr (kSum == 1) {
     _tile_loadd(5, rows, kQ8Block);
     _tile_loadd(7, weights, kTileRowBytes);
     _tile_zero(1);
-    _tile_dpbssd(1, 5, 7);
+    if constexpr (kUnsigned)
+      _tile_dpbsud(1, 5, 7);
+    else
+      _tile_dpbssd(1, 5, 7);
   } else if constexpr (kSum == 2) {
     _tile_loadd(4, rows, kQ8Block);
     _tile_loadd(6, weights, kTileRowBytes);
     _tile_zero(2);
-    _tile_dpbssd(2, 4, 6);
+    if constexpr (kUnsigned)
+      _tile_dpbsud(2, 4, 6);
+    else
+      _tile_dpbssd(2, 4, 6);
   } else {
     _tile_loadd(5, rows, kQ8Block);
     _tile_loadd(7, weights, kTileRowBytes);
     _tile_zero(3);
-    _tile_dpbssd(3, 5, 7);
+    if constexpr (kUnsigned)
+      _tile_dpbsud(3, 5, 7);
+    else
+      _tile_dpbssd(3, 5, 7);
   }
 }
 
@@ -57,6 +71,14 @@ struct OpenParts {
   static constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
   static constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
   static constexpr int kSums = kHalves ? 2 : 1;  // of a part
+  static constexpr bool kUnsigned = false;
+
+  [[gnu::always_inline]] const void* weights_of(int part, int half) const {
+    return weights[part] + half * 4 * kTileRowBytes;
+  }
+  [[gnu::always_inline]] const Floats* scales_of(int part) const { return scale[part]; }
+  template <int kShares>
+  [[gnu::always_inline]] void fetch_ahead(int, int) const {}  // done while parts were opened
 
   alignas(64) std::int8_t weights[kChunkParts][8 * kTileRowBytes];
   Floats scale[kChunkParts][kSums];
@@ -68,17 +90,22 @@ struct OpenParts {
     if constexpr (!kMinima) offset += static_cast<std::uint32_t>(B::kOffset) * 0x01010101u;
     constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
     constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
+    constexpr int kPartLines = (kPartBytes + 63) / 64;
     for (int first = 0; first < parts; first += B::kParts, p += kBlockBytes) {
       const B block(p, 0);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
-        prefetch_ahead<kPartBytes>(p + part * kPartBytes);
+        const Prefetches<kPartLines> fetch{p + part * kPartBytes + kPrefetchBytes};
         Words w[8];
         block.weights(part, w);
         std::int8_t* to = weights[first + part];
-        for (int g = 0; g < 8; ++g)
-          _mm512_store_si512(to + g * kTileRowBytes,
-                             _mm512_sub_epi8(reinterpret_cast<__m512i>(w[g]), reinterpret_cast<__m512i>(offset)));
+        [&]<int... g>(std::integer_sequence<int, g...>) {
+          ((fetch.template before<g>(),
+            _mm512_store_si512(to + g * kTileRowBytes,
+                               _mm512_sub_epi8(reinterpret_cast<__m512i>(w[g]), reinterpret_cast<__m512i>(offset)))),
+           ...);
+        }
+        (std::make_integer_sequence<int, 8>{});
         for (int half = 0; half < kSums; ++half) {
           scale[first + part][half] = block.scale(part, half);
           if constexpr (kMinima) minus_minimum[first + part][half] = block.minus_minimum(part, half);
@@ -88,23 +115,47 @@ struct OpenParts {
   }
 };
 
+// Parts of a panel of Q8_0 where they lie: a product of signed with unsigned bytes takes w + 128, and the rows' sums
+// cancel the 128. Faster than opening them for one group of rows. For many it is not, as every other tile lies across
+// cache lines.
+template <class B, bool kFetches>
+struct StoredParts {
+  static_assert(B::kTerms == Terms::kOffset && B::kParts == 1 && B::kOffset == 128);
+  static constexpr bool kHalves = false;
+  static constexpr bool kMinima = false;
+  static constexpr int kSums = 1;
+  static constexpr bool kUnsigned = true;
+  static constexpr int kBytes = static_cast<int>(B::kLayout.panel_block_bytes());
+
+  [[gnu::always_inline]] const void* weights_of(int part, int) const { return data + part * kBytes; }
+  [[gnu::always_inline]] std::array<Floats, 1> scales_of(int part) const {
+    return {B(data + part * kBytes, 0).scale(0, 0)};
+  }
+
+  // One of kShares shares of a part's prefetches, which like Prefetches are not asked for in a row.
+  template <int kShares>
+  [[gnu::always_inline]] void fetch_ahead(int part, int share) const {
+    constexpr int kLines = kFetches ? (kBytes + 63) / 64 : 0;
+    for (int line = share; line < kLines; line += kShares) prefetch(data + part * kBytes + kPrefetchBytes + line * 64);
+  }
+
+  const std::byte* data = nullptr;
+};
+
 // Parts of one panel times one group of rows.
-template <class B>
+template <class Parts, int kRows>
 class GroupProduct {
  public:
-  using Open = OpenParts<B>;
-  static constexpr int kSums = Open::kSums;
+  static constexpr int kSums = Parts::kSums;
 
-  GroupProduct(const Open& open, const Q8Rows& x, int parts) : open_(open), x_(x), sums_(parts * kSums) {}
+  GroupProduct(const Parts& weights, const Q8Rows& x, int parts) : weights_(weights), x_(x), sums_(parts * kSums) {}
 
   // Adds to the totals of 16 rows.
   [[gnu::always_inline]] void add(Floats* totals) {
-    for (int first = 0; first < sums_ + kDelay; first += 4) {
-      step<0>(first, totals);
-      step<1>(first + 1, totals);
-      step<2>(first + 2, totals);
-      step<3>(first + 3, totals);
-    }
+    int first = 0;
+    for (; first < 8 && first < sums_ + kDelay; first += 4) four<false>(first, totals);
+    for (; first + 4 <= sums_; first += 4) four<true>(first, totals);
+    for (; first < sums_ + kDelay; first += 4) four<false>(first, totals);
   }
 
  private:
@@ -113,59 +164,104 @@ class GroupProduct {
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
   static constexpr int kMagic = 0x4b400000;
-  static constexpr bool kConverts = !Open::kHalves;  // halves have more products than sums already
+  static constexpr bool kConverts = !Parts::kHalves;  // halves have more products than sums already
   static_assert(kQ8Block * 127 * 128 < 1 << 22);
 
-  template <int kSum>
-  [[gnu::always_inline]] void step(int sum, Floats* totals) {
+  template <bool kAll>
+  [[gnu::always_inline]] void four(int first, Floats* totals) {
+    step<0, kAll>(first, totals);
+    step<1, kAll>(first, totals);
+    step<2, kAll>(first, totals);
+    step<3, kAll>(first, totals);
+  }
+
+  template <int kStep>
+  [[gnu::always_inline]] std::int32_t* slot(int first) {
+    constexpr int kAt = kStep & (kRing - 1);
+    return ring_[kAt < 4 ? (first & 4) + kAt : ((first & 4) ^ 4) + kAt - 4];
+  }
+
+  template <int kStep, bool kAll>
+  [[gnu::always_inline]] void step(int first, Floats* totals) {
+    const int sum = first + kStep;
     const int stored = sum - kStoreDelay;
-    if (stored >= 0 && stored < sums_) store_tile<(kSum - kStoreDelay) & 3>(ring_[stored % kRing]);
-    if (sum < sums_)
-      multiply_tile<kSum>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
-                          open_.weights[sum / kSums] + sum % kSums * 4 * kTileRowBytes);
+    if (kAll || (stored >= 0 && stored < sums_))
+      store_tile<(kStep - kStoreDelay) & 3>(slot<kStep - kStoreDelay>(first));
+    if (kAll || sum < sums_) {
+      if constexpr (Parts::kUnsigned) {
+        const __m512i sums = _mm512_load_si512(x_.sum + sum * kRowGroup);
+        _mm512_store_si512(starts_[sum % kRing], _mm512_sub_epi32(_mm512_set1_epi32(kMagic), sums));
+      }
+      multiply_tile<kStep & 3, Parts::kUnsigned>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
+                                                 weights_.weights_of(sum / kSums, sum % kSums));
+    }
     const int done = sum - kDelay;
-    if (done < 0 || done >= sums_ || done % kSums != kSums - 1) return;
-    add_part(done / kSums, totals);
+    if constexpr (((kStep - kDelay) & (kSums - 1)) == kSums - 1)
+      if (kAll || (done >= 0 && done < sums_))
+        add_part(done / kSums, slot<kStep - kDelay>(first), kSums == 2 ? slot<kStep - kDelay - 1>(first) : nullptr,
+                 totals);
   }
 
   // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
   // So some integers become floats by conversion and some by two sums, so that both ports have as much to do: kMagic +
   // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
-  [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
-    const __m512i magic = _mm512_set1_epi32(kMagic);
-    const __m512i integers = _mm512_load_si512(ring_[sum % kRing] + row * kPanel);
+  [[gnu::always_inline]] Floats sum_of(int sum, const std::int32_t* at, int row) const {
+    const __m512i integers = _mm512_load_si512(at + row * kPanel);
+    const auto less = [&](__m512 magic) {
+      return reinterpret_cast<Floats>(
+          _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, _mm512_set1_epi32(kMagic))), magic));
+    };
+    if constexpr (Parts::kUnsigned) return less(_mm512_set1_ps(starts_[sum % kRing][row]));
     if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
-    return reinterpret_cast<Floats>(
-        _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), _mm512_castsi512_ps(magic)));
+    return less(_mm512_castsi512_ps(_mm512_set1_epi32(kMagic)));
   }
 
-  [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
-    const Floats* scale = open_.scale[part];
+  [[gnu::always_inline]] void add_part(int part, const std::int32_t* at, const std::int32_t* before,
+                                       Floats* totals) const {
+    const auto& scale = weights_.scales_of(part);
     const Q8Rows x = x_.at(static_cast<std::size_t>(part) * kRowGroup);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRowGroup; ++r) {
+    for (int r = 0; r < kRows; ++r) {
+      weights_.template fetch_ahead<kRows>(part, r);
       const Floats row_scale = broadcast(x.scale[r]);
-      if constexpr (!Open::kHalves) {
-        totals[r] = Avx512::fma(sum_of(part, r), scale[0] * row_scale, totals[r]);
-        if constexpr (Open::kMinima)
-          totals[r] = Avx512::fma(open_.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
+      if constexpr (!Parts::kHalves) {
+        totals[r] = Avx512::fma(sum_of(part, at, r), scale[0] * row_scale, totals[r]);
+        if constexpr (Parts::kMinima)
+          totals[r] = Avx512::fma(weights_.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
       } else {
-        Floats sum = sum_of(2 * part, r) * scale[0];
-        sum = Avx512::fma(sum_of(2 * part + 1, r), scale[1], sum);
-        if constexpr (Open::kMinima)
+        Floats sum = sum_of(2 * part, before, r) * scale[0];
+        sum = Avx512::fma(sum_of(2 * part + 1, at, r), scale[1], sum);
+        if constexpr (Parts::kMinima)
           for (int half = 0; half < 2; ++half)
-            sum = Avx512::fma(open_.minus_minimum[part][half],
+            sum = Avx512::fma(weights_.minus_minimum[part][half],
                               broadcast(static_cast<float>(x.half_sum[2 * r + half]) * (-1.0F / 128)), sum);
         totals[r] = Avx512::fma(sum, row_scale, totals[r]);
       }
     }
   }
 
-  const Open& open_;
+  const Parts& weights_;
   Q8Rows x_;
   int sums_;
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
+  alignas(64) float starts_[Parts::kUnsigned ? kRing : 1][kRowGroup];  // kMagic and the rows' sums
 };
+
+// Adds products of a group's rows to what `out` has of them, or starts it.
+template <int kRows, class Parts>
+[[gnu::always_inline]] inline void multiply_group(const Parts& weights, const Q8Rows& x, int parts, int rows,
+                                                  __mmask16 outputs, bool starts, float* out, std::size_t out_stride) {
+  Floats totals[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+    totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(!starts && r < rows ? outputs : __mmask16{0},
+                                                               out + static_cast<std::size_t>(r) * out_stride));
+  GroupProduct<Parts, kRows>(weights, x, parts).add(totals);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r)
+    _mm512_mask_storeu_ps(out + static_cast<std::size_t>(r) * out_stride, r < rows ? outputs : __mmask16{0},
+                          reinterpret_cast<__m512>(totals[r]));
+}
 
 // Panels and parts whose products are made of the same opened weights.
 struct Chunk {
@@ -192,27 +288,52 @@ void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chu
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
                                  static_cast<std::size_t>(chunk.part) * kRowGroup);
     for (int p = 0; p < chunk.panels; ++p) {
-      const __mmask16 mask = outputs_of(weights, chunk.panel + p);
       float* to = out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel;
-      Floats totals[kRowGroup];
-#pragma GCC unroll 16
-      for (int r = 0; r < kRowGroup; ++r)
-        totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(chunk.part > 0 && r < rows ? mask : __mmask16{0},
-                                                                   to + static_cast<std::size_t>(r) * out_stride));
-      GroupProduct<B>(open[p], group, chunk.parts).add(totals);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRowGroup; ++r)
-        _mm512_mask_storeu_ps(to + static_cast<std::size_t>(r) * out_stride, r < rows ? mask : __mmask16{0},
-                              reinterpret_cast<__m512>(totals[r]));
+      multiply_group<kRowGroup>(open[p], group, chunk.parts, rows, outputs_of(weights, chunk.panel + p),
+                                chunk.part == 0, to, out_stride);
     }
   }
 }
 
+// Multiplies rows, kRows at a time, by weights that need no opening. REQUIRES: at most kRows rows, or kRows ==
+// kRowGroup.
+template <class B, int kRows>
+void multiply_stored(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                     std::size_t out_stride) {
+  const Tiles tiles(kQ8Block, kRows);
+  const int parts = weights.inputs / kQ8Block;
+  const std::size_t panel_bytes = static_cast<std::size_t>(parts) * B::kLayout.panel_block_bytes();
+  for (int panel = panel_begin; panel < panel_end; ++panel) {
+    const std::byte* data = weights.data + static_cast<std::size_t>(panel) * panel_bytes;
+    const __mmask16 outputs = outputs_of(weights, panel);
+    float* to = out + panel * kPanel;
+    multiply_group<kRows>(StoredParts<B, true>{data}, x.q8, parts, x.rows, outputs, true, to, out_stride);
+    for (int row = kRows; row < x.rows; row += kRows)
+      multiply_group<kRows>(StoredParts<B, false>{data},
+                            x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(parts)), parts,
+                            x.rows - row, outputs, true, to + static_cast<std::size_t>(row) * out_stride, out_stride);
+  }
+}
+
+// Returns false if vectors are faster.
 template <DType kType>
-void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+bool multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
               std::size_t out_stride) {
   using B = Block<Avx512, kType>;
   static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
+  if constexpr (kType == DType::kQ8_0) {
+    if (x.rows < 3) return false;
+    const auto stored = [&]<int kRows>() {
+      multiply_stored<B, kRows>(weights, x, panel_begin, panel_end, out, out_stride);
+      return true;
+    };
+    if (x.rows <= 4) return stored.template operator()<4>();
+    if (x.rows <= 8) return stored.template operator()<8>();
+    if (x.rows <= 12) return stored.template operator()<12>();
+    if (x.rows <= kStoredRows) return stored.template operator()<kRowGroup>();
+  } else {
+    if (x.rows < (OpenParts<B>::kHalves ? kRowGroup + 1 : kRowGroup - 2)) return false;
+  }
   const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
   const int all_parts = weights.inputs / kQ8Block;
   OpenParts<B> open[kChunkPanels];
@@ -224,12 +345,13 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
   if (x.rows <= kFewRows) {
     for (int panel = panel_begin; panel < panel_end; ++panel)
       for (int part = 0; part < all_parts; part += kFewParts) multiply_next(panel, 1, part, kFewParts);
-    return;
+    return true;
   }
   // The same parts of the rows for all panels, before the next.
   for (int part = 0; part < all_parts; part += kChunkParts)
     for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
       multiply_next(panel, kChunkPanels, part, kChunkParts);
+  return true;
 }
 
 }  // namespace
@@ -237,10 +359,11 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride) {
   if (weights.type == DType::kBF16) return bf16_matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  if (x.rows < kLeastRows || !is_quantized(weights.type))
-    return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  with_quantized_type(weights.type,
-                      [&]<DType kType>() { multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride); });
+  bool done = false;
+  with_quantized_type(weights.type, [&]<DType kType>() {
+    done = multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride);
+  });
+  if (!done) avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
 }
 
 }  // namespace kvasir::amx

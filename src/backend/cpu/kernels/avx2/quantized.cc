@@ -29,8 +29,11 @@ struct Avx2 {
   }
 
   // Products of bytes come in pairs, as sums of 16 bits that must not overflow: inputs are -127 to 127.
-  template <int kWords, int kMost>
-  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
+  template <int kFirst, int kWords, int kMost, class Fetch>
+  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a, const Fetch& fetch) {
+    w += kFirst;
+    a += kFirst * 4;
+    fetch_before<kFirst, kWords>(fetch);
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (kMost == 255) {
       // Of u = value + 128 the products are those of |value| and the input with the value's sign; what they lack is

@@ -2,6 +2,8 @@
 // it.
 #pragma once
 
+#include <utility>
+
 #include "backend/cpu/kernels/avx512/simd.h"
 #include "backend/cpu/kernels/quantized.h"
 
@@ -32,15 +34,17 @@ struct Avx512 {
   }
 
   // Two chains, so that one product need not wait for the one before.
-  template <int kWords, int /*kMost*/>
-  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a) {
-    __m512i even = reinterpret_cast<__m512i>(start);
-    __m512i odd = _mm512_setzero_si512();
-    for (int g = 0; g < kWords; g += 2) {
-      even = _mm512_dpbusd_epi32(even, reinterpret_cast<__m512i>(w[g]), four_inputs(a + g * 4));
-      odd = _mm512_dpbusd_epi32(odd, reinterpret_cast<__m512i>(w[g + 1]), four_inputs(a + g * 4 + 4));
+  template <int kFirst, int kWords, int /*kMost*/, class Fetch>
+  [[gnu::always_inline]] static Ints dot(Ints start, const Words* w, const std::int8_t* a, const Fetch& fetch) {
+    __m512i chains[2] = {reinterpret_cast<__m512i>(start), _mm512_setzero_si512()};
+    [&]<int... g>(std::integer_sequence<int, g...>) {
+      ((fetch.template before<kFirst + g>(),
+        chains[g % 2] = _mm512_dpbusd_epi32(chains[g % 2], reinterpret_cast<__m512i>(w[kFirst + g]),
+                                            four_inputs(a + (kFirst + g) * 4))),
+       ...);
     }
-    return reinterpret_cast<Ints>(_mm512_add_epi32(even, odd));
+    (std::make_integer_sequence<int, kWords>{});
+    return reinterpret_cast<Ints>(_mm512_add_epi32(chains[0], chains[1]));
   }
 
   [[gnu::always_inline]] static Floats fma(Floats a, Floats b, Floats c) {
