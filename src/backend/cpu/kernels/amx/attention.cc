@@ -274,12 +274,12 @@ class TileAttention {
         std::uint16_t* low = row_of(values_[1][t * columns_], row);
         const auto open = [&](auto&& load_first, auto&& load_second) {
           for (int c = 0; c < columns_; ++c) {
+            if constexpr (kScores) fetch_lines(1);
             pairs.open<kType>(load_first(a + c * kVectorBytes), load_second(b + c * kVectorBytes),
                               high + c * 16 * kTileRow, low + c * 16 * kTileRow);
           }
         };
         const auto zero = [](const std::byte*) { return _mm512_setzero_ps(); };
-        if constexpr (kScores) fetch_lines(columns_);
         if (first && second) {
           open(load16<kType>, load16<kType>);
         } else if (first) {

@@ -10,7 +10,7 @@ namespace {
 // Fetches kBytes (a multiple of 32) from p on into the second-level cache.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void fetch(const std::byte* p) {
-  for (std::size_t at = 0; at < kBytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+  for (std::size_t at = 0; at < kBytes; at += 64) asm volatile("prefetcht1 %0" : : "m"(p[at]));
 }
 
 // Scores of up to kQueries queries with all slots of a page. `q` is [head_dim][kQueries]; each score sums over the
