@@ -15,6 +15,21 @@ bool PageRefs::try_allocate(std::size_t count, PageClass of, PageContent content
   return false;
 }
 
+bool PageRefs::try_allocate_columns(std::size_t columns, std::size_t lanes, PageClass of, PageContent content) {
+  const std::size_t size = ids_.size();
+  if (!try_allocate(columns * lanes, of, content)) return false;
+  if (columns < 2) return true;
+  std::vector<PageId>& in_order = pool_->scratch().pages;
+  in_order.assign(ids_.begin() + static_cast<std::ptrdiff_t>(size), ids_.end());
+  std::ranges::sort(in_order);
+  std::size_t next = 0;
+  for (std::size_t first = 0; first < columns; first += kColumnRun)
+    for (std::size_t lane = 0; lane < lanes; ++lane)
+      for (std::size_t c = first; c < std::min(first + kColumnRun, columns); ++c)
+        ids_[size + c * lanes + lane] = in_order[next++];
+  return true;
+}
+
 void PageRefs::take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count) {
   KVASIR_CHECK(at <= ids_.size() && first + count <= from.ids_.size());
   reset(at, std::min(count, ids_.size() - at));

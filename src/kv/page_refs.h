@@ -47,6 +47,11 @@ class PageRefs {
   // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).
   bool try_allocate(std::size_t count, PageClass of = {}, PageContent content = PageContent::kZero);
 
+  // As try_allocate, of [columns][lanes] references, of which those of a lane follow each other in memory over
+  // kColumnRun columns, as far as the pool has such pages: attention reads them in that order, and memory reads ahead.
+  bool try_allocate_columns(std::size_t columns, std::size_t lanes, PageClass of = {},
+                            PageContent content = PageContent::kZero);
+
   // Moves `count` references of `from` to [at, at + count), which gives back what was there. REQUIRES: at <= size().
   void take(std::size_t at, PageRefs& from, std::size_t first, std::size_t count);
 
@@ -67,6 +72,7 @@ class PageRefs {
 
  private:
   static constexpr PageId kNoPage{0xffffffff};
+  static constexpr std::size_t kColumnRun = 16;
 
   PagePool* pool_;
   PageOwner owner_;

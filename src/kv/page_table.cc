@@ -403,8 +403,8 @@ Status PageTable::unshare(IndexRange range) {
       static_cast<std::size_t>(std::ranges::count_if(shared, [&](std::uint32_t c) { return column_[c].sealed; }));
   PageRefs fresh(pool_);
   PageRefs fresh_sealed(pool_);
-  if (!fresh.try_allocate((shared.size() - sealed) * lanes, layout_.classes.open) ||
-      !fresh_sealed.try_allocate(sealed * lanes, layout_.classes.sealed))
+  if (!fresh.try_allocate_columns(shared.size() - sealed, lanes, layout_.classes.open) ||
+      !fresh_sealed.try_allocate_columns(sealed, lanes, layout_.classes.sealed))
     return exhausted("the KV memory of {} bytes cannot hold an own copy of {} shared pages; give it more",
                      budget().capacity(), shared.size() * lanes)
         .about({"kv_memory"});

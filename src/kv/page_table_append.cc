@@ -120,14 +120,15 @@ Status PageTable::append(int tokens) {
   const AppendPlan plan = plan_append(tokens);
   PageRefs fresh(pool_);
   PageRefs fresh_sealed(pool_);
-  if (plan.bytes > budget().available() || !fresh.try_allocate(plan.pages - plan.sealed_pages, layout_.classes.open) ||
-      !fresh_sealed.try_allocate(plan.sealed_pages, layout_.classes.sealed))
+  const auto lanes = static_cast<std::size_t>(lanes_);
+  if (plan.bytes > budget().available() ||
+      !fresh.try_allocate_columns((plan.pages - plan.sealed_pages) / lanes, lanes, layout_.classes.open) ||
+      !fresh_sealed.try_allocate_columns(plan.sealed_pages / lanes, lanes, layout_.classes.sealed))
     return kv_memory_full(budget(), plan.bytes);
   seals_.reserve(static_cast<std::size_t>(plan.seals + plan.sealed));
   reserve_columns(columns_ + plan.columns);
   std::size_t used = 0;
   std::size_t used_sealed = 0;
-  const auto lanes = static_cast<std::size_t>(lanes_);
   const auto next = [&] { return std::exchange(used, used + lanes); };
   const auto next_sealed = [&] { return std::exchange(used_sealed, used_sealed + lanes); };
   const auto slots = static_cast<int>(slots_);

@@ -97,8 +97,8 @@ Status PageTable::restore(ByteReader& in) {
   PageRefs fresh(pool_);
   PageRefs fresh_sealed(pool_);
   constexpr PageContent kUndefined = PageContent::kUndefined;
-  if (!fresh.try_allocate((columns - count_sealed) * lanes, layout_.classes.open, kUndefined) ||
-      !fresh_sealed.try_allocate(count_sealed * lanes, layout_.classes.sealed, kUndefined))
+  if (!fresh.try_allocate_columns(columns - count_sealed, lanes, layout_.classes.open, kUndefined) ||
+      !fresh_sealed.try_allocate_columns(count_sealed, lanes, layout_.classes.sealed, kUndefined))
     return kv_memory_full(budget(), bytes);
   reserve_columns(static_cast<std::int64_t>(columns));
   std::uint64_t taken[2] = {0, 0};

@@ -348,15 +348,17 @@ struct Prefetches {
 
   const std::byte* at;
 };
+struct NoPrefetches {
+  template <int /*kStep*/>
+  [[gnu::always_inline]] void before() const {}
+};
+
+// All of the steps' prefetches, for instructions whose steps are not apart.
 template <int kFirst, int kSteps, class Fetch>
 [[gnu::always_inline]] inline void fetch_before(const Fetch& fetch) {
   fetch.template before<kFirst>();
   if constexpr (kSteps > 1) fetch_before<kFirst + 1, kSteps - 1>(fetch);
 }
-struct NoPrefetches {
-  template <int /*kStep*/>
-  [[gnu::always_inline]] void before() const {}
-};
 
 // One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
 template <class Isa, class B, class Fetch>

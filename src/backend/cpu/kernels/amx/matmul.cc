@@ -1,6 +1,7 @@
 // Products of quantised weights with 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer sums of
 // 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
 #include <array>
+#include <utility>
 
 #include "backend/cpu/kernels/amx/tiles.h"
 #include "backend/cpu/kernels/avx512/quantized_instructions.h"
@@ -12,12 +13,11 @@ constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 
 // How much is opened at once. Many rows wait for the tile unit: long sums of four panels, and the rows of as many
 // parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
-// those of the next chunk.
+// those of the next chunk. Few rows take Q8_0 as it lies, without opening it.
 constexpr int kChunkParts = 64;
 constexpr int kChunkPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
-constexpr int kStoredRows = 2 * kRowGroup;  // Q8_0: up to here weights are multiplied where they lie
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
 template <int kSum, bool kUnsigned>
@@ -142,7 +142,7 @@ struct StoredParts {
   const std::byte* data = nullptr;
 };
 
-// Parts of one panel times one group of rows.
+// Parts of one panel times kRows rows of a group.
 template <class Parts, int kRows>
 class GroupProduct {
  public:
@@ -150,10 +150,10 @@ class GroupProduct {
 
   GroupProduct(const Parts& weights, const Q8Rows& x, int parts) : weights_(weights), x_(x), sums_(parts * kSums) {}
 
-  // Adds to the totals of 16 rows.
+  // Adds to the totals of kRows rows. Between filling the pipeline and emptying it, no step asks what there is to do.
   [[gnu::always_inline]] void add(Floats* totals) {
     int first = 0;
-    for (; first < 8 && first < sums_ + kDelay; first += 4) four<false>(first, totals);
+    for (; first < kFilled && first < sums_ + kDelay; first += 4) four<false>(first, totals);
     for (; first + 4 <= sums_; first += 4) four<true>(first, totals);
     for (; first < sums_ + kDelay; first += 4) four<false>(first, totals);
   }
@@ -163,10 +163,13 @@ class GroupProduct {
   static constexpr int kStoreDelay = 3;
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
+  static constexpr int kFilled = 8;
+  static_assert(kFilled >= kDelay && kRing > kDelay - kStoreDelay + 1);
   static constexpr int kMagic = 0x4b400000;
   static constexpr bool kConverts = !Parts::kHalves;  // halves have more products than sums already
-  static_assert(kQ8Block * 127 * 128 < 1 << 22);
+  static_assert(kQ8Block * 127 * 255 < 1 << 22);
 
+  // Four steps, whose tiles have literal numbers. kAll: each has something to multiply, to store and to add.
   template <bool kAll>
   [[gnu::always_inline]] void four(int first, Floats* totals) {
     step<0, kAll>(first, totals);
@@ -175,6 +178,7 @@ class GroupProduct {
     step<3, kAll>(first, totals);
   }
 
+  // Where the sums of number first + kStep are; `first` is a multiple of four.
   template <int kStep>
   [[gnu::always_inline]] std::int32_t* slot(int first) {
     constexpr int kAt = kStep & (kRing - 1);
@@ -189,8 +193,9 @@ class GroupProduct {
       store_tile<(kStep - kStoreDelay) & 3>(slot<kStep - kStoreDelay>(first));
     if (kAll || sum < sums_) {
       if constexpr (Parts::kUnsigned) {
-        const __m512i sums = _mm512_load_si512(x_.sum + sum * kRowGroup);
-        _mm512_store_si512(starts_[sum % kRing], _mm512_sub_epi32(_mm512_set1_epi32(kMagic), sums));
+        const __m512i minus_offset = _mm512_loadu_si512(x_.sum + sum * kRowGroup);
+        _mm512_store_ps(magic_less_offset_[sum % kRing],
+                        _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(kMagic), minus_offset)));
       }
       multiply_tile<kStep & 3, Parts::kUnsigned>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
                                                  weights_.weights_of(sum / kSums, sum % kSums));
@@ -204,18 +209,18 @@ class GroupProduct {
 
   // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
   // So some integers become floats by conversion and some by two sums, so that both ports have as much to do: kMagic +
-  // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
+  // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22. The second sum also takes away the offset of
+  // weights that are not opened.
   [[gnu::always_inline]] Floats sum_of(int sum, const std::int32_t* at, int row) const {
     const __m512i integers = _mm512_load_si512(at + row * kPanel);
-    const auto less = [&](__m512 magic) {
-      return reinterpret_cast<Floats>(
-          _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, _mm512_set1_epi32(kMagic))), magic));
-    };
-    if constexpr (Parts::kUnsigned) return less(_mm512_set1_ps(starts_[sum % kRing][row]));
-    if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
-    return less(_mm512_castsi512_ps(_mm512_set1_epi32(kMagic)));
+    if (kConverts && !Parts::kUnsigned && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
+    const __m512i magic = _mm512_set1_epi32(kMagic);
+    const __m512 less =
+        Parts::kUnsigned ? _mm512_set1_ps(magic_less_offset_[sum % kRing][row]) : _mm512_castsi512_ps(magic);
+    return reinterpret_cast<Floats>(_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), less));
   }
 
+  // `at`: the part's sums, or its second half's; `before`: its first half's.
   [[gnu::always_inline]] void add_part(int part, const std::int32_t* at, const std::int32_t* before,
                                        Floats* totals) const {
     const auto& scale = weights_.scales_of(part);
@@ -244,10 +249,10 @@ class GroupProduct {
   Q8Rows x_;
   int sums_;
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
-  alignas(64) float starts_[Parts::kUnsigned ? kRing : 1][kRowGroup];  // kMagic and the rows' sums
+  alignas(64) float magic_less_offset_[kRing][kRowGroup];  // of the rows; kUnsigned only
 };
 
-// Adds products of a group's rows to what `out` has of them, or starts it.
+// Adds products of the first `rows` rows of a group to what `out` has of them, or starts there.
 template <int kRows, class Parts>
 [[gnu::always_inline]] inline void multiply_group(const Parts& weights, const Q8Rows& x, int parts, int rows,
                                                   __mmask16 outputs, bool starts, float* out, std::size_t out_stride) {
@@ -315,24 +320,26 @@ void multiply_stored(const PackedMatrix& weights, const Activations& x, int pane
   }
 }
 
-// Returns false if vectors are faster.
+// With fewer rows, vectors are faster.
+template <class B>
+constexpr int kLeastRows = OpenParts<B>::kHalves ? kRowGroup + 1 : kRowGroup - 2;
+template <>
+constexpr int kLeastRows<Block<Avx512, DType::kQ8_0>> = 3;
+
 template <DType kType>
-bool multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
               std::size_t out_stride) {
   using B = Block<Avx512, kType>;
   static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
+  if (x.rows < kLeastRows<B>) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
   if constexpr (kType == DType::kQ8_0) {
-    if (x.rows < 3) return false;
     const auto stored = [&]<int kRows>() {
       multiply_stored<B, kRows>(weights, x, panel_begin, panel_end, out, out_stride);
-      return true;
     };
     if (x.rows <= 4) return stored.template operator()<4>();
     if (x.rows <= 8) return stored.template operator()<8>();
     if (x.rows <= 12) return stored.template operator()<12>();
-    if (x.rows <= kStoredRows) return stored.template operator()<kRowGroup>();
-  } else {
-    if (x.rows < (OpenParts<B>::kHalves ? kRowGroup + 1 : kRowGroup - 2)) return false;
+    if (x.rows <= kFewRows) return stored.template operator()<kRowGroup>();
   }
   const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
   const int all_parts = weights.inputs / kQ8Block;
@@ -345,13 +352,12 @@ bool multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
   if (x.rows <= kFewRows) {
     for (int panel = panel_begin; panel < panel_end; ++panel)
       for (int part = 0; part < all_parts; part += kFewParts) multiply_next(panel, 1, part, kFewParts);
-    return true;
+    return;
   }
   // The same parts of the rows for all panels, before the next.
   for (int part = 0; part < all_parts; part += kChunkParts)
     for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
       multiply_next(panel, kChunkPanels, part, kChunkParts);
-  return true;
 }
 
 }  // namespace
@@ -359,11 +365,9 @@ bool multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride) {
   if (weights.type == DType::kBF16) return bf16_matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  bool done = false;
-  with_quantized_type(weights.type, [&]<DType kType>() {
-    done = multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride);
-  });
-  if (!done) avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  if (!is_quantized(weights.type)) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  with_quantized_type(weights.type,
+                      [&]<DType kType>() { multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride); });
 }
 
 }  // namespace kvasir::amx
