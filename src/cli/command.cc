@@ -398,6 +398,18 @@ void ignore_write_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+void explain_bus_errors() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    static constexpr std::string_view kLine =
+        "kvasir: a file of weights became shorter, or its disk failed, while it was in use; leave such files as they "
+        "are while kvasir runs, and replace them by renaming\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+    ::_exit(1);
+  };
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
 void catch_interrupts() {
   if (::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK) != 0) g_wake[0] = g_wake[1] = -1;
   struct sigaction action {};

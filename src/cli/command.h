@@ -140,6 +140,9 @@ std::string printable(std::string_view text, std::size_t limit);
 // Turns the signals for a closed pipe and for a file at its size limit into write errors.
 void ignore_write_signals();
 
+// Makes the end of a mapped file's memory (SIGBUS) end the process with a line that says what happened.
+void explain_bus_errors();
+
 // After catch_interrupts(), the first SIGINT (Ctrl-C), SIGTERM or SIGHUP makes interrupted() true until it is cleared;
 // a second one ends the process. Before the call, the first one does. So call it only where polling starts.
 void catch_interrupts();

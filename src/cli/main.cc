@@ -52,6 +52,7 @@ int run_program(int argc, char** argv) {
   check_values(program);
   program.parse_complete_callback([&] { line.check_places(program); });
   ignore_write_signals();
+  explain_bus_errors();
   const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
   if (const auto problem = line.single_dash(program)) {
     refuse(*problem);

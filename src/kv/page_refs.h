@@ -47,8 +47,9 @@ class PageRefs {
   // Adds `count` references to new pages of a class, each its page's only one, or none at all (false).
   bool try_allocate(std::size_t count, PageClass of = {}, PageContent content = PageContent::kZero);
 
-  // As try_allocate, of [columns][lanes] references, of which those of a lane follow each other in memory over
-  // kColumnRun columns, as far as the pool has such pages: attention reads them in that order, and memory reads ahead.
+  // As try_allocate, of [columns][lanes] references, of which those of a lane follow each other in memory over up to
+  // four columns, as far as the pool has such pages: attention reads them in that order, and faster. Longer runs would
+  // keep more blocks of pages from coming free, as columns end one by one.
   bool try_allocate_columns(std::size_t columns, std::size_t lanes, PageClass of = {},
                             PageContent content = PageContent::kZero);
 
@@ -72,7 +73,7 @@ class PageRefs {
 
  private:
   static constexpr PageId kNoPage{0xffffffff};
-  static constexpr std::size_t kColumnRun = 16;
+  static constexpr std::size_t kColumnRun = 4;
 
   PagePool* pool_;
   PageOwner owner_;

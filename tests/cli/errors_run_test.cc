@@ -1,4 +1,9 @@
 // kvasir run: each wrong command line and input, its exit code and message.
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
 #include "cli/errors.h"
 #include "support/shared_data.h"
 
@@ -30,6 +35,31 @@ TEST_F(Errors, RunWithoutAModel) {
        2,
        "cannot open '" + file("missing") + "': No such file or directory"},
   });
+}
+
+// The packed weights are mapped while the program writes.
+TEST_F(Errors, RunWithWeightsThatBecomeShorter) {
+  namespace fs = std::filesystem;
+  const std::string weights = folder() + "/weights";
+  const std::string text = folder() + "/text-of-shorter-weights";
+  std::atomic<bool> ended = false;
+  std::thread other([&] {
+    std::error_code error;
+    while (!ended && !(fs::file_size(text, error) > 0 && !error))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (const auto& entry : fs::directory_iterator(weights, error)) fs::resize_file(entry.path(), 0, error);
+  });
+  Surroundings surroundings;
+  surroundings.output_file = text;
+  const Finished done = run_program({"run", "-m", model_path(), "-p", "Once", "-n", "1000000", "--ignore-eos", "--kv",
+                                     "streaming:cap=64", "--weight-dir", weights, "-q"},
+                                    surroundings);
+  ended = true;
+  other.join();
+  EXPECT_EQ(done.exit_code, 1);
+  EXPECT_EQ(done.err,
+            "kvasir: a file of weights became shorter, or its disk failed, while it was in use; leave such files as "
+            "they are while kvasir runs, and replace them by renaming\n");
 }
 
 TEST_F(Errors, RunOptions) {

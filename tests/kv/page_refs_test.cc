@@ -4,6 +4,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 
 #include "kv/page_pool.h"
 
@@ -48,6 +49,41 @@ TEST_F(PageRefsTest, SharedPagesLiveUntilTheLastReference) {
   EXPECT_EQ(pool_->in_use(), 1u);
   second.reset(0, 2);
   EXPECT_EQ(pool_->in_use(), 0u);
+}
+
+// [columns][lanes]: a lane's pages follow each other over four columns, also of pages that came free in pieces.
+TEST(PageRefsColumns, PagesOfALaneFollowEachOther) {
+  constexpr PageFormat kFormat{.head_dim = 4, .slots = 16};
+  constexpr std::size_t kLanes = 3;
+  constexpr std::size_t kColumns = 10;
+  MemoryBudget budget(1000 * (kFormat.bytes() + PagePool::kPageOverhead));
+  const auto pool = std::move(*PagePool::create(kFormat, &budget, nullptr));
+  PageRefs refs(pool.get());
+  ASSERT_TRUE(refs.try_allocate(1));
+  ASSERT_TRUE(refs.try_allocate_columns(kColumns, kLanes));
+  const auto page = [&](std::size_t column, std::size_t lane) {
+    return static_cast<std::uint32_t>(refs.ids()[1 + column * kLanes + lane]);
+  };
+  for (std::size_t lane = 0; lane < kLanes; ++lane)
+    for (std::size_t column = 1; column < kColumns; ++column)
+      if (column % 4 != 0) {
+        EXPECT_EQ(page(column, lane), page(column - 1, lane) + 1) << column << " " << lane;
+      }
+  const std::size_t all = 1 + kColumns * kLanes;
+  for (std::size_t i = 0; i < all; i += 2) refs.reset(i, 1);
+  PageRefs again(pool.get());
+  ASSERT_TRUE(again.try_allocate_columns(kColumns, kLanes));
+  std::set<PageId> ids(again.ids().begin(), again.ids().end());
+  for (std::size_t i = 1; i < all; i += 2) ids.insert(refs.ids()[i]);
+  EXPECT_EQ(ids.size(), kColumns * kLanes + all / 2);
+  EXPECT_EQ(pool->in_use(), ids.size());
+  for (std::size_t lane = 0; lane < kLanes; ++lane)
+    for (std::size_t column = 1; column < kColumns; ++column)
+      if (column % 4 != 0) {
+        EXPECT_LT(again.ids()[(column - 1) * kLanes + lane], again.ids()[column * kLanes + lane]);
+      }
+  EXPECT_FALSE(again.try_allocate_columns(1000, kLanes));
+  EXPECT_EQ(again.size(), kColumns * kLanes);
 }
 
 // Each knows how many of its pages others share, though they come and go without telling it.

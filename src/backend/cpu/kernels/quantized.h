@@ -35,13 +35,9 @@ constexpr int kPrefetchBytes = 8192;
 
 enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
 
-// In its place among other instructions, unlike __builtin_prefetch.
+// Of x86. In its place among other instructions, unlike __builtin_prefetch.
 [[gnu::always_inline]] inline void prefetch(const std::byte* p) {
-#ifdef __x86_64__
   asm volatile("prefetcht1 %0" : : "m"(*p));
-#else
-  __builtin_prefetch(p, 0, 2);
-#endif
 }
 
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
@@ -422,13 +418,15 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
         const auto add = [&](const Q8Rows& row, Floats& sum, const auto& fetch) {
           sum = add_part<Isa, B>(w, scale, minus_minimum, row, sum, fetch);
         };
-        if (v == 0)
-          add(of_part, total[v][0], Prefetches<(kPartBytes + 63) / 64>{p + part * kPartBytes + kPrefetchBytes});
-        else
-          add(of_part, total[v][0], NoPrefetches{});
-#pragma GCC unroll 2
-        for (std::size_t r = 1; r < static_cast<std::size_t>(rows); ++r)
-          add(of_part.at(r), total[v][r], NoPrefetches{});
+        std::size_t r = 0;
+        if constexpr (Isa::kFetches) {
+          if (v == 0)
+            add(of_part, total[v][r], Prefetches<(kPartBytes + 63) / 64>{p + part * kPartBytes + kPrefetchBytes});
+          else
+            add(of_part, total[v][r], NoPrefetches{});
+          r = 1;
+        }
+        for (; r < static_cast<std::size_t>(rows); ++r) add(of_part.at(r), total[v][r], NoPrefetches{});
       }
     }
     x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup));

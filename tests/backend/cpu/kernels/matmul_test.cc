@@ -330,10 +330,10 @@ TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
   Random random(7);
   for (const DType type : all_dtypes()) {
     if (!is_quantized(type)) continue;
-    for (const int least : {32, 96, 2048, 2304, 4352}) {
+    for (const int least : {32, 96, 13 * 32, 14 * 32, 15 * 32, 2048, 2304, 4352}) {
       const int inputs = whole_blocks(type, least);
-      // Tables that take many rows otherwise than few do so from 12 or 33 on.
-      for (const int rows : {1, 2, 3, 5, 16, 37}) {
+      // AMX takes rows by 4, 8, 12 and 16, from 3, 14 or 17 on, and many otherwise than few from 33 on.
+      for (const int rows : {1, 2, 3, 5, 11, 14, 16, 20, 37}) {
         const Matrix matrix = make_matrix(type, 45, inputs, random);
         const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
         const std::vector<float> here = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, rows));

@@ -1,5 +1,5 @@
-// Products of quantised weights with 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer sums of
-// 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
+// Products of quantised weights with up to 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer
+// sums of 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
 #include <array>
 #include <utility>
 
@@ -152,10 +152,11 @@ class GroupProduct {
 
   // Adds to the totals of kRows rows. Between filling the pipeline and emptying it, no step asks what there is to do.
   [[gnu::always_inline]] void add(Floats* totals) {
-    int first = 0;
-    for (; first < kFilled && first < sums_ + kDelay; first += 4) four<false>(first, totals);
-    for (; first + 4 <= sums_; first += 4) four<true>(first, totals);
-    for (; first < sums_ + kDelay; first += 4) four<false>(first, totals);
+    for (int first = 0; first < sums_ + kDelay; first += 4)
+      if (first >= kFilled && first + 4 <= sums_)
+        four<true>(first, totals);
+      else
+        four<false>(first, totals);
   }
 
  private:
@@ -164,9 +165,10 @@ class GroupProduct {
   static constexpr int kDelay = kStoreDelay + 2;
   static constexpr int kRing = 8;
   static constexpr int kFilled = 8;
-  static_assert(kFilled >= kDelay && kRing > kDelay - kStoreDelay + 1);
+  static_assert(kFilled >= kDelay && kRing > kDelay);
   static constexpr int kMagic = 0x4b400000;
-  static constexpr bool kConverts = !Parts::kHalves;  // halves have more products than sums already
+  // Halves have more products than sums already; what is not opened needs the sums.
+  static constexpr bool kConverts = !Parts::kHalves && !Parts::kUnsigned;
   static_assert(kQ8Block * 127 * 255 < 1 << 22);
 
   // Four steps, whose tiles have literal numbers. kAll: each has something to multiply, to store and to add.
@@ -194,7 +196,7 @@ class GroupProduct {
     if (kAll || sum < sums_) {
       if constexpr (Parts::kUnsigned) {
         const __m512i minus_offset = _mm512_loadu_si512(x_.sum + sum * kRowGroup);
-        _mm512_store_ps(magic_less_offset_[sum % kRing],
+        _mm512_store_ps(subtrahend_[sum % kRing],
                         _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(kMagic), minus_offset)));
       }
       multiply_tile<kStep & 3, Parts::kUnsigned>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
@@ -213,10 +215,9 @@ class GroupProduct {
   // weights that are not opened.
   [[gnu::always_inline]] Floats sum_of(int sum, const std::int32_t* at, int row) const {
     const __m512i integers = _mm512_load_si512(at + row * kPanel);
-    if (kConverts && !Parts::kUnsigned && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
+    if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
     const __m512i magic = _mm512_set1_epi32(kMagic);
-    const __m512 less =
-        Parts::kUnsigned ? _mm512_set1_ps(magic_less_offset_[sum % kRing][row]) : _mm512_castsi512_ps(magic);
+    const __m512 less = Parts::kUnsigned ? _mm512_set1_ps(subtrahend_[sum % kRing][row]) : _mm512_castsi512_ps(magic);
     return reinterpret_cast<Floats>(_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), less));
   }
 
@@ -249,7 +250,7 @@ class GroupProduct {
   Q8Rows x_;
   int sums_;
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
-  alignas(64) float magic_less_offset_[kRing][kRowGroup];  // of the rows; kUnsigned only
+  alignas(64) float subtrahend_[kRing][kRowGroup];  // kUnsigned: of each row
 };
 
 // Adds products of the first `rows` rows of a group to what `out` has of them, or starts there.
@@ -313,6 +314,7 @@ void multiply_stored(const PackedMatrix& weights, const Activations& x, int pane
     const __mmask16 outputs = outputs_of(weights, panel);
     float* to = out + panel * kPanel;
     multiply_group<kRows>(StoredParts<B, true>{data}, x.q8, parts, x.rows, outputs, true, to, out_stride);
+    if constexpr (kRows < kRowGroup) continue;
     for (int row = kRows; row < x.rows; row += kRows)
       multiply_group<kRows>(StoredParts<B, false>{data},
                             x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(parts)), parts,
@@ -322,7 +324,7 @@ void multiply_stored(const PackedMatrix& weights, const Activations& x, int pane
 
 // With fewer rows, vectors are faster.
 template <class B>
-constexpr int kLeastRows = OpenParts<B>::kHalves ? kRowGroup + 1 : kRowGroup - 2;
+constexpr int kLeastRows = OpenParts<B>::kHalves ? 17 : 14;
 template <>
 constexpr int kLeastRows<Block<Avx512, DType::kQ8_0>> = 3;
 

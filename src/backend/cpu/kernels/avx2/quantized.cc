@@ -7,6 +7,8 @@ namespace kvasir {
 namespace {
 
 struct Avx2 {
+  static constexpr bool kFetches = true;
+
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     return reinterpret_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }

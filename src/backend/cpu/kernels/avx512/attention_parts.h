@@ -7,7 +7,8 @@
 namespace kvasir::avx512 {
 namespace {
 
-// Fetches kBytes (a multiple of 32) from p on into the second-level cache.
+// Fetches kBytes (a multiple of 32) from p on into the second-level cache, in its place among other instructions,
+// unlike __builtin_prefetch.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void fetch(const std::byte* p) {
   for (std::size_t at = 0; at < kBytes; at += 64) asm volatile("prefetcht1 %0" : : "m"(p[at]));

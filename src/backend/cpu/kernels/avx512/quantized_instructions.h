@@ -11,6 +11,8 @@ namespace kvasir {
 namespace {
 
 struct Avx512 {
+  static constexpr bool kFetches = true;
+
   [[gnu::always_inline]] static Words shorts(const std::byte* p) {
     return reinterpret_cast<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
