@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "backend/cpu/kernels/kernels.h"
+#include "backend/cpu/kernels/prefetch.h"
 #include "backend/cpu/kernels/quantized_layout.h"
 #include "tensor/dequantize.h"
 
@@ -34,11 +35,6 @@ using Floats = float __attribute__((vector_size(kLanes * 4)));
 constexpr int kPrefetchBytes = 8192;
 
 enum class Terms { kOffset, kMinimum, kHalfOffset, kHalfMinimum };
-
-// Of x86. In its place among other instructions, unlike __builtin_prefetch.
-[[gnu::always_inline]] inline void prefetch(const std::byte* p) {
-  asm volatile("prefetcht1 %0" : : "m"(*p));
-}
 
 [[gnu::always_inline]] inline Words load_words(const std::byte* p, int word) {
   Words words;
@@ -328,9 +324,8 @@ struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
   return value - Floats{};
 }
 
-// Fetches kLines lines of weights from `at` on into the second-level cache, some before each of the eight steps of a
-// product of 32 inputs: memory is read a fifth faster than with all of them in a row. May run past the end of the
-// matrix: a prefetch never faults.
+// Fetches kLines lines of weights from `at` on, some before each of the eight steps of a product of 32 inputs. May run
+// past the end of the matrix.
 template <int kLines>
 struct Prefetches {
   template <int kStep>
@@ -348,13 +343,6 @@ struct NoPrefetches {
   template <int /*kStep*/>
   [[gnu::always_inline]] void before() const {}
 };
-
-// All of the steps' prefetches, for instructions whose steps are not apart.
-template <int kFirst, int kSteps, class Fetch>
-[[gnu::always_inline]] inline void fetch_before(const Fetch& fetch) {
-  fetch.template before<kFirst>();
-  if constexpr (kSteps > 1) fetch_before<kFirst + 1, kSteps - 1>(fetch);
-}
 
 // One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
 template <class Isa, class B, class Fetch>

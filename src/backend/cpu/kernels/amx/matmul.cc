@@ -180,19 +180,11 @@ class GroupProduct {
     step<3, kAll>(first, totals);
   }
 
-  // Where the sums of number first + kStep are; `first` is a multiple of four.
-  template <int kStep>
-  [[gnu::always_inline]] std::int32_t* slot(int first) {
-    constexpr int kAt = kStep & (kRing - 1);
-    return ring_[kAt < 4 ? (first & 4) + kAt : ((first & 4) ^ 4) + kAt - 4];
-  }
-
   template <int kStep, bool kAll>
   [[gnu::always_inline]] void step(int first, Floats* totals) {
     const int sum = first + kStep;
     const int stored = sum - kStoreDelay;
-    if (kAll || (stored >= 0 && stored < sums_))
-      store_tile<(kStep - kStoreDelay) & 3>(slot<kStep - kStoreDelay>(first));
+    if (kAll || (stored >= 0 && stored < sums_)) store_tile<(kStep - kStoreDelay) & 3>(ring_[stored % kRing]);
     if (kAll || sum < sums_) {
       if constexpr (Parts::kUnsigned) {
         const __m512i minus_offset = _mm512_loadu_si512(x_.sum + sum * kRowGroup);
@@ -204,26 +196,22 @@ class GroupProduct {
     }
     const int done = sum - kDelay;
     if constexpr (((kStep - kDelay) & (kSums - 1)) == kSums - 1)
-      if (kAll || (done >= 0 && done < sums_))
-        add_part(done / kSums, slot<kStep - kDelay>(first), kSums == 2 ? slot<kStep - kDelay - 1>(first) : nullptr,
-                 totals);
+      if (kAll || (done >= 0 && done < sums_)) add_part(done / kSums, totals);
   }
 
   // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
   // So some integers become floats by conversion and some by two sums, so that both ports have as much to do: kMagic +
   // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22. The second sum also takes away the offset of
   // weights that are not opened.
-  [[gnu::always_inline]] Floats sum_of(int sum, const std::int32_t* at, int row) const {
-    const __m512i integers = _mm512_load_si512(at + row * kPanel);
+  [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
+    const __m512i integers = _mm512_load_si512(ring_[sum % kRing] + row * kPanel);
     if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
     const __m512i magic = _mm512_set1_epi32(kMagic);
     const __m512 less = Parts::kUnsigned ? _mm512_set1_ps(subtrahend_[sum % kRing][row]) : _mm512_castsi512_ps(magic);
     return reinterpret_cast<Floats>(_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), less));
   }
 
-  // `at`: the part's sums, or its second half's; `before`: its first half's.
-  [[gnu::always_inline]] void add_part(int part, const std::int32_t* at, const std::int32_t* before,
-                                       Floats* totals) const {
+  [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
     const auto& scale = weights_.scales_of(part);
     const Q8Rows x = x_.at(static_cast<std::size_t>(part) * kRowGroup);
 #pragma GCC unroll 16
@@ -231,12 +219,12 @@ class GroupProduct {
       weights_.template fetch_ahead<kRows>(part, r);
       const Floats row_scale = broadcast(x.scale[r]);
       if constexpr (!Parts::kHalves) {
-        totals[r] = Avx512::fma(sum_of(part, at, r), scale[0] * row_scale, totals[r]);
+        totals[r] = Avx512::fma(sum_of(part, r), scale[0] * row_scale, totals[r]);
         if constexpr (Parts::kMinima)
           totals[r] = Avx512::fma(weights_.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
       } else {
-        Floats sum = sum_of(2 * part, before, r) * scale[0];
-        sum = Avx512::fma(sum_of(2 * part + 1, at, r), scale[1], sum);
+        Floats sum = sum_of(2 * part, r) * scale[0];
+        sum = Avx512::fma(sum_of(2 * part + 1, r), scale[1], sum);
         if constexpr (Parts::kMinima)
           for (int half = 0; half < 2; ++half)
             sum = Avx512::fma(weights_.minus_minimum[part][half],
@@ -314,11 +302,11 @@ void multiply_stored(const PackedMatrix& weights, const Activations& x, int pane
     const __mmask16 outputs = outputs_of(weights, panel);
     float* to = out + panel * kPanel;
     multiply_group<kRows>(StoredParts<B, true>{data}, x.q8, parts, x.rows, outputs, true, to, out_stride);
-    if constexpr (kRows < kRowGroup) continue;
-    for (int row = kRows; row < x.rows; row += kRows)
-      multiply_group<kRows>(StoredParts<B, false>{data},
-                            x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(parts)), parts,
-                            x.rows - row, outputs, true, to + static_cast<std::size_t>(row) * out_stride, out_stride);
+    if constexpr (kRows == kRowGroup)
+      for (int row = kRows; row < x.rows; row += kRows)
+        multiply_group<kRows>(StoredParts<B, false>{data},
+                              x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(parts)), parts,
+                              x.rows - row, outputs, true, to + static_cast<std::size_t>(row) * out_stride, out_stride);
   }
 }
 

@@ -6,6 +6,13 @@
 namespace kvasir {
 namespace {
 
+// All of the steps' prefetches, for instructions whose steps are not apart.
+template <int kFirst, int kSteps, class Fetch>
+[[gnu::always_inline]] inline void fetch_before(const Fetch& fetch) {
+  fetch.template before<kFirst>();
+  if constexpr (kSteps > 1) fetch_before<kFirst + 1, kSteps - 1>(fetch);
+}
+
 struct Avx2 {
   static constexpr bool kFetches = true;
 

@@ -3,15 +3,15 @@
 
 #include "backend/cpu/kernels/attend_runs.h"
 #include "backend/cpu/kernels/avx512/simd.h"
+#include "backend/cpu/kernels/prefetch.h"
 
 namespace kvasir::avx512 {
 namespace {
 
-// Fetches kBytes (a multiple of 32) from p on into the second-level cache, in its place among other instructions,
-// unlike __builtin_prefetch.
+// Fetches kBytes (a multiple of 32) from p on.
 template <std::size_t kBytes>
 [[gnu::always_inline]] inline void fetch(const std::byte* p) {
-  for (std::size_t at = 0; at < kBytes; at += 64) asm volatile("prefetcht1 %0" : : "m"(p[at]));
+  for (std::size_t at = 0; at < kBytes; at += 64) prefetch(p + at);
 }
 
 // Scores of up to kQueries queries with all slots of a page. `q` is [head_dim][kQueries]; each score sums over the
