@@ -40,46 +40,50 @@ bool has_grouped_bits(DType type) {
 
 // What a word of the file becomes. `word` counts the words of a block.
 std::uint32_t packed_word(DType type, int word, std::uint32_t bits) {
-  if (type == DType::kQ8_0) return bits ^ 0x80808080u;
   return has_grouped_bits(type) && word == 0 ? group_bits(bits) : bits;
 }
 std::uint32_t file_word(DType type, int word, std::uint32_t bits) {
-  if (type == DType::kQ8_0) return bits ^ 0x80808080u;
   return has_grouped_bits(type) && word == 0 ? ungroup_bits(bits) : bits;
 }
 
-// Calls on_word(word, offset in the file's block) and on_half(offset in the packed block, offset in the file's block).
+// Calls on_word(word, offset in the file's block) and on_half(half field, offset in the file's block).
 template <class OnWord, class OnHalf>
 void for_each_field(const QuantizedLayout& layout, const OnWord& on_word, const OnHalf& on_half) {
   int word = 0;
   for (const QuantizedLayout::WordField& field : layout.word_fields)
     for (int w = 0; w < field.words; ++w, ++word) on_word(word, field.offset + w * 4);
   for (std::size_t h = 0; h < layout.half_fields.size(); ++h)
-    if (layout.half_fields[h] >= 0) on_half(layout.half_offset(h), layout.half_fields[h]);
+    if (layout.half_fields[h] >= 0) on_half(h, layout.half_fields[h]);
 }
 
-void pack_block(const QuantizedLayout& layout, const std::byte* block, int lane, std::byte* out) {
+void pack_block(const QuantizedLayout& layout, const std::byte* block, int lane, const QuantizedLayout::Place& place,
+                std::byte* panel) {
   for_each_field(
       layout,
       [&](int word, int offset) {
         std::uint32_t bits;
         std::memcpy(&bits, block + offset, sizeof bits);
         bits = packed_word(layout.type, word, bits);
-        std::memcpy(out + (word * kPanel + lane) * 4, &bits, sizeof bits);
+        std::memcpy(panel + place.words + (word * kPanel + lane) * 4, &bits, sizeof bits);
       },
-      [&](std::size_t packed, int offset) { std::memcpy(out + packed + lane * 2, block + offset, 2); });
+      [&](std::size_t half, int offset) {
+        std::memcpy(panel + place.halves + half * kPanel * 2 + lane * 2, block + offset, 2);
+      });
 }
 
-void unpack_block(const QuantizedLayout& layout, const std::byte* packed, int lane, std::byte* block) {
+void unpack_block(const QuantizedLayout& layout, const std::byte* panel, const QuantizedLayout::Place& place, int lane,
+                  std::byte* block) {
   for_each_field(
       layout,
       [&](int word, int offset) {
         std::uint32_t bits;
-        std::memcpy(&bits, packed + (word * kPanel + lane) * 4, sizeof bits);
+        std::memcpy(&bits, panel + place.words + (word * kPanel + lane) * 4, sizeof bits);
         bits = file_word(layout.type, word, bits);
         std::memcpy(block + offset, &bits, sizeof bits);
       },
-      [&](std::size_t at, int offset) { std::memcpy(block + offset, packed + at + lane * 2, 2); });
+      [&](std::size_t half, int offset) {
+        std::memcpy(block + offset, panel + place.halves + half * kPanel * 2 + lane * 2, 2);
+      });
 }
 
 void pack_quantized_panel(const QuantizedLayout& layout, const PackedMatrix& shape, const std::byte* rows,
@@ -94,9 +98,10 @@ void pack_quantized_panel(const QuantizedLayout& layout, const PackedMatrix& sha
                   ? rows + static_cast<std::size_t>(order.row(output)) * static_cast<std::size_t>(blocks) * block_bytes
                   : nullptr;
   }
-  for (int b = 0; b < blocks; ++b, out += layout.panel_block_bytes()) {
+  for (int b = 0; b < blocks; ++b) {
+    const QuantizedLayout::Place place = layout.place(b, blocks);
     for (int o = 0; o < kPanel; ++o) {
-      pack_block(layout, from[o] != nullptr ? from[o] : kZeros, o, out);
+      pack_block(layout, from[o] != nullptr ? from[o] : kZeros, o, place, out);
       if (from[o] != nullptr) from[o] += block_bytes;
     }
   }
@@ -155,9 +160,10 @@ void unpack_row(const PackedMatrix& matrix, int output, float* out) {
     return;
   }
   std::byte block[kLargestBlockBytes];
-  for (int i = 0; i < matrix.inputs; i += layout->inputs, panel += layout->panel_block_bytes()) {
-    unpack_block(*layout, panel, lane, block);
-    dequantize_block(matrix.type, block, out + i);
+  const int blocks = matrix.inputs / layout->inputs;
+  for (int b = 0; b < blocks; ++b) {
+    unpack_block(*layout, panel, layout->place(b, blocks), lane, block);
+    dequantize_block(matrix.type, block, out + b * layout->inputs);
   }
 }
 
@@ -169,6 +175,6 @@ std::size_t PackedMatrix::panel_bytes() const {
   return static_cast<std::size_t>(inputs) * kPanel * dtype_traits(type).block_bytes;
 }
 
-const WeightPacking kPanelPacking{"panels-16.1", packed_bytes, pack_panels, unpack_row};
+const WeightPacking kPanelPacking{"panels-16.2", packed_bytes, pack_panels, unpack_row};
 
 }  // namespace kvasir

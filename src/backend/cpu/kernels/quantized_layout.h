@@ -2,8 +2,10 @@
 // the same four bytes of a block of 16 outputs.
 //   word fields  [words][16 outputs][4 bytes], in the order of the file's block
 //   half fields  [16 outputs][2 bytes] each, behind the words
-// Two formats change bits on the way: Q8_0 flips signs (its bytes become w + 128), Q5_0 and Q5_1 regroup their high
-// bits so that bit g of byte k belongs to input 4g + k. Internal to this folder.
+// A block with one half field ends in the middle of a cache line. Two such blocks lie together, the half fields of both
+// behind the words of both, so that no load of words crosses a line; the last of an odd number lies alone.
+// Q5_0 and Q5_1 regroup their high bits on the way so that bit g of byte k belongs to input 4g + k. Internal to this
+// folder.
 #pragma once
 
 #include <array>
@@ -32,14 +34,26 @@ struct QuantizedLayout {
   [[gnu::always_inline]] constexpr std::size_t panel_block_bytes() const {
     return static_cast<std::size_t>(block_bytes) * kPanel;
   }
-  // Where the words of a field begin, counted in words; where a half field begins, in bytes.
+  // Where the words of a field begin, counted in words.
   [[gnu::always_inline]] constexpr int first_word(std::size_t field) const {
     int first = 0;
     for (std::size_t f = 0; f < field; ++f) first += word_fields[f].words;
     return first;
   }
-  [[gnu::always_inline]] constexpr std::size_t half_offset(std::size_t field) const {
-    return static_cast<std::size_t>(words()) * kPanel * 4 + field * kPanel * 2;
+
+  // Where a block's words and half fields begin in its panel, in bytes.
+  struct Place {
+    std::size_t words = 0;
+    std::size_t halves = 0;
+  };
+  [[gnu::always_inline]] constexpr bool lies_in_pairs() const { return half_fields[1] < 0; }
+  // Of block `block` of the panel's `blocks`.
+  [[gnu::always_inline]] constexpr Place place(int block, int blocks) const {
+    const std::size_t word_bytes = static_cast<std::size_t>(words()) * kPanel * 4;
+    const std::size_t second = lies_in_pairs() ? static_cast<std::size_t>(block % 2) : 0;
+    const std::size_t first_words = (static_cast<std::size_t>(block) - second) * panel_block_bytes();
+    const std::size_t together = lies_in_pairs() && (block | 1) < blocks ? 2 : 1;
+    return {first_words + second * word_bytes, first_words + together * word_bytes + second * kPanel * 2};
   }
 };
 

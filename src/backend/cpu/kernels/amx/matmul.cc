@@ -1,6 +1,8 @@
 // Products of quantised weights with up to 16 rows at a time on the tile unit. A tile of 32 inputs gives the integer
 // sums of 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
+#include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
 #include "backend/cpu/kernels/amx/tiles.h"
@@ -20,40 +22,27 @@ constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
-template <int kSum, bool kUnsigned>
+template <int kSum>
 [[gnu::always_inline]] inline void multiply_tile(const std::int8_t* rows, const void* weights) {
-  if constexpr (kSum == 0) {
+  if constexpr (kSum % 2 == 0) {
     _tile_loadd(4, rows, kQ8Block);
     _tile_loadd(6, weights, kTileRowBytes);
-    _tile_zero(0);
-    if constexpr (kUnsigned)
-      _tile_dpbsud(0, 4, 6);
-    else
-      _tile_dpbssd(0, 4, 6);
-  } else if constexpr (kSum == 1) {
-    _tile_loadd(5, rows, kQ8Block);
-    _tile_loadd(7, weights, kTileRowBytes);
-    _tile_zero(1);
-    if constexpr (kUnsigned)
-      _tile_dpbsud(1, 5, 7);
-    else
-      _tile_dpbssd(1, 5, 7);
-  } else if constexpr (kSum == 2) {
-    _tile_loadd(4, rows, kQ8Block);
-    _tile_loadd(6, weights, kTileRowBytes);
-    _tile_zero(2);
-    if constexpr (kUnsigned)
-      _tile_dpbsud(2, 4, 6);
-    else
-      _tile_dpbssd(2, 4, 6);
   } else {
     _tile_loadd(5, rows, kQ8Block);
     _tile_loadd(7, weights, kTileRowBytes);
+  }
+  if constexpr (kSum == 0) {
+    _tile_zero(0);
+    _tile_dpbssd(0, 4, 6);
+  } else if constexpr (kSum == 1) {
+    _tile_zero(1);
+    _tile_dpbssd(1, 5, 7);
+  } else if constexpr (kSum == 2) {
+    _tile_zero(2);
+    _tile_dpbssd(2, 4, 6);
+  } else {
     _tile_zero(3);
-    if constexpr (kUnsigned)
-      _tile_dpbsud(3, 5, 7);
-    else
-      _tile_dpbssd(3, 5, 7);
+    _tile_dpbssd(3, 5, 7);
   }
 }
 
@@ -71,34 +60,35 @@ struct OpenParts {
   static constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
   static constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
   static constexpr int kSums = kHalves ? 2 : 1;  // of a part
-  static constexpr bool kUnsigned = false;
+  static constexpr bool kFetchesWhileMultiplying = false;
 
   [[gnu::always_inline]] const void* weights_of(int part, int half) const {
     return weights[part] + half * 4 * kTileRowBytes;
   }
   [[gnu::always_inline]] const Floats* scales_of(int part) const { return scale[part]; }
-  template <int kShares>
-  [[gnu::always_inline]] void fetch_ahead(int, int) const {}  // done while parts were opened
 
   alignas(64) std::int8_t weights[kChunkParts][8 * kTileRowBytes];
   Floats scale[kChunkParts][kSums];
   Floats minus_minimum[kMinima ? kChunkParts : 1][kSums];
 
-  // `parts` (whole blocks) from `p` on.
-  void open(const std::byte* p, int parts) {
+  // `parts` parts (whole blocks) from `first` on, of the `blocks` blocks of `panel`.
+  void open(const std::byte* panel, int blocks, int first, int parts) {
     Words offset{};
     if constexpr (!kMinima) offset += static_cast<std::uint32_t>(B::kOffset) * 0x01010101u;
     constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
     constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
     constexpr int kPartLines = (kPartBytes + 63) / 64;
-    for (int first = 0; first < parts; first += B::kParts, p += kBlockBytes) {
-      const B block(p, 0);
+    const int first_block = first / B::kParts;
+    const std::byte* ahead = panel + static_cast<std::size_t>(first_block) * kBlockBytes + kPrefetchBytes;
+    for (int b = 0; b * B::kParts < parts; ++b, ahead += kBlockBytes) {
+      const B block(panel, B::kLayout.place(first_block + b, blocks), 0);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
-        const Prefetches<kPartLines> fetch{p + part * kPartBytes + kPrefetchBytes};
+        const Prefetches<kPartLines> fetch{ahead + part * kPartBytes};
+        const int to_part = b * B::kParts + part;
         Words w[8];
         block.weights(part, w);
-        std::int8_t* to = weights[first + part];
+        std::int8_t* to = weights[to_part];
         [&]<int... g>(std::integer_sequence<int, g...>) {
           ((fetch.template before<g>(),
             _mm512_store_si512(to + g * kTileRowBytes,
@@ -107,43 +97,50 @@ struct OpenParts {
         }
         (std::make_integer_sequence<int, 8>{});
         for (int half = 0; half < kSums; ++half) {
-          scale[first + part][half] = block.scale(part, half);
-          if constexpr (kMinima) minus_minimum[first + part][half] = block.minus_minimum(part, half);
+          scale[to_part][half] = block.scale(part, half);
+          if constexpr (kMinima) minus_minimum[to_part][half] = block.minus_minimum(part, half);
         }
       }
     }
   }
 };
 
-// Parts of a panel of Q8_0 where they lie: a product of signed with unsigned bytes takes w + 128, and the rows' sums
-// cancel the 128. Faster than opening them for one group of rows. For many it is not, as every other tile lies across
-// cache lines.
-template <class B, bool kFetches>
+// Parts of a panel of Q8_0 where they lie: their bytes are those of a tile.
+template <class B>
 struct StoredParts {
   static_assert(B::kTerms == Terms::kOffset && B::kParts == 1 && B::kOffset == 128);
   static constexpr bool kHalves = false;
   static constexpr bool kMinima = false;
   static constexpr int kSums = 1;
-  static constexpr bool kUnsigned = true;
+  static constexpr bool kFetchesWhileMultiplying = true;
   static constexpr int kBytes = static_cast<int>(B::kLayout.panel_block_bytes());
 
-  [[gnu::always_inline]] const void* weights_of(int part, int) const { return data + part * kBytes; }
+  [[gnu::always_inline]] const void* weights_of(int part, int) const {
+    return data + B::kLayout.place(part, blocks).words;
+  }
   [[gnu::always_inline]] std::array<Floats, 1> scales_of(int part) const {
-    return {B(data + part * kBytes, 0).scale(0, 0)};
+    return {B(data, B::kLayout.place(part, blocks), 0).scale(0, 0)};
   }
 
   // One of kShares shares of a part's prefetches, which like Prefetches are not asked for in a row.
   template <int kShares>
   [[gnu::always_inline]] void fetch_ahead(int part, int share) const {
-    constexpr int kLines = kFetches ? (kBytes + 63) / 64 : 0;
-    for (int line = share; line < kLines; line += kShares) prefetch(data + part * kBytes + kPrefetchBytes + line * 64);
+    for (int line = share; line < (kBytes + 63) / 64; line += kShares)
+      prefetch(data + part * kBytes + kPrefetchBytes + line * 64);
+  }
+
+  // As of OpenParts. REQUIRES: `first` is even.
+  void open(const std::byte* panel, int blocks_of_panel, int first, int) {
+    data = panel + static_cast<std::size_t>(first) * kBytes;
+    blocks = blocks_of_panel - first;
   }
 
   const std::byte* data = nullptr;
+  int blocks = 0;
 };
 
-// Parts of one panel times kRows rows of a group.
-template <class Parts, int kRows>
+// Parts of one panel times kRows rows of a group. kFetches: weights are fetched ahead meanwhile.
+template <class Parts, int kRows, bool kFetches>
 class GroupProduct {
  public:
   static constexpr int kSums = Parts::kSums;
@@ -167,9 +164,8 @@ class GroupProduct {
   static constexpr int kFilled = 8;
   static_assert(kFilled >= kDelay && kRing > kDelay);
   static constexpr int kMagic = 0x4b400000;
-  // Halves have more products than sums already; what is not opened needs the sums.
-  static constexpr bool kConverts = !Parts::kHalves && !Parts::kUnsigned;
-  static_assert(kQ8Block * 127 * 255 < 1 << 22);
+  static constexpr bool kConverts = !Parts::kHalves;  // halves have more products than sums already
+  static_assert(kQ8Block * 127 * 128 < 1 << 22);
 
   // Four steps, whose tiles have literal numbers. kAll: each has something to multiply, to store and to add.
   template <bool kAll>
@@ -185,15 +181,9 @@ class GroupProduct {
     const int sum = first + kStep;
     const int stored = sum - kStoreDelay;
     if (kAll || (stored >= 0 && stored < sums_)) store_tile<(kStep - kStoreDelay) & 3>(ring_[stored % kRing]);
-    if (kAll || sum < sums_) {
-      if constexpr (Parts::kUnsigned) {
-        const __m512i minus_offset = _mm512_loadu_si512(x_.sum + sum * kRowGroup);
-        _mm512_store_ps(subtrahend_[sum % kRing],
-                        _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(kMagic), minus_offset)));
-      }
-      multiply_tile<kStep & 3, Parts::kUnsigned>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
-                                                 weights_.weights_of(sum / kSums, sum % kSums));
-    }
+    if (kAll || sum < sums_)
+      multiply_tile<kStep & 3>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
+                               weights_.weights_of(sum / kSums, sum % kSums));
     const int done = sum - kDelay;
     if constexpr (((kStep - kDelay) & (kSums - 1)) == kSums - 1)
       if (kAll || (done >= 0 && done < sums_)) add_part(done / kSums, totals);
@@ -201,14 +191,13 @@ class GroupProduct {
 
   // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
   // So some integers become floats by conversion and some by two sums, so that both ports have as much to do: kMagic +
-  // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22. The second sum also takes away the offset of
-  // weights that are not opened.
+  // i, read as a float, is 1.5 * 2^23 + i, exactly where |i| < 2^22.
   [[gnu::always_inline]] Floats sum_of(int sum, int row) const {
     const __m512i integers = _mm512_load_si512(ring_[sum % kRing] + row * kPanel);
     if (kConverts && row % 3 == 0) return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(integers));
     const __m512i magic = _mm512_set1_epi32(kMagic);
-    const __m512 less = Parts::kUnsigned ? _mm512_set1_ps(subtrahend_[sum % kRing][row]) : _mm512_castsi512_ps(magic);
-    return reinterpret_cast<Floats>(_mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), less));
+    return reinterpret_cast<Floats>(
+        _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), _mm512_castsi512_ps(magic)));
   }
 
   [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
@@ -216,7 +205,7 @@ class GroupProduct {
     const Q8Rows x = x_.at(static_cast<std::size_t>(part) * kRowGroup);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      weights_.template fetch_ahead<kRows>(part, r);
+      if constexpr (kFetches) weights_.template fetch_ahead<kRows>(part, r);
       const Floats row_scale = broadcast(x.scale[r]);
       if constexpr (!Parts::kHalves) {
         totals[r] = Avx512::fma(sum_of(part, r), scale[0] * row_scale, totals[r]);
@@ -238,11 +227,10 @@ class GroupProduct {
   Q8Rows x_;
   int sums_;
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
-  alignas(64) float subtrahend_[kRing][kRowGroup];  // kUnsigned: of each row
 };
 
 // Adds products of the first `rows` rows of a group to what `out` has of them, or starts there.
-template <int kRows, class Parts>
+template <int kRows, bool kFetches, class Parts>
 [[gnu::always_inline]] inline void multiply_group(const Parts& weights, const Q8Rows& x, int parts, int rows,
                                                   __mmask16 outputs, bool starts, float* out, std::size_t out_stride) {
   Floats totals[kRows];
@@ -250,7 +238,7 @@ template <int kRows, class Parts>
   for (int r = 0; r < kRows; ++r)
     totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(!starts && r < rows ? outputs : __mmask16{0},
                                                                out + static_cast<std::size_t>(r) * out_stride));
-  GroupProduct<Parts, kRows>(weights, x, parts).add(totals);
+  GroupProduct<Parts, kRows, kFetches>(weights, x, parts).add(totals);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
     _mm512_mask_storeu_ps(out + static_cast<std::size_t>(r) * out_stride, r < rows ? outputs : __mmask16{0},
@@ -265,16 +253,15 @@ struct Chunk {
   int parts = 0;
 };
 
-// Multiplies all rows by a chunk. Totals are kept in `out` between chunks.
-template <class B>
-void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, OpenParts<B>* open,
-                    float* out, std::size_t out_stride) {
-  constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
+// Multiplies all rows by a chunk, kRows of each group. Totals are kept in `out` between chunks.
+template <class B, int kRows, class Parts>
+void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* open, float* out,
+                    std::size_t out_stride) {
   const int all_parts = weights.inputs / kQ8Block;
-  const std::size_t panel_bytes = static_cast<std::size_t>(all_parts / B::kParts) * kBlockBytes;
+  const int blocks = all_parts / B::kParts;
+  const std::size_t panel_bytes = static_cast<std::size_t>(blocks) * B::kLayout.panel_block_bytes();
   for (int p = 0; p < chunk.panels; ++p)
-    open[p].open(weights.data + static_cast<std::size_t>(chunk.panel + p) * panel_bytes +
-                     static_cast<std::size_t>(chunk.part / B::kParts) * kBlockBytes,
+    open[p].open(weights.data + static_cast<std::size_t>(chunk.panel + p) * panel_bytes, blocks, chunk.part,
                  chunk.parts);
   compiler_fence();
   for (int row = 0; row < x.rows; row += kRowGroup) {
@@ -282,31 +269,15 @@ void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chu
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
                                  static_cast<std::size_t>(chunk.part) * kRowGroup);
     for (int p = 0; p < chunk.panels; ++p) {
+      const __mmask16 outputs = outputs_of(weights, chunk.panel + p);
       float* to = out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel;
-      multiply_group<kRowGroup>(open[p], group, chunk.parts, rows, outputs_of(weights, chunk.panel + p),
-                                chunk.part == 0, to, out_stride);
+      const bool starts = chunk.part == 0;
+      if (Parts::kFetchesWhileMultiplying && row == 0)
+        multiply_group<kRows, Parts::kFetchesWhileMultiplying>(open[p], group, chunk.parts, rows, outputs, starts, to,
+                                                               out_stride);
+      else
+        multiply_group<kRows, false>(open[p], group, chunk.parts, rows, outputs, starts, to, out_stride);
     }
-  }
-}
-
-// Multiplies rows, kRows at a time, by weights that need no opening. REQUIRES: at most kRows rows, or kRows ==
-// kRowGroup.
-template <class B, int kRows>
-void multiply_stored(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
-                     std::size_t out_stride) {
-  const Tiles tiles(kQ8Block, kRows);
-  const int parts = weights.inputs / kQ8Block;
-  const std::size_t panel_bytes = static_cast<std::size_t>(parts) * B::kLayout.panel_block_bytes();
-  for (int panel = panel_begin; panel < panel_end; ++panel) {
-    const std::byte* data = weights.data + static_cast<std::size_t>(panel) * panel_bytes;
-    const __mmask16 outputs = outputs_of(weights, panel);
-    float* to = out + panel * kPanel;
-    multiply_group<kRows>(StoredParts<B, true>{data}, x.q8, parts, x.rows, outputs, true, to, out_stride);
-    if constexpr (kRows == kRowGroup)
-      for (int row = kRows; row < x.rows; row += kRows)
-        multiply_group<kRows>(StoredParts<B, false>{data},
-                              x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(parts)), parts,
-                              x.rows - row, outputs, true, to + static_cast<std::size_t>(row) * out_stride, out_stride);
   }
 }
 
@@ -320,34 +291,36 @@ template <DType kType>
 void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
               std::size_t out_stride) {
   using B = Block<Avx512, kType>;
+  constexpr bool kStored = kType == DType::kQ8_0;
+  using Parts = std::conditional_t<kStored, StoredParts<B>, OpenParts<B>>;
   static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
   if (x.rows < kLeastRows<B>) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  if constexpr (kType == DType::kQ8_0) {
-    const auto stored = [&]<int kRows>() {
-      multiply_stored<B, kRows>(weights, x, panel_begin, panel_end, out, out_stride);
-    };
-    if (x.rows <= 4) return stored.template operator()<4>();
-    if (x.rows <= 8) return stored.template operator()<8>();
-    if (x.rows <= 12) return stored.template operator()<12>();
-    if (x.rows <= kFewRows) return stored.template operator()<kRowGroup>();
-  }
-  const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
   const int all_parts = weights.inputs / kQ8Block;
-  OpenParts<B> open[kChunkPanels];
-  const auto multiply_next = [&](int panel, int panels, int part, int parts) {
-    if (panels > panel_end - panel) panels = panel_end - panel;
-    if (parts > all_parts - part) parts = all_parts - part;
-    multiply_chunk<B>(weights, x, {panel, panels, part, parts}, open, out, out_stride);
+  const auto multiply_all = [&]<int kRows>() {
+    const Tiles tiles(kQ8Block / Parts::kSums, kRows);
+    Parts parts[kChunkPanels];
+    const auto multiply_next = [&](int panel, int panels, int part, int count) {
+      multiply_chunk<B, kRows>(weights, x,
+                               {panel, std::min(panels, panel_end - panel), part, std::min(count, all_parts - part)},
+                               parts, out, out_stride);
+    };
+    if (x.rows <= kFewRows) {
+      const int count = kStored ? all_parts : kFewParts;
+      for (int panel = panel_begin; panel < panel_end; ++panel)
+        for (int part = 0; part < all_parts; part += count) multiply_next(panel, 1, part, count);
+      return;
+    }
+    // The same parts of the rows for all panels, before the next.
+    for (int part = 0; part < all_parts; part += kChunkParts)
+      for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
+        multiply_next(panel, kChunkPanels, part, kChunkParts);
   };
-  if (x.rows <= kFewRows) {
-    for (int panel = panel_begin; panel < panel_end; ++panel)
-      for (int part = 0; part < all_parts; part += kFewParts) multiply_next(panel, 1, part, kFewParts);
-    return;
+  if constexpr (kStored) {
+    if (x.rows <= 4) return multiply_all.template operator()<4>();
+    if (x.rows <= 8) return multiply_all.template operator()<8>();
+    if (x.rows <= 12) return multiply_all.template operator()<12>();
   }
-  // The same parts of the rows for all panels, before the next.
-  for (int part = 0; part < all_parts; part += kChunkParts)
-    for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
-      multiply_next(panel, kChunkPanels, part, kChunkParts);
+  multiply_all.template operator()<kRowGroup>();
 }
 
 }  // namespace
