@@ -24,6 +24,8 @@ struct Generic {
     return floats;
   }
 
+  [[gnu::always_inline]] static Words eight_bits(Words values) { return values ^ 0x80808080u; }
+
   // Of codes in every byte, the values they stand for and 128.
   [[gnu::always_inline]] static Words iq4_values(Words codes) {
     Words values{};

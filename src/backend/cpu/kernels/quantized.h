@@ -3,7 +3,8 @@
 // compiled for one is shared with code that runs without it.
 //
 // An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of kLanes outputs
-// each) of at most kMost, and what makes weights of them:
+// each) of at most kMost, and what makes weights of them. Where Isa multiplies signed bytes, those of eight bits (kMost
+// is 255) are u - 128.
 //   kOffset       w = scale * (u - offset)
 //   kMinimum      w = scale * u - minimum
 //   kHalfOffset   as kOffset, with a scale for each half of the part
@@ -66,8 +67,8 @@ struct Layout {
   static constexpr int kParts = kLayout.inputs / kQ8Block;
 
   // Of the block's outputs from `first` on.
-  Layout(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : p(panel + place.words + first * 4), halves_(panel + place.halves + first * 2) {}
+  Layout(const std::byte* words, const std::byte* halves, int first)
+      : p(words + first * 4), halves_(halves + first * 2) {}
   const std::byte* field(std::size_t index) const { return p + kLayout.first_word(index) * kPanel * 4; }
   const std::byte* half_field(std::size_t index) const { return halves_ + index * kPanel * 2; }
 
@@ -97,7 +98,7 @@ struct Block<Isa, DType::kQ8_0> : OnePart<Isa, DType::kQ8_0> {
   using OnePart<Isa, DType::kQ8_0>::OnePart;
 
   [[gnu::always_inline]] void weights(int, Words* w) const {
-    for (int g = 0; g < 8; ++g) w[g] = load_words(this->p, g) ^ 0x80808080u;
+    for (int g = 0; g < 8; ++g) w[g] = Isa::eight_bits(load_words(this->p, g));
   }
 };
 
@@ -163,8 +164,8 @@ struct Block<Isa, DType::kQ5_1> : FiveBits<Isa, DType::kQ5_1> {
 // The scales and minima of Q4_K and Q5_K: bytes of parts 0 to 3 and 4 to 7.
 template <class Isa, DType kType>
 struct SixBitScales : Layout<kType> {
-  [[gnu::always_inline]] SixBitScales(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : Layout<kType>(panel, place, first) {
+  [[gnu::always_inline]] SixBitScales(const std::byte* words, const std::byte* halves, int first)
+      : Layout<kType>(words, halves, first) {
     const Words a = load_words(this->p, 0);
     const Words b = load_words(this->p, 1);
     const Words c = load_words(this->p, 2);
@@ -218,8 +219,8 @@ struct Block<Isa, DType::kQ6_K> : Layout<DType::kQ6_K> {
   static constexpr Terms kTerms = Terms::kHalfOffset;
   static constexpr int kMost = 63;
   static constexpr int kOffset = 32;
-  [[gnu::always_inline]] Block(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : Layout(panel, place, first), scale_of_scales(Isa::halves(this->half_field(0))) {}
+  [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
+      : Layout(words, halves, first), scale_of_scales(Isa::halves(this->half_field(0))) {}
 
   [[gnu::always_inline]] void weights(int part, Words* w) const {
     for (int g = 0; g < 8; ++g) {
@@ -242,8 +243,8 @@ struct Block<Isa, DType::kQ3_K> : Layout<DType::kQ3_K> {
   static constexpr Terms kTerms = Terms::kHalfOffset;
   static constexpr int kMost = 7;
   static constexpr int kOffset = 4;
-  [[gnu::always_inline]] Block(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : Layout(panel, place, first), scale_of_scales(Isa::halves(this->half_field(0))) {
+  [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
+      : Layout(words, halves, first), scale_of_scales(Isa::halves(this->half_field(0))) {
     const Words a = load_words(this->field(2), 0);
     const Words b = load_words(this->field(2), 1);
     const Words c = load_words(this->field(2), 2);
@@ -273,8 +274,8 @@ template <class Isa>
 struct Block<Isa, DType::kQ2_K> : Layout<DType::kQ2_K> {
   static constexpr Terms kTerms = Terms::kHalfMinimum;
   static constexpr int kMost = 3;
-  [[gnu::always_inline]] Block(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : Layout(panel, place, first),
+  [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
+      : Layout(words, halves, first),
         scale_of_scales(Isa::halves(this->half_field(0))),
         scale_of_minima(-Isa::halves(this->half_field(1))) {}
 
@@ -300,8 +301,8 @@ struct Block<Isa, DType::kIQ4_XS> : Layout<DType::kIQ4_XS> {
   static constexpr Terms kTerms = Terms::kOffset;
   static constexpr int kMost = 255;
   static constexpr int kOffset = 128;
-  [[gnu::always_inline]] Block(const std::byte* panel, const QuantizedLayout::Place& place, int first)
-      : Layout(panel, place, first),
+  [[gnu::always_inline]] Block(const std::byte* words, const std::byte* halves, int first)
+      : Layout(words, halves, first),
         low_bits(load_words(this->p, 0)),
         high_bits(Isa::shorts(this->half_field(1))),
         scale_of_scales(Isa::halves(this->half_field(0))) {}
@@ -384,17 +385,22 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   constexpr std::size_t kBlockBytes = B::kLayout.panel_block_bytes();
   constexpr int kPartBytes = static_cast<int>(kBlockBytes) / B::kParts;
   const int blocks = weights.inputs / B::kLayout.inputs;
-  const std::byte* data =
-      weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) * kBlockBytes;
+  const std::byte* p = weights.data + static_cast<std::size_t>(panel) * static_cast<std::size_t>(blocks) * kBlockBytes;
   constexpr int kVectors = kPanel / kLanes;
   Floats total[kVectors][kRowGroup];
   for (auto& of_vector : total)
     for (Floats& t : of_vector) t = Floats{};
-  const std::byte* ahead = data + kPrefetchBytes;
-  for (int b = 0; b < blocks; ++b, ahead += kBlockBytes) {
-    const QuantizedLayout::Place place = B::kLayout.place(b, blocks);
+  const std::byte* words = p;
+  const std::byte* halves = p;
+  for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
+    if (B::kLayout.lies_in_pairs() && b % 2 != 0) {
+      halves += kPanel * 2;
+    } else {
+      words = p;
+      halves = p + (B::kLayout.lies_in_pairs() && b + 1 < blocks ? 2 : 1) * B::kLayout.word_bytes();
+    }
     for (int v = 0; v < kVectors; ++v) {
-      const B block(data, place, v * kLanes);
+      const B block(words, halves, v * kLanes);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
         Words w[8];
@@ -414,7 +420,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
         std::size_t r = 0;
         if constexpr (Isa::kFetches) {
           if (v == 0)
-            add(of_part, total[v][r], Prefetches<(kPartBytes + 63) / 64>{ahead + part * kPartBytes});
+            add(of_part, total[v][r], Prefetches<(kPartBytes + 63) / 64>{p + part * kPartBytes + kPrefetchBytes});
           else
             add(of_part, total[v][r], NoPrefetches{});
           r = 1;
@@ -422,6 +428,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
         for (; r < static_cast<std::size_t>(rows); ++r) add(of_part.at(r), total[v][r], NoPrefetches{});
       }
     }
+    words += B::kLayout.word_bytes();
     x = x.at(static_cast<std::size_t>(B::kParts * kRowGroup));
   }
   for (int v = 0; v < kVectors; ++v) {

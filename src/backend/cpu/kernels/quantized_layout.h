@@ -47,13 +47,15 @@ struct QuantizedLayout {
     std::size_t halves = 0;
   };
   [[gnu::always_inline]] constexpr bool lies_in_pairs() const { return half_fields[1] < 0; }
+  [[gnu::always_inline]] constexpr std::size_t word_bytes() const {
+    return static_cast<std::size_t>(words()) * kPanel * 4;
+  }
   // Of block `block` of the panel's `blocks`.
   [[gnu::always_inline]] constexpr Place place(int block, int blocks) const {
-    const std::size_t word_bytes = static_cast<std::size_t>(words()) * kPanel * 4;
     const std::size_t second = lies_in_pairs() ? static_cast<std::size_t>(block % 2) : 0;
     const std::size_t first_words = (static_cast<std::size_t>(block) - second) * panel_block_bytes();
     const std::size_t together = lies_in_pairs() && (block | 1) < blocks ? 2 : 1;
-    return {first_words + second * word_bytes, first_words + together * word_bytes + second * kPanel * 2};
+    return {first_words + second * word_bytes(), first_words + together * word_bytes() + second * kPanel * 2};
   }
 };
 

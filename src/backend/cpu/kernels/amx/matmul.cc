@@ -81,7 +81,8 @@ struct OpenParts {
     const int first_block = first / B::kParts;
     const std::byte* ahead = panel + static_cast<std::size_t>(first_block) * kBlockBytes + kPrefetchBytes;
     for (int b = 0; b * B::kParts < parts; ++b, ahead += kBlockBytes) {
-      const B block(panel, B::kLayout.place(first_block + b, blocks), 0);
+      const QuantizedLayout::Place place = B::kLayout.place(first_block + b, blocks);
+      const B block(panel + place.words, panel + place.halves, 0);
 #pragma GCC unroll 8
       for (int part = 0; part < B::kParts; ++part) {
         const Prefetches<kPartLines> fetch{ahead + part * kPartBytes};
@@ -119,7 +120,7 @@ struct StoredParts {
     return data + B::kLayout.place(part, blocks).words;
   }
   [[gnu::always_inline]] std::array<Floats, 1> scales_of(int part) const {
-    return {B(data, B::kLayout.place(part, blocks), 0).scale(0, 0)};
+    return {Avx512::halves(data + B::kLayout.place(part, blocks).halves)};
   }
 
   // One of kShares shares of a part's prefetches, which like Prefetches are not asked for in a row.

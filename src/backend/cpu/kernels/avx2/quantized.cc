@@ -24,9 +24,10 @@ struct Avx2 {
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
 
+  [[gnu::always_inline]] static Words eight_bits(Words values) { return values; }
+
   [[gnu::always_inline]] static Words iq4_values(Words codes) {
-    const __m128i table = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values)),
-                                        _mm_set1_epi8(static_cast<char>(0x80)));
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values));
     return reinterpret_cast<Words>(
         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<__m256i>(codes)));
   }
@@ -45,12 +46,10 @@ struct Avx2 {
     fetch_before<kFirst, kWords>(fetch);
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (kMost == 255) {
-      // Of u = value + 128 the products are those of |value| and the input with the value's sign; what they lack is
-      // what `start` takes away.
-      const __m256i top = _mm256_set1_epi8(static_cast<char>(0x80));
+      // The products of |value| and the input with the value's sign.
       __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int g = 0; g < kWords; ++g) {
-        const __m256i value = _mm256_xor_si256(reinterpret_cast<__m256i>(w[g]), top);
+        const auto value = reinterpret_cast<__m256i>(w[g]);
         const __m256i pairs =
             _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(four_inputs(a + g * 4), value));
         sum[g % 2] = _mm256_add_epi32(sum[g % 2], _mm256_madd_epi16(pairs, ones));

@@ -21,6 +21,8 @@ struct Avx512 {
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   }
 
+  [[gnu::always_inline]] static Words eight_bits(Words values) { return values ^ 0x80808080u; }
+
   [[gnu::always_inline]] static Words iq4_values(Words codes) {
     const __m128i table = _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values)),
                                         _mm_set1_epi8(static_cast<char>(0x80)));
