@@ -345,6 +345,23 @@ TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
   }
 }
 
+// AMX takes 3 to 64 rows of Q8_0 where they lie, those of four panels in turns of 8 or 16 blocks from 5 rows to 32.
+TEST_P(MatmulTest, RowsOfSeveralPanelsAreTheSameBitsOnEveryTable) {
+  constexpr int kOutputs = 16 * 6 + 5;
+  Random random(17);
+  const KernelTable& generic = generic_kernels();
+  for (const int blocks : {2, 4, 6, 8, 16, 24, 48, 49, 50}) {
+    const int inputs = blocks * 32;
+    const Matrix matrix = make_matrix(DType::kQ8_0, kOutputs, inputs, random);
+    for (const int rows : {3, 4, 5, 8, 9, 12, 13, 16, 17, 32, 33, 64, 65}) {
+      const std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs), 8.0F);
+      const std::vector<float> here = multiply(table(), matrix, Rows(table(), DType::kQ8_0, x, inputs, 0, rows));
+      const std::vector<float> there = multiply(generic, matrix, Rows(generic, DType::kQ8_0, x, inputs, 0, rows));
+      ASSERT_TRUE(same_bits(here.data(), there.data(), here.size())) << describe(DType::kQ8_0, kOutputs, inputs, rows);
+    }
+  }
+}
+
 // Intel's manual, TDPBF16PS: of 32 inputs, the even ones and the odd ones are chains of fused multiply-adds, which are
 // added to the total; denormals are zero, before and after each step.
 float flushed(float x) {

@@ -2,7 +2,6 @@
 // sums of 16 rows times 16 outputs; what is done with them is what quantized.h does, in the same order: the same bits.
 #include <algorithm>
 #include <array>
-#include <type_traits>
 #include <utility>
 
 #include "backend/cpu/kernels/amx/tiles.h"
@@ -15,11 +14,12 @@ constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 
 // How much is opened at once. Many rows wait for the tile unit: long sums of four panels, and the rows of as many
 // parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
-// those of the next chunk. Few rows take Q8_0 as it lies, without opening it.
+// those of the next chunk.
 constexpr int kChunkParts = 64;
 constexpr int kChunkPanels = 4;
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
+constexpr int kLeastRowsOfRuns = 8;
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
 template <int kSum>
@@ -60,12 +60,17 @@ struct OpenParts {
   static constexpr bool kHalves = B::kTerms == Terms::kHalfOffset || B::kTerms == Terms::kHalfMinimum;
   static constexpr bool kMinima = B::kTerms == Terms::kMinimum || B::kTerms == Terms::kHalfMinimum;
   static constexpr int kSums = kHalves ? 2 : 1;  // of a part
-  static constexpr bool kFetchesWhileMultiplying = false;
+  static constexpr int kFetchedBytes = 0;        // of a part, while it is multiplied: all were when parts were opened
 
+  // Of the part that is kNext behind `part`.
+  template <int kNext>
   [[gnu::always_inline]] const void* weights_of(int part, int half) const {
-    return weights[part] + half * 4 * kTileRowBytes;
+    return weights[part + kNext] + half * 4 * kTileRowBytes;
   }
-  [[gnu::always_inline]] const Floats* scales_of(int part) const { return scale[part]; }
+  template <int kNext>
+  [[gnu::always_inline]] const Floats* scales_of(int part) const {
+    return scale[part + kNext];
+  }
 
   alignas(64) std::int8_t weights[kChunkParts][8 * kTileRowBytes];
   Floats scale[kChunkParts][kSums];
@@ -113,49 +118,149 @@ struct StoredParts {
   static constexpr bool kHalves = false;
   static constexpr bool kMinima = false;
   static constexpr int kSums = 1;
-  static constexpr bool kFetchesWhileMultiplying = true;
   static constexpr int kBytes = static_cast<int>(B::kLayout.panel_block_bytes());
+  static constexpr int kFetchedBytes = kBytes;
 
+  // As of OpenParts. REQUIRES: `part` is even.
+  template <int kNext>
   [[gnu::always_inline]] const void* weights_of(int part, int) const {
-    return data + B::kLayout.place(part, blocks).words;
+    return data + part * kBytes + kPlaces[kNext].words;
   }
+  template <int kNext>
   [[gnu::always_inline]] std::array<Floats, 1> scales_of(int part) const {
-    return {Avx512::halves(data + B::kLayout.place(part, blocks).halves)};
+    return {Avx512::halves(data + part * kBytes + kPlaces[kNext].halves)};
   }
 
-  // One of kShares shares of a part's prefetches, which like Prefetches are not asked for in a row.
-  template <int kShares>
-  [[gnu::always_inline]] void fetch_ahead(int part, int share) const {
-    for (int line = share; line < (kBytes + 63) / 64; line += kShares)
-      prefetch(data + part * kBytes + kPrefetchBytes + line * 64);
-  }
-
-  // As of OpenParts. REQUIRES: `first` is even.
-  void open(const std::byte* panel, int blocks_of_panel, int first, int) {
+  // As of OpenParts. REQUIRES: `blocks` and `first` are even.
+  void open(const std::byte* panel, int /*blocks*/, int first, int /*parts*/) {
     data = panel + static_cast<std::size_t>(first) * kBytes;
-    blocks = blocks_of_panel - first;
   }
 
+  static constexpr QuantizedLayout::Place kPlaces[4] = {B::kLayout.place(0, 4), B::kLayout.place(1, 4),
+                                                        B::kLayout.place(2, 4), B::kLayout.place(3, 4)};
   const std::byte* data = nullptr;
-  int blocks = 0;
 };
 
-// Parts of one panel times kRows rows of a group. kFetches: weights are fetched ahead meanwhile.
-template <class Parts, int kRows, bool kFetches>
+// The order in which a product takes the parts of its panels: those of one panel, one after the other. kFetches: what
+// lies kPrefetchBytes behind is fetched meanwhile.
+template <class Parts, bool kFetchesAhead>
+class OnePanel {
+ public:
+  static constexpr bool kFetches = kFetchesAhead;
+
+  OnePanel(const Parts& panel, int parts) : panel_(panel), parts_(parts) {}
+
+  int parts() const { return parts_; }
+  [[gnu::always_inline]] const Parts& multiplied() const { return panel_; }
+  [[gnu::always_inline]] const Parts& added() const { return panel_; }
+  // Which part of its panel the `count`th of all is.
+  [[gnu::always_inline]] int multiplied_part(int count) const { return count; }
+  [[gnu::always_inline]] int added_part(int count) const { return count; }
+  // What is fetched while a part is added.
+  [[gnu::always_inline]] const std::byte* ahead(int part) const {
+    return panel_.data + part * Parts::kFetchedBytes + kPrefetchBytes;
+  }
+  [[gnu::always_inline]] void before_multiplying(int /*count*/) {}
+  [[gnu::always_inline]] void before_adding(int /*count*/, Floats* /*totals*/) {}
+
+ private:
+  const Parts& panel_;
+  int parts_;
+};
+
+// So many make about kPrefetchBytes, if they divide a panel's.
+constexpr int kMostRunParts = 16;
+constexpr int kLeastRunParts = 8;
+constexpr bool takes_runs(int parts) {
+  return parts % kLeastRunParts == 0;
+}
+
+// A run of parts of each panel in turn, then the next run of each: the rows of a run stay in the nearest cache. The run
+// that follows is fetched meanwhile.
+template <class Parts, int kRows, bool kFetchesAhead>
+class Runs {
+ public:
+  static constexpr bool kFetches = kFetchesAhead;
+
+  // `behind` is what is read after the panels. Keeps the totals of each panel between its runs.
+  Runs(const Parts* panels, int count, int parts, const std::byte* behind, Floats (*totals)[kRows])
+      : panels_(panels),
+        count_(count),
+        run_(parts % kMostRunParts == 0 ? kMostRunParts : kLeastRunParts),
+        parts_(count * parts),
+        behind_(behind),
+        totals_(totals) {}
+
+  int parts() const { return parts_; }
+  [[gnu::always_inline]] const Parts& multiplied() const { return panels_[multiplied_.panel]; }
+  [[gnu::always_inline]] const Parts& added() const { return panels_[added_.panel]; }
+  [[gnu::always_inline]] int multiplied_part(int count) const { return count - multiplied_.before; }
+  [[gnu::always_inline]] int added_part(int count) const { return count - added_.before; }
+  [[gnu::always_inline]] const std::byte* ahead(int part) const { return ahead_ + part * Parts::kFetchedBytes; }
+
+  // Called where a run may begin.
+  [[gnu::always_inline]] void before_multiplying(int count) {
+    if (count == multiplied_.end && count < parts_) multiplied_ = run(multiplied_.index + 1);
+  }
+  [[gnu::always_inline]] void before_adding(int count, Floats* totals) {
+    if (count != added_.end || count >= parts_) return;
+    if (added_.index >= 0) move(totals, totals_[added_.panel]);
+    added_ = run(added_.index + 1);
+    move(totals_[added_.panel], totals);
+    if constexpr (kFetches) {
+      const int next = added_.index + 1;
+      ahead_ =
+          next * run_ < parts_ ? panels_[next % count_].data + next / count_ * run_ * Parts::kFetchedBytes : behind_;
+      ahead_ -= added_.index / count_ * run_ * Parts::kFetchedBytes;
+    }
+  }
+  [[gnu::always_inline]] void finish(const Floats* totals) const { move(totals, totals_[added_.panel]); }
+
+ private:
+  struct Run {
+    int index = -1;
+    int panel = 0;
+    int before = 0;  // the count of all parts before the run, less the run's first part
+    int end = 0;     // the count of all parts up to the run's end
+  };
+
+  Run run(int index) const {
+    const int first_part = index / count_ * run_;
+    return {index, index % count_, index * run_ - first_part, (index + 1) * run_};
+  }
+  [[gnu::always_inline]] static void move(const Floats* from, Floats* to) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) to[r] = from[r];
+  }
+
+  const Parts* panels_;
+  int count_;
+  int run_;    // parts of a run
+  int parts_;  // of all runs
+  const std::byte* behind_;
+  Floats (*totals_)[kRows];
+  Run multiplied_;
+  Run added_;
+  const std::byte* ahead_ = nullptr;
+};
+
+// Parts of panels, in the order of `Order`, times kRows rows of a group.
+template <class Parts, int kRows, class Order>
 class GroupProduct {
  public:
   static constexpr int kSums = Parts::kSums;
 
-  GroupProduct(const Parts& weights, const Q8Rows& x, int parts) : weights_(weights), x_(x), sums_(parts * kSums) {}
+  GroupProduct(const Order& order, const Q8Rows& x) : order_(order), x_(x), sums_(order.parts() * kSums) {}
 
   // Adds to the totals of kRows rows. Between filling the pipeline and emptying it, no step asks what there is to do.
   [[gnu::always_inline]] void add(Floats* totals) {
-    for (int first = 0; first < sums_ + kDelay; first += 4)
-      if (first >= kFilled && first + 4 <= sums_)
-        four<true>(first, totals);
-      else
-        four<false>(first, totals);
+    int first = 0;
+    for (const int end : {std::min(kFilled, sums_ + kDelay), sums_ + kDelay}) {
+      for (; first < end; first += 4) four<false>(first, totals);
+      for (; first + 4 <= sums_; first += 4) four<true>(first, totals);
+    }
   }
+  const Order& order() const { return order_; }
 
  private:
   // Tiles are stored three products behind, and their sums used two stores behind, so that nothing waits.
@@ -171,23 +276,29 @@ class GroupProduct {
   // Four steps, whose tiles have literal numbers. kAll: each has something to multiply, to store and to add.
   template <bool kAll>
   [[gnu::always_inline]] void four(int first, Floats* totals) {
-    step<0, kAll>(first, totals);
-    step<1, kAll>(first, totals);
-    step<2, kAll>(first, totals);
-    step<3, kAll>(first, totals);
+    order_.before_multiplying(first / kSums);
+    const int multiplied = order_.multiplied_part(first / kSums);
+    step<0, kAll>(first, multiplied, order_.added_part((first - 8) / kSums), totals);
+    order_.before_adding((first - 4) / kSums, totals);
+    const int added = order_.added_part((first - 4) / kSums);
+    step<1, kAll>(first, multiplied, added, totals);
+    step<2, kAll>(first, multiplied, added, totals);
+    step<3, kAll>(first, multiplied, added, totals);
   }
 
+  // `multiplied` and `added` are the parts of a multiple of four steps.
   template <int kStep, bool kAll>
-  [[gnu::always_inline]] void step(int first, Floats* totals) {
+  [[gnu::always_inline]] void step(int first, int multiplied, int added, Floats* totals) {
     const int sum = first + kStep;
     const int stored = sum - kStoreDelay;
     if (kAll || (stored >= 0 && stored < sums_)) store_tile<(kStep - kStoreDelay) & 3>(ring_[stored % kRing]);
     if (kAll || sum < sums_)
-      multiply_tile<kStep & 3>(x_.quants + sum / kSums * kGroupBytes + sum % kSums * 16,
-                               weights_.weights_of(sum / kSums, sum % kSums));
+      multiply_tile<kStep & 3>(x_.quants + (multiplied + kStep / kSums) * kGroupBytes + sum % kSums * 16,
+                               order_.multiplied().template weights_of<kStep / kSums>(multiplied, sum % kSums));
     const int done = sum - kDelay;
-    if constexpr (((kStep - kDelay) & (kSums - 1)) == kSums - 1)
-      if (kAll || (done >= 0 && done < sums_)) add_part(done / kSums, totals);
+    constexpr int kAdded = (kStep - kDelay) & 3;
+    if constexpr ((kAdded & (kSums - 1)) == kSums - 1)
+      if (kAll || (done >= 0 && done < sums_)) add_part<kAdded / kSums>(done, added, totals);
   }
 
   // While the tile unit is in use, conversions and products share one port; sums and the stores of tiles share another.
@@ -201,49 +312,86 @@ class GroupProduct {
         _mm512_sub_ps(_mm512_castsi512_ps(_mm512_add_epi32(integers, magic)), _mm512_castsi512_ps(magic)));
   }
 
-  [[gnu::always_inline]] void add_part(int part, Floats* totals) const {
-    const auto& scale = weights_.scales_of(part);
+  // `done`: the last product of the part that is kNext behind `first_part`.
+  template <int kNext>
+  [[gnu::always_inline]] void add_part(int done, int first_part, Floats* totals) const {
+    const Parts& weights = order_.added();
+    const int part = first_part + kNext;
+    const auto& scale = weights.template scales_of<kNext>(first_part);
     const Q8Rows x = x_.at(static_cast<std::size_t>(part) * kRowGroup);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (kFetches) weights_.template fetch_ahead<kRows>(part, r);
+      // Not in a row, like Prefetches.
+      if constexpr (Order::kFetches)
+        for (int line = r; line < (Parts::kFetchedBytes + 63) / 64; line += kRows)
+          prefetch(order_.ahead(part) + line * 64);
       const Floats row_scale = broadcast(x.scale[r]);
       if constexpr (!Parts::kHalves) {
-        totals[r] = Avx512::fma(sum_of(part, r), scale[0] * row_scale, totals[r]);
+        totals[r] = Avx512::fma(sum_of(done, r), scale[0] * row_scale, totals[r]);
         if constexpr (Parts::kMinima)
-          totals[r] = Avx512::fma(weights_.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
+          totals[r] = Avx512::fma(weights.minus_minimum[part][0], broadcast(x.scaled_sum[r]), totals[r]);
       } else {
-        Floats sum = sum_of(2 * part, r) * scale[0];
-        sum = Avx512::fma(sum_of(2 * part + 1, r), scale[1], sum);
+        Floats sum = sum_of(done - 1, r) * scale[0];
+        sum = Avx512::fma(sum_of(done, r), scale[1], sum);
         if constexpr (Parts::kMinima)
           for (int half = 0; half < 2; ++half)
-            sum = Avx512::fma(weights_.minus_minimum[part][half],
+            sum = Avx512::fma(weights.minus_minimum[part][half],
                               broadcast(static_cast<float>(x.half_sum[2 * r + half]) * (-1.0F / 128)), sum);
         totals[r] = Avx512::fma(sum, row_scale, totals[r]);
       }
     }
   }
 
-  const Parts& weights_;
+  Order order_;
   Q8Rows x_;
   int sums_;
   alignas(64) std::int32_t ring_[kRing][kRowGroup * kPanel];
 };
 
-// Adds products of the first `rows` rows of a group to what `out` has of them, or starts there.
+// Where products with one panel begin or go on: totals of the first `rows` rows of a group.
+struct Output {
+  float* at = nullptr;
+  std::size_t stride = 0;
+  int rows = 0;
+  __mmask16 outputs = 0;
+  bool starts = false;
+
+  template <int kRows>
+  [[gnu::always_inline]] void load(Floats* totals) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+      totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(!starts && r < rows ? outputs : __mmask16{0},
+                                                                 at + static_cast<std::size_t>(r) * stride));
+  }
+  template <int kRows>
+  [[gnu::always_inline]] void store(const Floats* totals) const {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r)
+      _mm512_mask_storeu_ps(at + static_cast<std::size_t>(r) * stride, r < rows ? outputs : __mmask16{0},
+                            reinterpret_cast<__m512>(totals[r]));
+  }
+};
+
+// Adds products of a group's rows to what `out` has of them, or starts there.
 template <int kRows, bool kFetches, class Parts>
-[[gnu::always_inline]] inline void multiply_group(const Parts& weights, const Q8Rows& x, int parts, int rows,
-                                                  __mmask16 outputs, bool starts, float* out, std::size_t out_stride) {
+[[gnu::always_inline]] inline void multiply_panel(const Parts& weights, const Q8Rows& x, int parts, const Output& out) {
   Floats totals[kRows];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-    totals[r] = reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(!starts && r < rows ? outputs : __mmask16{0},
-                                                               out + static_cast<std::size_t>(r) * out_stride));
-  GroupProduct<Parts, kRows, kFetches>(weights, x, parts).add(totals);
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r)
-    _mm512_mask_storeu_ps(out + static_cast<std::size_t>(r) * out_stride, r < rows ? outputs : __mmask16{0},
-                          reinterpret_cast<__m512>(totals[r]));
+  out.load<kRows>(totals);
+  GroupProduct<Parts, kRows, OnePanel<Parts, kFetches>>({weights, parts}, x).add(totals);
+  out.store<kRows>(totals);
+}
+
+// Adds products of a group's rows and several panels, in runs.
+template <int kRows, bool kFetches, class Parts, class OutputOf>
+void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, const std::byte* behind,
+                   const OutputOf& output) {
+  Floats totals[kChunkPanels][kRows];
+  for (int p = 0; p < count; ++p) output(p).template load<kRows>(totals[p]);
+  Floats of_run[kRows]{};
+  GroupProduct<Parts, kRows, Runs<Parts, kRows, kFetches>> product({panels, count, parts, behind, totals}, x);
+  product.add(of_run);
+  product.order().finish(of_run);
+  for (int p = 0; p < count; ++p) output(p).template store<kRows>(totals[p]);
 }
 
 // Panels and parts whose products are made of the same opened weights.
@@ -256,72 +404,101 @@ struct Chunk {
 
 // Multiplies all rows by a chunk, kRows of each group. Totals are kept in `out` between chunks.
 template <class B, int kRows, class Parts>
-void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* open, float* out,
+void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* parts, float* out,
                     std::size_t out_stride) {
   const int all_parts = weights.inputs / kQ8Block;
   const int blocks = all_parts / B::kParts;
   const std::size_t panel_bytes = static_cast<std::size_t>(blocks) * B::kLayout.panel_block_bytes();
+  const std::byte* data = weights.data + static_cast<std::size_t>(chunk.panel) * panel_bytes;
   for (int p = 0; p < chunk.panels; ++p)
-    open[p].open(weights.data + static_cast<std::size_t>(chunk.panel + p) * panel_bytes, blocks, chunk.part,
-                 chunk.parts);
+    parts[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, chunk.part, chunk.parts);
   compiler_fence();
   for (int row = 0; row < x.rows; row += kRowGroup) {
-    const int rows = x.rows - row < kRowGroup ? x.rows - row : kRowGroup;
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
                                  static_cast<std::size_t>(chunk.part) * kRowGroup);
+    const auto output = [&](int p) {
+      return Output{out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel, out_stride,
+                    std::min(kRowGroup, x.rows - row), outputs_of(weights, chunk.panel + p), chunk.part == 0};
+    };
+    constexpr bool kFetches = Parts::kFetchedBytes > 0;
+    if constexpr (kFetches && kRows >= kLeastRowsOfRuns) {
+      if (x.rows <= kFewRows && takes_runs(chunk.parts)) {
+        const std::byte* behind = data + static_cast<std::size_t>(chunk.panels) * panel_bytes;
+        if (row == 0)
+          multiply_runs<kRows, true>(parts, chunk.panels, group, chunk.parts, behind, output);
+        else
+          multiply_runs<kRows, false>(parts, chunk.panels, group, chunk.parts, behind, output);
+        continue;
+      }
+    }
     for (int p = 0; p < chunk.panels; ++p) {
-      const __mmask16 outputs = outputs_of(weights, chunk.panel + p);
-      float* to = out + static_cast<std::size_t>(row) * out_stride + (chunk.panel + p) * kPanel;
-      const bool starts = chunk.part == 0;
-      if (Parts::kFetchesWhileMultiplying && row == 0)
-        multiply_group<kRows, Parts::kFetchesWhileMultiplying>(open[p], group, chunk.parts, rows, outputs, starts, to,
-                                                               out_stride);
+      if (kFetches && row == 0)
+        multiply_panel<kRows, kFetches>(parts[p], group, chunk.parts, output(p));
       else
-        multiply_group<kRows, false>(open[p], group, chunk.parts, rows, outputs, starts, to, out_stride);
+        multiply_panel<kRows, false>(parts[p], group, chunk.parts, output(p));
     }
   }
 }
 
-// With fewer rows, vectors are faster.
+// Multiplies by weights where they lie. REQUIRES: at most kRows rows, or kRows == kRowGroup; an even number of parts.
+template <class B, int kRows>
+void multiply_stored(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                     std::size_t out_stride) {
+  const Tiles tiles(kQ8Block, kRows);
+  StoredParts<B> parts[kChunkPanels];
+  for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
+    multiply_chunk<B, kRows>(weights, x,
+                             {panel, std::min(kChunkPanels, panel_end - panel), 0, weights.inputs / kQ8Block}, parts,
+                             out, out_stride);
+}
+
 template <class B>
-constexpr int kLeastRows = OpenParts<B>::kHalves ? 17 : 14;
-template <>
-constexpr int kLeastRows<Block<Avx512, DType::kQ8_0>> = 3;
+void multiply_opened(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
+                     std::size_t out_stride) {
+  static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
+  const Tiles tiles(kQ8Block / OpenParts<B>::kSums);
+  const int all_parts = weights.inputs / kQ8Block;
+  OpenParts<B> parts[kChunkPanels];
+  const auto multiply_next = [&](int panel, int panels, int part, int count) {
+    multiply_chunk<B, kRowGroup>(weights, x,
+                                 {panel, std::min(panels, panel_end - panel), part, std::min(count, all_parts - part)},
+                                 parts, out, out_stride);
+  };
+  if (x.rows <= kFewRows) {
+    for (int panel = panel_begin; panel < panel_end; ++panel)
+      for (int part = 0; part < all_parts; part += kFewParts) multiply_next(panel, 1, part, kFewParts);
+    return;
+  }
+  // The same parts of the rows for all panels, before the next.
+  for (int part = 0; part < all_parts; part += kChunkParts)
+    for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
+      multiply_next(panel, kChunkPanels, part, kChunkParts);
+}
+
+// Numbers of rows that are multiplied by weights of Q8_0 where they lie, and from which on others are opened: with
+// fewer rows vectors are faster, with more, what opening takes is little.
+constexpr int kLeastStoredRows = 3;
+constexpr int kMostStoredRows = 64;
+template <class B>
+constexpr int kLeastOpenedRows = OpenParts<B>::kHalves ? 17 : 14;
 
 template <DType kType>
 void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
               std::size_t out_stride) {
   using B = Block<Avx512, kType>;
-  constexpr bool kStored = kType == DType::kQ8_0;
-  using Parts = std::conditional_t<kStored, StoredParts<B>, OpenParts<B>>;
-  static_assert(kChunkParts % B::kParts == 0 && kFewParts % B::kParts == 0);
-  if (x.rows < kLeastRows<B>) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  const int all_parts = weights.inputs / kQ8Block;
-  const auto multiply_all = [&]<int kRows>() {
-    const Tiles tiles(kQ8Block / Parts::kSums, kRows);
-    Parts parts[kChunkPanels];
-    const auto multiply_next = [&](int panel, int panels, int part, int count) {
-      multiply_chunk<B, kRows>(weights, x,
-                               {panel, std::min(panels, panel_end - panel), part, std::min(count, all_parts - part)},
-                               parts, out, out_stride);
-    };
-    if (x.rows <= kFewRows) {
-      const int count = kStored ? all_parts : kFewParts;
-      for (int panel = panel_begin; panel < panel_end; ++panel)
-        for (int part = 0; part < all_parts; part += count) multiply_next(panel, 1, part, count);
-      return;
+  if constexpr (kType == DType::kQ8_0) {
+    if (x.rows >= kLeastStoredRows && x.rows <= kMostStoredRows && weights.inputs % (2 * kQ8Block) == 0) {
+      const auto stored = [&]<int kRows>() {
+        multiply_stored<B, kRows>(weights, x, panel_begin, panel_end, out, out_stride);
+      };
+      if (x.rows <= 4) return stored.template operator()<4>();
+      if (x.rows <= 8) return stored.template operator()<8>();
+      if (x.rows <= 12) return stored.template operator()<12>();
+      return stored.template operator()<kRowGroup>();
     }
-    // The same parts of the rows for all panels, before the next.
-    for (int part = 0; part < all_parts; part += kChunkParts)
-      for (int panel = panel_begin; panel < panel_end; panel += kChunkPanels)
-        multiply_next(panel, kChunkPanels, part, kChunkParts);
-  };
-  if constexpr (kStored) {
-    if (x.rows <= 4) return multiply_all.template operator()<4>();
-    if (x.rows <= 8) return multiply_all.template operator()<8>();
-    if (x.rows <= 12) return multiply_all.template operator()<12>();
   }
-  multiply_all.template operator()<kRowGroup>();
+  if (x.rows < kLeastOpenedRows<B>) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  multiply_opened<B>(weights, x, panel_begin, panel_end, out, out_stride);
 }
 
 }  // namespace
