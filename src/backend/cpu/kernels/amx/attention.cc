@@ -225,6 +225,14 @@ class TileAttention {
       avx512::fetch<kLineBytes>(next_line_);
   }
 
+  // Returns the next `lines` lines to fetch, or some that are at hand: fetching those costs less than asking for each
+  // line whether there is one.
+  [[gnu::always_inline]] const std::byte* lines_ahead(int lines, const std::byte* at_hand) {
+    const std::byte* next = next_line_ < fetch_end_ ? next_line_ : at_hand;
+    next_line_ += lines * kLineBytes;
+    return next;
+  }
+
   // Keys are [head_dim][slots]; a row of a tile has two dimensions of 16 slots. Meanwhile pending sums are finished.
   void open_keys(const std::byte* keys) {
     for (int t = 0; t < dim_tiles_; ++t) {
@@ -241,19 +249,29 @@ class TileAttention {
   template <bool kBoth>
   [[gnu::always_inline]] void open_dims(const std::byte* keys, int t, int from) {
     constexpr std::ptrdiff_t kDimBytes = kSlotVectors * kVectorBytes;
+    constexpr int kLines = (kSlotVectors + 1) / 2;
     const Pairs pairs;
-    for (int row = from; row < from + 8; ++row) {
-      const std::byte* a = keys + (t * kPairDims + row) * kDimBytes;
-      const std::byte* b = a + 16 * kDimBytes;
-      fetch_lines((kSlotVectors + 1) / 2);
-      if (!fetches_evenly_) fetch_lines((kSlotVectors + 1) / 2);
-      for (int v = 0; v < kSlotVectors; ++v) {
-        const __m512 first = load16<kType>(a + v * kVectorBytes);
-        const __m512 second = kBoth ? load16<kType>(b + v * kVectorBytes) : _mm512_setzero_ps();
-        pairs.open<kType>(first, second, row_of(keys_[0][t * kSlotVectors + v], row),
-                          row_of(keys_[1][t * kSlotVectors + v], row));
+    const std::byte* a = keys + (t * kPairDims + from) * kDimBytes;
+    const std::byte* b = a + 16 * kDimBytes;
+    std::uint16_t* high = row_of(keys_[0][t * kSlotVectors], from);
+    std::uint16_t* low = row_of(keys_[1][t * kSlotVectors], from);
+    const auto open = [&]<int kRowLines>() {
+      const std::byte* lines = lines_ahead(8 * kRowLines, a);
+#pragma GCC unroll 8
+      for (int row = 0; row < 8; ++row) {
+        avx512::fetch<kRowLines * kLineBytes>(lines + row * kRowLines * kLineBytes);
+        for (int v = 0; v < kSlotVectors; ++v) {
+          const __m512 first = load16<kType>(a + row * kDimBytes + v * kVectorBytes);
+          const __m512 second = kBoth ? load16<kType>(b + row * kDimBytes + v * kVectorBytes) : _mm512_setzero_ps();
+          const int at = v * 16 * kTileRow + row * kTileRow;
+          pairs.open<kType>(first, second, high + at, low + at);
+        }
       }
-    }
+    };
+    if (fetches_evenly_)
+      open.template operator()<kLines>();
+    else
+      open.template operator()<2 * kLines>();
   }
 
   // Values are [slots][head_dim]; a row of a tile has two slots of 16 dimensions, zeros for slots that are not in
@@ -272,9 +290,11 @@ class TileAttention {
         const bool second = kSlotVectors > 1 && (live >> (slot + 16) & 1) != 0;
         std::uint16_t* high = row_of(values_[0][t * columns_], row);
         std::uint16_t* low = row_of(values_[1][t * columns_], row);
+        const std::byte* lines = kScores ? lines_ahead(columns_, a) : nullptr;
         const auto open = [&](auto&& load_first, auto&& load_second) {
+#pragma GCC unroll 4
           for (int c = 0; c < columns_; ++c) {
-            if constexpr (kScores) fetch_lines(1);
+            if constexpr (kScores) prefetch(lines + c * kLineBytes);
             pairs.open<kType>(load_first(a + c * kVectorBytes), load_second(b + c * kVectorBytes),
                               high + c * 16 * kTileRow, low + c * 16 * kTileRow);
           }
@@ -301,8 +321,12 @@ class TileAttention {
     scored_vector_ = 0;
     scored_tile_ = 0;
   }
-  int score_units() const { return kSlotVectors * dim_tiles_; }
-  void finish_scores() { score_to(score_units()); }
+  int score_units() const {
+    return kSlotVectors * dim_tiles_;
+  }
+  void finish_scores() {
+    score_to(score_units());
+  }
   void score_to(int units) {
     compiler_fence();
     for (; scored_units_ < units; ++scored_units_) {
