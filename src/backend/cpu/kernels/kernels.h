@@ -47,8 +47,8 @@ struct PackedMatrix {
 inline constexpr float kQ8Smallest = 1e-36F;
 inline constexpr int kRowGroup = 16;  // quantised rows are stored in groups of this many
 
-// Blocks of rows, [row / 16][block][row % 16] each. The sums are what cancels the offsets of weights stored as w + 128
-// (or a fraction of 128) and what meets their minima.
+// Blocks of rows, [row / 16][block][row % 16] each. The sums are what cancels the offset of weights that are multiplied
+// as w + 128 (or a fraction of 128), and what meets minima.
 template <class Byte, class Float, class Int>
 struct Q8Blocks {
   Byte* quants = nullptr;       // [32] each

@@ -3,8 +3,8 @@
 // compiled for one is shared with code that runs without it.
 //
 // An opened block gives, for each part of 32 inputs, eight registers of unsigned bytes u (four inputs of kLanes outputs
-// each) of at most kMost, and what makes weights of them. Where Isa multiplies signed bytes, those of eight bits (kMost
-// is 255) are u - 128.
+// each) of at most kMost, and what makes weights of them. Of weights of eight bits (kMost is 255), Isa::eight_bits
+// makes what Isa::dot multiplies: u, or u - 128 where that is signed bytes.
 //   kOffset       w = scale * (u - offset)
 //   kMinimum      w = scale * u - minimum
 //   kHalfOffset   as kOffset, with a scale for each half of the part
@@ -347,11 +347,11 @@ struct NoPrefetches {
   [[gnu::always_inline]] void before() const {}
 };
 
-// One row's share of a part. `shift` makes of -128 * sum the -offset * sum that the stored weights want.
+// One row's share of a part. kShift makes of -128 * sum the -offset * sum that u wants.
 template <class Isa, class B, class Fetch>
 [[gnu::always_inline]] inline Floats add_part(const Words* w, const Floats* scale, const Floats* minus_minimum,
                                               const Q8Rows& x, Floats total, const Fetch& fetch) {
-  static_assert(B::kMost <= 63 || B::kTerms == Terms::kOffset);  // see Isa::dot of AVX2, which relies on the offset
+  static_assert(B::kMost <= 63 || B::kTerms == Terms::kOffset);  // AVX2 takes the former signed
   if constexpr (B::kTerms == Terms::kOffset) {
     static_assert(B::kMost <= 63 || B::kOffset == 128);
     constexpr int kShift = __builtin_ctz(128 / B::kOffset);
@@ -393,6 +393,7 @@ void quantized_tile(const PackedMatrix& weights, int panel, Q8Rows x, int rows, 
   const std::byte* words = p;
   const std::byte* halves = p;
   for (int b = 0; b < blocks; ++b, p += kBlockBytes) {
+    // What place() says, step by step: its arithmetic took a tenth of the time of four rows.
     if (B::kLayout.lies_in_pairs() && b % 2 != 0) {
       halves += kPanel * 2;
     } else {

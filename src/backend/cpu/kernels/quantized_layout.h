@@ -3,7 +3,8 @@
 //   word fields  [words][16 outputs][4 bytes], in the order of the file's block
 //   half fields  [16 outputs][2 bytes] each, behind the words
 // A block with one half field ends in the middle of a cache line. Two such blocks lie together, the half fields of both
-// behind the words of both, so that no load of words crosses a line; the last of an odd number lies alone.
+// behind the words of both, so that no load of words crosses a line where a panel has an even number of blocks. The
+// last of an odd number lies alone.
 // Q5_0 and Q5_1 regroup their high bits on the way so that bit g of byte k belongs to input 4g + k. Internal to this
 // folder.
 #pragma once

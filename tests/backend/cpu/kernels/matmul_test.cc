@@ -288,7 +288,8 @@ TEST_P(MatmulTest, PanelsMayBeSplitAnyhow) {
   constexpr int kOutputs = 16 * 20 + 5;
   Random random(5);
   for (const DType type : all_dtypes()) {
-    const int inputs = whole_blocks(type, 64);
+    // AMX takes panels of Q8_0 together where they have 16 blocks.
+    const int inputs = whole_blocks(type, type == DType::kQ8_0 ? 512 : 64);
     const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
     const int panels = matrix.view().panels();
     for (const int rows : {1, 3, 4, 13, 32}) {
@@ -345,12 +346,12 @@ TEST_P(MatmulTest, QuantizedIsTheSameBitsOnEveryTable) {
   }
 }
 
-// AMX takes 3 to 64 rows of Q8_0 where they lie, those of four panels in turns of 8 or 16 blocks from 5 rows to 32.
+// AMX takes 3 to 64 rows of Q8_0 where they lie, those of four panels in turns of 16 blocks from 5 rows to 32.
 TEST_P(MatmulTest, RowsOfSeveralPanelsAreTheSameBitsOnEveryTable) {
   constexpr int kOutputs = 16 * 6 + 5;
   Random random(17);
   const KernelTable& generic = generic_kernels();
-  for (const int blocks : {2, 4, 6, 8, 16, 24, 48, 49, 50}) {
+  for (const int blocks : {2, 4, 6, 8, 16, 32, 48, 49, 50}) {
     const int inputs = blocks * 32;
     const Matrix matrix = make_matrix(DType::kQ8_0, kOutputs, inputs, random);
     for (const int rows : {3, 4, 5, 8, 9, 12, 13, 16, 17, 32, 33, 64, 65}) {
@@ -412,17 +413,22 @@ TEST_P(MatmulTest, Bf16OfTheTileUnitIsItsSums) {
 TEST_P(MatmulTest, Q8ExtremesDoNotSaturate) {
   for (const int weight : {-128, 127}) {
     for (const float sign : {-1.0F, 1.0F}) {
-      std::vector<std::byte> row(34);
-      const std::uint16_t one = f32_to_f16(1.0F);
-      std::memcpy(row.data(), &one, 2);
-      std::memset(row.data() + 2, weight, 32);
-      Matrix matrix{DType::kQ8_0, 1, 32, std::vector<double>(32, weight),
-                    Fenced<std::byte>(kPanelPacking.bytes(DType::kQ8_0, 1, 32), std::size_t{64})};
-      kPanelPacking.pack(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
-      for (const int rows : {1, 17}) {
-        const Rows x(table(), DType::kQ8_0, std::vector<float>(static_cast<std::size_t>(rows) * 32, sign * 127.0F), 32,
-                     0, rows);
-        for (const float y : multiply(table(), matrix, x)) EXPECT_EQ(y, static_cast<float>(32 * weight * 127) * sign);
+      for (const int blocks : {1, 2, 16}) {
+        const int inputs = blocks * 32;
+        std::vector<std::byte> row;
+        for (int b = 0; b < blocks; ++b) {
+          const std::uint16_t one = f32_to_f16(1.0F);
+          row.resize(row.size() + 34, static_cast<std::byte>(weight));
+          std::memcpy(row.data() + b * 34, &one, 2);
+        }
+        Matrix matrix{DType::kQ8_0, 1, inputs, std::vector<double>(static_cast<std::size_t>(inputs), weight),
+                      Fenced<std::byte>(kPanelPacking.bytes(DType::kQ8_0, 1, inputs), std::size_t{64})};
+        kPanelPacking.pack(matrix.view(), row.data(), {}, 0, 1, matrix.packed.data());
+        for (const int rows : {1, 3, 5, 17}) {
+          const std::vector<float> x(static_cast<std::size_t>(rows * inputs), sign * 127.0F);
+          for (const float y : multiply(table(), matrix, Rows(table(), DType::kQ8_0, x, inputs, 0, rows)))
+            EXPECT_EQ(y, static_cast<float>(inputs * weight * 127) * sign);
+        }
       }
     }
   }
@@ -433,9 +439,9 @@ TEST_P(MatmulTest, NonFiniteActivationsStayVisible) {
   constexpr std::ptrdiff_t kOutputs = 20;
   Random random(8);
   for (const DType type : all_dtypes()) {
-    const int inputs = whole_blocks(type, 64);
+    const int inputs = whole_blocks(type, type == DType::kQ8_0 ? 512 : 64);
     const Matrix matrix = make_matrix(type, kOutputs, inputs, random);
-    for (const int rows : {3, 18}) {
+    for (const int rows : {3, 5, 18}) {
       std::vector<float> x = random.floats(static_cast<std::size_t>(rows * inputs));
       const std::vector<float> before = multiply(table(), matrix, Rows(table(), type, x, inputs, 0, rows));
       for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {

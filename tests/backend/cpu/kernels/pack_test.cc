@@ -72,6 +72,39 @@ TEST(Pack, UnpackedRowsAreTheFilesRows) {
   }
 }
 
+// Files of packed weights outlive the program: other bytes need another name.
+TEST(Pack, BytesAreThoseOfTheName) {
+  EXPECT_EQ(kPanelPacking.name, "panels-16.2");
+  Random random(6);
+  // Blocks of one half field: words of two, scales of two; the third alone. Of Q8_0: a scale of 2 bytes, 32 of weights.
+  constexpr int kBlocks = 3;
+  const std::vector<std::byte> rows = random_rows(DType::kQ8_0, 16, kBlocks * 32, random);
+  Fenced<std::byte> packed(kPanelPacking.bytes(DType::kQ8_0, 16, kBlocks * 32), std::size_t{64});
+  kPanelPacking.pack({DType::kQ8_0, 16, kBlocks * 32, packed.data()}, rows.data(), {}, 0, 1, packed.data());
+  constexpr int kWords[kBlocks] = {0, 512, 1088};
+  constexpr int kScales[kBlocks] = {1024, 1056, 1600};
+  for (int output = 0; output < 16; ++output)
+    for (int b = 0; b < kBlocks; ++b) {
+      const std::byte* block = rows.data() + (output * kBlocks + b) * 34;
+      EXPECT_EQ(std::memcmp(packed.data() + kScales[b] + output * 2, block, 2), 0);
+      for (int word = 0; word < 8; ++word)
+        EXPECT_EQ(std::memcmp(packed.data() + kWords[b] + (word * 16 + output) * 4, block + 2 + word * 4, 4), 0);
+    }
+  // Of two half fields: each block alone. Of Q4_1: a scale, a minimum, 16 bytes of nibbles.
+  const std::vector<std::byte> others = random_rows(DType::kQ4_1, 16, 2 * 32, random);
+  Fenced<std::byte> alone(kPanelPacking.bytes(DType::kQ4_1, 16, 2 * 32), std::size_t{64});
+  kPanelPacking.pack({DType::kQ4_1, 16, 2 * 32, alone.data()}, others.data(), {}, 0, 1, alone.data());
+  for (int output = 0; output < 16; ++output)
+    for (int b = 0; b < 2; ++b) {
+      const std::byte* block = others.data() + (output * 2 + b) * 20;
+      const std::byte* panel = alone.data() + b * 320;
+      EXPECT_EQ(std::memcmp(panel + 256 + output * 2, block, 2), 0);
+      EXPECT_EQ(std::memcmp(panel + 288 + output * 2, block + 2, 2), 0);
+      for (int word = 0; word < 4; ++word)
+        EXPECT_EQ(std::memcmp(panel + (word * 16 + output) * 4, block + 4 + word * 4, 4), 0);
+    }
+}
+
 // Heads whose rotated pairs are i and i + rotary / 2, of which a matrix takes only some rows.
 TEST(Pack, RowOrderMakesPairsAdjacent) {
   Random random(4);

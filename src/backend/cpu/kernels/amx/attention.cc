@@ -226,7 +226,7 @@ class TileAttention {
   }
 
   // Returns the next `lines` lines to fetch, or some that are at hand: fetching those costs less than asking for each
-  // line whether there is one.
+  // line whether there is one. The last may lie past the end of a page.
   [[gnu::always_inline]] const std::byte* lines_ahead(int lines, const std::byte* at_hand) {
     const std::byte* next = next_line_ < fetch_end_ ? next_line_ : at_hand;
     next_line_ += lines * kLineBytes;

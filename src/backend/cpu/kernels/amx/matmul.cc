@@ -16,10 +16,9 @@ constexpr int kGroupBytes = kRowGroup * kQ8Block;  // a block of 16 rows
 // parts, stay in the second cache. Few rows wait for memory: so little that the weights fetched ahead meanwhile are
 // those of the next chunk.
 constexpr int kChunkParts = 64;
-constexpr int kChunkPanels = 4;
+constexpr int kChunkPanels = 4;  // of a product in runs, too
 constexpr int kFewRows = 2 * kRowGroup;
 constexpr int kFewParts = 8;
-constexpr int kLeastRowsOfRuns = 8;
 
 // Sums of `rows` (a stride of 32 bytes) times `weights`. The compiler's intrinsics take literals alone.
 template <int kSum>
@@ -142,7 +141,7 @@ struct StoredParts {
 };
 
 // The order in which a product takes the parts of its panels: those of one panel, one after the other. kFetches: what
-// lies kPrefetchBytes behind is fetched meanwhile.
+// lies kPrefetchBytes ahead is fetched meanwhile.
 template <class Parts, bool kFetchesAhead>
 class OnePanel {
  public:
@@ -168,39 +167,39 @@ class OnePanel {
   int parts_;
 };
 
-// So many make about kPrefetchBytes, if they divide a panel's.
-constexpr int kMostRunParts = 16;
-constexpr int kLeastRunParts = 8;
-constexpr bool takes_runs(int parts) {
-  return parts % kLeastRunParts == 0;
+// Parts of a run: about kPrefetchBytes of Q8_0.
+constexpr int kRunParts = 16;
+// Products of fewer rows, to the next size of tiles, leave their rows in the nearest cache without runs.
+constexpr int kLeastTileRowsOfRuns = 8;
+constexpr bool takes_runs(int tile_rows, int rows, int parts) {
+  return tile_rows >= kLeastTileRowsOfRuns && rows <= kFewRows && parts % kRunParts == 0;
 }
 
 // A run of parts of each panel in turn, then the next run of each: the rows of a run stay in the nearest cache. The run
-// that follows is fetched meanwhile.
+// that follows is fetched meanwhile. The totals at hand are those of one panel: they are exchanged where a run of
+// another begins, and finish() keeps the last.
 template <class Parts, int kRows, bool kFetchesAhead>
 class Runs {
  public:
   static constexpr bool kFetches = kFetchesAhead;
 
-  // `behind` is what is read after the panels. Keeps the totals of each panel between its runs.
-  Runs(const Parts* panels, int count, int parts, const std::byte* behind, Floats (*totals)[kRows])
-      : panels_(panels),
-        count_(count),
-        run_(parts % kMostRunParts == 0 ? kMostRunParts : kLeastRunParts),
-        parts_(count * parts),
-        behind_(behind),
-        totals_(totals) {}
+  static_assert(Parts::kSums == 1 && kRunParts % 4 == 0, "runs begin where GroupProduct asks for them");
+
+  // `after` is what is read after the panels. `totals` of each panel are kept between its runs. REQUIRES: `parts` is a
+  // multiple of kRunParts.
+  Runs(const Parts* panels, int count, int parts, const std::byte* after, Floats (*totals)[kRows])
+      : panels_(panels), count_(count), parts_(count * parts), after_(after), totals_(totals) {}
 
   int parts() const { return parts_; }
   [[gnu::always_inline]] const Parts& multiplied() const { return panels_[multiplied_.panel]; }
   [[gnu::always_inline]] const Parts& added() const { return panels_[added_.panel]; }
-  [[gnu::always_inline]] int multiplied_part(int count) const { return count - multiplied_.before; }
-  [[gnu::always_inline]] int added_part(int count) const { return count - added_.before; }
+  [[gnu::always_inline]] int multiplied_part(int count) const { return count - multiplied_.shift; }
+  [[gnu::always_inline]] int added_part(int count) const { return count - added_.shift; }
   [[gnu::always_inline]] const std::byte* ahead(int part) const { return ahead_ + part * Parts::kFetchedBytes; }
 
   // Called where a run may begin.
   [[gnu::always_inline]] void before_multiplying(int count) {
-    if (count == multiplied_.end && count < parts_) multiplied_ = run(multiplied_.index + 1);
+    if (count == multiplied_.end) multiplied_ = run(multiplied_.index + 1);
   }
   [[gnu::always_inline]] void before_adding(int count, Floats* totals) {
     if (count != added_.end || count >= parts_) return;
@@ -210,8 +209,8 @@ class Runs {
     if constexpr (kFetches) {
       const int next = added_.index + 1;
       ahead_ =
-          next * run_ < parts_ ? panels_[next % count_].data + next / count_ * run_ * Parts::kFetchedBytes : behind_;
-      ahead_ -= added_.index / count_ * run_ * Parts::kFetchedBytes;
+          added_.end < parts_ ? panels_[next % count_].data + next / count_ * kRunParts * Parts::kFetchedBytes : after_;
+      ahead_ -= added_.index / count_ * kRunParts * Parts::kFetchedBytes;
     }
   }
   [[gnu::always_inline]] void finish(const Floats* totals) const { move(totals, totals_[added_.panel]); }
@@ -220,13 +219,12 @@ class Runs {
   struct Run {
     int index = -1;
     int panel = 0;
-    int before = 0;  // the count of all parts before the run, less the run's first part
-    int end = 0;     // the count of all parts up to the run's end
+    int shift = 0;  // from a part of the panel to its place among all
+    int end = 0;    // of the places of its parts
   };
 
   Run run(int index) const {
-    const int first_part = index / count_ * run_;
-    return {index, index % count_, index * run_ - first_part, (index + 1) * run_};
+    return {index, index % count_, (index - index / count_) * kRunParts, (index + 1) * kRunParts};
   }
   [[gnu::always_inline]] static void move(const Floats* from, Floats* to) {
 #pragma GCC unroll 16
@@ -235,9 +233,8 @@ class Runs {
 
   const Parts* panels_;
   int count_;
-  int run_;    // parts of a run
   int parts_;  // of all runs
-  const std::byte* behind_;
+  const std::byte* after_;
   Floats (*totals_)[kRows];
   Run multiplied_;
   Run added_;
@@ -252,10 +249,11 @@ class GroupProduct {
 
   GroupProduct(const Order& order, const Q8Rows& x) : order_(order), x_(x), sums_(order.parts() * kSums) {}
 
-  // Adds to the totals of kRows rows. Between filling the pipeline and emptying it, no step asks what there is to do.
+  // Adds to the totals of kRows rows, which are those that the order says. Between filling the pipeline and emptying
+  // it, no step asks what there is to do.
   [[gnu::always_inline]] void add(Floats* totals) {
     int first = 0;
-    for (const int end : {std::min(kFilled, sums_ + kDelay), sums_ + kDelay}) {
+    for (const int end : {kFilled, sums_ + kDelay}) {
       for (; first < end; first += 4) four<false>(first, totals);
       for (; first + 4 <= sums_; first += 4) four<true>(first, totals);
     }
@@ -383,12 +381,12 @@ template <int kRows, bool kFetches, class Parts>
 
 // Adds products of a group's rows and several panels, in runs.
 template <int kRows, bool kFetches, class Parts, class OutputOf>
-void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, const std::byte* behind,
+void multiply_runs(const Parts* panels, int count, const Q8Rows& x, int parts, const std::byte* after,
                    const OutputOf& output) {
   Floats totals[kChunkPanels][kRows];
   for (int p = 0; p < count; ++p) output(p).template load<kRows>(totals[p]);
   Floats of_run[kRows]{};
-  GroupProduct<Parts, kRows, Runs<Parts, kRows, kFetches>> product({panels, count, parts, behind, totals}, x);
+  GroupProduct<Parts, kRows, Runs<Parts, kRows, kFetches>> product({panels, count, parts, after, totals}, x);
   product.add(of_run);
   product.order().finish(of_run);
   for (int p = 0; p < count; ++p) output(p).template store<kRows>(totals[p]);
@@ -404,14 +402,14 @@ struct Chunk {
 
 // Multiplies all rows by a chunk, kRows of each group. Totals are kept in `out` between chunks.
 template <class B, int kRows, class Parts>
-void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* parts, float* out,
+void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chunk& chunk, Parts* panels, float* out,
                     std::size_t out_stride) {
   const int all_parts = weights.inputs / kQ8Block;
   const int blocks = all_parts / B::kParts;
   const std::size_t panel_bytes = static_cast<std::size_t>(blocks) * B::kLayout.panel_block_bytes();
   const std::byte* data = weights.data + static_cast<std::size_t>(chunk.panel) * panel_bytes;
   for (int p = 0; p < chunk.panels; ++p)
-    parts[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, chunk.part, chunk.parts);
+    panels[p].open(data + static_cast<std::size_t>(p) * panel_bytes, blocks, chunk.part, chunk.parts);
   compiler_fence();
   for (int row = 0; row < x.rows; row += kRowGroup) {
     const Q8Rows group = x.q8.at(static_cast<std::size_t>(row) * static_cast<std::size_t>(all_parts) +
@@ -421,21 +419,21 @@ void multiply_chunk(const PackedMatrix& weights, const Activations& x, const Chu
                     std::min(kRowGroup, x.rows - row), outputs_of(weights, chunk.panel + p), chunk.part == 0};
     };
     constexpr bool kFetches = Parts::kFetchedBytes > 0;
-    if constexpr (kFetches && kRows >= kLeastRowsOfRuns) {
-      if (x.rows <= kFewRows && takes_runs(chunk.parts)) {
-        const std::byte* behind = data + static_cast<std::size_t>(chunk.panels) * panel_bytes;
+    if constexpr (kFetches) {
+      if (takes_runs(kRows, x.rows, chunk.parts)) {
+        const std::byte* after = data + static_cast<std::size_t>(chunk.panels) * panel_bytes;
         if (row == 0)
-          multiply_runs<kRows, true>(parts, chunk.panels, group, chunk.parts, behind, output);
+          multiply_runs<kRows, true>(panels, chunk.panels, group, chunk.parts, after, output);
         else
-          multiply_runs<kRows, false>(parts, chunk.panels, group, chunk.parts, behind, output);
+          multiply_runs<kRows, false>(panels, chunk.panels, group, chunk.parts, after, output);
         continue;
       }
     }
     for (int p = 0; p < chunk.panels; ++p) {
       if (kFetches && row == 0)
-        multiply_panel<kRows, kFetches>(parts[p], group, chunk.parts, output(p));
+        multiply_panel<kRows, kFetches>(panels[p], group, chunk.parts, output(p));
       else
-        multiply_panel<kRows, false>(parts[p], group, chunk.parts, output(p));
+        multiply_panel<kRows, false>(panels[p], group, chunk.parts, output(p));
     }
   }
 }
@@ -475,8 +473,8 @@ void multiply_opened(const PackedMatrix& weights, const Activations& x, int pane
       multiply_next(panel, kChunkPanels, part, kChunkParts);
 }
 
-// Numbers of rows that are multiplied by weights of Q8_0 where they lie, and from which on others are opened: with
-// fewer rows vectors are faster, with more, what opening takes is little.
+// With fewer rows, vectors are faster. Up to kMostStoredRows, weights of Q8_0 with an even number of blocks are
+// multiplied where they lie; for more rows, opening them once is faster than converting their scales for each group.
 constexpr int kLeastStoredRows = 3;
 constexpr int kMostStoredRows = 64;
 template <class B>

@@ -46,7 +46,7 @@ struct Avx2 {
     fetch_before<kFirst, kWords>(fetch);
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (kMost == 255) {
-      // The products of |value| and the input with the value's sign.
+      // The products of |value| and the input with the value's sign: there is no offset for `start` to take away.
       __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
       for (int g = 0; g < kWords; ++g) {
         const auto value = reinterpret_cast<__m256i>(w[g]);
