@@ -98,7 +98,7 @@ def round_of(port, options, rng):
     clients = []
     for _ in range(options.clients):
         bodies = [{"prompt": shared + [rng.randrange(options.least_id, options.most_id) for _ in range(options.own)],
-                   "max_tokens": options.generate, "temperature": 0, "ignore_eos": True, "stream": True,
+                   "max_tokens": options.generate, "temperature": options.temperature, "ignore_eos": True, "stream": True,
                    "stream_options": {"include_usage": True}} for _ in range(options.requests)]
         clients.append(Client(port, bodies))
     selector, began = selectors.DefaultSelector(), time.monotonic()
@@ -152,6 +152,7 @@ def main():
     parser.add_argument("--prefix", type=int, default=0, help="tokens that all prompts of a round share")
     parser.add_argument("--own", type=int, default=64, help="tokens of a prompt's own")
     parser.add_argument("--generate", type=int, default=32)
+    parser.add_argument("--temperature", type=float, default=0)
     parser.add_argument("--requests", type=int, default=1, help="of each client in a round, one after the other")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

@@ -1,5 +1,8 @@
 #include "engine/driver.h"
 
+#include <exception>
+#include <new>
+
 #include "base/status.h"
 
 namespace kvasir {
@@ -15,8 +18,29 @@ Status Driver::pass(std::span<const Turn> turns) {
   const std::vector<StepRequest> requests = requests_of(turns);
   std::vector<StepResult> results(requests.size());
   KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests), requests, results));
-  for (std::size_t i = 0; i < turns.size(); ++i) turns[i].task->take(results[i]);
+  hand_out(turns, results);
   return {};
+}
+
+// A row of logits is as long as the vocabulary: to copy 16 of them, and to draw from them, takes milliseconds on one
+// thread. No task touches what another one has.
+void Driver::hand_out(std::span<const Turn> turns, std::span<const StepResult> results) {
+  std::vector<std::exception_ptr> failures(turns.size());
+  model_->threads->parallel_for(static_cast<int>(turns.size()), [&](int index) {
+    const auto i = static_cast<std::size_t>(index);
+    try {
+      turns[i].task->take(results[i]);
+    } catch (...) {
+      failures[i] = std::current_exception();
+      return;
+    }
+    try {
+      if (turns[i].draws) turns[i].task->prepare();
+    } catch (const std::bad_alloc&) {  // nothing was drawn: the caller's prepare() tries again
+    }
+  });
+  for (const std::exception_ptr& failure : failures)
+    if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 }  // namespace kvasir

@@ -16,6 +16,7 @@ namespace kvasir {
 struct Turn {
   Task* task = nullptr;
   int most_rows = std::numeric_limits<int>::max();
+  bool draws = false;  // the pass ends with another prepare(), which draws the next token
 };
 
 class Driver {
@@ -27,8 +28,8 @@ class Driver {
   Step::Plan plan(std::span<const Turn> turns) const { return step_.plan(requests_of(turns)); }
   Step::Plan plan(const Turn& turn) const { return plan({&turn, 1}); }
 
-  // Runs one pass, and gives each task its result; a task that fails does so alone (Task::status). Errors:
-  // kResourceExhausted for a pass that does not fit: nothing has happened.
+  // Runs one pass, and gives each task its result, on all threads; a task that fails does so alone (Task::status).
+  // Errors: kResourceExhausted for a pass that does not fit: nothing has happened.
   Status pass(std::span<const Turn> turns);
   Status pass(Task& task) {
     const Turn turn{&task};
@@ -41,6 +42,7 @@ class Driver {
 
  private:
   static std::vector<StepRequest> requests_of(std::span<const Turn> turns);
+  void hand_out(std::span<const Turn> turns, std::span<const StepResult> results);
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;

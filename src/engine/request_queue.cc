@@ -233,7 +233,9 @@ bool RequestQueue::run_pass() {
       loading = true;
       if (!pages.done()) continue;
     }
-    turns.push_back({&*all[i]->task, verdicts[i].rows});
+    // The samples of a request are forked before the first token is drawn.
+    const bool draws = all[i]->request->told == all[i]->task->prompt_tokens();
+    turns.push_back({&*all[i]->task, verdicts[i].rows, draws});
     running.push_back(all[i]);
   }
   // Nothing else runs or leaves that could make room for it.

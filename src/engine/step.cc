@@ -93,7 +93,15 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     result.first = pass.chunk.first + pass.first + pass.rows - pass.logits;
     result.logits = out.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
     row += static_cast<std::size_t>(pass.logits);
-    if (!all_finite(result.logits)) {
+  }
+  std::vector<char> finite(requests.size());
+  model_->threads->parallel_for(static_cast<int>(finite.size()), [&](int index) {
+    const auto i = static_cast<std::size_t>(index);
+    finite[i] = all_finite(results[i].logits) ? 1 : 0;
+  });
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    StepResult& result = results[i];
+    if (finite[i] == 0) {
       result.status = data_loss("the model's output is not a number; the file is damaged");
       requests[i].sequence->fail(result.status);
       continue;
@@ -102,7 +110,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
       requests[i].sequence->fail(result.status);
       continue;
     }
-    requests[i].sequence->finish_pass(pass);
+    requests[i].sequence->finish_pass(plan.passes[i]);
   }
   times_.cache += clock.lap();
   return {};

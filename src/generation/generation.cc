@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <utility>
 
 #include "base/check.h"
@@ -145,8 +146,15 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
     settle(FinishReason::kEnd);
     return std::optional<TokenId>();
   }
+  if (logprobs_ >= 0) {
+    try {
+      choices_.push_back(describe(logits, token, logprobs_));
+    } catch (const std::bad_alloc&) {  // another push() draws the same token
+      sampler_.set_random(undrawn_);
+      throw;
+    }
+  }
   pending_ = token;
-  if (logprobs_ >= 0) choices_.push_back(describe(logits, token, logprobs_));
   return pending_;
 }
 

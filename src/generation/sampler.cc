@@ -143,9 +143,11 @@ TokenId Sampler::sample(std::span<const float> logits) {
   if (options_.temperature == 0.0F) return largest(logits);
   gather(logits);
   if (candidates_.empty()) return kNoToken;
-  weigh();
-  keep_top_p();
-  keep_min_p();
+  if (options_.top_p < 1.0F || options_.min_p > 0.0F) {
+    weigh();
+    keep_top_p();
+    keep_min_p();
+  }
   return draw();
 }
 
@@ -272,7 +274,8 @@ TokenId Sampler::draw() {
   for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
   double total = 0;
   for (Candidate& candidate : candidates_) {
-    if (candidate.logit != largest) candidate.weight = std::exp((candidate.logit - largest) / temperature);
+    // The difference of equal infinities would be NaN.
+    candidate.weight = candidate.logit == largest ? 1.0 : std::exp((candidate.logit - largest) / temperature);
     total += candidate.weight;
   }
   const double uniform = static_cast<double>(next_random() >> 11) * 0x1.0p-53;

@@ -81,5 +81,68 @@ TEST(Task, RecomputedAfterGivingUpItsPages) {
     }
 }
 
+// Tasks that draw in different ways, in one pass after another until all have ended.
+struct Drawing {
+  Drawing(const std::shared_ptr<LoadedModel>& model, bool draws) {
+    const GenerateOptions plain{.max_tokens = 40, .ignore_eos = true, .sampling = {.temperature = 0, .seed = 7}};
+    std::vector<GenerateOptions> ways(6, plain);
+    ways[1].sampling.temperature = 1.2F;
+    ways[2].sampling = {.temperature = 0.9F, .top_k = 5, .top_p = 0.9F, .seed = 8};
+    ways[3].sampling = {.temperature = 1.0F, .repetition_penalty = 1.3F, .presence_penalty = 0.5F, .seed = 9};
+    ways[4].sampling.temperature = 0.7F;
+    ways[4].logprobs = 3;
+    ways[5].max_tokens = 9;  // ends while the others go on
+    Driver driver(model, *new_cache(model, std::uint64_t{1} << 26));
+    texts.resize(ways.size());
+    for (std::size_t i = 0; i < ways.size(); ++i) {
+      const std::vector<TokenId> prompt = random_tokens(20 + static_cast<int>(i), crowd_spec().vocab, i);
+      tasks.emplace_back(&texts[i], prompt, Generation(*model->tokenizer, ways[i], {}, prompt));
+      texts[i].sequence = std::make_unique<Sequence>(model, driver.cache(), std::move(*make_policy("full")));
+    }
+    for (;;) {
+      std::vector<kvasir::Turn> turns;
+      for (Task& task : tasks)
+        if (task.prepare()) turns.push_back({.task = &task, .most_rows = 7, .draws = draws});
+      if (turns.empty()) break;
+      const Status status = driver.pass(turns);
+      EXPECT_TRUE(status.ok()) << status.message();
+      if (!status.ok()) break;
+      for (const Task& task : tasks) drawn += task.generation().pending() ? 1 : 0;
+    }
+  }
+
+  std::vector<TextState> texts;
+  std::vector<Task> tasks;
+  int drawn = 0;  // tokens that waited to be run when a pass ended
+};
+
+// What a task draws does not depend on when it does so, nor on the threads that do.
+TEST(TaskThreads, DrawInThePassWhatOneDrawsAfterIt) {
+  const TemporaryFile file(make_random_model(crowd_spec()));
+  const Drawing after(load(file.path(), {.threads = 1}), false);
+  EXPECT_EQ(after.drawn, 0);
+  for (const int threads : {1, 2, 5}) {
+    SCOPED_TRACE(threads);
+    const Drawing within(load(file.path(), {.threads = threads}), true);
+    EXPECT_EQ(within.drawn, 5 * 40 + 9);
+    for (std::size_t i = 0; i < after.tasks.size(); ++i) {
+      SCOPED_TRACE(i);
+      ASSERT_TRUE(within.tasks[i].status().ok());
+      const GenerationState drawn = within.tasks[i].generation().state();
+      const GenerationState expected = after.tasks[i].generation().state();
+      EXPECT_EQ(drawn.tokens, i == 5 ? 9 : 40);
+      EXPECT_EQ(drawn.text, expected.text);
+      EXPECT_EQ(drawn.finish_reason, expected.finish_reason);
+      EXPECT_EQ(drawn.sampler.random, expected.sampler.random);
+      EXPECT_EQ(drawn.sampler.recent, expected.sampler.recent);
+      EXPECT_EQ(within.texts[i].newest, after.texts[i].newest);
+      EXPECT_TRUE(same_bits(within.texts[i].logits, after.texts[i].logits));
+      ASSERT_EQ(drawn.choices.size(), expected.choices.size());
+      for (std::size_t c = 0; c < drawn.choices.size(); ++c)
+        EXPECT_EQ(drawn.choices[c].token.log_probability, expected.choices[c].token.log_probability);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvasir::test
