@@ -1,6 +1,6 @@
 // A fixed set of threads that share the indices of a loop. Results do not depend on which thread takes an index, since
 // every kernel's output for an index is independent of the others.
-// Thread-safety: one caller at a time; tasks must not call back into the pool.
+// Thread-safety: one caller at a time; tasks must not call back into the pool, and must not throw.
 #pragma once
 
 #include <atomic>

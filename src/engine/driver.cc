@@ -1,7 +1,6 @@
 #include "engine/driver.h"
 
 #include <exception>
-#include <new>
 
 #include "base/status.h"
 
@@ -17,15 +16,10 @@ std::vector<StepRequest> Driver::requests_of(std::span<const Turn> turns) {
 Status Driver::pass(std::span<const Turn> turns) {
   const std::vector<StepRequest> requests = requests_of(turns);
   std::vector<StepResult> results(requests.size());
+  std::vector<std::exception_ptr> failures(requests.size());  // nothing may throw between the step and take()
   KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests), requests, results));
-  hand_out(turns, results);
-  return {};
-}
-
-// A row of logits is as long as the vocabulary: to copy 16 of them, and to draw from them, takes milliseconds on one
-// thread. No task touches what another one has.
-void Driver::hand_out(std::span<const Turn> turns, std::span<const StepResult> results) {
-  std::vector<std::exception_ptr> failures(turns.size());
+  // A row of logits is as long as the vocabulary: copying 16 of them and drawing from them takes milliseconds on one
+  // thread. Tasks share only what none of them changes: the logits, the model's configuration and its tokenizer.
   model_->threads->parallel_for(static_cast<int>(turns.size()), [&](int index) {
     const auto i = static_cast<std::size_t>(index);
     try {
@@ -35,12 +29,13 @@ void Driver::hand_out(std::span<const Turn> turns, std::span<const StepResult> r
       return;
     }
     try {
-      if (turns[i].draws) turns[i].task->prepare();
-    } catch (const std::bad_alloc&) {  // nothing was drawn: the caller's prepare() tries again
+      if (turns[i].prepares) turns[i].task->prepare();
+    } catch (...) {  // nothing has changed: the caller's prepare() tries again
     }
   });
   for (const std::exception_ptr& failure : failures)
     if (failure != nullptr) std::rethrow_exception(failure);
+  return {};
 }
 
 }  // namespace kvasir

@@ -16,7 +16,9 @@ namespace kvasir {
 struct Turn {
   Task* task = nullptr;
   int most_rows = std::numeric_limits<int>::max();
-  bool draws = false;  // the pass ends with another prepare(), which draws the next token
+  // Whether the pass calls prepare() behind take(), so that tasks draw their next tokens on all threads. False where
+  // something else comes first, such as a fork.
+  bool prepares = false;
 };
 
 class Driver {
@@ -42,7 +44,6 @@ class Driver {
 
  private:
   static std::vector<StepRequest> requests_of(std::span<const Turn> turns);
-  void hand_out(std::span<const Turn> turns, std::span<const StepResult> results);
 
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;

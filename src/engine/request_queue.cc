@@ -233,9 +233,9 @@ bool RequestQueue::run_pass() {
       loading = true;
       if (!pages.done()) continue;
     }
-    // The samples of a request are forked before the first token is drawn.
-    const bool draws = all[i]->request->told == all[i]->task->prompt_tokens();
-    turns.push_back({&*all[i]->task, verdicts[i].rows, draws});
+    // When collect() has told of a whole prompt, it has forked the samples, too: they draw after that.
+    const bool prepares = all[i]->request->told == all[i]->task->prompt_tokens();
+    turns.push_back({&*all[i]->task, verdicts[i].rows, prepares});
     running.push_back(all[i]);
   }
   // Nothing else runs or leaves that could make room for it.
@@ -282,6 +282,7 @@ void RequestQueue::run(std::span<const Turn> turns, std::span<Member* const> run
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const Task& task = *turns[i].task;
     (task.reads() ? prompt_rows : other_rows) += turns[i].most_rows;
+    counters_.prepared += turns[i].prepares ? 1 : 0;
     prompt_left += task.left();
     if (!running[i]->request->started) running[i]->request->started = began;
   }

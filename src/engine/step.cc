@@ -53,6 +53,7 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
   KVASIR_CHECK(plan.passes.size() == requests.size() && results.size() == requests.size());
   Stopwatch clock;
   if (!plan.fits) return kv_memory_full(cache_->budget(), plan.bytes);
+  std::vector<char> finite(requests.size());  // nothing may throw behind the forward pass
   batch_.tokens.clear();
   batch_.sequences.clear();
   std::size_t tables = 0;
@@ -94,7 +95,6 @@ Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::s
     result.logits = out.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
     row += static_cast<std::size_t>(pass.logits);
   }
-  std::vector<char> finite(requests.size());
   model_->threads->parallel_for(static_cast<int>(finite.size()), [&](int index) {
     const auto i = static_cast<std::size_t>(index);
     finite[i] = all_finite(results[i].logits) ? 1 : 0;

@@ -8,7 +8,8 @@
 //   }
 //   ... task.status(), task.generation()
 //
-// Thread-safety: none.
+// Thread-safety: none of one task. Several threads may use a task each, also of one model and one cache: take() and
+// prepare() change only the task and its text, and use neither the model's threads nor the cache's budget.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <new>
 #include <utility>
 
 #include "base/check.h"
@@ -149,7 +148,7 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   if (logprobs_ >= 0) {
     try {
       choices_.push_back(describe(logits, token, logprobs_));
-    } catch (const std::bad_alloc&) {  // another push() draws the same token
+    } catch (...) {  // another push() draws the same token
       sampler_.set_random(undrawn_);
       throw;
     }

@@ -64,7 +64,7 @@ class Sampler {
   struct Candidate {
     TokenId token;
     float logit;
-    double weight;  // exp(logit - largest)
+    double weight;  // exp(logit - largest) for top-p and min-p; draw() divides by the temperature
   };
 
   static constexpr std::size_t kLanes = 16;

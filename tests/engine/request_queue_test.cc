@@ -23,6 +23,7 @@ TEST(RequestsThreads, HaveTheTextOfEachAlone) {
       const RequestQueue::Counters& counters = desk.queue().counters();
       EXPECT_GT(counters.mixed, 30);
       EXPECT_GT(counters.most_running, 5u);
+      EXPECT_GT(counters.prepared, counters.generated_tokens / 2);
       EXPECT_LE(counters.most_rows, prompt_rows);
       EXPECT_EQ(counters.preempted, 0);
     }

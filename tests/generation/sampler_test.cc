@@ -369,12 +369,12 @@ TEST(Sampler, ChoosesDrawByDrawWhatSortingEverythingChooses) {
   std::mt19937_64 random(6);
   for (const int size : {1, 15, 16, 17, 255, 256, 257, 258, 700})
     for (const int k : {0, 1, 15, 16, 17, 255, 256, 257, size - 1, size, size + 1})
-      for (const float top_p : {1.0F, 0.7F}) {
+      for (const auto& [top_p, min_p] : {std::pair(1.0F, 0.0F), {1.0F, 0.02F}, {0.7F, 0.0F}, {0.7F, 0.02F}}) {
         SamplingOptions options = plain();
         options.top_k = k;
         options.top_p = top_p;
-        options.min_p = top_p < 1 ? 0.02F : 0.0F;
-        options.temperature = 1.5F;
+        options.min_p = min_p;
+        options.temperature = k % 2 == 0 ? 1.5F : 0.05F;
         Sampler sampler(options);
         for (int draw = 0; draw < 20; ++draw) {
           std::vector<float> logits(static_cast<std::size_t>(size));
@@ -389,7 +389,8 @@ TEST(Sampler, ChoosesDrawByDrawWhatSortingEverythingChooses) {
           }
           logits[0] = 1;
           const TokenId want = plain_choice(logits, options, sampler.random());
-          ASSERT_EQ(sampler.sample(logits), want) << size << " tokens, k " << k << ", top-p " << top_p;
+          ASSERT_EQ(sampler.sample(logits), want)
+              << size << " tokens, k " << k << ", top-p " << top_p << ", min-p " << min_p;
         }
       }
 }
