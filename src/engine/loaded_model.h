@@ -31,7 +31,7 @@ struct LoadedModel {
   KvCacheShape kv_shape;
   std::vector<KvCodec> codecs;  // that sequences may have; first that of kv_shape
   const KernelTable* kernels = nullptr;
-  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<ThreadPool> threads;  // never null
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in memory of its own

@@ -11,6 +11,7 @@ inline Result<std::shared_ptr<LoadedModel>> load_on_naive_backend(const std::str
                                                                   const EngineOptions& options) {
   auto model = std::make_shared<LoadedModel>();
   model->options = options;
+  model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : 1);
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(path));
   KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file));
   model->config = std::move(header.config);
