@@ -83,7 +83,7 @@ class Client:
         self.socket.close()
         counts = re.findall(rb'"completion_tokens":(\d+)', self.got)
         if not counts or b" 200 " not in self.got[:20]:
-            sys.exit(f"no answer: {self.got[:500]}")
+            sys.exit("no answer: " + self.got[:500].decode(errors="replace"))
         self.tokens += int(counts[-1])
         self.total.append(now - self.began)
         if self.bodies:
@@ -159,7 +159,7 @@ def main():
     parser.add_argument("--context", type=int, default=2048, help="tokens of each request that llama-server has room for")
     parser.add_argument("--kv-memory", help="of kvasir; default: its own")
     parser.add_argument("--least-id", type=int, default=100, help="of the random token ids")
-    parser.add_argument("--most-id", type=int, default=8000)
+    parser.add_argument("--most-id", type=int, default=8000, help="and below this; at most the size of the vocabulary")
     parser.add_argument("--no-warm-up", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--kvasir-options", nargs="*", default=[])

@@ -76,7 +76,8 @@ class LogprobLists {
 
   // `shown`: what the text has of the token.
   void add(const GeneratedToken& token, std::string_view shown) {
-    Json top = Json::object();
+    // Clients look up the token itself, likely or not.
+    Json top = {{token.token.bytes, token.token.log_probability}};
     for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
     add(token.token.bytes, token.token.log_probability, std::move(top), shown);
   }

@@ -142,6 +142,11 @@ def check_logprobs(server):
     assert sum(1 for p in parts if p["logprobs"] and p["logprobs"]["tokens"]) > 3, "they came all at once"
     for key in ("tokens", "token_logprobs", "text_offset"):
         assert [v for p in parts if p["logprobs"] for v in p["logprobs"][key]] == whole["logprobs"][key], key
+    drawn = {**body, "max_tokens": 40, "temperature": 1, "seed": 5, "ignore_eos": True}
+    lists = server.post("/v1/completions", drawn)[1]["choices"][0]["logprobs"]
+    assert {len(top) for top in lists["top_logprobs"]} == {2, 3}, "a token beside the two likeliest, at times"
+    for token, value, top in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
+        assert top[token] == value
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "logprobs": True, "top_logprobs": 3, **GREEDY}
     want = server.post("/v1/chat/completions", chat)[1]["choices"][0]["logprobs"]["content"]
     parts = [c["choices"][0] for c in chunks_of(server, "/v1/chat/completions", chat)]
