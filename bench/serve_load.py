@@ -136,7 +136,8 @@ def measure(options, name):
         except subprocess.TimeoutExpired:
             process.kill()
     report = {"server": name, "clients": options.clients, "prefix": options.prefix, "own": options.own, "generate": options.generate,
-              "temperature": options.temperature, "repeats": options.repeats, "start_s": round(start_seconds, 2), "resident_most_mib": resident, "cores_busy": round(busy, 2)}
+              "temperature": options.temperature, "repeats": options.repeats, "start_s": round(start_seconds, 2),
+              "resident_most_mib": resident, "cores_busy": round(busy, 2)}
     for key in rounds[0]:
         values = [one[key] for one in rounds]
         report[key] = [round(value, 3) for value in (statistics.median(values), min(values), max(values))]

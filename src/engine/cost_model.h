@@ -8,8 +8,8 @@
 
 namespace kvasir {
 
-// Seconds of a pass, drawing its tokens included = pass + prompt_row * its prompt rows + generated_row * its other
-// rows.
+// Seconds of a pass = pass + prompt_row * its prompt rows + generated_row * its other rows. Drawing tokens is part of
+// it.
 struct PassRates {
   double pass = 0.02;
   double prompt_row = 0.001;

@@ -57,6 +57,9 @@ struct RequestQueue::Member {
 };
 
 struct RequestQueue::Request {
+  // Whether events have told of the whole prompt. The samples are forked then (collect()).
+  bool has_read_prompt() const { return told == members.front()->task->prompt_tokens(); }
+
   RequestId id{};
   int samples = 1;
   std::uint64_t seed = 0;

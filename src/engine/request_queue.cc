@@ -233,9 +233,8 @@ bool RequestQueue::run_pass() {
       loading = true;
       if (!pages.done()) continue;
     }
-    // When collect() has told of a whole prompt, it has forked the samples, too: they draw after that.
-    const bool prepares = all[i]->request->told == all[i]->task->prompt_tokens();
-    turns.push_back({&*all[i]->task, verdicts[i].rows, prepares});
+    // The samples are forked before any of them draws.
+    turns.push_back({&*all[i]->task, verdicts[i].rows, all[i]->request->has_read_prompt()});
     running.push_back(all[i]);
   }
   // Nothing else runs or leaves that could make room for it.
@@ -330,7 +329,7 @@ void RequestQueue::collect(Member& member) {
     request.told = event.done = task.prompt_done();
     event.total = task.prompt_tokens();
     events_.push_back(std::move(event));
-    if (request.told == task.prompt_tokens()) {
+    if (request.has_read_prompt()) {
       request.read = Clock::now();
       fork_samples(request);
     }
@@ -349,7 +348,7 @@ void RequestQueue::fork_samples(Request& request) {
   while (static_cast<int>(request.members.size()) < request.samples) {
     const auto number = static_cast<int>(request.members.size());
     auto member = std::make_unique<Member>(&request, number);
-    if (first.text.sequence != nullptr && request.told == first.task->prompt_tokens())
+    if (first.text.sequence != nullptr && request.has_read_prompt())
       if (auto copy = first.text.sequence->fork(); copy.ok()) member->text.sequence = std::move(*copy);
     member->text.newest = first.text.newest;
     member->text.logits = first.text.logits;
@@ -422,7 +421,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     event.status = why;
     event.choices = fresh_choices(member);
     const Generation& generation = task.generation();
-    const bool read = request.told == task.prompt_tokens();
+    const bool read = request.has_read_prompt();
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();

@@ -90,7 +90,7 @@ class RequestQueue {
     std::int64_t mixed = 0;            // passes of prompt rows and generated rows
     std::int64_t mixed_rows = 0;       // prompt rows of these
     int most_mixed_rows = 0;           // in one of these
-    std::int64_t prepared = 0;         // tasks that drew within a pass, or did not need to
+    std::int64_t prepared = 0;         // turns of tasks that may draw within their pass
     std::int64_t preempted = 0;        // tasks that gave up their pages
     std::int64_t rejected = 0;         // that ended because the memory does not suffice for them alone
     std::size_t most_running = 0;      // tasks in a pass

@@ -144,8 +144,7 @@ TokenId Sampler::sample(std::span<const float> logits) {
   gather(logits);
   if (candidates_.empty()) return kNoToken;
   if (options_.top_p < 1.0F || options_.min_p > 0.0F) {
-    weigh();
-    keep_top_p();
+    keep_top_p(weigh(1));
     keep_min_p();
   }
   return draw();
@@ -230,19 +229,21 @@ bool Sampler::gather_few(std::span<const float> logits, std::size_t k) {
   return more;
 }
 
-void Sampler::weigh() {
-  float largest = -std::numeric_limits<float>::infinity();
-  for (const Candidate& candidate : candidates_) largest = std::max(largest, candidate.logit);
+// Returns the sum of the weights.
+double Sampler::weigh(double temperature) {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
+  double total = 0;
   for (Candidate& candidate : candidates_) {
     // The difference of equal infinities would be NaN.
-    candidate.weight = candidate.logit == largest ? 1.0 : std::exp(static_cast<double>(candidate.logit) - largest);
+    candidate.weight = candidate.logit == largest ? 1.0 : std::exp((candidate.logit - largest) / temperature);
+    total += candidate.weight;
   }
+  return total;
 }
 
-void Sampler::keep_top_p() {
+void Sampler::keep_top_p(double total) {
   if (options_.top_p >= 1.0F) return;
-  double total = 0;
-  for (const Candidate& candidate : candidates_) total += candidate.weight;
   const double wanted = total * static_cast<double>(options_.top_p);
   // A few tokens usually hold the mass: sort the largest 64 first, then twice as many in each further round.
   double mass = 0;
@@ -269,15 +270,7 @@ void Sampler::keep_min_p() {
 }
 
 TokenId Sampler::draw() {
-  const auto temperature = static_cast<double>(options_.temperature);
-  double largest = -std::numeric_limits<double>::infinity();
-  for (const Candidate& candidate : candidates_) largest = std::max(largest, static_cast<double>(candidate.logit));
-  double total = 0;
-  for (Candidate& candidate : candidates_) {
-    // The difference of equal infinities would be NaN.
-    candidate.weight = candidate.logit == largest ? 1.0 : std::exp((candidate.logit - largest) / temperature);
-    total += candidate.weight;
-  }
+  const double total = weigh(static_cast<double>(options_.temperature));
   const double uniform = static_cast<double>(next_random() >> 11) * 0x1.0p-53;
   const double point = uniform * total;
   double cumulative = 0;

@@ -64,7 +64,7 @@ class Sampler {
   struct Candidate {
     TokenId token;
     float logit;
-    double weight;  // exp(logit - largest) for top-p and min-p; draw() divides by the temperature
+    double weight;  // exp((logit - largest) / temperature); for top-p and min-p without the temperature
   };
 
   static constexpr std::size_t kLanes = 16;
@@ -75,8 +75,8 @@ class Sampler {
   static TokenId largest(std::span<const float> logits);
   void gather(std::span<const float> logits);
   bool gather_few(std::span<const float> logits, std::size_t k);
-  void weigh();
-  void keep_top_p();
+  double weigh(double temperature);
+  void keep_top_p(double total);
   void keep_min_p();
   TokenId draw();
   std::uint64_t next_random();

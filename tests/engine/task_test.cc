@@ -1,4 +1,4 @@
-// Tasks that give up their pages and are recomputed.
+// Tasks that give up their pages and are recomputed, and tasks that draw within passes.
 #include "engine/task.h"
 
 #include <fmt/core.h>
