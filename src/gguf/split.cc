@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/counted.h"
 #include "base/status.h"
 #include "gguf/cursor.h"
 #include "gguf/file_impl.h"
@@ -85,9 +86,10 @@ Status check_present(const PartName& name) {
     number = n;
   }
   if (missing == 0) return {};
-  const std::string others = missing > 1 ? fmt::format(" (and {} more are missing)", missing - 1) : std::string();
+  const std::string others =
+      missing > 1 ? fmt::format(" (and {})", counted(static_cast<std::int64_t>(missing - 1), "other")) : std::string();
   return make_status(StatusCode::kNotFound,
-                     "'{}' is missing{}: part {} of {} of this model; put all parts in one folder", first, others,
+                     "'{}' is missing{}: it is part {} of {} of this model; put all parts in one folder", first, others,
                      number, name.place.count);
 }
 
