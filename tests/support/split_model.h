@@ -1,13 +1,12 @@
 // Splits a GGUF file as the usual tools do: metadata in the first part, split.no from 0, tensors in order.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/status.h"
 #include "gguf/reader.h"
 #include "gguf/split.h"
 #include "gguf/writer.h"
@@ -63,22 +62,24 @@ inline std::vector<std::vector<std::byte>> split_model(const gguf::File& whole, 
 }
 
 // Writes the parts as STEM-00001-of-0000N.gguf and so on. Returns their paths.
-inline std::vector<std::string> write_parts(const std::string& stem, const std::vector<std::vector<std::byte>>& parts) {
+inline Result<std::vector<std::string>> write_parts(const std::string& stem,
+                                                    const std::vector<std::vector<std::byte>>& parts) {
   std::vector<std::string> paths;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     paths.push_back(gguf::part_path(stem, {i + 1, parts.size()}));
-    const Status status = write_file(paths.back(), parts[i]);
-    EXPECT_TRUE(status.ok()) << status.message();
+    KVASIR_RETURN_IF_ERROR(kvasir::write_file(paths.back(), parts[i]));
   }
   return paths;
 }
 
-// Splits the file at `path`.
+// Splits the file at `path`. Returns the paths of the parts. REQUIRES: it can be read, and they can be written.
 inline std::vector<std::string> split_file(const std::string& path, const std::string& stem, int count,
                                            bool empty_first = false) {
   const auto whole = gguf::File::open(path);
-  EXPECT_TRUE(whole.ok()) << whole.status().message();
-  return whole.ok() ? write_parts(stem, split_model(*whole, count, empty_first)) : std::vector<std::string>();
+  KVASIR_CHECK(whole.ok());
+  const auto paths = write_parts(stem, split_model(*whole, count, empty_first));
+  KVASIR_CHECK(paths.ok());
+  return *paths;
 }
 
 }  // namespace kvasir::test
