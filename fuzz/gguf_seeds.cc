@@ -1,5 +1,6 @@
-// Writes the seeds of gguf_fuzz and vocabulary_fuzz into their folders below the one named on the command line: small
-// files that together use all of the format, some that are wrong in one place, and a tokenizer of each kind.
+// Writes the seeds of gguf_fuzz, split_fuzz and vocabulary_fuzz into their folders below the one named on the command
+// line: small files that together use all of the format, some that are wrong in one place, split files, and a tokenizer
+// of each kind.
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -129,6 +130,49 @@ std::vector<Seed> vocabulary_seeds() {
   return out;
 }
 
+Writer part(std::uint16_t index, std::uint16_t count, std::int32_t tensors) {
+  Writer writer;
+  if (index == 0) writer.set_string("general.architecture", "llama");
+  writer.set_uint16("split.no", index);
+  writer.set_uint16("split.count", count);
+  writer.set_int32("split.tensors.count", tensors);
+  return writer;
+}
+
+// As split_fuzz reads it.
+std::vector<std::byte> joined(const std::vector<std::vector<std::byte>>& parts) {
+  Bytes lengths;
+  for (std::size_t i = 0; i + 1 < parts.size(); ++i) lengths.u32(static_cast<std::uint32_t>(parts[i].size()));
+  std::vector<std::byte> out = lengths.u32(0).exact();
+  for (const auto& part : parts) out.insert(out.end(), part.begin(), part.end());
+  return out;
+}
+
+std::vector<Seed> split_seeds() {
+  const auto with = [](Writer writer, const char* tensor) {
+    writer.add_tensor(tensor, 0, {3}, std::vector<std::byte>(12));
+    return writer.finish();
+  };
+  const auto wide = Bytes(3, 1, 3)
+                        .key("split.no", 4)
+                        .u32(1)
+                        .key("split.count", 4)
+                        .u32(2)
+                        .key("general.alignment", 4)
+                        .u32(64)
+                        .tensor("w", {1}, 0, 0)
+                        .pad(64)
+                        .fill(4, 0)
+                        .exact();
+  return {{"two", joined({with(part(0, 2, 2), "a"), with(part(1, 2, 2), "b")})},
+          {"empty_first", joined({part(0, 3, 2).finish(), with(part(1, 3, 2), "a"), with(part(2, 3, 2), "b")})},
+          {"other_alignment", joined({with(part(0, 2, 2), "a"), wide})},
+          {"swapped", joined({with(part(1, 2, 2), "a"), with(part(0, 2, 2), "b")})},
+          {"twice", joined({with(part(0, 2, 2), "a"), with(part(1, 2, 2), "a")})},
+          {"one_too_few", joined({with(part(0, 2, 3), "a"), with(part(1, 2, 3), "b")})},
+          {"whole", joined({small_model().finish()})}};
+}
+
 Status write_seeds(const std::string& folder, const std::vector<Seed>& all) {
   for (const Seed& seed : all) {
     const Status status = write_file(folder + "/" + seed.name + ".gguf", seed.bytes);
@@ -147,8 +191,8 @@ int main(int argc, char** argv) {
   }
   using namespace kvasir::gguf;
   const std::string folder = argv[1];
-  for (const auto& status :
-       {write_seeds(folder + "/gguf", seeds()), write_seeds(folder + "/vocabulary", vocabulary_seeds())}) {
+  for (const auto& status : {write_seeds(folder + "/gguf", seeds()), write_seeds(folder + "/split", split_seeds()),
+                             write_seeds(folder + "/vocabulary", vocabulary_seeds())}) {
     if (status.ok()) continue;
     std::fprintf(stderr, "gguf_seeds: %s\n", status.message().c_str());
     return 1;

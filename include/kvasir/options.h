@@ -57,7 +57,7 @@ struct SchedulerOptions {
 
 // Options of an Engine: one model, one KV pool, one set of threads.
 struct EngineOptions {
-  std::string model;         // path of a GGUF file
+  std::string model;         // path of a GGUF file, or of any part of a split one
   int threads = 0;           // 0: one per core this process may use
   std::string isa = "auto";  // kernels: auto, generic, avx2, avx512, amx
   // Folder for a file of the weights as kernels want them, packed once; later engines map it, and share its memory.

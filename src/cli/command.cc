@@ -24,6 +24,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "base/system_memory.h"
+#include "gguf/split.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
@@ -78,7 +79,9 @@ int exit_code(const Status& status) {
 }
 
 void add_model_option(CLI::App& command, std::string& path) {
-  command.add_option("-m,--model,model", path, "GGUF file of the model; its name alone will do, without -m")
+  command
+      .add_option("-m,--model,model", path,
+                  "GGUF file of the model, or any part of a split one; its name alone will do, without -m")
       ->required()
       ->type_name("FILE")
       ->envname("KVASIR_MODEL");
@@ -344,10 +347,17 @@ std::string printable(std::string_view text, std::size_t limit) {
 }
 
 Status check_output(const std::string& path, std::span<const std::string> inputs) {
-  for (const std::string& input : inputs) {
+  const auto check = [&](const std::string& input) {
     std::error_code error;  // set if one of them does not exist: then they differ
-    if (std::filesystem::equivalent(path, input, error))
-      return invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path);
+    return std::filesystem::equivalent(path, input, error)
+               ? invalid_argument("'{}' is the file that is read, and would be overwritten; give another name", path)
+               : Status();
+  };
+  for (const std::string& input : inputs) {
+    KVASIR_RETURN_IF_ERROR(check(input));
+    if (const auto part = gguf::parse_part_name(input))
+      for (std::uint64_t n = 1; n <= part->place.count; ++n)
+        KVASIR_RETURN_IF_ERROR(check(gguf::part_path(part->stem, {n, part->place.count})));
   }
   return {};
 }

@@ -166,6 +166,7 @@ Status info(const std::string& path, bool tensors, bool json) {
       metadata.emplace_back(std::string(entry.key), value_json(entry.value));
     Json out{{"version", file.version()},
              {"size_bytes", file.size_bytes()},
+             {"parts", file.parts().size()},
              {"tensor_bytes", file.tensor_bytes()},
              {"parameters", parameters},
              {"runs", runs.ok()},
@@ -188,9 +189,10 @@ Status info(const std::string& path, bool tensors, bool json) {
                                 {"bytes", tensor.bytes.size()}});
     return print_json(out);
   }
+  const std::string parts = file.parts().size() > 1 ? fmt::format(" in {} parts", file.parts().size()) : "";
   std::string out =
-      fmt::format("{}: GGUF version {}, {}, {} with {} parameters\nRuns here: {}{}\n", printable(path, 200),
-                  file.version(), human_bytes(file.size_bytes()), counted(std::ssize(file.tensors()), "tensor"),
+      fmt::format("{}: GGUF version {}, {}{}, {} with {} parameters\nRuns here: {}{}\n", printable(path, 200),
+                  file.version(), human_bytes(file.size_bytes()), parts, counted(std::ssize(file.tensors()), "tensor"),
                   parameters, runs.ok() ? "yes" : "no: ", runs.ok() ? "" : printable(runs.message(), 2000));
   if (needs.ok())
     out += fmt::format("Memory: {} of weights, {} of KV for a context of {}, {} to work in; {} available: {}\n",

@@ -18,6 +18,7 @@
 #include "cli/command.h"
 #include "cli/serve_config.h"
 #include "cli/serve_operations.h"
+#include "gguf/split.h"
 #include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"
@@ -55,8 +56,9 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// Returns the file's name without folder and ending.
+// Returns the file's name without folder and ending; of a part of a split file also without its number.
 std::string name_of(const std::string& path) {
+  if (const auto part = gguf::parse_part_name(path)) return part->stem.substr(part->stem.rfind('/') + 1);
   const std::string file = path.substr(path.rfind('/') + 1);
   return file.ends_with(".gguf") ? file.substr(0, file.size() - 5) : file;
 }

@@ -156,9 +156,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
   model->fingerprint = fingerprint_of(file);
   if (!options.weight_dir.empty()) {
-    auto weights = WeightFile::open(options.weight_dir, {.path = options.model,
-                                                         .file_bytes = file.size_bytes(),
-                                                         .modified = file.modified(),
+    auto weights = WeightFile::open(options.weight_dir, {.files = file.parts(),
                                                          .identity = identity_of(model->fingerprint, header.weights),
                                                          .checksum = [&] { return checksum_of(file); },
                                                          .packing = std::string(model->kernels->packing->name),

@@ -44,7 +44,9 @@ struct LoadedModel {
 
   std::unique_ptr<ColdTier> cold_tier;  // of all sequences' offloaded heads; null: there is no folder for it
 
-  Hash128 fingerprint;  // XXH3-128 over the file's header and the first and last 64 KiB of each tensor
+  // XXH3-128 over the file's header and the first and last 64 KiB of each tensor. A split file has the fingerprint of
+  // the whole file (gguf/reader.h), so sessions, stored prefixes and packed weights of one serve the other.
+  Hash128 fingerprint;
 
   // Names what decides the bits of a pass: the backend (of the CPU, its kernel table), its version, page slots, entries
   // per partial. Sequences of equal ids may be continued by each other.

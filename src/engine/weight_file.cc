@@ -9,12 +9,42 @@
 
 #include <cerrno>
 #include <cstring>
+#include <span>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
 
 namespace kvasir {
+
+namespace {
+
+std::uint64_t total_bytes(const std::vector<gguf::Part>& files) {
+  std::uint64_t sum = 0;
+  for (const gguf::Part& file : files) sum += file.size_bytes;
+  return sum;
+}
+
+// Differs once any of the files is modified. Of a single file, the time of that.
+std::int64_t modified_stamp(const std::vector<gguf::Part>& files) {
+  if (files.size() == 1) return files.front().modified;
+  std::vector<std::uint64_t> numbers;
+  for (const gguf::Part& file : files) {
+    numbers.push_back(file.size_bytes);
+    numbers.push_back(static_cast<std::uint64_t>(file.modified));
+  }
+  return static_cast<std::int64_t>(hash64(std::as_bytes(std::span(numbers))));
+}
+
+Status check_unmodified(const gguf::Part& file) {
+  struct stat status {};
+  if (::stat(file.path.c_str(), &status) != 0) return errno_status("stat", file.path);
+  if (static_cast<std::uint64_t>(status.st_size) != file.size_bytes || modified_of(status) != file.modified)
+    return data_loss("'{}' was modified while its weights were packed; start again once it is complete", file.path);
+  return {};
+}
+
+}  // namespace
 
 struct WeightFile::Header {
   char magic[16] = {'k', 'v', 'a', 's', 'i', 'r', ' ', 'w', 'e', 'i', 'g', 'h', 't', 's', ' ', '1'};
@@ -28,8 +58,8 @@ struct WeightFile::Header {
 
   explicit Header(const Model& model)
       : identity(model.identity),
-        model_bytes(model.file_bytes),
-        model_modified(model.modified),
+        model_bytes(total_bytes(model.files)),
+        model_modified(modified_stamp(model.files)),
         weight_bytes(model.bytes) {
     KVASIR_CHECK(!model.packing.empty() && model.packing.size() < sizeof packing);
     model.packing.copy(packing, sizeof packing);
@@ -158,10 +188,7 @@ Status WeightFile::complete() {
   header.checksum = std::exchange(model_.checksum, nullptr)();
   header.own_hash = header.hash();
   std::memcpy(data_, &header, sizeof header);
-  struct stat status {};
-  if (::stat(model_.path.c_str(), &status) != 0) return errno_status("stat", model_.path);
-  if (static_cast<std::uint64_t>(status.st_size) != model_.file_bytes || modified_of(status) != model_.modified)
-    return data_loss("'{}' was modified while its weights were packed; start again once it is complete", model_.path);
+  for (const gguf::Part& file : model_.files) KVASIR_RETURN_IF_ERROR(check_unmodified(file));
   if (::msync(data_, file_bytes(), MS_SYNC) != 0 || ::fsync(descriptor_) != 0) return errno_status("write", partial_);
   if (::rename(partial_.c_str(), path_.c_str()) != 0) return errno_status("write", path_);
   ::fsync(folder_descriptor_);

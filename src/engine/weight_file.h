@@ -5,7 +5,8 @@
 //
 // A file is named after the model and the packing, so one folder serves many. It appears whole or not at all, and is
 // never changed. It belongs to the model file: where that file's size and time of modification are not those that were
-// noted, its weights are compared by checksum (XXH3-128). The weights in the file have no checksum of their own: it is
+// noted, its weights are compared by checksum (XXH3-128). A model split into parts has the file of the whole model, and
+// is noted by the sizes and times of all its parts. The weights in the file have no checksum of their own: it is
 // trusted as the model file is.
 // Thread-safety: one caller at a time. Processes that make files in one folder wait for each other.
 #pragma once
@@ -16,8 +17,10 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/hash.h"
+#include "gguf/reader.h"
 #include "kvasir/status.h"
 
 namespace kvasir {
@@ -25,9 +28,7 @@ namespace kvasir {
 class WeightFile {
  public:
   struct Model {
-    std::string path;                   // of the model file
-    std::uint64_t file_bytes = 0;       // of it, as it was opened
-    std::int64_t modified = 0;          // likewise: nanoseconds since 1970
+    std::vector<gguf::Part> files;      // the model file as it was opened, or all parts of a split one
     Hash128 identity;                   // of its metadata, and of which of its rows are packed where
     std::function<Hash128()> checksum;  // of all that the weights are made of; takes as long as reading it
     std::string packing;                // WeightPacking::name: 1 to 31 bytes

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
 #include "gguf/cursor.h"
@@ -183,29 +184,18 @@ Status Parser::read_header() {
   return check_count(metadata_count_, kLeastEntryBytes, "metadata entries", place);
 }
 
-// Fills `order` with the indices of `items` sorted by name. Returns the index of a duplicate name, or items.size().
-template <class T, class NameOf>
-std::size_t sort_by_name(const std::vector<T>& items, std::vector<std::size_t>* order, NameOf name_of) {
-  order->resize(items.size());
-  for (std::size_t i = 0; i < items.size(); ++i) (*order)[i] = i;
-  std::sort(order->begin(), order->end(),
-            [&](std::size_t a, std::size_t b) { return name_of(items[a]) < name_of(items[b]); });
-  const auto twice = std::adjacent_find(order->begin(), order->end(), [&](std::size_t a, std::size_t b) {
-    return name_of(items[a]) == name_of(items[b]);
-  });
-  return twice == order->end() ? items.size() : *twice;
-}
-
 Status Parser::read_metadata() {
   contents_.metadata.reserve(reserved(metadata_count_));
   for (std::uint64_t i = 0; i < metadata_count_; ++i) {
     Entry entry;
+    const std::uint64_t begin = cursor_.position();
     KVASIR_RETURN_IF_ERROR(read_string(&entry.key, {Place::kKey, i}));
     const Place place{Place::kMetadata, i, entry.key};
     std::uint32_t type = 0;
     KVASIR_RETURN_IF_ERROR(read(&type, place));
     KVASIR_RETURN_IF_ERROR(read_value(type, &entry.value, place));
     contents_.metadata.push_back(std::move(entry));
+    contents_.entry_bytes.push_back(bytes_.subspan(begin, cursor_.position() - begin));
   }
   const auto& all = contents_.metadata;
   const std::size_t twice = sort_by_name(all, &contents_.metadata_by_key, [](const Entry& e) { return e.key; });
@@ -400,6 +390,13 @@ Status Parser::check_overlaps() const {
 }
 
 }  // namespace
+
+std::uint64_t data_bytes(const Tensor& tensor) {
+  std::uint64_t size = 0;
+  const auto traits = foreign_dtype(tensor.type);
+  KVASIR_CHECK(traits && !size_overflows(tensor, *traits, &size));
+  return size;
+}
 
 Result<Contents> parse_contents(std::span<const std::byte> bytes, const OpenOptions& options) {
   return Parser(bytes, options).run();

@@ -90,7 +90,7 @@ std::string_view value_type_name(ValueType type) {
   return "unknown";
 }
 
-Result<File> File::open(const std::string& path, const OpenOptions& options) {
+Result<File> File::open_one(const std::string& path, const OpenOptions& options) {
   std::error_code unknown;
   if (std::filesystem::is_directory(path, unknown))
     return invalid_argument("'{}' is a directory; give the .gguf file in it", path);
@@ -99,15 +99,17 @@ Result<File> File::open(const std::string& path, const OpenOptions& options) {
   if (!contents.ok()) return make_status(contents.status().code(), "'{}': {}", path, contents.status().message());
   auto impl = std::make_unique<Impl>();
   impl->bytes = mapping.bytes();
-  impl->mapping = std::move(mapping);
+  impl->parts.push_back({path, mapping.bytes().size(), mapping.modified()});
+  impl->mappings.push_back(std::move(mapping));
   impl->contents = std::move(*contents);
   return File(std::move(impl));
 }
 
-Result<File> File::parse(std::span<const std::byte> bytes, const OpenOptions& options) {
+Result<File> File::parse_one(std::span<const std::byte> bytes, const OpenOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(Contents contents, parse_or_exhausted(bytes, options));
   auto impl = std::make_unique<Impl>();
   impl->bytes = bytes;
+  impl->parts.push_back({"", bytes.size(), 0});
   impl->contents = std::move(contents);
   return File(std::move(impl));
 }
@@ -123,11 +125,13 @@ std::uint32_t File::version() const {
 std::uint32_t File::alignment() const {
   return impl_->contents.alignment;
 }
-std::uint64_t File::size_bytes() const {
-  return impl_->bytes.size();
+const std::vector<Part>& File::parts() const {
+  return impl_->parts;
 }
-std::int64_t File::modified() const {
-  return impl_->mapping ? impl_->mapping->modified() : 0;
+std::uint64_t File::size_bytes() const {
+  std::uint64_t sum = 0;
+  for (const Part& part : impl_->parts) sum += part.size_bytes;
+  return sum;
 }
 std::uint64_t File::tensor_bytes() const {
   return impl_->contents.tensor_bytes;
@@ -152,6 +156,7 @@ const Tensor* File::find_tensor(std::string_view name) const {
 }
 
 std::span<const std::byte> File::header_bytes() const {
+  if (!impl_->joined_header.empty()) return impl_->joined_header;
   std::uint64_t end = impl_->bytes.size();
   for (const Tensor& tensor : tensors()) end = std::min(end, tensor.offset);
   return impl_->bytes.first(static_cast<std::size_t>(end));
@@ -159,8 +164,10 @@ std::span<const std::byte> File::header_bytes() const {
 
 void File::release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const {
   const std::uint64_t bytes = tensor.bytes.size();
-  if (!impl_->mapping || begin >= bytes) return;
-  impl_->mapping->release(tensor.offset + begin, std::min(size, bytes - begin));
+  if (impl_->mappings.empty() || begin >= bytes) return;
+  const MappedFile& mapping = impl_->mappings[tensor.part];
+  const auto offset = static_cast<std::uint64_t>(tensor.bytes.data() - mapping.bytes().data());
+  mapping.release(offset + begin, std::min(size, bytes - begin));
 }
 
 Result<std::uint64_t> File::get_uint(std::string_view key) const {

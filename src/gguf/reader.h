@@ -1,5 +1,11 @@
 // Reads GGUF files, versions 2 and 3 (little-endian). No knowledge of models.
 //
+// A split file (gguf/split.h) is opened by the name of any of its parts and reads as the whole file that was split:
+// metadata of the first part, without the keys split.*; tensors of all parts, in order. header_bytes() and
+// Tensor::offset are then those of the whole file as converters lay it out: version 3, tensors in this order, each
+// padded to the alignment. So what is derived from them (fingerprints, packed weights) is the same for the parts and
+// for the whole file.
+//
 // Files are untrusted:
 //   - every length is checked against the bytes that remain before memory is allocated for it;
 //   - every tensor lies inside the data section and overlaps no other;
@@ -71,6 +77,14 @@ struct Tensor {
   std::uint64_t elements = 0;        // their product
   std::uint64_t offset = 0;          // of the data, from the start of the file
   std::span<const std::byte> bytes;  // the data; empty when opened with header_only
+  std::uint32_t part = 0;            // index into File::parts()
+};
+
+// A file on disk, or bytes in memory, that a File was read from.
+struct Part {
+  std::string path;              // as it was opened; empty: bytes in memory
+  std::uint64_t size_bytes = 0;  // of the whole file
+  std::int64_t modified = 0;     // MappedFile::modified; 0 of bytes in memory
 };
 
 struct OpenOptions {
@@ -80,9 +94,14 @@ struct OpenOptions {
 
 class File {
  public:
+  // Opens a file, or all parts of a split file by the name of one. Errors, each naming the file: kNotFound for a part
+  // that is missing, kInvalidArgument for one that is not named as a part, kDataLoss for parts that do not belong
+  // together; see also above.
   static Result<File> open(const std::string& path, const OpenOptions& options = {});
-  // Parses bytes that the caller owns. They must outlive the File.
+  // Parses bytes that the caller owns. They must outlive the File. kUnsupported for a part of a split file.
   static Result<File> parse(std::span<const std::byte> bytes, const OpenOptions& options = {});
+  // Parses all parts of a split file, the first one first. As parse().
+  static Result<File> parse_parts(std::span<const std::span<const std::byte>> parts, const OpenOptions& options = {});
 
   File(File&&) noexcept;
   File& operator=(File&&) noexcept;
@@ -90,8 +109,8 @@ class File {
 
   std::uint32_t version() const;
   std::uint32_t alignment() const;
-  std::uint64_t size_bytes() const;                        // of the whole file
-  std::int64_t modified() const;                           // MappedFile::modified; 0 of bytes in memory
+  const std::vector<Part>& parts() const;                  // one, unless the file is split
+  std::uint64_t size_bytes() const;                        // sum over parts
   std::uint64_t tensor_bytes() const;                      // sum over tensors, without padding
   const std::vector<Entry>& metadata() const;              // in file order; keys are unique
   const std::vector<Tensor>& tensors() const;              // in file order; names are unique
@@ -112,11 +131,17 @@ class File {
   std::span<const std::byte> header_bytes() const;
 
   // Hints that `size` of a tensor's bytes from `begin` on will not be read again, so they need not stay resident.
+  // REQUIRES: a tensor of this file.
   void release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const;
 
  private:
   struct Impl;
   explicit File(std::unique_ptr<Impl> impl);
+  // One file, whether whole or a part.
+  static Result<File> open_one(const std::string& path, const OpenOptions& options);
+  static Result<File> parse_one(std::span<const std::byte> bytes, const OpenOptions& options);
+  // Makes one File of all parts. REQUIRES: at least one.
+  static Result<File> join(std::vector<File> parts);
   std::unique_ptr<Impl> impl_;
 };
 

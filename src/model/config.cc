@@ -96,20 +96,10 @@ Status refuse_other_features(const Keys& keys) {
   return {};
 }
 
-Status refuse_split(const gguf::File& file) {
-  if (file.find("split.count") == nullptr) return {};
-  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t parts, file.get_uint("split.count"));
-  if (parts <= 1) return {};
-  return unsupported(
-      "this is one of {} parts of a split model, which are not read; join them first (llama-gguf-split --merge)",
-      parts);
-}
-
 }  // namespace
 
 Result<ModelConfig> read_model_config(const gguf::File& file) {
   ModelConfig config;
-  KVASIR_RETURN_IF_ERROR(refuse_split(file));
   if (file.tensors().empty() && file.find("tokenizer.ggml.tokens") != nullptr)
     return data_loss("this file has a tokenizer but no weights; give the model's own .gguf file");
   KVASIR_ASSIGN_OR_RETURN(const std::string_view architecture, file.get_string("general.architecture"));

@@ -66,10 +66,12 @@ inline std::uint64_t walk_entry(const File& file, const Entry& entry) {
   return sum;
 }
 
-// REQUIRES: `file` was parsed from `bytes`.
-inline std::uint64_t walk(const File& file, std::span<const std::byte> bytes, bool header_only) {
-  std::uint64_t sum = file.version() + file.alignment();
-  KVASIR_CHECK(file.size_bytes() == bytes.size());
+// REQUIRES: `file` was parsed from `parts`.
+inline std::uint64_t walk(const File& file, std::span<const std::span<const std::byte>> parts, bool header_only) {
+  std::uint64_t sum = file.version() + file.alignment() + touch(file.header_bytes());
+  std::uint64_t size_bytes = 0;
+  for (const auto& part : parts) size_bytes += part.size();
+  KVASIR_CHECK(file.size_bytes() == size_bytes && file.parts().size() == parts.size());
   for (const Entry& entry : file.metadata()) sum += walk_entry(file, entry);
   std::uint64_t tensor_bytes = 0;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
@@ -78,9 +80,13 @@ inline std::uint64_t walk(const File& file, std::span<const std::byte> bytes, bo
     KVASIR_CHECK(!tensor.dims.empty() && tensor.dims.size() <= 4 && tensor.elements > 0);
     KVASIR_CHECK(tensor.offset % file.alignment() == 0);
     KVASIR_CHECK(tensor.bytes.empty() == header_only);
+    KVASIR_CHECK(tensor.part < parts.size());
     if (!header_only) {
-      KVASIR_CHECK(tensor.offset <= bytes.size() && tensor.bytes.size() <= bytes.size() - tensor.offset);
-      KVASIR_CHECK(tensor.bytes.data() == bytes.data() + tensor.offset);
+      const std::span<const std::byte> part = parts[tensor.part];
+      const auto start = static_cast<std::uint64_t>(tensor.bytes.data() - part.data());
+      KVASIR_CHECK(start <= part.size() && tensor.bytes.size() <= part.size() - start);
+      KVASIR_CHECK(parts.size() > 1 || start == tensor.offset);
+      KVASIR_CHECK(tensor.offset >= file.header_bytes().size());
       ranges.emplace_back(tensor.offset, tensor.offset + tensor.bytes.size());
       tensor_bytes += tensor.bytes.size();
     }
@@ -91,6 +97,11 @@ inline std::uint64_t walk(const File& file, std::span<const std::byte> bytes, bo
   std::sort(ranges.begin(), ranges.end());
   for (std::size_t i = 1; i < ranges.size(); ++i) KVASIR_CHECK(ranges[i - 1].second <= ranges[i].first);
   return sum;
+}
+
+// REQUIRES: `file` was parsed from `bytes`.
+inline std::uint64_t walk(const File& file, std::span<const std::byte> bytes, bool header_only) {
+  return walk(file, std::span(&bytes, 1), header_only);
 }
 
 // Parses `bytes` and walks what comes of it; true if it was a file.

@@ -120,7 +120,6 @@ TEST(Rope, YarnMixesFrequenciesByTheirTurns) {
 
 TEST(ModelConfig, RefusesWhatIsNotRun) {
   const std::pair<const char*, Change> changes[] = {
-      {"one of 3 parts", [](auto& w) { w.set_uint16("split.count", 3); }},
       {"expert_count", [](auto& w) { w.set_uint32("llama.expert_count", 8); }},
       {"attn_logit_softcapping", [](auto& w) { w.set_float32("llama.attn_logit_softcapping", 50); }},
       {"final_logit_softcapping", [](auto& w) { w.set_float32("llama.final_logit_softcapping", 30); }},

@@ -17,9 +17,10 @@ import time
 
 
 class Server:
-    def __init__(self, kvasir, model, *options, before=None, port=0):
+    def __init__(self, kvasir, model, *options, before=None, port=0, name="m"):
         self.kvasir, self.model = kvasir, model
-        self.process = subprocess.Popen([kvasir, "serve", "-m", model, "--port", str(port), "--name", "m", *options],
+        named = ["--name", name] if name else []  # else the file's
+        self.process = subprocess.Popen([kvasir, "serve", "-m", model, "--port", str(port), *named, *options],
                                         stderr=subprocess.PIPE, text=True, preexec_fn=before)
         for line in self.process.stderr:
             found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
