@@ -1,7 +1,8 @@
-// `kvasir demo` on the bundled model: what `scripts/run` shows a newcomer. Each policy's row follows from its answer.
+// `kvasir demo` on the bundled model and on the default one: what `scripts/run` shows a newcomer. Each policy's row follows from its answer.
 #include <algorithm>
 
 #include "cli/program.h"
+#include "support/real_model.h"
 #include "support/shared_data.h"
 
 namespace kvasir::test {
@@ -34,6 +35,42 @@ TEST(Demo, FindsWhatIsKeptAndForgetsTheRest) {
     EXPECT_EQ(writes["tokens"], 400);
     EXPECT_EQ(writes["bytes"], writes["bytes_begin"]);
   }
+}
+
+// README.md shows these answers.
+TEST(Demo, TheDefaultModelAnswersInWordsAndWritesBeyondItsCache) {
+  KVASIR_REAL_MODEL_OR_SKIP(model);
+  const Json shown = json_of({"demo", "-m", model, "--json"});
+  const Json& answers = shown["answers"];
+  ASSERT_EQ(answers.size(), 3);
+  EXPECT_EQ(answers[0]["answer"], "48213") << answers;
+  EXPECT_EQ(answers[0]["dropped"], 0);
+  EXPECT_GT(answers[0]["seen"], 4700);
+  EXPECT_EQ(answers[1]["answer"], "48213") << answers;
+  EXPECT_LT(answers[1]["kept"], 600);
+  EXPECT_FALSE(answers[2]["found"]) << answers;
+  EXPECT_GT(answers[2]["dropped"], 4000);
+  const Json& words = shown["question_answers"];
+  ASSERT_EQ(words.size(), 3);
+  EXPECT_EQ(words[0]["answer"], "The lamplighter is Josiah Penrose.") << words;
+  EXPECT_TRUE(words[1]["found"]) << words;
+  EXPECT_GT(words[1]["dropped"], 1000);
+  EXPECT_FALSE(words[2]["found"]) << words;
+  EXPECT_GT(words[2]["dropped"], 1000);
+  const Json& story = shown["continuation"];
+  EXPECT_EQ(story["tokens"], 400);
+  EXPECT_GT(story["seen"], 440);
+  EXPECT_EQ(story["kept"], 256);
+  EXPECT_LT(story["bytes_peak"], 8 << 20);
+}
+
+// Without -f the text is a tale that the program carries: the same as the file.
+TEST(Demo, CarriesItsTale) {
+  const Json own = json_of({"demo", "-m", bundled_model(), "-n", "0", "--kv", "streaming:cap=512", "--json"});
+  const Json file = json_of({"demo", "-m", bundled_model(), "-f", tale(), "-n", "0", "--kv", "streaming:cap=512", "--json"});
+  EXPECT_EQ(own["answers"][0]["answer"], file["answers"][0]["answer"]);
+  EXPECT_EQ(own["answers"][0]["seen"], file["answers"][0]["seen"]);
+  EXPECT_FALSE(own.contains("question_answers"));
 }
 
 TEST(Demo, ShowsATableThatSaysWhatWasForgotten) {
