@@ -13,7 +13,7 @@ import tempfile
 import time
 
 from live_server import LiveServer, refused, wait_for
-from same_answer_check import PROMPTS, ROUNDS, answer, together
+from same_answer_check import PROMPTS, ROUNDS, answer, crowd
 
 # What h2o keeps depends on each step of decoding: to compute it again takes as long as the first time.
 POLICY = "h2o:budget=128"
@@ -34,7 +34,7 @@ def check_answers(kvasir, model, folder, memory, alone, *codec):
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "256MiB", *codec) as server:
         began = time.monotonic()
         for _ in range(ROUNDS):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone, codec
             if swapped(server)["in"] > 0:
                 break
@@ -53,7 +53,7 @@ def check_answers(kvasir, model, folder, memory, alone, *codec):
 def check_small_file(kvasir, model, folder, memory, alone):
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "1MiB") as server:
         for _ in range(2):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone, "computed again where the file has no room"
         assert server.metric("kvasir:swap_used_bytes") == 0
         assert server.metric("kvasir:num_preemptions_total") > 0
@@ -82,7 +82,7 @@ def check_full_disk(kvasir, model, folder, memory, alone):
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))
         began = time.monotonic()
         for _ in range(ROUNDS):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone
             if swapped(server)["failed"] > 0:
                 break
