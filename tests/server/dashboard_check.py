@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 
-from live_server import LiveServer
-from prefix_disk_check import TEXT, tier, wait_for
-from same_answer_check import PROMPTS, ROUNDS, together
+from live_server import UNREAD, LiveServer, wait_for
+from prefix_disk_check import TEXT, tier
+from same_answer_check import PROMPTS, ROUNDS, crowd
 
 # What they show does not happen here: these have series, and they are 0.
 QUIET = {"Log lines dropped per second"}
@@ -97,14 +97,14 @@ def traffic(kvasir, model, folder):
         assert complete(prompt=TEXT) == 200
         wait_for(lambda: tier(server, "stores_total") >= 3, "nothing was written")
         assert server.end() == 0
-    with LiveServer(kvasir, model, "--api-keys", keys, "--metrics-open", *disk) as server:
+    with LiveServer(kvasir, model, "--api-keys", keys, "--metrics-open", *disk, *UNREAD) as server:
         before = server.metrics()
         assert complete(prompt=TEXT) == 200 and complete(prompt=TEXT) == 200
         assert complete(prompt=TEXT + "The end.", kv={"policy": "h2o:budget=128"}) == 200
         assert complete(prompt=5) == 400
         connection = server.connect()
         connection.request("POST", "/v1/completions", json.dumps(
-            {"prompt": "Once", "max_tokens": 100000, "stream": True, "ignore_eos": True, "kv": {"policy": "window:size=60"}}), key)
+            {"prompt": "Once", "max_tokens": 10**9, "stream": True, "ignore_eos": True, "kv": {"policy": "window:size=60"}}), key)
         stream = connection.getresponse()
         assert stream.readline().startswith(b"data: ")
         assert complete(prompt="Something else. " + TEXT) == 200
@@ -125,7 +125,7 @@ def swapping(kvasir, model, folder):
     with LiveServer(kvasir, model, "--kv-memory", f"{3 * held >> 10}KiB", "--swap-dir", folder, "--swap-size", "256MiB") as server:
         before = server.metrics()
         for _ in range(ROUNDS):
-            together(server, [{"prompt": prompt, **body} for prompt in PROMPTS])
+            crowd(server, [{"prompt": prompt, **body} for prompt in PROMPTS])
             if server.metric("kvasir:swap_in_total") > 0:
                 break
         after = server.metrics()

@@ -1,16 +1,14 @@
 """Sends `kvasir serve` what no honest client sends: hostile_check.py KVASIR MODEL [--seconds 14] [--strict]
 
-Each thing gets an answer that refuses it, or a closed connection; the server goes on, its memory returns, and another
-client's requests are answered meanwhile: --strict demands that they take hardly longer, on a machine that is otherwise
-idle. Uses slowhttptest too where it is installed.
+Each thing gets an answer that refuses it, or a closed connection; the server goes on, its memory returns, and all requests
+of another client are answered meanwhile. --strict, for a machine that is otherwise idle: they also take hardly longer. Uses
+slowhttptest too where it is installed.
 """
 
 import argparse
-import collections
 import contextlib
 import http.client
 import json
-import math
 import os
 import re
 import resource
@@ -25,8 +23,8 @@ from serve_check import Server
 
 COMPLETIONS = "/v1/completions"
 CONNECTIONS = 1024  # the server's limit, of all clients together
-# Seconds in which another client of a busy machine with two cores is answered during an attack.
-MOST_P50, MOST_P99 = 1, 5
+MOST_P50, MOST_P99 = 1, 5  # seconds, with --strict
+POLITE = 10  # requests of each kind that another client has answered during an attack
 REFUSED = range(400, 600)
 
 
@@ -42,15 +40,29 @@ class Raw:
     """One connection, byte by byte."""
 
     def __init__(self, port, source="127.0.0.1"):
-        self.socket = socket.create_connection(("127.0.0.1", port), 15, (source, 0))
+        self.socket = socket.create_connection(("127.0.0.1", port), 120, (source, 0))
 
     def send(self, data):
         # The server may have answered and closed before it has read all.
         with contextlib.suppress(ConnectionError):
             self.socket.sendall(data)
 
+    def closed(self):
+        """Whether the server has closed; drops what it has sent."""
+        self.socket.setblocking(False)
+        try:
+            while self.socket.recv(65536):
+                pass
+            return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.socket.settimeout(120)
+
     def read(self):
-        """All bytes until the server closes; None instead of the end if it does not within 15 s."""
+        """All bytes until the server closes; None if it does not: no machine is so slow."""
         got = b""
         try:
             while part := self.socket.recv(65536):
@@ -247,34 +259,63 @@ def check_large(server):
 
 
 class Polite:
-    """Another client's latency, measured in a process of its own: python hostile_check.py --polite PORT"""
+    """Another client, in a process of its own: python hostile_check.py --polite PORT
+
+    It asks one thing after the other, and writes a line for each: what, when it began and ended, the status, and how often
+    its connection was closed without an answer. A flood may close one whose request has not come yet: then it connects
+    again, as clients do."""
 
     def __init__(self, server):
         self.process = subprocess.Popen([sys.executable, __file__, "--polite", str(server.port)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
+        self.asked = []
+        self.thread = threading.Thread(target=self.read, daemon=True)
+        self.thread.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.asked.append(json.loads(line))
+
+    def within(self, began, ended=float("inf")):
+        """The requests of each kind that were sent and answered in this time, on which all processes agree."""
+        found = {"health": [], "completion": []}
+        for each in list(self.asked):
+            if began <= each["began"] and each["ended"] <= ended:
+                found[each["what"]].append(each)
+        return found
 
     def end(self):
-        return json.loads(self.process.communicate()[0])
+        self.process.stdin.close()
+        self.thread.join()
+        assert self.process.wait() == 0
+
+    @staticmethod
+    def ask(port, method, path, body):
+        """Returns the status, and the number of connections that were closed before there was one."""
+        for closed in range(5):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120, source_address=("127.0.0.99", 0))
+            try:
+                connection.request(method, path, body)
+                answer = connection.getresponse()
+                answer.read()
+                return answer.status, closed
+            except (ConnectionError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+        return 0, 5
 
     @staticmethod
     def run(port):
         stop = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-        seconds = collections.defaultdict(list)
         while not stop.is_set():
             for name, method, path, body in (("health", "GET", "/health", None), ("completion", "POST", COMPLETIONS, completion())):
                 began = time.monotonic()
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30, source_address=("127.0.0.99", 0))
-                try:
-                    connection.request(method, path, body)
-                    answer = connection.getresponse()
-                    answer.read()
-                    seconds[name].append(time.monotonic() - began if answer.status == 200 else math.inf)
-                except OSError:
-                    seconds[name].append(math.inf)
-                connection.close()
+                status, closed = Polite.ask(port, method, path, body)
+                print(json.dumps({"what": name, "began": began, "ended": time.monotonic(), "status": status, "closed": closed}),
+                      flush=True)
             time.sleep(0.02)
-        print(json.dumps({name: [min(value, 1e9) for value in values] for name, values in seconds.items()}))
 
 
 def percentile(values, share):
@@ -282,23 +323,38 @@ def percentile(values, share):
 
 
 def meanwhile(server, quiet, name, attack, strict=False):
-    """Runs an attack, and bounds what another client sees; strict: compares it with the quiet server too."""
+    """Attacks until another client has had its requests answered during that; strict: they take hardly longer than `quiet`."""
     polite = Polite(server)
-    attack()
-    seen = polite.end()
-    for what, values in seen.items():
+    try:
+        began = time.monotonic()
+        for _ in range(100):
+            attack()
+            if min(map(len, polite.within(began).values())) >= POLITE:
+                break
+        ended = time.monotonic()
+    finally:
+        polite.end()
+    for each in polite.asked:
+        assert each["status"] == 200, f"{name}: {each}"
+    seen = {}
+    for what, during in polite.within(began, ended).items():
+        assert len(during) >= POLITE, f"{name}: {len(during)} {what} requests were answered"
+        values = seen[what] = [each["ended"] - each["began"] for each in during]
+        closed = sum(each["closed"] for each in during)
         p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
-        before = quiet and quiet[what]
-        print(f"  {name}: {what} p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, of {len(values)}", flush=True)
-        assert p50 <= MOST_P50 and p99 <= MOST_P99, f"{name}: {what} requests wait too long"
-        if before and strict:
-            assert p50 <= 3 * percentile(before, 0.5) + 0.1, f"{name}: half of the {what} requests wait"
-            assert p99 <= 3 * percentile(before, 0.99) + 0.5, f"{name}: some {what} requests wait long"
+        print(f"  {name}: {what} p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, of {len(values)}, {closed} connections closed",
+              flush=True)
+        assert closed == 0 or name == "flood", f"{name}: a connection of another client was closed"
+        if strict:
+            assert p50 <= MOST_P50 and p99 <= MOST_P99 and closed == 0, f"{name}: {what} requests wait too long"
+            if quiet:
+                assert p50 <= 3 * percentile(quiet[what], 0.5) + 0.1, f"{name}: half of the {what} requests wait"
+                assert p99 <= 3 * percentile(quiet[what], 0.99) + 0.5, f"{name}: some {what} requests wait long"
     return seen
 
 
 def slow(server, seconds):
-    """Headers and bodies that come byte by byte, and streams that nobody reads: at the end the server has closed them."""
+    """Headers and bodies that come byte by byte, until the server has closed them all; and streams that nobody reads."""
     tools = []
     if shutil.which("slowhttptest"):
         url = f"http://127.0.0.1:{server.port}{COMPLETIONS}"
@@ -319,24 +375,26 @@ def slow(server, seconds):
         raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         raw.send(post(completion(max_tokens=100000, ignore_eos=True, stream=True, kv={"policy": "streaming:window=252"})))
         readers.append(raw)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for raw in held:
+    still = held
+    for rounds in range(300):  # its limits are 10 s and less
+        still = [raw for raw in still if not raw.closed()]
+        if not still and rounds >= seconds:
+            break
+        for raw in still:
             raw.send(b"x")
         time.sleep(1)
+    assert not still, f"{len(still)} of {len(held)} slow clients are still served"
     for raw in held:
-        raw.socket.settimeout(1)
-        assert raw.read() is not None, "a slow client is still served"
         raw.close()
     for raw in readers:
         raw.close()
     for tool in tools:
-        tool.wait(60)
+        tool.wait(600)
 
 
 def flood(server):
     """10,000 connections that say nothing, or the start of a request."""
-    opened, open_now = [], 0
+    opened = []
     for i in range(10000):
         one = socket.socket()
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() leaves nothing behind
@@ -350,17 +408,26 @@ def flood(server):
             one.close()
             continue
         opened.append(one)
-    time.sleep(0.5)
     for one in opened:
         one.setblocking(False)
+
+    def is_open(one):
         try:
-            open_now += one.recv(1) != b""
+            while one.recv(65536):
+                pass
+            return False
         except BlockingIOError:
-            open_now += 1
+            return True
         except OSError:
-            pass
+            return False
+
+    for _ in range(600):  # until the server has taken those that wait in the kernel
+        open_now = sum(map(is_open, opened))
+        if open_now <= CONNECTIONS:
+            break
+        time.sleep(0.1)
     print(f"  {len(opened)} of 10000 connections were made, {open_now} are open", flush=True)
-    assert 0 < open_now <= CONNECTIONS
+    assert len(opened) > CONNECTIONS and 0 < open_now <= CONNECTIONS
     assert len(os.listdir(f"/proc/{server.process.pid}/fd")) < CONNECTIONS + 128
     for one in opened:
         one.close()
@@ -381,9 +448,13 @@ def check_descriptors(kvasir, model):
     server = Server(kvasir, model, before=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)))
     try:
         held = [Raw(server.port, f"127.0.0.{i % 9 + 1}") for i in range(300)]
-        cpu = server.cpu_seconds()
-        time.sleep(2)
-        assert server.cpu_seconds() - cpu < 0.5, "the server spins"
+        for _ in range(30):  # one second in which it does next to nothing: who spins has none
+            cpu = server.cpu_seconds()
+            time.sleep(1)
+            if server.cpu_seconds() - cpu < 0.05:
+                break
+        else:
+            raise AssertionError("the server spins")
         for raw in held:
             raw.close()
         assert server.ask("GET", "/health")[0] == 200

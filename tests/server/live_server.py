@@ -5,9 +5,25 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+
+# Fields of a request whose answer has no end, so that only a client or the server's end can end it. A client that does not read
+# it needs a server with UNREAD.
+ENDLESS = {"max_tokens": 10**9, "ignore_eos": True, "kv": {"policy": "streaming:window=60"}}
+UNREAD = ("--max-unread", "4GiB", "--write-timeout", "3600")
+
+
+def wait_for(holds, what="it did not come to be"):
+    """Waits for what must come; only what never comes takes as many looks."""
+    for _ in range(6000):
+        if holds():
+            return
+        time.sleep(0.02)
+    raise AssertionError(what)
 
 
 class LiveServer:
@@ -38,7 +54,7 @@ class LiveServer:
         self.process.wait()
 
     def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
 
     def ask(self, method, path, body=None, headers=None):
         connection = self.connect()
@@ -74,10 +90,21 @@ class LiveServer:
         assert found, f"there is no metric {name}"
         return sum(found)
 
+    def running(self):
+        return self.metric("kvasir:num_requests_running")
+
+    def refuses_connections(self):
+        """As it does once it drains."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 60).close()
+            return False
+        except ConnectionRefusedError:
+            return True
+
     def signal(self, number):
         self.process.send_signal(number)
 
-    def end(self, seconds=30):
+    def end(self, seconds=300):
         """Ends it as a service manager does; returns the exit code."""
         self.signal(signal.SIGTERM)
         return self.process.wait(seconds)

