@@ -46,7 +46,6 @@ class BpeTokenizer final : public Tokenizer {
     std::vector<TokenId> tokens;
     BpeMerger merger;
     std::unordered_map<std::string_view, Place> words;  // keys point into the text
-    const char* missing = nullptr;                      // the first byte that has no token
   };
 
   Result<std::vector<TokenId>> encode_parts(std::span<const TextPart> parts, bool add_special,
@@ -147,11 +146,6 @@ Result<std::vector<TokenId>> BpeTokenizer::encode_parts(std::span<const TextPart
     }
     KVASIR_RETURN_IF_ERROR(
         splitter_->split(fragmented.text_of(fragment), [&](std::string_view word) { encode_word(word, &encoding); }));
-    if (encoding.missing != nullptr) {
-      return invalid_argument("the model has no token for byte 0x{:02X}, which the text has at byte {}; remove it",
-                              static_cast<unsigned char>(*encoding.missing),
-                              encoding.missing - fragmented.text().data());
-    }
   }
   if (add_special && vocabulary_.add_eos) encoding.tokens.push_back(*vocabulary_.eos);
   return std::move(encoding.tokens);
@@ -191,8 +185,8 @@ void BpeTokenizer::merge_word(std::string_view word, Encoding* encoding) const {
       [&](const MergeSymbol& symbol) { emit(symbol.value, word.substr(symbol.begin, symbol.size), encoding); });
 }
 
-// Appends the symbol's token, or the tokens of its bytes, or the unknown token. A file may name a control token as its
-// unknown token; that one is never used for text.
+// Appends the symbol's token, or the tokens of its bytes, or for a byte without one the unknown token. A file may name
+// a control token as its unknown token (SmolLM2's is <|endoftext|>); text never becomes that, so the byte is left out.
 void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encoding) const {
   if (is_token(symbol)) {
     encoding->tokens.push_back(symbol);
@@ -200,13 +194,9 @@ void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encodin
   }
   const std::optional<TokenId> unknown = vocabulary_.unknown;
   const bool has_unknown = unknown && vocabulary_.kinds[static_cast<std::size_t>(*unknown)] != TokenKind::kControl;
-  for (const char& byte : bytes) {
+  for (const char byte : bytes) {
     const Symbol one = byte_symbols_[static_cast<unsigned char>(byte)];
-    if (is_token(one) || has_unknown) {
-      encoding->tokens.push_back(is_token(one) ? one : *unknown);
-    } else if (encoding->missing == nullptr) {
-      encoding->missing = &byte;
-    }
+    if (is_token(one) || has_unknown) encoding->tokens.push_back(is_token(one) ? one : *unknown);
   }
 }
 

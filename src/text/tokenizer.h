@@ -39,9 +39,8 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8 or has a byte that the vocabulary cannot
-  // express, and if it is longer than kMaxTextBytes; kResourceExhausted if there is no memory. Byte-level BPE takes no
-  // copy of the text.
+  // Errors: kInvalidArgument with the byte offset if `text` is not valid UTF-8, and if it is longer than kMaxTextBytes;
+  // kResourceExhausted if there is no memory. Byte-level BPE takes no copy of the text.
   Result<std::vector<TokenId>> encode(std::string_view text, const EncodeOptions& options) const;
 
   // Encodes one text given in parts. Ordinary pieces may span parts; tokens recognised whole may not. Tokens in
@@ -56,7 +55,7 @@ class Tokenizer {
 
   // Returns the text of a whole sequence: the bytes of each token, without the spaces that encode() adds at the front
   // and after control or user-defined tokens. Inverse of encode(), except for white space that the vocabulary's
-  // `strip_after` removed.
+  // `strip_after` removed and bytes that the vocabulary cannot express.
   std::string decode(std::span<const TokenId> tokens, bool special = false) const;
 
   // Returns true for the vocabulary's EOS, end of turn and other end tokens: generation stops there.
@@ -83,8 +82,9 @@ Result<std::unique_ptr<Tokenizer>> make_spm_tokenizer(Vocabulary vocabulary);
 // Makes the byte-level BPE tokenizer (GGUF's tokenizer.ggml.model = "gpt2").
 //   - The vocabulary's pre-tokenizer cuts the text into words. Within a word, starts from single bytes and applies the
 //     earliest merge of the list, leftmost first, until none applies.
-//   - A symbol without a token falls back to the tokens of its bytes, and a byte without a token to the unknown token,
-//     unless that is a control token. Otherwise encoding fails (kInvalidArgument) and names the byte.
+//   - A symbol without a token falls back to the tokens of its bytes, and a byte without a token to the unknown token.
+//     If there is none, or it is a control token, the byte is left out: SmolLM2 has no token for six control characters
+//     and for the first byte of U+40000 to U+BFFFF.
 //   - Merges never produce control or unknown tokens.
 // Errors: kUnsupported for an unknown pre-tokenizer; kDataLoss for ids out of range, malformed merges, and BOS or EOS
 // that is to be added but not named.
