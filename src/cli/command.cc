@@ -18,6 +18,7 @@
 #include <fstream>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 #include "backend/page_format.h"
 #include "base/byte_size.h"
@@ -37,6 +38,8 @@ std::atomic<int> g_signal{0};  // that interrupted
 bool g_quiet = false;          // no notes, no progress
 int g_wake[2] = {-1, -1};      // a pipe, so that an interrupt just before a wait also ends that wait
 std::atomic<void (*)()> g_restore{nullptr};
+constexpr int kInterrupts[] = {SIGINT, SIGTERM, SIGHUP};
+struct sigaction g_before[3];  // their actions before catch_interrupts()
 
 // Returns if the signal is blocked, as in its own handler: it acts when that returns.
 void raise_default(int signal) {
@@ -81,10 +84,12 @@ int exit_code(const Status& status) {
 void add_model_option(CLI::App& command, std::string& path) {
   command
       .add_option("-m,--model,model", path,
-                  "GGUF file of the model, or any part of a split one; its name alone will do, without -m")
-      ->required()
+                  "Model: a GGUF file, any part of a split one, or its folder; hf:USER/REPO[:QUANT], which is fetched; "
+                  "ollama:NAME[:TAG]; its name alone will do, without -m; default: see 'kvasir models'")
       ->type_name("FILE")
       ->envname("KVASIR_MODEL");
+  const std::string offline = "Fetch nothing: hf:USER/REPO is taken from the cache alone";
+  command.add_flag("--offline", offline);
 }
 
 CLI::Validator to_bytes() {
@@ -424,9 +429,13 @@ void catch_interrupts() {
   if (::pipe2(g_wake, O_CLOEXEC | O_NONBLOCK) != 0) g_wake[0] = g_wake[1] = -1;
   struct sigaction action {};
   action.sa_handler = on_interrupt;
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
-  ::sigaction(SIGHUP, &action, nullptr);
+  for (std::size_t i = 0; i < std::size(kInterrupts); ++i) ::sigaction(kInterrupts[i], &action, &g_before[i]);
+}
+
+void release_interrupts() {
+  for (std::size_t i = 0; i < std::size(kInterrupts); ++i) ::sigaction(kInterrupts[i], &g_before[i], nullptr);
+  for (int& end : g_wake)
+    if (end >= 0) ::close(std::exchange(end, -1));
 }
 
 bool interrupted() {
@@ -480,7 +489,8 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_view unit) {
   const double now = now_seconds();
-  if (terminal_) left_.add(now - started_, static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+  if (terminal_ && done >= before_)
+    left_.add(now - started_, static_cast<std::int64_t>(done - before_), static_cast<std::int64_t>(total - before_));
   if (g_quiet || !terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
   last_ = now;
   shown_ = true;

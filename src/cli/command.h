@@ -50,9 +50,12 @@ void add_inspect(CLI::App& program, Outcome& outcome);
 void add_profile(CLI::App& program, Outcome& outcome);
 void add_bench(CLI::App& program, Outcome& outcome);
 void add_demo(CLI::App& program, Outcome& outcome);
+void add_pull(CLI::App& program, Outcome& outcome);
+void add_models(CLI::App& program, Outcome& outcome);
 void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, which help does not show
 
-void add_model_option(CLI::App& command, std::string& path);  // -m, or the first argument by its place
+// -m, or the first argument by its place; --offline. `path` is what was given until resolve_model_option().
+void add_model_option(CLI::App& command, std::string& path);
 std::string kv_type_help();
 // --demote, --demote-dir and --demote-size.
 void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options);
@@ -148,6 +151,8 @@ void explain_bus_errors();
 void catch_interrupts();
 bool interrupted();
 void clear_interrupt();
+// Ends what catch_interrupts() began: signals act as before it.
+void release_interrupts();
 int interrupting_signal();  // the signal of the last interrupt; 0: there was none
 
 // `restore` (may be null: nothing) runs before a second signal ends the process. It must be async-signal-safe.
@@ -170,10 +175,13 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();  // clears the line
+  // Tells that so much was done before the bar was made, which takes no part in the estimate of the time left.
+  void start_at(std::uint64_t done) { before_ = done; }
   void update(std::uint64_t done, std::uint64_t total, std::string_view unit = {});
 
  private:
   std::string label_;
+  std::uint64_t before_ = 0;
   bool shown_ = false;
   bool terminal_;
   double started_;

@@ -121,6 +121,30 @@ const CLI::Option* option_of(std::string_view setting, const CLI::App& command) 
 
 CommandLine::CommandLine(int argc, const char* const* argv) : arguments_(argv + (argc > 0 ? 1 : 0), argv + argc) {}
 
+void CommandLine::expand_hub_names(const CLI::App& program) {
+  const CLI::App* command = &program;
+  std::vector<std::string> expanded;
+  for (std::size_t i = 0; i < arguments_.size(); ++i) {
+    const std::string& argument = arguments_[i];
+    if (argument == "--") {
+      expanded.insert(expanded.end(), arguments_.begin() + static_cast<std::ptrdiff_t>(i), arguments_.end());
+      break;
+    }
+    const auto found = command->get_subcommands([&](const CLI::App* app) { return app->get_name() == argument; });
+    if (!found.empty()) command = found.front();
+    const bool is_hub = argument == "-hf" || argument.starts_with("-hf=");
+    if (!is_hub || command->get_option_no_throw("--model") == nullptr) {
+      expanded.push_back(argument);
+      continue;
+    }
+    expanded.emplace_back("-m");
+    if (argument == "-hf" && ++i == arguments_.size()) break;
+    const std::string name = argument == "-hf" ? arguments_[i] : argument.substr(4);
+    expanded.push_back(name.starts_with("hf:") ? name : "hf:" + name);
+  }
+  arguments_ = std::move(expanded);
+}
+
 std::vector<std::string> CommandLine::typed_names(const CLI::Option& option) const {
   std::vector<std::string> names;
   for (const std::string& argument : arguments_) {

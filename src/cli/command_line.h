@@ -1,5 +1,5 @@
 // The command line as it was typed: which options it gives and under which names, and what is said when it is wrong.
-// Thread-safety: constant after construction.
+// Thread-safety: constant after expand_hub_names.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,6 +15,12 @@ class CommandLine {
  public:
   // As main() gets them.
   CommandLine(int argc, const char* const* argv);
+
+  // Makes -hf NAME, in commands that have a model, -m hf:NAME. Call it before parsing.
+  void expand_hub_names(const CLI::App& program);
+
+  // The arguments, the last first, as CLI::App::parse takes them.
+  std::vector<std::string> reversed() const { return {arguments_.rbegin(), arguments_.rend()}; }
 
   // Whether the option was given by name or place, and not by its environment variable. Call it after parsing.
   bool gives(const CLI::Option& option) const;

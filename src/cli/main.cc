@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "cli/model_choice.h"
 #include "cli/values.h"
 #include "kvasir/version.h"
 
@@ -28,9 +29,12 @@ int run_program(int argc, char** argv) {
   program.get_formatter()->column_width(34);
   program.footer(
       "Environment: KVASIR_MODEL, KVASIR_THREADS, KVASIR_KV and KVASIR_KV_MEMORY are defaults of --model, --threads,\n"
-      "--kv and --kv-memory. 'kvasir completion bash' (or zsh, fish) writes a completion script, 'kvasir man' a manual "
+      "--kv and --kv-memory. KVASIR_CACHE/models has Kvasir's own models. HF_HUB_CACHE, HF_HOME, HF_TOKEN, "
+      "HF_ENDPOINT\n"
+      "and HF_HUB_OFFLINE act as for the Hugging Face tools, OLLAMA_MODELS as for ollama.\n"
+      "'kvasir completion bash' (or zsh, fish) writes a completion script, 'kvasir man' a manual "
       "page.");
-  const CommandLine line(argc, argv);
+  CommandLine line(argc, argv);
   Outcome outcome{line, {}};
   add_run(program, outcome);
   add_serve(program, outcome);
@@ -43,6 +47,8 @@ int run_program(int argc, char** argv) {
   add_profile(program, outcome);
   add_bench(program, outcome);
   add_demo(program, outcome);
+  add_pull(program, outcome);
+  add_models(program, outcome);
   add_plan(program, outcome);
   add_policies(program, outcome);
   add_info(program, outcome);
@@ -50,22 +56,28 @@ int run_program(int argc, char** argv) {
   add_shell(program, outcome);
   add_quiet_option(program);
   check_values(program);
-  program.parse_complete_callback([&] { line.check_places(program); });
+  program.parse_complete_callback([&] {
+    line.check_places(program);
+    outcome.status = resolve_model_option(program);
+    if (!outcome.status.ok()) throw CLI::RuntimeError(1);  // told below
+  });
   ignore_write_signals();
   explain_bus_errors();
   const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
+  line.expand_hub_names(program);
   if (const auto problem = line.single_dash(program)) {
     refuse(*problem);
     return 2;
   }
   try {
-    program.parse(argc, argv);
+    program.parse(line.reversed());
   } catch (const CLI::ParseError& error) {
-    if (const auto problem = CommandLine::unknown_command(program); error.get_exit_code() == 0 && problem) {
+    if (!outcome.status.ok()) {
+      // the command did not begin
+    } else if (const auto problem = CommandLine::unknown_command(program); error.get_exit_code() == 0 && problem) {
       refuse(*problem);
       return 2;
-    }
-    if (error.get_exit_code() == 0) {
+    } else if (error.get_exit_code() == 0) {
       std::ostringstream text;
       program.exit(error, text, text);
       outcome.status = print(text.str());

@@ -16,9 +16,9 @@
 #include "base/status.h"
 #include "cli/chat_input.h"
 #include "cli/command.h"
+#include "cli/model_choice.h"
 #include "cli/serve_config.h"
 #include "cli/serve_operations.h"
-#include "gguf/split.h"
 #include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"
@@ -37,6 +37,7 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8080;
   std::string name;
+  std::string typed_model;  // as -m names it
   std::string policy = "full";
   std::string demote;
   int batch = 16;
@@ -54,13 +55,6 @@ struct ServeOptions {
 
 bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
-// Returns the file's name without folder and ending; of a part of a split file also without its number.
-std::string name_of(const std::string& path) {
-  if (const auto part = gguf::parse_part_name(path)) return part->stem.substr(part->stem.rfind('/') + 1);
-  const std::string file = path.substr(path.rfind('/') + 1);
-  return file.ends_with(".gguf") ? file.substr(0, file.size() - 5) : file;
 }
 
 // The first line of a file. Errors: as read_file; kInvalidArgument for an empty line.
@@ -169,7 +163,7 @@ Status serve(const ServeOptions& options) {
                           server::Tenancy::open({options.api_keys, options.usage_db, say}));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options, *log));
   KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
-  const std::string name = options.name.empty() ? name_of(options.engine.model) : options.name;
+  const std::string name = options.name.empty() ? model_title(options.typed_model, options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
   // Outlives the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
@@ -418,6 +412,8 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   for (const auto& [option, group] : kGroups) command->get_option(option)->group(group);
   command->callback([options, command, &outcome] {
     options->operations.quiet = command->count("--quiet") > 0;
+    const CLI::Option* model = command->get_option("--model");
+    if (model->count() > 0) options->typed_model = model->results().back();
     outcome.status = apply_demote(options->demote, options->policy, options->engine);
     if (outcome.status.ok()) outcome.status = serve(*options);
   });

@@ -1,0 +1,289 @@
+#include "hub/cache.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <span>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/atomic_file.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+
+namespace kvasir::hub {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "models--";
+
+std::string folder_name(std::string_view repo) {
+  const std::size_t slash = repo.find('/');
+  return std::string(kPrefix) + std::string(repo.substr(0, slash)) + "--" + std::string(repo.substr(slash + 1));
+}
+
+// The repository of a folder's name; "" for other folders.
+std::string repo_of(std::string_view folder) {
+  if (!folder.starts_with(kPrefix)) return "";
+  folder.remove_prefix(kPrefix.size());
+  const std::size_t dashes = folder.find("--");
+  if (dashes == std::string_view::npos) return "";
+  std::string repo = std::string(folder.substr(0, dashes)) + "/" + std::string(folder.substr(dashes + 2));
+  return is_repo_id(repo) ? repo : "";
+}
+
+Status make_folders(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) return make_status(StatusCode::kIo, "cannot create the folder '{}': {}", path, error.message());
+  return {};
+}
+
+void sync_folder(const std::string& path) {
+  const int folder = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return;
+  ::fsync(folder);
+  ::close(folder);
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    names.push_back(entry->path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+// Paths below a folder that are no folders, by their paths from it, in order. Follows no links to folders.
+std::vector<std::string> paths_below(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  fs::recursive_directory_iterator entry(folder, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    std::error_code gone;
+    if (entry->symlink_status(gone).type() != fs::file_type::directory)
+      paths.push_back(entry->path().lexically_relative(folder).string());
+  }
+  std::ranges::sort(paths);
+  return paths;
+}
+
+// A folder that is open, so that what happens to its path does not matter.
+class OpenFolder {
+ public:
+  explicit OpenFolder(int descriptor) : descriptor_(descriptor) {}
+  OpenFolder(const OpenFolder&) = delete;
+  OpenFolder& operator=(const OpenFolder&) = delete;
+  ~OpenFolder() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  // Goes on to a folder in this one, made if it is missing. Follows no symbolic link.
+  bool enter(const std::string& name) {
+    (void)::mkdirat(descriptor_, name.c_str(), 0755);
+    const int next = ::openat(descriptor_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (next < 0) return false;
+    ::close(std::exchange(descriptor_, next));
+    return true;
+  }
+
+ private:
+  int descriptor_;
+};
+
+}  // namespace
+
+ContentLock::ContentLock(ContentLock&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+ContentLock& ContentLock::operator=(ContentLock&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  return *this;
+}
+ContentLock::~ContentLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+std::string HubCache::folder(const std::string& repo) const {
+  return root_ + "/" + folder_name(repo);
+}
+std::string HubCache::snapshot(const std::string& repo, const std::string& commit) const {
+  return folder(repo) + "/snapshots/" + commit;
+}
+std::string HubCache::blob(const std::string& repo, const std::string& hash) const {
+  return folder(repo) + "/blobs/" + hash;
+}
+std::string HubCache::partial(const std::string& repo, const std::string& hash) const {
+  return blob(repo, hash) + ".incomplete";
+}
+
+std::optional<std::string> HubCache::commit_of(const std::string& repo, const std::string& revision) const {
+  std::error_code error;
+  const std::string ref = folder(repo) + "/refs/" + revision;
+  if (fs::is_regular_file(ref, error)) {
+    Result<std::string> commit = read_file(ref, 256);
+    if (!commit.ok()) return std::nullopt;
+    while (commit->ends_with('\n')) commit->pop_back();
+    if (is_hex(*commit, 40) || is_hex(*commit, 64)) return std::move(*commit);
+    return std::nullopt;
+  }
+  if (is_hex(revision, 40) && fs::is_directory(snapshot(repo, revision), error)) return revision;
+  return std::nullopt;
+}
+
+std::vector<std::string> HubCache::files_of(const std::string& repo, const std::string& commit) const {
+  const std::string folder = snapshot(repo, commit);
+  std::vector<std::string> paths;
+  for (std::string& path : paths_below(folder)) {
+    std::error_code error;
+    if (path.ends_with(".gguf") && fs::is_regular_file(folder + "/" + path, error)) paths.push_back(std::move(path));
+  }
+  return paths;
+}
+
+std::vector<CachedSnapshot> HubCache::snapshots() const {
+  std::vector<CachedSnapshot> found;
+  for (const std::string& name : names_in(root_)) {
+    const std::string repo = repo_of(name);
+    if (repo.empty()) continue;
+    std::vector<std::string> revisions = paths_below(folder(repo) + "/refs");
+    std::ranges::stable_partition(revisions, [](const std::string& revision) { return revision == "main"; });
+    for (const std::string& commit : names_in(folder(repo) + "/snapshots")) {
+      CachedSnapshot snapshot{repo, commit, commit, files_of(repo, commit)};
+      const auto revision =
+          std::ranges::find_if(revisions, [&](const std::string& other) { return commit_of(repo, other) == commit; });
+      if (revision != revisions.end()) snapshot.revision = *revision;
+      if (!snapshot.paths.empty()) found.push_back(std::move(snapshot));
+    }
+  }
+  return found;
+}
+
+Status HubCache::prepare(const std::string& repo) const {
+  KVASIR_RETURN_IF_ERROR(make_folders(root_ + "/.locks/" + folder_name(repo)));
+  return make_folders(folder(repo) + "/blobs");
+}
+
+Result<ContentLock> HubCache::lock(const std::string& repo, const std::string& hash,
+                                   const std::function<bool()>& waits) const {
+  const std::string path = root_ + "/.locks/" + folder_name(repo) + "/" + hash + ".lock";
+  while (true) {
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (descriptor < 0) return errno_status("create", path);
+    ContentLock lock(descriptor);
+    while (::flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR) return errno_status("lock", path);
+      if (!waits()) return Status(StatusCode::kCancelled, "stopped while another process fetches the same file");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    // Who had the lock may have removed the file: then the lock is on one that nobody else finds.
+    struct stat held {
+    }, named{};
+    if (::fstat(descriptor, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino)
+      return lock;
+  }
+}
+
+Status HubCache::commit_blob(const std::string& repo, const std::string& hash) const {
+  const std::string from = partial(repo, hash);
+  if (::rename(from.c_str(), blob(repo, hash).c_str()) != 0) return errno_status("rename", from);
+  sync_folder(folder(repo) + "/blobs");
+  return {};
+}
+
+Status HubCache::link(const std::string& repo, const std::string& commit, const std::string& path,
+                      const std::string& hash) const {
+  KVASIR_RETURN_IF_ERROR(make_folders(folder(repo) + "/snapshots"));
+  OpenFolder at(::open((folder(repo) + "/snapshots").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  std::string target = "../../blobs/" + hash;
+  std::string rest = commit + "/" + path;
+  const auto failed = [&](const char* what) { return errno_status(what, snapshot(repo, commit) + "/" + path); };
+  if (at.get() < 0) return failed("create");
+  for (std::size_t slash = rest.find('/'); slash != std::string::npos; slash = rest.find('/')) {
+    if (!at.enter(rest.substr(0, slash))) return failed("create");
+    rest.erase(0, slash + 1);
+    if (rest.find('/') != std::string::npos) target.insert(0, "../");
+  }
+  const std::string temporary = fmt::format(".{}.{}", hash, ::getpid());
+  (void)::unlinkat(at.get(), temporary.c_str(), 0);
+  if (::symlinkat(target.c_str(), at.get(), temporary.c_str()) != 0) return failed("create");
+  if (::renameat(at.get(), temporary.c_str(), at.get(), rest.c_str()) != 0) {
+    Status status = failed("create");
+    (void)::unlinkat(at.get(), temporary.c_str(), 0);
+    return status;
+  }
+  ::fsync(at.get());
+  return {};
+}
+
+Status HubCache::set_commit(const std::string& repo, const std::string& revision, const std::string& commit) const {
+  if (revision == commit) return {};
+  const fs::path path = folder(repo) + "/refs/" + revision;
+  KVASIR_RETURN_IF_ERROR(make_folders(path.parent_path().string()));
+  KVASIR_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path.string()));
+  KVASIR_RETURN_IF_ERROR(file.write(std::as_bytes(std::span(commit))));
+  return file.commit();
+}
+
+Result<std::uint64_t> HubCache::remove(const std::string& repo, const std::string& commit,
+                                       const std::vector<std::string>& paths) const {
+  const std::string base = folder(repo);
+  const std::string blobs = fs::path(base + "/blobs").lexically_normal().string();
+  KVASIR_RETURN_IF_ERROR(prepare(repo));
+  // The content that a path refers to, if it is one of this repository.
+  const auto content_of = [&](const std::string& link) -> std::string {
+    std::error_code error;
+    const fs::path target = fs::read_symlink(link, error);
+    if (error) return "";
+    const fs::path whole = (fs::path(link).parent_path() / target).lexically_normal();
+    return whole.parent_path().string() == blobs ? whole.filename().string() : "";
+  };
+  std::set<std::string> contents;
+  std::vector<ContentLock> locks;
+  for (const std::string& path : paths)
+    if (const std::string content = content_of(snapshot(repo, commit) + "/" + path); !content.empty())
+      contents.insert(content);
+  for (const std::string& content : contents) {
+    Result<ContentLock> lock = this->lock(repo, content, [] { return false; });
+    if (!lock.ok() && lock.status().code() == StatusCode::kCancelled)
+      return invalid_argument("{} is being fetched by another process; nothing is removed", repo);
+    if (!lock.ok()) return lock.status();
+    locks.push_back(std::move(*lock));
+  }
+  std::uint64_t freed = 0;
+  std::error_code error;
+  const auto free = [&](const std::string& path) -> Status {
+    struct stat status {};
+    if (::lstat(path.c_str(), &status) != 0) return {};
+    if (::unlink(path.c_str()) != 0) return errno_status("remove", path);
+    if (S_ISREG(status.st_mode)) freed += static_cast<std::uint64_t>(status.st_size);
+    return {};
+  };
+  for (const std::string& path : paths) KVASIR_RETURN_IF_ERROR(free(snapshot(repo, commit) + "/" + path));
+  for (const std::string& other : paths_below(base + "/snapshots"))
+    contents.erase(content_of(base + "/snapshots/" + other));
+  for (const std::string& content : contents) KVASIR_RETURN_IF_ERROR(free(blob(repo, content)));
+  if (!paths_below(base + "/snapshots").empty()) {
+    if (paths_below(snapshot(repo, commit)).empty()) fs::remove_all(snapshot(repo, commit), error);
+    return freed;
+  }
+  // Nothing is left but partial files and names of revisions. Those that another process fetches stay.
+  for (const std::string& name : names_in(blobs))
+    if (Result<ContentLock> lock = this->lock(repo, name.substr(0, name.find('.')), [] { return false; }); lock.ok())
+      KVASIR_RETURN_IF_ERROR(free(blobs + "/" + name));
+  if (names_in(blobs).empty()) fs::remove_all(base, error);
+  return freed;
+}
+
+}  // namespace kvasir::hub

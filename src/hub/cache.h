@@ -1,0 +1,81 @@
+// The Hugging Face tools' cache of models, which Kvasir reads and writes as they do:
+//   models--USER--REPO/refs/REVISION                  the commit
+//   models--USER--REPO/snapshots/COMMIT/PATH          a link to the content
+//   models--USER--REPO/blobs/HASH[.incomplete]
+//   .locks/models--USER--REPO/HASH.lock               held (flock) by who fetches this content
+// Thread-safety: any thread; processes exclude each other by locks where a function says so.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hub/model_name.h"
+#include "kvasir/status.h"
+
+namespace kvasir::hub {
+
+// A lock on one content, held until the object ends.
+class ContentLock {
+ public:
+  ContentLock() = default;
+  explicit ContentLock(int descriptor) : descriptor_(descriptor) {}
+  ContentLock(ContentLock&& other) noexcept;
+  ContentLock& operator=(ContentLock&& other) noexcept;
+  ~ContentLock();
+
+ private:
+  int descriptor_ = -1;
+};
+
+// A snapshot of a repository, with the weights in it.
+struct CachedSnapshot {
+  std::string repo;
+  std::string revision;  // the first of its names; the commit where it has none
+  std::string commit;
+  std::vector<std::string> paths;  // GGUF files whose content is there, in order
+};
+
+class HubCache {
+ public:
+  explicit HubCache(std::string root) : root_(std::move(root)) {}
+
+  const std::string& root() const { return root_; }
+  std::string snapshot(const std::string& repo, const std::string& commit) const;
+  std::string blob(const std::string& repo, const std::string& hash) const;
+  std::string partial(const std::string& repo, const std::string& hash) const;
+
+  // The commit that a revision had when it was last fetched; nullopt: never.
+  std::optional<std::string> commit_of(const std::string& repo, const std::string& revision) const;
+  // The GGUF files of a snapshot whose content is there, by their paths inside it, in order.
+  std::vector<std::string> files_of(const std::string& repo, const std::string& commit) const;
+  // All snapshots that hold a GGUF file.
+  std::vector<CachedSnapshot> snapshots() const;
+
+  // Makes the folders for a repository's contents. Errors: the system's.
+  Status prepare(const std::string& repo) const;
+  // Locks a content. `waits` is called while another process has the lock, some ten times a second; it returns false to
+  // give up. Errors: kCancelled; the system's.
+  Result<ContentLock> lock(const std::string& repo, const std::string& hash, const std::function<bool()>& waits) const;
+  // Gives a complete partial file its name. REQUIRES: the lock.
+  Status commit_blob(const std::string& repo, const std::string& hash) const;
+  // Makes `path` of a snapshot a link to a content. Follows no symbolic link on the way. REQUIRES: is_safe_path(path).
+  Status link(const std::string& repo, const std::string& commit, const std::string& path,
+              const std::string& hash) const;
+  Status set_commit(const std::string& repo, const std::string& revision, const std::string& commit) const;
+
+  // Removes files of a snapshot, and contents that nothing refers to any more. Returns the bytes freed. Errors:
+  // kInvalidArgument while another process fetches one of them; the system's.
+  Result<std::uint64_t> remove(const std::string& repo, const std::string& commit,
+                               const std::vector<std::string>& paths) const;
+
+ private:
+  std::string folder(const std::string& repo) const;
+
+  std::string root_;
+};
+
+}  // namespace kvasir::hub

@@ -1,0 +1,39 @@
+// Which file of a repository or a folder is the model.
+// Thread-safety: pure functions.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hub/model_name.h"
+#include "kvasir/status.h"
+
+namespace kvasir::hub {
+
+// The quantization in a file's name, in upper case, such as "Q4_K_M", "IQ2_XS", "UD-Q4_K_XL" or "BF16"; "" if none.
+std::string quant_of(std::string_view path);
+
+// Whether a name is that of a model's weights: *.gguf, and no projector, importance matrix or draft head.
+bool is_weights_name(std::string_view path);
+
+// A part of a model in several files: STEM-00001-of-00003.gguf.
+struct SplitName {
+  std::string stem;
+  int number = 0;  // from 1
+  int count = 0;
+};
+std::optional<SplitName> split_name(std::string_view path);
+
+// Chooses among paths, by name.file or name.quant; without these Q4_K_M, else Q8_0, else the first. Returns the file to
+// open, and behind it the other parts of a split model. Errors: kNotFound, with what there is, or the part that is
+// missing.
+Result<std::vector<std::string>> choose_files(std::span<const std::string> paths, const ModelName& name);
+
+// The file of a folder that holds one model. Errors: kInvalidArgument for a folder with none, or with several, which
+// it lists; kIo.
+Result<std::string> model_in_folder(const std::string& folder);
+
+}  // namespace kvasir::hub

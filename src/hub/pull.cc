@@ -1,0 +1,177 @@
+#include "hub/pull.h"
+
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/status.h"
+#include "hub/cache.h"
+#include "hub/choose_file.h"
+#include "hub/file_transfer.h"
+#include "hub/hub_api.h"
+
+namespace kvasir::hub {
+namespace {
+
+constexpr std::size_t kMostAnswer = 32 << 20;  // bytes of one answer of the API
+constexpr int kMostPages = 200;                // of a listing
+constexpr int kAtOnce = 4;
+
+struct Listing {
+  std::string commit;
+  std::vector<HubFile> files;
+};
+
+Result<Listing> list_files(const ModelName& name, const std::string& endpoint, const TransferOptions& transfer) {
+  const std::string api = endpoint + "/api/models/" + name.repo;
+  const std::string revision = url_escaped(name.revision, false);
+  KVASIR_ASSIGN_OR_RETURN(const std::string about,
+                          fetch_text(api + "/revision/" + revision, transfer, kMostAnswer, nullptr));
+  Listing listing;
+  KVASIR_ASSIGN_OR_RETURN(listing.commit, parse_commit(about));
+  std::string page = api + "/tree/" + listing.commit + "?recursive=true";
+  for (int pages = 0; !page.empty(); ++pages) {
+    std::string link;
+    if (pages == kMostPages) return data_loss("the hub's listing of {} does not end", name.repo);
+    KVASIR_ASSIGN_OR_RETURN(const std::string text, fetch_text(page, transfer, kMostAnswer, &link));
+    KVASIR_RETURN_IF_ERROR(parse_tree(text, listing.files));
+    page = next_page(link);
+    if (!page.empty() && origin_of(page) != origin_of(endpoint))
+      return data_loss("the hub's listing of {} goes on at another host", name.repo);
+  }
+  return listing;
+}
+
+std::uint64_t size_of(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+}
+
+bool exists(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// Checks that the disk has room for what is missing.
+Status check_room(const HubCache& cache, const std::string& repo, const std::vector<HubFile>& files) {
+  std::uint64_t missing = 0;
+  for (const HubFile& file : files)
+    if (!exists(cache.blob(repo, file.oid)))
+      missing += file.size - std::min(file.size, size_of(cache.partial(repo, file.oid)));
+  struct statvfs disk {};
+  if (::statvfs(cache.root().c_str(), &disk) != 0) return {};
+  const std::uint64_t room = static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize;
+  if (missing <= room) return {};
+  return exhausted("the disk of '{}' has {} bytes free, and {} are needed; make room, or set HF_HUB_CACHE",
+                   cache.root(), room, missing);
+}
+
+// Locks what is missing, in an order that all processes share.
+Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFile> files,
+                const TransferOptions& transfer, std::vector<ContentLock>& locks) {
+  std::ranges::sort(files, {}, &HubFile::oid);
+  bool said = false;
+  const auto waits = [&] {
+    if (!std::exchange(said, true) && transfer.note)
+      transfer.note(fmt::format("another process is fetching {}; waiting for it", name.repo));
+    return !transfer.cancelled || !transfer.cancelled();
+  };
+  for (const HubFile& file : files) {
+    if (exists(cache.blob(name.repo, file.oid))) continue;
+    KVASIR_ASSIGN_OR_RETURN(ContentLock lock, cache.lock(name.repo, file.oid, waits));
+    locks.push_back(std::move(lock));
+  }
+  return {};
+}
+
+// Gives each file its name as soon as it is complete.
+class NamingTransfer : public FileTransfer {
+ public:
+  NamingTransfer(std::string url, const HubFile& file, const HubCache& cache, const ModelName& name,
+                 const TransferOptions& transfer)
+      : FileTransfer(std::move(url), file, cache.partial(name.repo, file.oid), transfer.cancelled),
+        cache_(cache),
+        name_(name) {}
+
+  Verdict end() override {
+    Verdict verdict = FileTransfer::end();
+    if (verdict.status.ok()) verdict.status = cache_.commit_blob(name_.repo, file().oid);
+    return verdict;
+  }
+
+ private:
+  const HubCache& cache_;
+  const ModelName& name_;
+};
+
+// Fetches the files whose content is not there.
+Status fetch_files(const HubCache& cache, const ModelName& name, const std::string& address,
+                   const std::vector<HubFile>& files, const PullOptions& options) {
+  std::vector<std::unique_ptr<NamingTransfer>> transfers;
+  std::vector<Transfer*> pointers;
+  std::uint64_t there = 0, total = 0;
+  for (const HubFile& file : files) {
+    total += file.size;
+    const bool planned =
+        std::ranges::any_of(transfers, [&](const auto& other) { return other->file().oid == file.oid; });
+    if (planned || exists(cache.blob(name.repo, file.oid))) {
+      there += file.size;
+      continue;
+    }
+    transfers.push_back(
+        std::make_unique<NamingTransfer>(address + url_escaped(file.path, true), file, cache, name, options.transfer));
+    pointers.push_back(transfers.back().get());
+  }
+  if (transfers.empty()) return {};
+  return run_transfers(pointers, options.transfer, kAtOnce, [&] {
+    std::uint64_t done = there;
+    for (const auto& transfer : transfers) done += transfer->written();
+    if (options.progress) options.progress(done, total);
+  });
+}
+
+}  // namespace
+
+Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environment, const PullOptions& options) {
+  if (environment.offline)
+    return invalid_argument("{} is not in the cache, and nothing is fetched offline (--offline, HF_HUB_OFFLINE)",
+                            to_string(name));
+  KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
+  KVASIR_ASSIGN_OR_RETURN(const std::string endpoint, hub_endpoint(environment));
+  PullOptions own = options;
+  KVASIR_ASSIGN_OR_RETURN(own.transfer.token, hub_token(environment));
+  own.transfer.token_origin = origin_of(endpoint);
+  KVASIR_ASSIGN_OR_RETURN(const Listing listing, list_files(name, endpoint, own.transfer));
+  std::vector<std::string> paths;
+  for (const HubFile& file : listing.files) paths.push_back(file.path);
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> chosen, choose_files(paths, name));
+  std::vector<HubFile> files;
+  for (const std::string& path : chosen) files.push_back(*std::ranges::find(listing.files, path, &HubFile::path));
+
+  const HubCache cache(root);
+  KVASIR_RETURN_IF_ERROR(cache.prepare(name.repo));
+  std::vector<ContentLock> locks;
+  KVASIR_RETURN_IF_ERROR(lock_all(cache, name, files, own.transfer, locks));
+  KVASIR_RETURN_IF_ERROR(check_room(cache, name.repo, files));
+  PulledModel pulled;
+  pulled.commit = listing.commit;
+  for (const HubFile& file : files) {
+    pulled.bytes += file.size;
+    if (!exists(cache.blob(name.repo, file.oid))) pulled.fetched += file.size;
+  }
+  const std::string address = endpoint + "/" + name.repo + "/resolve/" + listing.commit + "/";
+  KVASIR_RETURN_IF_ERROR(fetch_files(cache, name, address, files, own));
+  for (const HubFile& file : files) {
+    KVASIR_RETURN_IF_ERROR(cache.link(name.repo, listing.commit, file.path, file.oid));
+    pulled.files.push_back(cache.snapshot(name.repo, listing.commit) + "/" + file.path);
+  }
+  KVASIR_RETURN_IF_ERROR(cache.set_commit(name.repo, name.revision, listing.commit));
+  pulled.path = pulled.files.front();
+  return pulled;
+}
+
+}  // namespace kvasir::hub

@@ -1,0 +1,37 @@
+// Fetches a model of the hub into the cache.
+// Thread-safety: none; processes may fetch the same model at once.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hub/environment.h"
+#include "hub/model_name.h"
+#include "hub/transfer.h"
+#include "kvasir/status.h"
+
+namespace kvasir::hub {
+
+struct PullOptions {
+  TransferOptions transfer;  // its token and origin are set by pull
+  // Called some ten times a second with the bytes that are there and those of all files; may be empty.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
+};
+
+struct PulledModel {
+  std::string path;                // of the file to open
+  std::vector<std::string> files;  // paths of all parts, the one to open first
+  std::string commit;
+  std::uint64_t bytes = 0;    // of all files
+  std::uint64_t fetched = 0;  // of them, in this call
+};
+
+// Asks the hub for the revision's files, chooses, and fetches those that are not in the cache, four at a time. The
+// content's hash is checked before a file gets its name. What a failure leaves behind is a partial file, with which the
+// next call goes on. REQUIRES: name.place is kHub. Errors: those of choose_files, run_transfers and hub_cache;
+// kInvalidArgument when offline; kResourceExhausted for a full disk.
+Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environment, const PullOptions& options);
+
+}  // namespace kvasir::hub

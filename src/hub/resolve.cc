@@ -1,0 +1,252 @@
+#include "hub/resolve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/status.h"
+#include "hub/cache.h"
+#include "hub/choose_file.h"
+#include "hub/model_name.h"
+#include "hub/ollama.h"
+
+namespace kvasir::hub {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDefaultFile = "SmolLM2-135M-Instruct.Q4_1.gguf";
+constexpr std::uint64_t kDefaultBytes = 98'362'432;
+constexpr const char* kBundledFile = "kvasir-mini-16m-q8_0.gguf";
+
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+std::uint64_t bytes_of(const std::string& path) {
+  std::error_code error;
+  const std::uintmax_t bytes = fs::file_size(path, error);
+  return error ? 0 : bytes;
+}
+
+// GGUF files of a folder by their names, in order.
+std::vector<std::string> gguf_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (const std::string name = entry->path().filename().string(); name.ends_with(".gguf") && is_file(entry->path()))
+      names.push_back(name);
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::string> folders_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error))
+    if (is_folder(entry->path())) names.push_back(entry->path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+// What the cache has of a model of the hub; nullopt: nothing that fits.
+struct Cached {
+  std::string commit;
+  std::vector<std::string> files;  // by their paths in the snapshot
+  bool sure = true;                // whether the hub would choose the same
+};
+std::optional<Cached> find_cached(const HubCache& cache, const ModelName& name) {
+  const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
+  if (!commit) return std::nullopt;
+  const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
+  Result<std::vector<std::string>> chosen = choose_files(paths, name);
+  if (!chosen.ok()) return std::nullopt;
+  // Without a quantization another file may be the usual choice that was not fetched yet.
+  const bool usual = quant_of(chosen->front()) == "Q4_K_M" || quant_of(chosen->front()) == "UD-Q4_K_M";
+  const bool sure = !name.file.empty() || !name.quant.empty() || usual;
+  return Cached{*commit, std::move(*chosen), sure};
+}
+
+Result<std::string> resolve_hub(const ModelName& name, const HubEnvironment& environment, const PullOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
+  const HubCache cache(root);
+  const std::optional<Cached> cached = find_cached(cache, name);
+  const auto path = [&] { return cache.snapshot(name.repo, cached->commit) + "/" + cached->files.front(); };
+  if (cached && (cached->sure || environment.offline)) return path();
+  Result<PulledModel> pulled = pull(name, environment, options);
+  if (pulled.ok()) return std::move(pulled->path);
+  if (!cached || pulled.status().code() != StatusCode::kIo) return pulled.status();
+  if (options.transfer.note)
+    options.transfer.note(fmt::format("{}; the cache has {}", pulled.status().message(), cached->files.front()));
+  return path();
+}
+
+Result<std::string> resolve_lmstudio(const ModelName& name, const HubEnvironment& environment) {
+  const std::vector<std::string> folders = lmstudio_folders(environment);
+  for (const std::string& folder : folders) {
+    const std::string repo = folder + "/" + name.repo;
+    if (!is_folder(repo)) continue;
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> files, choose_files(gguf_files(repo), name));
+    return repo + "/" + files.front();
+  }
+  return make_status(StatusCode::kNotFound, "LM Studio has no {} here ({})", name.repo, fmt::join(folders, ", "));
+}
+
+Result<std::string> resolve_path(const std::string& path) {
+  if (is_folder(path)) return model_in_folder(path);
+  std::error_code error;
+  const bool safetensors = path.ends_with(".safetensors");
+  if (safetensors && fs::exists(path, error))
+    return invalid_argument(
+        "'{}' holds safetensors, and Kvasir reads GGUF; give a GGUF file of the same model, such as -m hf:USER/REPO",
+        path);
+  if (fs::exists(path, error)) return path;
+  const std::string meant = name_meant(path);
+  const bool is_relative_file = path.ends_with(".gguf") && std::ranges::count(path, '/') < 2;
+  if (meant.empty() || is_relative_file || safetensors) return path;
+  return make_status(StatusCode::kNotFound, "there is no file '{}'; for a model of the Hugging Face hub type -m {}",
+                     path, meant);
+}
+
+void add_files(const std::string& folder, const std::string& where, std::vector<LocalModel>& models) {
+  const std::vector<std::string> names = gguf_files(folder);
+  for (const std::string& name : names) {
+    const std::optional<SplitName> split = split_name(name);
+    if (!is_weights_name(name) || (split && split->number != 1)) continue;
+    LocalModel model{folder + "/" + name, folder + "/" + name, quant_of(name), where, 0};
+    for (const std::string& other : names) {
+      const std::optional<SplitName> part = split_name(other);
+      if (other == name || (split && part && part->stem == split->stem && part->count == split->count))
+        model.bytes += bytes_of(folder + "/" + other);
+    }
+    models.push_back(std::move(model));
+  }
+}
+
+// The models of one repository: each named by its quantization where that leads to it.
+void add_repo(ModelName name, const std::string& folder, const std::vector<std::string>& paths,
+              const std::string& where, std::vector<LocalModel>& models) {
+  for (const std::string& path : paths) {
+    const std::optional<SplitName> split = split_name(path);
+    if (!is_weights_name(path) || (split && split->number != 1)) continue;
+    name.file.clear();
+    name.quant = quant_of(path);
+    const auto chosen = choose_files(paths, name);
+    if (name.quant.empty() || !chosen.ok() || chosen->front() != path) name.file = path;
+    const auto parts = choose_files(paths, name);
+    if (!parts.ok()) continue;  // parts are missing
+    LocalModel model{to_string(name), folder + "/" + path, quant_of(path), where, 0};
+    for (const std::string& part : *parts) model.bytes += bytes_of(folder + "/" + part);
+    models.push_back(std::move(model));
+  }
+}
+
+void add_hub_models(const HubEnvironment& environment, std::vector<LocalModel>& models) {
+  const Result<std::string> root = hub_cache(environment);
+  if (!root.ok()) return;
+  const HubCache cache(*root);
+  for (const CachedSnapshot& snapshot : cache.snapshots()) {
+    ModelName name;
+    name.place = ModelPlace::kHub;
+    name.repo = snapshot.repo;
+    name.revision = snapshot.revision;
+    add_repo(name, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
+  }
+}
+
+}  // namespace
+
+Result<std::string> resolve_model(const std::string& text, const HubEnvironment& environment,
+                                  const PullOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelName name, parse_model_name(text));
+  switch (name.place) {
+    case ModelPlace::kHub: return resolve_hub(name, environment, options);
+    case ModelPlace::kOllama: return find_ollama_model(name, ollama_folders(environment));
+    case ModelPlace::kLmStudio: return resolve_lmstudio(name, environment);
+    case ModelPlace::kPath: break;
+  }
+  return resolve_path(text);
+}
+
+Result<DefaultModel> default_model(const HubEnvironment& environment) {
+  if (const std::string own = own_models(environment); !own.empty()) {
+    const std::string path = own + "/" + kDefaultFile;
+    if (is_file(path) && bytes_of(path) == kDefaultBytes) return DefaultModel{"SmolLM2-135M-Instruct (Q4_1)", path};
+  }
+  if (const std::string bundled = bundled_models(environment); !bundled.empty())
+    if (const std::string path = bundled + "/" + kBundledFile; is_file(path))
+      return DefaultModel{"kvasir-mini-16m (Q8_0), bundled", path};
+  return make_status(StatusCode::kNotFound,
+                     "no model is given and none is here; give a GGUF file with -m, or fetch one: -m hf:USER/REPO");
+}
+
+std::vector<LocalModel> local_models(const HubEnvironment& environment) {
+  std::vector<LocalModel> models;
+  if (const std::string own = own_models(environment); !own.empty()) add_files(own, "kvasir", models);
+  if (const std::string bundled = bundled_models(environment); !bundled.empty()) add_files(bundled, "bundled", models);
+  add_hub_models(environment, models);
+  for (const OllamaModel& model : ollama_models(ollama_folders(environment)))
+    models.push_back({to_string(model.name), model.path, "", "ollama", model.bytes});
+  for (const std::string& folder : lmstudio_folders(environment))
+    for (const std::string& publisher : folders_in(folder))
+      for (const std::string& repo : folders_in(folder + "/" + publisher)) {
+        ModelName name;
+        name.place = ModelPlace::kLmStudio;
+        name.repo = publisher + "/" + repo;
+        const std::string path = folder + "/" + name.repo;
+        if (is_repo_id(name.repo)) add_repo(name, path, gguf_files(path), "lmstudio", models);
+      }
+  return models;
+}
+
+Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment& environment) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelName name, parse_model_name(text));
+  if (name.place == ModelPlace::kOllama)
+    return invalid_argument("{} belongs to ollama; remove it with 'ollama rm'", text);
+  if (name.place == ModelPlace::kLmStudio) return invalid_argument("{} belongs to LM Studio; remove it there", text);
+  RemovedModel removed;
+  if (name.place == ModelPlace::kPath) {
+    const std::string own = own_models(environment);
+    std::error_code error;
+    const fs::path path(text);
+    const bool is_own = !own.empty() && text.ends_with(".gguf") &&
+                        fs::equivalent(path.has_parent_path() ? path.parent_path() : fs::path("."), own, error);
+    if (!is_own)
+      return invalid_argument("'{}' is not in Kvasir's folder '{}' and no model of the hub (hf:USER/REPO:QUANT)", text,
+                              own);
+    if (!is_file(text)) return make_status(StatusCode::kNotFound, "there is no file '{}'", text);
+    removed.freed = bytes_of(text);
+    if (!fs::remove(path, error)) return make_status(StatusCode::kIo, "cannot remove '{}': {}", text, error.message());
+    return removed;
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
+  const HubCache cache(root);
+  const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
+  if (!commit) return make_status(StatusCode::kNotFound, "{} is not in the cache '{}'", text, root);
+  const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> chosen, choose_files(paths, name));
+  // Without a quantization or file it would be a guess which of several is meant.
+  if (name.file.empty() && name.quant.empty() && chosen.size() < paths.size())
+    return invalid_argument(
+        "the cache has several files of {}; add :QUANT or /FILE.gguf, as 'kvasir models' lists them", name.repo);
+  std::uint64_t bytes = 0;
+  for (const std::string& path : chosen) bytes += bytes_of(cache.snapshot(name.repo, *commit) + "/" + path);
+  KVASIR_ASSIGN_OR_RETURN(removed.freed, cache.remove(name.repo, *commit, chosen));
+  removed.shared = bytes - std::min(bytes, removed.freed);
+  return removed;
+}
+
+}  // namespace kvasir::hub
