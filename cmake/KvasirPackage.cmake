@@ -1,6 +1,9 @@
 # The Debian package: `cpack -G DEB` in the build folder, once kvasir_cli and kvasir_shell are built. It has the
 # program with its pages and completions (component program) and what a service needs (component service).
 set(deploy ${PROJECT_SOURCE_DIR}/deploy)
+# The model that is used where none is named, found beside the program.
+install(FILES ${PROJECT_SOURCE_DIR}/models/kvasir-mini-16m-q8_0.gguf DESTINATION ${CMAKE_INSTALL_DATADIR}/kvasir/models
+        COMPONENT program)
 # These stand at fixed places of a Debian system, so `cmake --install` leaves them out.
 install(FILES ${deploy}/debian/kvasir.toml DESTINATION /etc/kvasir COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/systemd/kvasir.service DESTINATION /usr/lib/systemd/system COMPONENT service EXCLUDE_FROM_ALL)
@@ -8,8 +11,6 @@ install(FILES ${deploy}/systemd/kvasir.sysusers DESTINATION /usr/lib/sysusers.d 
         COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/debian/copyright DESTINATION /usr/share/doc/kvasir COMPONENT service EXCLUDE_FROM_ALL)
 install(FILES ${deploy}/grafana/kvasir.json DESTINATION /usr/share/kvasir/grafana COMPONENT service EXCLUDE_FROM_ALL)
-install(FILES ${PROJECT_SOURCE_DIR}/models/kvasir-mini-16m-q8_0.gguf DESTINATION /usr/share/kvasir/models
-        COMPONENT service EXCLUDE_FROM_ALL)
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME kvasir)
@@ -28,6 +29,9 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION misc)
 set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+# Loaded when a model is fetched, so that no tool finds it in the program; certificates are for https.
+set(CPACK_DEBIAN_PACKAGE_DEPENDS libcurl4)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS ca-certificates)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${deploy}/debian/conffiles ${deploy}/debian/postinst ${deploy}/debian/prerm
                                        ${deploy}/debian/postrm)

@@ -41,6 +41,10 @@ inline std::string unknown_policy(const std::string& name) {
   return fmt::format("unknown retention policy '{}'; the policies are: {}", name, fmt::join(names, ", "));
 }
 
+inline std::string no_model_in(const std::string& folder) {
+  return "the folder '" + folder + "' holds no GGUF file of a model";
+}
+
 // Returns the list of kernels on this machine, as messages give it.
 inline std::string kernels() {
   return fmt::format("there are: auto, {}", fmt::join(kernel_names(), ", "));
@@ -53,7 +57,6 @@ inline const std::string kStreamingOptions =
 inline const std::string kChunk = "--chunk -1 is outside 1 to 4096 tokens (0: the policy's own)";
 inline const std::string kNoPage =
     " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";
-inline const std::string kDirectory = " is a directory; give the .gguf file in it";
 inline const std::string kSize = "; give bytes, or a unit with them, such as 512MiB or 2GB";
 inline const std::string kIconv = "; convert it with iconv, for example `iconv -f WINDOWS-1252 -t UTF-8`";
 inline const std::string kNoGguf =

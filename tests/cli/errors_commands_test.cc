@@ -8,9 +8,8 @@ TEST_F(Errors, Info) {
   const std::string model = model_path();
   const std::string text = file("text");
   expect_all_refused({
-      {{"info"}, 2, "--model is required" + see("info")},
       {{"info", file("missing")}, 2, "cannot open '" + file("missing") + "': No such file or directory"},
-      {{"info", folder()}, 2, "'" + folder() + "'" + kDirectory},
+      {{"info", folder()}, 2, no_model_in(folder())},
       {{"info", file("empty")}, 2, "'" + file("empty") + "': the file is empty; download it again"},
       {{"info", text}, 2, "'" + text + "'" + kNoGguf},
       {{"info", model, "extra"}, 2, "the argument 'extra' is not expected" + see("info")},
@@ -21,7 +20,6 @@ TEST_F(Errors, Tokenize) {
   const std::string model = model_path();
   const std::string text = file("text");
   expect_all_refused({
-      {{"tokenize"}, 2, "--model is required" + see("tokenize")},
       {{"tokenize", "-m", text, "-p", "x"}, 2, "'" + text + "'" + kNoGguf},
       {{"tokenize", "-m", model, "-p", "\xff"}, 2, "the text is not valid UTF-8 at byte 0 (0xFF)" + kIconv},
   });
@@ -30,7 +28,6 @@ TEST_F(Errors, Tokenize) {
 TEST_F(Errors, Plan) {
   const std::string text = file("text");
   expect_all_refused({
-      {{"plan"}, 2, "--model is required" + see("plan")},
       {{"plan", "-m", text}, 2, "'" + text + "'" + kNoGguf},
   });
   expect_all_refused(
@@ -58,9 +55,6 @@ TEST_F(Errors, Plan) {
 }
 
 TEST_F(Errors, Bench) {
-  expect_all_refused({
-      {{"bench"}, 2, "--model is required" + see("bench")},
-  });
   expect_all_refused(
       {
           {{"--prefill", "-1"}, 2, "--prefill -1 is outside 0 to 2^26 tokens"},

@@ -16,12 +16,11 @@ TEST_F(Errors, RunWithoutAModel) {
   expect_all_refused({
       {{}, 2, "a command is missing" + see("")},
       {{"frobnicate"}, 2, "there is no command 'frobnicate'" + see("")},
-      {{"run"}, 2, "--model is required" + see("run")},
       {{"run", "-m"}, 2, "-m needs a value" + see("run")},
       {{"run", "-m", file("missing"), "-p", "x"},
        2,
        "cannot open '" + file("missing") + "': No such file or directory"},
-      {{"run", "-m", folder(), "-p", "x"}, 2, "'" + folder() + "'" + kDirectory},
+      {{"run", "-m", folder(), "-p", "x"}, 2, no_model_in(folder())},
       {{"run", "-m", file("empty"), "-p", "x"}, 2, "'" + file("empty") + "': the file is empty; download it again"},
       {{"run", "-m", file("text"), "-p", "x"}, 2, "'" + text + "'" + kNoGguf},
       {{"run", "-m", file("binary"), "-p", "x"},

@@ -30,7 +30,7 @@ TEST_F(Errors, FullDiskAndClosedPipe) {
 // A wrong path is a wrong input (exit code 2), for every command; a damaged file is described by its first defect.
 TEST_F(Errors, NoModelFile) {
   for (const auto& [path, message] : std::vector<std::pair<std::string, std::string>>{
-           {folder(), "'" + folder() + "'" + kDirectory},
+           {folder(), no_model_in(folder())},
            {"/dev/null", "'/dev/null' is not a regular file"},
            {file("missing"), "cannot open '" + file("missing") + "': No such file or directory"},
            {file("text/below"), "cannot open '" + file("text/below") + "': Not a directory"}})

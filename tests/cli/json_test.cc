@@ -55,6 +55,7 @@ TEST(JsonPage, DescribesEveryField) {
   expect_described(of({"plan"}, {"--memory", "1GiB"}), "plan");
   expect_described(json_of({"policies", "--json"}), "policies");
   expect_described(json_of({"info", model_path(), "--json"}), "info");
+  expect_described(json_of({"models", "--json"}), "models");
   expect_described(of({"tokenize"}, {"-p", R"([{"role": "user", "content": "Hi"}])", "--chat"}), "tokenize");
   expect_described(of({"eval", "ppl"}, {"-f", text, "--window", "40", "--compare-full", "--bins", "3"}), "eval ppl");
   expect_described(of({"eval", "needle"}, {"-f", text, "--lengths", "60", "--trials", "1"}), "eval needle");

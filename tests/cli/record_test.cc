@@ -113,7 +113,6 @@ TEST_F(RecordCommand, BadCommandLines) {
   expect_nothing_written();
   expect_refused({"record", "-m", model_path(), "-f", text_}, "--out is required" + see("record"));
   expect_refused({"record", "-m", model_path(), "-o", out_}, "--file is required" + see("record"));
-  expect_refused({"record", "-f", text_, "-o", out_}, "--model is required" + see("record"));
   expect_refused({"record", "-m", model_path(), "-f", folder_.make("longer", some_text(4000)), "-o", out_},
                  "the text has 4003 tokens, and a trace at most 2048; say how many with --tokens");
   expect_refused({"record", "-m", model_path(), "-f", folder_.make("empty", ""), "-o", out_},

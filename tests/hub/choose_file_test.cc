@@ -78,7 +78,7 @@ TEST(ChooseFile, ByQuantization) {
   EXPECT_EQ(chosen(paths, "Q4_K_XL"), Paths{"m-UD-Q4_K_XL.gguf"});
   EXPECT_EQ(chosen(paths, "bf16"), Paths{"m-BF16.gguf"});
   const std::string there = "; there is: IQ4_XS, Q4_K_S, Q4_K_M, UD-Q4_K_XL, BF16";
-  for (const std::string quant : {"Q4_XS", "Q4_K", "F16", "K_M", "M", "gguf"})
+  for (const std::string quant : {"Q4_XS", "Q4_K", "F16", "K_M", "gguf"})
     EXPECT_EQ(chosen(paths, quant), Paths{"user/repo has no " + quant + there});
   // A name that is no quantization, between separators.
   EXPECT_EQ(chosen({"a.chat.gguf", "a.base.gguf"}, "base"), Paths{"a.base.gguf"});
