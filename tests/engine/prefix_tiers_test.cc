@@ -498,11 +498,11 @@ TEST_F(PrefixTiersTest, ASlowOrDeadPlaceCostsWhatItHolds) {
   EXPECT_THAT(dead.said(), testing::Contains(testing::HasSubstr("no connection")));
   content->fails = false;
   content->milliseconds = 300;
-  const auto began = std::chrono::steady_clock::now();
+  content->holds = true;
   Process slow(model, far(content));
-  EXPECT_EQ(bits_of(slow.run(request("full"))), expected);
+  EXPECT_EQ(bits_of(slow.run(request("full"))), expected) << "it is there before the store says anything";
   EXPECT_EQ(slow.report().abandoned, 1);
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  content->holds = false;
   // As measured, it is not worth asking.
   content->milliseconds = 0;
   slow.settle(0);

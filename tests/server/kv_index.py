@@ -131,6 +131,7 @@ class Subscriber:
     def __init__(self, replica, lose=lambda number: False):
         self.index = Index()
         self.next = 0
+        self.seen = -1  # the newest number that has come, taken or lost
         self.replays = 0
         self.lose = lose
         self.context = zmq.Context.instance()
@@ -154,19 +155,26 @@ class Subscriber:
     def replay(self, start):
         """Asks for what was published from a number on. Returns the numbers."""
         numbers = []
+        for number, payload in self.published(start):
+            numbers.append(number)
+            self.take(number, payload)
+        self.replays += 1
+        return numbers
+
+    def published(self, start):
+        """What was published from a number on: numbers and payloads."""
+        found = []
         self.asked.send_multipart([b"", start.to_bytes(8, "big")])
         while True:
-            assert self.asked.poll(20000), "no end of the replay"
+            assert self.asked.poll(300000), "no end of the replay"
             empty, topic, number, payload = self.asked.recv_multipart()
             assert empty == b""
             if payload == b"":
                 assert number == END
                 break
             assert topic == self.topic
-            numbers.append(int.from_bytes(number, "big"))
-            self.take(numbers[-1], payload)
-        self.replays += 1
-        return numbers
+            found.append((int.from_bytes(number, "big"), payload))
+        return found
 
     def follow(self, silence=0.3):
         """Applies what comes until nothing has come for a while."""
@@ -174,6 +182,7 @@ class Subscriber:
             topic, number, payload = self.socket.recv_multipart()
             assert topic == self.topic and len(number) == 8, (topic, number)
             number = int.from_bytes(number, "big")
+            self.seen = max(self.seen, number)
             if self.lose(number):
                 continue
             if number > self.next:
@@ -182,9 +191,20 @@ class Subscriber:
         return self.index
 
 
+    def catch_up(self):
+        """Follows until all has come that was published, however long that takes."""
+        self.follow()
+        newest = max((number for number, _ in self.published(self.next)), default=-1)
+        for _ in range(600):
+            if self.seen >= newest:
+                return
+            self.follow(0.1)
+        self.replay(self.next)  # it came before the subscription counted
+
+
 def settle(replica, *subscribers, key=""):
     """Returns when the subscribers know what the passes until now have changed."""
     replica.complete([1], key, max_tokens=1)  # its pass comes after the others' events were handed over
     for subscriber in subscribers:
-        subscriber.follow()
+        subscriber.catch_up()
 

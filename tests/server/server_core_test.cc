@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -99,7 +100,7 @@ class Heard {
   template <class Condition>
   bool wait(const Condition& condition) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(20), condition);
+    return changed_.wait_for(lock, std::chrono::seconds(300), condition);
   }
 
   int posts_that_throw = 0;
@@ -272,8 +273,8 @@ TEST(HttpServers, DropWhatWasPostedAndNotRun) {
   EXPECT_EQ(ticks, 3);
 }
 
-// Connects to a server, asks, and returns what it answers until it closes; `reads`: otherwise nothing is read for 3 s.
-std::string ask(std::uint16_t port, bool reads) {
+// Connects to a server, asks, and returns what it answers until it closes. Reads nothing before `may_read`.
+std::string ask(std::uint16_t port, const std::function<bool()>& may_read) {
   const int client = ::socket(AF_INET, SOCK_STREAM, 0);
   const int small = 4096;
   ::setsockopt(client, SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
@@ -284,7 +285,7 @@ std::string ask(std::uint16_t port, bool reads) {
   EXPECT_EQ(::connect(client, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   static constexpr std::string_view kRequest = "GET / HTTP/1.0\r\n\r\n";
   EXPECT_EQ(::send(client, kRequest.data(), kRequest.size(), 0), std::ssize(kRequest));
-  if (!reads) std::this_thread::sleep_for(std::chrono::seconds(3));
+  for (int i = 0; i < 30000 && !may_read(); ++i) std::this_thread::sleep_for(milliseconds(10));
   std::string answer, part(65536, '\0');
   for (ssize_t got; (got = ::recv(client, part.data(), part.size(), 0)) > 0;)
     answer.append(part, 0, static_cast<std::size_t>(got));
@@ -296,17 +297,19 @@ std::string ask(std::uint16_t port, bool reads) {
 TEST(HttpServers, BoundWhatAReaderLeaves) {
   HttpLimits limits;
   limits.queued_bytes = 64 << 10;
-  int writes = 0;
+  int writes = 0, answers = 0;
   bool in_write = false, closed = false;
+  std::atomic<int> last_closed = 0;  // of the answers, counted from 1
   std::shared_ptr<HttpAnswer> answer;
   const std::string piece(64 << 10, '#');
   Result<std::unique_ptr<HttpServer>> http =
       HttpServer::open("127.0.0.1", 0, limits, [&](const HttpRequest&, std::shared_ptr<HttpAnswer> given) {
         answer = std::move(given);
         closed = false;
-        answer->on_closed([&] {
+        answer->on_closed([&, number = ++answers] {
           EXPECT_FALSE(in_write);
           closed = true;
+          last_closed = number;
         });
         answer->begin_stream();
         in_write = true;
@@ -325,10 +328,10 @@ TEST(HttpServers, BoundWhatAReaderLeaves) {
     ++writes;
   });
   std::thread server([&] { (*http)->run(); });
-  const std::string whole = ask((*http)->port(), true);
+  const std::string whole = ask((*http)->port(), [] { return true; });
   EXPECT_EQ(std::ranges::count(whole, '#'), 8 * std::ssize(piece));
   (*http)->post([&] { endless = true; });
-  const std::string cut = ask((*http)->port(), false);
+  const std::string cut = ask((*http)->port(), [&] { return last_closed == 2; });
   (*http)->stop();
   server.join();
   EXPECT_TRUE(closed);

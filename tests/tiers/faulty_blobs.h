@@ -82,6 +82,7 @@ class FarStore final : public BlobStore {
     std::function<void()> before;       // each call; set before there is a store
     std::atomic<int> milliseconds = 0;  // that each call takes
     std::atomic<bool> fails = false;
+    std::atomic<bool> holds = false;  // no call ends meanwhile
   };
   explicit FarStore(std::shared_ptr<Content> content) : content_(std::move(content)) {}
 
@@ -123,6 +124,7 @@ class FarStore final : public BlobStore {
  private:
   Status call() const {
     if (content_->before) content_->before();
+    while (content_->holds) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(content_->milliseconds));
     return content_->fails ? Status(StatusCode::kIo, "no connection") : Status();
   }
