@@ -145,7 +145,7 @@ class _HubHandler(_Base):
             if last < len(entries):
                 links = [('Link', f'<{hub.endpoint}{api}/tree/{hub.commit}?recursive=true&cursor={last}>; rel="next"')]
             self.send_json(entries[first:last], links)
-        elif url.path.startswith(f'/{hub.repo}/resolve/{hub.commit}/'):
+        elif url.path.startswith((f'/{hub.repo}/resolve/{hub.commit}/', f'/{hub.repo}/resolve/main/')):
             path = urllib.parse.unquote(url.path.split('/', 5)[5])
             if path not in hub.files:
                 self.answer(404, b'', [('X-Error-Message', 'Entry not found')])

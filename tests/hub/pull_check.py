@@ -171,6 +171,24 @@ def test_huggingface_hub_finds_the_file():
         assert found and pathlib.Path(found).read_bytes() == MODEL
 
 
+def test_finds_what_huggingface_hub_fetched():
+    """Their client on the same server, and then ours without it: both agree on the layout, and on this server."""
+    with Case() as case:
+        program = f'import huggingface_hub; print(huggingface_hub.hf_hub_download("user/repo", "{FILE}"))'
+        environment = {'HOME': str(case.home), 'HF_ENDPOINT': case.hub.endpoint, 'HF_HUB_DISABLE_XET': '1', 'NO_PROXY': '*'}
+        done = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True,
+                              timeout=PATIENCE, check=False)
+        if 'ModuleNotFoundError' in done.stderr:
+            return 'huggingface_hub is not installed'
+        assert done.returncode == 0, done.stderr
+        contents = len(case.hub.of('cdn'))
+        code, out, errors = case.run('models', '--json')
+        assert ['hf:user/repo:Q4_K_M'] == [model['name'] for model in json.loads(out)['models'] if model['where'] == 'hub'], out
+        case.expect_whole(case.pull())
+        assert case.pull()[1] == done.stdout and len(case.hub.of('cdn')) == contents
+        assert case.run('tokenize', '-m', 'hf:user/repo', '--offline', '-p', 'x')[0] == 0
+
+
 def test_m_fetches_and_runs():
     with Case() as case:
         case.hub.files = {'tiny-Q8_0.gguf': MODEL}
