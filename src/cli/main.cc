@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <new>
@@ -20,8 +21,25 @@ void occupy_standard_streams() {
     if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
 }
 
+#ifndef KVASIR_SANITIZED  // whose runtimes are not ready before main()
+// Memory may be too short for what is allocated before main(), where nothing can catch an exception.
+void end_without_memory() {
+  constexpr std::string_view kLine = "kvasir: not enough memory to start; raise the limit (ulimit -v)\n";
+  (void)!::write(2, kLine.data(), kLine.size());
+  ::_exit(1);
+}
+
+void expect_little_memory() {
+  std::set_new_handler(end_without_memory);
+}
+
+// Runs before the initializers of all libraries.
+[[gnu::section(".preinit_array"), gnu::used]] void (*const expect_early)() = expect_little_memory;
+#endif
+
 int run_program(int argc, char** argv) {
   using namespace kvasir::cli;
+  std::set_new_handler(nullptr);
   occupy_standard_streams();
   CLI::App program{"Kvasir runs large language models on long contexts, in bounded memory.", "kvasir"};
   program.set_version_flag("--version", std::string("kvasir ") + kvasir::kVersion);

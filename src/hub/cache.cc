@@ -282,7 +282,8 @@ Result<std::uint64_t> HubCache::remove(const std::string& repo, const std::strin
   for (const std::string& name : names_in(blobs))
     if (Result<ContentLock> lock = this->lock(repo, name.substr(0, name.find('.')), [] { return false; }); lock.ok())
       KVASIR_RETURN_IF_ERROR(free(blobs + "/" + name));
-  if (names_in(blobs).empty()) fs::remove_all(base, error);
+  // Fails where another process has begun a file meanwhile.
+  if (::rmdir(blobs.c_str()) == 0) fs::remove_all(base, error);
   return freed;
 }
 

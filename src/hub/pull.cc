@@ -70,10 +70,13 @@ Status check_room(const HubCache& cache, const std::string& repo, const std::vec
                    cache.root(), room, missing);
 }
 
-// Locks what is missing, in an order that all processes share.
+// Locks all files, those that are there too: nobody removes them before they have names. In an order that all processes
+// share.
 Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFile> files,
                 const TransferOptions& transfer, std::vector<ContentLock>& locks) {
   std::ranges::sort(files, {}, &HubFile::oid);
+  const auto same = std::ranges::unique(files, {}, &HubFile::oid);
+  files.erase(same.begin(), same.end());
   bool said = false;
   const auto waits = [&] {
     if (!std::exchange(said, true) && transfer.note)
@@ -81,7 +84,6 @@ Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFil
     return !transfer.cancelled || !transfer.cancelled();
   };
   for (const HubFile& file : files) {
-    if (exists(cache.blob(name.repo, file.oid))) continue;
     KVASIR_ASSIGN_OR_RETURN(ContentLock lock, cache.lock(name.repo, file.oid, waits));
     locks.push_back(std::move(lock));
   }

@@ -74,9 +74,11 @@ std::optional<Cached> find_cached(const HubCache& cache, const ModelName& name) 
   const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
   Result<std::vector<std::string>> chosen = choose_files(paths, name);
   if (!chosen.ok()) return std::nullopt;
-  // Without a quantization another file may be the usual choice that was not fetched yet.
-  const bool usual = quant_of(chosen->front()) == "Q4_K_M" || quant_of(chosen->front()) == "UD-Q4_K_M";
-  const bool sure = !name.file.empty() || !name.quant.empty() || usual;
+  // Another file may be nearer to what was asked for, or to the usual choice, and not be fetched yet.
+  std::string wanted = name.quant.empty() ? "Q4_K_M" : name.quant;
+  for (char& c : wanted)
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  const bool sure = !name.file.empty() || quant_of(chosen->front()) == wanted;
   return Cached{*commit, std::move(*chosen), sure};
 }
 
@@ -86,9 +88,12 @@ Result<std::string> resolve_hub(const ModelName& name, const HubEnvironment& env
   const std::optional<Cached> cached = find_cached(cache, name);
   const auto path = [&] { return cache.snapshot(name.repo, cached->commit) + "/" + cached->files.front(); };
   if (cached && (cached->sure || environment.offline)) return path();
-  Result<PulledModel> pulled = pull(name, environment, options);
+  PullOptions once = options;
+  if (cached) once.transfer.tries = 1;  // there is something to fall back to
+  Result<PulledModel> pulled = pull(name, environment, once);
   if (pulled.ok()) return std::move(pulled->path);
-  if (!cached || pulled.status().code() != StatusCode::kIo) return pulled.status();
+  const StatusCode code = pulled.status().code();
+  if (!cached || (code != StatusCode::kIo && code != StatusCode::kUnsupported)) return pulled.status();
   if (options.transfer.note)
     options.transfer.note(fmt::format("{}; the cache has {}", pulled.status().message(), cached->files.front()));
   return path();
@@ -119,6 +124,17 @@ Result<std::string> resolve_path(const std::string& path) {
   if (meant.empty() || is_relative_file || safetensors) return path;
   return make_status(StatusCode::kNotFound, "there is no file '{}'; for a model of the Hugging Face hub type -m {}",
                      path, meant);
+}
+
+// Returns the paths of all parts of a split model that are there, or the path itself.
+std::vector<std::string> all_parts(const std::string& path) {
+  const std::optional<SplitName> split = split_name(path);
+  if (!split) return {path};
+  std::vector<std::string> parts;
+  for (int number = 1; number <= split->count; ++number)
+    if (std::string part = fmt::format("{}-{:05}-of-{:05}.gguf", split->stem, number, split->count); is_file(part))
+      parts.push_back(std::move(part));
+  return parts;
 }
 
 void add_files(const std::string& folder, const std::string& where, std::vector<LocalModel>& models) {
@@ -228,8 +244,12 @@ Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment&
       return invalid_argument("'{}' is not in Kvasir's folder '{}' and no model of the hub (hf:USER/REPO:QUANT)", text,
                               own);
     if (!is_file(text)) return make_status(StatusCode::kNotFound, "there is no file '{}'", text);
-    removed.freed = bytes_of(text);
-    if (!fs::remove(path, error)) return make_status(StatusCode::kIo, "cannot remove '{}': {}", text, error.message());
+    for (const std::string& part : all_parts(text)) {
+      const std::uint64_t bytes = bytes_of(part);
+      if (!fs::remove(part, error) && error)
+        return make_status(StatusCode::kIo, "cannot remove '{}': {}", part, error.message());
+      removed.freed += bytes;
+    }
     return removed;
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
