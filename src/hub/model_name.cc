@@ -95,9 +95,9 @@ Result<ModelName> read_ollama(std::string_view text, std::string_view typed) {
 
 bool is_repo_id(std::string_view text) {
   const std::size_t slash = text.find('/');
-  // "--" stands for the slash in names of the cache's folders.
-  return text.size() <= 256 && slash != std::string_view::npos && text.find("--") == std::string_view::npos &&
-         is_part(text.substr(0, slash)) && is_part(text.substr(slash + 1));
+  // The cache's folders are named USER--REPO: a user with "--" would share one with somebody else's repository.
+  return text.size() <= 256 && slash != std::string_view::npos && is_part(text.substr(0, slash)) &&
+         is_part(text.substr(slash + 1)) && text.substr(0, slash).find("--") == std::string_view::npos;
 }
 
 bool is_revision(std::string_view text) {

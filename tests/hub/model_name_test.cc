@@ -77,6 +77,7 @@ TEST(ModelNames, ThatLeadElsewhereAreRefused) {
                                  "hf:user/repo//x.gguf",
                                  "hf:user/repo/a\\b.gguf",
                                  "hf:us%2fer/repo",
+                                 "hf:us--er/repo",
                                  "ollama:",
                                  "ollama:..",
                                  "ollama:a/b/c/d",
