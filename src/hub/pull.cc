@@ -75,8 +75,8 @@ Status check_room(const HubCache& cache, const std::string& repo, const std::vec
 Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFile> files,
                 const TransferOptions& transfer, std::vector<ContentLock>& locks) {
   std::ranges::sort(files, {}, &HubFile::oid);
-  const auto same = std::ranges::unique(files, {}, &HubFile::oid);
-  files.erase(same.begin(), same.end());
+  const auto same = [](const HubFile& a, const HubFile& b) { return a.oid == b.oid; };
+  files.erase(std::unique(files.begin(), files.end(), same), files.end());
   bool said = false;
   const auto waits = [&] {
     if (!std::exchange(said, true) && transfer.note)
