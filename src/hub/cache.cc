@@ -158,7 +158,8 @@ std::vector<CachedSnapshot> HubCache::snapshots() const {
     const std::string repo = repo_of(name);
     if (repo.empty()) continue;
     std::vector<std::string> revisions = paths_below(folder(repo) + "/refs");
-    std::stable_partition(revisions.begin(), revisions.end(), [](const std::string& revision) { return revision == "main"; });
+    std::stable_partition(revisions.begin(), revisions.end(),
+                          [](const std::string& revision) { return revision == "main"; });
     for (const std::string& commit : names_in(folder(repo) + "/snapshots")) {
       CachedSnapshot snapshot{repo, commit, commit, files_of(repo, commit)};
       const auto revision =

@@ -13,13 +13,6 @@
 namespace kvasir::hub {
 namespace {
 
-std::string upper(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  return out;
-}
-
 bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
@@ -84,6 +77,13 @@ std::string what_there_is(const std::vector<std::string>& paths) {
 }
 
 }  // namespace
+
+std::string upper(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  return out;
+}
 
 std::string quant_of(std::string_view path) {
   std::string name = upper(base_name(path));

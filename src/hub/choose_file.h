@@ -19,6 +19,9 @@ std::string quant_of(std::string_view path);
 // Whether a name is that of a model's weights: *.gguf, and no projector, importance matrix or draft head.
 bool is_weights_name(std::string_view path);
 
+// Returns the text with ASCII letters in upper case, as quant_of writes quantizations.
+std::string upper(std::string_view text);
+
 // A part of a model in several files: STEM-00001-of-00003.gguf.
 struct SplitName {
   std::string stem;

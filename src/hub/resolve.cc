@@ -75,9 +75,7 @@ std::optional<Cached> find_cached(const HubCache& cache, const ModelName& name) 
   Result<std::vector<std::string>> chosen = choose_files(paths, name);
   if (!chosen.ok()) return std::nullopt;
   // Another file may be nearer to what was asked for, or to the usual choice, and not be fetched yet.
-  std::string wanted = name.quant.empty() ? "Q4_K_M" : name.quant;
-  for (char& c : wanted)
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  const std::string wanted = name.quant.empty() ? "Q4_K_M" : upper(name.quant);
   const bool sure = !name.file.empty() || quant_of(chosen->front()) == wanted;
   return Cached{*commit, std::move(*chosen), sure};
 }
