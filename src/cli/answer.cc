@@ -11,6 +11,7 @@
 #include "base/counted.h"
 #include "base/status.h"
 #include "cli/logprobs.h"
+#include "cli/signals.h"
 #include "server/kv_report_json.h"
 
 namespace kvasir::cli {

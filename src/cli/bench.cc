@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "cli/command.h"
 #include "cli/eval.h"
+#include "cli/signals.h"
 #include "eval/speed.h"
 
 namespace kvasir::cli {

@@ -19,6 +19,7 @@
 #include "cli/command.h"
 #include "cli/documents.h"
 #include "cli/line_reader.h"
+#include "cli/signals.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {

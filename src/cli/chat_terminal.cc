@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "cli/signals.h"
 
 namespace kvasir::cli {
 namespace {

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/documents.h"
 #include "cli/example_texts.h"
+#include "cli/signals.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {

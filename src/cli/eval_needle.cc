@@ -5,6 +5,7 @@
 #include "base/status.h"
 #include "cli/eval.h"
 #include "cli/eval_report.h"
+#include "cli/signals.h"
 #include "eval/needle.h"
 
 namespace kvasir::cli {

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "cli/eval.h"
 #include "cli/eval_report.h"
+#include "cli/signals.h"
 #include "cli/text_input.h"
 #include "eval/perplexity.h"
 #include "retention/registry.h"

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "cli/eval.h"
 #include "cli/eval_report.h"
+#include "cli/signals.h"
 #include "eval/restream.h"
 
 namespace kvasir::cli {

@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kMostBytes = 4096;  // of a message
 constexpr std::size_t kMostFile = std::size_t{64} << 20;
 
-std::string escaped(std::string_view message) {
+std::string to_line(std::string_view message) {
   std::string line;
   for (const char c : message) {
     if (c == '\\') {
@@ -34,7 +34,7 @@ std::string escaped(std::string_view message) {
   return line + "\n";
 }
 
-std::string unescaped(std::string_view line) {
+std::string from_line(std::string_view line) {
   std::string message;
   for (std::size_t i = 0; i < line.size(); ++i) {
     const bool escape = line[i] == '\\' && i + 1 < line.size();
@@ -122,7 +122,7 @@ std::vector<std::string> HistoryFile::load() const {
   }
   std::vector<std::string> messages;
   for (const std::string_view line : lines)
-    if (!find_invalid_utf8(line) && line.find('\0') == std::string_view::npos) messages.push_back(unescaped(line));
+    if (!find_invalid_utf8(line) && line.find('\0') == std::string_view::npos) messages.push_back(from_line(line));
   return messages;
 }
 
@@ -138,7 +138,7 @@ void HistoryFile::append(std::string_view message) const {
     fd = open_to_append(path_);
   }
   if (fd < 0) return;
-  const std::string line = escaped(message);
+  const std::string line = to_line(message);
   [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), line.size());  // one call: chats run side by side
   ::close(fd);
 }

@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/eval.h"
 #include "cli/inspect_report.h"
+#include "cli/signals.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {

@@ -219,10 +219,10 @@ Status list_keys(const KeysOptions& options) {
   return print(out);
 }
 
-using Run = Status (*)(const KeysOptions&);
+using Action = Status (*)(const KeysOptions&);
 
 CLI::App* add_command(CLI::App& keys, Outcome& outcome, const std::shared_ptr<KeysOptions>& options,
-                      const std::string& name, const std::string& help, Run run) {
+                      const std::string& name, const std::string& help, Action run) {
   CLI::App* command = keys.add_subcommand(name, help);
   command->add_option("--api-keys", options->file, "The keys file, as for 'kvasir serve'")
       ->required()

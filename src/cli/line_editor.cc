@@ -21,6 +21,7 @@
 #include "cli/chat_terminal.h"
 #include "cli/command.h"
 #include "cli/history_file.h"
+#include "cli/signals.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {

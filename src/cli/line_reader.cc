@@ -6,6 +6,7 @@
 #include "cli/chat_terminal.h"
 #include "cli/command.h"
 #include "cli/line_editor.h"
+#include "cli/signals.h"
 
 namespace kvasir::cli {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/model_choice.h"
+#include "cli/signals.h"
 #include "cli/values.h"
 #include "kvasir/version.h"
 

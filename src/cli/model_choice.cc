@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/part_name.h"
 #include "base/status.h"
-#include "gguf/split.h"
+#include "cli/signals.h"
 #include "hub/model_name.h"
 #include "hub/resolve.h"
 #include "kvasir/version.h"
@@ -123,7 +124,7 @@ Status resolve_model_option(CLI::App& program) {
 std::string model_title(const std::string& typed, const std::string& path) {
   const Result<hub::ModelName> name = hub::parse_model_name(typed);
   if (name.ok() && name->place == hub::ModelPlace::kOllama) return hub::to_string(*name).substr(7);
-  if (const auto part = gguf::parse_part_name(path)) return part->stem.substr(part->stem.rfind('/') + 1);
+  if (const auto part = parse_part_name(path)) return part->stem.substr(part->stem.rfind('/') + 1);
   const std::string file = path.substr(path.rfind('/') + 1);
   return file.ends_with(".gguf") ? file.substr(0, file.size() - 5) : file;
 }

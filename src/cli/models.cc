@@ -68,9 +68,10 @@ Status list_models(bool json) {
     Json list = Json::array();
     for (const hub::LocalModel& model : models)
       list.push_back({{"name", model.name},
-                      {"path", model.path},
+                      {"path", model.whole ? Json(model.path) : Json(nullptr)},
                       {"bytes", model.bytes},
                       {"quant", model.quant.empty() ? Json(nullptr) : Json(model.quant)},
+                      {"whole", model.whole},
                       {"where", model.where}});
     return print_json({{"models", list}, {"default", preferred.ok() ? Json(preferred->path) : Json(nullptr)}});
   }
@@ -85,14 +86,21 @@ Status list_models(bool json) {
   std::string out;
   for (std::size_t i = 0; i < models.size(); ++i)
     out += fmt::format("{:<{}}  {:>10}  {:<10}  {}\n", names[i], width, human_bytes(models[i].bytes),
-                       models[i].quant.empty() ? "-" : models[i].quant, models[i].where);
+                       models[i].quant.empty() ? "-" : models[i].quant,
+                       models[i].whole ? models[i].where : models[i].where + ", fetched in part");
   KVASIR_RETURN_IF_ERROR(print(out));
+  if (!std::ranges::all_of(models, &hub::LocalModel::whole))
+    note(
+        "kvasir: 'kvasir pull NAME' goes on with what is fetched in part; 'kvasir models remove --partial NAME' "
+        "removes "
+        "it\n");
   if (preferred.ok()) note("kvasir: without -m: {} at {}\n", preferred->title, printable(preferred->path, 500));
   return {};
 }
 
-Status remove_named(const std::string& name, bool json) {
-  KVASIR_ASSIGN_OR_RETURN(const hub::RemovedModel removed, hub::remove_model(name, hub_environment()));
+Status remove_named(const std::string& name, bool partial, bool json) {
+  KVASIR_ASSIGN_OR_RETURN(const hub::RemovedModel removed, partial ? hub::remove_partial(name, hub_environment())
+                                                                   : hub::remove_model(name, hub_environment()));
   if (json) return print_json({{"model", name}, {"freed_bytes", removed.freed}, {"shared_bytes", removed.shared}});
   return print(fmt::format("{} removed, {} freed{}\n", printable(name, 300), human_bytes(removed.freed),
                            removed.shared > 0
@@ -126,6 +134,7 @@ void add_models(CLI::App& program, Outcome& outcome) {
   struct Options {
     bool json = false;
     std::string name;
+    bool partial = false;
     bool remove_json = false;
   };
   auto options = std::make_shared<Options>();
@@ -133,9 +142,11 @@ void add_models(CLI::App& program, Outcome& outcome) {
   command->add_flag("--json", options->json, "One JSON object on standard output");
   CLI::App* remove = command->add_subcommand("remove", "Remove a model of the hub's cache or of Kvasir's own folder");
   remove->add_option("name", options->name, "Its name, as 'kvasir models' lists it")->required()->type_name("NAME");
+  remove->add_flag("--partial", options->partial, "Remove only what interrupted pulls of its repository have left");
   remove->add_flag("--json", options->remove_json, "One JSON object on standard output");
-  remove->callback(
-      [options, &outcome] { outcome.status = remove_named(options->name, options->json || options->remove_json); });
+  remove->callback([options, &outcome] {
+    outcome.status = remove_named(options->name, options->partial, options->json || options->remove_json);
+  });
   command->callback([options, command, &outcome] {
     if (command->get_subcommands().empty()) outcome.status = list_models(options->json);
   });

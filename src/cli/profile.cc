@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "cli/command.h"
 #include "cli/eval.h"
+#include "cli/signals.h"
 
 namespace kvasir::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "cli/command.h"
 #include "cli/eval.h"
+#include "cli/signals.h"
 #include "retention/registry.h"
 
 namespace kvasir::cli {

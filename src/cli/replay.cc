@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "cli/command.h"
+#include "cli/signals.h"
 #include "replay/trace.h"
 #include "retention/registry.h"
 

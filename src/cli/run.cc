@@ -17,6 +17,7 @@
 #include "cli/documents.h"
 #include "cli/run_help.h"
 #include "cli/run_options.h"
+#include "cli/signals.h"
 #include "cli/text_input.h"
 #include "engine/task.h"
 #include "retention/registry.h"

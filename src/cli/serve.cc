@@ -19,6 +19,7 @@
 #include "cli/model_choice.h"
 #include "cli/serve_config.h"
 #include "cli/serve_operations.h"
+#include "cli/signals.h"
 #include "kvasir/version.h"
 #include "server/http_server.h"
 #include "server/kv_events.h"

@@ -1,7 +1,9 @@
 // Reads GGUF files, versions 2 and 3 (little-endian). No knowledge of models.
 //
-// A split file (gguf/split.h) is opened by the name of any of its parts and reads as the whole file that was split:
-// metadata of the first part, without the keys split.*; tensors of all parts, in order. header_bytes() and
+// A split file (base/part_name.h) is opened by the name of any of its parts and reads as the whole file that was split:
+// metadata of the first part, without the keys split.*; tensors of all parts, in order. Each part is a GGUF file whose
+// keys split.no (from 0), split.count and split.tensors.count (over all parts) place it; the first may have no tensors.
+// A file with no split.count, or one of 0 or 1, is whole, whatever its name. header_bytes() and
 // Tensor::offset are then those of the whole file as converters lay it out: version 3, tensors in this order, each
 // padded to the alignment. So what is derived from them (fingerprints, packed weights) is the same for the parts and
 // for the whole file.

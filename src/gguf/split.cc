@@ -1,10 +1,7 @@
 // Opens split files: finds the parts, checks that they belong together and joins them.
-#include "gguf/split.h"
-
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <new>
 #include <system_error>
@@ -13,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/counted.h"
+#include "base/part_name.h"
 #include "base/status.h"
 #include "gguf/cursor.h"
 #include "gguf/file_impl.h"
@@ -25,7 +23,7 @@ constexpr std::string_view kCountKey = "split.count";
 constexpr std::string_view kIndexKey = "split.no";
 constexpr std::string_view kTensorsKey = "split.tensors.count";
 
-// What a part says of itself.
+// The keys that place a part.
 struct SplitKeys {
   PartPlace place;
   std::optional<std::uint64_t> tensors;  // of all parts
@@ -205,25 +203,6 @@ std::optional<std::vector<std::byte>> lay_out(Contents* contents) {
 }
 
 }  // namespace
-
-std::optional<PartName> parse_part_name(std::string_view path) {
-  constexpr std::string_view kPattern = "-00000-of-00000.gguf";  // a 0 stands for any digit
-  if (path.size() <= kPattern.size()) return std::nullopt;
-  const std::string_view end = path.substr(path.size() - kPattern.size());
-  for (std::size_t i = 0; i < end.size(); ++i)
-    if (kPattern[i] == '0' ? end[i] < '0' || end[i] > '9' : end[i] != kPattern[i]) return std::nullopt;
-  PartName name{std::string(path.substr(0, path.size() - end.size())), {}};
-  if (name.stem.back() == '/') return std::nullopt;
-  std::from_chars(end.data() + 1, end.data() + 6, name.place.number);
-  std::from_chars(end.data() + 10, end.data() + 15, name.place.count);
-  if (name.place.number < 1 || name.place.number > name.place.count) return std::nullopt;
-  return name;
-}
-
-std::string part_path(std::string_view stem, const PartPlace& place) {
-  KVASIR_CHECK(place.number >= 1 && place.number <= place.count && place.count <= kMostParts);
-  return fmt::format("{}-{:05}-of-{:05}.gguf", stem, place.number, place.count);
-}
 
 Result<File> File::open(const std::string& path, const OpenOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(File given, open_one(path, options));

@@ -81,6 +81,15 @@ std::vector<std::string> paths_below(const std::string& folder) {
   return paths;
 }
 
+// Removes a file or link, if it is there. Adds a file's size to `freed`.
+Status unlink_counted(const std::string& path, std::uint64_t& freed) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) return {};
+  if (::unlink(path.c_str()) != 0) return errno_status("remove", path);
+  if (S_ISREG(status.st_mode)) freed += static_cast<std::uint64_t>(status.st_size);
+  return {};
+}
+
 // A folder that is open, so that what happens to its path does not matter.
 class OpenFolder {
  public:
@@ -128,6 +137,14 @@ std::string HubCache::partial(const std::string& repo, const std::string& hash) 
   return blob(repo, hash) + ".incomplete";
 }
 
+std::string HubCache::content_of(const std::string& repo, const std::string& link) const {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(link, error);
+  if (error) return "";
+  const fs::path whole = (fs::path(link).parent_path() / target).lexically_normal();
+  return whole.parent_path() == fs::path(folder(repo) + "/blobs").lexically_normal() ? whole.filename().string() : "";
+}
+
 std::optional<std::string> HubCache::commit_of(const std::string& repo, const std::string& revision) const {
   std::error_code error;
   const std::string ref = folder(repo) + "/refs/" + revision;
@@ -171,6 +188,32 @@ std::vector<CachedSnapshot> HubCache::snapshots() const {
   return found;
 }
 
+std::set<std::string> HubCache::linked(const std::string& repo) const {
+  std::set<std::string> contents;
+  for (const std::string& path : paths_below(folder(repo) + "/snapshots"))
+    contents.insert(content_of(repo, folder(repo) + "/snapshots/" + path));
+  return contents;
+}
+
+std::vector<LooseContents> HubCache::loose() const {
+  std::vector<LooseContents> found;
+  for (const std::string& name : names_in(root_)) {
+    LooseContents loose{repo_of(name)};
+    if (loose.repo.empty()) continue;
+    const std::set<std::string> linked = this->linked(loose.repo);
+    bool any = false;
+    for (const std::string& content : names_in(folder(loose.repo) + "/blobs")) {
+      std::error_code error;
+      const std::uintmax_t bytes = fs::file_size(folder(loose.repo) + "/blobs/" + content, error);
+      if (error || linked.contains(content)) continue;
+      any = true;
+      loose.bytes += bytes;
+    }
+    if (any) found.push_back(std::move(loose));
+  }
+  return found;
+}
+
 Status HubCache::prepare(const std::string& repo) const {
   KVASIR_RETURN_IF_ERROR(make_folders(root_ + "/.locks/" + folder_name(repo)));
   return make_folders(folder(repo) + "/blobs");
@@ -188,7 +231,8 @@ Result<ContentLock> HubCache::lock(const std::string& repo, const std::string& h
       if (!waits()) return Status(StatusCode::kCancelled, "stopped while another process fetches the same file");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    // Who had the lock may have removed the file: then the lock is on one that nobody else finds.
+    // The process that held the lock may have removed the file. This lock is then on a file that no other process
+    // finds.
     struct stat held {
     }, named{};
     if (::fstat(descriptor, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino)
@@ -216,12 +260,13 @@ Status HubCache::link(const std::string& repo, const std::string& commit, const 
     rest.erase(0, slash + 1);
     if (rest.find('/') != std::string::npos) target.insert(0, "../");
   }
-  const std::string temporary = fmt::format(".{}.{}", hash, ::getpid());
-  (void)::unlinkat(at.get(), temporary.c_str(), 0);
-  if (::symlinkat(target.c_str(), at.get(), temporary.c_str()) != 0) return failed("create");
-  if (::renameat(at.get(), temporary.c_str(), at.get(), rest.c_str()) != 0) {
+  // Not among the snapshots, where it would count as a reference if this process ended here.
+  const std::string temporary = blob(repo, hash) + ".link";
+  (void)::unlink(temporary.c_str());
+  if (::symlink(target.c_str(), temporary.c_str()) != 0) return failed("create");
+  if (::renameat(AT_FDCWD, temporary.c_str(), at.get(), rest.c_str()) != 0) {
     Status status = failed("create");
-    (void)::unlinkat(at.get(), temporary.c_str(), 0);
+    (void)::unlink(temporary.c_str());
     return status;
   }
   ::fsync(at.get());
@@ -239,21 +284,11 @@ Status HubCache::set_commit(const std::string& repo, const std::string& revision
 
 Result<std::uint64_t> HubCache::remove(const std::string& repo, const std::string& commit,
                                        const std::vector<std::string>& paths) const {
-  const std::string base = folder(repo);
-  const std::string blobs = fs::path(base + "/blobs").lexically_normal().string();
   KVASIR_RETURN_IF_ERROR(prepare(repo));
-  // The content that a path refers to, if it is one of this repository.
-  const auto content_of = [&](const std::string& link) -> std::string {
-    std::error_code error;
-    const fs::path target = fs::read_symlink(link, error);
-    if (error) return "";
-    const fs::path whole = (fs::path(link).parent_path() / target).lexically_normal();
-    return whole.parent_path().string() == blobs ? whole.filename().string() : "";
-  };
   std::set<std::string> contents;
   std::vector<ContentLock> locks;
   for (const std::string& path : paths)
-    if (const std::string content = content_of(snapshot(repo, commit) + "/" + path); !content.empty())
+    if (const std::string content = content_of(repo, snapshot(repo, commit) + "/" + path); !content.empty())
       contents.insert(content);
   for (const std::string& content : contents) {
     Result<ContentLock> lock = this->lock(repo, content, [] { return false; });
@@ -263,28 +298,33 @@ Result<std::uint64_t> HubCache::remove(const std::string& repo, const std::strin
     locks.push_back(std::move(*lock));
   }
   std::uint64_t freed = 0;
-  std::error_code error;
-  const auto free = [&](const std::string& path) -> Status {
-    struct stat status {};
-    if (::lstat(path.c_str(), &status) != 0) return {};
-    if (::unlink(path.c_str()) != 0) return errno_status("remove", path);
-    if (S_ISREG(status.st_mode)) freed += static_cast<std::uint64_t>(status.st_size);
-    return {};
-  };
-  for (const std::string& path : paths) KVASIR_RETURN_IF_ERROR(free(snapshot(repo, commit) + "/" + path));
-  for (const std::string& other : paths_below(base + "/snapshots"))
-    contents.erase(content_of(base + "/snapshots/" + other));
-  for (const std::string& content : contents) KVASIR_RETURN_IF_ERROR(free(blob(repo, content)));
-  if (!paths_below(base + "/snapshots").empty()) {
+  for (const std::string& path : paths)
+    KVASIR_RETURN_IF_ERROR(unlink_counted(snapshot(repo, commit) + "/" + path, freed));
+  for (const std::string& other : linked(repo)) contents.erase(other);
+  for (const std::string& content : contents) KVASIR_RETURN_IF_ERROR(unlink_counted(blob(repo, content), freed));
+  locks.clear();
+  if (!paths_below(folder(repo) + "/snapshots").empty()) {
+    std::error_code error;
     if (paths_below(snapshot(repo, commit)).empty()) fs::remove_all(snapshot(repo, commit), error);
     return freed;
   }
-  // Nothing is left but partial files and names of revisions. Those that another process fetches stay.
-  for (const std::string& name : names_in(blobs))
-    if (Result<ContentLock> lock = this->lock(repo, name.substr(0, name.find('.')), [] { return false; }); lock.ok())
-      KVASIR_RETURN_IF_ERROR(free(blobs + "/" + name));
-  // Fails where another process has begun a file meanwhile.
-  if (::rmdir(blobs.c_str()) == 0) fs::remove_all(base, error);
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t loose, remove_loose(repo));
+  return freed + loose;
+}
+
+Result<std::uint64_t> HubCache::remove_loose(const std::string& repo) const {
+  const std::string blobs = folder(repo) + "/blobs";
+  KVASIR_RETURN_IF_ERROR(prepare(repo));
+  std::uint64_t freed = 0;
+  for (const std::string& name : names_in(blobs)) {
+    const Result<ContentLock> lock = this->lock(repo, name.substr(0, name.find('.')), [] { return false; });
+    if (lock.ok() && !linked(repo).contains(name)) KVASIR_RETURN_IF_ERROR(unlink_counted(blobs + "/" + name, freed));
+  }
+  // Only names of revisions are left if there is no content and no link to one. rmdir fails where another process has
+  // begun a file meanwhile.
+  std::error_code error;
+  if (paths_below(folder(repo) + "/snapshots").empty() && ::rmdir(blobs.c_str()) == 0)
+    fs::remove_all(folder(repo), error);
   return freed;
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,12 @@ struct CachedSnapshot {
   std::vector<std::string> paths;  // GGUF files whose content is there, in order
 };
 
+// Contents of a repository that no snapshot refers to: those of files that are not fetched whole.
+struct LooseContents {
+  std::string repo;
+  std::uint64_t bytes = 0;
+};
+
 class HubCache {
  public:
   explicit HubCache(std::string root) : root_(std::move(root)) {}
@@ -54,6 +61,8 @@ class HubCache {
   std::vector<std::string> files_of(const std::string& repo, const std::string& commit) const;
   // All snapshots that hold a GGUF file.
   std::vector<CachedSnapshot> snapshots() const;
+  // All repositories with loose contents, in order.
+  std::vector<LooseContents> loose() const;
 
   // Makes the folders for a repository's contents. Errors: the system's.
   Status prepare(const std::string& repo) const;
@@ -62,7 +71,8 @@ class HubCache {
   Result<ContentLock> lock(const std::string& repo, const std::string& hash, const std::function<bool()>& waits) const;
   // Gives a complete partial file its name. REQUIRES: the lock.
   Status commit_blob(const std::string& repo, const std::string& hash) const;
-  // Makes `path` of a snapshot a link to a content. Follows no symbolic link on the way. REQUIRES: is_safe_path(path).
+  // Makes `path` of a snapshot a link to a content. Follows no symbolic link on the way. REQUIRES: is_safe_path(path);
+  // the lock.
   Status link(const std::string& repo, const std::string& commit, const std::string& path,
               const std::string& hash) const;
   Status set_commit(const std::string& repo, const std::string& revision, const std::string& commit) const;
@@ -71,9 +81,16 @@ class HubCache {
   // kInvalidArgument while another process fetches one of them; the system's.
   Result<std::uint64_t> remove(const std::string& repo, const std::string& commit,
                                const std::vector<std::string>& paths) const;
+  // Removes a repository's loose contents, but for those that another process fetches. Returns the bytes freed. Errors:
+  // the system's.
+  Result<std::uint64_t> remove_loose(const std::string& repo) const;
 
  private:
   std::string folder(const std::string& repo) const;
+  // The content that a link refers to; "" if it is none of this repository.
+  std::string content_of(const std::string& repo, const std::string& link) const;
+  // The contents that the snapshots of a repository refer to.
+  std::set<std::string> linked(const std::string& repo) const;
 
   std::string root_;
 };

@@ -8,6 +8,7 @@
 #include <set>
 #include <system_error>
 
+#include "base/part_name.h"
 #include "base/status.h"
 
 namespace kvasir::hub {
@@ -21,7 +22,7 @@ std::string_view base_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-// Whether a word in upper case is the name of a quantization: Q4_K_M, IQ3_XXS, TQ1_0, F16, BF16, MXFP4...
+// Returns whether a word in upper case is the name of a quantization: Q4_K_M, IQ3_XXS, TQ1_0, F16, BF16, MXFP4...
 bool is_quant(std::string_view word) {
   for (const std::string_view floats : {"F16", "F32", "BF16", "FP16", "FP32", "MXFP4", "NVFP4"})
     if (word == floats || (word.starts_with(floats) && word[floats.size()] == '_')) return true;
@@ -32,7 +33,7 @@ bool is_quant(std::string_view word) {
   return false;
 }
 
-// Whether `tag` stands in the path between separators, '-', '.' and '/'. Both are in upper case.
+// Returns whether `tag` stands in the path between separators, '-', '.' and '/'. Both are in upper case.
 bool has_tag(std::string_view path, std::string_view tag) {
   const auto separates = [&](std::size_t at) {
     return std::string_view("-./").find(path[at]) != std::string_view::npos;
@@ -48,8 +49,8 @@ bool has_tag(std::string_view path, std::string_view tag) {
 std::vector<std::string> openable(std::span<const std::string> paths) {
   std::vector<std::string> found;
   for (const std::string& path : paths) {
-    const std::optional<SplitName> split = split_name(path);
-    if (is_weights_name(path) && (!split || split->number == 1)) found.push_back(path);
+    const std::optional<PartName> split = parse_part_name(path);
+    if (is_weights_name(path) && (!split || split->place.number == 1)) found.push_back(path);
   }
   return found;
 }
@@ -88,7 +89,7 @@ std::string upper(std::string_view text) {
 std::string quant_of(std::string_view path) {
   std::string name = upper(base_name(path));
   if (name.ends_with(".GGUF")) name.resize(name.size() - 5);
-  if (const std::optional<SplitName> split = split_name(path)) name = upper(base_name(split->stem));
+  if (const std::optional<PartName> split = parse_part_name(path)) name = upper(base_name(split->stem));
   // The last word between '-' and '.'; else the last between '_' too, up to the name's end.
   for (std::size_t end = name.size(); end > 0;) {
     const std::size_t mark = name.find_last_of("-.", end - 1);
@@ -108,22 +109,6 @@ bool is_weights_name(std::string_view path) {
   if (name.find("MMPROJ") != std::string::npos || name.find("IMATRIX") != std::string::npos) return false;
   return std::ranges::none_of(std::array{"MTP-", "EAGLE3-", "DFLASH-", "DSPARK-"},
                               [&](const char* prefix) { return name.starts_with(prefix); });
-}
-
-std::optional<SplitName> split_name(std::string_view path) {
-  constexpr std::size_t kTail = 20;  // "-00001-of-00003.gguf"
-  if (path.size() <= kTail) return std::nullopt;
-  const std::string_view tail = path.substr(path.size() - kTail);
-  const auto number = [&](std::size_t at) {
-    int value = 0;
-    for (std::size_t i = at; i < at + 5; ++i)
-      value = is_digit(tail[i]) && value >= 0 ? value * 10 + (tail[i] - '0') : -1;
-    return value;
-  };
-  if (tail[0] != '-' || tail.substr(6, 4) != "-of-" || tail.substr(15) != ".gguf") return std::nullopt;
-  SplitName split{std::string(path.substr(0, path.size() - kTail)), number(1), number(10)};
-  if (split.number < 1 || split.count < split.number) return std::nullopt;
-  return split;
 }
 
 Result<std::vector<std::string>> choose_files(std::span<const std::string> paths, const ModelName& name) {
@@ -146,9 +131,9 @@ Result<std::vector<std::string>> choose_files(std::span<const std::string> paths
     return make_status(StatusCode::kNotFound, "{} has no {}; there is: {}", name.repo,
                        name.file.empty() ? name.quant : "file '" + name.file + "'", what_there_is(models));
   std::vector<std::string> files = {*chosen};
-  const std::optional<SplitName> split = split_name(*chosen);
-  for (int number = 1; split && number <= split->count; ++number) {
-    const std::string part = fmt::format("{}-{:05}-of-{:05}.gguf", split->stem, number, split->count);
+  const std::optional<PartName> split = parse_part_name(*chosen);
+  for (std::uint64_t number = 1; split && number <= split->place.count; ++number) {
+    const std::string part = part_path(split->stem, {number, split->place.count});
     if (std::ranges::find(paths, part) == paths.end())
       return make_status(StatusCode::kNotFound, "{} has not all parts of the model: '{}' is missing", name.repo, part);
     if (part != *chosen) files.push_back(part);

@@ -2,7 +2,6 @@
 // Thread-safety: pure functions.
 #pragma once
 
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,19 +15,11 @@ namespace kvasir::hub {
 // The quantization in a file's name, in upper case, such as "Q4_K_M", "IQ2_XS", "UD-Q4_K_XL" or "BF16"; "" if none.
 std::string quant_of(std::string_view path);
 
-// Whether a name is that of a model's weights: *.gguf, and no projector, importance matrix or draft head.
+// Returns whether a name is that of a model's weights: *.gguf, and no projector, importance matrix or draft head.
 bool is_weights_name(std::string_view path);
 
 // Returns the text with ASCII letters in upper case, as quant_of writes quantizations.
 std::string upper(std::string_view text);
-
-// A part of a model in several files: STEM-00001-of-00003.gguf.
-struct SplitName {
-  std::string stem;
-  int number = 0;  // from 1
-  int count = 0;
-};
-std::optional<SplitName> split_name(std::string_view path);
 
 // Chooses among paths, by name.file or name.quant; without these Q4_K_M, else Q8_0, else the first. Returns the file to
 // open, and behind it the other parts of a split model. Errors: kNotFound, with what there is, or the part that is

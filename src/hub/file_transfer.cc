@@ -25,7 +25,7 @@ std::optional<std::uint64_t> read_number(std::string_view text) {
   return value;
 }
 
-// Whether a Content-Range says that the answer goes on at `offset` in content of `size` bytes.
+// Returns whether a Content-Range says that the answer goes on at `offset` in content of `size` bytes.
 bool continues_at(std::string_view range, std::uint64_t offset, std::uint64_t size) {
   const std::size_t dash = range.find('-');
   const std::size_t slash = range.find('/');

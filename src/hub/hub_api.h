@@ -1,4 +1,4 @@
-// What the hub's API answers: JSON and headers, read with distrust.
+// Reads the answers of the hub's API, JSON and headers, with distrust.
 // Thread-safety: pure functions.
 #pragma once
 

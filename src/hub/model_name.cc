@@ -155,23 +155,24 @@ std::string to_string(const ModelName& name) {
 }
 
 std::string name_meant(std::string_view text) {
+  const auto parsed = [](std::string name) { return parse_model_name(name).ok() ? name : std::string(); };
   for (const std::string_view prefix :
        {"https://huggingface.co/", "http://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/"})
     if (text.starts_with(prefix)) {
       text.remove_prefix(prefix.size());
       for (const std::string_view page : {"/resolve/", "/blob/", "/tree/"})
         if (const std::size_t found = text.find(page); found != std::string_view::npos) {
-          const std::size_t file = text.find('/', found + page.size());
-          const std::string inside =
-              file == std::string_view::npos ? "" : std::string(text.substr(file, text.find('?', file) - file));
-          return "hf:" + std::string(text.substr(0, found)) + inside;
+          std::string_view rest = text.substr(found + page.size());
+          rest = rest.substr(0, rest.find_first_of("?#"));
+          const std::size_t slash = std::min(rest.find('/'), rest.size());
+          const std::string_view revision = rest.substr(0, slash);
+          return parsed("hf:" + std::string(text.substr(0, found)) + std::string(rest.substr(slash)) +
+                        (revision == "main" ? "" : "@" + std::string(revision)));
         }
       while (text.ends_with('/')) text.remove_suffix(1);
       break;
     }
-  const std::string name = "hf:" + std::string(text);
-  const Result<ModelName> parsed = parse_model_name(name);
-  return parsed.ok() ? name : "";
+  return parsed("hf:" + std::string(text));
 }
 
 }  // namespace kvasir::hub

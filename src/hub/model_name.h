@@ -30,7 +30,7 @@ Result<ModelName> parse_model_name(std::string_view text);
 // The name as parse_model_name reads it.
 std::string to_string(const ModelName& name);
 
-// What to type instead of something that is no file, such as "USER/REPO"; "" where that is not known.
+// Returns what to type instead of something that is no file, such as "USER/REPO"; "" where that is not known.
 std::string name_meant(std::string_view text);
 
 // USER/REPO: at most 256 bytes, letters, digits, '.', '_' and '-'; no part begins with '.' or '-', none has "..".

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/part_name.h"
 #include "base/status.h"
 #include "hub/cache.h"
 #include "hub/choose_file.h"
@@ -62,12 +63,13 @@ std::vector<std::string> folders_in(const std::string& folder) {
   return names;
 }
 
-// What the cache has of a model of the hub; nullopt: nothing that fits.
+// The files of a hub model that the cache holds.
 struct Cached {
   std::string commit;
   std::vector<std::string> files;  // by their paths in the snapshot
   bool sure = true;                // whether the hub would choose the same
 };
+// Returns nullopt if the cache holds nothing that fits.
 std::optional<Cached> find_cached(const HubCache& cache, const ModelName& name) {
   const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
   if (!commit) return std::nullopt;
@@ -112,25 +114,25 @@ Result<std::string> resolve_path(const std::string& path) {
   if (is_folder(path)) return model_in_folder(path);
   std::error_code error;
   const bool safetensors = path.ends_with(".safetensors");
-  if (safetensors && fs::exists(path, error))
+  if (safetensors)
     return invalid_argument(
-        "'{}' holds safetensors, and Kvasir reads GGUF; give a GGUF file of the same model, such as -m hf:USER/REPO",
-        path);
+        "'{}' {} safetensors, and Kvasir reads GGUF; give a GGUF file of the same model, such as -m hf:USER/REPO", path,
+        fs::exists(path, error) ? "holds" : "names");
   if (fs::exists(path, error)) return path;
   const std::string meant = name_meant(path);
   const bool is_relative_file = path.ends_with(".gguf") && std::ranges::count(path, '/') < 2;
-  if (meant.empty() || is_relative_file || safetensors) return path;
+  if (meant.empty() || is_relative_file) return path;
   return make_status(StatusCode::kNotFound, "there is no file '{}'; for a model of the Hugging Face hub type -m {}",
                      path, meant);
 }
 
 // Returns the paths of all parts of a split model that are there, or the path itself.
 std::vector<std::string> all_parts(const std::string& path) {
-  const std::optional<SplitName> split = split_name(path);
+  const std::optional<PartName> split = parse_part_name(path);
   if (!split) return {path};
   std::vector<std::string> parts;
-  for (int number = 1; number <= split->count; ++number)
-    if (std::string part = fmt::format("{}-{:05}-of-{:05}.gguf", split->stem, number, split->count); is_file(part))
+  for (std::uint64_t number = 1; number <= split->place.count; ++number)
+    if (std::string part = part_path(split->stem, {number, split->place.count}); is_file(part))
       parts.push_back(std::move(part));
   return parts;
 }
@@ -138,12 +140,12 @@ std::vector<std::string> all_parts(const std::string& path) {
 void add_files(const std::string& folder, const std::string& where, std::vector<LocalModel>& models) {
   const std::vector<std::string> names = gguf_files(folder);
   for (const std::string& name : names) {
-    const std::optional<SplitName> split = split_name(name);
-    if (!is_weights_name(name) || (split && split->number != 1)) continue;
+    const std::optional<PartName> split = parse_part_name(name);
+    if (!is_weights_name(name) || (split && split->place.number != 1)) continue;
     LocalModel model{folder + "/" + name, folder + "/" + name, quant_of(name), where, 0};
     for (const std::string& other : names) {
-      const std::optional<SplitName> part = split_name(other);
-      if (other == name || (split && part && part->stem == split->stem && part->count == split->count))
+      const std::optional<PartName> part = parse_part_name(other);
+      if (other == name || (split && part && part->stem == split->stem && part->place.count == split->place.count))
         model.bytes += bytes_of(folder + "/" + other);
     }
     models.push_back(std::move(model));
@@ -154,8 +156,8 @@ void add_files(const std::string& folder, const std::string& where, std::vector<
 void add_repo(ModelName name, const std::string& folder, const std::vector<std::string>& paths,
               const std::string& where, std::vector<LocalModel>& models) {
   for (const std::string& path : paths) {
-    const std::optional<SplitName> split = split_name(path);
-    if (!is_weights_name(path) || (split && split->number != 1)) continue;
+    const std::optional<PartName> split = parse_part_name(path);
+    if (!is_weights_name(path) || (split && split->place.number != 1)) continue;
     name.file.clear();
     name.quant = quant_of(path);
     const auto chosen = choose_files(paths, name);
@@ -179,6 +181,13 @@ void add_hub_models(const HubEnvironment& environment, std::vector<LocalModel>& 
     name.revision = snapshot.revision;
     add_repo(name, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
   }
+  for (const LooseContents& loose : cache.loose())
+    models.push_back({"hf:" + loose.repo, "", "", "hub", loose.bytes, false});
+}
+
+bool has_loose(const HubCache& cache, const std::string& repo) {
+  const std::vector<LooseContents> loose = cache.loose();
+  return std::ranges::find(loose, repo, &LooseContents::repo) != loose.end();
 }
 
 }  // namespace
@@ -253,6 +262,7 @@ Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment&
   KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
   const HubCache cache(root);
   const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
+  if (!commit && has_loose(cache, name.repo)) return remove_partial(text, environment);
   if (!commit) return make_status(StatusCode::kNotFound, "{} is not in the cache '{}'", text, root);
   const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> chosen, choose_files(paths, name));
@@ -264,6 +274,23 @@ Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment&
   for (const std::string& path : chosen) bytes += bytes_of(cache.snapshot(name.repo, *commit) + "/" + path);
   KVASIR_ASSIGN_OR_RETURN(removed.freed, cache.remove(name.repo, *commit, chosen));
   removed.shared = bytes - std::min(bytes, removed.freed);
+  return removed;
+}
+
+Result<RemovedModel> remove_partial(const std::string& text, const HubEnvironment& environment) {
+  KVASIR_ASSIGN_OR_RETURN(const ModelName name, parse_model_name(text));
+  if (name.place != ModelPlace::kHub)
+    return invalid_argument("'{}' is no model of the hub (hf:USER/REPO); only those are fetched in part", text);
+  KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
+  const HubCache cache(root);
+  if (!has_loose(cache, name.repo))
+    return make_status(StatusCode::kNotFound, "the cache '{}' has nothing of hf:{} that is fetched in part", root,
+                       name.repo);
+  RemovedModel removed;
+  KVASIR_ASSIGN_OR_RETURN(removed.freed, cache.remove_loose(name.repo));
+  if (has_loose(cache, name.repo))
+    return invalid_argument("hf:{} is being fetched by another process; {} bytes that it does not need are removed",
+                            name.repo, removed.freed);
   return removed;
 }
 

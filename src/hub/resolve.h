@@ -34,6 +34,7 @@ struct LocalModel {
   std::string quant;        // "" where the name does not say
   std::string where;        // "kvasir", "bundled", "hub", "ollama" or "lmstudio"
   std::uint64_t bytes = 0;  // of all parts
+  bool whole = true;        // false: what an interrupted pull of a repository has left; `path` is empty
 };
 // In the order of `where` above, then by name. Folders that cannot be read are left out.
 std::vector<LocalModel> local_models(const HubEnvironment& environment);
@@ -45,5 +46,8 @@ struct RemovedModel {
 // Removes a model of the hub's cache, or a file in Kvasir's own folder given by its path. Errors: kNotFound;
 // kInvalidArgument for models of other programs, and for other files.
 Result<RemovedModel> remove_model(const std::string& name, const HubEnvironment& environment);
+// Removes what interrupted pulls of a repository of the hub have left. Errors: kNotFound; kInvalidArgument for a name
+// that is none of the hub.
+Result<RemovedModel> remove_partial(const std::string& name, const HubEnvironment& environment);
 
 }  // namespace kvasir::hub

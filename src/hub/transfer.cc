@@ -19,7 +19,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMostRedirects = 8;
 constexpr std::size_t kMostHeaders = 200;
+constexpr int kPollMilliseconds = 100;
 constexpr std::uint64_t kProgress = 1 << 20;
+constexpr std::uint64_t kMostRefusal = 1 << 20;  // bytes of an answer without content
 
 Clock::duration in_seconds(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -44,7 +46,9 @@ class Run {
   State state() const { return state_; }
   Clock::time_point due() const { return due_; }
   CURL* handle() const { return handle_; }
-  bool stalled(Clock::time_point now) const { return now - last_byte_ > in_seconds(options_.stall_seconds); }
+  // Adds time in which nothing but the network was waited for: while this process hashes, the server is not silent.
+  void listened(Clock::duration time) { silent_ += time; }
+  bool stalled() const { return silent_ > in_seconds(options_.stall_seconds); }
 
   // Starts a try. kDone without a request if nothing is missing.
   Status start() {
@@ -60,7 +64,7 @@ class Run {
     response_ = {};
     verdict_ = {};
     asked_ = false;
-    body_.clear();
+    refused_ = 0;
     const auto add = [&](const std::string& line) { headers_ = curl_.slist_append(headers_, line.c_str()); };
     if (!options_.token.empty() && origin_of(url_) == options_.token_origin && !options_.token_origin.empty())
       add("Authorization: Bearer " + options_.token);
@@ -79,7 +83,7 @@ class Run {
     curl_.setopt(handle_, CURLOPT_HEADERDATA, this);
     curl_.setopt(handle_, CURLOPT_WRITEFUNCTION, &Run::on_body);
     curl_.setopt(handle_, CURLOPT_WRITEDATA, this);
-    last_byte_ = Clock::now();
+    silent_ = {};
     state_ = State::kRuns;
     return {};
   }
@@ -101,7 +105,7 @@ class Run {
     if (curl_.getinfo(handle_, CURLINFO_REDIRECT_URL, &location) == CURLE_OK && location != nullptr) next = location;
     drop();
     if (!verdict_.status.ok()) return judge(verdict_);
-    if (code != CURLE_OK) return judge(curl_verdict(code));
+    if (code != CURLE_OK && refused_ <= kMostRefusal) return judge(curl_verdict(code));
     reached_ = true;
     if (response_.status >= 300 && response_.status < 400) return redirect(next);
     if (!is_content()) return judge(refusal(), static_cast<double>(retry_after));
@@ -121,7 +125,7 @@ class Run {
 
   static std::size_t on_header(char* data, std::size_t size, std::size_t count, void* self) {
     Run& run = *static_cast<Run*>(self);
-    run.last_byte_ = Clock::now();
+    run.silent_ = {};
     std::string_view line(data, size * count);
     while (line.ends_with('\n') || line.ends_with('\r')) line.remove_suffix(1);
     if (line.starts_with("HTTP/")) {
@@ -145,10 +149,10 @@ class Run {
   static std::size_t on_body(char* data, std::size_t size, std::size_t count, void* self) {
     Run& run = *static_cast<Run*>(self);
     const std::string_view bytes(data, size * count);
-    run.last_byte_ = Clock::now();
+    run.silent_ = {};
     if (!run.is_content()) {
-      run.body_.append(bytes.substr(0, 4096 - std::min<std::size_t>(run.body_.size(), 4096)));
-      return bytes.size();
+      run.refused_ += bytes.size();
+      return run.refused_ <= kMostRefusal ? bytes.size() : 0;
     }
     run.verdict_ = run.ask();
     if (run.verdict_.status.ok()) run.verdict_ = run.transfer_.take(bytes);
@@ -197,7 +201,7 @@ class Run {
     }
   }
 
-  // What an answer without content means.
+  // Returns the verdict on an answer without content.
   Verdict refusal() const {
     const std::string site = site_of(url_);
     const std::string said = response_.header("x-error-message").substr(0, 200);
@@ -254,14 +258,14 @@ class Run {
   std::string url_;  // of this request: that of the transfer, or where it was redirected to
   State state_ = State::kWaits;
   Clock::time_point due_ = Clock::now();
-  Clock::time_point last_byte_;
+  Clock::duration silent_{};  // since the last byte
   CURL* handle_ = nullptr;
   curl_slist* headers_ = nullptr;
   Response response_;
-  Verdict verdict_;       // of the transfer, within callbacks
-  bool asked_ = false;    // whether transfer_.answered was called
-  bool reached_ = false;  // whether a server has answered
-  std::string body_;      // of an answer without content
+  Verdict verdict_;            // of the transfer, within callbacks
+  bool asked_ = false;         // whether transfer_.answered was called
+  bool reached_ = false;       // whether a server has answered
+  std::uint64_t refused_ = 0;  // bytes of an answer without content
   std::uint64_t offset_ = 0;
   std::uint64_t brought_ = 0;   // bytes of this try
   std::uint64_t furthest_ = 0;  // bytes of the content up to which some try came
@@ -343,7 +347,7 @@ Status run_transfers(std::span<Transfer* const> transfers, const TransferOptions
       return Status(StatusCode::kCancelled, "stopped; run the same command again to go on");
     const Clock::time_point now = Clock::now();
     for (const auto& run : runs) {
-      if (run->state() == Run::State::kRuns && run->stalled(now)) {
+      if (run->state() == Run::State::kRuns && run->stalled()) {
         multi.remove(run->handle());
         KVASIR_RETURN_IF_ERROR(run->stall());
       }
@@ -366,7 +370,13 @@ Status run_transfers(std::span<Transfer* const> transfers, const TransferOptions
     const bool starts = std::ranges::any_of(runs, [&](const auto& run) {
       return run->state() == Run::State::kWaits && run->due() <= Clock::now() && multi.running() < at_once;
     });
-    if (!starts && !std::ranges::all_of(runs, is_done)) curl->multi_poll(multi.get(), nullptr, 0, 100, nullptr);
+    if (starts || std::ranges::all_of(runs, is_done)) continue;
+    const Clock::time_point before = Clock::now();
+    curl->multi_poll(multi.get(), nullptr, 0, kPollMilliseconds, nullptr);
+    // Bounded, since the process may have been stopped meanwhile.
+    const Clock::duration waited =
+        std::min<Clock::duration>(Clock::now() - before, std::chrono::milliseconds(2 * kPollMilliseconds));
+    for (const auto& run : runs) run->listened(waited);
   }
   return {};
 }

@@ -40,17 +40,6 @@ TEST(ChooseFile, QuantizationInAName) {
     EXPECT_EQ(quant_of(path), quant) << path;
 }
 
-TEST(ChooseFile, SplitNames) {
-  const std::optional<SplitName> split = split_name("a/Big-Q4_K_M-00002-of-00010.gguf");
-  ASSERT_TRUE(split);
-  EXPECT_EQ(split->stem, "a/Big-Q4_K_M");
-  EXPECT_EQ(split->number, 2);
-  EXPECT_EQ(split->count, 10);
-  for (const char* path : {"Big-00000-of-00002.gguf", "Big-00003-of-00002.gguf", "Big-1-of-2.gguf", "Big.gguf",
-                           "-00001-of-00002.gguf", "Big-0000x-of-00002.gguf", "Big-00001-of-00002.bin"})
-    EXPECT_FALSE(split_name(path)) << path;
-}
-
 TEST(ChooseFile, TheUsualChoice) {
   EXPECT_EQ(chosen({"m-F16.gguf", "m-Q8_0.gguf", "m-Q4_K_M.gguf"}), Paths{"m-Q4_K_M.gguf"});
   EXPECT_EQ(chosen({"m-F16.gguf", "m-Q4_0.gguf", "m-Q8_0.gguf"}), Paths{"m-Q8_0.gguf"});

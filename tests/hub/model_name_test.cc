@@ -108,6 +108,9 @@ TEST(ModelNames, WhatWasMeant) {
   EXPECT_EQ(name_meant("https://huggingface.co/user/repo/blob/main/x.gguf"), "hf:user/repo/x.gguf");
   EXPECT_EQ(name_meant("https://huggingface.co/user/repo/resolve/main/x.gguf?download=true"), "hf:user/repo/x.gguf");
   EXPECT_EQ(name_meant("hf.co/user/repo:Q8_0"), "hf:user/repo:Q8_0");
+  EXPECT_EQ(name_meant("https://huggingface.co/user/repo/resolve/v1.0/a/x.gguf"), "hf:user/repo/a/x.gguf@v1.0");
+  EXPECT_EQ(name_meant("https://huggingface.co/user/repo/tree/v1.0?x#y"), "hf:user/repo@v1.0");
+  EXPECT_EQ(name_meant("https://huggingface.co/user/repo/tree/"), "");
   for (const char* text : {"repo", "/user/repo", "./repo", "a/b/c", "hf:user/repo", "ollama:x/y"})
     EXPECT_EQ(name_meant(text), "") << text;
 }

@@ -8,7 +8,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "gguf/reader.h"
-#include "gguf/split.h"
+#include "base/part_name.h"
 #include "gguf/writer.h"
 
 namespace kvasir::test {
@@ -66,7 +66,7 @@ inline Result<std::vector<std::string>> write_parts(const std::string& stem,
                                                     const std::vector<std::vector<std::byte>>& parts) {
   std::vector<std::string> paths;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    paths.push_back(gguf::part_path(stem, {i + 1, parts.size()}));
+    paths.push_back(part_path(stem, {i + 1, parts.size()}));
     KVASIR_RETURN_IF_ERROR(kvasir::write_file(paths.back(), parts[i]));
   }
   return paths;

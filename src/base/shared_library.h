@@ -1,0 +1,32 @@
+// A library that is loaded when it is first needed, for those that few commands use: each brings a dozen others, for
+// which the rest should take neither time nor address space.
+// Thread-safety: any thread, on different objects.
+#pragma once
+
+#include <string>
+
+namespace kvasir {
+
+class SharedLibrary {
+ public:
+  // Loads the library, which stays loaded. `name` is its file name, such as "libcurl.so.4".
+  explicit SharedLibrary(const char* name);
+
+  // Sets `function` to the address of a symbol; null where there is none.
+  template <class Function>
+  SharedLibrary& bind(const char* symbol, Function& function) {
+    function = reinterpret_cast<Function>(find(symbol));
+    return *this;
+  }
+
+  // What failed first, such as a missing file or symbol; empty if nothing did.
+  const std::string& error() const { return error_; }
+
+ private:
+  void* find(const char* symbol);
+
+  void* handle_;
+  std::string error_;
+};
+
+}  // namespace kvasir
