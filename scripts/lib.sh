@@ -1,5 +1,7 @@
 # Shared by the scripts of this folder; sourced, not run.
 set -euo pipefail
+# kvasir may run in another folder than this script.
+case "${KVASIR_CACHE:-/}" in /*) ;; *) export KVASIR_CACHE=$PWD/$KVASIR_CACHE ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Services and containers may run without it; the model's folder is below it.
 [ -n "${HOME:-}" ] || HOME=$(getent passwd "$(id -u)" | cut -d: -f6) || true
