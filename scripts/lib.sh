@@ -39,8 +39,11 @@ install_packages() {
   local log=build/install.log apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq)
   mkdir -p build
   say "installing ${#missing[@]} packages and what they need, a minute or so; the log is $log"
-  if ! "${apt[@]}" update >"$log" 2>&1; then
-    fail_with_log "the package lists could not be fetched" "$log"
+  if [ -z "${lists_are_new:-}" ]; then
+    if ! "${apt[@]}" update >"$log" 2>&1; then
+      fail_with_log "the package lists could not be fetched" "$log"
+    fi
+    lists_are_new=1
   fi
   local all
   all=$("${apt[@]}" install --simulate --no-install-recommends "${missing[@]}" 2>>"$log" | grep -c '^Inst ') || all=0
@@ -123,7 +126,7 @@ configure_and_build() {
   local log=build/$preset-build.log
   mkdir -p build
   local duration="minutes"
-  [ "$target" != kvasir_cli ] || duration="about four minutes on two cores"
+  [ "$target" != kvasir_cli ] || duration="about three minutes on two cores"
   say "building $target ($preset), $duration if it is the first time; the log is $log"
   if ! { cmake --preset "$preset" "$@" && cmake --build "build/$preset" --target "$target" -j "$(nproc)"; } 2>&1 |
     tee "$log" | show_progress steps '^\[([0-9]+)/([0-9]+)\]'; then
