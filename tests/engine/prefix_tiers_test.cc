@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <thread>
 
 #include "base/check.h"
@@ -58,7 +60,13 @@ class Process {
     return queue_.add(options, std::move(*text), std::move(*make_policy(options.policy)), 64, codec);
   }
   void run_to_end() {
-    for (int polls = 0; queue_.unfinished() > 0; ++polls) {
+    run_until([this] { return queue_.unfinished() == 0; });
+  }
+  void run_until_finished(RequestId id) {
+    run_until([&] { return results_.contains(id); });
+  }
+  void run_until(const std::function<bool()>& ended) {
+    for (int polls = 0; !ended(); ++polls) {
       ASSERT_LT(polls, 100000) << "no end";
       const auto events = queue_.poll();
       ASSERT_TRUE(events.ok()) << events.status().message();
@@ -423,14 +431,15 @@ TEST_F(PrefixTiersTest, WhatWasComputedDuringAFetchComesFromPages) {
   Process process(model, far(content));
   process.run(request("full", 300, 2));  // from now on the store is fast
   process.settle(1);
-  content->milliseconds = 200;
+  content->holds = true;
   RequestOptions longer = request("full", 200);
   const auto more = random_tokens(500, tier_spec().vocab, 50);
   longer.tokens.insert(longer.tokens.end(), more.begin(), more.end());
   const RequestId id = process.add(longer);
   ASSERT_TRUE(process.queue().poll().ok());
   EXPECT_EQ(process.queue().sequence_of(id, 0), nullptr) << "it waits for the store's answer";
-  process.add(request("full", 200));  // less than a part: asks for nothing
+  process.run_until_finished(process.add(request("full", 200)));  // less than a part: asks for nothing
+  content->holds = false;
   process.run_to_end();
   EXPECT_EQ(process.report().loads, 0);
   EXPECT_GT(process.result(id).cached, 0);
