@@ -151,7 +151,7 @@ Result<Json> ask_all(const DemoOptions& options, const std::vector<std::string>&
   for (const std::string& policy : policies) width = std::max(width, policy.size());
   if (!options.json)
     KVASIR_RETURN_IF_ERROR(print(fmt::format("{:<{}}  {:>13}  {:>9}  {:>9}  {:>6}  {}\n", "policy", width,
-                                             "kept of read", "KV memory", "peak", "time", "answer")));
+                                             "kept of seen", "KV memory", "peak", "time", "answer")));
   bool missed_whole = false;
   for (const std::string& policy : policies) {
     KVASIR_ASSIGN_OR_RETURN(const Answer answer, ask(options, policy, prompt, expected));

@@ -65,13 +65,13 @@ const std::string* with_quant(const std::vector<std::string>& paths, std::string
   return nullptr;
 }
 
-// Lists what may follow the ':' or, where quantizations do not tell files apart, the files.
-std::string what_there_is(const std::vector<std::string>& paths) {
+// Lists what may follow the ':' or, where quantizations do not tell files apart or `files` are wanted, the files.
+std::string what_there_is(const std::vector<std::string>& paths, bool files) {
   std::vector<std::string> quants;
   for (const std::string& path : paths) quants.push_back(quant_of(path));
   const bool distinct =
       std::set(quants.begin(), quants.end()).size() == paths.size() && std::ranges::find(quants, "") == quants.end();
-  std::vector<std::string> shown = distinct ? quants : paths;
+  std::vector<std::string> shown = distinct && !files ? quants : paths;
   const std::size_t count = shown.size();
   if (count > 30) shown.resize(30);
   return fmt::format("{}{}", fmt::join(shown, ", "), count > 30 ? fmt::format(" and {} more", count - 30) : "");
@@ -129,7 +129,8 @@ Result<std::vector<std::string>> choose_files(std::span<const std::string> paths
                        "{} has no GGUF file of a model; look for a repository of the same model in GGUF", name.repo);
   if (chosen == nullptr)
     return make_status(StatusCode::kNotFound, "{} has no {}; there is: {}", name.repo,
-                       name.file.empty() ? name.quant : "file '" + name.file + "'", what_there_is(models));
+                       name.file.empty() ? name.quant : "file '" + name.file + "'",
+                       what_there_is(models, !name.file.empty()));
   std::vector<std::string> files = {*chosen};
   const std::optional<PartName> split = parse_part_name(*chosen);
   for (std::uint64_t number = 1; split && number <= split->place.count; ++number) {

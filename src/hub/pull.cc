@@ -5,7 +5,9 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "base/status.h"
@@ -51,17 +53,29 @@ std::uint64_t size_of(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
 }
 
-bool exists(const std::string& path) {
+// Whether the content of a file is there. One of another size is damaged: what is fetched takes its place.
+bool has(const HubCache& cache, const std::string& repo, const HubFile& file) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+  return ::stat(cache.blob(repo, file.oid).c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+         static_cast<std::uint64_t>(status.st_size) == file.size;
+}
+
+// Whether all of a snapshot's files are there and named.
+bool has_all(const HubCache& cache, const ModelName& name, const std::string& commit,
+             const std::vector<HubFile>& files) {
+  std::error_code error;
+  return cache.commit_of(name.repo, name.revision) == commit && std::ranges::all_of(files, [&](const HubFile& file) {
+           return has(cache, name.repo, file) &&
+                  std::filesystem::equivalent(cache.snapshot(name.repo, commit) + "/" + file.path,
+                                              cache.blob(name.repo, file.oid), error);
+         });
 }
 
 // Checks that the disk has room for what is missing.
 Status check_room(const HubCache& cache, const std::string& repo, const std::vector<HubFile>& files) {
   std::uint64_t missing = 0;
   for (const HubFile& file : files)
-    if (!exists(cache.blob(repo, file.oid)))
-      missing += file.size - std::min(file.size, size_of(cache.partial(repo, file.oid)));
+    if (!has(cache, repo, file)) missing += file.size - std::min(file.size, size_of(cache.partial(repo, file.oid)));
   struct statvfs disk {};
   if (::statvfs(cache.root().c_str(), &disk) != 0) return {};
   const std::uint64_t room = static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize;
@@ -120,7 +134,7 @@ Status fetch_files(const HubCache& cache, const ModelName& name, const std::stri
     total += file.size;
     const bool planned =
         std::ranges::any_of(transfers, [&](const auto& other) { return other->file().oid == file.oid; });
-    if (planned || exists(cache.blob(name.repo, file.oid))) {
+    if (planned || has(cache, name.repo, file)) {
       there += file.size;
       continue;
     }
@@ -138,41 +152,74 @@ Status fetch_files(const HubCache& cache, const ModelName& name, const std::stri
 
 }  // namespace
 
+std::optional<CachedModel> find_cached(const HubCache& cache, const ModelName& name) {
+  const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
+  if (!commit) return std::nullopt;
+  const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
+  Result<std::vector<std::string>> chosen = choose_files(paths, name);
+  if (!chosen.ok()) return std::nullopt;
+  // Another file may be nearer to what was asked for, or to the usual choice, and not be fetched yet.
+  const std::string wanted = name.quant.empty() ? "Q4_K_M" : upper(name.quant);
+  const bool sure = !name.file.empty() || quant_of(chosen->front()) == wanted;
+  return CachedModel{*commit, std::move(*chosen), sure};
+}
+
 Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environment, const PullOptions& options) {
-  if (environment.offline)
-    return invalid_argument("{} is not in the cache, and nothing is fetched offline (--offline, HF_HUB_OFFLINE)",
-                            to_string(name));
   KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
+  const HubCache cache(root);
+  PulledModel pulled;
+  const auto add = [&](const std::string& path) {
+    pulled.files.push_back(cache.snapshot(name.repo, pulled.commit) + "/" + path);
+    pulled.path = pulled.files.front();
+  };
+  if (environment.offline) {
+    const std::optional<CachedModel> cached = find_cached(cache, name);
+    if (!cached)
+      return invalid_argument("{} is not in the cache, and nothing is fetched offline (--offline, HF_HUB_OFFLINE)",
+                              to_string(name));
+    pulled.commit = cached->commit;
+    for (const std::string& path : cached->files) {
+      add(path);
+      pulled.bytes += size_of(pulled.files.back());
+    }
+    return pulled;
+  }
   KVASIR_ASSIGN_OR_RETURN(const std::string endpoint, hub_endpoint(environment));
   PullOptions own = options;
   KVASIR_ASSIGN_OR_RETURN(own.transfer.token, hub_token(environment));
   own.transfer.token_origin = origin_of(endpoint);
-  KVASIR_ASSIGN_OR_RETURN(const Listing listing, list_files(name, endpoint, own.transfer));
+  const Result<Listing> listed = list_files(name, endpoint, own.transfer);
+  if (!listed.ok()) {
+    const bool of_name =
+        listed.status().code() == StatusCode::kNotFound || listed.status().code() == StatusCode::kInvalidArgument;
+    return of_name ? listed.status().with_message(to_string(name) + ": " + listed.status().message()) : listed.status();
+  }
+  const Listing& listing = *listed;
   std::vector<std::string> paths;
   for (const HubFile& file : listing.files) paths.push_back(file.path);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> chosen, choose_files(paths, name));
   std::vector<HubFile> files;
   for (const std::string& path : chosen) files.push_back(*std::ranges::find(listing.files, path, &HubFile::path));
 
-  const HubCache cache(root);
+  pulled.commit = listing.commit;
+  for (const HubFile& file : files) pulled.bytes += file.size;
+  if (has_all(cache, name, listing.commit, files)) {  // so that a cache that cannot be written will do
+    for (const HubFile& file : files) add(file.path);
+    return pulled;
+  }
   KVASIR_RETURN_IF_ERROR(cache.prepare(name.repo));
   std::vector<ContentLock> locks;
   KVASIR_RETURN_IF_ERROR(lock_all(cache, name, files, own.transfer, locks));
   KVASIR_RETURN_IF_ERROR(check_room(cache, name.repo, files));
-  PulledModel pulled;
-  pulled.commit = listing.commit;
-  for (const HubFile& file : files) {
-    pulled.bytes += file.size;
-    if (!exists(cache.blob(name.repo, file.oid))) pulled.fetched += file.size;
-  }
+  for (const HubFile& file : files)
+    if (!has(cache, name.repo, file)) pulled.fetched += file.size;
   const std::string address = endpoint + "/" + name.repo + "/resolve/" + listing.commit + "/";
   KVASIR_RETURN_IF_ERROR(fetch_files(cache, name, address, files, own));
   for (const HubFile& file : files) {
     KVASIR_RETURN_IF_ERROR(cache.link(name.repo, listing.commit, file.path, file.oid));
-    pulled.files.push_back(cache.snapshot(name.repo, listing.commit) + "/" + file.path);
+    add(file.path);
   }
   KVASIR_RETURN_IF_ERROR(cache.set_commit(name.repo, name.revision, listing.commit));
-  pulled.path = pulled.files.front();
   return pulled;
 }
 

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "hub/cache.h"
 #include "hub/environment.h"
 #include "hub/model_name.h"
 #include "hub/transfer.h"
@@ -28,10 +30,20 @@ struct PulledModel {
   std::uint64_t fetched = 0;  // of them, in this call
 };
 
+// What the cache has of a model of the hub.
+struct CachedModel {
+  std::string commit;
+  std::vector<std::string> files;  // by their paths in the snapshot, the one to open first
+  bool sure = true;                // whether the hub would choose the same
+};
+// Returns nullopt if the cache holds nothing that fits.
+std::optional<CachedModel> find_cached(const HubCache& cache, const ModelName& name);
+
 // Asks the hub for the revision's files, chooses, and fetches those that are not in the cache, four at a time. The
 // content's hash is checked before a file gets its name. What a failure leaves behind is a partial file, with which the
-// next call goes on. REQUIRES: name.place is kHub. Errors: those of choose_files, run_transfers and hub_cache;
-// kInvalidArgument when offline; kResourceExhausted for a full disk.
+// next call goes on. A content of the wrong size is fetched again. Offline, what the cache has is taken. REQUIRES:
+// name.place is kHub. Errors: those of choose_files, run_transfers and hub_cache; kInvalidArgument for what is not in
+// the cache when offline; kResourceExhausted for a full disk.
 Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environment, const PullOptions& options);
 
 }  // namespace kvasir::hub

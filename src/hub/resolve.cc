@@ -63,29 +63,10 @@ std::vector<std::string> folders_in(const std::string& folder) {
   return names;
 }
 
-// The files of a hub model that the cache holds.
-struct Cached {
-  std::string commit;
-  std::vector<std::string> files;  // by their paths in the snapshot
-  bool sure = true;                // whether the hub would choose the same
-};
-// Returns nullopt if the cache holds nothing that fits.
-std::optional<Cached> find_cached(const HubCache& cache, const ModelName& name) {
-  const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
-  if (!commit) return std::nullopt;
-  const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
-  Result<std::vector<std::string>> chosen = choose_files(paths, name);
-  if (!chosen.ok()) return std::nullopt;
-  // Another file may be nearer to what was asked for, or to the usual choice, and not be fetched yet.
-  const std::string wanted = name.quant.empty() ? "Q4_K_M" : upper(name.quant);
-  const bool sure = !name.file.empty() || quant_of(chosen->front()) == wanted;
-  return Cached{*commit, std::move(*chosen), sure};
-}
-
 Result<std::string> resolve_hub(const ModelName& name, const HubEnvironment& environment, const PullOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
   const HubCache cache(root);
-  const std::optional<Cached> cached = find_cached(cache, name);
+  const std::optional<CachedModel> cached = find_cached(cache, name);
   const auto path = [&] { return cache.snapshot(name.repo, cached->commit) + "/" + cached->files.front(); };
   if (cached && (cached->sure || environment.offline)) return path();
   PullOptions once = options;
@@ -120,6 +101,11 @@ Result<std::string> resolve_path(const std::string& path) {
         fs::exists(path, error) ? "holds" : "names");
   if (fs::exists(path, error)) return path;
   const std::string meant = name_meant(path);
+  if (meant.empty() && (path.starts_with("http://") || path.starts_with("https://")))
+    return invalid_argument(
+        "'{}' is an address of the web; download the file and give its name, or fetch a model of the Hugging Face hub "
+        "with -m hf:USER/REPO",
+        path.substr(0, 300));
   const bool is_relative_file = path.ends_with(".gguf") && std::ranges::count(path, '/') < 2;
   if (meant.empty() || is_relative_file) return path;
   return make_status(StatusCode::kNotFound, "there is no file '{}'; for a model of the Hugging Face hub type -m {}",
@@ -235,37 +221,69 @@ std::vector<LocalModel> local_models(const HubEnvironment& environment) {
   return models;
 }
 
+namespace {
+
+// Removes a file of Kvasir's own folder, given by its path or by its name there.
+Result<RemovedModel> remove_file(const std::string& text, const HubEnvironment& environment) {
+  const std::string own = own_models(environment);
+  std::error_code error;
+  const bool is_name = text.find('/') == std::string::npos && !own.empty() && is_file(own + "/" + text);
+  const fs::path path = is_name ? own + "/" + text : text;
+  const bool is_own = !own.empty() && path.extension() == ".gguf" &&
+                      fs::equivalent(path.has_parent_path() ? path.parent_path() : fs::path("."), own, error);
+  if (!is_own) {
+    const std::string meant = name_meant(text);
+    return invalid_argument(
+        "'{}' is not in Kvasir's folder '{}'; {}", text, own,
+        meant.empty() ? "a model of the hub is named hf:USER/REPO:QUANT" : "for one of the hub type " + meant);
+  }
+  if (!is_file(path)) return make_status(StatusCode::kNotFound, "there is no file '{}'", path.string());
+  RemovedModel removed;
+  for (const std::string& part : all_parts(path)) {
+    const std::uint64_t bytes = bytes_of(part);
+    if (!fs::remove(part, error) && error)
+      return make_status(StatusCode::kIo, "cannot remove '{}': {}", part, error.message());
+    removed.freed += bytes;
+  }
+  return removed;
+}
+
+// Says that the cache does not have a model, and what it has of the repository.
+Status not_cached(const std::string& text, const ModelName& name, const HubCache& cache) {
+  std::vector<LocalModel> models;
+  for (const CachedSnapshot& snapshot : cache.snapshots()) {
+    if (snapshot.repo != name.repo) continue;
+    ModelName each;
+    each.place = ModelPlace::kHub;
+    each.repo = snapshot.repo;
+    each.revision = snapshot.revision;
+    add_repo(each, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
+  }
+  std::string there;
+  for (const LocalModel& model : models) there += (there.empty() ? "; there is: " : ", ") + model.name;
+  if (has_loose(cache, name.repo)) there += "; --partial removes what is fetched in part";
+  return make_status(StatusCode::kNotFound, "{} is not in the cache '{}'{}", text, cache.root(), there);
+}
+
+}  // namespace
+
 Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment& environment) {
   KVASIR_ASSIGN_OR_RETURN(const ModelName name, parse_model_name(text));
   if (name.place == ModelPlace::kOllama)
     return invalid_argument("{} belongs to ollama; remove it with 'ollama rm'", text);
   if (name.place == ModelPlace::kLmStudio) return invalid_argument("{} belongs to LM Studio; remove it there", text);
+  if (name.place == ModelPlace::kPath) return remove_file(text, environment);
   RemovedModel removed;
-  if (name.place == ModelPlace::kPath) {
-    const std::string own = own_models(environment);
-    std::error_code error;
-    const fs::path path(text);
-    const bool is_own = !own.empty() && text.ends_with(".gguf") &&
-                        fs::equivalent(path.has_parent_path() ? path.parent_path() : fs::path("."), own, error);
-    if (!is_own)
-      return invalid_argument("'{}' is not in Kvasir's folder '{}' and no model of the hub (hf:USER/REPO:QUANT)", text,
-                              own);
-    if (!is_file(text)) return make_status(StatusCode::kNotFound, "there is no file '{}'", text);
-    for (const std::string& part : all_parts(text)) {
-      const std::uint64_t bytes = bytes_of(part);
-      if (!fs::remove(part, error) && error)
-        return make_status(StatusCode::kIo, "cannot remove '{}': {}", part, error.message());
-      removed.freed += bytes;
-    }
-    return removed;
-  }
   KVASIR_ASSIGN_OR_RETURN(const std::string root, hub_cache(environment));
   const HubCache cache(root);
   const std::optional<std::string> commit = cache.commit_of(name.repo, name.revision);
-  if (!commit && has_loose(cache, name.repo)) return remove_partial(text, environment);
-  if (!commit) return make_status(StatusCode::kNotFound, "{} is not in the cache '{}'", text, root);
-  const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> chosen, choose_files(paths, name));
+  std::vector<std::string> paths;
+  if (commit) paths = cache.files_of(name.repo, *commit);
+  const bool whole_repo = name.file.empty() && name.quant.empty();
+  if (paths.empty() && whole_repo && has_loose(cache, name.repo)) return remove_partial(text, environment);
+  const Result<std::vector<std::string>> found = choose_files(paths, name);
+  if (paths.empty() || !found.ok()) return not_cached(text, name, cache);
+  const std::vector<std::string>& chosen = *found;
   // Without a quantization or file it would be a guess which of several is meant.
   if (name.file.empty() && name.quant.empty() && chosen.size() < paths.size())
     return invalid_argument(

@@ -10,6 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 from fake_hub import COMMIT
 from pull_case import Case, FILE, KVASIR, MODEL, PATIENCE, SOURCE, cuts_after, main, once
@@ -106,10 +107,11 @@ def test_refuses_to_remove_what_is_not_its_own():
         own = f'{case.home}/.cache/kvasir/models'
         for name, line in (('ollama:tiny:1b', "ollama:tiny:1b belongs to ollama; remove it with 'ollama rm'"),
                            ('lmstudio:someone/studio-GGUF', 'lmstudio:someone/studio-GGUF belongs to LM Studio; remove it there'),
-                           (str(mine), f"'{mine}' is not in Kvasir's folder '{own}' and no model of the hub "
-                            '(hf:USER/REPO:QUANT)'),
-                           (f'{own}/../../../mine.gguf', f"'{own}/../../../mine.gguf' is not in Kvasir's folder '{own}' and "
-                            'no model of the hub (hf:USER/REPO:QUANT)'),
+                           (str(mine), f"'{mine}' is not in Kvasir's folder '{own}'; a model of the hub is named "
+                            'hf:USER/REPO:QUANT'),
+                           (f'{own}/../../../mine.gguf', f"'{own}/../../../mine.gguf' is not in Kvasir's folder '{own}'; a model "
+                            'of the hub is named hf:USER/REPO:QUANT'),
+                           ('user/repo', f"'user/repo' is not in Kvasir's folder '{own}'; for one of the hub type hf:user/repo"),
                            ('hf:user/absent', f"hf:user/absent is not in the cache '{case.cache}'")):
             result = case.run('models', 'remove', name)
             assert result == (2, '', f'kvasir: {line}\n'), result
@@ -145,6 +147,38 @@ def test_what_interrupted_pulls_have_left():
                           'part\n'), result
 
 
+def test_removing_never_takes_something_else():
+    with Case() as case:
+        case.hub.files['other.Q8_0.gguf'] = b'GGUF' * 300_000
+        case.hub.cdn_fault = lambda handler, _: cut_after(handler, 'other.Q8_0.gguf', 100_000)
+        assert case.pull('hf:user/repo:Q8_0', '--tries', '1')[0] == 1
+        case.hub.cdn_fault = None
+        result = case.run('models', 'remove', 'hf:user/repo:Q4_K_M')
+        assert result == (2, '', f"kvasir: hf:user/repo:Q4_K_M is not in the cache '{case.cache}'; --partial removes what is "
+                          'fetched in part\n'), result
+        assert case.partial('other.Q8_0.gguf').stat().st_size == 100_000
+        case.expect_whole(case.pull())
+        result = case.run('models', 'remove', 'hf:user/repo:Q2_K')
+        assert result == (2, '', f"kvasir: hf:user/repo:Q2_K is not in the cache '{case.cache}'; there is: hf:user/repo:Q4_K_M; "
+                          '--partial removes what is fetched in part\n'), result
+        own = case.home / '.cache/kvasir/models'
+        own.mkdir(parents=True)
+        (own / 'mine.gguf').write_bytes(MODEL)
+        case.expect_removed('mine.gguf', 'mine.gguf removed, 3.4 MiB freed\n')
+
+
+def cut_after(handler, path, count):
+    content = handler.hub.files[path]
+    handler.send_response(200)
+    handler.send_header('Content-Length', str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content[:count])
+    handler.wfile.flush()
+    time.sleep(0.05)  # a reset drops what the client has not read
+    handler.cut()
+    return True
+
+
 def test_says_what_to_type_instead():
     with Case() as case:
         (case.home / 'model.safetensors').write_bytes(b'x')
@@ -158,6 +192,8 @@ def test_says_what_to_type_instead():
                 ('user/repo', "there is no file 'user/repo'; for a model of the Hugging Face hub type -m hf:user/repo"),
                 ('https://huggingface.co/user/repo/tree/main', "there is no file 'https://huggingface.co/user/repo/tree/main'; "
                  'for a model of the Hugging Face hub type -m hf:user/repo'),
+                ('http://example.com/x.gguf', "'http://example.com/x.gguf' is an address of the web; download the file and give "
+                 'its name, or fetch a model of the Hugging Face hub with -m hf:USER/REPO'),
                 ('model.safetensors', "'model.safetensors' holds safetensors, and Kvasir reads GGUF; give a GGUF file of the "
                  'same model, such as -m hf:USER/REPO'),
                 ('absent.safetensors', "'absent.safetensors' names safetensors, and Kvasir reads GGUF; give a GGUF file of the "

@@ -6,6 +6,7 @@ pull_check.py KVASIR MODEL [TEST...]
 import contextlib
 import fcntl
 import json
+import os
 import pathlib
 import random
 import re
@@ -92,6 +93,37 @@ def test_m_uses_the_cache_where_the_hub_cannot_be_reached():
         code, _, errors = case.run('tokenize', '-m', 'hf:user/repo', '-p', 'x')
         assert code == 0, errors
         assert re.fullmatch(r'kvasir: cannot reach http://127.0.0.1:1: .*; the cache has tiny-Q8_0.gguf\n', errors), errors
+
+
+def test_offline_takes_what_the_cache_has():
+    with Case() as case:
+        case.environment['HF_HUB_OFFLINE'] = '1'
+        case.expect_line(case.pull(), "hf:user/repo is not in the cache, and nothing is fetched "
+                         r'offline \(--offline, HF_HUB_OFFLINE\)', code=2)
+        case.environment = {}
+        case.expect_whole(case.pull())
+        case.hub.requests.clear()
+        case.environment['HF_HUB_OFFLINE'] = '1'
+        for name in ('hf:user/repo', f'hf:user/repo:Q4_K_M@{COMMIT}'):
+            case.expect_whole(case.pull(name))
+        assert not case.hub.requests
+
+
+def test_damaged_content_is_fetched_again():
+    with Case() as case:
+        for length in (0, 1000):
+            case.expect_whole(case.pull())
+            os.truncate(case.blob(), length)
+            errors = case.expect_whole(case.pull())
+            assert 'fetched, with the hash that the hub lists' in errors, errors
+
+
+def test_complete_model_needs_no_lock():
+    with Case() as case:
+        case.expect_whole(case.pull())
+        subprocess.run(['rm', '-rf', str(case.cache / '.locks')], check=True)
+        (case.cache / '.locks').write_bytes(b'')  # as in a cache that cannot be written
+        case.expect_whole(case.pull())
 
 
 def test_environment_variables_and_configuration_name_models():

@@ -96,7 +96,7 @@ def test_refusal_that_does_not_end():
             handler.close_connection = True
             return True
         case.hub.hub_fault = endless
-        case.expect_line(case.pull(), f'{case.site()} has no such repository, revision or file', code=2)
+        case.expect_line(case.pull(), f'hf:user/repo: {case.site()} has no such repository, revision or file', code=2)
         assert sum(sent) < 64 << 20, 'the client went on reading'
 
 
@@ -367,10 +367,10 @@ def test_token_stays_with_the_hub():
 def test_gated_repository():
     with Case() as case:
         case.hub.token = 'hf_' + 'a' * 34
-        case.expect_line(case.pull(), f'{case.site()} refuses access \\(Access to model user/repo is restricted\\): check '
+        case.expect_line(case.pull(), f'hf:user/repo: {case.site()} refuses access \\(Access to model user/repo is restricted\\): check '
                          'the name; for a private or gated model accept its terms on its page, and set HF_TOKEN', 2)
         case.environment = {'HF_TOKEN': 'hf_wrong'}
-        case.expect_line(case.pull(), f'{case.site()} refuses access \\(Access to model user/repo is restricted\\): the '
+        case.expect_line(case.pull(), f'hf:user/repo: {case.site()} refuses access \\(Access to model user/repo is restricted\\): the '
                          'token of HF_TOKEN does not permit it', 2)
         case.environment = {'HF_TOKEN': 'hf_a\nX-Evil: 1'}
         case.expect_line(case.pull(), 'the token of HF_TOKEN, or of its file, has characters that no token has', 2)
@@ -383,9 +383,9 @@ def test_gated_repository():
 def test_no_such_repository():
     with Case() as case:
         result = case.pull('hf:user/other')
-        case.expect_line(result, f'{case.site()} has no such repository, revision or file \\(Repository not found\\)', 2)
+        case.expect_line(result, f'hf:user/other: {case.site()} has no such repository, revision or file \\(Repository not found\\)', 2)
         result = case.pull('hf:user/repo@v2')
-        case.expect_line(result, f'{case.site()} has no such repository, revision or file \\(Repository not found\\)', 2)
+        case.expect_line(result, f'hf:user/repo@v2: {case.site()} has no such repository, revision or file \\(Repository not found\\)', 2)
 
 
 # Answers that are not to be trusted
