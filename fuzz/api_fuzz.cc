@@ -47,7 +47,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check_refusal(body.status());
     return 0;
   }
-  const Result<ApiRequest> request = read_request(*body, chat);
+  const Result<ApiRequest> request = read_request(*body, chat, {});
   if (request.ok()) {
     check_request(*request, chat);
     KVASIR_CHECK(read_prompts(*body, chat).ok());

@@ -64,6 +64,7 @@ struct ModelSummary {
   bool chat_template_unknown = false;  // the file's template is no template: messages are refused with what is wrong
   bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
   int kv_heads = 0;                    // of a layer
+  SamplingOptions sampling;            // that the file recommends (general.sampling.*); elsewhere the defaults
 };
 
 class Session {

@@ -32,9 +32,11 @@ class ModelText {
   // answer. Errors: as Engine::submit gives for the text, kUnsupported for options with a session.
   virtual Result<PromptTokens> encode_prompt(const RequestOptions& options) const = 0;
 
-  // Returns the tokens of a text; control tokens written out in it stay text. `add_special`: with BOS and EOS where the
-  // vocabulary asks for them. Errors: kInvalidArgument for invalid UTF-8.
-  virtual Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special) const = 0;
+  // Returns the tokens of a text. `add_special`: with BOS and EOS where the vocabulary asks for them. `parse_special`:
+  // control tokens written out in it become these tokens; otherwise they stay text. Errors: kInvalidArgument for
+  // invalid UTF-8.
+  virtual Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special,
+                                                   bool parse_special = false) const = 0;
 
   // Returns the text of tokens, control tokens by their names if `special`. The bytes need not be valid UTF-8. Errors:
   // kInvalidArgument for an id outside the vocabulary.

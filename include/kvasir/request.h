@@ -27,6 +27,14 @@ namespace kvasir {
 
 class Session;
 
+// How the prompt made of messages ends.
+enum class PromptEnd {
+  kAuto,      // kContinue after a message of the assistant, kOpen after any other
+  kOpen,      // with the opening of an answer
+  kContinue,  // with the last message, which the answer continues
+  kClosed,    // with the last message, closed
+};
+
 // One message of a conversation.
 struct Message {
   std::string role;  // "system", "user" or "assistant"
@@ -35,9 +43,16 @@ struct Message {
 
 struct RequestOptions {
   // What is read: exactly one of these three is not empty.
-  std::string prompt;                // text, read as Session::read does
-  std::vector<Message> messages;     // read as Session::say does, one after the other
+  std::string prompt;             // text, read as Session::read does
+  std::vector<Message> messages;  // as the model's chat template writes them; of a session as Session::say reads them
   std::vector<std::int32_t> tokens;  // token ids, read as they stand: the engine adds no BOS
+
+  // Of `messages`. A session's request takes kAuto alone.
+  PromptEnd prompt_end = PromptEnd::kAuto;
+
+  // Of `prompt`: control tokens written out in it, such as "<|im_start|>", become these tokens. In messages they never
+  // do.
+  bool parse_special = false;
 
   // Of `messages`: variables of the chat template besides EngineOptions::template_arguments, in the same form. Where
   // names are equal, these count.

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvasir/finish_reason.h"
@@ -160,6 +162,10 @@ struct TokenChoice {
   double log_probability = 0;
 };
 
+// Returns the bytes of a token if they are valid UTF-8. Part of a character is named as OpenAI's API does,
+// "bytes:\\xf0\\x9f", so that different bytes have different names.
+std::string token_name(std::string_view bytes);
+
 struct GeneratedToken {
   TokenChoice token;
   std::vector<TokenChoice> likeliest;  // likeliest first
@@ -174,9 +180,10 @@ struct GenerateResult {
   double seconds = 0;              // of generation; of a request: from there to its end, waiting included
   FinishReason finish_reason = FinishReason::kEnd;
   std::uint64_t seed = 0;  // that the sampler used
-  // With GenerateOptions::logprobs: one for each token generated, also of a stop string that the text ends before. An
-  // end token is not among them. They grow with the tokens, as the text does.
+  // With GenerateOptions::logprobs: one for each token generated, also of a stop string that the text ends before. They
+  // grow with the tokens, as the text does.
   std::vector<GeneratedToken> choices;
+  std::optional<GeneratedToken> end_choice;  // with logprobs and kEnd: of the end token, which is no part of the text
   // With GenerateOptions::prompt_logprobs: one for each token of the prompt but the first.
   std::vector<GeneratedToken> prompt_choices;
   KvReport kv;

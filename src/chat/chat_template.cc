@@ -8,6 +8,7 @@
 #include "chat/closing.h"
 #include "chat/stand_in.h"
 #include "jinja/json_value.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -220,6 +221,37 @@ Result<ChatPrompt> ChatTemplate::render(std::span<const ChatMessage> messages, b
   KVASIR_RETURN_IF_ERROR(check_messages(messages, 0));
   KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages, open_answer));
   return prompt_of(written.text, true);
+}
+
+Result<ChatPrompt> ChatTemplate::render_unfinished(std::span<const ChatMessage> messages) const {
+  KVASIR_RETURN_IF_ERROR(check_messages(messages, 0));
+  std::string_view content = messages.back().content;
+  content.remove_prefix(white_space_prefix(content));  // templates trim contents
+  const std::string_view trimmed = content.substr(0, content.find_last_not_of(" \t\r\n") + 1);
+  if (trimmed.empty()) {  // nothing to continue but an opening
+    if (messages.size() > 1) return render(messages.first(messages.size() - 1), true);
+    return invalid_argument("the last message is empty, and there is none before it; give some text");
+  }
+  KVASIR_ASSIGN_OR_RETURN(const Written written, write(messages, false));
+  const bool placed = written.starts.size() > messages.size();
+  const std::size_t first = placed ? written.starts[messages.size() - 1] : 0;
+  const std::size_t last = placed ? written.starts[messages.size()] : written.text.size();
+  // The content is the last thing in the message's own part that is not the template's.
+  std::size_t begin = 0;
+  std::string_view said;
+  std::size_t end = 0;
+  for (const jinja::Run& run : written.text.runs()) {
+    if (run.origin == Origin::kCaller && run.end > first && begin < last) {
+      end = run.end;
+      said = std::string_view(written.text.bytes()).substr(begin, run.end - begin);
+    }
+    begin = run.end;
+  }
+  if (!said.ends_with(content) && !said.ends_with(trimmed))
+    return invalid_argument(
+        "the chat template does not write the last message as it is, so it cannot be continued; end with a message of "
+        "the user");
+  return prompt_of(written.text.substring(0, end), true);
 }
 
 Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messages, std::size_t first,

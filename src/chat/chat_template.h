@@ -82,6 +82,10 @@ class ChatTemplate {
   // exception: its message, line and column. kResourceExhausted if the template takes too much time or memory.
   Result<ChatPrompt> render(std::span<const ChatMessage> messages, bool open_answer) const;
 
+  // Writes a whole conversation up to the end of the last message's content, for the model to continue that message.
+  // Errors: as render(); kInvalidArgument where the template does not write that content.
+  Result<ChatPrompt> render_unfinished(std::span<const ChatMessage> messages) const;
+
   // Writes messages[first, ...) behind a context that already holds messages[0, first), each written when it was the
   // newest. It is what the template's loop over the messages writes from message `first` on. Hence:
   //   - The start of a conversation (BOS, a default system message) comes with the first message only.

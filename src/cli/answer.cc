@@ -208,7 +208,14 @@ void print_summary(const GenerateResult& result, std::string_view scope) {
 void note_forgotten(const Session& session, std::int64_t context) {
   const KvReport kv = session.kv();
   const Session::Forgotten forgotten = session.forgotten();
-  if (forgotten.dropped == 0 || !drops_ranges(kv.policy)) return;
+  if (forgotten.dropped == 0) return;
+  if (!drops_ranges(kv.policy)) {
+    note("kvasir: {} of the {} tokens read are {} ({}): {}\n", forgotten.dropped, kv.seen,
+         demotes(kv.policy) ? "demoted" : "forgotten", kv.policy,
+         demotes(kv.policy) ? "each token reads again the few pages that suit it best"
+                            : "what an answer says of them may be made up; --kv full keeps everything");
+    return;
+  }
   // A policy that keeps what the question needs must first hold the whole text.
   const std::string remedy = kv.seen <= context ? "a larger cache, or --kv snapkv, keeps what the question needs"
                                                 : fmt::format("the model was trained for {}: ask about a shorter part",
@@ -218,8 +225,8 @@ void note_forgotten(const Session& session, std::int64_t context) {
     note("kvasir: tokens {} to {} of {} are demoted ({}): each token reads again the few pages that suit it best\n",
          forgotten.first, last, kv.seen, kv.policy);
   } else {
-    note("kvasir: tokens {} to {} of {} are forgotten ({}): no answer can draw on them; {}\n", forgotten.first, last,
-         kv.seen, kv.policy, remedy);
+    note("kvasir: tokens {} to {} of {} are forgotten ({}): what an answer says of them is made up; {}\n",
+         forgotten.first, last, kv.seen, kv.policy, remedy);
   }
 }
 
@@ -235,7 +242,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
                        human_bytes(kv.bytes));
   }
   KVASIR_RETURN_IF_ERROR(read);
-  if (!options.files.empty() && options.prompt) note_forgotten(session, engine.model().context);
+  if (options.chat || (!options.files.empty() && options.prompt)) note_forgotten(session, engine.model().context);
   if (options.samples > 1) return print_samples(options, engine, session);
   if (options.beams > 0) return print_beams(options, engine, session);
   bool says_how_to_stop = !options.tokens_given && !options.json && !options.chat;

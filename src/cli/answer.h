@@ -51,8 +51,8 @@ class Runner {
 // Prints a generation's figures, as one line on standard error. `scope`: what they are of.
 void print_summary(const GenerateResult& result, std::string_view scope = "");
 
-// Reports that parts of what was read are forgotten, where the policy keeps only the start and the newest tokens: a
-// question about them has no answer. `context`: the model's trained one, tokens.
+// Reports that tokens of what was read are forgotten: an answer about them is made up. `context`: the model's trained
+// one, tokens.
 void note_forgotten(const Session& session, std::int64_t context);
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.

@@ -209,6 +209,8 @@ Status print(std::string_view text) {
     if (written < 0 && error == EAGAIN) {
       pollfd output{STDOUT_FILENO, POLLOUT, 0};
       ::poll(&output, 1, -1);
+    } else if (written < 0 && error == EPIPE) {
+      return Status(StatusCode::kCancelled, "");  // as `| head` ends it: nothing to say
     } else if (written < 0 && error != EINTR) {
       return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
                     fmt::format("cannot write to standard output: {}", std::strerror(error)));

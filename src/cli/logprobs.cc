@@ -8,8 +8,9 @@ namespace {
 Json to_json(const TokenChoice& choice) {
   // JSON has no infinity: a token that cannot be drawn has null.
   const bool finite = std::isfinite(choice.log_probability);
-  return {
-      {"id", choice.id}, {"piece", choice.bytes}, {"logprob", finite ? Json(choice.log_probability) : Json(nullptr)}};
+  return {{"id", choice.id},
+          {"piece", token_name(choice.bytes)},
+          {"logprob", finite ? Json(choice.log_probability) : Json(nullptr)}};
 }
 
 }  // namespace

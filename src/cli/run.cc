@@ -1,5 +1,7 @@
 // kvasir run: continues a text, or chats.
 #include <fmt/core.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,6 +67,8 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--load takes the policy from the file, which demotes nothing; omit --demote");
   if (!options.load.empty() && options.context != 0)
     return invalid_argument("--load takes what is kept from the file; omit -c");
+  if (options.raw && options.chat) return invalid_argument("--raw and --chat exclude each other; omit one of them");
+  if (options.raw && !options.prompt) return invalid_argument("--raw is of a prompt; give -p too");
   if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
     return invalid_argument("-c {} is outside {} to 2^40 tokens (0: the trained context)", options.context,
                             kLeastContext);
@@ -89,6 +93,30 @@ bool is_conversation(const RunOptions& options) {
   if (options.files.empty()) return options.load.empty() || options.chat;
   return options.chat && ::isatty(STDOUT_FILENO) != 0 && !options.json && options.samples == 1 && options.beams == 0 &&
          std::ranges::count(options.files, "-") == 0;
+}
+
+// Takes from the model's file what no option says.
+void use_recommended(const SamplingOptions& recommended, RunOptions& options) {
+  SamplingOptions& sampling = options.generate.sampling;
+  const auto take = [&](const char* option, auto SamplingOptions::*setting) {
+    if (!options.sampling_options.contains(option)) sampling.*setting = recommended.*setting;
+  };
+  take("--temp", &SamplingOptions::temperature);
+  take("--top-k", &SamplingOptions::top_k);
+  take("--top-p", &SamplingOptions::top_p);
+  take("--min-p", &SamplingOptions::min_p);
+  take("--repeat-penalty", &SamplingOptions::repetition_penalty);
+}
+
+// Whether standard input brings something that the command does not read: a pipe or socket with bytes in it, or a file
+// from its start. A file that is read in part is somebody else's, such as that of a shell's loop.
+bool ignores_input() {
+  struct stat input {};
+  if (::fstat(STDIN_FILENO, &input) != 0) return false;
+  if (S_ISREG(input.st_mode)) return input.st_size > 0 && ::lseek(STDIN_FILENO, 0, SEEK_CUR) == 0;
+  int bytes = 0;
+  return (S_ISFIFO(input.st_mode) || S_ISSOCK(input.st_mode)) && ::ioctl(STDIN_FILENO, FIONREAD, &bytes) == 0 &&
+         bytes > 0;
 }
 
 Status run(RunOptions options) {
@@ -134,9 +162,22 @@ Status run(RunOptions options) {
                               bar.update(done >> 20, total >> 20, "MiB");
                             }));
   }
+  if (!reads_input && !chat && ignores_input())
+    note("kvasir: standard input is not read, as {} is given; add '-f -' to put it in front\n", options.prompt ? "-p"
+                                                                                                : loads ? "--load"
+                                                                                                        : "-f");
+  // An instruct model continues a bare question with nothing.
+  if (options.prompt && !options.chat && !options.raw && !loads && engine->model().chat_template == "jinja") {
+    options.chat = true;
+    note("kvasir: this model chats, so the prompt is said as a user's message; --raw continues it as text\n");
+  }
+  // Nobody stops an answer that goes to a file.
+  if (options.chat && !chat && !options.tokens_given && ::isatty(STDOUT_FILENO) == 0)
+    options.generate.max_tokens = kMostUnasked;
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
   if (!options.session.policy.empty()) note_policy(options.session.policy, engine->model().kv_heads);
+  use_recommended(engine->model().sampling, options);
   const int several = std::max(options.samples, options.beams);
   // In a chat the second is the state before the last answer, for /again.
   options.session.sequences = chat ? 2 : several > 1 ? several + 1 : 1;
@@ -197,7 +238,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
   add_kv_memory_option(*command, options->engine);
   add_chunk_option(*command, options->engine);
   command->add_option("-p,--prompt", options->prompt,
-                      "Text to continue, or with --chat to answer; stands behind the files");
+                      "Text to continue or, with --chat or a model that chats, to answer; stands behind the files");
   command
       ->add_option("-f,--file", options->files,
                    "File with text to continue, or with -p to ask about; may be repeated; -: standard input")
@@ -205,13 +246,17 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->allow_extra_args(false)
       ->type_name("FILE");
   command
-      ->add_option("-n,--tokens", options->generate.max_tokens,
-                   fmt::format("Tokens to generate; -1: until the text ends; with --json and --samples {} unless given",
-                               kMostUnasked))
+      ->add_option(
+          "-n,--tokens", options->generate.max_tokens,
+          fmt::format("Tokens to generate; -1: until the text ends; with --json, --samples and answers that go to no "
+                      "terminal {} unless given",
+                      kMostUnasked))
       ->capture_default_str();
   command->add_flag("--chat", options->chat,
                     "Say the text as a user's message and end after the answer; without -p, on a terminal: "
                     "a chat about the files");
+  command->add_flag("--raw", options->raw,
+                    "Continue -p as text, also with a model that chats; otherwise such a model answers it");
   CLI::Option* system = command->add_option("--system", options->system, "System message at the start of a chat");
   auto system_file = std::make_shared<std::string>();
   command->add_option("--system-file", *system_file, "File with the system message")
@@ -263,9 +308,11 @@ void add_run(CLI::App& program, Outcome& outcome) {
                                  [&](const char* name) { return outcome.line.gives(*command->get_option(name)); });
     };
     options->json = options->json || options->json_stream;
-    options->sampling_given = given({"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty",
-                                     "--frequency-penalty", "--presence-penalty", "--penalty-window", "--dry",
-                                     "--dry-base", "--dry-length", "--dry-window", "--seed"});
+    for (const char* name :
+         {"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
+          "--penalty-window", "--dry", "--dry-base", "--dry-length", "--dry-window", "--seed"})
+      if (given({name})) options->sampling_options.insert(name);
+    options->sampling_given = !options->sampling_options.empty();
     options->tokens_given = given({"--tokens"});
     // What is printed only at its end must have one.
     if (!options->tokens_given && (options->json || options->samples > 1)) options->generate.max_tokens = kMostUnasked;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,10 +28,12 @@ struct RunOptions {
   int samples = 1;
   int beams = 0;  // 0: no beam search
   double length_penalty = 1;
-  bool tokens_given = false;    // -n was
-  bool sampling_given = false;  // at least one sampling option was given
-  bool engine_given = false;    // at least one option was given that a session file decides
+  bool tokens_given = false;                            // -n was
+  std::set<std::string, std::less<>> sampling_options;  // the sampling options that were given
+  bool sampling_given = false;                          // at least one was
+  bool engine_given = false;                            // at least one option was given that a session file decides
   bool chat = false;
+  bool raw = false;  // -p is no message, whatever the model
   bool json = false;
   bool json_stream = false;  // with json: a line for each piece of text before the report
 };

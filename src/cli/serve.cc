@@ -41,6 +41,7 @@ struct ServeOptions {
   std::string typed_model;  // as -m names it
   std::string policy = "full";
   std::string demote;
+  std::optional<float> temperature, top_p, min_p;  // of requests that give no temperature
   int batch = 16;
   int drain = 30;
   OperationsOptions operations;
@@ -48,6 +49,7 @@ struct ServeOptions {
   std::string sessions;
   std::vector<std::string> kv_types;  // each a list
   std::string redis_password_file;
+  std::vector<std::string> origins;
   std::string api_keys;
   std::string usage_db;
   bool inspector = true;
@@ -143,6 +145,15 @@ void log_arrival(server::Log& log, const server::HttpRequest& request) {
               {{"address", request.address}, {"method", request.method}, {"path", request.path}});
 }
 
+// Returns what the model's file recommends, but for what the command line says.
+SamplingOptions sampling_of(const ServeOptions& options, const ModelSummary& model) {
+  SamplingOptions sampling = model.sampling;
+  sampling.temperature = options.temperature.value_or(sampling.temperature);
+  sampling.top_p = options.top_p.value_or(sampling.top_p);
+  sampling.min_p = options.min_p.value_or(sampling.min_p);
+  return sampling;
+}
+
 Status serve(const ServeOptions& options) {
   if (options.api_keys.empty() && !is_loopback(options.host))
     return invalid_argument(
@@ -169,7 +180,7 @@ Status serve(const ServeOptions& options) {
   // Outlives the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
   engine->set_prefix_listener(events.get());
-  server::LocalGate local_gate(options.host);
+  server::LocalGate local_gate(options.host, options.origins);
   server::Gate* gate = tenancy->gate();
   if (gate == nullptr) gate = &local_gate;
   std::optional<server::Service> service;
@@ -188,10 +199,16 @@ Status serve(const ServeOptions& options) {
                                                  if (events != nullptr) events->end_pass(stepped);
                                                }});
   server::TextThread texts({post, options.queue});
-  service.emplace(
-      steps, texts,
-      server::ServiceOptions{
-          name, options.policy, gate, options.sessions, {}, options.inspector, options.operations.queue_timeout});
+  service.emplace(steps, texts,
+                  server::ServiceOptions{name,
+                                         options.policy,
+                                         sampling_of(options, steps.model()),
+                                         options.origins,
+                                         gate,
+                                         options.sessions,
+                                         {},
+                                         options.inspector,
+                                         options.operations.queue_timeout});
   tenancy->join(*service, steps, *http);
   server::RequestLog request_log(*log);
   const std::unique_ptr<server::Metrics> metrics =
@@ -339,10 +356,34 @@ void add_serve(CLI::App& program, Outcome& outcome) {
       ->envname("KVASIR_KV")
       ->capture_default_str();
   add_demote_options(*command, options->demote, options->engine);
+  command
+      ->add_option("--temp", options->temperature,
+                   "Temperature of requests that give none; default: the model's own, else 0.8")
+      ->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-p", options->top_p, "Their top_p; default: the model's own, else 0.95")
+      ->check(CLI::Range(1e-6, 1.0));
+  command->add_option("--min-p", options->min_p, "Their min_p; default: the model's own, else 0.05")
+      ->check(CLI::Range(0.0, 1.0));
   command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
   command->add_option("--port", options->port, "Port; 0: any that is free")
       ->check(in_range(0, 65535))
       ->capture_default_str();
+  command
+      ->add_option("--cors", options->origins,
+                   "Origin of pages whose scripts may use the server, such as https://chat.example.com; *: all; may be "
+                   "repeated; pages of this machine always may")
+      ->type_name("ORIGIN")
+      ->transform(CLI::Validator(
+          [](std::string& origin) -> std::string {
+            for (char& c : origin)
+              if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+            const std::size_t host = origin.starts_with("https://") ? 8 : origin.starts_with("http://") ? 7 : 0;
+            const bool fits = host > 0 && origin.size() > host && origin.find('/', host) == std::string::npos;
+            return fits || origin == "*" ? "" : "an origin is https://HOST or http://HOST:PORT without a path, or *";
+          },
+          ""))
+      ->take_all()
+      ->allow_extra_args(false);
   command->add_option("--name", options->name, "Name of the model for clients; default: that of the file")
       ->type_name("NAME");
   command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")

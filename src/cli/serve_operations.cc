@@ -68,7 +68,7 @@ void add_limits(CLI::App& command, server::HttpLimits& limits) {
            "Bytes of a stream that wait for its reader, beside those in the kernel's buffer; more end the connection "
            "and its request");
   add_count(command, "--max-connections", limits.connections, 1'000'000,
-            "Open connections; one more takes the place of the one longest without a request, or is closed");
+            "Open connections; one more takes the place of the one longest without a request, or gets 503");
   add_count(command, "--max-connections-per-address", limits.connections_per_address, 1'000'000,
             "Open connections from one client address");
   add_seconds(command, "--header-timeout", limits.header_time, 1, "Seconds that a request's header may take");

@@ -41,10 +41,9 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
   if (policy.context_use() == ContextUse::kText && rest > left) {
     const bool original = traits.positions == PositionMode::kOriginal || traits.demotion;
     return exhausted(
-               "the text has {} tokens, but policy '{}' keeps {} and the model's context of {} has room for {}; use "
-               "{}, "
-               "or a shorter text",
-               rest, traits.spec, original ? "their positions" : "all of them", context,
+               "this model's maximum context length is {} tokens; the text has {}, policy '{}' keeps {}, and there is "
+               "room for {}: use {}, or a shorter text",
+               context, rest, traits.spec, original ? "their positions" : "all of them",
                std::max<std::int64_t>(0, left),
                traits.demotion ? "no demotion and a policy with compact positions"
                : original      ? "a policy with pos=compact, such as streaming"
@@ -53,15 +52,18 @@ Status check_room(const RetentionPolicy& policy, ContextPlace place, std::int64_
   }
   if (policy.context_use() == ContextUse::kHeld && traits.holds_prompts && rest > left)
     return exhausted(
-               "the text has {} tokens, but policy '{}' holds all of a prompt until its end, and the model's context "
-               "of {} has room for {}; use a policy that forgets while it reads, such as streaming, or a shorter text",
-               rest, traits.spec, context, std::max<std::int64_t>(0, left))
+               "this model's maximum context length is {} tokens; the text has {}, policy '{}' holds all of a prompt "
+               "until its end, and there is room for {}: use a policy that forgets while it reads, such as streaming, "
+               "or "
+               "a shorter text",
+               context, rest, traits.spec, std::max<std::int64_t>(0, left))
         .about({"policy"});
   if (policy.context_use() == ContextUse::kHeld && next > left)
     return exhausted(
-               "policy '{}' holds {} of the {} tokens seen, and the model's context of {} has no room for the next {}; "
-               "use a policy with a bound or a shorter text",
-               traits.spec, place.held, place.seen, context, next)
+               "this model's maximum context length is {} tokens; policy '{}' holds {} of the {} tokens seen, and "
+               "there "
+               "is no room for the next {}: use a policy with a bound or a shorter text",
+               context, traits.spec, place.held, place.seen, next)
         .about({"policy"});
   return {};
 }

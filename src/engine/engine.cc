@@ -36,7 +36,7 @@ class EngineImpl final : public Engine {
                 model_->weight_bytes,          std::string(model_->kernels->name),
                 model_->threads->threads(),    std::string(model_->chat->name()),
                 !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed,
-                model_->config.kv_heads};
+                model_->config.kv_heads,       model_->sampling};
   }
 
   const ModelSummary& model() const override { return summary_; }

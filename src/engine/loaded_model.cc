@@ -11,6 +11,7 @@
 #include "engine/memory_plan.h"
 #include "gguf/reader.h"
 #include "model/chat_template_from_gguf.h"
+#include "model/sampling_from_gguf.h"
 #include "model/vocabulary_from_gguf.h"
 
 namespace kvasir {
@@ -107,6 +108,7 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
 Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {
   ModelHeader header;
   KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
+  header.sampling = sampling_from_gguf(file);
   KVASIR_ASSIGN_OR_RETURN(header.weights, map_weights(file, header.config));
   header.weight_bytes = cpu_weight_bytes(header.weights.parts);
   KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
@@ -141,6 +143,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat)));
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
+  model->sampling = header.sampling;
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);
   KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));

@@ -28,6 +28,7 @@ namespace kvasir {
 struct LoadedModel {
   EngineOptions options;
   ModelConfig config;
+  SamplingOptions sampling;  // that the file recommends
   KvCacheShape kv_shape;
   std::vector<KvCodec> codecs;  // that sequences may have; first that of kv_shape
   const KernelTable* kernels = nullptr;
@@ -66,6 +67,7 @@ Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& m
 // All that a file says of its model, checked, but for the weights themselves.
 struct ModelHeader {
   ModelConfig config;
+  SamplingOptions sampling;  // that the file recommends
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<Tokenizer> tokenizer;
   WeightMap weights;               // valid while the file is open

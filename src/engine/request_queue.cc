@@ -425,6 +425,7 @@ void RequestQueue::tell_end(Member& member, const Status& why) {
     GenerateResult& result = event.result;
     result.text = generation.text();
     result.choices = generation.choices();
+    result.end_choice = generation.end_choice();
     result.prompt_choices = task.prompt_choices();
     result.prompt_tokens = task.prompt_tokens();
     result.tokens = generation.tokens();

@@ -1,10 +1,11 @@
 #include <memory>
 
 #include "base/status.h"
-#include "chat/chat_transcript.h"
+#include "chat/chat_template.h"
 #include "engine/guarded.h"
 #include "engine/request_queue.h"
 #include "engine/task.h"
+#include "text/utf8.h"
 
 namespace kvasir {
 namespace {
@@ -16,14 +17,19 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
     KVASIR_ASSIGN_OR_RETURN(own, model.chat->with_arguments(options.template_arguments, tokenizer.vocabulary()));
   }
   const ChatTemplate& chat = own != nullptr ? *own : *model.chat;
-  ChatTranscript transcript(tokenizer, chat);
-  RequestText text;
   std::vector<ChatMessage> said;
-  for (const Message& message : options.messages) said.push_back({message.role, message.content});
-  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered rendered, transcript.render(said, {}));
-  text.tokens = rendered.tokens;
-  transcript.add(std::move(rendered), static_cast<std::int64_t>(text.tokens.size()));
-  text.stops.assign(transcript.stops().begin(), transcript.stops().end());
+  for (const Message& message : options.messages) {
+    KVASIR_RETURN_IF_ERROR(check_utf8(message.content));  // encoding would count the template's bytes, too
+    said.push_back({message.role, message.content});
+  }
+  PromptEnd end = options.prompt_end;
+  if (end == PromptEnd::kAuto) end = said.back().role == "assistant" ? PromptEnd::kContinue : PromptEnd::kOpen;
+  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, end == PromptEnd::kContinue
+                                                       ? chat.render_unfinished(said)
+                                                       : chat.render(said, end == PromptEnd::kOpen));
+  RequestText text;
+  KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, prompt));
+  text.stops = chat.stop();
   // An end token that only the request's own arguments bring is not among those of the tokenizer.
   if (const auto end = chat.end_token(); end && !tokenizer.is_end(*end)) text.stops.push_back(chat.closing().end);
   return text;
@@ -38,15 +44,17 @@ Status check_tokens(const LoadedModel& model, std::span<const TokenId> tokens) {
   return {};
 }
 
-Result<RequestText> encode_text(const LoadedModel& model, std::string_view prompt) {
+Result<RequestText> encode_text(const LoadedModel& model, const RequestOptions& options) {
   RequestText text;
-  KVASIR_ASSIGN_OR_RETURN(text.tokens, model.tokenizer->encode(prompt, {.add_special = true}));
+  KVASIR_ASSIGN_OR_RETURN(
+      text.tokens,
+      model.tokenizer->encode(options.prompt, {.add_special = true, .parse_special = options.parse_special}));
   return text;
 }
 
 Result<RequestText> encode(const LoadedModel& model, const RequestOptions& options) {
   if (!options.messages.empty()) return encode_messages(model, options);
-  if (!options.prompt.empty()) return encode_text(model, options.prompt);
+  if (!options.prompt.empty()) return encode_text(model, options);
   KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
   return RequestText{options.tokens, options.template_stops};
 }
@@ -73,8 +81,9 @@ class LoadedText final : public ModelText {
       return PromptTokens{std::move(text.tokens), std::move(text.stops)};
     });
   }
-  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special) const override {
-    return guarded([&] { return model_->tokenizer->encode(text, {.add_special = add_special}); });
+  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
+    return guarded(
+        [&] { return model_->tokenizer->encode(text, {.add_special = add_special, .parse_special = parse_special}); });
   }
   Result<std::string> decode(std::span<const std::int32_t> tokens, bool special) const override {
     return guarded([&]() -> Result<std::string> {

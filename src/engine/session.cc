@@ -223,8 +223,9 @@ Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
     text.tokens = options.tokens;
     if (!options.prompt.empty()) {
       KVASIR_ASSIGN_OR_RETURN(
-          text.tokens, model_->tokenizer->encode(options.prompt,
-                                                 {.add_special = start, .parse_special = false, .continues = !start}));
+          text.tokens,
+          model_->tokenizer->encode(
+              options.prompt, {.add_special = start, .parse_special = options.parse_special, .continues = !start}));
     }
     text.stops.assign(transcript_.stops().begin(), transcript_.stops().end());
   }
@@ -291,6 +292,7 @@ Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options
   sampler_ = done.state().sampler;
   result.text = done.text();
   result.choices = done.choices();
+  result.end_choice = done.end_choice();
   result.tokens = done.tokens();
   result.finish_reason = *done.finish_reason();
   result.seconds = now_seconds() - start;
@@ -342,6 +344,7 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
     GenerateResult& result = results[s];
     result.text = generation.text();
     result.choices = generation.choices();
+    result.end_choice = generation.end_choice();
     result.prompt_tokens = unreported_;
     result.prompt_seconds = prompt_seconds_;
     result.tokens = generation.tokens();

@@ -1,5 +1,7 @@
 #include "generation/generation.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -49,6 +51,8 @@ Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   if (state.end_token.has_value() != (state.finish_reason == FinishReason::kEnd))
     return damaged("its end token and its finish reason disagree");
   if (state.end_token && !tokenizer.is_end(*state.end_token)) return damaged("its end token ends nothing");
+  if (state.end_choice.has_value() != (state.end_token && state.logprobs >= 0))
+    return damaged("its end token and the log-probability of that disagree");
   // The flush may complete a stop string too, after the generation has finished for another reason.
   const bool stopped = state.finish_reason == FinishReason::kStop;
   if (stopped != state.matcher.stopped && (stopped || !state.finish_reason))
@@ -69,6 +73,13 @@ std::string_view finish_reason_name(FinishReason reason) {
     case FinishReason::kFailed: return "failed";
   }
   return "?";
+}
+
+std::string token_name(std::string_view bytes) {
+  if (!find_invalid_utf8(bytes)) return std::string(bytes);
+  std::string name = "bytes:";
+  for (const char c : bytes) name += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  return name;
 }
 
 Status validate(const GenerateOptions& options) {
@@ -122,12 +133,14 @@ Result<Generation> Generation::from_state(const Tokenizer& tokenizer, Generation
   generation.end_token_ = state.end_token;
   generation.logprobs_ = state.logprobs;
   generation.choices_ = std::move(state.choices);
+  generation.end_choice_ = std::move(state.end_choice);
   return generation;
 }
 
 GenerationState Generation::state() const {
-  return {max_tokens_, ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,   matcher_.state(), stream_.state(),
-          text_,       tokens_,     pending_,         finish_reason_,   end_token_, logprobs_,        choices_};
+  return {max_tokens_,     ignore_eos_, matcher_.stops(), sampler_.state(), undrawn_,       matcher_.state(),
+          stream_.state(), text_,       tokens_,          pending_,         finish_reason_, end_token_,
+          logprobs_,       choices_,    end_choice_};
 }
 
 Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
@@ -140,18 +153,24 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   undrawn_ = sampler_.random();
   const TokenId token = sampler_.sample(logits);
   if (token == kNoToken) return data_loss("the model's output is not a number; the file is damaged");
-  if (!ignore_eos_ && tokenizer_->is_end(token)) {
-    end_token_ = token;
-    settle(FinishReason::kEnd);
-    return std::optional<TokenId>();
-  }
+  const bool ends = !ignore_eos_ && tokenizer_->is_end(token);
   if (logprobs_ >= 0) {
     try {
-      choices_.push_back(describe(logits, token, logprobs_));
+      GeneratedToken choice = describe(logits, token, logprobs_);
+      if (ends) {
+        end_choice_ = std::move(choice);
+      } else {
+        choices_.push_back(std::move(choice));
+      }
     } catch (...) {  // another push() draws the same token
       sampler_.set_random(undrawn_);
       throw;
     }
+  }
+  if (ends) {
+    end_token_ = token;
+    settle(FinishReason::kEnd);
+    return std::optional<TokenId>();
   }
   pending_ = token;
   return pending_;

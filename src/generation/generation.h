@@ -48,7 +48,8 @@ struct GenerationState {
   std::optional<FinishReason> finish_reason;
   std::optional<TokenId> end_token;
   int logprobs = -1;
-  std::vector<GeneratedToken> choices;  // of the tokens accepted and the pending one; none without logprobs
+  std::vector<GeneratedToken> choices;       // of the tokens accepted and the pending one; none without logprobs
+  std::optional<GeneratedToken> end_choice;  // of end_token; none without logprobs
 };
 
 class Generation {
@@ -98,6 +99,7 @@ class Generation {
   const std::string& text() const { return text_; }                // all that accept() and flush() returned
   // With GenerateOptions::logprobs: of the tokens accepted, and of the pending one.
   const std::vector<GeneratedToken>& choices() const { return choices_; }
+  const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // the same of end_token()
 
   // Returns true while the accepted tokens end inside a UTF-8 character that has not been flushed.
   bool mid_character() const { return stream_.mid_character(); }
@@ -126,6 +128,7 @@ class Generation {
   std::optional<TokenId> end_token_;
   int logprobs_ = -1;
   std::vector<GeneratedToken> choices_;
+  std::optional<GeneratedToken> end_choice_;
 };
 
 }  // namespace kvasir

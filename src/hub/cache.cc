@@ -67,18 +67,42 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Paths below a folder that are no folders, by their paths from it, in order. Follows no links to folders.
+// Returns the paths below a folder that are no folders, by their paths from it, in order; none if there is no such
+// folder. Follows no links to folders. Errors: kIo where a part of them could not be listed.
+Result<std::vector<std::string>> all_below(const std::string& folder) {
+  std::error_code error;
+  for (int tries = 0; tries < 5; ++tries) {  // a folder may go while it is listed
+    std::vector<std::string> paths;
+    error.clear();
+    if (!fs::exists(folder, error)) return paths;
+    fs::recursive_directory_iterator entry(folder, error);
+    for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+      std::error_code gone;
+      if (entry->symlink_status(gone).type() != fs::file_type::directory)
+        paths.push_back(entry->path().lexically_relative(folder).string());
+    }
+    std::ranges::sort(paths);
+    if (!error) return paths;
+  }
+  return make_status(StatusCode::kIo, "cannot list '{}': {}", folder, error.message());
+}
+
+// The same, but for what could not be listed.
 std::vector<std::string> paths_below(const std::string& folder) {
-  std::vector<std::string> paths;
+  Result<std::vector<std::string>> paths = all_below(folder);
+  return paths.ok() ? std::move(*paths) : std::vector<std::string>();
+}
+
+// Removes a folder and those in it, as far as they are empty.
+void remove_empty(const std::string& folder) {
+  std::vector<std::string> folders = {folder};
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code gone;
-    if (entry->symlink_status(gone).type() != fs::file_type::directory)
-      paths.push_back(entry->path().lexically_relative(folder).string());
+    if (entry->symlink_status(gone).type() == fs::file_type::directory) folders.push_back(entry->path().string());
   }
-  std::ranges::sort(paths);
-  return paths;
+  for (; !folders.empty(); folders.pop_back()) ::rmdir(folders.back().c_str());
 }
 
 // Removes a file or link, if it is there. Adds a file's size to `freed`.
@@ -138,11 +162,13 @@ std::string HubCache::partial(const std::string& repo, const std::string& hash) 
 }
 
 std::string HubCache::content_of(const std::string& repo, const std::string& link) const {
-  std::error_code error;
+  std::error_code error, missing;
   const fs::path target = fs::read_symlink(link, error);
   if (error) return "";
-  const fs::path whole = (fs::path(link).parent_path() / target).lexically_normal();
-  return whole.parent_path() == fs::path(folder(repo) + "/blobs").lexically_normal() ? whole.filename().string() : "";
+  // Another program may have written an absolute link, or one by another name of the cache.
+  const fs::path whole = fs::weakly_canonical(fs::path(link).parent_path() / target, error);
+  const fs::path blobs = fs::weakly_canonical(folder(repo) + "/blobs", missing);
+  return !error && !missing && whole.parent_path() == blobs ? whole.filename().string() : "";
 }
 
 std::optional<std::string> HubCache::commit_of(const std::string& repo, const std::string& revision) const {
@@ -188,10 +214,10 @@ std::vector<CachedSnapshot> HubCache::snapshots() const {
   return found;
 }
 
-std::set<std::string> HubCache::linked(const std::string& repo) const {
+Result<std::set<std::string>> HubCache::linked(const std::string& repo) const {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, all_below(folder(repo) + "/snapshots"));
   std::set<std::string> contents;
-  for (const std::string& path : paths_below(folder(repo) + "/snapshots"))
-    contents.insert(content_of(repo, folder(repo) + "/snapshots/" + path));
+  for (const std::string& path : paths) contents.insert(content_of(repo, folder(repo) + "/snapshots/" + path));
   return contents;
 }
 
@@ -200,12 +226,13 @@ std::vector<LooseContents> HubCache::loose() const {
   for (const std::string& name : names_in(root_)) {
     LooseContents loose{repo_of(name)};
     if (loose.repo.empty()) continue;
-    const std::set<std::string> linked = this->linked(loose.repo);
+    const Result<std::set<std::string>> linked = this->linked(loose.repo);
+    if (!linked.ok()) continue;
     bool any = false;
     for (const std::string& content : names_in(folder(loose.repo) + "/blobs")) {
       std::error_code error;
       const std::uintmax_t bytes = fs::file_size(folder(loose.repo) + "/blobs/" + content, error);
-      if (error || linked.contains(content)) continue;
+      if (error || linked->contains(content)) continue;
       any = true;
       loose.bytes += bytes;
     }
@@ -300,14 +327,12 @@ Result<std::uint64_t> HubCache::remove(const std::string& repo, const std::strin
   std::uint64_t freed = 0;
   for (const std::string& path : paths)
     KVASIR_RETURN_IF_ERROR(unlink_counted(snapshot(repo, commit) + "/" + path, freed));
-  for (const std::string& other : linked(repo)) contents.erase(other);
+  KVASIR_ASSIGN_OR_RETURN(const std::set<std::string> still_linked, linked(repo));
+  for (const std::string& other : still_linked) contents.erase(other);
   for (const std::string& content : contents) KVASIR_RETURN_IF_ERROR(unlink_counted(blob(repo, content), freed));
   locks.clear();
-  if (!paths_below(folder(repo) + "/snapshots").empty()) {
-    std::error_code error;
-    if (paths_below(snapshot(repo, commit)).empty()) fs::remove_all(snapshot(repo, commit), error);
-    return freed;
-  }
+  remove_empty(snapshot(repo, commit));
+  if (!still_linked.empty()) return freed;
   KVASIR_ASSIGN_OR_RETURN(const std::uint64_t loose, remove_loose(repo));
   return freed + loose;
 }
@@ -318,13 +343,18 @@ Result<std::uint64_t> HubCache::remove_loose(const std::string& repo) const {
   std::uint64_t freed = 0;
   for (const std::string& name : names_in(blobs)) {
     const Result<ContentLock> lock = this->lock(repo, name.substr(0, name.find('.')), [] { return false; });
-    if (lock.ok() && !linked(repo).contains(name)) KVASIR_RETURN_IF_ERROR(unlink_counted(blobs + "/" + name, freed));
+    if (lock.status().code() == StatusCode::kCancelled) continue;  // another process fetches it
+    if (!lock.ok()) return lock.status();
+    KVASIR_ASSIGN_OR_RETURN(const std::set<std::string> linked, this->linked(repo));
+    if (!linked.contains(name)) KVASIR_RETURN_IF_ERROR(unlink_counted(blobs + "/" + name, freed));
   }
-  // Only names of revisions are left if there is no content and no link to one. rmdir fails where another process has
-  // begun a file meanwhile.
-  std::error_code error;
-  if (paths_below(folder(repo) + "/snapshots").empty() && ::rmdir(blobs.c_str()) == 0)
-    fs::remove_all(folder(repo), error);
+  // Without contents and links only names of revisions are left. Nothing goes that another process has begun meanwhile.
+  if (::rmdir(blobs.c_str()) == 0) {
+    std::error_code error;
+    remove_empty(folder(repo) + "/snapshots");
+    fs::remove_all(folder(repo) + "/refs", error);
+    ::rmdir(folder(repo).c_str());
+  }
   return freed;
 }
 

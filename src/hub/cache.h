@@ -89,8 +89,8 @@ class HubCache {
   std::string folder(const std::string& repo) const;
   // The content that a link refers to; "" if it is none of this repository.
   std::string content_of(const std::string& repo, const std::string& link) const;
-  // The contents that the snapshots of a repository refer to.
-  std::set<std::string> linked(const std::string& repo) const;
+  // The contents that the snapshots of a repository refer to. Errors: kIo.
+  Result<std::set<std::string>> linked(const std::string& repo) const;
 
   std::string root_;
 };

@@ -210,6 +210,7 @@ Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environmen
   KVASIR_RETURN_IF_ERROR(cache.prepare(name.repo));
   std::vector<ContentLock> locks;
   KVASIR_RETURN_IF_ERROR(lock_all(cache, name, files, own.transfer, locks));
+  KVASIR_RETURN_IF_ERROR(cache.prepare(name.repo));  // another process may have removed the empty folder
   KVASIR_RETURN_IF_ERROR(check_room(cache, name.repo, files));
   for (const HubFile& file : files)
     if (!has(cache, name.repo, file)) pulled.fetched += file.size;

@@ -173,12 +173,14 @@ Status read_logit_bias(const Json& body, SamplingOptions& sampling) {
   return {};
 }
 
-Status read_sampling(const Json& body, SamplingOptions& sampling) {
-  // The API's own defaults: the distribution as the model gives it.
-  sampling.temperature = 1;
-  sampling.top_k = 0;
-  sampling.top_p = 1;
-  sampling.min_p = 0;
+Status read_sampling(const Json& body, const SamplingOptions& usual, SamplingOptions& sampling) {
+  sampling = usual;
+  if (find_field(body, "temperature") != nullptr) {
+    sampling.top_k = 0;
+    sampling.top_p = 1;
+    sampling.min_p = 0;
+    sampling.repetition_penalty = 1;
+  }
   KVASIR_RETURN_IF_ERROR(read_field(body, "temperature", sampling.temperature));
   KVASIR_RETURN_IF_ERROR(read_field(body, "top_p", sampling.top_p));
   KVASIR_RETURN_IF_ERROR(read_field(body, "min_p", sampling.min_p));
@@ -246,6 +248,11 @@ Status read_session(const Json& body, ApiRequest& request) {
   if (!request.options.template_arguments.empty())
     return invalid_argument("a session takes the server's template arguments; omit 'chat_template_kwargs'")
         .about({"chat_template_kwargs"});
+  if (request.options.prompt_end != PromptEnd::kAuto)
+    return invalid_argument(
+               "a session goes on as its conversation stands; omit 'add_generation_prompt' and "
+               "'continue_final_message'")
+        .about({"continue_final_message"});
   if (request.echo)
     return invalid_argument("'echo' shows a whole prompt, and a session's is not here; omit it").about({"echo"});
   return {};
@@ -334,6 +341,27 @@ Result<std::vector<Message>> read_messages(const Json& body) {
   return messages;
 }
 
+// add_generation_prompt and continue_final_message, as vLLM has them.
+Status read_prompt_end(const Json& body, RequestOptions& options) {
+  const bool opens_given = find_field(body, "add_generation_prompt") != nullptr;
+  const bool continues_given = find_field(body, "continue_final_message") != nullptr;
+  bool opens = true, continues = false;
+  KVASIR_RETURN_IF_ERROR(read_field(body, "add_generation_prompt", opens));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "continue_final_message", continues));
+  if (opens_given && opens && continues)
+    return invalid_argument(
+               "'add_generation_prompt' opens a new answer, and 'continue_final_message' goes on with the last "
+               "message; "
+               "omit one of them")
+        .about({"continue_final_message"});
+  if (continues) {
+    options.prompt_end = PromptEnd::kContinue;
+  } else if (opens_given || continues_given) {
+    options.prompt_end = opens ? PromptEnd::kOpen : PromptEnd::kClosed;
+  }
+  return {};
+}
+
 }  // namespace
 
 bool is_session_id(std::string_view id) {
@@ -349,14 +377,17 @@ Result<ApiRequest> read_prompts(const Json& body, bool chat) {
   KVASIR_RETURN_IF_ERROR(read_field(body, "model", request.model));
   if (!chat) {
     KVASIR_RETURN_IF_ERROR(read_all_prompts(body, request.prompts));
+    request.options.parse_special = true;
+    KVASIR_RETURN_IF_ERROR(read_field(body, "parse_special", request.options.parse_special));
     return request;
   }
   KVASIR_ASSIGN_OR_RETURN(request.options.messages, read_messages(body));
   KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
   return request;
 }
 
-Result<ApiRequest> read_request(const Json& body, bool chat) {
+Result<ApiRequest> read_request(const Json& body, bool chat, const SamplingOptions& sampling) {
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(body, chat));
   KVASIR_RETURN_IF_ERROR(read_field(body, "stream", request.stream));
   if (const Json* options = find_field(body, "stream_options"); options != nullptr) {
@@ -369,7 +400,7 @@ Result<ApiRequest> read_request(const Json& body, bool chat) {
     request.options.generate.max_tokens = 16;  // the API's default
   }
   KVASIR_RETURN_IF_ERROR(read_limits(body, request));
-  KVASIR_RETURN_IF_ERROR(read_sampling(body, request.options.generate.sampling));
+  KVASIR_RETURN_IF_ERROR(read_sampling(body, sampling, request.options.generate.sampling));
   KVASIR_RETURN_IF_ERROR(read_stops(body, request.options.generate.stop));
   KVASIR_RETURN_IF_ERROR(read_logprobs(body, request));
   KVASIR_RETURN_IF_ERROR(read_field(body, "ignore_eos", request.options.generate.ignore_eos));

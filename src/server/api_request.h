@@ -44,7 +44,9 @@ Result<nlohmann::json> parse_body(std::string_view body);
 // Reads the body of POST /v1/chat/completions, or of /v1/completions. Fields that are unknown are ignored. Errors:
 // kInvalidArgument for a value of the wrong type or out of range, kUnsupported for a field that cannot be honoured;
 // both are about() the field. What takes the model to judge (roles, token ids, the policy) is not checked here.
-Result<ApiRequest> read_request(const nlohmann::json& body, bool chat);
+// `sampling`: of requests that give no temperature. With a temperature, what is absent is as in OpenAI's API: the
+// distribution is not cut.
+Result<ApiRequest> read_request(const nlohmann::json& body, bool chat, const SamplingOptions& sampling);
 
 // Reads only what makes the prompt: messages and chat_template_kwargs of a chat, or prompts. Errors: as read_request.
 Result<ApiRequest> read_prompts(const nlohmann::json& body, bool chat);

@@ -1,5 +1,7 @@
 #include "server/api_response.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +26,7 @@ Json bytes_of(std::string_view text) {
 }
 
 Json choice_of(const TokenChoice& choice) {
-  return {{"token", choice.bytes}, {"logprob", choice.log_probability}, {"bytes", bytes_of(choice.bytes)}};
+  return {{"token", token_name(choice.bytes)}, {"logprob", choice.log_probability}, {"bytes", bytes_of(choice.bytes)}};
 }
 
 Json chat_logprobs(std::span<const GeneratedToken> tokens) {
@@ -60,6 +62,8 @@ class EchoedPrompt {
     const std::string_view rest = echo_.substr(std::min(at_, echo_.size()));
     if (hidden == 0 && piece.starts_with(' ') && !rest.starts_with(piece) && rest.starts_with(piece.substr(1)))
       hidden = 1;
+    else if (hidden == 0 && !rest.starts_with(piece))
+      hidden = piece.size();  // a control token that the text does not show
     at_ += piece.size() - hidden;
     return piece.substr(hidden);
   }
@@ -77,8 +81,8 @@ class LogprobLists {
   // `shown`: what the text has of the token.
   void add(const GeneratedToken& token, std::string_view shown) {
     // Clients look up the token itself, likely or not.
-    Json top = {{token.token.bytes, token.token.log_probability}};
-    for (const TokenChoice& choice : token.likeliest) top[choice.bytes] = choice.log_probability;
+    Json top = {{token_name(token.token.bytes), token.token.log_probability}};
+    for (const TokenChoice& choice : token.likeliest) top[token_name(choice.bytes)] = choice.log_probability;
     add(token.token.bytes, token.token.log_probability, std::move(top), shown);
   }
   void add(const GeneratedToken& token) { add(token, token.hidden ? std::string_view() : token.token.bytes); }
@@ -93,7 +97,7 @@ class LogprobLists {
 
  private:
   void add(std::string_view piece, Json value, Json top, std::string_view shown) {
-    tokens_.push_back(piece);
+    tokens_.push_back(token_name(piece));
     values_.push_back(std::move(value));
     top_.push_back(std::move(top));
     offsets_.push_back(offset_);
@@ -104,25 +108,33 @@ class LogprobLists {
   Json tokens_ = Json::array(), values_ = Json::array(), top_ = Json::array(), offsets_ = Json::array();
 };
 
-Json logprobs_of(const AnswerHead& head, std::span<const GeneratedToken> tokens, bool logprobs, std::size_t* offset) {
+// `end`: of the end token, which completions list and chats do not; may be null.
+Json logprobs_of(const AnswerHead& head, std::span<const GeneratedToken> tokens, const GeneratedToken* end,
+                 bool logprobs, std::size_t* offset) {
   if (!logprobs) return nullptr;
   if (head.chat) return chat_logprobs(tokens);
   LogprobLists lists(offset);
   for (const GeneratedToken& token : tokens) lists.add(token);
+  if (end != nullptr) lists.add(*end, "");
   return std::move(lists).json();
+}
+
+const GeneratedToken* end_of(const GenerateResult& result) {
+  return result.end_choice ? &*result.end_choice : nullptr;
 }
 
 Json logprobs_of(const AnswerHead& head, const Choice& choice, bool logprobs) {
   std::size_t offset = 0;
   if (!logprobs || head.chat || choice.pieces.empty()) {
     offset = characters(choice.echo);
-    return logprobs_of(head, choice.result->choices, logprobs, &offset);
+    return logprobs_of(head, choice.result->choices, end_of(*choice.result), logprobs, &offset);
   }
   LogprobLists lists(&offset);
   EchoedPrompt prompt(choice.pieces, choice.echo);
   lists.add_first(choice.pieces.front(), prompt.shown(choice.pieces.front()));
   for (const GeneratedToken& token : choice.result->prompt_choices) lists.add(token, prompt.shown(token.token.bytes));
   for (const GeneratedToken& token : choice.result->choices) lists.add(token);
+  if (const GeneratedToken* end = end_of(*choice.result)) lists.add(*end, "");
   return std::move(lists).json();
 }
 
@@ -132,6 +144,19 @@ Json object_of(const AnswerHead& head, std::string_view object) {
           {"created", head.created},
           {"model", head.model},
           {"choices", Json::array()}};
+}
+
+Json sampling_of(const AnswerHead& head) {
+  // As decimal numbers: the nearest double of a float has digits that nobody gave.
+  const auto number = [](float value) { return Json::parse(fmt::format("{}", value)); };
+  const SamplingOptions& sampling = head.sampling;
+  return {{"temperature", number(sampling.temperature)},
+          {"top_k", sampling.top_k},
+          {"top_p", number(sampling.top_p)},
+          {"min_p", number(sampling.min_p)},
+          {"repetition_penalty", number(sampling.repetition_penalty)},
+          {"frequency_penalty", number(sampling.frequency_penalty)},
+          {"presence_penalty", number(sampling.presence_penalty)}};
 }
 
 Json empty_chunk(const AnswerHead& head) {
@@ -201,6 +226,7 @@ Json answer_of(const AnswerHead& head, std::span<const Choice> choices, const Us
     answer["choices"].push_back(std::move(choice));
   }
   answer["usage"] = usage_of(usage);
+  answer["sampling"] = sampling_of(head);
   answer["kv"] = kv_of(choices.front());
   return answer;
 }
@@ -213,7 +239,7 @@ Json first_chunk(const AnswerHead& head, const Choice& choice, std::size_t* offs
 
 Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::span<const GeneratedToken> tokens,
                 bool logprobs, std::size_t* offset) {
-  Json content = {{"logprobs", logprobs_of(head, tokens, logprobs, offset)}};
+  Json content = {{"logprobs", logprobs_of(head, tokens, nullptr, logprobs, offset)}};
   if (head.chat) {
     content["delta"] = {{"content", text}};
   } else {
@@ -225,9 +251,10 @@ Json text_chunk(const AnswerHead& head, int index, std::string_view text, std::s
 Json last_chunk(const AnswerHead& head, const Choice& choice, std::span<const GeneratedToken> tokens, bool logprobs,
                 std::size_t* offset) {
   Json content = {{"finish_reason", api_finish_reason(choice.result->finish_reason)},
-                  {"logprobs", logprobs_of(head, tokens, logprobs, offset)}};
+                  {"logprobs", logprobs_of(head, tokens, end_of(*choice.result), logprobs, offset)}};
   content[head.chat ? "delta" : "text"] = head.chat ? Json::object() : Json("");
   Json chunk = chunk_of(head, choice.index, std::move(content));
+  chunk["sampling"] = sampling_of(head);
   chunk["kv"] = kv_of(choice);
   return chunk;
 }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvasir/options.h"
 #include "kvasir/result.h"
 #include "kvasir/status.h"
 
@@ -20,6 +21,7 @@ struct AnswerHead {
   std::string id;  // "chatcmpl-..." or "cmpl-..."
   std::int64_t created = 0;
   std::string model;
+  SamplingOptions sampling;  // of this answer
   bool usage_comes = false;  // a stream that ends with a chunk of usage: the others say "usage": null
 };
 

@@ -74,6 +74,7 @@ Flight::Flight(const FlightDeck& deck, AnswerHead head, Exchange exchange, std::
       body_(std::move(exchange_.request.body)) {
   head_.model = deck.model;
   record_.id = head_.id;
+  record_.request_id = exchange_.request.id;
   record_.path = exchange_.request.path;
   record_.tenant = exchange_.caller.tenant;
 }
@@ -95,7 +96,8 @@ void Flight::wait_until(Clock::time_point latest) {
 void Flight::prepare() {
   if (cancelled_) return;
   try {
-    Result<ReadyRequest> ready = server::prepare(body_, {deck_.policy, head_.chat, session_route_}, deck_.steps);
+    Result<ReadyRequest> ready = server::prepare(
+        body_, {deck_.policy, deck_.sampling, head_.chat, exchange_.caller.tenant_number, session_route_}, deck_.steps);
     preparation_ = ready.status();
     if (ready.ok()) ready_ = std::move(*ready);
   } catch (const std::bad_alloc&) {
@@ -161,6 +163,7 @@ void Flight::opened(Result<OpenedSession> opened) {
 
 void Flight::submit() {
   head_.usage_comes = request().include_usage;
+  head_.sampling = request().options.generate.sampling;
   RequestOptions& options = ready_.request.options;
   if (const std::size_t most = deck_.steps.most_at_once(options.tenant); ready_.prompts.size() > most)
     return refuse(400,

@@ -26,9 +26,10 @@ struct FlightDeck {
   StepThread& steps;
   TextThread& texts;
   Traffic& traffic;
-  SessionDesk* sessions;  // null: there are none
-  std::string model;      // as clients name it
-  std::string policy;     // of requests that name none; empty: the engine's default
+  SessionDesk* sessions;     // null: there are none
+  std::string model;         // as clients name it
+  std::string policy;        // of requests that name none; empty: the engine's default
+  SamplingOptions sampling;  // of requests that give no temperature
   // How long a request may wait for its first pass before it is refused with 503; 0: for ever. With a limit a stream
   // begins with the first pass, so that it can still be refused.
   std::chrono::seconds queue_timeout{0};

@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "server/http_message.h"
+#include "server/random_name.h"
 
 namespace kvasir::server {
 namespace {
@@ -49,6 +51,12 @@ class Pace {
   Clock::time_point began_{};
   std::size_t bytes_ = 0;  // of that part
 };
+
+std::string request_id(std::string_view given) {
+  const auto is_printable = [](char c) { return c > 0x20 && c < 0x7f; };
+  const bool fits = !given.empty() && given.size() <= 128 && std::ranges::all_of(given, is_printable);
+  return fits ? std::string(given) : random_name(4);
+}
 
 // Whether an error says that the connection is gone, not that its bytes are wrong.
 bool is_lost(const Error& error) {
@@ -85,6 +93,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
 
   // The answer of request `number`; without effect once that is over.
   void send(std::uint64_t number, int status, std::string_view type, std::string body, const HttpFields& fields);
+  void add_fields(std::uint64_t number, const HttpFields& fields);
   void begin_stream(std::uint64_t number, const HttpFields& fields);
   void write(std::uint64_t number, std::string_view bytes);
   void end(std::uint64_t number);
@@ -107,6 +116,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   void dispatch();
   void refuse(int status, std::string_view message, std::string_view code = {});
   void watch();
+  void probe();
   void beat();
   void queue(std::string_view bytes);
   void write_more();
@@ -125,6 +135,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   std::size_t body_held_ = 0;  // counted in HttpShared::bodies: the request's, then that of a whole answer
   std::string account_;        // there
   HttpRequest request_;        // without its body, and without fields behind a chunked one
+  HttpFields own_fields_;      // of its answer, in whichever form
   std::uint64_t number_ = 0;   // of the request
   bool keep_alive_ = false;
   bool chunked_ = false;  // the answer is a stream in chunks; otherwise its end is the connection's
@@ -149,6 +160,9 @@ class Answer final : public HttpAnswer {
   Answer& operator=(const Answer&) = delete;
   ~Answer() override {
     if (const auto connection = connection_.lock()) connection->abandon(number_);
+  }
+  void add_fields(const HttpFields& fields) override {
+    if (const auto connection = connection_.lock()) connection->add_fields(number_, fields);
   }
   void send(int status, std::string_view type, std::string body, const HttpFields& fields) override {
     if (const auto connection = connection_.lock()) connection->send(number_, status, type, std::move(body), fields);
@@ -208,6 +222,7 @@ void Connection::read_request() {
   state_ = State::kIdle;
   ++number_;
   ended_ = streams_ = chunked_ = head_only_ = false;
+  own_fields_.clear();
   hold_body(0);
   if (shared_.draining) return close();
   wait_for_header(true);
@@ -259,10 +274,14 @@ void Connection::take_header() {
         413, fmt::format("the body of {} bytes is larger than the {} accepted here", *size, shared_.limits.body_bytes));
   request_ = request_of(message);
   request_.address = address_;
+  request_.id = request_id(request_.field("x-request-id"));
+  own_fields_.emplace_back("X-Request-Id", request_.id);
   keep_alive_ = message.keep_alive();
   chunked_ = message.version() == 11;
   head_only_ = message.method() == http::verb::head;
   account_ = address_;
+  if (const std::string_view coding = request_.field("content-encoding"); !coding.empty() && coding != "identity")
+    return refuse(415, "the body is compressed (Content-Encoding), which is not supported here; send it as it is");
   if (parser_->is_done()) return dispatch();
   if (!admit()) return;
   // A client of HTTP/1.0 would take "100 Continue" for the answer.
@@ -369,18 +388,33 @@ void Connection::cut_off() {
   refuse(503, kCutOff, kShutdown);
 }
 
-// Notices a client that leaves while its request is answered. One that shuts down its sending side counts as having
-// left, as nothing tells it from one that has gone; an answer that is complete still reaches it. Where the client has
-// sent more bytes already, which hide its leaving from a read, the state of the connection tells.
+// Notices a client that leaves while its request is answered. One that has only shut down its sending side is answered,
+// but for a whole answer to HTTP/1.0.
+// Nothing tells the two apart but what comes back for bytes that are sent: so these get some that no client minds, and
+// whoever is gone resets the connection. Where the client has sent more bytes already, which hide its leaving from a
+// read, the state of the connection tells.
 void Connection::watch() {
   socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this(), number = number_](Error error) {
     if (self->state_ != State::kAnswering || self->number_ != number || self->ended_) return;
     char byte = 0;
     const auto got = error ? -1 : ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return self->close();
+    if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return self->close();
+    if (got == 0) return self->probe();
     // beat() asks again, so that bytes that stay unread do not wake this up for ever.
   });
   beat();
+}
+
+void Connection::probe() {
+  keep_alive_ = false;
+  if (streams_) {
+    queue(": waiting\n\n");
+  } else if (!chunked_) {
+    close();  // HTTP/1.0, in which nothing may precede an answer: it counts as gone
+  } else if (next_.empty()) {
+    next_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    write_more();
+  }
 }
 
 // Holds the connection while its answer is under way: nothing else may be pending then.
@@ -390,19 +424,31 @@ void Connection::beat() {
     if (error || self->number_ != number || self->state_ != State::kAnswering || self->ended_) return;
     tcp_info info{};
     socklen_t size = sizeof info;
-    if (::getsockopt(self->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-        (info.tcpi_state == TCP_CLOSE_WAIT || info.tcpi_state == TCP_CLOSE))
-      return self->close();
+    if (::getsockopt(self->socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+      if (info.tcpi_state == TCP_CLOSE) return self->close();
+      if (info.tcpi_state == TCP_CLOSE_WAIT) self->probe();
+    }
+    if (self->state_ != State::kAnswering) return;
     if (self->streams_ && Clock::now() - self->said_ >= self->shared_.limits.heartbeat) self->queue(": waiting\n\n");
     self->beat();
   });
+}
+
+void Connection::add_fields(std::uint64_t number, const HttpFields& fields) {
+  if (!answers(number) || streams_) return;
+  for (const auto& field : fields) {
+    std::erase_if(own_fields_, [&](const auto& other) { return other.first == field.first; });
+    own_fields_.push_back(field);
+  }
 }
 
 void Connection::send(std::uint64_t number, int status, std::string_view type, std::string body,
                       const HttpFields& fields) {
   if (!answers(number) || streams_) return;
   keep_alive_ = keep_alive_ && !shared_.draining;
-  next_ += answer_head(status, type, BodyEnd::kLength, body.size(), fields, keep_alive_);
+  HttpFields all = std::exchange(own_fields_, {});
+  all.insert(all.end(), fields.begin(), fields.end());
+  next_ += answer_head(status, type, BodyEnd::kLength, body.size(), all, keep_alive_);
   if (!head_only_) next_ += body;
   hold_body(next_.size());  // the request's is gone
   ended_ = true;
@@ -414,6 +460,7 @@ void Connection::begin_stream(std::uint64_t number, const HttpFields& fields) {
   streams_ = true;
   keep_alive_ = keep_alive_ && chunked_ && !shared_.draining;
   HttpFields all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+  all.insert(all.end(), own_fields_.begin(), own_fields_.end());
   all.insert(all.end(), fields.begin(), fields.end());
   next_ +=
       answer_head(200, "text/event-stream", chunked_ ? BodyEnd::kChunks : BodyEnd::kConnection, 0, all, keep_alive_);

@@ -1,9 +1,11 @@
 #include "server/http_message.h"
 
+#include <fmt/chrono.h>
 #include <fmt/core.h>
 
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/rfc7230.hpp>
+#include <ctime>
 #include <utility>
 
 namespace kvasir::server {
@@ -69,10 +71,12 @@ std::string error_body(std::string_view message, std::string_view type, std::str
 
 std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
                         bool keep_alive) {
-  std::string text = fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nContent-Type: {}\r\n", status,
-                                 view(http::obsolete_reason(static_cast<http::status>(status))), type);
-  // The length of a 304 would be that of the 200 in its place.
-  if (end == BodyEnd::kLength && status != 304) text += fmt::format("Content-Length: {}\r\n", size);
+  std::string text =
+      fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nDate: {:%a, %d %b %Y %H:%M:%S} GMT\r\n", status,
+                  view(http::obsolete_reason(static_cast<http::status>(status))), fmt::gmtime(std::time(nullptr)));
+  if (!type.empty()) text += fmt::format("Content-Type: {}\r\n", type);
+  // The length of a 304 would be that of the 200 in its place; a 204 has none.
+  if (end == BodyEnd::kLength && status != 304 && status != 204) text += fmt::format("Content-Length: {}\r\n", size);
   if (end == BodyEnd::kChunks) text += "Transfer-Encoding: chunked\r\n";
   for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
   return text + (keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");

@@ -45,7 +45,8 @@ std::string error_body(std::string_view message, std::string_view type, std::str
 // How an answer's body ends.
 enum class BodyEnd { kLength, kChunks, kConnection };
 
-// Returns an answer's status line and header. `size`: of the body, where that has a length.
+// Returns an answer's status line and header. `type`: of the body; empty where there is none. `size`: of the body,
+// where that has a length.
 std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
                         bool keep_alive);
 

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
 #include <new>
 #include <optional>
 
 #include "base/status.h"
 #include "server/http_connection.h"
+#include "server/http_message.h"
 
 namespace kvasir::server {
 namespace {
@@ -161,16 +163,51 @@ class HttpServerImpl final : public HttpServer {
     const std::string address = client.address().to_string();
     const auto from_there = shared_.by_address.find(address);
     if (from_there != shared_.by_address.end() && from_there->second >= shared_.limits.connections_per_address)
-      return;  // closes it
+      return turn_away(std::move(socket), "too many connections from one address; close some, or try again later");
     if (connections() >= shared_.limits.connections) {
-      if (shared_.waiting.empty()) return;
+      if (shared_.waiting.empty())
+        return turn_away(std::move(socket), "the server has as many connections as it can hold; try again later");
       shared_.waiting.front()->close();
     }
     socket.set_option(tcp::no_delay(true), error);
     serve_connection(shared_, std::move(socket), address);
   }
 
+  // Answers a connection without a place with 503, and closes it once the client has had time to take that.
+  void turn_away(tcp::socket socket, std::string_view why) {
+    constexpr int kMost = 64;
+    if (turned_away_ == kMost) return;  // closes it
+    struct Stranger {
+      Stranger(HttpServerImpl& its, tcp::socket from)
+          : server(its), socket(std::move(from)), timer(server.shared_.context) {
+        ++server.turned_away_;
+      }
+      Stranger(const Stranger&) = delete;
+      Stranger& operator=(const Stranger&) = delete;
+      ~Stranger() { --server.turned_away_; }
+      HttpServerImpl& server;
+      tcp::socket socket;
+      asio::steady_timer timer;
+      std::string answer;
+    };
+    const auto stranger = std::make_shared<Stranger>(*this, std::move(socket));
+    const std::string body = error_body(why, error_type(503), "too_many_connections");
+    stranger->answer =
+        answer_head(503, "application/json", BodyEnd::kLength, body.size(), {{"Retry-After", "1"}}, false);
+    stranger->answer += body;
+    stranger->timer.expires_after(std::chrono::seconds(2));
+    stranger->timer.async_wait([stranger](Error error) {
+      Error ignored;
+      if (!error) stranger->socket.close(ignored);
+    });
+    asio::async_write(stranger->socket, asio::buffer(stranger->answer), [stranger](Error error, std::size_t) {
+      Error ignored;
+      if (!error) stranger->socket.shutdown(tcp::socket::shutdown_send, ignored);
+    });
+  }
+
   HttpShared shared_;
+  int turned_away_ = 0;  // connections that are answered with 503
   tcp::acceptor acceptor_;
   asio::steady_timer retry_;
   std::optional<asio::steady_timer> deadline_;

@@ -30,7 +30,7 @@ struct HttpLimits {
   // (HttpServer::Admit); what goes beyond is answered with 503.
   std::size_t bodies_bytes = 256 << 20;
   // In all, and no more than descriptors suffice for. One more takes the place of that which has been without a request
-  // for longest; it is closed at once where all have one.
+  // for longest; where all have one it is answered with 503 and closed.
   int connections = 1024;
   int connections_per_address = 512;  // from one client address
   // Of a stream that its reader has not taken; a write beyond ends the connection. One write may be larger.
@@ -52,6 +52,8 @@ struct HttpRequest {
   std::vector<std::pair<std::string, std::string>> fields;  // of the header, names in lower case
   std::string body;
   std::string address;  // of the client
+  // The client's X-Request-Id, if it is one of 1 to 128 printable ASCII characters, or a fresh one. The answer has it.
+  std::string id;
 
   // Returns the value of the first field of this name (lower case), or "".
   std::string_view field(std::string_view name) const;
@@ -73,14 +75,17 @@ inline constexpr std::string_view kShutdown = "shutdown";
 class HttpAnswer {
  public:
   virtual ~HttpAnswer() = default;
+  // Adds fields to the header of the answer, whoever sends it in whichever form, in place of those of the same name.
+  // Call it before send and begin_stream.
+  virtual void add_fields(const HttpFields& fields) = 0;
   virtual void send(int status, std::string_view content_type, std::string body, const HttpFields& fields = {}) = 0;
   // Begins a stream of server-sent events, with status 200.
   virtual void begin_stream(const HttpFields& fields = {}) = 0;
   // Adds bytes to the stream.
   virtual void write(std::string_view bytes) = 0;
   virtual void end() = 0;
-  // Sets what is called once if the connection closes before the answer is finished: the client left, or shut down its
-  // sending side, or does not read. None of the calls above calls it.
+  // Sets what is called once if the connection closes before the answer is finished: the client left, or does not read.
+  // None of the calls above calls it.
   virtual void on_closed(std::function<void()> callback) = 0;
 };
 

@@ -23,10 +23,8 @@ bool is_loopback_address(const std::string& name) {
   return ::inet_pton(AF_INET, name.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
 }
 
-}  // namespace
-
-// `name`: with or without a port.
-bool LocalGate::is_local(std::string_view name) const {
+// `name`: with or without a port. `host`: a name that counts too.
+bool is_local(std::string_view name, std::string_view own_host) {
   const bool bracketed = name.starts_with('[');
   const std::size_t end = bracketed ? name.find(']') : name.find(':');
   if (bracketed && end == std::string_view::npos) return false;
@@ -35,13 +33,25 @@ bool LocalGate::is_local(std::string_view name) const {
       end == std::string_view::npos ? std::string_view() : name.substr(end + (bracketed ? 1 : 0));
   if (!port.empty() && (port.front() != ':' || port.find_first_not_of("0123456789", 1) != std::string_view::npos))
     return false;
-  if (host == lower(host_)) return true;
+  if (!own_host.empty() && host == lower(own_host)) return true;
   return bracketed ? host == "::1" : host == "localhost" || is_loopback_address(host);
+}
+
+bool is_local_origin(std::string_view origin, std::string_view own_host) {
+  for (const std::string_view scheme : {"http://", "https://"})
+    if (origin.starts_with(scheme) && is_local(origin.substr(scheme.size()), own_host)) return true;
+  return false;
+}
+
+}  // namespace
+
+bool is_loopback_origin(std::string_view origin) {
+  return is_local_origin(origin, "");
 }
 
 std::optional<Refusal> LocalGate::identify(const HttpRequest& request, Caller& caller) {
   caller.sees_all = true;
-  if (const std::string_view host = request.field("host"); !host.empty() && !is_local(host))
+  if (const std::string_view host = request.field("host"); !host.empty() && !is_local(host, host_))
     return Refusal{403,
                    fmt::format("without API keys this server answers to the names of this machine alone, not to '{}': "
                                "use http://localhost, let a proxy send 'Host: localhost', or start it with --api-keys",
@@ -52,8 +62,10 @@ std::optional<Refusal> LocalGate::identify(const HttpRequest& request, Caller& c
   const bool cross_site = request.field("sec-fetch-site") == "cross-site";
   if (origin.empty() && !cross_site) return std::nullopt;
   const std::string shown(origin.empty() ? "another site" : origin.substr(0, kMostShown));
-  for (const std::string_view scheme : {"http://", "https://"})
-    if (origin.starts_with(scheme) && is_local(origin.substr(scheme.size())) && !cross_site) return std::nullopt;
+  // A browser does not let a page lie about its origin.
+  if (is_local_origin(origin, host_)) return std::nullopt;
+  for (const std::string& each : origins_)
+    if (!origin.empty() && (each == "*" || each == origin)) return std::nullopt;
   return Refusal{403,
                  fmt::format("without API keys this server answers no page of {}: open one on http://localhost, or "
                              "start the server with --api-keys",

@@ -12,22 +12,26 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "server/router.h"
 
 namespace kvasir::server {
 
+// Whether a page's origin is on this machine: http or https, localhost, 127.0.0.0/8 or [::1], any port.
+bool is_loopback_origin(std::string_view origin);
+
 class LocalGate final : public Gate {
  public:
-  // `host`: the address that the server listens on.
-  explicit LocalGate(std::string host) : host_(std::move(host)) {}
+  // `host`: the address that the server listens on. `origins`: of pages that pass too, or "*" for all.
+  explicit LocalGate(std::string host, std::vector<std::string> origins = {})
+      : host_(std::move(host)), origins_(std::move(origins)) {}
 
   std::optional<Refusal> identify(const HttpRequest& request, Caller& caller) override;
 
  private:
-  bool is_local(std::string_view name) const;
-
   std::string host_;
+  std::vector<std::string> origins_;
 };
 
 }  // namespace kvasir::server

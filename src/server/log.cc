@@ -197,14 +197,19 @@ void RequestLog::on_refused(std::string_view reason, std::string_view address, s
 }
 
 void RequestLog::on_fault(const RequestRecord& record, int http, std::string_view why) {
-  log_.write(
-      LogLevel::kError, "failed",
-      {{"id", record.id}, {"tenant", record.tenant}, {"session", record.session}, {"http", http}, {"message", why}});
+  log_.write(LogLevel::kError, "failed",
+             {{"id", record.id},
+              {"request_id", record.request_id},
+              {"tenant", record.tenant},
+              {"session", record.session},
+              {"http", http},
+              {"message", why}});
 }
 void RequestLog::on_finished(const RequestRecord& record) {
   const bool failed = record.finish_reason == "error" || record.finish_reason == "shutdown";
   log_.write(failed ? LogLevel::kWarning : LogLevel::kInfo, "request",
              {{"id", record.id},
+              {"request_id", record.request_id},
               {"path", record.path},
               {"tenant", record.tenant},
               {"http", record.http},

@@ -1,5 +1,7 @@
 #include "server/prepare.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -92,6 +94,21 @@ Status limit(const StepThread& steps, RequestOptions& options, ReadyPrompt& read
   return {};
 }
 
+// Checks that each prompt can run, so that the answer to the first does not begin before another is refused.
+Status check_all_fit(const StepThread& steps, const RequestOptions& options, int tenant,
+                     const std::vector<ReadyPrompt>& prompts) {
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    PlanRequest request{.policy = options.policy, .codec = options.codec, .max_tokens = 0, .tenant = tenant};
+    request.prompt = static_cast<std::int64_t>(prompts[i].prompt.tokens.size());
+    const Result<RequestPlan> plan = steps.plan(request);
+    const Status refusal = plan.ok() ? plan->refusal : plan.status();
+    if (!refusal.ok())
+      return in_body(
+          refusal.with_message(fmt::format("prompt {} of {}: {}", i + 1, prompts.size(), refusal.message())));
+  }
+  return {};
+}
+
 Result<ReadyPrompt> ready_prompt(const StepThread& steps, const ApiRequest& request, RequestOptions options) {
   ReadyPrompt ready;
   Result<PromptTokens> prompt = steps.text().encode_prompt(options);
@@ -172,7 +189,7 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
       if (ready.restores_only) json["prompt"] = "-";  // which is not read
     }
     const bool chat = common.session.empty() ? common.chat : json.contains("messages");
-    KVASIR_ASSIGN_OR_RETURN(ready.request, read_request(json, chat));
+    KVASIR_ASSIGN_OR_RETURN(ready.request, read_request(json, chat, common.sampling));
     if (!ready.request.session.empty()) KVASIR_RETURN_IF_ERROR(check_no_prefix(json, ready.request.hints));
   }
   RequestOptions& options = ready.request.options;
@@ -193,9 +210,11 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     RequestOptions one;
     one.prompt = std::move(prompt.text);
     one.tokens = std::move(prompt.tokens);
+    one.parse_special = options.parse_special;
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, std::move(one)));
   }
   ready.request.prompts.clear();
+  if (ready.prompts.size() > 1) KVASIR_RETURN_IF_ERROR(check_all_fit(steps, options, common.tenant, ready.prompts));
   if (options.generate.max_tokens < 0)
     for (ReadyPrompt& prompt : ready.prompts) KVASIR_RETURN_IF_ERROR(limit(steps, options, prompt));
   return ready;

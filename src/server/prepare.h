@@ -30,8 +30,10 @@ struct ReadyRequest {
 
 // What all requests have in common.
 struct Preparation {
-  std::string policy;  // of requests that name none; empty: the engine's default
+  std::string policy;        // of requests that name none; empty: the engine's default
+  SamplingOptions sampling;  // of requests that give no temperature
   bool chat = false;
+  int tenant = 0;  // whose ceiling prompts must fit
   // The session that a body of POST /v1/sessions/{id} is for: its text is read and nothing is generated; without any
   // text the session is only restored. "" for completions.
   std::string session;

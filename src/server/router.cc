@@ -2,16 +2,19 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "server/api_response.h"
+#include "server/local_gate.h"
 
 namespace kvasir::server {
 namespace {
 
 constexpr std::string_view kJson = "application/json";
 constexpr std::string_view kParameter = "{id}";
+constexpr std::string_view kPath = "{path}";
 
 int hex_value(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -64,8 +67,10 @@ void Exchange::refuse(const Status& status) const {
 }
 
 void Router::add(std::string_view method, std::string_view path, RouteHandler handler, Access access) {
-  Route route{std::string(method), std::string(path), path.ends_with(kParameter), access, std::move(handler)};
-  if (route.parameter) route.path.resize(path.size() - kParameter.size());
+  const bool slashes = path.ends_with(kPath);
+  const bool parameter = slashes || path.ends_with(kParameter);
+  if (parameter) path.remove_suffix(slashes ? kPath.size() : kParameter.size());
+  Route route{std::string(method), std::string(path), parameter, slashes, access, std::move(handler)};
   routes_.push_back(std::move(route));
 }
 
@@ -77,7 +82,7 @@ Router::Match Router::match(const HttpRequest& request) const {
     if (route.parameter) {
       if (!request.path.starts_with(route.path)) continue;
       const std::string_view segment = std::string_view(request.path).substr(route.path.size());
-      if (segment.find('/') != std::string_view::npos) continue;
+      if (!route.slashes && segment.find('/') != std::string_view::npos) continue;
       parameter = decoded(segment);
       if (parameter.empty()) continue;
     } else if (request.path != route.path) {
@@ -90,7 +95,26 @@ Router::Match Router::match(const HttpRequest& request) const {
   return {nullptr, {}, {405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}}}};
 }
 
+bool Router::share(const HttpRequest& request, HttpAnswer& answer) const {
+  const std::string_view origin = request.field("origin");
+  const bool any = std::ranges::find(origins_, "*") != origins_.end();
+  if (origin.empty() || !(any || is_loopback_origin(origin) || std::ranges::find(origins_, origin) != origins_.end()))
+    return false;
+  answer.add_fields({{"Access-Control-Allow-Origin", any ? "*" : std::string(origin)},
+                     {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"},
+                     {"Vary", "Origin"}});
+  return true;
+}
+
 void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const {
+  const bool shared = share(request, *answer);
+  // A browser asks before it sends a request with a key or a JSON body.
+  if (shared && request.method == "OPTIONS" && !request.field("access-control-request-method").empty()) {
+    const std::string_view fields = request.field("access-control-request-headers");
+    HttpFields allowed = {{"Access-Control-Allow-Methods", "GET, POST, DELETE"}, {"Access-Control-Max-Age", "600"}};
+    if (!fields.empty()) allowed.emplace_back("Access-Control-Allow-Headers", fields);
+    return answer->send(204, "", "", allowed);
+  }
   Match found = match(request);
   if (found.route == nullptr) return send(*answer, found.refusal);
   Caller caller;
@@ -103,6 +127,7 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) con
 }
 
 std::optional<std::string> Router::admit(const HttpRequest& request, HttpAnswer& answer) const {
+  share(request, answer);
   const Match found = match(request);
   std::optional<Refusal> refusal;
   Caller caller;

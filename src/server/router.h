@@ -42,11 +42,15 @@ class Router {
     kOperators,  // of these, those that may see the whole server
   };
 
-  // `gate` may be null: then everybody passes, and may see the whole server. Must outlive the router.
-  explicit Router(Gate* gate = nullptr) : gate_(gate) {}
+  // `gate` may be null: then everybody passes, and may see the whole server. Must outlive the router. `origins`: of the
+  // pages whose scripts may read answers (CORS), such as "https://chat.example.com", or "*" for all; those of this
+  // machine always may.
+  explicit Router(Gate* gate = nullptr, std::vector<std::string> origins = {})
+      : gate_(gate), origins_(std::move(origins)) {}
 
-  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/', percent-decoded.
-  // HEAD is answered as GET.
+  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/', percent-decoded,
+  // and
+  // "{path}", which stands for any text. HEAD is answered as GET.
   void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers);
 
   void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const;
@@ -58,8 +62,9 @@ class Router {
  private:
   struct Route {
     std::string method;
-    std::string path;  // without "{id}"
+    std::string path;  // without "{id}" or "{path}"
     bool parameter = false;
+    bool slashes = false;  // the parameter may have some
     Access access = Access::kCallers;
     RouteHandler handler;
   };
@@ -71,7 +76,11 @@ class Router {
   };
   Match match(const HttpRequest& request) const;
 
+  // Lets the page that sent the request read its answer, if it may. Returns whether it may.
+  bool share(const HttpRequest& request, HttpAnswer& answer) const;
+
   Gate* gate_;
+  std::vector<std::string> origins_;
   std::vector<Route> routes_;
 };
 

@@ -23,14 +23,15 @@ Service::Service(StepThread& steps, TextThread& texts, ServiceOptions options)
       sessions_(options_.sessions.empty()
                     ? nullptr
                     : std::make_unique<SessionDesk>(steps, SessionStore(options_.sessions, options_.session_limits))),
-      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.queue_timeout}),
+      completions_({steps, texts, traffic_, sessions_.get(), options_.model, options_.policy, options_.sampling,
+                    options_.queue_timeout}),
       text_routes_(steps, texts, options_.model, options_.policy),
       inspector_(steps, {options_.model, options_.policy, options_.gate}),
-      router_(options_.gate) {
+      router_(options_.gate, options_.origins) {
   completions_.add_routes(router_);
   text_routes_.add_routes(router_);
   if (options_.inspector) inspector_.add_routes(router_);
-  for (const char* path : {"/v1/models", "/v1/models/{id}"})
+  for (const char* path : {"/v1/models", "/v1/models/{path}"})
     router_.add("GET", path, [this](const Exchange& exchange) { list_models(exchange); });
   router_.add(
       "GET", "/health", [this](const Exchange& exchange) { health(exchange); }, Router::Access::kAll);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "server/completions.h"
 #include "server/http_server.h"
@@ -21,9 +22,11 @@
 namespace kvasir::server {
 
 struct ServiceOptions {
-  std::string model;     // as clients name it
-  std::string policy;    // of requests that name none; empty: the engine's default
-  Gate* gate = nullptr;  // may be null: then everybody passes. Must outlive the service
+  std::string model;                 // as clients name it
+  std::string policy;                // of requests that name none; empty: the engine's default
+  SamplingOptions sampling;          // of requests that give no temperature
+  std::vector<std::string> origins;  // see Router
+  Gate* gate = nullptr;              // may be null: then everybody passes. Must outlive the service
   // Folder of saved sessions, which exists (SessionStore::prepare); empty: there are no sessions.
   std::string sessions;
   SessionLimits session_limits;

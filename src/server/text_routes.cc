@@ -26,9 +26,11 @@ Result<std::vector<std::vector<std::int32_t>>> encode_all(const ModelText& text,
     RequestOptions options;
     options.prompt = std::move(prompt.text);
     options.tokens = std::move(prompt.tokens);
+    options.parse_special = request.options.parse_special;
     if (request.chat) {
       options.messages = std::move(request.options.messages);
       options.template_arguments = std::move(request.options.template_arguments);
+      options.prompt_end = request.options.prompt_end;
     }
     Result<PromptTokens> encoded = text.encode_prompt(options);
     if (!encoded.ok()) return in_body(encoded.status());
@@ -67,8 +69,9 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   const bool chat = find_field(json, "messages") != nullptr;
   if (chat && find_field(json, "prompt") != nullptr)
     return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
-  bool special = true, strings = false;
+  bool special = true, parse_special = true, strings = false;
   KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
   KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
   const ModelText& text = steps_.text();
   std::vector<std::int32_t> tokens;
@@ -80,14 +83,14 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
     const Json* prompt = find_field(json, "prompt");
     if (prompt == nullptr) return invalid_argument("give 'prompt', a string, or 'messages'").about({"prompt"});
     if (!prompt->is_string()) return wrong_field("prompt", "a string");
-    KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special));
+    KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special, parse_special));
   }
   Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", steps_.model().context}};
   if (strings) {
     Json list = Json::array();
     for (const std::int32_t token : tokens) {
-      KVASIR_ASSIGN_OR_RETURN(std::string bytes, text.bytes_of(token));
-      list.push_back(std::move(bytes));
+      KVASIR_ASSIGN_OR_RETURN(const std::string bytes, text.bytes_of(token));
+      list.push_back(token_name(bytes));
     }
     answer["token_strs"] = std::move(list);
   }

@@ -13,6 +13,7 @@ namespace kvasir::server {
 // negative.
 struct RequestRecord {
   std::string id;
+  std::string request_id;  // HttpRequest::id
   std::string path;
   std::string tenant;
   std::string session;  // that it continues; empty: none

@@ -50,7 +50,7 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
   const Folder folder;
   const std::string text = folder.make("long", some_text(400));
   const Finished bounded = run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", "streaming:sinks=4,window=60"});
-  EXPECT_NE(bounded.err.find("are forgotten (streaming:sinks=4,window=60): no answer can draw on them"),
+  EXPECT_NE(bounded.err.find("are forgotten (streaming:sinks=4,window=60): what an answer says of them is made up"),
             std::string::npos)
       << bounded.err;
   EXPECT_NE(bounded.err.find("kvasir: tokens 4 to "), std::string::npos) << bounded.err;
@@ -59,9 +59,25 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
   EXPECT_NE(demoted.err.find("are demoted (streaming:sinks=4,window=60@demote=q4): each token reads again"),
             std::string::npos)
       << demoted.err;
-  EXPECT_EQ(demoted.err.find("no answer can draw on them"), std::string::npos) << demoted.err;
+  EXPECT_EQ(demoted.err.find("made up"), std::string::npos) << demoted.err;
+  for (const char* policy : {"snapkv:budget=64", "cake:budget=64", "h2o:budget=64,recent=32", "tova:budget=64"})
+    EXPECT_NE(run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", policy})
+                  .err.find(": what an answer says of them may be made up; --kv full keeps everything\n"),
+              std::string::npos)
+        << policy;
   const Finished whole = run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", "full"});
   EXPECT_EQ(whole.err.find("forgotten"), std::string::npos) << whole.err;
+}
+
+// Input that is not read is not dropped without a word.
+TEST(Documents, InputBesideAPromptIsNoted) {
+  const std::string note = "kvasir: standard input is not read, as -p is given; add '-f -' to put it in front\n";
+  EXPECT_NE(run_model({"-p", "Why?", "-n", "1"}, {.input = "The lamp is red."}).err.find(note), std::string::npos);
+  EXPECT_NE(run_model({"-p", "Why?", "-n", "1", "--chat"}, {.input = "The lamp is red."}).err.find(note),
+            std::string::npos);
+  EXPECT_EQ(run_model({"-p", "Why?", "-n", "1"}).err.find("standard input"), std::string::npos);
+  EXPECT_EQ(run_model({"-f", "-", "-p", "Why?", "-n", "1"}, {.input = "The lamp is red."}).err.find("standard input"),
+            std::string::npos);
 }
 
 // As a single file that is too large. The third is not read.

@@ -96,10 +96,10 @@ TEST(Memory, PlanSaysWhatRunWillRefuse) {
     std::string says;    // empty: it runs
   };
   for (const Case& c :
-       {Case{"snapkv:budget=256", 2500, "", "holds all of a prompt until its end, and the model's context"},
+       {Case{"snapkv:budget=256", 2500, "", "holds all of a prompt until its end, and there is room for"},
         {"pyramidkv:budget=256", 2500, "", "holds all of a prompt until its end"},
         {"cake:budget=256", 2500, "", "holds all of a prompt until its end"},
-        {"full", 2500, "", "keeps all of them and the model's context of 2048 has room for 2048"},
+        {"full", 2500, "", "keeps all of them, and there is room for 2048"},
         {"snapkv:budget=256", 2000, "", ""},
         {"full", 2000, "", ""},
         {"streaming:cap=100", 2500, "", ""}}) {
@@ -236,9 +236,8 @@ TEST(Memory, TextsBeyondTheTrainedContextAreRefusedWithTheReason) {
         Case{"h2o:budget=256,recent=128,pos=original@demote=q4", "keeps their positions",
              "no demotion and a policy with compact positions"}})
     expect_refused(run_model({"-p", some_text(3000), "-n", "1", "--kv", policy}), 1,
-                   "the text has 3003 tokens, but policy '" + policy + "' " + reason +
-                       " and the model's context of 2048 has room for 2048; use " + advice +
-                       ", or a shorter text [--kv]");
+                   "this model's maximum context length is 2048 tokens; the text has 3003, policy '" + policy + "' " +
+                       reason + ", and there is room for 2048: use " + advice + ", or a shorter text [--kv]");
 }
 
 // Of the shape of Llama 3.1 70B in Q8_0: opened by mmap, of which nothing but the header is read.

@@ -23,5 +23,24 @@ TEST(RealModel, PerplexityIsThatOfLlamaCpp) {
   EXPECT_NEAR(run["nll"].get<double>(), std::log(kLlamaCpp), 0.005);
 }
 
+// An instruct model is asked, not continued: as text the question is followed by an end token at once.
+TEST(RealModel, ABarePromptIsAMessage) {
+  KVASIR_REAL_MODEL_OR_SKIP(model);
+  const Arguments ask = {"run", "-m", model, "-p", "What is the capital of France?", "-n", "20", "--temp", "0"};
+  const Finished asked = run_program(ask);
+  EXPECT_GT(asked.out.size(), 10) << asked.out;
+  EXPECT_NE(asked.err.find("kvasir: this model chats, so the prompt is said as a user's message; --raw continues it as "
+                           "text\n"),
+            std::string::npos)
+      << asked.err;
+  Arguments chat = ask, raw = ask;
+  chat.emplace_back("--chat");
+  raw.emplace_back("--raw");
+  EXPECT_EQ(run_program(chat).out, asked.out);
+  const Finished continued = run_program(raw);
+  EXPECT_EQ(continued.err.find("this model chats"), std::string::npos) << continued.err;
+  EXPECT_EQ(continued.out, "\n") << "the model ends a question that it continues";
+}
+
 }  // namespace
 }  // namespace kvasir::test

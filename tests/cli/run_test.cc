@@ -164,9 +164,10 @@ TEST(Run, SaysWhenItBeginsToForget) {
 }
 
 TEST(Run, FullRefusesATextBeyondTheContext) {
-  expect_refused(run_model({"-p", some_text(2400), "-n", "1", "--kv", "full"}), 1,
-                 "the text has 2403 tokens, but policy 'full' keeps all of them and the model's context of 2048 has "
-                 "room for 2048; use a policy that forgets, such as streaming, or a shorter text [--kv]");
+  expect_refused(
+      run_model({"-p", some_text(2400), "-n", "1", "--kv", "full"}), 1,
+      "this model's maximum context length is 2048 tokens; the text has 2403, policy 'full' keeps all of them, "
+      "and there is room for 2048: use a policy that forgets, such as streaming, or a shorter text [--kv]");
   EXPECT_EQ(run_json({"-p", some_text(2400), "-n", "1"})["kv"]["kept"], 2048);
 }
 

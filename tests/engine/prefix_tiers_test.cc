@@ -424,26 +424,33 @@ TEST_F(PrefixTiersTest, RequestsShareAFetch) {
   EXPECT_TRUE(std::ranges::any_of(ids, [&](RequestId id) { return second.result(id).cached_from == "redis"; }));
 }
 
-// While one request asks a store that has nothing, another computes the same tokens: they come from memory's pages.
+// While one request asks a store that has nothing, another computes the same tokens: they come from memory's pages. A
+// store is asked only where measurements say that it is faster than to compute, which a busy machine may deny: then the
+// case is set up again.
 TEST_F(PrefixTiersTest, WhatWasComputedDuringAFetchComesFromPages) {
-  const auto content = std::make_shared<FarStore::Content>();
   const auto model = load_model_of();
-  Process process(model, far(content));
-  process.run(request("full", 300, 2));  // from now on the store is fast
-  process.settle(1);
-  content->holds = true;
   RequestOptions longer = request("full", 200);
   const auto more = random_tokens(500, tier_spec().vocab, 50);
   longer.tokens.insert(longer.tokens.end(), more.begin(), more.end());
-  const RequestId id = process.add(longer);
-  ASSERT_TRUE(process.queue().poll().ok());
-  EXPECT_EQ(process.queue().sequence_of(id, 0), nullptr) << "it waits for the store's answer";
-  process.run_until_finished(process.add(request("full", 200)));  // less than a part: asks for nothing
-  content->holds = false;
-  process.run_to_end();
-  EXPECT_EQ(process.report().loads, 0);
-  EXPECT_GT(process.result(id).cached, 0);
-  EXPECT_EQ(process.result(id).cached_from, "pages");
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const auto content = std::make_shared<FarStore::Content>();
+    Process process(model, far(content));
+    process.run(request("full", 300, 2));  // from now on the store is fast
+    process.settle(1);
+    content->holds = true;
+    const RequestId id = process.add(longer);
+    ASSERT_TRUE(process.queue().poll().ok());
+    const bool waits = process.queue().sequence_of(id, 0) == nullptr;          // for the store's answer
+    if (waits) process.run_until_finished(process.add(request("full", 200)));  // less than a part: asks for nothing
+    content->holds = false;
+    process.run_to_end();
+    if (!waits) continue;
+    EXPECT_EQ(process.report().loads, 0);
+    EXPECT_GT(process.result(id).cached, 0);
+    EXPECT_EQ(process.result(id).cached_from, "pages");
+    return;
+  }
+  FAIL() << "the store was never asked";
 }
 
 // Each write and each read goes wrong once; then all of them do. It costs time alone, and what is found is right.

@@ -193,8 +193,8 @@ TEST_F(RequestsTest, WhatIsRefusedLeavesNothingBehind) {
       {with([](auto& o) { o.samples = 65; }), kInvalid, "samples=65 is outside 1 to 64", "samples"},
       {with([](auto& o) { o.generate.stop = {""}; }), kInvalid, "stop", "stop"},
       {with([](auto& o) { o.generate.sampling.top_p = 2; }), kInvalid, "top_p", "top_p"},
-      {with([](auto& o) { o.prompt = tale(900); }), StatusCode::kResourceExhausted, "context of 2048 has room for",
-       "policy"},
+      {with([](auto& o) { o.prompt = tale(900); }), StatusCode::kResourceExhausted,
+       "maximum context length is 2048 tokens", "policy"},
       {with([](auto& o) { o.prompt = tale(60); }), StatusCode::kResourceExhausted, "but the KV memory has 1048576",
        "kv_memory"},
   };

@@ -268,7 +268,7 @@ TEST_F(SessionTest, PoliciesWithoutBoundThatHoldTooMuchSaySo) {
     EXPECT_EQ(one->kv().seen, seen);
   };
   // How much it will drop is not known before; or it is.
-  expect_refused("lethe:tau=1e200,start=4000", "has no room for the next", 2048);
+  expect_refused("lethe:tau=1e200,start=4000", "there is no room for the next", 2048);
   expect_refused("snapkv:budget=64", "holds all of a prompt until its end", 0);
   // While generating, the text ends there.
   const auto one = session(*engine, "lethe:tau=1e200,start=4000");

@@ -224,7 +224,7 @@ TEST_F(Record, Refuses) {
            {{"tova:budget=20", 101}, "from 0 to the 100"},
            {{"tova:budget=20", 50, -1}, "chunk"},
            {{"tova:budget=20", 50, 50}, "trained context of 64"},
-           {{"tova:budget=80%", 0}, "has no room for the next 1;"}}) {
+           {{"tova:budget=80%", 0}, "there is no room for the next 1:"}}) {
     const auto result = record_attention(model_, text, options, *out, {});
     EXPECT_EQ(result.status().code(), StatusCode::kInvalidArgument) << part;
     EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();

@@ -13,13 +13,13 @@ using Json = nlohmann::json;
 
 Result<ApiRequest> completion(const char* body) {
   const Result<Json> json = parse_body(body);
-  return json.ok() ? read_request(*json, false) : json.status();
+  return json.ok() ? read_request(*json, false, {}) : json.status();
 }
 
 Result<ApiRequest> chat(const char* more) {
   Json json = {{"messages", {{{"role", "user"}, {"content", "x"}}}}};
   json.update(Json::parse(more));
-  return read_request(json, true);
+  return read_request(json, true, {});
 }
 
 std::string field(const Result<ApiRequest>& request) {

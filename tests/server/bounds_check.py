@@ -56,10 +56,10 @@ def check_head_of_stream(server):
 
 
 def check_model_names(server):
-    for name in ("org%2Fmodel", "org%2fmodel", "%6frg%2Fmodel"):
+    for name in ("org%2Fmodel", "org%2fmodel", "%6frg%2Fmodel", "org/model"):
         status, _, text = server.ask("GET", "/v1/models/" + name)
         assert status == 200 and json.loads(text)["id"] == "org/model", (name, status, text)
-    for name in ("org/model", "org%2", "org%2Fmodel%", "org%2Gmodel", "org%2Fmodel%00", "%00", "other"):
+    for name in ("org/model/x", "org%2", "org%2Fmodel%", "org%2Gmodel", "org%2Fmodel%00", "%00", "other"):
         assert server.ask("GET", "/v1/models/" + name)[0] == 404, name
 
 

@@ -70,7 +70,7 @@ def check_text_log(kvasir, model):
         server.reader.join(10)
     requests = [line for line in server.lines if " info request " in line]
     assert len(requests) == 1, server.lines
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info request id=cmpl-\S+ path=/v1/completions tenant=\"\" "
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info request id=cmpl-\S+ request_id=[0-9a-f]{32} path=/v1/completions tenant=\"\" "
                     r"http=200 finish_reason=length policy=\S+ samples=1 prompt_tokens=\d+ ", requests[0]), requests[0]
     with LiveServer(kvasir, model, "--log-level", "error") as server:
         assert server.complete(max_tokens=3)[0] == 200

@@ -238,7 +238,7 @@ def check_folder(kvasir, model, folder):
     failed = [line for line in server.lines if " failed " in line]
     assert len(failed) == 11, server.lines
     for line in failed:
-        assert re.search(r' failed id=\S+ tenant="" session=tale http=500 message="the session \'tale\' cannot', line), line
+        assert re.search(r' failed id=\S+ request_id=\S+ tenant="" session=tale http=500 message="the session \'tale\' cannot', line), line
 
 
 def main(kvasir, model):
