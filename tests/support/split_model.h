@@ -6,9 +6,9 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/part_name.h"
 #include "base/status.h"
 #include "gguf/reader.h"
-#include "base/part_name.h"
 #include "gguf/writer.h"
 
 namespace kvasir::test {
