@@ -109,8 +109,16 @@ Status add_key(const KeysOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t expires, read_expiry(options.expires));
   const std::string secret = tenants::random_api_key();
   ApiKey key;
-  KVASIR_RETURN_IF_ERROR(edit(options.file, false, [&](KeyFile& file) -> Result<std::string> {
-    if (file.tenant(options.tenant) == nullptr) return unknown_tenant(options);
+  KVASIR_RETURN_IF_ERROR(edit(options.file, true, [&](KeyFile& file) -> Result<std::string> {
+    std::string done;
+    if (file.tenant(options.tenant) == nullptr) {
+      // In a file with tenants the name is misspelt, more likely than not.
+      if (!file.tenants.empty()) return unknown_tenant(options);
+      Tenant& tenant = file.tenants.emplace_back();
+      tenant.id = tenants::random_id();
+      tenant.name = options.tenant;
+      done = fmt::format("'{}' is new, with the tenant '{}', which has no limits", options.file, options.tenant);
+    }
     do {
       key.id = tenants::random_id();
     } while (file.key(key.id) != nullptr);
@@ -121,7 +129,7 @@ Status add_key(const KeysOptions& options) {
     key.priority = options.priority.value_or(0);
     key.is_operator = options.is_operator;
     file.keys.push_back(key);
-    return std::string();
+    return done;
   }));
   Json json = json_of(key);
   json["key"] = secret;

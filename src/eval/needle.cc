@@ -145,8 +145,10 @@ Result<NeedlePrompts> NeedlePrompts::create(const Tokenizer& tokenizer, std::str
 Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenizer, std::int64_t length,
                                                        int number) const {
   Draw draw(options_.seed, length, number);
-  const std::string key = std::string(kAdjectives[draw.below(std::size(kAdjectives))]) + " " +
-                          std::string(kNouns[draw.below(std::size(kNouns))]);
+  // One statement each: the order of draws within an expression would be the compiler's.
+  const std::string_view noun = kNouns[draw.below(std::size(kNouns))];
+  const std::string_view adjective = kAdjectives[draw.below(std::size(kAdjectives))];
+  const std::string key = std::string(adjective) + " " + std::string(noun);
   std::string value;
   for (int i = 0; i < 5; ++i) value += static_cast<char>('0' + draw.below(10));
   const auto fill_in = [&](const std::string& text) {

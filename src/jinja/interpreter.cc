@@ -200,6 +200,9 @@ void Interpreter::execute_call(const Statement& statement) {
 }
 
 Result<Template> parse(std::string_view source) {
+  if (source.size() > kMostSource)
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the template has {} bytes, and at most {} are read", source.size(), kMostSource));
   try {
     return Template(std::make_shared<const Program>(Parser(tokenize(source)).run()));
   } catch (const PlacedFailure& failure) {

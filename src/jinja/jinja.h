@@ -32,7 +32,11 @@ class Template {
   std::shared_ptr<const Program> program_;
 };
 
-// Errors: kInvalidArgument (syntax) or kUnsupported, naming line and column.
+// Bytes of a source. The longest templates of published models have some 40,000.
+inline constexpr std::size_t kMostSource = 1 << 20;
+
+// Errors: kInvalidArgument (syntax) or kUnsupported, naming line and column; kInvalidArgument for a source of more than
+// kMostSource bytes, of which tokens and tree would take a hundred times as much memory.
 Result<Template> parse(std::string_view source);
 
 // What a render may use. The defaults suit conversations of some megabytes.

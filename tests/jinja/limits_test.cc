@@ -84,6 +84,15 @@ TEST(JinjaLimits, StepsBoundTime) {
     EXPECT_TRUE(is_quick(source)) << source;
 }
 
+TEST(JinjaLimits, LengthOfTheSource) {
+  const std::string longest(kMostSource, 'x');
+  EXPECT_TRUE(parse(longest).ok());
+  const Result<Template> longer = parse(longest + "x");
+  EXPECT_EQ(longer.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(longer.status().message(), "the template has 1048577 bytes, and at most 1048576 are read");
+  EXPECT_FALSE(parse(std::string(kMostSource, '{')).ok());
+}
+
 TEST(JinjaLimits, MemoryOfJson) {
   Limits limits;
   limits.memory_bytes = 1'000'000;

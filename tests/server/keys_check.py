@@ -90,8 +90,10 @@ class Check:
         return Server(self.kvasir, self.model, "--api-keys", self.file, "--usage-db", self.db, *options)
 
     def command(self):
-        done = self.keys("add", "--tenant", "red", code=2)
-        assert "kvasir keys tenant" in done.stderr and not done.stdout
+        done = self.keys("add", "--tenant", "red", "--json")  # a new file has room for its first tenant
+        assert "is new, with the tenant 'red', which has no limits" in done.stderr, done.stderr
+        assert json.loads(done.stdout)["tenant"] == "red"
+        os.remove(self.file)
         self.keys("tenant", "red", "--floor", "1MiB", "--ceiling", "32MiB")
         done = self.keys("add", "--tenant", "rde", code=2)
         assert "there is no tenant 'rde'" in done.stderr
