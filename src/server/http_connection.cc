@@ -31,6 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kWrongVersion = "the HTTP version must be 1.0 or 1.1";
 constexpr std::size_t kReadBytes = 64 << 10;
+constexpr std::chrono::milliseconds kFirstBeat{10}, kLongestBeat{1000};
 
 // A least rate. Each part of what passes, of as many bytes as the rate gives in `time`, may take `time`: who has passed
 // much at once gets no more time for the rest.
@@ -149,6 +150,7 @@ class Connection final : public HttpConnection, public std::enable_shared_from_t
   bool behind_ = false;      // something waits for the reader
   Pace reader_pace_;         // while it does
   Clock::time_point said_{};
+  std::chrono::milliseconds beat_time_ = kLongestBeat;
   std::function<void()> closed_;
 };
 
@@ -399,9 +401,14 @@ void Connection::watch() {
     char byte = 0;
     const auto got = error ? -1 : ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return self->close();
-    if (got == 0) return self->probe();
+    if (got == 0) {
+      self->probe();
+      self->beat_time_ = kFirstBeat;  // what comes back shows soon
+      return self->beat();
+    }
     // beat() asks again, so that bytes that stay unread do not wake this up for ever.
   });
+  beat_time_ = kLongestBeat;
   beat();
 }
 
@@ -419,7 +426,9 @@ void Connection::probe() {
 
 // Holds the connection while its answer is under way: nothing else may be pending then.
 void Connection::beat() {
-  beat_.expires_after(std::chrono::seconds(1));
+  if (state_ != State::kAnswering) return;
+  beat_.expires_after(beat_time_);
+  beat_time_ = std::min(2 * beat_time_, kLongestBeat);
   beat_.async_wait([self = shared_from_this(), number = number_](Error error) {
     if (error || self->number_ != number || self->state_ != State::kAnswering || self->ended_) return;
     tcp_info info{};

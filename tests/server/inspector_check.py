@@ -115,9 +115,15 @@ def check_live(server):
 
 
 def check_many_watchers(server):
-    streams = [open_stream(server, "/v1/kv/live") for _ in range(64)]
-    for stream in streams:
-        read_until(stream, lambda text: b"data: " in text)
+    streams = []
+
+    def watches():  # once those of before are noticed to have left
+        stream = open_stream(server, "/v1/kv/live")
+        if not read_until(stream, lambda text: b"\r\n\r\n" in text).startswith(b"HTTP/1.1 200 "):
+            return stream.close()
+        return streams.append(stream) is None
+    for _ in range(64):
+        wait_for(watches, "there is no place for 64 watchers")
     assert server.ask("GET", "/v1/kv/live")[0] == 429
     began = time.time()
     assert server.post("/v1/completions", {"prompt": "Once", "max_tokens": 50, "ignore_eos": True})[0] == 200
