@@ -19,7 +19,7 @@ class SharedLibrary {
     return *this;
   }
 
-  // What failed first, such as a missing file or symbol; empty if nothing did.
+  // Returns the first failure, such as a missing file or symbol; empty if there was none.
   const std::string& error() const { return error_; }
 
  private:

@@ -264,7 +264,7 @@ void Chat::load(const std::string& file) {
   before_.reset();
   use(std::move(loaded->session));
   last_.reset();
-  generate_.resume = !options_.sampling_given;
+  generate_.resume = options_.sampling_options.empty();
   const KvReport kv = session_->kv();
   note("kvasir: loaded '{}': {} seen, {} kept ({})\n", printable(file, 200), counted(kv.seen, "token"), kv.kept,
        kv.policy);

@@ -92,8 +92,7 @@ Status list_models(bool json) {
   if (!std::ranges::all_of(models, &hub::LocalModel::whole))
     note(
         "kvasir: 'kvasir pull NAME' goes on with what is fetched in part; 'kvasir models remove --partial NAME' "
-        "removes "
-        "it\n");
+        "removes it\n");
   if (preferred.ok()) note("kvasir: without -m: {} at {}\n", preferred->title, printable(preferred->path, 500));
   return {};
 }

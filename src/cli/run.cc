@@ -49,15 +49,16 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--samples and --beams exclude each other; omit one of them");
   if (options.beams > 0 && options.generate.max_tokens < 1)
     return invalid_argument("--beams needs a number of tokens; give -n, 1 or more");
-  if (options.beams > 0 && options.sampling_given)
+  if (options.beams > 0 && !options.sampling_options.empty())
     return invalid_argument("--beams does not sample; omit the sampling options (--temp, --top-k, --seed, ...)");
   if (options.beams > 0 && !options.generate.stop.empty())
     return invalid_argument("--beams does not support stop strings; omit --stop");
   if (options.beams == 0 && options.length_penalty != BeamOptions{}.length_penalty)
     return invalid_argument("--length-penalty scores beams; give --beams too");
-  if (options.samples > 1 && options.sampling_given && options.generate.sampling.temperature == 0)
+  if (options.samples > 1 && !options.sampling_options.empty() && options.generate.sampling.temperature == 0)
     return invalid_argument("--samples draws, and with --temp 0 all samples would be the same; omit one of them");
-  if (options.sampling_given) KVASIR_RETURN_IF_ERROR(check_seeds(options.generate.sampling.seed, options.samples));
+  if (!options.sampling_options.empty())
+    KVASIR_RETURN_IF_ERROR(check_seeds(options.generate.sampling.seed, options.samples));
   if (several && !options.save.empty())
     return invalid_argument("--save keeps one continuation; omit --samples and --beams");
   if (!options.load.empty() && options.engine_given)
@@ -189,7 +190,7 @@ Status run(RunOptions options) {
     if (loaded.other_arithmetic)
       note("kvasir: {} was written by other kernels: the tokens to come may differ from what they would have been\n",
            printable(options.load, 200));
-    options.generate.resume = !options.sampling_given;
+    options.generate.resume = options.sampling_options.empty();
   } else {
     KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
   }
@@ -312,7 +313,6 @@ void add_run(CLI::App& program, Outcome& outcome) {
          {"--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "--frequency-penalty", "--presence-penalty",
           "--penalty-window", "--dry", "--dry-base", "--dry-length", "--dry-window", "--seed"})
       if (given({name})) options->sampling_options.insert(name);
-    options->sampling_given = !options->sampling_options.empty();
     options->tokens_given = given({"--tokens"});
     // What is printed only at its end must have one.
     if (!options->tokens_given && (options->json || options->samples > 1)) options->generate.max_tokens = kMostUnasked;

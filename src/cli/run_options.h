@@ -30,7 +30,6 @@ struct RunOptions {
   double length_penalty = 1;
   bool tokens_given = false;                            // -n was
   std::set<std::string, std::less<>> sampling_options;  // the sampling options that were given
-  bool sampling_given = false;                          // at least one was
   bool engine_given = false;                            // at least one option was given that a session file decides
   bool chat = false;
   bool raw = false;  // -p is no message, whatever the model

@@ -145,7 +145,7 @@ Result<NeedlePrompts> NeedlePrompts::create(const Tokenizer& tokenizer, std::str
 Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenizer, std::int64_t length,
                                                        int number) const {
   Draw draw(options_.seed, length, number);
-  // One statement each: the order of draws within an expression would be the compiler's.
+  // Each draw is a statement: within one expression the compiler would choose their order.
   const std::string_view noun = kNouns[draw.below(std::size(kNouns))];
   const std::string_view adjective = kAdjectives[draw.below(std::size(kAdjectives))];
   const std::string key = std::string(adjective) + " " + std::string(noun);

@@ -156,17 +156,19 @@ void add_repo(ModelName name, const std::string& folder, const std::vector<std::
   }
 }
 
+void add_snapshot(const HubCache& cache, const CachedSnapshot& snapshot, std::vector<LocalModel>& models) {
+  ModelName name;
+  name.place = ModelPlace::kHub;
+  name.repo = snapshot.repo;
+  name.revision = snapshot.revision;
+  add_repo(name, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
+}
+
 void add_hub_models(const HubEnvironment& environment, std::vector<LocalModel>& models) {
   const Result<std::string> root = hub_cache(environment);
   if (!root.ok()) return;
   const HubCache cache(*root);
-  for (const CachedSnapshot& snapshot : cache.snapshots()) {
-    ModelName name;
-    name.place = ModelPlace::kHub;
-    name.repo = snapshot.repo;
-    name.revision = snapshot.revision;
-    add_repo(name, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
-  }
+  for (const CachedSnapshot& snapshot : cache.snapshots()) add_snapshot(cache, snapshot, models);
   for (const LooseContents& loose : cache.loose())
     models.push_back({"hf:" + loose.repo, "", "", "hub", loose.bytes, false});
 }
@@ -251,14 +253,8 @@ Result<RemovedModel> remove_file(const std::string& text, const HubEnvironment& 
 // Says that the cache does not have a model, and what it has of the repository.
 Status not_cached(const std::string& text, const ModelName& name, const HubCache& cache) {
   std::vector<LocalModel> models;
-  for (const CachedSnapshot& snapshot : cache.snapshots()) {
-    if (snapshot.repo != name.repo) continue;
-    ModelName each;
-    each.place = ModelPlace::kHub;
-    each.repo = snapshot.repo;
-    each.revision = snapshot.revision;
-    add_repo(each, cache.snapshot(snapshot.repo, snapshot.commit), snapshot.paths, "hub", models);
-  }
+  for (const CachedSnapshot& snapshot : cache.snapshots())
+    if (snapshot.repo == name.repo) add_snapshot(cache, snapshot, models);
   std::string there;
   for (const LocalModel& model : models) there += (there.empty() ? "; there is: " : ", ") + model.name;
   if (has_loose(cache, name.repo)) there += "; --partial removes what is fetched in part";

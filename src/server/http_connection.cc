@@ -390,11 +390,10 @@ void Connection::cut_off() {
   refuse(503, kCutOff, kShutdown);
 }
 
-// Notices a client that leaves while its request is answered. One that has only shut down its sending side is answered,
-// but for a whole answer to HTTP/1.0.
-// Nothing tells the two apart but what comes back for bytes that are sent: so these get some that no client minds, and
-// whoever is gone resets the connection. Where the client has sent more bytes already, which hide its leaving from a
-// read, the state of the connection tells.
+// Notices a client that leaves while its request is answered. A client that has only shut down its sending side is
+// answered, but for a whole answer to HTTP/1.0. TCP shows the difference only once bytes are sent: a client that has
+// gone resets the connection. So probe() sends bytes that no client minds. Where the client has sent more bytes
+// already, which hide its leaving from a read, the state of the connection tells.
 void Connection::watch() {
   socket_.async_wait(tcp::socket::wait_read, [self = shared_from_this(), number = number_](Error error) {
     if (self->state_ != State::kAnswering || self->number_ != number || self->ended_) return;

@@ -45,8 +45,9 @@ bool is_local_origin(std::string_view origin, std::string_view own_host) {
 
 }  // namespace
 
-bool is_loopback_origin(std::string_view origin) {
-  return is_local_origin(origin, "");
+bool is_allowed_origin(std::string_view origin, std::span<const std::string> allowed) {
+  const auto matches = [&](const std::string& each) { return each == "*" || each == origin; };
+  return !origin.empty() && (is_local_origin(origin, "") || std::ranges::any_of(allowed, matches));
 }
 
 std::optional<Refusal> LocalGate::identify(const HttpRequest& request, Caller& caller) {
@@ -62,10 +63,8 @@ std::optional<Refusal> LocalGate::identify(const HttpRequest& request, Caller& c
   const bool cross_site = request.field("sec-fetch-site") == "cross-site";
   if (origin.empty() && !cross_site) return std::nullopt;
   const std::string shown(origin.empty() ? "another site" : origin.substr(0, kMostShown));
-  // A browser does not let a page lie about its origin.
-  if (is_local_origin(origin, host_)) return std::nullopt;
-  for (const std::string& each : origins_)
-    if (!origin.empty() && (each == "*" || each == origin)) return std::nullopt;
+  // Whether the browser calls it cross-site does not matter then: it does not let a page lie about its origin.
+  if (is_local_origin(origin, host_) || is_allowed_origin(origin, origins_)) return std::nullopt;
   return Refusal{403,
                  fmt::format("without API keys this server answers no page of {}: open one on http://localhost, or "
                              "start the server with --api-keys",

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +19,9 @@
 
 namespace kvasir::server {
 
-// Whether a page's origin is on this machine: http or https, localhost, 127.0.0.0/8 or [::1], any port.
-bool is_loopback_origin(std::string_view origin);
+// Returns whether pages of an origin may use the server: those of this machine (http or https, localhost, 127.0.0.0/8
+// or [::1], any port), and those of the list, in which "*" stands for all. An empty origin is none.
+bool is_allowed_origin(std::string_view origin, std::span<const std::string> allowed);
 
 class LocalGate final : public Gate {
  public:

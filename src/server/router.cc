@@ -97,9 +97,8 @@ Router::Match Router::match(const HttpRequest& request) const {
 
 bool Router::share(const HttpRequest& request, HttpAnswer& answer) const {
   const std::string_view origin = request.field("origin");
+  if (!is_allowed_origin(origin, origins_)) return false;
   const bool any = std::ranges::find(origins_, "*") != origins_.end();
-  if (origin.empty() || !(any || is_loopback_origin(origin) || std::ranges::find(origins_, origin) != origins_.end()))
-    return false;
   answer.add_fields({{"Access-Control-Allow-Origin", any ? "*" : std::string(origin)},
                      {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After"},
                      {"Vary", "Origin"}});

@@ -10,7 +10,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import time
 
 from fake_hub import COMMIT
 from pull_case import Case, FILE, KVASIR, MODEL, PATIENCE, SOURCE, cuts_after, main, once
@@ -150,7 +149,7 @@ def test_what_interrupted_pulls_have_left():
 def test_removing_never_takes_something_else():
     with Case() as case:
         case.hub.files['other.Q8_0.gguf'] = b'GGUF' * 300_000
-        case.hub.cdn_fault = lambda handler, _: cut_after(handler, 'other.Q8_0.gguf', 100_000)
+        case.hub.cdn_fault = cuts_after(100_000, 'other.Q8_0.gguf')
         assert case.pull('hf:user/repo:Q8_0', '--tries', '1')[0] == 1
         case.hub.cdn_fault = None
         result = case.run('models', 'remove', 'hf:user/repo:Q4_K_M')
@@ -165,18 +164,6 @@ def test_removing_never_takes_something_else():
         own.mkdir(parents=True)
         (own / 'mine.gguf').write_bytes(MODEL)
         case.expect_removed('mine.gguf', 'mine.gguf removed, 3.4 MiB freed\n')
-
-
-def cut_after(handler, path, count):
-    content = handler.hub.files[path]
-    handler.send_response(200)
-    handler.send_header('Content-Length', str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content[:count])
-    handler.wfile.flush()
-    time.sleep(0.05)  # a reset drops what the client has not read
-    handler.cut()
-    return True
 
 
 def test_says_what_to_type_instead():

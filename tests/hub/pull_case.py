@@ -116,10 +116,10 @@ def answers(status, headers=()):
     return fault
 
 
-def cuts_after(count):
-    """Sends so many bytes of the rest, and resets the connection."""
+def cuts_after(count, path=FILE):
+    """Sends so many bytes of the rest of a file, and resets the connection."""
     def fault(handler, _):
-        content = handler.hub.files[FILE]
+        content = handler.hub.files[path]
         given = handler.headers.get('Range')
         first = int(given[6:-1]) if given else 0
         handler.send_response(206 if first else 200)
