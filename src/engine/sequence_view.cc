@@ -126,12 +126,17 @@ TokenView view_without_texts(const SampleState& sample) {
   return view;
 }
 
+bool is_control_or_marker(const Vocabulary& vocabulary, TokenId token) {
+  return vocabulary.kinds[static_cast<std::size_t>(token)] == TokenKind::kControl || is_marker(vocabulary, token);
+}
+
 // Adds the texts of the tokens that the query asks for. `tokens` begins with token `first_token` of the text.
 void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std::int64_t first_token,
                const TokenQuery& query, TokenView& view) {
   const std::int64_t known = first_token + static_cast<std::int64_t>(tokens.size());
   view.first = std::clamp(query.first, first_token, known);
   const auto token_at = [&](std::int64_t index) { return tokens[static_cast<std::size_t>(index - first_token)]; };
+  const std::int64_t answer = first_token + view.sequence.prompt_tokens;
   TokenStream stream(tokenizer, view.first == 0);
   if (view.first > first_token) {  // whether a token begins with a space depends on the one before it
     static_cast<void>(stream.push(token_at(view.first - 1)));
@@ -140,11 +145,20 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
   const std::int64_t end = std::min(known, view.first + std::max<std::int64_t>(query.most, 0));
   std::int64_t complete = view.first;
   for (std::int64_t index = view.first; index < end; ++index) {
+    if (index == answer) {  // an answer is a text of its own, as Generation has it
+      if (!view.texts.empty()) view.texts.back() += stream.flush();
+      stream = TokenStream(tokenizer, false);
+    }
     const TokenId token = token_at(index);
-    view.texts.push_back(stream.push(token));
-    const bool control = tokenizer.vocabulary().kinds[static_cast<std::size_t>(token)] == TokenKind::kControl;
-    if (control) view.texts.back() += tokenizer.bytes_of(token, true);
-    if (control || is_marker(tokenizer.vocabulary(), token)) view.controls.push_back(index);
+    const bool control = is_control_or_marker(tokenizer.vocabulary(), token);
+    std::string text = stream.push_shown(token);
+    if (control) {
+      // What push_shown() returns here stands for a character that the tokens before began and never ended.
+      if (!view.texts.empty()) view.texts.back() += std::exchange(text, {});
+      text += tokenizer.bytes_of(token, true);
+      view.controls.push_back(index);
+    }
+    view.texts.push_back(std::move(text));
     if (!stream.mid_character()) complete = index + 1;
   }
   // Tokens that end inside a character come with those that complete it; at the end of a text they never do.

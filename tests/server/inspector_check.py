@@ -66,6 +66,23 @@ def check_ended(server):
     assert server.post("/v1/completions", {"prompt": "x", "kv": {"inspect": 1}})[0] == 400
 
 
+def check_texts(server):
+    """The texts of an answer's tokens are the answer, whatever tokens a model draws."""
+    begun, marker = 6 + 0xE2, 4  # the byte that begins a character of three, and <|assistant|>
+    body = {"prompt": [begun, marker, 300, begun], "max_tokens": 120, "ignore_eos": True, "temperature": 3,
+            "kv": {"inspect": True}}
+    hidden = 0
+    for seed in range(24):
+        status, answer = server.post("/v1/completions", body | {"seed": seed})
+        assert status == 200
+        seen = ask_json(server, "/v1/kv/state?request=" + answer["id"])["selected"]
+        assert seen["texts"][:2] == ["\ufffd", "<|assistant|>"] and seen["texts"][3] == "\ufffd", seen["texts"][:4]
+        said = "".join(text for i, text in enumerate(seen["texts"]) if i >= 4 and i not in seen["controls"])
+        assert said == answer["choices"][0]["text"], (seed, said, answer["choices"][0]["text"])
+        hidden += sum(i >= 4 for i in seen["controls"])
+    assert hidden > 0, "some answers hold markers"
+
+
 def open_stream(server, path, body=None, headers=None):
     raw = socket.create_connection(("127.0.0.1", server.port), 300)
     data = b"" if body is None else json.dumps(body).encode()
@@ -194,7 +211,7 @@ def check_tenants(kvasir, model):
 def main(kvasir, model):
     server = Server(kvasir, model, "--drain", "3600", *UNREAD)
     try:
-        for check in (check_files, check_refusals, check_ended, check_live):
+        for check in (check_files, check_refusals, check_ended, check_texts, check_live):
             began = time.time()
             check(server)
             print(f"{check.__name__}: {time.time() - began:.1f} s", flush=True)

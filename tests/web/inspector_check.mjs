@@ -150,7 +150,7 @@ async function checkStop(page) {
   await page.click('#new');
   await configure(page, 'h2o:budget=64', 6000, '1');
   await page.route('**/v1/chat/completions', (route) => {
-    route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true, max_tokens: 1e9 }) });
+    route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true, max_tokens: 1e9, seed: 1 }) });
   }, { times: 1 });
   await page.evaluate(() => {
     window.lengths = new Set();
