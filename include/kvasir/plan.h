@@ -11,6 +11,7 @@ namespace kvasir {
 
 struct PlanRequest {
   std::string policy;            // as SessionOptions::policy
+  std::int64_t protect = 0;      // as SessionOptions::protect
   std::string codec;             // as SessionOptions::codec
   std::int64_t prompt = 0;       // tokens of the prompt
   std::int64_t max_tokens = -1;  // to generate; -1: up to RequestPlan::most_tokens

@@ -194,6 +194,12 @@ Session::Progress Runner::progress(ProgressBar& bar) {
   };
 }
 
+std::int64_t protected_tokens(const Engine& engine, const std::string& system) {
+  std::vector<Message> messages;
+  if (!system.empty()) messages.push_back({"system", system});
+  return engine.text().system_tokens(messages);
+}
+
 void print_summary(const GenerateResult& result, std::string_view scope) {
   const KvReport& kv = result.kv;
   note(

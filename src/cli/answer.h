@@ -48,6 +48,9 @@ class Runner {
   Notices notices_;
 };
 
+// Returns how many tokens a chat with this system message (empty: the template's own, if it has one) protects.
+std::int64_t protected_tokens(const Engine& engine, const std::string& system);
+
 // Prints a generation's figures, as one line on standard error. `scope`: what they are of.
 void print_summary(const GenerateResult& result, std::string_view scope = "");
 

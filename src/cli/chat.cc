@@ -213,6 +213,7 @@ Status Chat::again() {
 Status Chat::clear() {
   SessionOptions same = options_.session;
   same.policy = session_->kv().policy;
+  same.protect = 0;  // the policy says what it protects
   before_.reset();
   runner_.reset();
   session_.reset();  // its pages are free before the new one takes some

@@ -192,6 +192,7 @@ Status run(RunOptions options) {
            printable(options.load, 200));
     options.generate.resume = options.sampling_options.empty();
   } else {
+    if (options.chat || chat) options.session.protect = protected_tokens(*engine, options.system);
     KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
   }
   if (engine->model().pre_tokenizer_assumed)

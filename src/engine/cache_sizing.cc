@@ -113,8 +113,18 @@ Status too_large(const CacheConditions& conditions, const RetentionPolicy& polic
   return std::move(status).about({"policy"});
 }
 
-Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap) {
-  return make_policy(fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks));
+Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap, std::int64_t protect) {
+  const std::string spec = fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks);
+  KVASIR_ASSIGN_OR_RETURN(const std::string protecting, with_protection(spec, protect));
+  return make_policy(protecting);
+}
+
+// What was asked for by name.
+Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& conditions, const std::string& spec) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string protecting, with_protection(spec, conditions.protect));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(protecting));
+  KVASIR_RETURN_IF_ERROR(check_positions(*policy, conditions.chunk, conditions.context));
+  return policy;
 }
 
 // Returns `streaming`, which equals `full` until its cap is reached, and the chunk for it. `conditions.kv_memory` is at
@@ -122,7 +132,7 @@ Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap) {
 Result<CacheSize> default_size(const CacheConditions& conditions) {
   CacheSize size;
   const std::int64_t context = std::max<std::int64_t>(conditions.context, kSinks + 1);
-  KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(context));
+  KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(context, conditions.protect));
   const int slots = conditions.shape.page.slots;
   const std::vector<int> chunks = chunks_to_try(conditions, *size.policy);
   int chunk = 0;
@@ -138,8 +148,8 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
                                                      (conditions.shape.page.bytes() + PagePool::kPageOverhead)));
     if (columns * slots >= chunk * (kChunkPart + 1)) break;
   }
-  std::int64_t low = kSinks + 1;  // the largest cap known to fit
-  KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low));
+  std::int64_t low = std::max(kSinks + 1, 2 * conditions.protect);  // the largest cap known to fit
+  KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low, conditions.protect));
   if (const CacheFit fit = fit_of(conditions, *size.policy, chunk); !fit.fits()) {
     const bool chosen = chunks.size() > 1;
     Status status = make_status(
@@ -158,7 +168,8 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
     const std::int64_t near = high - chunk - 4 * slots;
     const std::int64_t middle = close && near > low ? near : low + (high - low) / 2;
     close = false;
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle));
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate,
+                            with_cap(middle, conditions.protect));
     if (fit_of(conditions, *candidate, chunk).fits()) {
       low = middle;
       size.policy = std::move(candidate);
@@ -231,8 +242,7 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::strin
     within.kv_memory = std::min(conditions.kv_memory, conditions.available);
     KVASIR_ASSIGN_OR_RETURN(size, default_size(within));
   } else {
-    KVASIR_ASSIGN_OR_RETURN(size.policy, make_policy(spec));
-    KVASIR_RETURN_IF_ERROR(check_positions(*size.policy, conditions.chunk, conditions.context));
+    KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, spec));
   }
   CacheConditions with_chunk = conditions;
   if (spec.empty()) with_chunk.chunk = size.chunk;
@@ -253,8 +263,7 @@ Result<CacheSize> share_cache(const CacheConditions& shared, const std::string& 
     return size;
   }
   CacheSize size;
-  KVASIR_ASSIGN_OR_RETURN(size.policy, make_policy(spec));
-  KVASIR_RETURN_IF_ERROR(check_positions(*size.policy, conditions.chunk, conditions.context));
+  KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, spec));
   const CacheFit fit = fit_cache(conditions, *size.policy);
   if (!fit.fits() && has_bound(*size.policy))
     return exhausted(

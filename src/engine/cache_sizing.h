@@ -31,6 +31,7 @@ struct CacheConditions {
   bool divided = false;  // see MemoryRequest
   // The same cache in other codecs that sequences may have: a pass takes the largest workspace of all.
   std::vector<KvCacheShape> others;
+  std::int64_t protect = 0;  // SessionOptions::protect
 };
 
 // What a policy needs for a text without end (without a bound: as long as the trained context), and what it may have.

@@ -45,7 +45,7 @@ class EngineImpl final : public Engine {
   Result<RequestPlan> plan(const PlanRequest& request) const override {
     return guarded([&]() -> Result<RequestPlan> {
       KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(request.codec));
-      Result<CacheSize> place = find_place(request.policy, shape, 1);
+      Result<CacheSize> place = find_place(request.policy, request.protect, shape, 1);
       if (!place.ok()) return about_unless_said(place.status(), "policy");
       if (const std::uint64_t ceiling = ceiling_of(request.tenant); ceiling > 0)
         place->bytes = std::min(place->bytes, ceiling);
@@ -214,9 +214,11 @@ class EngineImpl final : public Engine {
     return conditions;
   }
 
-  // Creates nothing but the policy. `spec`: empty for the default.
-  Result<CacheSize> find_place(const std::string& spec, const KvCacheShape& shape, int sequences) const {
-    const CacheConditions now = conditions(shape, model_->options.chunk);
+  // Creates nothing but the policy. `spec`: empty for the default. `protect`: SessionOptions::protect.
+  Result<CacheSize> find_place(const std::string& spec, std::int64_t protect, const KvCacheShape& shape,
+                               int sequences) const {
+    CacheConditions now = conditions(shape, model_->options.chunk);
+    now.protect = protect;
     if (driver_ != nullptr && spec.empty()) return default_place(now);
     if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
     Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
@@ -232,11 +234,13 @@ class EngineImpl final : public Engine {
   // The default in the cache that exists, which does not change: finding it takes a search among plans.
   Result<CacheSize> default_place(const CacheConditions& now) const {
     const std::lock_guard lock(default_mutex_);  // plan() comes here from any thread
-    const std::string codec = codec_name(now.shape.codec());
-    auto found = default_places_.find(codec);
+    constexpr std::size_t kMostPlaces = 64;
+    const std::pair key(codec_name(now.shape.codec()), now.protect);
+    auto found = default_places_.find(key);
     if (found == default_places_.end()) {
       KVASIR_ASSIGN_OR_RETURN(CacheSize place, share_cache(now, {}));
-      found = default_places_.emplace(codec, std::move(place)).first;
+      if (default_places_.size() == kMostPlaces) default_places_.clear();
+      found = default_places_.emplace(key, std::move(place)).first;
     }
     const CacheSize& place = found->second;
     return CacheSize{place.policy->clone(), place.chunk, place.bytes};
@@ -251,7 +255,7 @@ class EngineImpl final : public Engine {
 
   Result<std::unique_ptr<Session>> start_session(const SessionOptions& options) {
     KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, shape_of(options.codec));
-    KVASIR_ASSIGN_OR_RETURN(CacheSize place, find_place(options.policy, shape, options.sequences));
+    KVASIR_ASSIGN_OR_RETURN(CacheSize place, find_place(options.policy, options.protect, shape, options.sequences));
     KVASIR_RETURN_IF_ERROR(ensure_cache(place.bytes));
     return make_session(driver_, std::move(place.policy), place.chunk, shape.codec());
   }
@@ -329,7 +333,8 @@ class EngineImpl final : public Engine {
     if (options.policy.empty() && !options.demote.empty() && options.demote != "off")
       return invalid_argument("demote needs a policy that evicts, such as h2o:budget=1024,pos=original; name it")
           .about({"policy"});
-    Result<CacheSize> found = find_place(with_demotion(options.policy, options.demote), shape, options.samples);
+    Result<CacheSize> found =
+        find_place(with_demotion(options.policy, options.demote), options.protect, shape, options.samples);
     if (!found.ok()) return about_unless_said(found.status(), "policy");
     CacheSize place = std::move(*found);
     KVASIR_RETURN_IF_ERROR(check_prompt(shape, *place.policy, {}, 0, static_cast<std::int64_t>(text.tokens.size()),
@@ -468,7 +473,7 @@ class EngineImpl final : public Engine {
   std::vector<std::unique_ptr<BlobStore>> stores_;  // the same
   ModelSummary summary_;
   mutable std::mutex default_mutex_;
-  mutable std::map<std::string, CacheSize> default_places_;  // by name of the codec
+  mutable std::map<std::pair<std::string, std::int64_t>, CacheSize> default_places_;  // by codec and protected tokens
 };
 
 // Null where nothing is to be swapped.

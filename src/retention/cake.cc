@@ -16,6 +16,7 @@ constexpr PolicyOption kCakeOptions[] = {
     {"tau1", "1.6", "0.01 to 1000", "weight of a layer's dispersion: its power is 1 / tau1"},
     {"tau2", "0.4", "0.01 to 1000", "weight of a layer's shift: its power is 1 / tau2"},
     kPosOption,
+    kProtectOption,
 };
 
 struct CakeOptions {

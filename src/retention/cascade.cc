@@ -19,6 +19,7 @@ constexpr PolicyOption kCascadeOptions[] = {
     {"reduce", "mean", "mean, sum, max or median", "over the heads of a decision"},
     {"select", "on", "on or off", "off: a sub-cache that does not accept drops what it is offered (ablation)"},
     kHeadsOption,
+    kProtectBesideOption,
 };
 
 struct CascadeOptions {
@@ -183,6 +184,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicySpec& spec) {
   options.count = static_cast<int>(n);
   options.capacity = size / n;
   KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(size));
+  options.sinks = std::max(options.sinks, protect);
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t accept, spec.get_int("accept", 1, 1024));
   // Periods stop growing where no stream gets to.
   options.period[0] = 1;

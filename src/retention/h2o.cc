@@ -12,6 +12,7 @@ constexpr PolicyOption kH2oOptions[] = {
     kEveryOption,
     kPosOption,
     kHeadsOption,
+    kProtectOption,
 };
 
 class H2oPolicy final : public ScoredPolicy {
@@ -33,7 +34,9 @@ Status fill_in_recent(PolicySpec& spec) {
   if (spec.text("recent") != "auto") return {};
   KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t sinks, spec.get_int("sinks", 0, kMostTokens));
-  const std::int64_t half = std::min(budget.tokens / 2, std::max<std::int64_t>(budget.tokens - sinks, 0));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(budget.tokens));
+  const std::int64_t first = std::max(sinks, protect);
+  const std::int64_t half = std::min(budget.tokens / 2, std::max<std::int64_t>(budget.tokens - first, 0));
   spec.set("recent", budget.is_share() ? 512 : half);
   return {};
 }

@@ -18,6 +18,7 @@ constexpr PolicyOption kLetheOptions[] = {
     {"max", "-", "1 to 2^40", "bounds the tokens held: L_evict never exceeds it"},
     kPosOption,
     kHeadsOption,
+    kProtectOption,
 };
 
 struct LetheOptions {
@@ -155,12 +156,16 @@ Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(options.start, spec.get_int("start", 1, kMostTokens));
   if (spec.has("max")) {
     KVASIR_ASSIGN_OR_RETURN(options.max, spec.get_int("max", 1, kMostTokens));
+  }
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(options.max.value_or(0)));
+  options.sinks = std::max(options.sinks, protect);
+  if (options.max) {
     const std::int64_t recent = options.recent_of(*options.max + 1);
     if (options.sinks + recent > *options.max)
       return invalid_argument(
-          "policy 'lethe': sinks={} and recent={} ({} of {} tokens) leave nothing to drop below max={}; "
+          "policy 'lethe': {}={} and recent={} ({} of {} tokens) leave nothing to drop below max={}; "
           "lower them or raise max",
-          options.sinks, recent_share, recent, *options.max + 1, *options.max);
+          protect > 0 && options.sinks == protect ? "protect" : "sinks", options.sinks, recent_share, recent, *options.max + 1, *options.max);
   }
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());

@@ -25,6 +25,10 @@ Result<PromptWindowOptions> PromptWindowOptions::read(const PolicySpec& spec, st
   if (!options.budget.is_share() && options.window > options.budget.tokens)
     return invalid_argument("policy '{}': window={} is above budget={}; lower it", spec.name(), options.window,
                             options.budget.tokens);
+  KVASIR_ASSIGN_OR_RETURN(options.protect, spec.get_protect(options.budget.tokens));
+  if (!options.budget.is_share() && options.protect + options.window > options.budget.tokens)
+    return invalid_argument("policy '{}': protect={} and window={} together are above budget={}; lower them", spec.name(),
+                            options.protect, options.window, options.budget.tokens);
   if (spec.accepts("pool")) {
     constexpr std::string_view kPools[] = {"avg", "max"};
     KVASIR_ASSIGN_OR_RETURN(const std::string pool, spec.get_choice("pool", kPools));
@@ -66,10 +70,11 @@ void PromptWindowPolicy::rank(ScoreList& list, std::int64_t rows, std::span<doub
 
 void PromptWindowPolicy::keep(ScoreList& list, int table, std::int64_t ranked) {
   const std::int64_t earlier = list.size() - options_.window;
+  ranked = std::max(ranked, options_.protect);
   if (earlier <= ranked) return;
   std::vector<double> scores(static_cast<std::size_t>(earlier));
   rank(list, rows_observed(table), scores);
-  list.drop_lowest(earlier - ranked, 0, earlier, pooled(scores, options_.kernel, options_.max_pool));
+  list.drop_lowest(earlier - ranked, options_.protect, earlier, pooled(scores, options_.kernel, options_.max_pool));
 }
 
 void PromptWindowPolicy::save_table(int table, ByteWriter& out) const {

@@ -18,12 +18,13 @@ struct PromptWindowOptions {
   std::int64_t window = 32;
   std::int64_t kernel = 5;
   bool max_pool = false;
+  std::int64_t protect = 0;
 
   // Tokens kept besides the window's, on average over the layers.
   std::int64_t ranked(std::int64_t seen) const { return std::max<std::int64_t>(budget.at(seen) - window, 0); }
 
-  // The options budget, window, kernel and, where the policy has it, pool. Errors: kInvalidArgument for values out of
-  // range, an even kernel, a window above the budget.
+  // The options budget, window, kernel, protect and, where the policy has it, pool. Errors: kInvalidArgument for values
+  // out of range, an even kernel, a window above the budget or above what is protected leaves of it.
   static Result<PromptWindowOptions> read(const PolicySpec& spec, std::int64_t least_window = 1);
 };
 
@@ -50,7 +51,8 @@ class PromptWindowPolicy : public ScoredPolicy {
   // The score of each token before the window, from `rows` rows.
   virtual void rank(ScoreList& list, std::int64_t rows, std::span<double> scores);
 
-  // Keeps the window and, of the tokens before it, the `ranked` highest pooled scores.
+  // Keeps the window and `ranked` of the tokens before it: those that are protected, even if they are more, and those of
+  // the highest pooled scores.
   void keep(ScoreList& list, int table, std::int64_t ranked);
 
   const PromptWindowOptions& options() const { return options_; }

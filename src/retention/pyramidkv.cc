@@ -13,6 +13,7 @@ constexpr PolicyOption kPyramidKvOptions[] = {
     {"pool", "avg", "avg or max", "how scores are pooled"},
     {"beta", "20", "0.01 to 10^6", "the last layer keeps (budget - window) / beta besides the window"},
     kPosOption,
+    kProtectOption,
 };
 
 class PyramidKvPolicy final : public PromptWindowPolicy {

@@ -13,6 +13,7 @@ constexpr PolicyOption kRandomOptions[] = {
     kEveryOption,
     kPosOption,
     kHeadsOption,
+    kProtectOption,
 };
 
 class RandomPolicy final : public ScoredPolicy {

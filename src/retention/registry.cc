@@ -179,6 +179,14 @@ Result<Budget> PolicySpec::get_budget(std::string_view key, std::int64_t most) c
   return budget;
 }
 
+Result<std::int64_t> PolicySpec::get_protect(std::int64_t size) const {
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, get_int("protect", 0, std::int64_t{1} << 40));
+  if (size > 0 && protect > size / 2)
+    return invalid_argument("policy '{}': protect={} is more than half of the {} tokens that it keeps; keep more", name_,
+                            protect, size);
+  return protect;
+}
+
 Result<std::string> PolicySpec::get_choice(std::string_view key, std::span<const std::string_view> choices) const {
   if (std::ranges::find(choices, text(key)) == choices.end())
     return invalid_argument("policy '{}': {}={} must be one of: {}", name_, key, text(key), fmt::join(choices, ", "));
@@ -238,6 +246,13 @@ Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
   return compose(*first, *second);
 }
 
+// The spec of one policy, as it was given but for protect.
+std::string with_protect_option(std::string_view text, std::int64_t tokens) {
+  const Result<PolicySpec> spec = PolicySpec::parse(text);
+  if (!spec.ok() || !spec->accepts("protect") || spec->has("protect")) return std::string(text);
+  return fmt::format("{}{}protect={}", text, text.find(':') == std::string_view::npos ? ':' : ',', tokens);
+}
+
 Status no_demoted(std::string_view spec) {
   return unsupported(
              "a session under '{}' cannot be saved: session files do not hold demoted tokens; run it without demote",
@@ -263,6 +278,21 @@ Status check_saveable(std::string_view spec) {
   if (policy.ok()) return check_saveable((*policy)->traits());
   // Without the demotion there may be nothing else to refuse.
   return split_demotion(spec).demotion ? no_demoted(spec) : Status();
+}
+
+Result<std::string> with_protection(std::string_view text, std::int64_t tokens) {
+  const DemotingSpec spec = split_demotion(text);
+  const Result<std::optional<ComposedSpec>> composed = split_composed(spec.policy);
+  if (tokens <= 0 || !composed.ok()) return std::string(text);
+  std::string out = *composed ? with_protect_option((*composed)->first, tokens) + "+" +
+                                    with_protect_option((*composed)->second, tokens)
+                              : with_protect_option(spec.policy, tokens);
+  out += text.substr(spec.policy.size());
+  if (const Status made = make_policy(out).status(); !made.ok() && make_policy(text).ok())
+    return made.with_message(
+        fmt::format("the system message has {} tokens, which a chat protects: {}, or let it be forgotten with protect=0",
+                    tokens, made.message()));
+  return out;
 }
 
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {

@@ -24,6 +24,14 @@ struct PolicyOption {
   std::string_view meaning;
 };
 
+// The option of all policies that drop tokens of which chats make their system message.
+inline constexpr PolicyOption kProtectOption{
+    "protect", "0", "0 to 2^40",
+    "first tokens of the text, never dropped; counted in the size; a chat sets it to its system message"};
+inline constexpr PolicyOption kProtectBesideOption{
+    "protect", "0", "0 to 2^40",
+    "first tokens of the text, never dropped; in addition to size; a chat sets it to its system message"};
+
 // A parsed spec string "name" or "name:key=value,key=value".
 class PolicySpec {
  public:
@@ -43,6 +51,9 @@ class PolicySpec {
   // The value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at most four
   // decimals. Errors: kInvalidArgument.
   Result<Budget> get_budget(std::string_view key, std::int64_t most) const;
+  // The option `protect` of a policy that keeps `size` tokens (0: without bound). Errors: kInvalidArgument if it is more
+  // than half of the size.
+  Result<std::int64_t> get_protect(std::int64_t size) const;
   // The options `pos` and `heads`, which mean the same in every policy that has them.
   Result<PositionMode> get_positions() const;
   Result<PolicyScope> get_scope() const;
@@ -89,6 +100,11 @@ bool is_evaluation_only(std::string_view spec);
 // dropped goes (retention/demotion.h). Errors: those of parse and of the policy's options, and for evaluation-only
 // policies.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
+
+// Returns the spec with protect=`tokens` in each of its policies that has this option and does not give it: what a chat
+// does for its system message. As it is for 0 tokens, and for specs that do not parse, which make_policy refuses. Errors:
+// kInvalidArgument where that makes no policy, although the spec alone makes one.
+Result<std::string> with_protection(std::string_view spec, std::int64_t tokens);
 
 // Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
 // offloads. Of specs that make no policy, those that demote are refused too, and make_policy says why of others.

@@ -16,9 +16,12 @@ Result<KeepRule> KeepRule::read(const PolicySpec& spec) {
   if (spec.accepts("every")) {
     KVASIR_ASSIGN_OR_RETURN(rule.every, spec.get_int("every", 0, kMostTokens));
   }
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(rule.budget.tokens));
+  const std::string_view first = protect > rule.sinks ? "protect" : "sinks";
+  rule.sinks = std::max(rule.sinks, protect);
   if (!rule.budget.is_share() && rule.sinks + rule.recent > rule.budget.tokens)
-    return invalid_argument("policy '{}': sinks={} and recent={} together are above budget={}; lower them", spec.name(),
-                            rule.sinks, rule.recent, rule.budget.tokens);
+    return invalid_argument("policy '{}': {}={} and recent={} together are above budget={}; lower them", spec.name(),
+                            first, rule.sinks, rule.recent, rule.budget.tokens);
   return rule;
 }
 

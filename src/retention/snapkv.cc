@@ -7,6 +7,7 @@ namespace {
 constexpr PolicyOption kSnapKvOptions[] = {
     kPromptBudgetOption, kWindowOption, kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
     kPosOption,
+    kProtectOption,
 };
 
 class SnapKvPolicy final : public PromptWindowPolicy {

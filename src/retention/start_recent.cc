@@ -8,6 +8,12 @@
 
 namespace kvasir {
 
+void StartRecentOptions::protect(std::int64_t tokens) {
+  const std::int64_t more = std::max<std::int64_t>(tokens - sinks, 0);
+  sinks += more;
+  window -= more;
+}
+
 std::int64_t StartRecentOptions::excess(std::int64_t held) const {
   const std::int64_t above = held - (sinks + window);
   if (every == 0 || above < every + slack) return 0;

@@ -21,6 +21,8 @@ struct StartRecentOptions {
   Realign realign = Realign::kFrames;
   PositionMode positions_as_part = PositionMode::kCompact;  // in a composition
 
+  // Makes at least the first `tokens` sinks, at the expense of the window. REQUIRES: tokens < sinks + window.
+  void protect(std::int64_t tokens);
   // How many tokens a cache of `held` tokens drops now; 0: none.
   std::int64_t excess(std::int64_t held) const;
   // The most tokens that a step sees; nullopt: without bound.

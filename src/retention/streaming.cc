@@ -19,6 +19,7 @@ constexpr PolicyOption kStreamingOptions[] = {
     {"refresh", "0", "0 to 2^40", "reduces the window under a cap"},
     {"max_drop", "0", "0 to 2^40", "most tokens one prune drops; 0: no limit"},
     {"realign", "frames", "frames or rotate", "move what stays by changing one integer, or by rotating its keys"},
+    kProtectOption,
 };
 
 Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicySpec& spec) {
@@ -44,11 +45,14 @@ Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicySpec& spec) 
   } else {
     KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", 1, kMost));
   }
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(options.sinks + options.window));
   std::string canonical = fmt::format("streaming:sinks={},window={}", options.sinks, options.window);
   if (options.every != 1) canonical += fmt::format(",every={}", options.every);
   if (options.slack != 0) canonical += fmt::format(",slack={}", options.slack);
   if (options.max_drop != 0) canonical += fmt::format(",max_drop={}", options.max_drop);
   if (options.realign == Realign::kRotate) canonical += ",realign=rotate";
+  if (protect > 0) canonical += fmt::format(",protect={}", protect);
+  options.protect(protect);
   return {std::make_unique<StartRecentPolicy>(std::move(canonical), options)};
 }
 

@@ -9,6 +9,7 @@ constexpr PolicyOption kTovaOptions[] = {
     kEveryOption,
     kPosOption,
     kHeadsOption,
+    kProtectOption,
 };
 
 class TovaPolicy final : public ScoredPolicy {

@@ -7,12 +7,16 @@
 namespace kvasir {
 namespace {
 
-constexpr PolicyOption kWindowOptions[] = {{"size", "2048", "1 to 2^40", "most recent tokens kept (W)"}};
+constexpr PolicyOption kWindowOptions[] = {
+    {"size", "2048", "1 to 2^40", "most recent tokens kept (W)"},
+    kProtectBesideOption,
+};
 
 Result<std::unique_ptr<RetentionPolicy>> make_window(const PolicySpec& spec) {
   StartRecentOptions options;
   KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("size", 1, std::int64_t{1} << 40));
-  return {std::make_unique<StartRecentPolicy>(fmt::format("window:size={}", options.window), options)};
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_protect(options.window));
+  return {std::make_unique<StartRecentPolicy>(spec.canonical({"size"}), options)};
 }
 
 }  // namespace

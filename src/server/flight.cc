@@ -52,6 +52,7 @@ HttpFields retry_fields(int http) {
 // message says what to send instead.
 Result<SessionOptions> fresh_session(const RequestOptions& options, const std::string& servers) {
   SessionOptions fresh{.policy = with_demotion(options.policy.empty() ? servers : options.policy, options.demote),
+                       .protect = options.protect,
                        .codec = options.codec};
   const Status saveable = check_saveable(fresh.policy);
   if (saveable.ok()) return fresh;
@@ -476,6 +477,7 @@ std::string Flight::policy_so_far() const {
   if (session_.session != nullptr) return session_.kv.policy;
   PlanRequest request;
   request.policy = ready_.request.options.policy;
+  request.protect = ready_.request.options.protect;
   request.prompt = 1;
   request.max_tokens = 0;
   const Result<RequestPlan> plan = deck_.steps.plan(request);  // for its canonical name

@@ -19,8 +19,8 @@ namespace {
 using Json = nlohmann::json;
 
 // Returns the tokens of each prompt of a body.
-Result<std::vector<std::vector<std::int32_t>>> encode_all(const ModelText& text, ApiRequest request) {
-  std::vector<std::vector<std::int32_t>> all;
+Result<std::vector<PromptTokens>> encode_all(const ModelText& text, ApiRequest request) {
+  std::vector<PromptTokens> all;
   if (request.chat) request.prompts.emplace_back();
   for (ApiPrompt& prompt : request.prompts) {
     RequestOptions options;
@@ -34,7 +34,7 @@ Result<std::vector<std::vector<std::int32_t>>> encode_all(const ModelText& text,
     }
     Result<PromptTokens> encoded = text.encode_prompt(options);
     if (!encoded.ok()) return in_body(encoded.status());
-    all.push_back(std::move(encoded->tokens));
+    all.push_back(std::move(*encoded));
   }
   return all;
 }
@@ -78,7 +78,7 @@ Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
   if (chat) {
     KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
     KVASIR_ASSIGN_OR_RETURN(auto all, encode_all(text, std::move(request)));
-    tokens = std::move(all.front());
+    tokens = std::move(all.front().tokens);
   } else {
     const Json* prompt = find_field(json, "prompt");
     if (prompt == nullptr) return invalid_argument("give 'prompt', a string, or 'messages'").about({"prompt"});
@@ -117,7 +117,7 @@ Result<std::string> TextRoutes::render_completion(const Exchange& exchange) cons
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
   Json answer = Json::array();
-  for (const std::vector<std::int32_t>& tokens : all) answer.push_back({{"token_ids", tokens}});
+  for (const PromptTokens& prompt : all) answer.push_back({{"token_ids", prompt.tokens}});
   return text_of(answer);
 }
 
@@ -125,7 +125,7 @@ Result<std::string> TextRoutes::render_chat(const Exchange& exchange) const {
   KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
   KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
   KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
-  return text_of({{"token_ids", all.front()}});
+  return text_of({{"token_ids", all.front().tokens}});
 }
 
 Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
@@ -152,7 +152,8 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
     KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
     KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
     if (all.size() != 1) return wrong_field("prompt", "one prompt");
-    request.prompt = static_cast<std::int64_t>(all.front().size());
+    request.prompt = static_cast<std::int64_t>(all.front().tokens.size());
+    request.protect = all.front().system;
   }
   const Result<RequestPlan> found = steps_.plan(request);
   if (!found.ok()) return in_body(found.status());

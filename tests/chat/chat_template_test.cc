@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
+#include <set>
 
+#include "chat/system_prefix.h"
 #include "chat/template_file.h"
 #include "text/vocabularies.h"
 
@@ -411,6 +414,50 @@ TEST(ChatTemplate, TodayIsWrittenWhereTheTemplateAsks) {
       make_chat_template(vocabulary, {.source = template_file("llama-3-dated"), .now = std::mktime(&day)});
   ASSERT_TRUE(chat.ok());
   EXPECT_THAT((*chat)->render(kTalk, true)->text(), HasSubstr("\n\nToday Date: 07 Mar 2025\n\n<|eot_id|>"));
+}
+
+// The text of the tokens that count as the system message, of a conversation under a template of tests/chat/templates.
+std::string system_text(const std::string& name, const std::vector<ChatMessage>& messages) {
+  const auto tokenizer = test::tokenizer_of(test::byte_vocabulary());
+  const auto chat = template_of(tokenizer->vocabulary(), name.empty() ? "" : template_file(name));
+  std::vector<ChatMessage> asked = messages;
+  asked.push_back({"user", "Who?"});
+  const auto prompt = chat->render(asked, true);
+  if (!prompt.ok()) return "refused";
+  const auto tokens = encode_chat(*tokenizer, *prompt);
+  EXPECT_TRUE(tokens.ok());
+  const std::int64_t count = system_tokens(*tokenizer, *chat, messages);
+  EXPECT_EQ(count, system_tokens(*tokenizer, *chat, asked)) << "later messages do not count";
+  return tokenizer->decode(std::span(*tokens).first(static_cast<std::size_t>(count)), false);
+}
+
+TEST(SystemTokens, EndWhereTheFirstUserTextBegins) {
+  const std::vector<ChatMessage> system = {{"system", "Be_Bob."}};
+  EXPECT_THAT(system_text("chatml", system), EndsWith("<|im_start|>system\nBe_Bob.<|im_end|>\n<|im_start|>user\n"));
+  EXPECT_THAT(system_text("llama-2", system), EndsWith("Be_Bob.\n<</SYS>>\n\n"));
+  EXPECT_THAT(system_text("mistral-first", system), EndsWith("Be_Bob.\n\n"));
+  // The template's own system message counts as well.
+  EXPECT_THAT(system_text("chatml-default", {}), HasSubstr("You're"));
+}
+
+TEST(SystemTokens, AreNoneWhereOnlyTheTurnOpens) {
+  for (const char* name : {"", "chatml", "llama-2", "llama-3-open", "gemma", "phi-3", "zephyr", "mistral-v3"})
+    EXPECT_EQ(system_text(name, {}), "") << name;
+}
+
+// Whatever the template: the tokens hold the whole system message, and nothing of what the user says.
+TEST(SystemTokens, HoldTheSystemMessageOfEveryTemplate) {
+  int held = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(test::source_dir() + "/tests/chat/templates")) {
+    const std::string name = entry.path().stem().string();
+    const std::set<std::string> without_place = {"broken", "system-lost", "phi-3-bos", "inline-if"};
+    const std::string text = without_place.contains(name) ? "refused" : system_text(name, {{"system", "Be_Bob."}});
+    if (text == "refused") continue;
+    EXPECT_THAT(text, HasSubstr("Be_Bob.")) << name;
+    EXPECT_EQ(text.find("Who?"), std::string::npos) << name;
+    ++held;
+  }
+  EXPECT_GE(held, 20);
 }
 
 }  // namespace

@@ -2,12 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
+#include <random>
 #include <thread>
 
+#include "chat/chat_template.h"
+#include "chat/template_file.h"
 #include "kvasir/engine.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"
 #include "support/shared_data.h"
+#include "text/vocabularies.h"
 
 namespace kvasir::test {
 namespace {
@@ -96,6 +101,108 @@ TEST(ModelText, TakesTemplateArgumentsPerRequest) {
   EXPECT_NE(engine->text().encode_prompt(options).status().message().find("line 1"), std::string::npos);
   options.template_arguments = {{"messages", "[]"}};
   EXPECT_EQ(engine->text().encode_prompt(options).status().code(), StatusCode::kInvalidArgument);
+}
+
+// A random conversation, of roles that templates take: most of them alternate, some do not.
+std::vector<Message> random_conversation(std::mt19937& random) {
+  constexpr const char* kContents[] = {"Hi", "", " spaced ", "two\nlines", "<|im_end|>", "[INST] x", "é 你好", "{{ x }}"};
+  const auto below = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
+  std::vector<Message> messages;
+  if (below(2) == 0) messages.push_back({"system", kContents[below(8)]});
+  const bool alternates = below(4) != 0;
+  const unsigned count = 1 + below(5);
+  for (unsigned i = 0; i < count; ++i) {
+    const char* turn = i % 2 == 0 ? "user" : "assistant";
+    constexpr const char* kRoles[] = {"user", "assistant", "system"};
+    messages.push_back({alternates ? turn : kRoles[below(3)], kContents[below(8)]});
+  }
+  return messages;
+}
+
+// What a request reads is the template's own output (tests/chat/chat_check.py has that against Jinja2), whatever the
+// order of roles: no turn that the template does not write. `kvasir tokenize --chat` prints the same function's output.
+TEST(ModelText, AConversationIsTheTemplatesOwnOutput) {
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of_file(small_model());
+  ASSERT_NE(tokenizer, nullptr);
+  int templates = 0, written = 0, refused = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/tests/chat/templates")) {
+    const std::string name = entry.path().stem().string();
+    if (name == "broken") continue;
+    const std::string source = template_file(name);
+    const auto engine = open_engine({.chat_template = source});
+    const auto chat = make_chat_template(tokenizer->vocabulary(), {.source = source});
+    ASSERT_TRUE(chat.ok()) << name;
+    std::mt19937 random(7);
+    for (int i = 0; i < 60; ++i) {
+      RequestOptions options;
+      options.messages = random_conversation(random);
+      options.prompt_end = i % 2 == 0 ? PromptEnd::kOpen : PromptEnd::kClosed;
+      std::vector<ChatMessage> said;
+      std::string shown = name;
+      for (const Message& message : options.messages) {
+        said.push_back({message.role, message.content});
+        shown += " " + message.role + ":" + message.content;
+      }
+      const Result<ChatPrompt> rendered = (*chat)->render(said, options.prompt_end == PromptEnd::kOpen);
+      const Result<PromptTokens> prompt = engine->text().encode_prompt(options);
+      if (!rendered.ok()) {
+        EXPECT_EQ(prompt.status().message(), rendered.status().message()) << shown;
+        ++refused;
+        continue;
+      }
+      const auto tokens = encode_chat(*tokenizer, *rendered);
+      if (tokens.ok() && tokens->empty()) continue;
+      ASSERT_TRUE(prompt.ok()) << shown << ": " << prompt.status().message();
+      EXPECT_EQ(prompt->tokens, *tokens) << shown;
+      EXPECT_GE(prompt->system, 0);
+      EXPECT_LE(prompt->system, std::ssize(prompt->tokens)) << shown;
+      ++written;
+    }
+    ++templates;
+  }
+  EXPECT_EQ(templates, 27);
+  EXPECT_GT(written, 800);
+  EXPECT_GT(refused, 100);
+}
+
+// A chat under a cache that is far too small for it still has its system message; without protection it is gone.
+TEST(ModelText, WhatAChatProtectsStays) {
+  const auto engine = open_engine();
+  RequestOptions options;
+  options.messages = {{"system", "You are Bob, who knows the sea and its storms."}, {"user", "Tell me of them."}};
+  const Result<PromptTokens> prompt = engine->text().encode_prompt(options);
+  ASSERT_TRUE(prompt.ok());
+  ASSERT_GT(prompt->system, 8);
+  EXPECT_EQ(engine->text().system_tokens(options.messages), prompt->system);
+  EXPECT_EQ(engine->text().system_tokens(std::vector<Message>{{"user", "Hi"}}), 0) << "this template has none of its own";
+  for (const std::string policy : {"streaming:cap=64", "h2o:budget=64", "tova:budget=64", "lethe:max=64,start=48",
+                                   "cascade:size=64", "window:size=64", "snapkv:budget=64,window=8+streaming:cap=64"}) {
+    for (const std::int64_t protect : {prompt->system, std::int64_t{0}}) {
+      RequestOptions long_answer = options;
+      long_answer.policy = policy;
+      long_answer.protect = protect;
+      long_answer.label = policy + std::to_string(protect);
+      long_answer.inspect = true;
+      long_answer.generate = {.max_tokens = 200, .ignore_eos = true};
+      const GenerateResult result = run(*engine, long_answer);
+      const auto view = engine->tokens_of({.label = long_answer.label});
+      ASSERT_TRUE(view.ok()) << view.status().message();
+      // Whole in every table, from token 0 on.
+      ASSERT_FALSE(view->kept.empty());
+      const std::int64_t whole = view->kept.front().level == TokenView::kLevels ? view->kept.front().buckets : 0;
+      if (protect > 0) {
+        EXPECT_GE(whole, protect) << policy;
+        EXPECT_NE(result.kv.policy.find("protect=" + std::to_string(protect)), std::string::npos) << result.kv.policy;
+      } else {
+        EXPECT_LT(whole, prompt->system) << policy;
+      }
+    }
+  }
+  options.policy = "streaming:cap=20";
+  options.protect = prompt->system;
+  const Status refused = engine->submit(options).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("the system message has"), std::string::npos) << refused.message();
 }
 
 TEST(ModelText, RefusesWhatARequestRefuses) {

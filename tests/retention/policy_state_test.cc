@@ -51,6 +51,15 @@ const std::vector<std::string>& specs() {
       "streaming:sinks=2,window=20+random:budget=15",
       "random:budget=20+window:size=18",
       "tova:budget=24+full",
+      "streaming:sinks=4,window=20,protect=9",
+      "window:size=12,protect=5",
+      "cascade:size=24,n=3,sinks=2,protect=7",
+      "h2o:budget=20,recent=5,protect=6",
+      "lethe:tau=4,start=16,max=30,protect=7",
+      "random:budget=20,protect=7",
+      "snapkv:budget=16,window=4,protect=5",
+      "pyramidkv:budget=20,window=6,beta=5,protect=7",
+      "cake:budget=18,window=5,protect=6+tova:budget=20,protect=6",
   };
   return all;
 }
