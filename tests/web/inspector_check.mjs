@@ -5,7 +5,8 @@
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
 import { mkdirSync } from 'node:fs';
-import path from 'node:path';
+import { checkDocuments, checkMarkdown, checkNoStorage, checkPace, checkPolicy, checkReload, checkWords } from './conversation_checks.mjs';
+import { answer, answerWith, checkContrast, configure, done, say, shot, state } from './page.mjs';
 import { findChromium, findPlaywright, launchOptions } from './browser.mjs';
 
 const [kvasir, model, shots] = process.argv.slice(2);
@@ -51,26 +52,6 @@ async function withPage(browser, url, options, check) {
   await context.close();
 }
 
-const state = (page, request = '') => page.evaluate(async (id) => (await fetch(`v1/kv/state?request=${id}`)).json(), request);
-const shot = (page, name) => shots && page.screenshot({ path: path.join(shots, `${name}.png`) });
-
-async function configure(page, policy, tokens, temperature = '0') {
-  await page.locator('#settings').evaluate((settings) => { settings.open = true; });
-  await page.fill('#policy', policy);
-  await page.fill('#temperature', temperature);
-  await page.fill('#max-tokens', String(tokens));
-  await page.locator('#settings').evaluate((settings) => { settings.open = false; });
-}
-
-async function say(page, text) {
-  await page.focus('#prompt');
-  await page.keyboard.type(text);
-  await page.keyboard.press('Enter');
-}
-
-const done = (page) => page.locator('#send:visible').waitFor();
-const answer = (page) => page.locator('article.assistant .body').last();
-
 // By keyboard alone: a message, an answer, and its tokens in the colours of a small window.
 async function checkChat(page) {
   await page.keyboard.press('Tab');
@@ -95,10 +76,17 @@ async function checkChat(page) {
   const figures = await page.$$eval('#figures > div', (divs) => Object.fromEntries(divs.map((each) => [...each.children].map((child) => child.textContent))));
   assert.equal(figures.Kept.split(' ')[0], '32');
   assert.equal(figures.Evicted, String(evicted));
-  const kept = await answer(page).evaluate((body) => [...body.querySelectorAll('mark.kept')].map((mark) => mark.textContent).join(''));
+  const marked = () => answer(page).evaluate((body) => [...body.querySelectorAll('mark.kept')].map((mark) => mark.textContent).join(''));
+  const bare = (text) => text.replace(/\s/g, '');
+  const asMarkdown = await marked();
+  await page.uncheck('#markdown');
+  const kept = await marked();
   const tail = selected.texts.slice(-28).filter((_, i) => !selected.controls.includes(selected.texts.length - 28 + i)).join('');
   assert.equal(kept, tail, 'the window is the newest 28 tokens');
   assert.ok((await answer(page).textContent()).endsWith(kept));
+  assert.equal(bare(asMarkdown), bare(tail), 'Markdown has the same colours');
+  await page.check('#markdown');
+  assert.equal(await marked(), asMarkdown);
 
   await page.click('#text summary');
   await page.locator('#text-tokens mark.sink').first().waitFor();
@@ -172,15 +160,27 @@ async function checkStop(page) {
   assert.equal(await page.evaluate(() => document.activeElement.id), 'prompt', 'the focus stays');
 }
 
+// A server without plans says what is wrong when the request comes.
 async function checkErrors(page) {
+  await page.route('**/v1/kv/plan', (route) => route.fulfill({ status: 404, json: { error: { message: 'not here' } } }));
+  await page.reload();
+  await page.getByText('live', { exact: true }).waitFor();
   await page.click('#new');
+  await page.fill('#prompt', '');
   await configure(page, 'nonsense', 20);
+  await page.setInputFiles('#files', { name: 'a.txt', mimeType: 'text/plain', buffer: Buffer.from('once') });
+  await page.locator('#documents li').waitFor();
   await say(page, 'hello');
-  const alert = page.getByRole('alert');
+  const alert = page.locator('#messages').getByRole('alert');
   await alert.waitFor();
   assert.match(await alert.textContent(), /nonsense/);
   assert.equal(await page.inputValue('#prompt'), 'hello', 'what was said can be sent again');
+  assert.match(await page.locator('#documents li').textContent(), /^a\.txt/);
   page.expected(/status of 400/);
+  await configure(page, '', 20);
+  await page.unroute('**/v1/kv/plan');
+  await page.reload();
+  await page.getByText('live', { exact: true }).waitFor();
 }
 
 // Text is text: of the user, of the model (an answer that the test makes up), and of the cache.
@@ -188,19 +188,49 @@ async function checkHostile(page) {
   await page.click('#new');
   await page.fill('#prompt', '');
   await configure(page, '', 30);
-  await page.route('**/v1/chat/completions', (route) => {
-    const chunk = (delta) => `data: ${JSON.stringify({ id: 'chatcmpl-x', choices: [{ index: 0, delta }] })}\n\n`;
-    route.fulfill({ contentType: 'text/event-stream', body: `${chunk({ content: kHostile })}data: [DONE]\n\n` });
-  }, { times: 1 });
+  await answerWith(page, [kHostile]);
   await say(page, kHostile);
   await done(page);
   assert.equal(await answer(page).textContent(), kHostile);
+  await page.uncheck('#markdown');
+  assert.equal(await answer(page).textContent(), kHostile);
+  await page.check('#markdown');
   await say(page, kHostile);
   await done(page);
   await page.locator('article.user mark').first().waitFor();
   for (const body of await page.locator('article.user .body').all()) assert.equal(await body.textContent(), kHostile);
   assert.equal(await page.locator('#messages img, #messages script, #cache img, #cache script').count(), 0);
   assert.equal(await page.evaluate(() => window.hostile), undefined);
+}
+
+// Numbers and names stay within their tiles, however long.
+async function checkTiles(page) {
+  const selected = {
+    request: '', sample: 0, state: 'running', policy: 'snapkv:budget=512,window=16,kernel=15,pool=max+lethe:threshold=0.25', codec: 'f16', seen: 123456789, kept: 98765432,
+    cached: 87654321, pages: 3456789012, bytes: 1022.9 * 2 ** 40, prompt_tokens: 5, sinks: 4, levels: 1, bucket: 2 ** 20, kept_runs: [118, 1], page_runs: [[2, 32]],
+    page_tokens: 32, tables: 1, tables_shown: 1, from: 0, texts: [], controls: [],
+  };
+  const row = { request: 'chatcmpl-0123456789abcdef0123456789abcdef', sample: 0, state: 'preempted', policy: selected.policy, seen: 1, kept: 1, pages: 1, bytes: 1 };
+  const made = { memory: { used: selected.bytes, budget: 2 * selected.bytes, prefix: 2 ** 40 }, sequences: [row], sequences_left_out: 0, selected, load: null, tenant: null };
+  await page.route('**/v1/kv/live*', (route) => route.fulfill({ contentType: 'text/event-stream', body: `data: ${JSON.stringify(made)}\n\n` }));
+  await page.reload();
+  await page.getByText('live', { exact: true }).waitFor();
+  for (const width of [1280, 390]) {
+    await page.setViewportSize({ width, height: 860 });
+    if (width < 800) await page.getByRole('button', { name: 'Cache' }).click();
+    await page.locator('#figures').getByText('123,456,789').waitFor();
+    const outside = await page.evaluate(() => [...document.querySelectorAll('#figures > div, #memory-parts > div')].flatMap((tile) => {
+      const box = tile.getBoundingClientRect();
+      const range = document.createRange();
+      range.selectNodeContents(tile);
+      const out = [...range.getClientRects()].some((part) => part.left < box.left - 0.5 || part.right > box.right + 0.5 || part.bottom > box.bottom + 0.5);
+      return out || tile.scrollWidth > tile.clientWidth || box.right > innerWidth ? [tile.textContent] : [];
+    }));
+    assert.deepEqual(outside, [], `tiles at ${width} pixels`);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    await shot(page, `tiles-${width}`);
+  }
+  await page.unroute('**/v1/kv/live*');
 }
 
 async function checkThemes(page) {
@@ -216,35 +246,6 @@ async function checkThemes(page) {
   const before = await background();
   await page.emulateMedia({ colorScheme: 'dark' });
   assert.notEqual(await background(), before, "the system's choice counts");
-}
-
-// Each pair of text and background has a contrast of at least 4.5 to 1.
-async function checkContrast(page) {
-  const poor = await page.evaluate(() => {
-    const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-    const rgb = (colour) => {
-      canvas.clearRect(0, 0, 1, 1);
-      canvas.fillStyle = colour;
-      canvas.fillRect(0, 0, 1, 1);
-      return [...canvas.getImageData(0, 0, 1, 1).data];
-    };
-    const light = (colour) => {
-      const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-      return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-    };
-    const found = new Set();
-    for (const element of document.querySelectorAll('body *')) {
-      const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-      if (!text || element.disabled || !element.checkVisibility() || element.closest('.hidden, .skip, option')) continue;
-      let behind = element;
-      while (behind.parentElement && rgb(getComputedStyle(behind).backgroundColor)[3] < 255) behind = behind.parentElement;
-      const [a, b] = [rgb(getComputedStyle(element).color), rgb(getComputedStyle(behind).backgroundColor)].map((each) => light(each.slice(0, 3)));
-      const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-      if (contrast < 4.5) found.add(`${element.tagName}.${element.className}: ${contrast.toFixed(2)}`);
-    }
-    return [...found];
-  });
-  assert.deepEqual(poor, []);
 }
 
 async function checkPhone(page) {
@@ -279,10 +280,20 @@ try {
     await checkMemory(page);
     await checkContrast(page);
     await checkStop(page);
+    await checkPolicy(page);
     await checkErrors(page);
     await checkContrast(page);
     await checkHostile(page);
+    await checkMarkdown(page);
+    await checkPace(page);
+    await checkWords(page);
   });
+  await withPage(browser, url, desktop, async (page) => {
+    await checkReload(page);
+    await checkDocuments(page);
+    await checkNoStorage(page);
+  });
+  await withPage(browser, url, desktop, checkTiles);
   await withPage(browser, url, { ...desktop, colorScheme: 'dark' }, async (page) => {
     await configure(page, 'streaming:window=60', 200);
     await say(page, 'What did the king say to the old man?');
@@ -294,7 +305,7 @@ try {
   });
   await withPage(browser, url, desktop, checkThemes);
   await withPage(browser, url, phone, checkPhone);
-  console.log('chat, cache, errors, hostile text, themes, contrast, phone: passed');
+  console.log('chat, cache, errors, Markdown, documents, reload, hostile text, themes, contrast, phone: passed');
 } finally {
   await browser?.close();
   server?.removeAllListeners('exit');

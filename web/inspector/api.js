@@ -1,18 +1,14 @@
 // Talks to the server: JSON, streams of events, errors with the server's own message.
+import { recall, remember } from './storage.js';
 
 const kKey = 'kvasir.key';
-let key = '';
-try {
-  key = sessionStorage.getItem(kKey) ?? '';
-} catch { /* storage is blocked: the key lives as long as the page */ }
+let key = recall(kKey) ?? '';
 
 export function apiKey() { return key; }
 
 export function setApiKey(value) {
   key = value.trim();
-  try {
-    sessionStorage.setItem(kKey, key);
-  } catch { /* as above */ }
+  remember(kKey, key);
 }
 
 export class ApiError extends Error {

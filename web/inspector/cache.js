@@ -4,6 +4,7 @@ import { drawGrowth, drawPages, drawTokens } from './draw.js';
 import { showPieces } from './tokens.js';
 
 const byId = (id) => document.getElementById(id);
+const kTitles = { Seen: 'tokens of the prompt and of the answer so far', Kept: 'tokens that the policy keeps now', Reused: 'prompt tokens from the prefix cache' };
 const kMostShown = 4000;  // tokens of the text as the model reads it: the newest
 
 function element(name, className, ...children) {
@@ -80,8 +81,8 @@ export class CachePanel {
     byId('plan').hidden = plan === null;
     if (plan === null) return;
     const now = this.state?.selected?.bytes ?? 0;
-    byId('plan').textContent = `Plan of this request: ${plan.kv_exact === false ? 'at most ' : ''}${bytesText(plan.kv_bytes)} at its peak`
-      + (now > 0 ? `; it holds ${bytesText(now)}, ${Math.round((100 * now) / plan.kv_bytes)}% of that.` : '.');
+    byId('plan').textContent = `This request needs ${plan.kv_exact === false ? 'at most ' : ''}${bytesText(plan.kv_bytes)} of KV memory at its peak`
+      + (now > 0 ? `; it holds ${bytesText(now)} now, ${Math.round((100 * now) / plan.kv_bytes)}% of that.` : '.');
   }
 
   sequence() {
@@ -94,12 +95,16 @@ export class CachePanel {
       if (view.seen) kept.append(' ', element('small', '', `${Math.round((100 * view.kept) / view.seen)}%`));
       figures.push(['Policy', view.policy], ['Seen', count(view.seen)], ['Kept', kept],
         ['Evicted', count(Math.max(0, view.seen - view.kept))],
-        ['Cached', count(view.cached)],
+        ['Reused', count(view.cached)],
         ['Pages', count(view.pages)], ['Bytes', bytesText(view.bytes)]);
     } else {
-      figures.push(['Policy', '–'], ['Seen', '–'], ['Kept', '–'], ['Evicted', '–'], ['Pages', '–'], ['Bytes', '–']);
+      figures.push(['Policy', '–'], ['Seen', '–'], ['Kept', '–'], ['Evicted', '–'], ['Reused', '–'], ['Pages', '–'], ['Bytes', '–']);
     }
-    byId('figures').replaceChildren(...figures.map(([name, value]) => element('div', '', element('dt', '', name), element('dd', '', value))));
+    byId('figures').replaceChildren(...figures.map(([name, value]) => {
+      const term = element('dt', '', name);
+      term.title = kTitles[name] ?? '';
+      return element('div', '', term, element('dd', '', value));
+    }));
     if (selected && selected.seen > 0 && this.points.at(-1)?.seen !== selected.seen)
       this.points.push({ seen: selected.seen, kept: selected.kept });
   }
@@ -114,12 +119,12 @@ export class CachePanel {
     if (points.length >= 2) drawGrowth(byId('growth'), points);
     const last = points.at(-1);
     byId('growth').setAttribute('aria-label', last ? `Chart: ${last.kept} tokens kept of ${last.seen} seen` : '');
-    byId('map-note').textContent = view === null ? 'nothing is watched yet'
-      : view.bucket > 1 ? `one cell is ${view.bucket} tokens` : 'one cell is one token, oldest first';
+    byId('map-note').textContent = view === null ? 'no request yet'
+      : view.bucket > 1 ? `one cell stands for ${count(view.bucket)} tokens, oldest first` : 'one cell is one token, oldest first';
     byId('token-map').setAttribute('aria-label', view === null ? 'No tokens' : `Map of ${view.seen} tokens, of which ${view.kept} are kept`);
     byId('page-note').textContent = view === null ? '' : view.tables === 1
-      ? `${pages} pages of ${view.page_tokens} tokens in each lane, filled as far as they are live`
-      : `${view.tables_shown} of ${view.tables} page tables, one a row`;
+      ? `${pages} pages of ${view.page_tokens} tokens, each filled as far as it holds any`
+      : `${view.tables_shown} of ${view.tables} page tables (layers or heads that keep the same tokens share one), one per row`;
     byId('page-map').setAttribute('aria-label', view === null ? 'No pages' : `Map of ${pages} pages in ${view.tables_shown} page tables`);
   }
 
@@ -138,14 +143,14 @@ export class CachePanel {
     const token = bucket * view.bucket;
     if (token >= view.seen) return;
     const { kind } = this.tokens.kept(token);
-    event.target.title = `token ${token}: ${JSON.stringify(this.tokens.texts[token] ?? '')}, ${kind === 'part' ? 'kept in part' : kind}`;
+    event.target.title = `token ${token}: ${JSON.stringify(this.tokens.texts[token] ?? '')}, ${{ part: 'kept in part', sink: 'attention sink, kept' }[kind] ?? kind}`;
   }
 
   sequences() {
     const { sequences, sequences_left_out: leftOut, load, tenant } = this.state;
     const parts = [];
     if (load) {
-      parts.push(`${load.running} running`, `${load.waiting} waiting`, `${load.preemptions} preempted so far`);
+      parts.push(`${load.running} running`, `${load.waiting} waiting`, `${load.preemptions} ${load.preemptions === 1 ? 'preemption' : 'preemptions'} so far`);
       if (load.prefix_queries > 0)
         parts.push(`${Math.round((100 * load.prefix_hits) / load.prefix_queries)}% of prompt tokens from the prefix cache`);
     }

@@ -73,8 +73,8 @@ export class Tokens {
     return list;
   }
 
-  // Finds messages in the text that the model read, in order. Returns for each its pieces, or null if it is not found:
-  // a chat template may change a message. The last is the answer, if `answering`.
+  // Finds messages in the text that the model read, in order. Returns for each the pieces of its whole content, or null if
+  // it is not found: a chat template may change a message. The last is the answer, if `answering`.
   messages(contents, answering) {
     let from = 0;
     return contents.map((content, i) => {
@@ -83,7 +83,9 @@ export class Tokens {
         const at = wanted ? this.text.indexOf(wanted, from) : -1;
         if (at < 0) continue;
         from = at + wanted.length;
-        return this.pieces(at, from);
+        const before = content.indexOf(wanted);
+        const around = [content.slice(0, before), content.slice(before + wanted.length)].map((text) => (text ? [{ text, kind: '', share: 0 }] : []));
+        return [...around[0], ...this.pieces(at, from), ...around[1]];
       }
       return null;
     });
@@ -108,20 +110,35 @@ function add(list, piece) {
   else list.push(piece);
 }
 
-const kMeaning = { sink: 'sink, never evicted', kept: 'kept', evicted: 'evicted' };
+// Returns the pieces of characters [begin, end) of what `pieces` cover.
+export function cutPieces(pieces, begin, end) {
+  const list = [];
+  let at = 0;
+  for (const piece of pieces) {
+    if (at >= end) break;
+    const text = piece.text.slice(Math.max(0, begin - at), Math.max(0, end - at));
+    if (text) list.push({ ...piece, text });
+    at += piece.text.length;
+  }
+  return list;
+}
+
+const kMeaning = { sink: 'attention sink: never evicted', kept: 'kept', evicted: 'evicted' };
+
+// Returns the element of a piece in the colour of its kind.
+export function markOf(piece) {
+  const mark = document.createElement('mark');
+  mark.className = piece.kind + (piece.control ? ' control' : '');
+  mark.textContent = piece.text;
+  mark.title = kMeaning[piece.kind] ?? `kept in ${Math.round(piece.share * 100)}% of heads or layers`;
+  if (piece.kind === 'part') mark.style.setProperty('--share', `${piece.share * 100}%`);
+  return mark;
+}
 
 // Shows pieces in an element, if they are not those that it shows already. All text stays text.
 export function showPieces(element, pieces) {
   const shown = JSON.stringify(pieces);
   if (element.shown === shown) return;
   element.shown = shown;
-  element.replaceChildren(...pieces.map((piece) => {
-    if (!piece.kind && !piece.control) return piece.text;
-    const mark = document.createElement('mark');
-    mark.className = piece.kind + (piece.control ? ' control' : '');
-    mark.textContent = piece.text;
-    mark.title = kMeaning[piece.kind] ?? `kept in ${Math.round(piece.share * 100)}% of heads or layers`;
-    if (piece.kind === 'part') mark.style.setProperty('--share', `${piece.share * 100}%`);
-    return mark;
-  }));
+  element.replaceChildren(...pieces.map((piece) => (piece.kind || piece.control ? markOf(piece) : piece.text)));
 }
