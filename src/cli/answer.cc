@@ -176,14 +176,36 @@ Status Runner::say(std::string_view content, std::string_view role, const std::f
 }
 
 Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writer& write) {
+  // On one terminal a notice waits for the end of a line, so that it breaks no sentence.
+  const bool shared = ::isatty(STDOUT_FILENO) != 0 && ::isatty(STDERR_FILENO) != 0;
   Status written;
   auto result = session_.generate(options, [&](std::string_view text) {
     written = write(text);
-    notices_.check(session_);
+    if (!shared || text.ends_with('\n')) notices_.check(session_);
     return written.ok() && !interrupted();
   });
   if (!written.ok()) return written;
+  if (result.ok()) notices_.check(session_);
   return result;
+}
+
+void Runner::announce(std::int64_t tokens) {
+  const KvReport kv = session_.kv();
+  const std::int64_t all = kv.seen + tokens;
+  const std::optional<std::int64_t> kept = kept_behind_prompt(kv.policy, all);
+  if (!kept || *kept >= all || session_.forgotten().dropped > 0) return;
+  notices_.expect_forgetting();
+  if (demotes(kv.policy)) {
+    note("kvasir: {} to read; {} of {} are kept as they are ({}), the others demoted\n", counted(tokens, "token"), *kept,
+         all, kv.policy);
+    return;
+  }
+  const std::int64_t context = engine_.model().context;
+  const std::string remedy =
+      all <= context ? "--kv full keeps everything, --kv snapkv what the question at the end needs"
+                     : fmt::format("the model was trained for {}; --parts goes through longer texts", context);
+  note("kvasir: {} to read; {} of {} are kept ({}): {} will be forgotten; {}\n", counted(tokens, "token"), *kept, all,
+       kv.policy, drops_ranges(kv.policy) ? "the middle" : "the others", remedy);
 }
 
 Session::Progress Runner::progress(ProgressBar& bar) {
@@ -192,6 +214,11 @@ Session::Progress Runner::progress(ProgressBar& bar) {
     notices_.check(session_);
     return !interrupted();
   };
+}
+
+std::int64_t count_tokens(const Engine& engine, std::string_view text) {
+  const auto tokens = engine.text().encode(text, false);
+  return tokens.ok() ? std::ssize(*tokens) : 0;
 }
 
 std::int64_t protected_tokens(const Engine& engine, const std::string& system) {
@@ -224,7 +251,7 @@ void note_forgotten(const Session& session, std::int64_t context) {
   }
   // A policy that keeps what the question needs must first hold the whole text.
   const std::string remedy = kv.seen <= context ? "a larger cache, or --kv snapkv, keeps what the question needs"
-                                                : fmt::format("the model was trained for {}: ask about a shorter part",
+                                                : fmt::format("the model was trained for {}: --parts goes through it",
                                                               counted(context, "token"));
   const std::int64_t last = forgotten.first + forgotten.dropped - 1;
   if (demotes(kv.policy)) {
@@ -240,6 +267,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
                 std::optional<std::string_view> prompt) {
   Runner runner(engine, session);
   Status read;
+  if (prompt) runner.announce(count_tokens(engine, *prompt));
   if (!options.system.empty()) read = runner.say(options.system, "system");
   if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
   if (read.code() == StatusCode::kCancelled) {

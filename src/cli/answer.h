@@ -19,6 +19,8 @@ class Notices {
  public:
   Notices(const Session& session, std::int64_t context);
   void check(const Session& session);
+  // What is dropped was told before it was read.
+  void expect_forgetting() { forgets_ = true; }
 
  private:
   std::int64_t context_;
@@ -29,10 +31,14 @@ class Notices {
 // Calls of one session. Both must outlive it.
 class Runner {
  public:
-  Runner(const Engine& engine, Session& session) : session_(session), notices_(session, engine.model().context) {}
+  Runner(const Engine& engine, Session& session)
+      : engine_(engine), session_(session), notices_(session, engine.model().context) {}
 
   // Called with text as it becomes complete. An error ends the generation.
   using Writer = std::function<Status(std::string_view)>;
+
+  // Reports, before a text is read, how many tokens it has and how many of all will be kept, if that is not all.
+  void announce(std::int64_t tokens);
 
   // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
   Status read(std::string_view text);
@@ -44,9 +50,13 @@ class Runner {
   ReadingWork work() const { return reading_work(session_.kv().policy); }
   Session::Progress progress(ProgressBar& bar);
 
+  const Engine& engine_;
   Session& session_;
   Notices notices_;
 };
+
+// Returns how many tokens a text has beside others.
+std::int64_t count_tokens(const Engine& engine, std::string_view text);
 
 // Returns how many tokens a chat with this system message (empty: the template's own, if it has one) protects.
 std::int64_t protected_tokens(const Engine& engine, const std::string& system);

@@ -1,6 +1,7 @@
 #include "cli/chat.h"
 
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -37,7 +38,11 @@ void note_error(const Status& status) {
 class Chat {
  public:
   Chat(const RunOptions& options, Engine& engine, std::unique_ptr<Session> session, std::string documents)
-      : options_(options), generate_(options.generate), engine_(engine), documents_(std::move(documents)) {
+      : options_(options),
+        generate_(options.generate),
+        engine_(engine),
+        system_(options.system),
+        documents_(std::move(documents)) {
     use(std::move(session));
   }
 
@@ -51,10 +56,17 @@ class Chat {
   }
 
   Status obey(ChatCommand command, const std::string& argument);
+  // Reads a message; stopped, it is as if it had never been sent, where memory held the state before it too.
+  Status say(const std::string& message, std::string_view role, bool* taken_back);
+  std::unique_ptr<Session> state_before(std::int64_t tokens) const;
+  void announce(std::int64_t tokens);
   Status send(const std::string& text);
   Status answer(const GenerateOptions& options);
   Status again();
   Status clear();
+  Status start_over(const SessionOptions& options, std::string_view done);
+  Status set_system(const std::string& text);
+  void set(const std::string& text);
   void read_file(const std::string& file);
   void save(const std::string& file);
   void load(const std::string& file);
@@ -69,7 +81,9 @@ class Chat {
   std::optional<Runner> runner_;     // of session_
   std::unique_ptr<Session> before_;  // the state before the last answer; null if there is none, or no memory for it
   std::uint64_t agains_ = 0;         // of the last answer
+  std::string system_;               // the system message
   std::string documents_;            // in front of the next message
+  std::string unsent_;               // the message that was stopped last, without documents; empty: it was answered
   std::optional<GenerateResult> last_;
   bool leaves_ = false;
 };
@@ -132,6 +146,8 @@ Status Chat::obey(ChatCommand command, const std::string& argument) {
     case ChatCommand::kLoad: load(file); break;
     case ChatCommand::kClear: return clear();
     case ChatCommand::kAgain: return again();
+    case ChatCommand::kSystem: return set_system(argument);
+    case ChatCommand::kSet: set(argument); break;
     case ChatCommand::kKv: show_kv(); break;
     case ChatCommand::kBye: leaves_ = true; break;
     case ChatCommand::kHelp: break;  // run() has the reader, which it depends on
@@ -146,10 +162,18 @@ Status Chat::send(const std::string& text) {
     return {};
   }
   std::string message = std::exchange(documents_, {});
+  const std::string documents = message;
   const bool asks_documents = !message.empty();
   join_part(message, text);
-  // A message that is refused leaves /again as it was. Once one is read, the state before the last answer is of no use.
-  const Status said = runner_->say(message, "user", [this] { before_.reset(); });
+  unsent_.clear();
+  bool taken_back = false;
+  const Status said = say(message, "user", &taken_back);
+  if (said.code() == StatusCode::kCancelled && taken_back) {
+    documents_ = documents;
+    unsent_ = text;
+    note("kvasir: stopped; the message is taken back, and /again sends it\n");
+    return {};
+  }
   if (said.code() == StatusCode::kCancelled) {
     note("kvasir: stopped while reading; {} seen\n", counted(session_->kv().seen, "token"));
     if (asks_documents)
@@ -166,6 +190,39 @@ Status Chat::send(const std::string& text) {
   agains_ = 0;
   if (Result<std::unique_ptr<Session>> fork = session_->fork(); fork.ok()) before_ = std::move(*fork);
   return answer(generate_);
+}
+
+// The state now, if memory holds it beside a session that has read so many tokens more; else null.
+std::unique_ptr<Session> Chat::state_before(std::int64_t tokens) const {
+  const KvReport kv = session_->kv();
+  const auto plan =
+      engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = kv.seen + tokens, .max_tokens = 0});
+  if (!plan.ok() || plan->bytes + kv.bytes > kv.budget) return nullptr;
+  Result<std::unique_ptr<Session>> fork = session_->fork();
+  return fork.ok() ? std::move(*fork) : nullptr;
+}
+
+void Chat::announce(std::int64_t tokens) {
+  runner_->announce(tokens);
+  constexpr std::int64_t kLong = 2000;  // tokens
+  if (tokens < kLong || ::isatty(STDERR_FILENO) == 0) return;
+  const std::string time = last_ && last_->prompt_tokens >= 32
+                               ? fmt::format(", some {:.0f} s", static_cast<double>(tokens) * last_->prompt_seconds /
+                                                                    static_cast<double>(last_->prompt_tokens))
+                               : "";
+  note("kvasir: {} to read{}; Ctrl-C takes the message back\n", counted(tokens, "token"), time);
+}
+
+Status Chat::say(const std::string& message, std::string_view role, bool* taken_back) {
+  const std::int64_t tokens = count_tokens(engine_, message);
+  announce(tokens);
+  std::unique_ptr<Session> unread = state_before(tokens);
+  // A message that is refused leaves /again as it was. Once one is read, the state before the last answer is of no use.
+  Status said = runner_->say(message, role, [this] { before_.reset(); });
+  if (said.code() != StatusCode::kCancelled || unread == nullptr) return said;
+  use(std::move(unread));
+  *taken_back = true;
+  return said;
 }
 
 // Generates and prints an answer. The state before it gives up its pages if the answer has no other room.
@@ -185,6 +242,8 @@ Status Chat::answer(const GenerateOptions& options) {
     last_ = std::move(more);
   }
   KVASIR_RETURN_IF_ERROR(print("\n"));
+  if (last_->finish_reason == FinishReason::kLength)
+    note("kvasir: cut after {}; /set tokens N allows more\n", counted(last_->tokens, "token"));
   if (last_->finish_reason == FinishReason::kContext || last_->finish_reason == FinishReason::kKvMemory)
     note("kvasir: {} is used up under policy '{}'; /clear starts over, and --kv streaming gives a chat without end\n",
          last_->finish_reason == FinishReason::kContext ? "the trained context" : "the KV memory", last_->kv.policy);
@@ -192,6 +251,7 @@ Status Chat::answer(const GenerateOptions& options) {
 }
 
 Status Chat::again() {
+  if (!unsent_.empty()) return send(std::string(unsent_));
   if (before_ == nullptr) {
     note("kvasir: {}\n",
          last_ ? "the state before the last answer is gone; send the question again" : "there is no answer yet");
@@ -214,15 +274,49 @@ Status Chat::clear() {
   SessionOptions same = options_.session;
   same.policy = session_->kv().policy;
   same.protect = 0;  // the policy says what it protects
+  return start_over(same, "cleared");
+}
+
+Status Chat::set_system(const std::string& text) {
+  if (text.empty()) {
+    note("  {}\n", system_.empty() ? "there is no system message but the template's own" : printable(system_, 2000));
+    return {};
+  }
+  if (const Status valid = check_utf8(text); !valid.ok()) {
+    note_error(valid);
+    return {};
+  }
+  SessionOptions fresh = options_.session;
+  if (!options_.load.empty()) fresh.policy = session_->kv().policy;
+  fresh.protect = protected_tokens(engine_, text);
+  // Refused before the conversation is given up.
+  const auto plan = engine_.plan({.policy = fresh.policy, .protect = fresh.protect, .prompt = 1, .max_tokens = 0});
+  if (!plan.ok()) {
+    note_error(plan.status());
+    return {};
+  }
+  system_ = text;
+  return start_over(fresh, "the conversation starts over with this system message");
+}
+
+void Chat::set(const std::string& text) {
+  const Result<std::string> shown = set_option(text, generate_);
+  if (!shown.ok()) return note_error(shown.status());
+  if (!text.empty()) generate_.resume = false;
+  note("{}", *shown);
+}
+
+Status Chat::start_over(const SessionOptions& options, std::string_view done) {
   before_.reset();
+  unsent_.clear();
   runner_.reset();
   session_.reset();  // its pages are free before the new one takes some
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, engine_.new_session(same));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, engine_.new_session(options));
   use(std::move(session));
   last_.reset();
   documents_.clear();
   generate_.resume = false;
-  note("kvasir: cleared\n");
+  note("kvasir: {}\n", done);
   return say_system();
 }
 
@@ -234,7 +328,8 @@ void Chat::read_file(const std::string& file) {
     return;
   }
   join_part(documents_, *text);
-  note("kvasir: {} of '{}' go in front of your next message\n", human_bytes(text->size()), printable(file, 200));
+  note("kvasir: {} of '{}', {}, go in front of your next message\n", human_bytes(text->size()), printable(file, 200),
+       counted(count_tokens(engine_, *text), "token"));
 }
 
 void Chat::save(const std::string& file) {
@@ -301,9 +396,12 @@ void Chat::show_kv() const {
 }
 
 Status Chat::say_system() {
-  if (options_.system.empty()) return {};
-  const Status said = runner_->say(options_.system, "system");
-  return said.code() == StatusCode::kCancelled ? Status() : said;
+  if (system_.empty()) return {};
+  bool taken_back = false;
+  const Status said = say(system_, "system", &taken_back);
+  if (said.code() != StatusCode::kCancelled) return said;
+  note("kvasir: stopped; the system message is not {}\n", taken_back ? "read" : "read to its end");
+  return {};
 }
 
 }  // namespace

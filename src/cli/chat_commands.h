@@ -5,16 +5,22 @@
 #include <string>
 #include <string_view>
 
+#include "kvasir/options.h"
 #include "kvasir/status.h"
 
 namespace kvasir::cli {
 
-enum class ChatCommand { kRead, kSave, kLoad, kClear, kAgain, kKv, kHelp, kBye };
+enum class ChatCommand { kRead, kSave, kLoad, kClear, kAgain, kSystem, kSet, kKv, kHelp, kBye };
 
 struct ChatLine {
   std::optional<ChatCommand> command;  // none: a message
   std::string text;                    // the message, or the command's argument without spaces around it
 };
+
+// Sets one of the options that /set knows: "temp 0.5", with an = or a space between. Without text, changes nothing.
+// Returns the option set, or without text all options, with their values as lines to show. Errors: kInvalidArgument for an unknown name or a value that is
+// none or out of range; then nothing has changed.
+Result<std::string> set_option(std::string_view text, GenerateOptions& options);
 
 // `line`: one message as it was typed. Text of several lines is a message, whatever it begins with; "//x" is the
 // message "/x". Errors: kInvalidArgument for an unknown command (the message names the nearest), and one that lacks its

@@ -36,10 +36,6 @@ namespace {
 
 bool g_quiet = false;  // no notes, no progress
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 int exit_code(const Status& status) {
@@ -385,6 +381,10 @@ std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit) {
   return out;
 }
 
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 ReadingWork reading_work(const std::string& policy, std::int64_t window) {
   ReadingWork work;
   const auto made = make_policy(policy);
@@ -394,17 +394,33 @@ ReadingWork reading_work(const std::string& policy, std::int64_t window) {
   return work;
 }
 
+std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens) {
+  const auto made = make_policy(policy);
+  if (!made.ok()) return std::nullopt;
+  if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
+  const PolicyTraits& traits = (*made)->traits();
+  if (!traits.compacts) return tokens;  // it drops nothing, or nobody knows when
+  const Result<PolicySpec> first = PolicySpec::parse(policy.substr(0, policy.find_first_of("+@")));
+  if (!first.ok() || !first->accepts("budget")) return std::nullopt;
+  const Result<Budget> budget = first->get_budget("budget", std::int64_t{1} << 40);
+  return budget.ok() ? std::optional(std::min(tokens, budget->at(tokens))) : std::nullopt;
+}
+
 ProgressBar::ProgressBar(std::string label, const ReadingWork& work)
-    : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(now_seconds()), left_(work) {}
+    : label_(std::move(label)), terminal_(::isatty(STDERR_FILENO) != 0), started_(steady_seconds()), left_(work) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) std::fputs("\r\x1b[K", stderr);
 }
 
 void ProgressBar::update(std::uint64_t done, std::uint64_t total, std::string_view unit) {
-  const double now = now_seconds();
-  if (terminal_ && done >= before_)
+  const double now = steady_seconds();
+  if (done >= before_)
     left_.add(now - started_, static_cast<std::int64_t>(done - before_), static_cast<std::int64_t>(total - before_));
+  if (!terminal_ && done < total && lines_.due(now - started_)) {
+    note("kvasir: {}: {} of {}{}{}, {:.0f} s left\n", label_, done, total, unit.empty() ? "" : " ", unit,
+         left_.seconds());
+  }
   if (g_quiet || !terminal_ || total == 0 || (done < total && now - last_ < 0.1) || now - started_ < 0.3) return;
   last_ = now;
   shown_ = true;

@@ -140,10 +140,16 @@ std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);
 // cuts the text at the first character boundary after `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
+// Returns the time of a clock that only moves forward.
+double steady_seconds();
+
 // The work of reading a text under a policy, in windows of `window` tokens unless that is 0.
 ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
 
-// A progress bar on standard error; shows nothing if that is not a terminal.
+// Returns how many of `tokens` tokens a policy keeps when they have been read; nullopt where that depends on the text.
+std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens);
+
+// A progress bar on standard error. Where that is no terminal, a line now and then.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label, const ReadingWork& work = {});
@@ -162,6 +168,7 @@ class ProgressBar {
   double started_;
   double last_ = 0;
   TimeLeft left_;
+  LineTimes lines_;
 };
 
 }  // namespace kvasir::cli

@@ -38,12 +38,41 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"batch-size", "--chunk"},
     {"ubatch-size", "--chunk"},
     {"system-prompt", "--system"},
-    {"conversation", "--chat"},
     {"reverse-prompt", "--stop"},
     {"parallel", "--samples"},
+    {"ctk", "--kv-type"},
+    {"ctv", "--kv-type"},
+    {"ub", "--chunk"},
+    {"np", "--samples"},
     {"output", "--out"},
     {"silent", "--quiet"},
 };
+
+// An option of another program, and what it is here.
+struct Foreign {
+  enum Value { kNone, kMay, kNeeded };
+  std::string_view name;
+  std::string_view other_name;
+  Value value = kNone;
+  std::string_view here;    // the option here; empty: there is none, and `why` says why none is needed
+  std::string_view prefix;  // of its value
+  std::string_view why;
+};
+constexpr Foreign kForeign[] = {
+    {"-hf", "-hfr", Foreign::kNeeded, "-m", "hf:", {}},
+    {"-cnv", "--conversation", Foreign::kNone, "--chat", {}, {}},
+    {"-no-cnv", "--no-conversation", Foreign::kNone, "--raw", {}, {}},
+    {"-ngl", "--n-gpu-layers", Foreign::kNeeded, {}, {}, "all layers run on the CPU"},
+    {"--gpu-layers", {}, Foreign::kNeeded, {}, {}, "all layers run on the CPU"},
+    {"-fa", "--flash-attn", Foreign::kMay, {}, {}, "attention always reads the pages as they are"},
+    {"--jinja", {}, Foreign::kNone, {}, {}, "the model's chat template is always used"},
+    {"--mmap", "--no-mmap", Foreign::kNone, {}, {}, "weights are always packed for the kernels"},
+};
+
+// Whether a text is the value of an option that may stand without one.
+bool is_switch(std::string_view text) {
+  return text == "on" || text == "off" || text == "auto" || text == "0" || text == "1";
+}
 
 // Returns the program and the (sub)commands that were parsed.
 std::vector<const CLI::App*> commands(const CLI::App& program) {
@@ -121,28 +150,45 @@ const CLI::Option* option_of(std::string_view setting, const CLI::App& command) 
 
 CommandLine::CommandLine(int argc, const char* const* argv) : arguments_(argv + (argc > 0 ? 1 : 0), argv + argc) {}
 
-void CommandLine::expand_hub_names(const CLI::App& program) {
+std::vector<std::string> CommandLine::translate(const CLI::App& program) {
   const CLI::App* command = &program;
-  std::vector<std::string> expanded;
+  std::vector<std::string> translated, dropped;
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const std::string& argument = arguments_[i];
     if (argument == "--") {
-      expanded.insert(expanded.end(), arguments_.begin() + static_cast<std::ptrdiff_t>(i), arguments_.end());
+      translated.insert(translated.end(), arguments_.begin() + static_cast<std::ptrdiff_t>(i), arguments_.end());
       break;
     }
     const auto found = command->get_subcommands([&](const CLI::App* app) { return app->get_name() == argument; });
     if (!found.empty()) command = found.front();
-    const bool is_hub = argument == "-hf" || argument.starts_with("-hf=");
-    if (!is_hub || command->get_option_no_throw("--model") == nullptr) {
-      expanded.push_back(argument);
+    const std::string name = argument.substr(0, argument.find('='));
+    const auto* foreign = std::ranges::find_if(kForeign, [&](const Foreign& option) {
+      return !name.empty() && (option.name == name || option.other_name == name);
+    });
+    const bool known = foreign != std::end(kForeign) && command->get_option_no_throw("--model") != nullptr &&
+                       (foreign->here.empty() || command->get_option_no_throw(std::string(foreign->here)) != nullptr);
+    if (!known) {
+      translated.push_back(argument);
       continue;
     }
-    expanded.emplace_back("-m");
-    if (argument == "-hf" && ++i == arguments_.size()) break;
-    const std::string name = argument == "-hf" ? arguments_[i] : argument.substr(4);
-    expanded.push_back(name.starts_with("hf:") ? name : "hf:" + name);
+    std::optional<std::string> value;
+    if (name != argument) value = argument.substr(name.size() + 1);
+    // A value that may be left out is one only if it looks like it.
+    const bool may_follow = i + 1 < arguments_.size() && (foreign->value == Foreign::kNeeded ||
+                                                          (foreign->value == Foreign::kMay && is_switch(arguments_[i + 1])));
+    if (!value && may_follow) value = arguments_[++i];
+    if (foreign->here.empty()) {
+      dropped.push_back(fmt::format("{} has no effect: {}", name, foreign->why));
+    } else {
+      translated.emplace_back(foreign->here);
+      if (foreign->value == Foreign::kNeeded && value)
+        translated.push_back(foreign->prefix.empty() || value->starts_with(foreign->prefix)
+                                 ? *value
+                                 : std::string(foreign->prefix) + *value);
+    }
   }
-  arguments_ = std::move(expanded);
+  arguments_ = std::move(translated);
+  return dropped;
 }
 
 std::vector<std::string> CommandLine::typed_names(const CLI::Option& option) const {
@@ -188,9 +234,10 @@ std::optional<std::string> CommandLine::single_dash(const CLI::App& program) con
     if (argument == "--") break;
     const auto found = path.back()->get_subcommands([&](const CLI::App* app) { return app->get_name() == argument; });
     if (!found.empty()) path.push_back(found.front());
-    if (argument.size() < 4 || argument[0] != '-' || argument[1] == '-') continue;
+    if (argument.size() < 3 || argument[0] != '-' || argument[1] == '-') continue;
     const std::string name = argument.substr(1, argument.find('=') - 1);
-    if (name.size() > 2 && path.back()->get_option_no_throw("--" + name) != nullptr)
+    const bool elsewhere = std::ranges::any_of(kElsewhere, [&](const auto& names) { return names.first == name; });
+    if (name.size() > 1 && (elsewhere || path.back()->get_option_no_throw("--" + name) != nullptr))
       return with_hint(no_argument(argument, *path.back()), path);
   }
   return std::nullopt;

@@ -1,5 +1,5 @@
 // The command line as it was typed: which options it gives and under which names, and what is said when it is wrong.
-// Thread-safety: constant after expand_hub_names.
+// Thread-safety: constant after translate.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,8 +16,9 @@ class CommandLine {
   // As main() gets them.
   CommandLine(int argc, const char* const* argv);
 
-  // Makes -hf NAME, in commands that have a model, -m hf:NAME. Call it before parsing.
-  void expand_hub_names(const CLI::App& program);
+  // Translates options of other programs, in commands that have a model: -hf NAME is -m hf:NAME, -cnv is --chat, and what
+  // has no counterpart here is dropped. Returns a sentence for each that was dropped. Call it before parsing.
+  std::vector<std::string> translate(const CLI::App& program);
 
   // The arguments, the last first, as CLI::App::parse takes them.
   std::vector<std::string> reversed() const { return {arguments_.rbegin(), arguments_.rend()}; }

@@ -221,8 +221,9 @@ class LineEditor final : public LineReader {
   }
 
   void redraw_if_due() {
-    if (terminal_.take_resized()) ::el_resize(edit_);
-    if (terminal_.take_continued()) ::el_wset(edit_, EL_REFRESH);
+    const bool resized = terminal_.take_resized();
+    if (resized) ::el_resize(edit_);
+    if (terminal_.take_continued() || resized) ::el_wset(edit_, EL_REFRESH);
   }
 
   // Takes a paste up to the mark of its end, of any length. A short one is inserted; a long one is held, and a

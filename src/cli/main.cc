@@ -83,11 +83,12 @@ int run_program(int argc, char** argv) {
   ignore_write_signals();
   explain_bus_errors();
   const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
-  line.expand_hub_names(program);
+  const std::vector<std::string> dropped = line.translate(program);
   if (const auto problem = line.single_dash(program)) {
     refuse(*problem);
     return 2;
   }
+  for (const std::string& option : dropped) note("kvasir: {}\n", printable(option, 200));
   try {
     program.parse(line.reversed());
   } catch (const CLI::ParseError& error) {

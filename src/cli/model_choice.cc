@@ -30,10 +30,6 @@ bool is_true(std::string value) {
   return value == "1" || value == "ON" || value == "YES" || value == "TRUE";
 }
 
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Gives an option another value, and leaves what was typed, which messages refer to.
 void rebind(CLI::Option& option, const std::string& value) {
   const std::vector<std::string> typed = option.results();

@@ -17,6 +17,7 @@
 #include "cli/chat_input.h"
 #include "cli/command.h"
 #include "cli/documents.h"
+#include "cli/parts.h"
 #include "cli/run_help.h"
 #include "cli/run_options.h"
 #include "cli/signals.h"
@@ -68,6 +69,10 @@ Status check_options(const RunOptions& options) {
     return invalid_argument("--load takes the policy from the file, which demotes nothing; omit --demote");
   if (!options.load.empty() && options.context != 0)
     return invalid_argument("--load takes what is kept from the file; omit -c");
+  if (options.parts && (options.files.empty() || !options.prompt))
+    return invalid_argument("--parts goes through a document; give it with -f, and a question with -p");
+  if (options.parts && (several || options.json || !options.save.empty() || !options.load.empty()))
+    return invalid_argument("--parts prints one answer after another; omit --json, --samples, --beams, --save and --load");
   if (options.raw && options.chat) return invalid_argument("--raw and --chat exclude each other; omit one of them");
   if (options.raw && !options.prompt) return invalid_argument("--raw is of a prompt; give -p too");
   if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
@@ -122,7 +127,13 @@ bool ignores_input() {
 
 Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_options(options));
-  if (options.context > 0) options.session.policy = fmt::format("streaming:cap={}", options.context);
+  if (options.context > 0 && options.session.policy.empty()) {
+    options.session.policy = fmt::format("streaming:cap={}", options.context);
+  } else if (options.context > 0) {
+    Result<std::string> sized = with_size(options.session.policy, options.context);
+    if (!sized.ok()) return sized.status().with_message("-c: " + sized.status().message());
+    options.session.policy = std::move(*sized);
+  }
   KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.session.policy, options.engine));
   const auto stdins = std::ranges::count(options.files, "-");
   if (stdins > 1) return invalid_argument("--file - is given more than once; standard input can be read once");
@@ -150,7 +161,7 @@ Status run(RunOptions options) {
     KVASIR_ASSIGN_OR_RETURN(mapped, InputText::open(files.front(), kMaxTextBytes));
     KVASIR_ASSIGN_OR_RETURN(prompt, text_in(mapped.text(), files.front()));
   } else if (!files.empty()) {
-    KVASIR_ASSIGN_OR_RETURN(joined, read_documents(files, options.prompt));
+    KVASIR_ASSIGN_OR_RETURN(joined, read_documents(files, options.parts ? std::nullopt : options.prompt));
     prompt = joined;
   }
   if (prompt && prompt->empty()) return invalid_argument("the prompt is empty; give some text to continue");
@@ -193,6 +204,10 @@ Status run(RunOptions options) {
     options.generate.resume = options.sampling_options.empty();
   } else {
     if (options.chat || chat) options.session.protect = protected_tokens(*engine, options.system);
+    if (options.parts) {
+      catch_interrupts();
+      return run_parts(options, *engine, *prompt);
+    }
     KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
   }
   if (engine->model().pre_tokenizer_assumed)
@@ -228,7 +243,14 @@ void add_sampling_options(CLI::App& command, SamplingOptions& sampling) {
       ->capture_default_str();
   command.add_option("--dry-window", sampling.dry_window, "Tokens that are searched for repetitions")
       ->capture_default_str();
-  command.add_option("--seed", sampling.seed, "Seed of the sampler; 0: a fresh one")->capture_default_str();
+  command.add_option("--seed", sampling.seed, "Seed of the sampler; 0 or -1: a fresh one")
+      ->transform(CLI::Validator(
+          [](std::string& text) {
+            if (text == "-1") text = "0";
+            return std::string();
+          },
+          ""))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -257,6 +279,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
   command->add_flag("--chat", options->chat,
                     "Say the text as a user's message and end after the answer; without -p, on a terminal: "
                     "a chat about the files");
+  command->add_flag("--parts", options->parts,
+                    "Ask -p of -f part by part, each as long as the context holds, and then of all answers together");
   command->add_flag("--raw", options->raw,
                     "Continue -p as text, also with a model that chats; otherwise such a model answers it");
   CLI::Option* system = command->add_option("--system", options->system, "System message at the start of a chat");
@@ -266,13 +290,13 @@ void add_run(CLI::App& program, Outcome& outcome) {
       ->type_name("FILE");
   add_chat_template_option(*command, options->chat_template);
   add_template_arg_option(*command, options->engine.template_arguments);
-  CLI::Option* kv =
+  const CLI::Option* kv =
       add_policy_option(*command, options->session.policy,
                         "Retention policy (see 'kvasir policies'); default: everything until the trained context or "
                         "--kv-memory is full, then streaming")
           ->envname("KVASIR_KV");
   add_demote_options(*command, options->demote, options->engine);
-  command->add_option("-c,--ctx", options->context, "Tokens kept, as --kv streaming:cap=N; 0: the trained context")
+  command->add_option("-c,--ctx", options->context, "Tokens kept: the size of the policy of --kv, else of streaming; 0: the trained context")
       ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
   command
@@ -323,10 +347,8 @@ void add_run(CLI::App& program, Outcome& outcome) {
         outcome.status = invalid_argument("{} needs the name of a file", name);
         return;
       }
-    if (options->context != 0 && outcome.line.gives(*kv)) {
-      outcome.status = invalid_argument("-c and --kv both say what is kept; omit one of them");
-      return;
-    }
+    // KVASIR_KV is a default, which -c replaces.
+    if (options->context != 0 && !outcome.line.gives(*kv)) options->session.policy.clear();
     if (!system_file->empty()) {
       const Result<std::string> message = read_system_file(*system_file);
       if (outcome.status = message.status(); !message.ok()) return;

@@ -32,6 +32,7 @@ struct RunOptions {
   std::set<std::string, std::less<>> sampling_options;  // the sampling options that were given
   bool engine_given = false;                            // at least one option was given that a session file decides
   bool chat = false;
+  bool parts = false;  // the files are read in parts
   bool raw = false;  // -p is no message, whatever the model
   bool json = false;
   bool json_stream = false;  // with json: a line for each piece of text before the report

@@ -45,4 +45,10 @@ double TimeLeft::seconds() const {
   return even + trust * (fitted - even);
 }
 
+bool LineTimes::due(double seconds) {
+  if (seconds < next_) return false;
+  next_ = seconds + std::min(seconds, 60.0);
+  return true;
+}
+
 }  // namespace kvasir::cli

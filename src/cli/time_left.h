@@ -35,4 +35,14 @@ class TimeLeft {
   double nn_ = 0, na_ = 0, aa_ = 0, nt_ = 0, at_ = 0;
 };
 
+// When lines of progress are due: after 5 seconds, and then whenever the time has doubled or a minute has passed.
+class LineTimes {
+ public:
+  // `seconds` since the start, ascending.
+  bool due(double seconds);
+
+ private:
+  double next_ = 5;
+};
+
 }  // namespace kvasir::cli

@@ -112,7 +112,12 @@ std::string number_complaint(const CLI::App& command, const CLI::Option* option,
   const bool is_whole = digits < text.size() && text.find_first_not_of("0123456789", digits) == std::string::npos &&
                         (text[digits] != '0' || text.size() == digits + 1);
   const std::string_view problem = is_whole ? "is out of range" : whole ? "is not a whole number" : "is not a number";
-  return fmt::format("'{}' {}{}", printable(text, 40), problem, range_of(command, option));
+  std::string meant;
+  std::int64_t thousands = 0;
+  if (whole && text.size() > 1 && text.size() < 10 && (text.back() == 'k' || text.back() == 'K') &&
+      std::from_chars(text.data(), text.data() + text.size() - 1, thousands).ptr == text.data() + text.size() - 1)
+    meant = fmt::format("; give {} or {}", thousands * 1000, thousands * 1024);
+  return fmt::format("'{}' {}{}{}", printable(text, 40), problem, range_of(command, option), meant);
 }
 
 void check_values(CLI::App& program) {

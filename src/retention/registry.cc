@@ -280,6 +280,22 @@ Status check_saveable(std::string_view spec) {
   return split_demotion(spec).demotion ? no_demoted(spec) : Status();
 }
 
+Result<std::string> with_size(std::string_view text, std::int64_t tokens) {
+  const DemotingSpec whole = split_demotion(text);
+  KVASIR_ASSIGN_OR_RETURN(const std::optional<ComposedSpec> composed, split_composed(whole.policy));
+  KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(composed ? composed->second : whole.policy));
+  for (const std::string_view size : {"cap", "window", "size", "budget", "max"})
+    if (spec.accepts(size) && spec.has(size) && (size != "window" || spec.accepts("cap")))
+      return invalid_argument("{} tokens and {}={} of '{}' both say how many tokens are kept; omit one of them", tokens,
+                              size, spec.text(size), text);
+  for (const std::string_view size : {"cap", "size", "budget", "max"}) {
+    if (!spec.accepts(size) || spec.name() == "quest" || spec.name() == "synckv") continue;
+    const char separator = whole.policy.find(':', composed ? composed->first.size() : 0) == std::string::npos ? ':' : ',';
+    return fmt::format("{}{}{}={}{}", whole.policy, separator, size, tokens, text.substr(whole.policy.size()));
+  }
+  return invalid_argument("policy '{}' keeps all tokens, so there is no number of them to give; omit one of both", text);
+}
+
 Result<std::string> with_protection(std::string_view text, std::int64_t tokens) {
   const DemotingSpec spec = split_demotion(text);
   const Result<std::optional<ComposedSpec>> composed = split_composed(spec.policy);

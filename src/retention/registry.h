@@ -101,6 +101,10 @@ bool is_evaluation_only(std::string_view spec);
 // policies.
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 
+// Returns the spec with its size as `tokens`: cap, size, budget or max of the policy, or of the second of two. Errors:
+// kInvalidArgument if the spec gives that, or if the policy has no size.
+Result<std::string> with_size(std::string_view spec, std::int64_t tokens);
+
 // Returns the spec with protect=`tokens` in each of its policies that has this option and does not give it: what a chat
 // does for its system message. As it is for 0 tokens, and for specs that do not parse, which make_policy refuses. Errors:
 // kInvalidArgument where that makes no policy, although the spec alone makes one.

@@ -11,9 +11,13 @@ std::string_view inspector_css();
 std::string_view app_js();
 std::string_view api_js();
 std::string_view chat_js();
+std::string_view documents_js();
+std::string_view markdown_js();
+std::string_view storage_js();
 std::string_view tokens_js();
 std::string_view cache_js();
 std::string_view draw_js();
+std::string_view marked_js();
 std::string_view icon_svg();
 
 }  // namespace kvasir::server

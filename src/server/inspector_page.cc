@@ -25,9 +25,13 @@ constexpr Asset kAssets[] = {
     {"/assets/app.js", kScript, app_js},
     {"/assets/api.js", kScript, api_js},
     {"/assets/chat.js", kScript, chat_js},
+    {"/assets/documents.js", kScript, documents_js},
+    {"/assets/markdown.js", kScript, markdown_js},
+    {"/assets/storage.js", kScript, storage_js},
     {"/assets/tokens.js", kScript, tokens_js},
     {"/assets/cache.js", kScript, cache_js},
     {"/assets/draw.js", kScript, draw_js},
+    {"/assets/marked.js", kScript, marked_js},
     {"/assets/icon.svg", "image/svg+xml", icon_svg},
 };
 

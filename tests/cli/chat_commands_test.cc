@@ -21,14 +21,21 @@ class ChatCommands : public testing::Test {
   }
   static TerminalSettings plain() { return {.term = "dumb", .history = "", .home = "", .program = ""}; }
 
-  // Types a line and returns what is shown up to the next prompt.
+  // Drops the note that an answer was cut by -n, which most answers here are.
+  static std::string without_cut(std::string shown) {
+    static const std::string kCut = "\r\nkvasir: cut after 12 tokens; /set tokens N allows more";
+    if (shown.ends_with(kCut)) shown.resize(shown.size() - kCut.size());
+    return shown;
+  }
+
+  // Types a line and returns what is shown up to the next prompt, but that an answer was cut.
   static std::string reply(Terminal& terminal, const std::string& line) {
     terminal.type(line + "\n");
     EXPECT_TRUE(terminal.await(line + "\r\n")) << terminal.seen();
     const std::size_t before = terminal.seen().size() - terminal.rest().size();
     EXPECT_TRUE(terminal.await("\r\n> ")) << terminal.seen();
     const std::size_t after = terminal.seen().size() - terminal.rest().size();
-    return terminal.seen().substr(before, after - before - 4);
+    return without_cut(terminal.seen().substr(before, after - before - 4));
   }
   static void start(Terminal& terminal) { ASSERT_TRUE(terminal.await("> ")) << terminal.seen(); }
 
@@ -55,7 +62,7 @@ TEST_F(ChatCommands, ReadPutsAFileInFrontOfTheNextMessage) {
                     door = folder_.make("a door", "The door is blue.");
   Terminal terminal(arguments({"--temp", "0"}), plain());
   start(terminal);
-  EXPECT_EQ(reply(terminal, "/read " + lamp), "kvasir: 17 B of '" + lamp + "' go in front of your next message");
+  EXPECT_EQ(reply(terminal, "/read " + lamp), "kvasir: 17 B of '" + lamp + "', 7 tokens, go in front of your next message");
   EXPECT_NE(reply(terminal, "/read  " + door + " ").find("17 B"), std::string::npos);
   EXPECT_NE(reply(terminal, "/kv").find("35 B in front of your next message"), std::string::npos) << terminal.seen();
   const std::string expected = greedy_answer_to("The lamp is red.\n\nThe door is blue.\n\nWhat is red?");
@@ -178,6 +185,47 @@ TEST_F(ChatCommands, WhatIsRefusedLeavesAgain) {
   EXPECT_EQ(reply(terminal, "/again"), answer_by_seed("3"));
 }
 
+TEST_F(ChatCommands, ACutAnswerIsMarked) {
+  Terminal terminal(run_arguments({"-n", "3", "--ignore-eos", "--temp", "0"}), plain());
+  start(terminal);
+  EXPECT_TRUE(reply(terminal, "Hello").ends_with("\r\nkvasir: cut after 3 tokens; /set tokens N allows more"));
+  EXPECT_EQ(reply(terminal, "/set tokens 5"), "  tokens          5");
+  EXPECT_TRUE(reply(terminal, "And?").ends_with("\r\nkvasir: cut after 5 tokens; /set tokens N allows more"));
+}
+
+TEST_F(ChatCommands, SetChangesHowAnswersAreDrawn) {
+  Terminal terminal(arguments({"--temp", "0"}), plain());
+  start(terminal);
+  const std::string shown = reply(terminal, "/set");
+  for (const char* line : {"  temp            0\r", "  seed            1\r", "  tokens          12"})
+    EXPECT_NE(shown.find(line), std::string::npos) << shown;
+  EXPECT_EQ(reply(terminal, "/set temp=1.5"), "  temp            1.5");
+  EXPECT_NE(reply(terminal, "/set").find("temp            1.5"), std::string::npos);
+  EXPECT_EQ(reply(terminal, "/set temp hot"), "kvasir: /set temp needs a number, not 'hot'");
+  EXPECT_NE(reply(terminal, "/set top-p 2").find("top_p"), std::string::npos);
+  EXPECT_EQ(reply(terminal, "/set tmp 1"),
+            "kvasir: there is no setting 'tmp'; did you mean 'temp'?; there are temp, top-k, top-p, min-p, "
+            "repeat-penalty, seed, tokens");
+  EXPECT_NE(reply(terminal, "/set").find("temp            1.5"), std::string::npos) << "nothing has changed";
+  reply(terminal, "/set temp 1");
+  EXPECT_EQ(reply(terminal, "Hello"), answer_to("Hello", {"-n", "12", "--temp", "1", "--seed", "1"}));
+}
+
+TEST_F(ChatCommands, SystemStartsOver) {
+  Terminal terminal(arguments({"--temp", "0", "--kv", "streaming:cap=64"}), plain());
+  start(terminal);
+  EXPECT_EQ(reply(terminal, "/system"), "  there is no system message but the template's own");
+  reply(terminal, "Hello");
+  EXPECT_EQ(reply(terminal, "/system Be brief"), "kvasir: the conversation starts over with this system message");
+  EXPECT_EQ(reply(terminal, "/system"), "  Be brief");
+  EXPECT_EQ(reply(terminal, "Hello"), answer_to("Hello", {"-n", "12", "--temp", "0", "--system", "Be brief"}));
+  EXPECT_NE(reply(terminal, "/kv").find(",protect="), std::string::npos) << terminal.seen();
+  const std::string refused = reply(terminal, "/system " + some_text(60));
+  EXPECT_NE(refused.find("which a chat protects"), std::string::npos) << refused;
+  EXPECT_EQ(reply(terminal, "/system"), "  Be brief") << "what is refused changes nothing";
+  EXPECT_NE(reply(terminal, "/kv").find("seen"), std::string::npos);
+}
+
 TEST_F(ChatCommands, SlashesThatAreNoCommands) {
   Terminal terminal(arguments({"--temp", "0"}), plain());
   start(terminal);
@@ -189,6 +237,7 @@ TEST_F(ChatCommands, SlashesThatAreNoCommands) {
   EXPECT_EQ(reply(terminal, "/kv x"), "kvasir: /kv takes no argument; '//kv x' sends the line as a message");
   EXPECT_EQ(reply(terminal, "//kv"), greedy_answer_to("/kv"));
   const std::string help = reply(terminal, "/help");
+  EXPECT_EQ(reply(terminal, "/?"), help);
   for (const char* name : {"/read FILE", "/save FILE", "/load FILE", "/clear", "/again", "/kv", "/help", "/bye", "//"})
     EXPECT_NE(help.find(std::string("  ") + name), std::string::npos) << help;
   EXPECT_EQ(help.find("Alt-Enter"), std::string::npos) << "nothing that this terminal cannot: " << help;

@@ -158,6 +158,19 @@ TEST_F(ChatEditor, KeysMoveInTheLine) {
   EXPECT_EQ(history(), "Hello world!\ngr\xc3\xbc\xc3\x9f dich\n") << terminal.seen();
 }
 
+TEST_F(ChatEditor, ANewWidthShowsTheLineAgain) {
+  Terminal terminal(arguments(), settings());
+  start(terminal);
+  terminal.type("some words that stay");
+  ASSERT_TRUE(terminal.await("that stay")) << terminal.seen();
+  terminal.resize(60);
+  ASSERT_TRUE(terminal.await("> some words that stay")) << terminal.seen();
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.await("^C\r\n> ")) << terminal.seen();
+  terminal.type("\x04");
+  EXPECT_EQ(terminal.finish(), 0) << terminal.seen();
+}
+
 TEST_F(ChatEditor, AMessageHasSeveralLines) {
   Terminal terminal(arguments(), settings());
   start(terminal);
@@ -297,7 +310,15 @@ TEST_F(ChatEditor, InterruptStopsWhatGoesOnAtEachStage) {
   terminal.type("\r");
   ASSERT_TRUE(terminal.await("reading [")) << terminal.rest();
   terminal.type("\x03");
-  ASSERT_TRUE(terminal.await("kvasir: stopped while reading; ")) << terminal.rest();
+  ASSERT_TRUE(terminal.await("kvasir: stopped; the message is taken back, and /again sends it")) << terminal.rest();
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.rest();
+  terminal.type("/kv\r");
+  ASSERT_TRUE(terminal.await("seen       0 tokens")) << terminal.rest();
+  ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.rest();
+  terminal.type("/again\r");
+  ASSERT_TRUE(terminal.await("reading [")) << terminal.rest();
+  terminal.type("\x03");
+  ASSERT_TRUE(terminal.await("kvasir: stopped; the message is taken back")) << terminal.rest();
   ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.rest();
   terminal.type("/clear\r");
   ASSERT_TRUE(terminal.await("cleared\r\n> ")) << terminal.rest();
@@ -305,7 +326,7 @@ TEST_F(ChatEditor, InterruptStopsWhatGoesOnAtEachStage) {
   ASSERT_TRUE(terminal.await(" the ")) << terminal.rest();
   terminal.type("\x03");
   ASSERT_TRUE(terminal.await("\r\n> ")) << terminal.rest();
-  EXPECT_EQ(history(), "/clear\nTell me a long story\n") << "what was cleared was not sent";
+  EXPECT_EQ(history(), "/kv\n/again\n/clear\nTell me a long story\n") << "what was cleared was not sent";
   terminal.type("\x04");
   EXPECT_EQ(terminal.finish(), 0) << terminal.rest();
   EXPECT_TRUE(terminal.has_line_mode());

@@ -69,6 +69,41 @@ TEST(Documents, WhatIsForgottenOfThemIsSaid) {
   EXPECT_EQ(whole.err.find("forgotten"), std::string::npos) << whole.err;
 }
 
+// Said before the text is read: how long it is, what will be kept, and what can be done.
+TEST(Documents, WhatWillBeForgottenIsSaidFirst) {
+  const Folder folder;
+  const std::string text = folder.make("long", some_text(400));
+  const auto told = [&](const char* policy) {
+    const std::string err = run_model({"-f", text, "-p", "Why?", "-n", "1", "--kv", policy}).err;
+    EXPECT_EQ(err.find("it begins to"), std::string::npos) << "told twice: " << err;
+    return err.substr(0, err.find('\n'));
+  };
+  const std::string range = told("streaming:sinks=4,window=60");
+  EXPECT_TRUE(range.starts_with("kvasir: 40")) << range;
+  EXPECT_NE(range.find(" to read; 64 of "), std::string::npos) << range;
+  EXPECT_NE(range.find("the middle will be forgotten; --kv full keeps everything, --kv snapkv"), std::string::npos) << range;
+  EXPECT_NE(told("snapkv:budget=64").find("; 64 of "), std::string::npos);
+  EXPECT_NE(told("snapkv:budget=64").find("the others will be forgotten"), std::string::npos);
+  EXPECT_NE(told("streaming:cap=64@demote=q4").find("the others demoted"), std::string::npos);
+  for (const char* policy : {"full", "streaming:cap=2000"}) EXPECT_EQ(told(policy).find(" to read"), std::string::npos);
+}
+
+// Part by part, and then all answers together; each part is as long as the cache allows.
+TEST(Documents, PartsOfALongTextAreAskedInTurn) {
+  const Folder folder;
+  const std::string text = folder.make("long", some_text(900));
+  const Finished done = run_model({"-f", text, "-p", "Why?", "--parts", "-n", "8", "--temp", "0", "-c", "400"});
+  EXPECT_EQ(done.exit_code, 0) << done.err;
+  for (const char* part : {"--- part 1 of 3\n", "--- part 2 of 3\n", "--- part 3 of 3\n", "--- all parts\n"})
+    EXPECT_NE(done.out.find(part), std::string::npos) << done.out;
+  EXPECT_EQ(done.out.find("part 4"), std::string::npos);
+  EXPECT_EQ(done.err.find("forgotten"), std::string::npos) << done.err;
+  EXPECT_NE(done.err.find("kvasir: 3 parts of up to "), std::string::npos) << done.err;
+  const Finished whole = run_model({"-f", text, "-p", "Why?", "--parts", "-n", "8", "--temp", "0"});
+  EXPECT_EQ(whole.out.find("---"), std::string::npos) << "it fits: one answer";
+  EXPECT_EQ(run_model({"-f", text, "-p", "Why?", "--parts", "-n", "380", "-c", "400"}).exit_code, 2);
+}
+
 // Input that is not read is not dropped without a word.
 TEST(Documents, InputBesideAPromptIsNoted) {
   const std::string note = "kvasir: standard input is not read, as -p is given; add '-f -' to put it in front\n";

@@ -53,7 +53,7 @@ inline std::string kernels() {
 inline const std::string kEvaluationOnly =
     "policy 'recompute' is a baseline for the evaluation of perplexity only; choose another";
 inline const std::string kStreamingOptions =
-    "the options of 'streaming' are: sinks, window, cap, every, slack, overlap, refresh, max_drop, realign";
+    "the options of 'streaming' are: sinks, window, cap, every, slack, overlap, refresh, max_drop, realign, protect";
 inline const std::string kChunk = "--chunk -1 is outside 1 to 4096 tokens (0: the policy's own)";
 inline const std::string kNoPage =
     " holds not even one page of each of the model's 18 lanes (<number> bytes); give it more [--kv-memory]";

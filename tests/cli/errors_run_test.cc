@@ -99,7 +99,7 @@ TEST_F(Errors, RunOptions) {
           {{"--frequency-penalty", "99"}, 2, "--frequency-penalty is 99; it must be at least -10 and at most 10"},
           {{"--presence-penalty", "-99"}, 2, "--presence-penalty is -99; it must be at least -10 and at most 10"},
           {{"--penalty-window", "-1"}, 2, "--penalty-window is -1; it must be at least 0 and at most 65536"},
-          {{"--seed", "-1"}, 2, "--seed: '-1' is out of range (0 to 2^64 - 1)" + see("run")},
+          {{"--seed", "-2"}, 2, "--seed: '-2' is out of range (0 to 2^64 - 1)" + see("run")},
           {{"--seed", "18446744073709551616"},
            2,
            "--seed: '18446744073709551616' is out of range (0 to 2^64 - 1)" + see("run")},

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <pty.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -94,6 +95,11 @@ void Terminal::type(const std::string& text) {
 void Terminal::paste(std::string text) {
   std::ranges::replace(text, '\n', '\r');
   type("\x1b[200~" + text + "\x1b[201~");
+}
+
+void Terminal::resize(unsigned short columns) {
+  const winsize size{24, columns, 0, 0};
+  ASSERT_EQ(::ioctl(fd_, TIOCSWINSZ, &size), 0);
 }
 
 bool Terminal::await(const std::string& text) {

@@ -42,6 +42,9 @@ class Terminal {
   // The same as a terminal pastes it: between the marks of a paste, line ends as carriage returns.
   void paste(std::string text);
 
+  // Makes the terminal so many columns wide.
+  void resize(unsigned short columns);
+
   // Reads until `text` has come behind what was awaited before, or false after kPatience or at the end.
   bool await(const std::string& text);
   bool await_blocked() { return test::await_blocked(child_); }

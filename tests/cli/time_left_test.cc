@@ -62,5 +62,13 @@ TEST(TimeLeft, AttendedIsTheSum) {
   }
 }
 
+TEST(LineTimes, ComeEverMoreRarely) {
+  LineTimes lines;
+  std::vector<int> due;
+  for (int second = 0; second < 300; ++second)
+    if (lines.due(second)) due.push_back(second);
+  EXPECT_EQ(due, (std::vector<int>{5, 10, 20, 40, 80, 140, 200, 260}));
+}
+
 }  // namespace
 }  // namespace kvasir::cli
