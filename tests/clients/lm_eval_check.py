@@ -109,7 +109,7 @@ class Texts:
                 path = pathlib.Path(folder) / f"{index}.txt"
                 path.write_text(text)
                 files += ["-f", str(path)]
-            ran = subprocess.run([self.kvasir, "eval", "ppl", "-m", self.model, "--kv", "full", "--json", "--quiet",
+            ran = subprocess.run([self.kvasir, "eval", "ppl", "-m", self.model, "--kv", "full", "--json", "--quiet", "--chunk", "64",
                                   "--prefill", str(prefill), *files], check=True, stdout=subprocess.PIPE)
         runs = json.loads(ran.stdout)["runs"][:len(texts)]
         return [(run["nll"] * run["tokens"], run["tokens"]) for run in runs]
