@@ -10,7 +10,7 @@ namespace {
 
 constexpr PolicyOption kCakeOptions[] = {
     kPromptBudgetOption,
-    {"window", "32", "2 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"},
+    {"window", "16", "2 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"},
     kKernelOption,
     {"gamma", "200", "0 to 10^9", "weight of a token's variance beside its mean"},
     {"tau1", "1.6", "0.01 to 1000", "weight of a layer's dispersion: its power is 1 / tau1"},

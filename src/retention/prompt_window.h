@@ -15,8 +15,8 @@ namespace kvasir {
 
 struct PromptWindowOptions {
   Budget budget;
-  std::int64_t window = 32;
-  std::int64_t kernel = 5;
+  std::int64_t window = 16;
+  std::int64_t kernel = 15;
   bool max_pool = false;
   std::int64_t protect = 0;
 
@@ -82,7 +82,7 @@ std::vector<double> pooled(std::span<const double> scores, std::int64_t kernel, 
 inline constexpr PolicyOption kPromptBudgetOption{
     "budget", "1024", kBudgetRange, "tokens kept per head at the end of a prompt, or their share, rounded up"};
 inline constexpr PolicyOption kWindowOption{
-    "window", "32", "1 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"};
-inline constexpr PolicyOption kKernelOption{"kernel", "5", "1 to 1023, odd", "width of the pooling of scores"};
+    "window", "16", "1 to 2^24", "last queries of the prompt that are observed, and kept; counted in budget"};
+inline constexpr PolicyOption kKernelOption{"kernel", "15", "1 to 1023, odd", "width of the pooling of scores"};
 
 }  // namespace kvasir

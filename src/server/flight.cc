@@ -244,9 +244,13 @@ void Flight::happened(std::size_t part, const Event& event) {
   Sample& sample = parts_[part].samples[number];
   const int index = choice_of(part, number).index;
   switch (event.kind) {
-    case Event::Kind::kPrompt: parts_[part].prompt_read = event.done; break;
+    case Event::Kind::kPrompt:
+      parts_[part].prompt_read = event.done;
+      note_progress();
+      break;
     case Event::Kind::kText:
       note_text(sample);
+      note_progress();
       if (request().stream)
         exchange_.answer->write(
             event_of(text_chunk(head_, index, event.text, event.choices, request().logprobs, &sample.offset)));
@@ -472,6 +476,26 @@ Usage Flight::usage() const {
   return usage;
 }
 
+void Flight::count_tokens() {
+  const Usage used = usage();
+  record_.prompt_tokens = used.prompt;
+  record_.cached_tokens = used.cached;
+  record_.generated_tokens = used.completion;
+}
+
+// So that the usage of a server that is killed is lost for less than a second alone.
+void Flight::note_progress() {
+  constexpr std::chrono::milliseconds kPeriod{250};
+  const auto now = Clock::now();
+  if (now - progress_told_ < kPeriod) return;
+  progress_told_ = now;
+  count_tokens();
+  deck_.traffic.on_progress(record_);
+  record_.told_prompt = record_.prompt_tokens;
+  record_.told_cached = record_.cached_tokens;
+  record_.told_generated = record_.generated_tokens;
+}
+
 // The policy of an answer that is cut off.
 std::string Flight::policy_so_far() const {
   if (session_.session != nullptr) return session_.kv.policy;
@@ -500,10 +524,7 @@ void Flight::report_finished(std::string_view finish_reason, int http) {
   record_.finish_reason = finish_reason;
   record_.http = http;
   record_.policy = result.kv.policy.empty() ? policy_so_far() : result.kv.policy;
-  const Usage used = usage();
-  record_.prompt_tokens = used.prompt;
-  record_.cached_tokens = used.cached;
-  record_.generated_tokens = used.completion;
+  count_tokens();
   for (const Part& part : parts_)
     for (const Sample& sample : part.samples) {
       record_.preemptions += sample.result.preemptions;

@@ -74,6 +74,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void begin_stream();
   void happened(std::size_t part, const Event& event);
   void note_text(Sample& sample);
+  void note_progress();
+  void count_tokens();
   void ended();
   void saved(const Result<std::uint64_t>& bytes);
   void answer();
@@ -122,6 +124,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
 
   RequestRecord record_;
   Clock::time_point arrived_ = Clock::now();
+  Clock::time_point progress_told_ = arrived_;
 };
 
 }  // namespace kvasir::server

@@ -34,6 +34,8 @@ struct RequestRecord {
   double prefill_seconds = -1;      // from its first pass until its prompt was read
   double decode_seconds = -1;       // from there to its end
   double total_seconds = 0;
+  // Of prompt_tokens, cached_tokens and generated_tokens: what on_progress told.
+  std::int64_t told_prompt = 0, told_cached = 0, told_generated = 0;
 };
 
 class TrafficObserver {
@@ -50,6 +52,8 @@ class TrafficObserver {
   virtual void on_fault(const RequestRecord& record, int http, std::string_view why) {
     static_cast<void>(record), static_cast<void>(http), static_cast<void>(why);
   }
+  // Now and then of a request that runs: its tokens so far, which on_finished counts again.
+  virtual void on_progress(const RequestRecord& record) { static_cast<void>(record); }
   virtual void on_finished(const RequestRecord& record) { static_cast<void>(record); }
 };
 
@@ -66,6 +70,9 @@ class Traffic final : public TrafficObserver {
   }
   void on_fault(const RequestRecord& record, int http, std::string_view why) override {
     for (TrafficObserver* observer : observers_) observer->on_fault(record, http, why);
+  }
+  void on_progress(const RequestRecord& record) override {
+    for (TrafficObserver* observer : observers_) observer->on_progress(record);
   }
   void on_finished(const RequestRecord& record) override {
     for (TrafficObserver* observer : observers_) observer->on_finished(record);

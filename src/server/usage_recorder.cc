@@ -21,6 +21,15 @@ nlohmann::json figures_of(const tenants::UsageFigures& figures) {
   return object;
 }
 
+// The tokens of a request that have not been added yet.
+tenants::UsageFigures untold_tokens(const RequestRecord& record) {
+  tenants::UsageFigures figures;
+  figures.prompt_tokens = record.prompt_tokens - record.told_prompt;
+  figures.cached_tokens = record.cached_tokens - record.told_cached;
+  figures.generated_tokens = record.generated_tokens - record.told_generated;
+  return figures;
+}
+
 std::string usage_body(const std::string& tenant, std::int64_t since, const std::vector<tenants::UsageRow>& rows) {
   nlohmann::json body = {{"object", "usage"}, {"tenant", tenant}, {"since", tenants::moment_text(since)}};
   body["data"] = nlohmann::json::array();
@@ -43,16 +52,17 @@ UsageRecorder::UsageRecorder(tenants::UsageWriter::Options options, std::functio
   writer_.emplace(std::move(options));
 }
 
+void UsageRecorder::on_progress(const RequestRecord& record) {
+  if (writer_) writer_->add(record.tenant, untold_tokens(record));
+}
+
 void UsageRecorder::on_finished(const RequestRecord& record) {
-  tenants::UsageFigures figures;
+  tenants::UsageFigures figures = untold_tokens(record);
   figures.requests = 1;
   figures.abandoned = record.finish_reason == "abandoned" ? 1 : 0;
   const bool ended_badly = record.finish_reason == "error" || record.finish_reason == "shutdown";
   figures.failed = figures.abandoned == 0 && (record.http >= 400 || ended_badly) ? 1 : 0;
-  figures.prompt_tokens = record.prompt_tokens;
-  figures.cached_tokens = record.cached_tokens;
   figures.recomputed_tokens = record.recomputed_tokens;
-  figures.generated_tokens = record.generated_tokens;
   figures.preemptions = record.preemptions;
   figures.milliseconds = std::llround(record.total_seconds * 1000);
   if (writer_) writer_->add(record.tenant, figures);

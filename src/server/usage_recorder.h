@@ -17,6 +17,7 @@ class UsageRecorder final : public TrafficObserver {
   // `post` runs a function on the I/O thread and must be thread-safe. It is called until close() has returned.
   UsageRecorder(tenants::UsageWriter::Options options, std::function<void(std::function<void()>)> post);
 
+  void on_progress(const RequestRecord& record) override;
   void on_finished(const RequestRecord& record) override;
   // Counts a request that a limit refused.
   void add_refused(const std::string& tenant);

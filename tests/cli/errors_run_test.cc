@@ -121,7 +121,7 @@ TEST_F(Errors, RunOptions) {
           {{"--kv", "streaming:foo=1"},
            2,
            "policy 'streaming' has no option 'foo'; its options are: sinks, window, cap, every, slack, overlap, "
-           "refresh, max_drop, realign"},
+           "refresh, max_drop, realign, protect"},
           {{"--kv", "streaming:window=0"}, 2, "policy 'streaming': window=0 must be a whole number, 1 to 2^40"},
           {{"--kv", "streaming:window=-1"}, 2, "policy 'streaming': window=-1 must be a whole number, 1 to 2^40"},
           {{"--kv", "streaming:window=99999999999999999999"},

@@ -195,12 +195,7 @@ class Check:
         status, fields, body = server.complete(few)
         assert status == 429 and "20 tokens a minute" in body["error"]["message"] and int(fields["Retry-After"]) > 60
 
-        stream = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
-        body = json.dumps({"prompt": "Once", "max_tokens": 10**9, "stream": True, "ignore_eos": True,
-                           "kv": {"policy": "streaming:window=64"}}).encode()
-        stream.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
-                       % (one.encode(), len(body)) + body)
-        assert b" 200 " in stream.recv(10000)
+        stream = self.endless_stream(server, one)
         status, _, body = server.complete(one)
         assert status == 429 and "1 request at a time" in body["error"]["message"], body
         assert server.complete(self.blue)[0] == 200  # others are not concerned
@@ -210,15 +205,31 @@ class Check:
         rows = self.usage()
         assert rows["one"]["generated_tokens"] > 4 and rows["slow"]["refused"] == 2, rows
 
+    def endless_stream(self, server, key):
+        """Returns a connection on which an answer without end has begun."""
+        stream = socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+        body = json.dumps({"prompt": "Once", "max_tokens": 10**9, "stream": True, "ignore_eos": True,
+                           "kv": {"policy": "streaming:window=64"}}).encode()
+        stream.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %b\r\nContent-Length: %d\r\n\r\n"
+                       % (key.encode(), len(body)) + body)
+        assert b" 200 " in stream.recv(10000)
+        return stream
+
     def usage_survives(self, server):
         before = self.usage().get("blue", {"requests": 0, "generated_tokens": 0})
         for _ in range(5):
             assert server.complete(self.blue, 6)[0] == 200
         # A kill may lose what has not been written, which happens every second.
         wait_until(lambda: self.usage().get("blue", {"requests": 0})["requests"] >= before["requests"] + 5)
+        # An answer that runs is counted while it runs: prompt and tokens so far, but not yet as a request.
+        running = self.endless_stream(server, self.blue)
+        told = lambda: self.usage()["blue"]["generated_tokens"] - before["generated_tokens"] - 5 * 6
+        wait_until(lambda: running.recv(1 << 16) and told() > 100)
         server.process.kill()
         server.process.wait()
+        running.close()
         after = self.usage()["blue"]
+        assert told() > 100 and after["prompt_tokens"] > before.get("prompt_tokens", 0), (before, after)
         # Requests of the checks before may have been committed since `before` was read.
         assert after["requests"] >= before["requests"] + 5, (before, after)
         server = self.serve()
