@@ -72,12 +72,16 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
   return check_writable(file);
 }
 
-void note_idle(const std::string& policy) {
+void note_idle(const std::string& policy, std::int64_t prefill, std::int64_t tokens) {
   if (const auto made = make_policy(policy); made.ok() && (*made)->traits().selects) return;  // it never drops anything
-  note(
-      "kvasir: '{}' dropped nothing before the last pass; a policy that acts when a prompt ends needs one "
-      "(--prefill), others a longer text, a smaller size or a smaller --chunk\n",
-      printable(policy, 200));
+  std::string_view remedy = "a longer text, a smaller size or a smaller --chunk would change that";
+  if (prefill == 0)
+    remedy =
+        "a policy that acts when a prompt ends needs one (--prefill), others a longer text, a smaller size or a smaller "
+        "--chunk";
+  if (prefill > 0 && prefill >= tokens)
+    remedy = "no token comes behind the prompt, at whose end it acts: a smaller --prefill leaves some";
+  note("kvasir: '{}' dropped nothing before the last pass; {}\n", printable(policy, 200), remedy);
 }
 
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head) {

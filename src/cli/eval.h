@@ -33,7 +33,7 @@ Status check_kv_types(std::span<const std::string> kv_types);
 // Names of runs in charts: policies, and codecs where those differ.
 std::string run_name(const std::string& policy, const std::string& codec, bool codecs_differ);
 // Warns on standard error that a policy dropped nothing a pass would have seen, so its figures are those of `full`.
-void note_idle(const std::string& policy);
+void note_idle(const std::string& policy, std::int64_t prefill, std::int64_t tokens);
 // Adds the tokens that a layer holds at the end: `final`, or `heads` if the policy decides for each KV head.
 void add_final(Json& layer, const std::vector<std::vector<std::int64_t>>& tables, bool by_head);
 // Checks before any work that a requested report can be written and is not one of the inputs.

@@ -275,15 +275,16 @@ void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& 
     const std::size_t first = policy * options.perplexity.kv_types.size();
     const std::string& spec = texts.front().runs[first].policy;
     bool idle = spec != "full";
-    std::int64_t kept = 0;
+    std::int64_t kept = 0, longest = 0;
     for (std::size_t t = 0; t < texts.size(); ++t) {
       const auto tokens = static_cast<std::int64_t>(read[t].tokens.size());
       const std::int64_t all = options.perplexity.window > 0 ? options.perplexity.window : tokens - 1;
       const PerplexityResult& run = texts[t].runs[first];
+      longest = std::max(longest, all);
       idle = idle && run.seen_least >= all;
       kept = std::max(kept, run.kept_max);
     }
-    if (idle) note_idle(spec);
+    if (idle) note_idle(spec, options.perplexity.prefill, longest);
     if (std::ranges::count(noted, options.perplexity.policies[policy]) == 0) note_beyond_context(spec, kept, context);
   }
 }

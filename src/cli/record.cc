@@ -106,7 +106,7 @@ Status record(const RecordCommand& command) {
         }));
   }
   KVASIR_RETURN_IF_ERROR(writer.finish());
-  if (result.policy != "full" && result.seen_least >= count) note_idle(result.policy);
+  if (result.policy != "full" && result.seen_least >= count) note_idle(result.policy, command.record.prefill, count);
   return command.json ? print_json(to_json(command, *model, result, count)) : print(text_of(command, *model, result));
 }
 

@@ -156,6 +156,7 @@ class SideBySide {
     std::optional<RecomputeSpec> recompute;
     std::shared_ptr<KvCache> cache;
     std::unique_ptr<TextReader> reader;
+    int chunk = 0;
     bool reported = true;
     PerplexityResult result;
   };
@@ -203,12 +204,23 @@ class SideBySide {
       KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
       track.result.policy = track.policy->traits().spec;
     }
+    track.chunk = chunk_for(*track.policy, tokens);
     track.result.codec = codec_name(shape.codec());
     track.result.sums.positions = positions_of(static_cast<std::int64_t>(tokens_.size()), options_);
     const std::int64_t prompt = options_.prefill > 0 ? std::min(options_.prefill, tokens) : tokens;
-    const MemoryRequest request{tokens, prompt, options_.chunk, 1};
+    const MemoryRequest request{tokens, prompt, track.chunk, 1};
     KVASIR_ASSIGN_OR_RETURN(track.cache, make_evaluation_cache(model_, shape, budget, *track.policy, {&request, 1}));
     return {};
+  }
+
+  // Where the chunk is free and changes no bit, a policy that drops while it reads is run in short ones: so that what it
+  // holds, and takes, is what it keeps and not the whole text.
+  int chunk_for(const RetentionPolicy& policy, std::int64_t tokens) const {
+    constexpr int kShort = 32;
+    const PolicyTraits& traits = policy.traits();
+    const bool is_free =
+        options_.chunk == 0 && traits.chunk == 0 && traits.realign != Realign::kRotate && !traits.demotion;
+    return is_free && policy.bound().value_or(tokens) < tokens ? kShort : options_.chunk;
   }
 
   // Reads and scores one stream or window.
@@ -216,7 +228,7 @@ class SideBySide {
     full_rows_.clear();
     for (Track& track : tracks_)
       track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, part)
-                                     : make_cached_reader(model_, track.cache, *track.policy, part, options_.chunk,
+                                     : make_cached_reader(model_, track.cache, *track.policy, part, track.chunk,
                                                           options_.prefill);
     while (Track* track = least_advanced()) {
       if (full_ != nullptr && full_ != track)

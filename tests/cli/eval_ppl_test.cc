@@ -365,5 +365,22 @@ TEST_F(EvalPpl, AReportThatCannotBeWrittenFailsFirst) {
       }
 }
 
+// Windows are read in passes of many rows. What is reported is what a row sees, and the memory is that of what is kept.
+TEST(EvalPpl, ABoundedPolicyHoldsInWindowsWhatItKeeps) {
+  const Folder folder;
+  const std::string text = folder.make("text", some_text(1200));
+  const auto run = [&](const Arguments& more) {
+    Arguments all = {"eval", "ppl", "-m", model_path(), "-f", text, "--window", "600", "--windows", "1", "--json"};
+    all.insert(all.end(), more.begin(), more.end());
+    return json_of(all)["runs"];
+  };
+  const Json windows = run({"--kv", "streaming:cap=64", "--kv", "full"});
+  const Json one_by_one = run({"--kv", "streaming:cap=64", "--chunk", "1"});
+  EXPECT_LE(windows[0]["kept_mean"], 65);
+  EXPECT_LE(windows[0]["kept_max"], 64 + 32);
+  EXPECT_LT(windows[0]["kv_bytes_peak"].get<double>(), 0.3 * windows[1]["kv_bytes_peak"].get<double>());
+  EXPECT_EQ(windows[0]["ppl"], one_by_one[0]["ppl"]) << "the chunk changes no bit";
+}
+
 }  // namespace
 }  // namespace kvasir::test

@@ -154,5 +154,22 @@ TEST_F(RecordCommand, InterruptsLeaveNothing) {
   }
 }
 
+// A prompt that is the whole text leaves no token that could see what was dropped at its end: that is said, and not that
+// a prompt is missing.
+TEST(Record, APromptWithNothingBehindItIsSaid) {
+  const Folder folder;
+  const std::string text = folder.make("text", some_text(200));
+  const auto err = [&](const char* prefill) {
+    return run_program({"record", "-m", model_path(), "-f", text, "--tokens", "100", "--prefill", prefill, "--kv",
+                        "snapkv:budget=40", "-o", folder.path("trace")})
+        .err;
+  };
+  EXPECT_NE(err("100").find("no token comes behind the prompt, at whose end it acts: a smaller --prefill leaves some"),
+            std::string::npos)
+      << err("100");
+  EXPECT_EQ(err("80").find("dropped nothing"), std::string::npos) << err("80");
+  EXPECT_NE(err("0").find("needs one (--prefill)"), std::string::npos) << err("0");
+}
+
 }  // namespace
 }  // namespace kvasir::test
