@@ -23,7 +23,7 @@ constexpr std::string_view kFact = "The secret number of the copper compass is";
 // Asked about the tale of the lamplighter.
 constexpr std::string_view kQuestion = "What is the name of the lamplighter?";
 constexpr std::string_view kName = "Josiah Penrose";
-constexpr std::array kQuestionPolicies = {"full", "snapkv:budget=256,kernel=15,pool=max", "streaming:cap=512"};
+constexpr std::array kQuestionPolicies = {"full", "snapkv:budget=256", "streaming:cap=512"};
 // A model that chats is larger than the bundled one, and reads the tale's first seven chapters.
 constexpr std::string_view kChapterLeftOut = "\nVIII.\n";
 constexpr std::string_view kStory = "Write a long story about a lighthouse keeper who finds a letter in a bottle.";
@@ -279,7 +279,7 @@ Status demo(const DemoOptions& options) {
 
 void add_demo(CLI::App& program, Outcome& outcome) {
   auto options = std::make_shared<DemoOptions>();
-  options->policies = {"full", "snapkv:budget=512,kernel=15,pool=max", "streaming:cap=512"};
+  options->policies = {"full", "snapkv:budget=512", "streaming:cap=512"};
   CLI::App* command =
       program.add_subcommand("demo", "Show what policies keep: a hidden number, a question, a story; a minute");
   add_model_option(*command, options->engine.model);
