@@ -194,6 +194,9 @@ void Runner::announce(std::int64_t tokens) {
   const std::int64_t all = kv.seen + tokens;
   const std::optional<std::int64_t> kept = kept_behind_prompt(kv.policy, all);
   if (!kept || *kept >= all || session_.forgotten().dropped > 0) return;
+  // A text that is refused is not read.
+  const auto plan = engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
+  if (!plan.ok() || !plan->refusal.ok()) return;
   notices_.expect_forgetting();
   if (demotes(kv.policy)) {
     note("kvasir: {} to read; {} of {} are kept as they are ({}), the others demoted\n", counted(tokens, "token"), *kept,
@@ -203,7 +206,7 @@ void Runner::announce(std::int64_t tokens) {
   const std::int64_t context = engine_.model().context;
   const std::string remedy =
       all <= context ? "--kv full keeps everything, --kv snapkv what the question at the end needs"
-                     : fmt::format("the model was trained for {}; --parts goes through longer texts", context);
+                     : fmt::format("it exceeds the model's context of {}: --parts goes through it", context);
   note("kvasir: {} to read; {} of {} are kept ({}): {} will be forgotten; {}\n", counted(tokens, "token"), *kept, all,
        kv.policy, drops_ranges(kv.policy) ? "the middle" : "the others", remedy);
 }

@@ -102,7 +102,7 @@ Status plan(PlanOptions options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.layers, config.kv_heads, config.sliding_window}));
   KVASIR_RETURN_IF_ERROR(
-      policy->can_demote({nullptr, config.layers, config.kv_heads, config.sliding_window}, shape.page));
+      policy->check_pages({nullptr, config.layers, config.kv_heads, config.sliding_window}, shape.page));
   const ColdTier any(nullptr, 0);  // only whether there is one matters
   KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));

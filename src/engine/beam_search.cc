@@ -81,7 +81,7 @@ class Search {
     for (std::size_t b = 0; b < live_.size(); ++b)
       for (const TokenLogProbability& next : top_log_probabilities(live_[b].logits, 2 * options_.width))
         candidates.push_back({b, next.token, live_[b].log_probability + next.log_probability});
-    if (candidates.empty()) return data_loss("the model's output is not a number; the file is damaged");
+    if (candidates.empty()) return data_loss("the model's output is NaN; the file is damaged");
     std::ranges::stable_sort(candidates, std::ranges::greater(), &Candidate::log_probability);
     std::vector<Candidate> chosen;
     for (std::size_t c = 0; c < candidates.size() && chosen.size() < static_cast<std::size_t>(options_.width); ++c) {

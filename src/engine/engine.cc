@@ -225,7 +225,7 @@ class EngineImpl final : public Engine {
     if (!place.ok()) return place;
     const RetentionPolicy& policy = *place->policy;
     KVASIR_RETURN_IF_ERROR(policy.check_model(policy_model(*model_)));
-    KVASIR_RETURN_IF_ERROR(policy.can_demote(policy_model(*model_), model_->kv_shape.page));
+    KVASIR_RETURN_IF_ERROR(policy.check_pages(policy_model(*model_), shape.page));
     KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
     KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));
     return place;

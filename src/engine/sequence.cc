@@ -93,7 +93,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       state_(&cache_->budget()) {
   policy_->begin(table_layout());
   status_ = policy_->check_model(policy_model(*model_));
-  if (status_.ok()) status_ = policy_->can_demote(policy_model(*model_), shape_.page);
+  if (status_.ok()) status_ = policy_->check_pages(policy_model(*model_), shape_.page);
   if (!status_.ok()) return;
   Result<std::unique_ptr<SequenceDemotion>> demotion =
       SequenceDemotion::create(*policy_, cache_.get(), shape_, model_->demotion_file.get());

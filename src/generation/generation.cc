@@ -152,7 +152,7 @@ Result<std::optional<TokenId>> Generation::push(std::span<const float> logits) {
   }
   undrawn_ = sampler_.random();
   const TokenId token = sampler_.sample(logits);
-  if (token == kNoToken) return data_loss("the model's output is not a number; the file is damaged");
+  if (token == kNoToken) return data_loss("the model's output is NaN; the file is damaged");
   const bool ends = !ignore_eos_ && tokenizer_->is_end(token);
   if (logprobs_ >= 0) {
     try {

@@ -82,6 +82,7 @@ struct PolicyTraits {
   PolicyScope scope = PolicyScope::kSequence;
   PositionMode positions = PositionMode::kCompact;
   Realign realign = Realign::kFrames;
+  std::int64_t rotations = 0;  // with Realign::kRotate: how often a key is rotated while it is held
   int chunk = 0;  // tokens of a prompt per decision, unless the user sets another number; 0: it changes nothing
   // What observe is given, in this order. Empty: the policy does not look at attention. REQUIRES: empty, or a scope of
   // kLayer or kHead.
@@ -140,8 +141,9 @@ class RetentionPolicy {
     static_cast<void>(model);
     return {};
   }
-  // Whether what it drops can be demoted with a model and the format of a cache's pages. Errors: kInvalidArgument.
-  Status can_demote(const PolicyModel& model, const PageFormat& page) const;
+  // Whether the policy works with pages of a format: it may rotate keys that lose bits whenever they are stored, or
+  // demote what it drops. Errors: kInvalidArgument.
+  Status check_pages(const PolicyModel& model, const PageFormat& page) const;
 
   // From now on what it drops is demoted. Errors: kInvalidArgument where that is impossible: it drops nothing, or moves
   // tokens to other positions, for which demoted keys are not rotated. REQUIRES: no chunk was taken in.

@@ -180,6 +180,7 @@ Result<Budget> PolicySpec::get_budget(std::string_view key, std::int64_t most) c
 }
 
 Result<std::int64_t> PolicySpec::get_protect(std::int64_t size) const {
+  if (!accepts("protect")) return std::int64_t{0};
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, get_int("protect", 0, std::int64_t{1} << 40));
   if (size > 0 && protect > size / 2)
     return invalid_argument("policy '{}': protect={} is more than half of the {} tokens that it keeps; keep more", name_,

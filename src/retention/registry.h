@@ -51,7 +51,7 @@ class PolicySpec {
   // The value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at most four
   // decimals. Errors: kInvalidArgument.
   Result<Budget> get_budget(std::string_view key, std::int64_t most) const;
-  // The option `protect` of a policy that keeps `size` tokens (0: without bound). Errors: kInvalidArgument if it is more
+  // The option `protect` of a policy that keeps `size` tokens (0: without bound); 0 if the policy lacks the option. Errors: kInvalidArgument if it is more
   // than half of the size.
   Result<std::int64_t> get_protect(std::int64_t size) const;
   // The options `pos` and `heads`, which mean the same in every policy that has them.

@@ -37,6 +37,10 @@ PolicyTraits traits_of(std::string spec, const StartRecentOptions& options) {
   traits.spec = std::move(spec);
   traits.realign = options.realign;
   if (options.every > 0) traits.sinks = options.sinks;
+  if (options.every > 0 && options.realign == Realign::kRotate) {
+    const std::int64_t drop = options.max_drop > 0 ? std::min(options.every, options.max_drop) : options.every;
+    traits.rotations = options.window / drop;
+  }
   return traits;
 }
 

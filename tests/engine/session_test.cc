@@ -68,6 +68,25 @@ TEST_F(SessionTest, SessionsOutliveTheirEngine) {
   EXPECT_EQ(generate(*one).tokens, 30);
 }
 
+// A stop string ends an answer and is no part of its text. The model wrote it all the same: the context keeps it, and what
+// follows is what would follow the whole text.
+TEST_F(SessionTest, AStopStringStaysInTheContext) {
+  const auto engine = open();
+  const auto stopped = session(*engine);
+  const auto counted = session(*engine);
+  for (Session* each : {stopped.get(), counted.get()}) ASSERT_TRUE(each->read("Once upon a time there was").ok());
+  GenerateOptions with_stop = kGreedy;
+  with_stop.stop = {" the"};
+  const GenerateResult answer = generate(*stopped, with_stop);
+  ASSERT_EQ(answer.finish_reason, FinishReason::kStop) << answer.text;
+  GenerateOptions as_many = kGreedy;
+  as_many.max_tokens = answer.tokens;
+  const GenerateResult whole = generate(*counted, as_many);
+  EXPECT_TRUE(whole.text.starts_with(answer.text + " the")) << whole.text;
+  EXPECT_EQ(answer.kv.seen, whole.kv.seen);
+  EXPECT_EQ(generate(*stopped).text, generate(*counted).text);
+}
+
 // A second read continues the text as it stands: no second BOS, and the tokens of the second part are its own.
 TEST_F(SessionTest, ReadingInPartsContinues) {
   const auto engine = open();

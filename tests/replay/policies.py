@@ -399,8 +399,8 @@ class SnapKV(Lane):
     per_kv_head = True
     options = {
         "budget": (Budget, "1024"),
-        "window": (whole(1), "32"),
-        "kernel": (odd, "5"),
+        "window": (whole(1), "16"),
+        "kernel": (odd, "15"),
         "pool": (word("avg", "max"), "avg"),
         "pos": (word("auto", "original", "compact"), "auto"),
     }
@@ -451,8 +451,8 @@ class SnapKV(Lane):
 class PyramidKV(SnapKV):
     options = {
         "budget": (Budget, "1024"),
-        "window": (whole(1), "32"),
-        "kernel": (odd, "5"),
+        "window": (whole(1), "16"),
+        "kernel": (odd, "15"),
         "beta": (number(0, open_low=True), "20"),
         "pos": (word("auto", "original", "compact"), "auto"),
     }
@@ -484,8 +484,8 @@ class PyramidKV(SnapKV):
 class Cake(SnapKV):
     options = {
         "budget": (Budget, "1024"),
-        "window": (whole(1), "32"),
-        "kernel": (odd, "5"),
+        "window": (whole(1), "16"),
+        "kernel": (odd, "15"),
         "gamma": (number(0), "200"),
         "tau1": (number(0, open_low=True), "1.6"),
         "tau2": (number(0, open_low=True), "0.4"),

@@ -106,12 +106,12 @@ TEST(PolicyStates, ExactPrefixes) {
   EXPECT_EQ(prefix("streaming:window=100,every=0", 1000), 1000);
   EXPECT_EQ(prefix("window:size=100", 1000), 100);
   for (const std::string name : {"snapkv", "pyramidkv", "cake"}) {
-    EXPECT_EQ(prefix(name, 1000), 968);
+    EXPECT_EQ(prefix(name, 1000), 984);
     EXPECT_EQ(prefix(name + ":window=10,budget=500", 1000), 990);
-    EXPECT_EQ(prefix(name, 20), 0);
-    EXPECT_EQ(prefix(name + "+streaming", 1000), 968);
-    EXPECT_EQ(prefix(name + "+random", 1000), 968);
-    EXPECT_EQ(prefix(name + "+tova", 1000), 968);
+    EXPECT_EQ(prefix(name, 16), 0);
+    EXPECT_EQ(prefix(name + "+streaming", 1000), 984);
+    EXPECT_EQ(prefix(name + "+random", 1000), 984);
+    EXPECT_EQ(prefix(name + "+tova", 1000), 984);
     EXPECT_EQ(prefix(name + "+h2o", 1000), 0);
     EXPECT_EQ(prefix(name + "+lethe", 1000), 0);
   }

@@ -28,7 +28,7 @@ TEST(TableSpecs, CanonicalFormsAreShortAndExact) {
       {"lethe:start=12,tau=8.0,sinks=2,gamma=9e-1", "lethe:tau=8,sinks=2,gamma=0.9,start=12"},
       {"lethe:max=300,recent=0.30,tau=1e20", "lethe:tau=1e+20,start=512,max=300"},
       {"random:seed=007", "random:budget=1024,seed=7"},
-      {"snapkv:pool=max,kernel=7,window=16,budget=20%", "snapkv:budget=20%,window=16,kernel=7,pool=max"},
+      {"snapkv:pool=max,kernel=7,window=24,budget=20%", "snapkv:budget=20%,window=24,kernel=7,pool=max"},
       {"pyramidkv:beta=20.0", "pyramidkv:budget=1024"},
       {"cake:tau2=0.6,gamma=0", "cake:budget=1024,gamma=0,tau2=0.6"},
   };
@@ -120,7 +120,7 @@ TEST(TableSpecs, ValuesOutOfRangeAreToldTheRange) {
   for (const std::string name : {"snapkv", "pyramidkv", "cake"}) {
     expect_refused(name + ":kernel=4", {name, "kernel=4", "odd", "3", "5"});
     expect_refused(name + ":kernel=0", {"kernel=0", "1 to 1023"});
-    expect_refused(name + ":budget=16", {"window=32", "budget=16"});
+    expect_refused(name + ":budget=15", {"window=16", "budget=15"});
     expect_refused(name + ":window=0", {"window=0", "2^24"});
     expect_refused(name + ":every=2", {"every", "window", "kernel"});
     expect_refused(name + ":heads=together", {"heads", "window", "kernel"});
