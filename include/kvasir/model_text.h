@@ -21,7 +21,7 @@ struct PromptTokens {
   std::vector<std::int32_t> tokens;
   std::vector<std::string>
       stops;  // strings of the chat template that end an answer; for RequestOptions::template_stops
-  std::int64_t system = 0;  // of `messages`: ModelText::system_tokens
+  std::int64_t system_tokens = 0;  // of the system message that `messages` begin with; 0 for other prompts
 };
 
 class ModelText {
@@ -33,9 +33,9 @@ class ModelText {
   // answer. Errors: as Engine::submit gives for the text, kUnsupported for options with a session.
   virtual Result<PromptTokens> encode_prompt(const RequestOptions& options) const = 0;
 
-  // Returns how many tokens a conversation that begins with these messages has before the text of its first user message
-  // if the chat template writes a system message there, given or its own; else 0. For SessionOptions::protect.
-  virtual std::int64_t system_tokens(std::span<const Message> messages) const = 0;
+  // Returns how many tokens a conversation that begins with these messages has before the text of its first user
+  // message if the chat template writes a system message there, given or its own; else 0. For SessionOptions::protect.
+  virtual Result<std::int64_t> system_tokens(std::span<const Message> messages) const = 0;
 
   // Returns the tokens of a text. `add_special`: with BOS and EOS where the vocabulary asks for them. `parse_special`:
   // control tokens written out in it become these tokens; otherwise they stay text. Errors: kInvalidArgument for

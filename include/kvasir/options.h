@@ -106,9 +106,10 @@ struct SessionOptions {
   std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
                        // context and what kv_memory holds as its cap
   // First tokens of the text that the policy never drops, such as a system message: protect= of policies that have this
-  // option (docs/policies), unless `policy` gives it. 0: none.
+  // option (docs/policies), unless `policy` gives it; where that is more than half of what the policy keeps, as many as
+  // it takes. 0: none.
   std::int64_t protect = 0;
-  std::string codec;   // of its pages: kv_type or one of kv_types of the engine; empty: kv_type
+  std::string codec;  // of its pages: kv_type or one of kv_types of the engine; empty: kv_type
   int sequences =
       1;  // samples or beams that will run side by side: the first session sizes the cache for them and itself; 1 to 65
 };

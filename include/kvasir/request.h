@@ -71,8 +71,9 @@ struct RequestOptions {
   bool releases_session = false;
 
   std::string policy;  // as SessionOptions::policy
-  std::int64_t protect = 0;  // as SessionOptions::protect; a session keeps its own
-  std::string codec;   // as SessionOptions::codec
+  // As SessionOptions::protect; a session keeps its own. A chat sets it to PromptTokens::system_tokens.
+  std::int64_t protect = 0;
+  std::string codec;  // as SessionOptions::codec
   // Where what the policy drops goes, in place of what the policy's spec says: "q4", "file", "q4,file", "off"
   // (docs/policies/demotion.md); empty: as the spec says.
   std::string demote;

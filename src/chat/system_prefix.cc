@@ -36,7 +36,8 @@ std::int64_t system_tokens(const Tokenizer& tokenizer, const ChatTemplate& chat,
   const auto first_other = std::ranges::find_if(messages, [](const ChatMessage& m) { return m.role != "system"; });
   const std::vector<ChatMessage> system(messages.begin(), first_other);
   const auto one = asked(chat, system, kOneText), other = asked(chat, system, kOtherText);
-  if (!one || !other || one->text() == other->text() || opens_any_turn(chat, common_prefix(one->text(), other->text()))) return 0;
+  if (!one || !other || one->text() == other->text() || opens_any_turn(chat, common_prefix(one->text(), other->text())))
+    return 0;
   const auto tokens = encode_chat(tokenizer, *one), others = encode_chat(tokenizer, *other);
   if (!tokens.ok() || !others.ok()) return 0;
   return std::ranges::mismatch(*tokens, *others).in1 - tokens->begin();

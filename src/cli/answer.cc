@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "cli/logprobs.h"
 #include "cli/signals.h"
+#include "retention/registry.h"
 #include "server/kv_report_json.h"
 
 namespace kvasir::cli {
@@ -189,26 +190,34 @@ Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writ
   return result;
 }
 
-void Runner::announce(std::int64_t tokens) {
+bool Runner::announce(std::string_view text) {
   const KvReport kv = session_.kv();
+  if (kept_behind_prompt(kv.policy, kMostSeen) == kMostSeen || session_.forgotten().dropped > 0) return false;
+  const std::int64_t tokens = count_tokens(engine_, text);
   const std::int64_t all = kv.seen + tokens;
   const std::optional<std::int64_t> kept = kept_behind_prompt(kv.policy, all);
-  if (!kept || *kept >= all || session_.forgotten().dropped > 0) return;
+  const auto can_read = [&](const std::string& policy) {
+    const auto plan = engine_.plan({.policy = policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
+    return plan.ok() && plan->refusal.ok();
+  };
   // A text that is refused is not read.
-  const auto plan = engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
-  if (!plan.ok() || !plan->refusal.ok()) return;
+  if (!kept || *kept >= all || !can_read(kv.policy)) return false;
   notices_.expect_forgetting();
   if (demotes(kv.policy)) {
-    note("kvasir: {} to read; {} of {} are kept as they are ({}), the others demoted\n", counted(tokens, "token"), *kept,
-         all, kv.policy);
-    return;
+    note("kvasir: {} to read; {} of {} are kept as they are ({}), the others demoted\n", counted(tokens, "token"),
+         *kept, all, kv.policy);
+    return true;
   }
-  const std::int64_t context = engine_.model().context;
-  const std::string remedy =
-      all <= context ? "--kv full keeps everything, --kv snapkv what the question at the end needs"
-                     : fmt::format("it exceeds the model's context of {}: --parts goes through it", context);
+  std::string remedy = "--parts goes through it part by part";
+  const auto made = make_policy(kv.policy);
+  const bool looks_from_the_end = made.ok() && (*made)->traits().holds_prompts;
+  if (can_read("full"))
+    remedy = "--kv full keeps everything";
+  else if (!looks_from_the_end && can_read("snapkv:budget=1024"))
+    remedy = "--kv snapkv keeps what the question at the end needs";
   note("kvasir: {} to read; {} of {} are kept ({}): {} will be forgotten; {}\n", counted(tokens, "token"), *kept, all,
        kv.policy, drops_ranges(kv.policy) ? "the middle" : "the others", remedy);
+  return true;
 }
 
 Session::Progress Runner::progress(ProgressBar& bar) {
@@ -227,7 +236,15 @@ std::int64_t count_tokens(const Engine& engine, std::string_view text) {
 std::int64_t protected_tokens(const Engine& engine, const std::string& system) {
   std::vector<Message> messages;
   if (!system.empty()) messages.push_back({"system", system});
-  return engine.text().system_tokens(messages);
+  const Result<std::int64_t> tokens = engine.text().system_tokens(messages);
+  return tokens.ok() ? *tokens : 0;
+}
+
+void note_partly_protected(const std::string& policy, std::int64_t tokens) {
+  const std::int64_t protects = protected_by(policy);
+  if (protects > 0 && protects < tokens)
+    note("kvasir: of the {} of the system message the first {} are protected ({}): a larger cache would protect all\n",
+         counted(tokens, "token"), protects, printable(policy, 200));
 }
 
 void print_summary(const GenerateResult& result, std::string_view scope) {
@@ -270,7 +287,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
                 std::optional<std::string_view> prompt) {
   Runner runner(engine, session);
   Status read;
-  if (prompt) runner.announce(count_tokens(engine, *prompt));
+  if (prompt) runner.announce(*prompt);
   if (!options.system.empty()) read = runner.say(options.system, "system");
   if (read.ok() && prompt) read = options.chat ? runner.say(*prompt) : runner.read(*prompt);
   if (read.code() == StatusCode::kCancelled) {

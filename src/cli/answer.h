@@ -37,8 +37,9 @@ class Runner {
   // Called with text as it becomes complete. An error ends the generation.
   using Writer = std::function<Status(std::string_view)>;
 
-  // Reports, before a text is read, how many tokens it has and how many of all will be kept, if that is not all.
-  void announce(std::int64_t tokens);
+  // Reports, before a text is read, how many tokens it has and how many of all will be kept; nothing if that is all of
+  // them. Returns whether it did.
+  bool announce(std::string_view text);
 
   // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
   Status read(std::string_view text);
@@ -60,6 +61,9 @@ std::int64_t count_tokens(const Engine& engine, std::string_view text);
 
 // Returns how many tokens a chat with this system message (empty: the template's own, if it has one) protects.
 std::int64_t protected_tokens(const Engine& engine, const std::string& system);
+
+// Reports that a chat's policy protects less than the system message's tokens.
+void note_partly_protected(const std::string& policy, std::int64_t tokens);
 
 // Prints a generation's figures, as one line on standard error. `scope`: what they are of.
 void print_summary(const GenerateResult& result, std::string_view scope = "");

@@ -21,6 +21,7 @@
 #include "cli/documents.h"
 #include "cli/line_reader.h"
 #include "cli/signals.h"
+#include "retention/registry.h"
 #include "text/utf8.h"
 
 namespace kvasir::cli {
@@ -42,6 +43,7 @@ class Chat {
         generate_(options.generate),
         engine_(engine),
         system_(options.system),
+        loaded_(!options.load.empty()),
         documents_(std::move(documents)) {
     use(std::move(session));
   }
@@ -56,10 +58,11 @@ class Chat {
   }
 
   Status obey(ChatCommand command, const std::string& argument);
-  // Reads a message; stopped, it is as if it had never been sent, where memory held the state before it too.
+  // Reads a message. If interrupted, restores the state before it, provided memory had room for a copy; then sets
+  // `taken_back`.
   Status say(const std::string& message, std::string_view role, bool* taken_back);
   std::unique_ptr<Session> state_before(std::int64_t tokens) const;
-  void announce(std::int64_t tokens);
+  void announce(const std::string& message, std::int64_t tokens, bool can_take_back);
   Status send(const std::string& text);
   Status answer(const GenerateOptions& options);
   Status again();
@@ -82,6 +85,7 @@ class Chat {
   std::unique_ptr<Session> before_;  // the state before the last answer; null if there is none, or no memory for it
   std::uint64_t agains_ = 0;         // of the last answer
   std::string system_;               // the system message
+  bool loaded_ = false;              // the conversation was loaded, perhaps with another
   std::string documents_;            // in front of the next message
   std::string unsent_;               // the message that was stopped last, without documents; empty: it was answered
   std::optional<GenerateResult> last_;
@@ -195,28 +199,27 @@ Status Chat::send(const std::string& text) {
 // The state now, if memory holds it beside a session that has read so many tokens more; else null.
 std::unique_ptr<Session> Chat::state_before(std::int64_t tokens) const {
   const KvReport kv = session_->kv();
-  const auto plan =
-      engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = kv.seen + tokens, .max_tokens = 0});
+  const auto plan = engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = kv.seen + tokens, .max_tokens = 0});
   if (!plan.ok() || plan->bytes + kv.bytes > kv.budget) return nullptr;
   Result<std::unique_ptr<Session>> fork = session_->fork();
   return fork.ok() ? std::move(*fork) : nullptr;
 }
 
-void Chat::announce(std::int64_t tokens) {
-  runner_->announce(tokens);
+void Chat::announce(const std::string& message, std::int64_t tokens, bool can_take_back) {
   constexpr std::int64_t kLong = 2000;  // tokens
-  if (tokens < kLong || ::isatty(STDERR_FILENO) == 0) return;
+  if (runner_->announce(message) || tokens < kLong || ::isatty(STDERR_FILENO) == 0) return;
   const std::string time = last_ && last_->prompt_tokens >= 32
                                ? fmt::format(", some {:.0f} s", static_cast<double>(tokens) * last_->prompt_seconds /
                                                                     static_cast<double>(last_->prompt_tokens))
                                : "";
-  note("kvasir: {} to read{}; Ctrl-C takes the message back\n", counted(tokens, "token"), time);
+  note("kvasir: {} to read{}; Ctrl-C {}\n", counted(tokens, "token"), time,
+       can_take_back ? "takes the message back" : "stops");
 }
 
 Status Chat::say(const std::string& message, std::string_view role, bool* taken_back) {
   const std::int64_t tokens = count_tokens(engine_, message);
-  announce(tokens);
   std::unique_ptr<Session> unread = state_before(tokens);
+  announce(message, tokens, unread != nullptr);
   // A message that is refused leaves /again as it was. Once one is read, the state before the last answer is of no use.
   Status said = runner_->say(message, role, [this] { before_.reset(); });
   if (said.code() != StatusCode::kCancelled || unread == nullptr) return said;
@@ -279,7 +282,9 @@ Status Chat::clear() {
 
 Status Chat::set_system(const std::string& text) {
   if (text.empty()) {
-    note("  {}\n", system_.empty() ? "there is no system message but the template's own" : printable(system_, 2000));
+    note("  {}\n", !system_.empty() ? printable(system_, 2000)
+                   : loaded_        ? "the conversation was loaded, with its system message"
+                                    : "there is no system message but the template's own");
     return {};
   }
   if (const Status valid = check_utf8(text); !valid.ok()) {
@@ -287,7 +292,7 @@ Status Chat::set_system(const std::string& text) {
     return {};
   }
   SessionOptions fresh = options_.session;
-  if (!options_.load.empty()) fresh.policy = session_->kv().policy;
+  if (loaded_) fresh.policy = without_protection(session_->kv().policy);
   fresh.protect = protected_tokens(engine_, text);
   // Refused before the conversation is given up.
   const auto plan = engine_.plan({.policy = fresh.policy, .protect = fresh.protect, .prompt = 1, .max_tokens = 0});
@@ -313,6 +318,7 @@ Status Chat::start_over(const SessionOptions& options, std::string_view done) {
   session_.reset();  // its pages are free before the new one takes some
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, engine_.new_session(options));
   use(std::move(session));
+  note_partly_protected(session_->kv().policy, options.protect);
   last_.reset();
   documents_.clear();
   generate_.resume = false;
@@ -358,6 +364,8 @@ void Chat::load(const std::string& file) {
     return;
   }
   before_.reset();
+  system_.clear();
+  loaded_ = true;
   use(std::move(loaded->session));
   last_.reset();
   generate_.resume = options_.sampling_options.empty();

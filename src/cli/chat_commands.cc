@@ -29,9 +29,11 @@ constexpr CommandInfo kCommands[] = {
     {ChatCommand::kSave, "/save", kFile, "FILE", "write the conversation to a session file"},
     {ChatCommand::kLoad, "/load", kFile, "FILE", "go on with the conversation of a session file"},
     {ChatCommand::kClear, "/clear", kNone, "", "forget everything and start over, with the same options"},
-    {ChatCommand::kAgain, "/again", kNone, "", "replace the last answer by another, drawn with another seed; or send what was stopped"},
+    {ChatCommand::kAgain, "/again", kNone, "",
+     "replace the last answer by another, drawn with another seed; or send what was stopped"},
     {ChatCommand::kSystem, "/system", kMay, "[TEXT]", "start over with this system message; without text, show it"},
-    {ChatCommand::kSet, "/set", kMay, "[NAME VALUE]", "set temp, top-k, top-p, min-p, repeat-penalty, seed or tokens; or show"},
+    {ChatCommand::kSet, "/set", kMay, "[NAME VALUE]",
+     "set temp, top-k, top-p, min-p, repeat-penalty, seed or tokens; or show"},
     {ChatCommand::kKv, "/kv", kNone, "", "show which tokens are kept and which are forgotten, and the bytes"},
     {ChatCommand::kHelp, "/help", kNone, "", "show this"},
     {ChatCommand::kBye, "/bye", kNone, "", "end the chat, as Ctrl-D does"},
@@ -93,7 +95,8 @@ Result<std::string> set_option(std::string_view text, GenerateOptions& options) 
     if (setting.name == name) {
       const std::size_t value = std::min(text.find_first_not_of(" \t=", end), text.size());
       GenerateOptions changed = options;
-      if (!setting.set(text.substr(value), changed))
+      const bool fresh_seed = name == "seed" && text.substr(value) == "-1";  // as --seed takes it
+      if (!setting.set(fresh_seed ? "0" : text.substr(value), changed))
         return invalid_argument("/set {} needs a number, not '{}'", name, printable(text.substr(value), 40));
       KVASIR_RETURN_IF_ERROR(validate(changed));
       options = changed;
@@ -139,7 +142,7 @@ std::string chat_help(bool edits) {
     text += fmt::format("  {:<17} {}\n", "paste", "what is pasted is part of one message, with its line ends");
     text += fmt::format("  {:<17} {}\n", "up, down", "earlier messages; Ctrl-R searches them");
   }
-  text += fmt::format("  {:<17} {}\n", "Ctrl-C", "stop an answer; take back a message that is being read; clear the line");
+  text += fmt::format("  {:<17} {}\n", "Ctrl-C", "stop an answer, or the reading of a message; clear the line");
   return text;
 }
 

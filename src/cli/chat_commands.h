@@ -18,8 +18,8 @@ struct ChatLine {
 };
 
 // Sets one of the options that /set knows: "temp 0.5", with an = or a space between. Without text, changes nothing.
-// Returns the option set, or without text all options, with their values as lines to show. Errors: kInvalidArgument for an unknown name or a value that is
-// none or out of range; then nothing has changed.
+// Returns the option set, or without text all options, with their values as lines to show. Errors: kInvalidArgument for
+// an unknown name or a value that is none or out of range; then nothing has changed.
 Result<std::string> set_option(std::string_view text, GenerateOptions& options);
 
 // `line`: one message as it was typed. Text of several lines is a message, whatever it begins with; "//x" is the

@@ -400,10 +400,22 @@ std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::i
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
   if (!traits.compacts) return tokens;  // it drops nothing, or nobody knows when
-  const Result<PolicySpec> first = PolicySpec::parse(policy.substr(0, policy.find_first_of("+@")));
-  if (!first.ok() || !first->accepts("budget")) return std::nullopt;
-  const Result<Budget> budget = first->get_budget("budget", std::int64_t{1} << 40);
-  return budget.ok() ? std::optional(std::min(tokens, budget->at(tokens))) : std::nullopt;
+  // Of two policies the one that keeps less decides.
+  std::optional<std::int64_t> kept;
+  const std::string plain = policy.substr(0, policy.find('@'));
+  for (std::size_t begin = 0; begin <= plain.size();) {
+    const std::size_t end = std::min(plain.find('+', begin), plain.size());
+    const std::string one = plain.substr(begin, end - begin);
+    begin = end + 1;
+    const Result<PolicySpec> spec = PolicySpec::parse(one);
+    if (const auto part = make_policy(one); part.ok() && (*part)->bound()) {
+      kept = std::min(kept.value_or(tokens), *(*part)->bound() - 1);
+    } else if (spec.ok() && spec->accepts("budget")) {
+      const Result<Budget> budget = spec->get_budget("budget", std::int64_t{1} << 40);
+      if (budget.ok()) kept = std::min(kept.value_or(tokens), budget->at(tokens));
+    }
+  }
+  return kept;
 }
 
 ProgressBar::ProgressBar(std::string label, const ReadingWork& work)

@@ -174,8 +174,9 @@ std::vector<std::string> CommandLine::translate(const CLI::App& program) {
     std::optional<std::string> value;
     if (name != argument) value = argument.substr(name.size() + 1);
     // A value that may be left out is one only if it looks like it.
-    const bool may_follow = i + 1 < arguments_.size() && (foreign->value == Foreign::kNeeded ||
-                                                          (foreign->value == Foreign::kMay && is_switch(arguments_[i + 1])));
+    const bool may_follow =
+        i + 1 < arguments_.size() &&
+        (foreign->value == Foreign::kNeeded || (foreign->value == Foreign::kMay && is_switch(arguments_[i + 1])));
     if (!value && may_follow) value = arguments_[++i];
     if (foreign->here.empty()) {
       dropped.push_back(fmt::format("{} has no effect: {}", name, foreign->why));

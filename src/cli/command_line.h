@@ -16,8 +16,8 @@ class CommandLine {
   // As main() gets them.
   CommandLine(int argc, const char* const* argv);
 
-  // Translates options of other programs, in commands that have a model: -hf NAME is -m hf:NAME, -cnv is --chat, and what
-  // has no counterpart here is dropped. Returns a sentence for each that was dropped. Call it before parsing.
+  // Translates options of other programs, in commands that have a model: -hf NAME is -m hf:NAME, -cnv is --chat, and
+  // what has no counterpart here is dropped. Returns a sentence for each that was dropped. Call it before parsing.
   std::vector<std::string> translate(const CLI::App& program);
 
   // The arguments, the last first, as CLI::App::parse takes them.

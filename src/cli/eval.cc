@@ -77,7 +77,8 @@ void note_idle(const std::string& policy, std::int64_t prefill, std::int64_t tok
   std::string_view remedy = "a longer text, a smaller size or a smaller --chunk would change that";
   if (prefill == 0)
     remedy =
-        "a policy that acts when a prompt ends needs one (--prefill), others a longer text, a smaller size or a smaller "
+        "a policy that acts when a prompt ends needs one (--prefill), others a longer text, a smaller size or a "
+        "smaller "
         "--chunk";
   if (prefill > 0 && prefill >= tokens)
     remedy = "no token comes behind the prompt, at whose end it acts: a smaller --prefill leaves some";

@@ -148,7 +148,7 @@ Status inspect(const InspectCommand& command) {
           return !interrupted();
         }));
   }
-  if (result.reading.policy != "full" && result.reading.seen_least >= result.tokens) 
+  if (result.reading.policy != "full" && result.reading.seen_least >= result.tokens)
     note_idle(result.reading.policy, command.inspect.reading.prefill, result.tokens);
   KVASIR_RETURN_IF_ERROR(command.json ? print_json(to_json(command, *model, result)) : print(text_of(command, result)));
   if (command.report.empty()) return {};

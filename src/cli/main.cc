@@ -75,7 +75,9 @@ int run_program(int argc, char** argv) {
   add_shell(program, outcome);
   add_quiet_option(program);
   check_values(program);
+  std::vector<std::string> dropped;  // options of other programs
   program.parse_complete_callback([&] {
+    for (const std::string& option : dropped) note("kvasir: {}\n", printable(option, 200));
     line.check_places(program);
     outcome.status = resolve_model_option(program);
     if (!outcome.status.ok()) throw CLI::RuntimeError(1);  // told below
@@ -83,12 +85,11 @@ int run_program(int argc, char** argv) {
   ignore_write_signals();
   explain_bus_errors();
   const auto refuse = [](const std::string& problem) { write_error(fmt::format("kvasir: {}\n", problem)); };
-  const std::vector<std::string> dropped = line.translate(program);
+  dropped = line.translate(program);
   if (const auto problem = line.single_dash(program)) {
     refuse(*problem);
     return 2;
   }
-  for (const std::string& option : dropped) note("kvasir: {}\n", printable(option, 200));
   try {
     program.parse(line.reversed());
   } catch (const CLI::ParseError& error) {

@@ -32,6 +32,44 @@ std::int64_t tokens_beside(const RunOptions& options, const Engine& engine) {
   return count_tokens(engine, *options.prompt) + protected_tokens(engine, options.system) + kTemplate;
 }
 
+// Returns the bytes of each token of a text.
+Result<std::vector<std::size_t>> token_sizes(const ModelText& text, std::string_view content) {
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<std::int32_t> tokens, text.encode(content, false));
+  std::vector<std::size_t> sizes;
+  for (const std::int32_t token : tokens) {
+    KVASIR_ASSIGN_OR_RETURN(const std::string bytes, text.bytes_of(token));
+    sizes.push_back(bytes.size());
+  }
+  return sizes;
+}
+
+// Returns the longest prompt that can be read and answered whole: memory and the trained context hold it, and no policy
+// that drops while it reads has to.
+Result<std::int64_t> longest_prompt(const Engine& engine, const SessionOptions& session, std::int64_t answer) {
+  const auto plan = [&](std::int64_t prompt) {
+    return engine.plan({.policy = session.policy,
+                        .protect = session.protect,
+                        .codec = session.codec,
+                        .prompt = prompt,
+                        .max_tokens = answer});
+  };
+  KVASIR_ASSIGN_OR_RETURN(const RequestPlan first, plan(1));
+  const auto made = make_policy(first.policy);
+  std::int64_t most = engine.model().context - answer;
+  if (made.ok() && (*made)->bound()) most = std::min(most, *(*made)->bound() - 1 - answer);
+  const auto works = [&](std::int64_t prompt) {
+    const Result<RequestPlan> found = plan(prompt);
+    return found.ok() && found->refusal.ok();
+  };
+  if (most < 1 || works(most)) return most;
+  std::int64_t good = 0;
+  for (std::int64_t bad = most; bad - good > 1;) {
+    const std::int64_t middle = good + (bad - good) / 2;
+    (works(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
 class Parts {
  public:
   Parts(const RunOptions& options, Engine& engine) : options_(options), engine_(engine) {}
@@ -51,8 +89,8 @@ class Parts {
   }
 
   Status run(std::string_view document, std::int64_t limit) {
-    const auto count = [&](std::string_view text) { return count_tokens(engine_, text); };
-    const std::vector<std::string_view> parts = cut_into_parts(document, limit, count);
+    KVASIR_ASSIGN_OR_RETURN(const std::vector<std::size_t> sizes, token_sizes(engine_.text(), document));
+    const std::vector<std::string_view> parts = cut_into_parts(document, limit, sizes);
     note("kvasir: {} of up to {}\n", counted(std::ssize(parts), "part"), counted(limit, "token"));
     if (parts.size() == 1) return ask(document).status();
     std::string answers;
@@ -61,9 +99,11 @@ class Parts {
       KVASIR_ASSIGN_OR_RETURN(const std::string answer, ask(parts[i]));
       join_part(answers, fmt::format("Part {}: {}", i + 1, answer));
     }
-    if (const std::int64_t tokens = count(answers); tokens > limit) {
-      note("kvasir: the answers have {} together, more than one part may have: they are not joined; -n makes them shorter\n",
-           counted(tokens, "token"));
+    if (const std::int64_t tokens = count_tokens(engine_, answers); tokens > limit) {
+      note(
+          "kvasir: the answers have {} together, more than one part may have: they are not joined; -n makes them "
+          "shorter\n",
+          counted(tokens, "token"));
       return {};
     }
     KVASIR_RETURN_IF_ERROR(print("--- all parts\n"));
@@ -78,22 +118,23 @@ class Parts {
 }  // namespace
 
 std::vector<std::string_view> cut_into_parts(std::string_view text, std::int64_t limit,
-                                             const std::function<std::int64_t(std::string_view)>& count) {
-  const auto fits = [&](std::string_view part) { return count(part) <= limit; };
+                                             std::span<const std::size_t> sizes) {
   std::vector<std::string_view> parts;
-  for (std::size_t wanted = static_cast<std::size_t>(std::max<std::int64_t>((count(text) + limit - 1) / limit, 1));;
-       ++wanted) {
-    parts.clear();
-    const std::size_t bytes = std::max<std::size_t>((text.size() + wanted - 1) / wanted, 1);
-    for (std::string_view rest = text; !rest.empty();) {
-      // A cut ahead of its place makes the next part longer.
-      const std::size_t done = text.size() - rest.size(), place = bytes * (parts.size() + 1);
-      const std::size_t at = parts.size() + 1 < wanted ? cut_before(rest, std::max(place, done + 1) - done) : rest.size();
-      parts.push_back(rest.substr(0, at));
-      rest.remove_prefix(at);
-    }
-    if (bytes == 1 || std::ranges::all_of(parts, fits)) return parts;
+  std::size_t token = 0, place = 0;  // the first token that ends behind `begin`, and where it begins
+  for (std::size_t begin = 0; begin < text.size();) {
+    while (token < sizes.size() && place + sizes[token] <= begin) place += sizes[token++];
+    const auto left = static_cast<std::int64_t>(sizes.size() - token);
+    const std::int64_t count = std::max<std::int64_t>((left + limit - 1) / limit, 1);
+    const auto share = static_cast<std::size_t>((left + count - 1) / count);
+    std::size_t end = place;
+    for (std::size_t i = token; i < std::min(token + share, sizes.size()); ++i) end += sizes[i];
+    const std::string_view rest = text.substr(begin);
+    const std::size_t at =
+        count == 1 ? rest.size() : cut_before(rest, std::max(std::min(end, text.size()), begin + 1) - begin);
+    parts.push_back(rest.substr(0, at));
+    begin += at;
   }
+  return parts;
 }
 
 Status run_parts(const RunOptions& options, Engine& engine, std::string_view document) {
@@ -101,20 +142,13 @@ Status run_parts(const RunOptions& options, Engine& engine, std::string_view doc
   constexpr std::int64_t kLeast = 64;    // tokens of a part
   RunOptions chosen = options;
   if (chosen.generate.max_tokens < 0) chosen.generate.max_tokens = kAnswer;
-  KVASIR_ASSIGN_OR_RETURN(const RequestPlan plan, engine.plan({.policy = options.session.policy,
-                                                               .protect = options.session.protect,
-                                                               .codec = options.session.codec,
-                                                               .prompt = 1,
-                                                               .max_tokens = 0}));
-  const std::int64_t context = engine.model().context;
-  const auto made = make_policy(plan.policy);
-  const std::int64_t held = made.ok() ? (*made)->bound().value_or(context + 1) - 1 : context;
-  const std::int64_t limit = std::min(held, context) - chosen.generate.max_tokens - tokens_beside(options, engine);
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t longest,
+                          longest_prompt(engine, options.session, chosen.generate.max_tokens));
+  const std::int64_t limit = longest - tokens_beside(options, engine);
   if (limit < kLeast)
     return invalid_argument(
-        "--parts: the question and an answer of {} leave no room for a part in {} tokens; give a smaller -n, or a larger "
-        "cache",
-        counted(chosen.generate.max_tokens, "token"), std::min(held, context));
+        "--parts: an answer of {} and the question leave no room for a part; give a smaller -n, or a larger cache",
+        counted(chosen.generate.max_tokens, "token"));
   return Parts(chosen, engine).run(document, limit);
 }
 

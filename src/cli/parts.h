@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,10 +12,10 @@
 
 namespace kvasir::cli {
 
-// Cuts a text into as few parts of at most `limit` tokens as possible, about equally long, at ends of paragraphs, lines
-// or words where there are some. `count` tells the tokens of a text. Joined, the parts are the text.
+// Cuts a text into parts of at most `limit` tokens, about equally long, at ends of paragraphs, lines or words where
+// there are some. `sizes`: bytes of the text's tokens, in order. Joined, the parts are the text. REQUIRES: limit > 0.
 std::vector<std::string_view> cut_into_parts(std::string_view text, std::int64_t limit,
-                                             const std::function<std::int64_t(std::string_view)>& count);
+                                             std::span<const std::size_t> sizes);
 
 // Asks the question of options.prompt about each part of the document in a session of its own, prints the answers, and
 // then asks it about all answers together. Errors: those of reading, generating and printing; kInvalidArgument if the

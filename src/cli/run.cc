@@ -72,7 +72,8 @@ Status check_options(const RunOptions& options) {
   if (options.parts && (options.files.empty() || !options.prompt))
     return invalid_argument("--parts goes through a document; give it with -f, and a question with -p");
   if (options.parts && (several || options.json || !options.save.empty() || !options.load.empty()))
-    return invalid_argument("--parts prints one answer after another; omit --json, --samples, --beams, --save and --load");
+    return invalid_argument(
+        "--parts prints one answer after another; omit --json, --samples, --beams, --save and --load");
   if (options.raw && options.chat) return invalid_argument("--raw and --chat exclude each other; omit one of them");
   if (options.raw && !options.prompt) return invalid_argument("--raw is of a prompt; give -p too");
   if (options.context < 0 || (options.context > 0 && options.context < kLeastContext) || options.context > kMostContext)
@@ -209,6 +210,7 @@ Status run(RunOptions options) {
       return run_parts(options, *engine, *prompt);
     }
     KVASIR_ASSIGN_OR_RETURN(session, engine->new_session(options.session));
+    note_partly_protected(session->kv().policy, options.session.protect);
   }
   if (engine->model().pre_tokenizer_assumed)
     note(
@@ -296,7 +298,9 @@ void add_run(CLI::App& program, Outcome& outcome) {
                         "--kv-memory is full, then streaming")
           ->envname("KVASIR_KV");
   add_demote_options(*command, options->demote, options->engine);
-  command->add_option("-c,--ctx", options->context, "Tokens kept: the size of the policy of --kv, else of streaming; 0: the trained context")
+  command
+      ->add_option("-c,--ctx", options->context,
+                   "Tokens kept: the size of the policy of --kv, else of streaming; 0: the trained context")
       ->capture_default_str();
   command->add_flag("--ignore-eos", options->generate.ignore_eos, "Go on when the model ends its text");
   command

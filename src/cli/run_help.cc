@@ -9,7 +9,8 @@ void arrange_help(CLI::App& run) {
     for (const char* option : options) run.get_option(option)->group(name);
   };
   group("Model and machine", {"--model", "--threads", "--isa"});
-  group("Text", {"--prompt", "--file", "--parts", "--chat", "--raw", "--system", "--system-file", "--chat-template", "--template-arg"});
+  group("Text", {"--prompt", "--file", "--parts", "--chat", "--raw", "--system", "--system-file", "--chat-template",
+                 "--template-arg"});
   group("Length", {"--tokens", "--ignore-eos", "--stop"});
   group("What is kept", {"--kv", "--ctx", "--kv-memory", "--kv-type", "--page", "--chunk"});
   group("Sampling",

@@ -33,7 +33,7 @@ struct RunOptions {
   bool engine_given = false;                            // at least one option was given that a session file decides
   bool chat = false;
   bool parts = false;  // the files are read in parts
-  bool raw = false;  // -p is no message, whatever the model
+  bool raw = false;    // -p is no message, whatever the model
   bool json = false;
   bool json_stream = false;  // with json: a line for each piece of text before the report
 };

@@ -115,7 +115,8 @@ std::string number_complaint(const CLI::App& command, const CLI::Option* option,
   std::string meant;
   std::int64_t thousands = 0;
   if (whole && text.size() > 1 && text.size() < 10 && (text.back() == 'k' || text.back() == 'K') &&
-      std::from_chars(text.data(), text.data() + text.size() - 1, thousands).ptr == text.data() + text.size() - 1)
+      std::from_chars(text.data(), text.data() + text.size() - 1, thousands).ptr == text.data() + text.size() - 1 &&
+      thousands > 0)
     meant = fmt::format("; give {} or {}", thousands * 1000, thousands * 1024);
   return fmt::format("'{}' {}{}{}", printable(text, 40), problem, range_of(command, option), meant);
 }

@@ -115,14 +115,13 @@ Status too_large(const CacheConditions& conditions, const RetentionPolicy& polic
 
 Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap, std::int64_t protect) {
   const std::string spec = fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks);
-  KVASIR_ASSIGN_OR_RETURN(const std::string protecting, with_protection(spec, protect));
-  return make_policy(protecting);
+  return make_policy(with_protection(spec, protect));
 }
 
-// What was asked for by name.
+// Makes the policy of an explicit spec, with the protection of the conditions.
 Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& conditions, const std::string& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const std::string protecting, with_protection(spec, conditions.protect));
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(protecting));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy,
+                          make_policy(with_protection(spec, conditions.protect)));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, conditions.chunk, conditions.context));
   return policy;
 }
@@ -148,7 +147,7 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
                                                      (conditions.shape.page.bytes() + PagePool::kPageOverhead)));
     if (columns * slots >= chunk * (kChunkPart + 1)) break;
   }
-  std::int64_t low = std::max(kSinks + 1, 2 * conditions.protect);  // the largest cap known to fit
+  std::int64_t low = kSinks + 1;  // the largest cap known to fit
   KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low, conditions.protect));
   if (const CacheFit fit = fit_of(conditions, *size.policy, chunk); !fit.fits()) {
     const bool chosen = chunks.size() > 1;
@@ -168,8 +167,7 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
     const std::int64_t near = high - chunk - 4 * slots;
     const std::int64_t middle = close && near > low ? near : low + (high - low) / 2;
     close = false;
-    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate,
-                            with_cap(middle, conditions.protect));
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> candidate, with_cap(middle, conditions.protect));
     if (fit_of(conditions, *candidate, chunk).fits()) {
       low = middle;
       size.policy = std::move(candidate);

@@ -33,7 +33,7 @@ namespace kvasir {
 struct RequestText {
   std::vector<TokenId> tokens;
   std::vector<std::string> stops;  // of the chat template, for messages
-  std::int64_t system = 0;         // PromptTokens::system
+  std::int64_t system_tokens = 0;  // PromptTokens::system_tokens
 };
 
 // Checks the settings of a request but its policy. Errors: kInvalidArgument naming the field.

@@ -33,7 +33,7 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, prompt));
   text.stops = chat.stop();
   // Without a message of the user the conversation ends before it.
-  text.system = std::min(system_tokens(tokenizer, chat, said), static_cast<std::int64_t>(text.tokens.size()));
+  text.system_tokens = std::min(system_tokens(tokenizer, chat, said), static_cast<std::int64_t>(text.tokens.size()));
   // An end token that only the request's own arguments bring is not among those of the tokenizer.
   if (const auto end = chat.end_token(); end && !tokenizer.is_end(*end)) text.stops.push_back(chat.closing().end);
   return text;
@@ -82,13 +82,15 @@ class LoadedText final : public ModelText {
         return unsupported("the text of a session's request depends on the session; submit it as it is")
             .about({"session"});
       KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
-      return PromptTokens{std::move(text.tokens), std::move(text.stops), text.system};
+      return PromptTokens{std::move(text.tokens), std::move(text.stops), text.system_tokens};
     });
   }
-  std::int64_t system_tokens(std::span<const Message> messages) const override {
-    std::vector<ChatMessage> said;
-    for (const Message& message : messages) said.push_back({message.role, message.content});
-    return kvasir::system_tokens(*model_->tokenizer, *model_->chat, said);
+  Result<std::int64_t> system_tokens(std::span<const Message> messages) const override {
+    return guarded([&]() -> Result<std::int64_t> {
+      std::vector<ChatMessage> said;
+      for (const Message& message : messages) said.push_back({message.role, message.content});
+      return kvasir::system_tokens(*model_->tokenizer, *model_->chat, said);
+    });
   }
   Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
     return guarded(

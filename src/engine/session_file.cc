@@ -147,6 +147,7 @@ bool get_head(ByteReader& in, SessionHead* head) {
   in.get(head->fingerprint.high);
   in.get_string(head->arithmetic, 1024);
   in.get_string(head->policy, 4096);
+  head->policy = spec_of_file(head->policy);
   in.get_string(head->kv_type, 64);
   in.get(slots);
   in.get(chunk);

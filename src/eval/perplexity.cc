@@ -213,8 +213,8 @@ class SideBySide {
     return {};
   }
 
-  // Where the chunk is free and changes no bit, a policy that drops while it reads is run in short ones: so that what it
-  // holds, and takes, is what it keeps and not the whole text.
+  // Where the chunk is free and changes no bit, a policy that drops while it reads runs in short ones, so that its
+  // memory is that of the tokens kept and not of the whole text.
   int chunk_for(const RetentionPolicy& policy, std::int64_t tokens) const {
     constexpr int kShort = 32;
     const PolicyTraits& traits = policy.traits();
@@ -227,9 +227,9 @@ class SideBySide {
   Status read(std::span<const TokenId> part) {
     full_rows_.clear();
     for (Track& track : tracks_)
-      track.reader = track.recompute ? make_recompute_reader(model_, track.cache, *track.recompute, part)
-                                     : make_cached_reader(model_, track.cache, *track.policy, part, track.chunk,
-                                                          options_.prefill);
+      track.reader = track.recompute
+                         ? make_recompute_reader(model_, track.cache, *track.recompute, part)
+                         : make_cached_reader(model_, track.cache, *track.policy, part, track.chunk, options_.prefill);
     while (Track* track = least_advanced()) {
       if (full_ != nullptr && full_ != track)
         while (full_->reader->next_row() < track->reader->pass_limit()) KVASIR_RETURN_IF_ERROR(pass(*full_, part));

@@ -26,10 +26,11 @@ class CachedReader final : public TextReader {
                 : source_of(chunk) == SequenceRunner::Source::kPrompt ? size()
                                                                       : 0) {
     runner_.set_watch([this](const KvSequence& sequence) {
-      // Under policies by range no row sees more, however many rows a pass has.
+      // Range policies never show a row more than their bound, however many rows a pass has.
       const auto& policy = runner_.policy();
-      const double most = policy.traits().compacts ? std::numeric_limits<double>::infinity()
-                                                   : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
+      const double most = policy.traits().compacts
+                              ? std::numeric_limits<double>::infinity()
+                              : static_cast<double>(policy.bound().value_or(std::numeric_limits<std::int64_t>::max()));
       kept_ = std::min(sequence.mean_stored(), most);
       dead_share_ = sequence.dead_share();
     });

@@ -152,7 +152,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicySpec& spec) {
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
   traits.columns = 2;
-  traits.spec = spec.canonical({"budget"});
+  traits.spec = spec.canonical({"budget", "window", "kernel"});
   return {std::make_unique<CakePolicy>(std::move(traits), window, cake)};
 }
 

@@ -165,7 +165,8 @@ Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicySpec& spec) {
       return invalid_argument(
           "policy 'lethe': {}={} and recent={} ({} of {} tokens) leave nothing to drop below max={}; "
           "lower them or raise max",
-          protect > 0 && options.sinks == protect ? "protect" : "sinks", options.sinks, recent_share, recent, *options.max + 1, *options.max);
+          protect > 0 && options.sinks == protect ? "protect" : "sinks", options.sinks, recent_share, recent,
+          *options.max + 1, *options.max);
   }
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/status.h"
+#include "retention/registry.h"
 
 namespace kvasir {
 
@@ -29,12 +30,13 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
 }
 
 Status RetentionPolicy::check_pages(const PolicyModel& model, const PageFormat& page) const {
-  // Measured on SmolLM2-135M-Instruct (docs/policies/streaming.md): 16 roundings cost nothing in q4 and little in q3; 252
-  // ruin the text.
+  // Measured on SmolLM2-135M-Instruct (docs/policies/streaming.md): 16 roundings cost nothing in q4 and little in q3;
+  // 252 ruin the text.
   constexpr std::int64_t kMostRoundings = 32;
   if (traits_.rotations > kMostRoundings && is_encoded(page.key) && page.key != KvType::kQ8)
     return invalid_argument(
-               "policy '{}' rotates each key {} times while it is held, and keys in {} are rounded anew each time, which "
+               "policy '{}' rotates each key {} times while it is held, and keys in {} are rounded anew each time, "
+               "which "
                "ruins the text; leave realign=rotate out, prune more rarely (every=N), or store keys in q8 or more",
                traits_.spec, traits_.rotations, kv_type_name(page.key))
         .about({"policy", "kv_type"});
@@ -77,10 +79,20 @@ void RetentionPolicy::save(ByteWriter& out) const {
   save_state(out);
 }
 
+namespace {
+
+std::string canonical_spec_of_file(const std::string& spec) {
+  const auto made = make_policy(spec_of_file(spec));
+  return made.ok() ? (*made)->traits().spec : std::string();
+}
+
+}  // namespace
+
 Status RetentionPolicy::restore(ByteReader& in) {
   std::string spec;
   if (!in.get_string(spec)) return data_loss("the saved state of policy '{}' is cut off", traits_.spec);
-  if (spec != traits_.spec) return data_loss("the saved state is not one of policy '{}'", traits_.spec);
+  if (spec != traits_.spec && canonical_spec_of_file(spec) != traits_.spec)
+    return data_loss("the saved state is not one of policy '{}'", traits_.spec);
   if (!restore_state(in)) return data_loss("the saved state of policy '{}' is damaged", traits_.spec);
   return {};
 }

@@ -27,8 +27,8 @@ Result<PromptWindowOptions> PromptWindowOptions::read(const PolicySpec& spec, st
                             options.budget.tokens);
   KVASIR_ASSIGN_OR_RETURN(options.protect, spec.get_protect(options.budget.tokens));
   if (!options.budget.is_share() && options.protect + options.window > options.budget.tokens)
-    return invalid_argument("policy '{}': protect={} and window={} together are above budget={}; lower them", spec.name(),
-                            options.protect, options.window, options.budget.tokens);
+    return invalid_argument("policy '{}': protect={} and window={} together are above budget={}; lower them",
+                            spec.name(), options.protect, options.window, options.budget.tokens);
   if (spec.accepts("pool")) {
     constexpr std::string_view kPools[] = {"avg", "max"};
     KVASIR_ASSIGN_OR_RETURN(const std::string pool, spec.get_choice("pool", kPools));

@@ -51,8 +51,8 @@ class PromptWindowPolicy : public ScoredPolicy {
   // The score of each token before the window, from `rows` rows.
   virtual void rank(ScoreList& list, std::int64_t rows, std::span<double> scores);
 
-  // Keeps the window and `ranked` of the tokens before it: those that are protected, even if they are more, and those of
-  // the highest pooled scores.
+  // Keeps the window and `ranked` of the tokens before it: those that are protected, even if they are more, and those
+  // of the highest pooled scores.
   void keep(ScoreList& list, int table, std::int64_t ranked);
 
   const PromptWindowOptions& options() const { return options_; }

@@ -53,7 +53,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_pyramidkv(const PolicySpec& spec) 
   KVASIR_ASSIGN_OR_RETURN(const double beta, spec.get_double("beta", 0.01, 1e6));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  traits.spec = spec.canonical({"budget"});
+  traits.spec = spec.canonical({"budget", "window", "kernel"});
   return {std::make_unique<PyramidKvPolicy>(std::move(traits), options, beta)};
 }
 

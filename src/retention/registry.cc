@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <functional>
 
 #include "base/check.h"
 #include "base/nearest.h"
@@ -183,8 +184,8 @@ Result<std::int64_t> PolicySpec::get_protect(std::int64_t size) const {
   if (!accepts("protect")) return std::int64_t{0};
   KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, get_int("protect", 0, std::int64_t{1} << 40));
   if (size > 0 && protect > size / 2)
-    return invalid_argument("policy '{}': protect={} is more than half of the {} tokens that it keeps; keep more", name_,
-                            protect, size);
+    return invalid_argument("policy '{}': protect={} is more than half of the {} tokens that it keeps; keep more",
+                            name_, protect, size);
   return protect;
 }
 
@@ -247,6 +248,16 @@ Result<std::unique_ptr<RetentionPolicy>> make_plain(std::string_view text) {
   return compose(*first, *second);
 }
 
+// Replaces each policy of a spec; a spec that cannot be taken apart stays as it is.
+std::string map_policies(std::string_view text, const std::function<std::string(std::string_view)>& change) {
+  const DemotingSpec spec = split_demotion(text);
+  const Result<std::optional<ComposedSpec>> composed = split_composed(spec.policy);
+  if (!composed.ok()) return std::string(text);
+  std::string out = *composed ? change((*composed)->first) + "+" + change((*composed)->second) : change(spec.policy);
+  out += text.substr(spec.policy.size());
+  return out;
+}
+
 // The spec of one policy, as it was given but for protect.
 std::string with_protect_option(std::string_view text, std::int64_t tokens) {
   const Result<PolicySpec> spec = PolicySpec::parse(text);
@@ -291,25 +302,60 @@ Result<std::string> with_size(std::string_view text, std::int64_t tokens) {
                               size, spec.text(size), text);
   for (const std::string_view size : {"cap", "size", "budget", "max"}) {
     if (!spec.accepts(size) || spec.name() == "quest" || spec.name() == "synckv") continue;
-    const char separator = whole.policy.find(':', composed ? composed->first.size() : 0) == std::string::npos ? ':' : ',';
+    const char separator =
+        whole.policy.find(':', composed ? composed->first.size() : 0) == std::string::npos ? ':' : ',';
     return fmt::format("{}{}{}={}{}", whole.policy, separator, size, tokens, text.substr(whole.policy.size()));
   }
-  return invalid_argument("policy '{}' keeps all tokens, so there is no number of them to give; omit one of both", text);
+  return invalid_argument("policy '{}' has no size in tokens to set; omit one of both", text);
 }
 
-Result<std::string> with_protection(std::string_view text, std::int64_t tokens) {
-  const DemotingSpec spec = split_demotion(text);
-  const Result<std::optional<ComposedSpec>> composed = split_composed(spec.policy);
-  if (tokens <= 0 || !composed.ok()) return std::string(text);
-  std::string out = *composed ? with_protect_option((*composed)->first, tokens) + "+" +
-                                    with_protect_option((*composed)->second, tokens)
-                              : with_protect_option(spec.policy, tokens);
-  out += text.substr(spec.policy.size());
-  if (const Status made = make_policy(out).status(); !made.ok() && make_policy(text).ok())
-    return made.with_message(
-        fmt::format("the system message has {} tokens, which a chat protects: {}, or let it be forgotten with protect=0",
-                    tokens, made.message()));
-  return out;
+std::string with_protection(std::string_view text, std::int64_t tokens) {
+  const auto with = [&](std::int64_t protect) {
+    return map_policies(text, [&](std::string_view one) { return with_protect_option(one, protect); });
+  };
+  const auto works = [&](std::int64_t protect) { return make_policy(with(protect)).ok(); };
+  if (tokens <= 0 || works(tokens)) return tokens <= 0 ? std::string(text) : with(tokens);
+  std::int64_t most = 0;  // that is known to work
+  for (std::int64_t bad = tokens; bad - most > 1;) {
+    const std::int64_t middle = most + (bad - most) / 2;
+    (works(middle) ? most : bad) = middle;
+  }
+  return most > 0 ? with(most) : std::string(text);
+}
+
+std::int64_t protected_by(std::string_view text) {
+  std::optional<std::int64_t> least;
+  map_policies(text, [&](std::string_view one) {
+    const Result<PolicySpec> spec = PolicySpec::parse(one);
+    std::int64_t protect = 0;
+    if (spec.ok() && spec->accepts("protect")) parse_number(spec->text("protect"), protect);
+    least = std::min(least.value_or(protect), protect);
+    return std::string(one);
+  });
+  return least.value_or(0);
+}
+
+std::string without_protection(std::string_view text) {
+  return map_policies(text, [](std::string_view one) {
+    std::string rest(one);
+    const std::size_t begin = rest.find("protect=");
+    if (begin == std::string::npos) return rest;
+    const std::size_t end = rest.find(',', begin);
+    if (end != std::string::npos) return rest.erase(begin, end + 1 - begin);
+    return rest.substr(0, begin - 1);  // with the comma or colon before it
+  });
+}
+
+std::string spec_of_file(std::string_view text) {
+  return map_policies(text, [](std::string_view one) {
+    const Result<PolicySpec> spec = PolicySpec::parse(one);
+    std::string whole(one);
+    if (!spec.ok() || !spec->accepts("kernel")) return whole;
+    for (const auto& [option, former] : {std::pair("window", 32), std::pair("kernel", 5)})
+      if (!spec->has(option))
+        whole += fmt::format("{}{}={}", whole.find(':') == std::string::npos ? ':' : ',', option, former);
+    return whole;
+  });
 }
 
 Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {

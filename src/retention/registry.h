@@ -24,7 +24,7 @@ struct PolicyOption {
   std::string_view meaning;
 };
 
-// The option of all policies that drop tokens of which chats make their system message.
+// Option of every policy that drops tokens. A chat sets it to the length of its system message.
 inline constexpr PolicyOption kProtectOption{
     "protect", "0", "0 to 2^40",
     "first tokens of the text, never dropped; counted in the size; a chat sets it to its system message"};
@@ -51,8 +51,8 @@ class PolicySpec {
   // The value, or the option's default: tokens, from 1 to `most`, or a percentage above 0% up to 100% with at most four
   // decimals. Errors: kInvalidArgument.
   Result<Budget> get_budget(std::string_view key, std::int64_t most) const;
-  // The option `protect` of a policy that keeps `size` tokens (0: without bound); 0 if the policy lacks the option. Errors: kInvalidArgument if it is more
-  // than half of the size.
+  // The option `protect` of a policy that keeps `size` tokens (0: without bound); 0 if the policy lacks the option.
+  // Errors: kInvalidArgument if it is more than half of the size.
   Result<std::int64_t> get_protect(std::int64_t size) const;
   // The options `pos` and `heads`, which mean the same in every policy that has them.
   Result<PositionMode> get_positions() const;
@@ -105,10 +105,19 @@ Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view spec);
 // kInvalidArgument if the spec gives that, or if the policy has no size.
 Result<std::string> with_size(std::string_view spec, std::int64_t tokens);
 
-// Returns the spec with protect=`tokens` in each of its policies that has this option and does not give it: what a chat
-// does for its system message. As it is for 0 tokens, and for specs that do not parse, which make_policy refuses. Errors:
-// kInvalidArgument where that makes no policy, although the spec alone makes one.
-Result<std::string> with_protection(std::string_view spec, std::int64_t tokens);
+// Returns the spec with protect=`tokens`, or as much of that as it takes, in each of its policies that has this option
+// and does not give it: what a chat does for its system message. Specs that do not parse come back as they are.
+std::string with_protection(std::string_view spec, std::int64_t tokens);
+
+// Returns how many of the first tokens of a text all policies of a spec protect, by this option; 0: none.
+std::int64_t protected_by(std::string_view spec);
+
+// Returns the spec without protect in any of its policies.
+std::string without_protection(std::string_view spec);
+
+// Returns a spec that a file names in today's form. Canonical specs of earlier versions left out window and kernel of
+// snapkv, pyramidkv and cake where they were the defaults of then, 32 and 5.
+std::string spec_of_file(std::string_view spec);
 
 // Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
 // offloads. Of specs that make no policy, those that demote are refused too, and make_policy says why of others.

@@ -5,9 +5,8 @@ namespace kvasir {
 namespace {
 
 constexpr PolicyOption kSnapKvOptions[] = {
-    kPromptBudgetOption, kWindowOption, kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
-    kPosOption,
-    kProtectOption,
+    kPromptBudgetOption, kWindowOption,  kKernelOption, {"pool", "avg", "avg or max", "how scores are pooled"},
+    kPosOption,          kProtectOption,
 };
 
 class SnapKvPolicy final : public PromptWindowPolicy {
@@ -23,7 +22,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
   ScoredPolicy::Traits traits;
   KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  traits.spec = spec.canonical({"budget"});
+  traits.spec = spec.canonical({"budget", "window", "kernel"});
   return {std::make_unique<SnapKvPolicy>(std::move(traits), options)};
 }
 

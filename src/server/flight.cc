@@ -483,7 +483,7 @@ void Flight::count_tokens() {
   record_.generated_tokens = used.completion;
 }
 
-// So that the usage of a server that is killed is lost for less than a second alone.
+// Reports tokens during a request, so that a killed server loses less than a second of them.
 void Flight::note_progress() {
   constexpr std::chrono::milliseconds kPeriod{250};
   const auto now = Clock::now();

@@ -198,14 +198,16 @@ Result<ReadyRequest> prepare(std::string_view body, const Preparation& common, c
     KVASIR_RETURN_IF_ERROR(check_session_text(ready.request));
     // Only the session knows how much of its context is left; generation ends when nothing is.
     if (options.generate.max_tokens < 0) options.generate.max_tokens = steps.model().context;
-    if (!options.messages.empty()) options.protect = steps.text().system_tokens(options.messages);
+    if (!options.messages.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(options.protect, steps.text().system_tokens(options.messages));
+    }
     return ready;
   }
   if (options.policy.empty()) options.policy = common.policy;
   options.policy = with_demotion(options.policy, std::exchange(options.demote, {}));
   if (ready.request.chat) {
     KVASIR_ASSIGN_OR_RETURN(ready.prompts.emplace_back(), ready_prompt(steps, ready.request, options));
-    options.protect = ready.prompts.back().prompt.system;
+    options.protect = ready.prompts.back().prompt.system_tokens;
     options.messages.clear();
     options.template_arguments.clear();
   }

@@ -153,7 +153,7 @@ Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
     KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
     if (all.size() != 1) return wrong_field("prompt", "one prompt");
     request.prompt = static_cast<std::int64_t>(all.front().tokens.size());
-    request.protect = all.front().system;
+    request.protect = all.front().system_tokens;
   }
   const Result<RequestPlan> found = steps_.plan(request);
   if (!found.ok()) return in_body(found.status());

@@ -34,7 +34,7 @@ struct RequestRecord {
   double prefill_seconds = -1;      // from its first pass until its prompt was read
   double decode_seconds = -1;       // from there to its end
   double total_seconds = 0;
-  // Of prompt_tokens, cached_tokens and generated_tokens: what on_progress told.
+  // Parts of prompt_tokens, cached_tokens and generated_tokens that were already passed to on_progress.
   std::int64_t told_prompt = 0, told_cached = 0, told_generated = 0;
 };
 

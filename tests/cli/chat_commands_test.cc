@@ -62,7 +62,8 @@ TEST_F(ChatCommands, ReadPutsAFileInFrontOfTheNextMessage) {
                     door = folder_.make("a door", "The door is blue.");
   Terminal terminal(arguments({"--temp", "0"}), plain());
   start(terminal);
-  EXPECT_EQ(reply(terminal, "/read " + lamp), "kvasir: 17 B of '" + lamp + "', 7 tokens, go in front of your next message");
+  EXPECT_EQ(reply(terminal, "/read " + lamp),
+            "kvasir: 17 B of '" + lamp + "', 7 tokens, go in front of your next message");
   EXPECT_NE(reply(terminal, "/read  " + door + " ").find("17 B"), std::string::npos);
   EXPECT_NE(reply(terminal, "/kv").find("35 B in front of your next message"), std::string::npos) << terminal.seen();
   const std::string expected = greedy_answer_to("The lamp is red.\n\nThe door is blue.\n\nWhat is red?");
@@ -220,10 +221,9 @@ TEST_F(ChatCommands, SystemStartsOver) {
   EXPECT_EQ(reply(terminal, "/system"), "  Be brief");
   EXPECT_EQ(reply(terminal, "Hello"), answer_to("Hello", {"-n", "12", "--temp", "0", "--system", "Be brief"}));
   EXPECT_NE(reply(terminal, "/kv").find(",protect="), std::string::npos) << terminal.seen();
-  const std::string refused = reply(terminal, "/system " + some_text(60));
-  EXPECT_NE(refused.find("which a chat protects"), std::string::npos) << refused;
-  EXPECT_EQ(reply(terminal, "/system"), "  Be brief") << "what is refused changes nothing";
-  EXPECT_NE(reply(terminal, "/kv").find("seen"), std::string::npos);
+  const std::string large = reply(terminal, "/system " + some_text(60));
+  EXPECT_NE(large.find("of the system message the first 32 are protected"), std::string::npos) << large;
+  EXPECT_NE(reply(terminal, "/kv").find(",protect=32"), std::string::npos) << terminal.seen();
 }
 
 TEST_F(ChatCommands, SlashesThatAreNoCommands) {

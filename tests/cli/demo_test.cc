@@ -78,8 +78,8 @@ TEST(Demo, TheDefaultModelAnswersInWordsAndWritesBeyondItsCache) {
 // Another number: the answer comes from the text.
 TEST(Demo, TheDefaultModelFindsAnotherNumber) {
   KVASIR_REAL_MODEL_OR_SKIP(model);
-  const Json shown = json_of(
-      {"demo", "-m", model, "-n", "0", "--number", "70596", "--kv", "snapkv:budget=512", "--json"});
+  const Json shown =
+      json_of({"demo", "-m", model, "-n", "0", "--number", "70596", "--kv", "snapkv:budget=512", "--json"});
   EXPECT_EQ(shown["answers"][0]["answer"], "70596");
   EXPECT_LT(shown["answers"][0]["kept"], 600);
 }

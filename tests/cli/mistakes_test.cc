@@ -84,12 +84,16 @@ constexpr Mistake kContradictory[] = {
     {"run {M} -p x -ctk q8_0",
      "the argument '-ctk' is not expected; did you mean '--kv-type'? (see 'kvasir run --help')"},
     {"run {M} -p x --kv streaming:cap=256,realign=rotate --kv-type q4",
-     "policy 'streaming:sinks=4,window=252,realign=rotate' rotates each key 252 times while it is held, and keys in q4 are "
-     "rounded anew each time, which ruins the text; leave realign=rotate out, prune more rarely (every=N), or store keys "
+     "policy 'streaming:sinks=4,window=252,realign=rotate' rotates each key 252 times while it is held, and keys in q4 "
+     "are "
+     "rounded anew each time, which ruins the text; leave realign=rotate out, prune more rarely (every=N), or store "
+     "keys "
      "in q8 or more [--kv, --kv-type]"},
     {"plan {M} --kv streaming:cap=256,realign=rotate --kv-type k=q3,v=f16",
-     "policy 'streaming:sinks=4,window=252,realign=rotate' rotates each key 252 times while it is held, and keys in q3 are "
-     "rounded anew each time, which ruins the text; leave realign=rotate out, prune more rarely (every=N), or store keys "
+     "policy 'streaming:sinks=4,window=252,realign=rotate' rotates each key 252 times while it is held, and keys in q3 "
+     "are "
+     "rounded anew each time, which ruins the text; leave realign=rotate out, prune more rarely (every=N), or store "
+     "keys "
      "in q8 or more [--kv, --kv-type]"},
     {"run {M} -p x --parts", "--parts goes through a document; give it with -f, and a question with -p"},
     {"run {M} -p x -c 512 --load {T}", "--load takes what is kept from the file; omit -c"},

@@ -230,8 +230,13 @@ TEST_F(Options, LogProbabilities) {
 // Options that people know from other programs do what they mean here, or say in a line that they do nothing.
 TEST_F(Options, OfOtherPrograms) {
   const Json plain = run_json({"-p", "Once", "-n", "4", "--temp", "0"});
-  for (const Arguments& foreign :
-       {Arguments{"-ngl", "99"}, {"--n-gpu-layers=99"}, {"--gpu-layers", "99"}, {"-fa", "on"}, {"-fa"}, {"--jinja"}, {"--no-mmap"}}) {
+  for (const Arguments& foreign : {Arguments{"-ngl", "99"},
+                                   {"--n-gpu-layers=99"},
+                                   {"--gpu-layers", "99"},
+                                   {"-fa", "on"},
+                                   {"-fa"},
+                                   {"--jinja"},
+                                   {"--no-mmap"}}) {
     Arguments all = {"-p", "Once", "-n", "4", "--temp", "0"};
     all.insert(all.end(), foreign.begin(), foreign.end());
     const Finished done = run_model(all);
@@ -240,14 +245,16 @@ TEST_F(Options, OfOtherPrograms) {
     const std::string name = foreign[0].substr(0, foreign[0].find('='));
     EXPECT_NE(done.err.find("kvasir: " + name + " has no effect: "), std::string::npos) << done.err;
   }
+  EXPECT_EQ(run_model({"-p", "Once", "-n", "4", "-ngl", "99", "-q"}).err, "");
   const Json chat = run_json({"-p", "Once", "-n", "4", "--temp", "0", "--chat"});
   for (const char* name : {"-cnv", "--conversation"})
     EXPECT_EQ(run_json({"-p", "Once", "-n", "4", "--temp", "0", name})["prompt_tokens"], chat["prompt_tokens"]) << name;
   EXPECT_EQ(run_json({"-p", "Once", "-n", "4", "--temp", "0", "-no-cnv"})["prompt_tokens"], plain["prompt_tokens"]);
-  EXPECT_NE(run_json({"-p", "Once", "-n", "1", "--seed", "-1"})["seed"], run_json({"-p", "Once", "-n", "1", "--seed", "-1"})["seed"]);
+  EXPECT_NE(run_json({"-p", "Once", "-n", "1", "--seed", "-1"})["seed"],
+            run_json({"-p", "Once", "-n", "1", "--seed", "-1"})["seed"]);
   EXPECT_EQ(run_json({"-p", "Once", "-n", "1", "-c", "64", "--kv", "h2o"})["kv"]["policy"], "h2o:budget=64,recent=32");
   EXPECT_EQ(run_json({"-p", "Once", "-n", "1", "-c", "64", "--kv", "snapkv+streaming"})["kv"]["policy"],
-            "snapkv:budget=1024+streaming:sinks=4,window=60");
+            "snapkv:budget=1024,window=16,kernel=15+streaming:sinks=4,window=60");
   EXPECT_EQ(run_json({"-p", "Once", "-n", "1", "-c", "64", "--kv", "window"})["kv"]["policy"], "window:size=64");
 }
 

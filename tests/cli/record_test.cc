@@ -154,8 +154,8 @@ TEST_F(RecordCommand, InterruptsLeaveNothing) {
   }
 }
 
-// A prompt that is the whole text leaves no token that could see what was dropped at its end: that is said, and not that
-// a prompt is missing.
+// A prompt that is the whole text leaves no token that could see what was dropped at its end: that is said, and not
+// that a prompt is missing.
 TEST(Record, APromptWithNothingBehindItIsSaid) {
   const Folder folder;
   const std::string text = folder.make("text", some_text(200));

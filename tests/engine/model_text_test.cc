@@ -105,7 +105,8 @@ TEST(ModelText, TakesTemplateArgumentsPerRequest) {
 
 // A random conversation, of roles that templates take: most of them alternate, some do not.
 std::vector<Message> random_conversation(std::mt19937& random) {
-  constexpr const char* kContents[] = {"Hi", "", " spaced ", "two\nlines", "<|im_end|>", "[INST] x", "é 你好", "{{ x }}"};
+  constexpr const char* kContents[] = {"Hi",         "",         " spaced ", "two\nlines",
+                                       "<|im_end|>", "[INST] x", "é 你好",   "{{ x }}"};
   const auto below = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
   std::vector<Message> messages;
   if (below(2) == 0) messages.push_back({"system", kContents[below(8)]});
@@ -154,8 +155,8 @@ TEST(ModelText, AConversationIsTheTemplatesOwnOutput) {
       if (tokens.ok() && tokens->empty()) continue;
       ASSERT_TRUE(prompt.ok()) << shown << ": " << prompt.status().message();
       EXPECT_EQ(prompt->tokens, *tokens) << shown;
-      EXPECT_GE(prompt->system, 0);
-      EXPECT_LE(prompt->system, std::ssize(prompt->tokens)) << shown;
+      EXPECT_GE(prompt->system_tokens, 0);
+      EXPECT_LE(prompt->system_tokens, std::ssize(prompt->tokens)) << shown;
       ++written;
     }
     ++templates;
@@ -172,12 +173,13 @@ TEST(ModelText, WhatAChatProtectsStays) {
   options.messages = {{"system", "You are Bob, who knows the sea and its storms."}, {"user", "Tell me of them."}};
   const Result<PromptTokens> prompt = engine->text().encode_prompt(options);
   ASSERT_TRUE(prompt.ok());
-  ASSERT_GT(prompt->system, 8);
-  EXPECT_EQ(engine->text().system_tokens(options.messages), prompt->system);
-  EXPECT_EQ(engine->text().system_tokens(std::vector<Message>{{"user", "Hi"}}), 0) << "this template has none of its own";
+  ASSERT_GT(prompt->system_tokens, 8);
+  EXPECT_EQ(*engine->text().system_tokens(options.messages), prompt->system_tokens);
+  EXPECT_EQ(*engine->text().system_tokens(std::vector<Message>{{"user", "Hi"}}), 0)
+      << "this template has none of its own";
   for (const std::string policy : {"streaming:cap=64", "h2o:budget=64", "tova:budget=64", "lethe:max=64,start=48",
                                    "cascade:size=64", "window:size=64", "snapkv:budget=64,window=8+streaming:cap=64"}) {
-    for (const std::int64_t protect : {prompt->system, std::int64_t{0}}) {
+    for (const std::int64_t protect : {prompt->system_tokens, std::int64_t{0}}) {
       RequestOptions long_answer = options;
       long_answer.policy = policy;
       long_answer.protect = protect;
@@ -194,15 +196,19 @@ TEST(ModelText, WhatAChatProtectsStays) {
         EXPECT_GE(whole, protect) << policy;
         EXPECT_NE(result.kv.policy.find("protect=" + std::to_string(protect)), std::string::npos) << result.kv.policy;
       } else {
-        EXPECT_LT(whole, prompt->system) << policy;
+        EXPECT_LT(whole, prompt->system_tokens) << policy;
       }
     }
   }
-  options.policy = "streaming:cap=20";
-  options.protect = prompt->system;
-  const Status refused = engine->submit(options).status();
-  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(refused.message().find("the system message has"), std::string::npos) << refused.message();
+  // As many as the policy takes: half of what it keeps.
+  RequestOptions tight = options;
+  tight.policy = "streaming:cap=20";
+  tight.protect = prompt->system_tokens;
+  ASSERT_GT(tight.protect, 10);
+  tight.generate = {.max_tokens = 30, .ignore_eos = true};
+  EXPECT_EQ(run(*engine, tight).kv.policy, "streaming:sinks=4,window=16,protect=10");
+  tight.policy = "streaming:cap=20,protect=0";
+  EXPECT_EQ(run(*engine, tight).kv.policy, "streaming:sinks=4,window=16");
 }
 
 TEST(ModelText, RefusesWhatARequestRefuses) {

@@ -68,8 +68,8 @@ TEST_F(SessionTest, SessionsOutliveTheirEngine) {
   EXPECT_EQ(generate(*one).tokens, 30);
 }
 
-// A stop string ends an answer and is no part of its text. The model wrote it all the same: the context keeps it, and what
-// follows is what would follow the whole text.
+// A stop string ends an answer and is no part of its text. The model wrote it all the same: the context keeps it, and
+// what follows is what would follow the whole text.
 TEST_F(SessionTest, AStopStringStaysInTheContext) {
   const auto engine = open();
   const auto stopped = session(*engine);

@@ -240,10 +240,10 @@ TEST(Composed, ScopeAndPositionsAreThoseOfBoth) {
 
 TEST(Composed, SpecsAreCanonicalAndMakeEqualPolicies) {
   const std::pair<std::string, std::string> specs[] = {
-      {"snapkv+lethe", "snapkv:budget=1024+lethe:tau=400,start=512"},
-      {"snapkv:budget=0040+streaming:cap=100", "snapkv:budget=40+streaming:sinks=4,window=96"},
+      {"snapkv+lethe", "snapkv:budget=1024,window=16,kernel=15+lethe:tau=400,start=512"},
+      {"snapkv:budget=0040+streaming:cap=100", "snapkv:budget=40,window=16,kernel=15+streaming:sinks=4,window=96"},
       {"lethe:tau=1e+20+h2o", "lethe:tau=1e+20,start=512+h2o:budget=1024,recent=512"},
-      {"cake+random:seed=3,budget=30%", "cake:budget=1024+random:budget=30%,seed=3"},
+      {"cake+random:seed=3,budget=30%", "cake:budget=1024,window=16,kernel=15+random:budget=30%,seed=3"},
   };
   for (const auto& [given, canonical] : specs) {
     const auto policy = test::policy_of_tables(given);

@@ -1,7 +1,6 @@
 // protect=N: the first tokens of a text stay, whatever else a policy drops; and how a chat's system message becomes N.
-#include <gtest/gtest.h>
-
 #include <fmt/core.h>
+#include <gtest/gtest.h>
 
 #include "retention/naive.h"
 #include "retention/table_driver.h"
@@ -56,7 +55,7 @@ TEST(Protect, KeepsTheFirstTokensOfPoliciesThatDropAny) {
   for (const std::string& spec : dropping_any()) {
     bool drops_without = false;
     for (const std::int64_t protect : {kProtect, std::int64_t{0}}) {
-      const std::string protecting = *with_protection(spec, protect);
+      const std::string protecting = with_protection(spec, protect);
       auto policy = test::policy_of_tables(protecting, layout);
       ASSERT_NE(policy, nullptr) << protecting;
       TableLayout own = layout;
@@ -80,10 +79,10 @@ TEST(Protect, KeepsTheFirstTokensOfPoliciesThatDropAny) {
 }
 
 TEST(Protect, KeepsTheFirstTokensOfPoliciesByRange) {
-  for (const std::string spec : {"streaming:cap=20", "streaming:sinks=0,window=20,every=5",
-                                 "streaming:sinks=12,window=20", "streaming:sinks=2,window=18,realign=rotate",
-                                 "window:size=20"}) {
-    const auto policy = std::move(*make_policy(*with_protection(spec, kProtect)));
+  for (const std::string spec :
+       {"streaming:cap=20", "streaming:sinks=0,window=20,every=5", "streaming:sinks=12,window=20",
+        "streaming:sinks=2,window=18,realign=rotate", "window:size=20"}) {
+    const auto policy = std::move(*make_policy(with_protection(spec, kProtect)));
     const auto without = std::move(*make_policy(spec));
     for (int i = 0; i < 100; ++i) {
       test::end_chunk(*policy, 1);
@@ -116,38 +115,69 @@ TEST(Protect, IsPartOfTheSpecOnlyWhereItSaysSomething) {
 }
 
 TEST(Protect, MoreThanHalfOfTheSizeIsRefusedWithBothNumbers) {
-  for (const std::string spec : {"streaming:cap=40", "window:size=40", "cascade:size=40", "h2o:budget=40",
-                                 "tova:budget=40", "random:budget=40", "lethe:max=40", "snapkv:budget=40,window=8",
-                                 "pyramidkv:budget=40,window=8", "cake:budget=40,window=8"}) {
+  for (const std::string spec :
+       {"streaming:cap=40", "window:size=40", "cascade:size=40", "h2o:budget=40", "tova:budget=40", "random:budget=40",
+        "lethe:max=40", "snapkv:budget=40,window=8", "pyramidkv:budget=40,window=8", "cake:budget=40,window=8"}) {
     EXPECT_TRUE(make_policy(spec + ",protect=20").ok()) << spec;
     const Status refused = make_policy(spec + ",protect=21").status();
     EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument) << spec;
     EXPECT_NE(refused.message().find("protect=21 is more than half of the 40 tokens"), std::string::npos)
         << refused.message();
   }
-  EXPECT_NE(make_policy("snapkv:budget=40,window=32,protect=20").status().message().find(
-                "protect=20 and window=32 together are above budget=40"),
+  EXPECT_NE(make_policy("snapkv:budget=40,window=32,protect=20")
+                .status()
+                .message()
+                .find("protect=20 and window=32 together are above budget=40"),
             std::string::npos);
 }
 
 TEST(Protect, AChatAddsItWhereTheSpecDoesNotSay) {
-  const auto with = [](const char* spec) { return *with_protection(spec, 12); };
+  const auto with = [](const char* spec) { return with_protection(spec, 12); };
   EXPECT_EQ(with("streaming"), "streaming:protect=12");
   EXPECT_EQ(with("streaming:cap=100"), "streaming:cap=100,protect=12");
   EXPECT_EQ(with("streaming:cap=100,protect=0"), "streaming:cap=100,protect=0");
   EXPECT_EQ(with("streaming:cap=100@demote=q4"), "streaming:cap=100,protect=12@demote=q4");
   EXPECT_EQ(with("snapkv:budget=64+lethe"), "snapkv:budget=64,protect=12+lethe:protect=12");
   EXPECT_EQ(with("snapkv:budget=64,protect=3+lethe"), "snapkv:budget=64,protect=3+lethe:protect=12");
-  for (const char* spec : {"full", "quest:budget=48", "synckv", "nonsense", "streaming:cap=x"}) {
-    const Result<std::string> same = with_protection(spec, 12);
-    ASSERT_TRUE(same.ok()) << spec;
-    EXPECT_TRUE(*same == spec || !make_policy(*same).ok()) << *same;
-  }
-  EXPECT_EQ(*with_protection("streaming", 0), "streaming");
-  const Status refused = with_protection("streaming:cap=20", 12).status();
-  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
-  for (const char* part : {"the system message has 12 tokens", "protect=12", "the 20 tokens", "protect=0"})
-    EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
+  for (const char* spec : {"full", "quest:budget=48", "synckv", "nonsense"}) EXPECT_EQ(with(spec), spec);
+  EXPECT_EQ(with_protection("streaming", 0), "streaming");
+  // As many as the policies take: half of the size, and what another option leaves.
+  EXPECT_EQ(with("streaming:cap=20"), "streaming:cap=20,protect=10");
+  EXPECT_EQ(with("h2o:budget=32,recent=28"), "h2o:budget=32,recent=28,protect=4");
+  EXPECT_EQ(with("snapkv:budget=40,window=32+streaming:cap=100"),
+            "snapkv:budget=40,window=32,protect=8+streaming:cap=100,protect=8");
+  EXPECT_EQ(with("h2o:budget=32,recent=32"), "h2o:budget=32,recent=32");
+  EXPECT_EQ(protected_by("snapkv:budget=64,protect=3+lethe:protect=12"), 3);
+  EXPECT_EQ(protected_by("full"), 0);
+  EXPECT_EQ(without_protection("snapkv:budget=64,protect=3+lethe:protect=12,tau=3@demote=q4"),
+            "snapkv:budget=64+lethe:tau=3@demote=q4");
+  EXPECT_EQ(without_protection("streaming:protect=3"), "streaming");
+}
+
+// Files of earlier versions name neither where they were the defaults of then.
+TEST(Protect, SpecsOfEarlierFilesKeepTheirMeaning) {
+  EXPECT_EQ(spec_of_file("snapkv:budget=64"), "snapkv:budget=64,window=32,kernel=5");
+  EXPECT_EQ(spec_of_file("cake:budget=64,window=8+lethe:tau=400,start=512"),
+            "cake:budget=64,window=8,kernel=5+lethe:tau=400,start=512");
+  for (const char* spec : {"snapkv:budget=64,window=16,kernel=15", "streaming:sinks=4,window=60", "full"})
+    EXPECT_EQ(spec_of_file(spec), spec);
+  const auto now = std::move(*make_policy("snapkv:budget=64,window=32,kernel=5"));
+  now->begin({});
+  std::vector<std::byte> bytes;
+  ByteWriter out(&bytes);
+  now->save(out);
+  // The same state as it was written: under the shorter name.
+  const std::string full_name = now->traits().spec, short_name = "snapkv:budget=64";
+  std::vector<std::byte> former;
+  ByteWriter renamed(&former);
+  renamed.put_string(short_name);
+  former.insert(former.end(),
+                bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() - (bytes.size() - 8 - full_name.size())),
+                bytes.end());
+  const auto restored = std::move(*make_policy(spec_of_file(short_name)));
+  restored->begin({});
+  ByteReader in(former);
+  EXPECT_TRUE(restored->restore(in).ok());
 }
 
 }  // namespace

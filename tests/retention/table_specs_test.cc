@@ -29,8 +29,8 @@ TEST(TableSpecs, CanonicalFormsAreShortAndExact) {
       {"lethe:max=300,recent=0.30,tau=1e20", "lethe:tau=1e+20,start=512,max=300"},
       {"random:seed=007", "random:budget=1024,seed=7"},
       {"snapkv:pool=max,kernel=7,window=24,budget=20%", "snapkv:budget=20%,window=24,kernel=7,pool=max"},
-      {"pyramidkv:beta=20.0", "pyramidkv:budget=1024"},
-      {"cake:tau2=0.6,gamma=0", "cake:budget=1024,gamma=0,tau2=0.6"},
+      {"pyramidkv:beta=20.0", "pyramidkv:budget=1024,window=16,kernel=15"},
+      {"cake:tau2=0.6,gamma=0", "cake:budget=1024,window=16,kernel=15,gamma=0,tau2=0.6"},
   };
   for (const auto& [given, canonical] : specs) {
     const auto policy = test::policy_of_tables(given);
