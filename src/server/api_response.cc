@@ -294,8 +294,11 @@ int http_status(const Status& status) {
 Json error_of(const Status& status, std::string_view type) {
   const int http = http_status(status);
   if (type.empty()) type = error_type(http);
+  std::string message = status.message();
+  // The words by which LangChain and others know an overflow.
+  if (message.find("maximum context length") != std::string::npos) message.insert(0, "the prompt is too long: ");
   return {{"error",
-           {{"message", shortened(status.message())},
+           {{"message", shortened(message)},
             {"type", type},
             {"param", status.settings().empty() ? Json() : Json(status.settings().front())},
             {"code", status.code() == StatusCode::kResourceExhausted ? Json("context_length_exceeded") : Json()}}}};

@@ -52,6 +52,13 @@ Refusal operators_only() {
           {}};
 }
 
+std::string no_path(std::string_view path) {
+  const bool readable = std::ranges::all_of(path, [](char c) { return c > ' ' && c <= '~'; });
+  return fmt::format("there is no path '{:.100}' here; chats are answered at /v1/chat/completions, texts at /v1/completions, "
+                     "and /v1/models names the model",
+                     readable ? path : "...");
+}
+
 }  // namespace
 
 void Exchange::send_json(int http, std::string body, const HttpFields& fields) const {
@@ -91,7 +98,7 @@ Router::Match Router::match(const HttpRequest& request) const {
     if (route.method == method) return {&route, std::move(parameter), {}};
     allowed += (allowed.empty() ? "" : ", ") + route.method;
   }
-  if (allowed.empty()) return {nullptr, {}, {404, "there is no such path", {}, {}}};
+  if (allowed.empty()) return {nullptr, {}, {404, no_path(request.path), {}, {}}};
   return {nullptr, {}, {405, fmt::format("this path takes {}", allowed), {}, {{"Allow", allowed}}}};
 }
 

@@ -366,7 +366,7 @@ TEST_F(EvalPpl, AReportThatCannotBeWrittenFailsFirst) {
 }
 
 // Windows are read in passes of many rows. What is reported is what a row sees, and the memory is that of what is kept.
-TEST(EvalPpl, ABoundedPolicyHoldsInWindowsWhatItKeeps) {
+TEST_F(EvalPpl, ABoundedPolicyHoldsInWindowsWhatItKeeps) {
   const Folder folder;
   const std::string text = folder.make("text", some_text(1200));
   const auto run = [&](const Arguments& more) {

@@ -167,12 +167,12 @@ def prefill(traces):
     check(policies.pooled([3.0, 0.0, 0.0, 6.0], 3, "avg") == [1.0, 1.0, 2.0, 2.0], "zero-padded pooling")
     check(policies.pooled([3.0, 0.0, 0.0, 6.0], 3, "max") == [3.0, 3.0, 6.0, 6.0], "maximum pooling")
     # b = 100, min = 5, max = 195: 195, 131.67, 68.33, 5, and the window of 32.
-    lane = policies.PyramidKV(parse_part("pyramidkv:budget=132")[1], 8)
+    lane = policies.PyramidKV(parse_part("pyramidkv:budget=132,window=32")[1], 8)
     lane.prompt = 1000
     check([lane.layer_budget(layer, 4) for layer in range(4)] == [195, 132, 68, 5], "pyramid")
     lane.prompt = 182  # max = 150, min = 50
     check([lane.layer_budget(layer, 3) for layer in range(3)] == [150, 100, 50], "pyramid of a short prompt")
-    lane = policies.PyramidKV(parse_part("pyramidkv:budget=73,beta=2")[1], 8)
+    lane = policies.PyramidKV(parse_part("pyramidkv:budget=73,window=32,beta=2")[1], 8)
     lane.prompt = 1000  # 61.5 and 20.5
     check([lane.layer_budget(layer, 2) for layer in range(2)] == [62, 21], "half up")
     snap = finals(replay("snapkv:budget=48,window=16", traces["mixed"], prefill=120))

@@ -142,7 +142,37 @@ def check_last_message(server):
 def check_overflow(server):
     status, _, got = post(server, "/v1/completions", {"prompt": "word " * 4000})
     assert status == 400 and got["error"]["code"] == "context_length_exceeded", got
+    # LangChain looks for these words.
+    assert got["error"]["message"].startswith("the prompt is too long: "), got
     assert re.search(r"this model's maximum context length is 2048 tokens; the text has \d{4}, policy 'full'", got["error"]["message"]), got
+
+
+def check_unknown_paths(server):
+    """A path that is not served is named, with those that are."""
+    for path in ("/v1/embeddings", "/v1/responses"):
+        status, _, got = post(server, path, {})
+        assert status == 404 and f"there is no path '{path}' here" in got["error"]["message"], got
+        assert "/v1/chat/completions" in got["error"]["message"], got
+
+
+def check_system_message(server):
+    """A chat's system message stays, as much of it as the policy takes; no request is refused for it."""
+    kv = {"policy": "streaming:cap=64"}
+    said = [{"role": "user", "content": "Tell me a long story of the sea."}]
+    system = [{"role": "system", "content": "You are Bob, who knows the sea."}]
+    long_system = [{"role": "system", "content": "You are Bob, who knows the sea. " * 40}]
+    for messages, protect in ((system + said, True), (long_system + said, 32), (said, None)):
+        status, _, got = post(server, "/v1/chat/completions", {"messages": messages, "max_tokens": 120, "ignore_eos": True, "kv": kv})
+        assert status == 200, got
+        found = re.search(r",protect=(\d+)", got["kv"]["policy"])
+        assert (found is None) if protect is None else found and (protect is True or int(found[1]) == protect), got["kv"]
+        status, _, plan = post(server, "/v1/kv/plan", {"messages": messages, "max_tokens": 120, "kv": kv})
+        assert status == 200 and plan["policy"] == got["kv"]["policy"], (plan, got["kv"])
+    for policy in ("streaming:cap=64,protect=0", "full"):
+        status, _, got = post(server, "/v1/chat/completions", {"messages": system + said, "max_tokens": 4, "kv": {"policy": policy}})
+        assert status == 200 and "protect" not in got["kv"]["policy"], got
+    status, _, got = post(server, "/v1/chat/completions", {"messages": said, "kv": {"policy": "streaming:cap=64,protect=40"}})
+    assert status == 400 and "protect=40 is more than half of the 64 tokens" in got["error"]["message"], got
 
 
 def check_list_of_prompts(server):
@@ -150,7 +180,7 @@ def check_list_of_prompts(server):
     body = {"prompt": ["Once", "word " * 4000], "max_tokens": 4, "stream": True}
     status, fields, text = server.ask("POST", "/v1/completions", body)
     assert status == 400 and fields["Content-Type"] == "application/json", (status, text[:200])
-    assert json.loads(text)["error"]["message"].startswith("prompt 2 of 2: this model's maximum context length"), text
+    assert "prompt 2 of 2: this model's maximum context length" in json.loads(text)["error"]["message"], text
 
 
 def check_headers(server):
