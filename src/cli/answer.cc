@@ -10,6 +10,7 @@
 
 #include "base/counted.h"
 #include "base/status.h"
+#include "base/system_memory.h"
 #include "cli/logprobs.h"
 #include "cli/signals.h"
 #include "retention/registry.h"
@@ -198,7 +199,9 @@ bool Runner::announce(std::string_view text) {
   const std::optional<std::int64_t> kept = kept_behind_prompt(kv.policy, all);
   const auto can_read = [&](const std::string& policy) {
     const auto plan = engine_.plan({.policy = policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
-    return plan.ok() && plan->refusal.ok();
+    if (!plan.ok() || plan->refusal.ok()) return plan.ok();
+    // Under another policy the cache would have another size, unless that was given.
+    return policy != kv.policy && kv_memory_ == 0 && all <= engine_.model().context && plan->bytes <= memory_bound();
   };
   // A text that is refused is not read.
   if (!kept || *kept >= all || !can_read(kv.policy)) return false;
@@ -285,7 +288,7 @@ void note_forgotten(const Session& session, std::int64_t context) {
 
 Status run_once(const RunOptions& options, const Engine& engine, Session& session,
                 std::optional<std::string_view> prompt) {
-  Runner runner(engine, session);
+  Runner runner(engine, session, options.engine.kv_memory);
   Status read;
   if (prompt) runner.announce(*prompt);
   if (!options.system.empty()) read = runner.say(options.system, "system");

@@ -31,8 +31,9 @@ class Notices {
 // Calls of one session. Both must outlive it.
 class Runner {
  public:
-  Runner(const Engine& engine, Session& session)
-      : engine_(engine), session_(session), notices_(session, engine.model().context) {}
+  // `kv_memory`: bytes of KV memory that were given; 0: the cache was sized for the session's policy.
+  Runner(const Engine& engine, Session& session, std::uint64_t kv_memory)
+      : engine_(engine), session_(session), kv_memory_(kv_memory), notices_(session, engine.model().context) {}
 
   // Called with text as it becomes complete. An error ends the generation.
   using Writer = std::function<Status(std::string_view)>;
@@ -53,6 +54,7 @@ class Runner {
 
   const Engine& engine_;
   Session& session_;
+  std::uint64_t kv_memory_;
   Notices notices_;
 };
 

@@ -54,7 +54,7 @@ class Chat {
   void use(std::unique_ptr<Session> session) {
     runner_.reset();
     session_ = std::move(session);
-    runner_.emplace(engine_, *session_);
+    runner_.emplace(engine_, *session_, options_.engine.kv_memory);
   }
 
   Status obey(ChatCommand command, const std::string& argument);

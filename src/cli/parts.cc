@@ -77,7 +77,7 @@ class Parts {
   // Returns the answer to the question about a text, which is printed meanwhile.
   Result<std::string> ask(std::string_view text) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine_.new_session(options_.session));
-    Runner runner(engine_, *session);
+    Runner runner(engine_, *session, options_.engine.kv_memory);
     std::string message(text);
     join_part(message, *options_.prompt);
     if (!options_.system.empty()) KVASIR_RETURN_IF_ERROR(runner.say(options_.system, "system"));

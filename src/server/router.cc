@@ -54,9 +54,10 @@ Refusal operators_only() {
 
 std::string no_path(std::string_view path) {
   const bool readable = std::ranges::all_of(path, [](char c) { return c > ' ' && c <= '~'; });
-  return fmt::format("there is no path '{:.100}' here; chats are answered at /v1/chat/completions, texts at /v1/completions, "
-                     "and /v1/models names the model",
-                     readable ? path : "...");
+  return fmt::format(
+      "there is no path '{:.100}' here; chats are answered at /v1/chat/completions, texts at /v1/completions, "
+      "and /v1/models names the model",
+      readable ? path : "...");
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ TEST_F(StreamingTest, WindowThatCoversAllEqualsFullBitForBit) {
     const EngineOptions options{.kv_type = type};
     const auto full = run("full", tokens, 64, options);
     for (const char* policy :
-         {"streaming:sinks=4,window=496", "streaming:cap=1000,realign=rotate", "window:size=500"}) {
+         {"streaming:sinks=4,window=496", "streaming:cap=1000,realign=rotate,every=64", "window:size=500"}) {
       const auto got = run(policy, tokens, 64, options);
       ASSERT_EQ(got.size(), full.size());
       EXPECT_EQ(std::memcmp(got.data(), full.data(), got.size() * sizeof(float)), 0) << policy << " " << type;
