@@ -176,6 +176,7 @@ Status Chat::send(const std::string& text) {
     documents_ = documents;
     unsent_ = text;
     note("kvasir: stopped; the message is taken back, and /again sends it\n");
+    if (asks_documents) note("kvasir: its documents go in front of your next message; /clear drops them\n");
     return {};
   }
   if (said.code() == StatusCode::kCancelled) {
