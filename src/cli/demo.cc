@@ -115,6 +115,9 @@ Result<Answer> ask(const DemoOptions& options, const std::string& policy, const 
 std::string verdict(const Answer& answer, bool missed_whole) {
   if (answer.found) return "found";
   if (answer.forgotten.dropped == 0) return "not found, although nothing was dropped";
+  if (demotes(answer.result.kv.policy))
+    return fmt::format("not found: {} demoted, the first is token {}", counted(answer.forgotten.dropped, "token"),
+                       answer.forgotten.first);
   return fmt::format("{}: {} dropped, the first is token {}", missed_whole ? "not found" : "forgotten",
                      counted(answer.forgotten.dropped, "token"), answer.forgotten.first);
 }

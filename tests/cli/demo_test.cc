@@ -94,6 +94,17 @@ TEST(Demo, CarriesItsTale) {
   EXPECT_FALSE(own.contains("question_answers"));
 }
 
+// What is demoted is still there: an answer that misses it is no proof that it was forgotten.
+TEST(Demo, CallsDemotedTokensDemoted) {
+  const Finished done = run_program({"demo", "-m", bundled_model(), "-f", tale(), "-n", "0", "--kv",
+                                     "streaming:cap=64@demote=q2,recall=1", "--number", "12345"});
+  ASSERT_EQ(done.exit_code, 0) << done.err;
+  EXPECT_EQ(done.out.find("forgotten"), std::string::npos) << done.out;
+  // Kernels of another table may find it after all.
+  if (done.out.find(": found") == std::string::npos)
+    EXPECT_NE(done.out.find(" demoted, the first is token 4"), std::string::npos) << done.out;
+}
+
 TEST(Demo, ShowsATableThatSaysWhatWasForgotten) {
   const Finished done = run_program({"demo", "-m", bundled_model(), "-f", tale(), "-n", "0", "--kv", "full", "--kv",
                                      "streaming:cap=512", "--number", "12345"});
