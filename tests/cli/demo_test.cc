@@ -101,8 +101,9 @@ TEST(Demo, CallsDemotedTokensDemoted) {
   ASSERT_EQ(done.exit_code, 0) << done.err;
   EXPECT_EQ(done.out.find("forgotten"), std::string::npos) << done.out;
   // Kernels of another table may find it after all.
-  if (done.out.find(": found") == std::string::npos)
+  if (done.out.find(": found") == std::string::npos) {
     EXPECT_NE(done.out.find(" demoted, the first is token 4"), std::string::npos) << done.out;
+  }
 }
 
 TEST(Demo, ShowsATableThatSaysWhatWasForgotten) {
