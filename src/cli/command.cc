@@ -27,6 +27,7 @@
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "cli/signals.h"
+#include "retention/composed.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
@@ -402,11 +403,12 @@ std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::i
   if (!traits.compacts) return tokens;  // it drops nothing, or nobody knows when
   // Of two policies the one that keeps less decides.
   std::optional<std::int64_t> kept;
-  const std::string plain = policy.substr(0, policy.find('@'));
-  for (std::size_t begin = 0; begin <= plain.size();) {
-    const std::size_t end = std::min(plain.find('+', begin), plain.size());
-    const std::string one = plain.substr(begin, end - begin);
-    begin = end + 1;
+  const std::string_view plain = split_demotion(policy).policy;
+  const auto composed = split_composed(plain);
+  if (!composed.ok()) return std::nullopt;
+  const std::vector<std::string_view> policies =
+      *composed ? std::vector{(*composed)->first, (*composed)->second} : std::vector{plain};
+  for (const std::string_view one : policies) {
     const Result<PolicySpec> spec = PolicySpec::parse(one);
     if (const auto part = make_policy(one); part.ok() && (*part)->bound()) {
       kept = std::min(kept.value_or(tokens), *(*part)->bound() - 1);

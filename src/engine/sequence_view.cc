@@ -153,7 +153,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
     const bool control = is_control_or_marker(tokenizer.vocabulary(), token);
     std::string text = stream.push_shown(token);
     if (control) {
-      // What push_shown() returns here stands for a character that the tokens before began and never ended.
+      // Text of push_shown() stands here for a character that the tokens before began and never ended.
       if (!view.texts.empty()) view.texts.back() += std::exchange(text, {});
       text += tokenizer.bytes_of(token, true);
       view.controls.push_back(index);
