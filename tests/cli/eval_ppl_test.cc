@@ -367,8 +367,8 @@ TEST_F(EvalPpl, AReportThatCannotBeWrittenFailsFirst) {
 
 // Windows are read in passes of many rows. What is reported is what a row sees, and the memory is that of what is kept.
 TEST_F(EvalPpl, ABoundedPolicyHoldsInWindowsWhatItKeeps) {
-  const Folder folder;
-  const std::string text = folder.make("text", some_text(1200));
+  write("long", some_text(1200));
+  const std::string text = path("long");
   const auto run = [&](const Arguments& more) {
     Arguments all = {"eval", "ppl", "-m", model_path(), "-f", text, "--window", "600", "--windows", "1", "--json"};
     all.insert(all.end(), more.begin(), more.end());
