@@ -26,21 +26,32 @@
 
 namespace kvasir {
 
-// Sizes of a model that operations depend on.
-struct BackendShape {
-  int layers = 0;
-  int width = 0;
-  int heads = 0;
+// How keys and queries are rotated by their positions (RoPE; Su et al., arXiv 2104.09864).
+struct Rotation {
+  int dims = 0;                             // rotated dimensions of a head
+  std::vector<double> inverse_frequencies;  // [dims / 2]
+  double magnitude = 1;                     // of new keys and of queries
+};
+
+// Sizes of a layer that operations depend on.
+struct LayerShape {
+  int heads = 0;  // query heads
   int kv_heads = 0;
   int head_dim = 0;
-  int ffn = 0;
-  int vocabulary = 0;
-  bool windowed = false;                    // some batches hide tokens beyond a sliding window
-  int rotary = 0;                           // rotated dimensions of a head
-  std::vector<double> inverse_frequencies;  // [rotary / 2]
-  double rotary_magnitude = 1;              // of new keys and of queries
+  int hidden = 0;         // of the feed-forward network
+  bool windowed = false;  // some batches hide tokens beyond a sliding window
+  int rotation = 0;       // index in BackendShape::rotations
+  float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
 
   int group() const { return heads / kv_heads; }
+};
+
+// The same of a model.
+struct BackendShape {
+  int width = 0;
+  int vocabulary = 0;
+  std::vector<Rotation> rotations;
+  std::vector<LayerShape> layers;
 };
 
 enum class WeightId : std::uint32_t {};
@@ -147,18 +158,23 @@ class Backend {
     int rows = 0;
     int logits = 1;  // rows whose logits are wanted
     int sequences = 1;
-    int frames = 1;            // of a page table: the mean over the rows, rounded up; without gaps, the most
-    int tables = 1;            // page tables of a layer, of one sequence
-    int all_tables = 1;        // page tables of all layers, of one sequence
-    std::int64_t entries = 0;  // of all frames of a page table, at most
-    bool gaps = false;         // columns leave between others, so that ordinals may be far apart
     int slots = 32;
-    std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
-    int observed_rows = 0;              // rows of one sequence that its listener wants, at most
-    int reductions = 0;                 // that a listener wants
-    int selected_rows = 0;              // rows of one sequence that choose what they read, at most
-    bool weights = false;               // some listener wants raw weights
-    bool recalls = false;               // last rows of sequences attend to pages beside their tables'
+    // The page tables of one sequence, for each kind of layer whose tables are filled alike.
+    struct Tables {
+      int layer = 0;             // one of those layers
+      int frames = 1;            // of a page table: the mean over the rows, rounded up; without gaps, the most
+      int of_layer = 1;          // page tables of a layer
+      int all = 1;               // page tables of all these layers
+      std::int64_t entries = 0;  // of all frames of a page table, at most
+      bool gaps = false;         // columns leave between others, so that ordinals may be far apart
+      std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
+      int observed_rows = 0;              // rows of one sequence that its listener wants, at most
+      int reductions = 0;                 // that a listener wants
+      int selected_rows = 0;              // rows of one sequence that choose what they read, at most
+      bool weights = false;               // some listener wants raw weights
+      bool recalls = false;               // last rows of sequences attend to pages beside their tables'
+    };
+    std::vector<Tables> tables = {Tables{}};
   };
   // The most that passes of up to `rows` rows take beside weights, pages and the batch, while no page has
   // to be waited for (PageSource).

@@ -104,12 +104,23 @@ class EntrySelector;
 class RecallSource;
 class LayerFetch;
 
+// The tables and lanes of a sequence that hold one layer's keys and values. Those of KV head h are lane first_lane + h
+// of table first_table; where each head has a table, lane first_lane of table first_table + h.
+struct LayerLanes {
+  int first_table = 0;  // among the sequence's tables
+  int tables = 1;       // 1, or one a KV head
+  int first_lane = 0;
+  // What the sequence's listener, selector, recall and fetch call the layer; -1: they have nothing to do with it.
+  int observed_as = -1;
+};
+
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
 struct BatchSequence {
   int first_row = 0;
   int rows = 0;
   std::size_t first_table = 0;
-  int tables = 1;                         // 1 for all lanes, one a layer, or one a lane (layer * kv_heads + head)
+  int tables = 1;
+  std::span<const LayerLanes> layers;     // [layers of the model]
   int logits = 0;                         // logits are wanted of the last this many rows
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)

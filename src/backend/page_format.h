@@ -17,8 +17,8 @@ enum class PageId : std::uint32_t {};
 // The pages of a pool that have one format.
 enum class PageClass : std::uint8_t {};
 
-inline constexpr int kPageNumberBits = 28;
-inline constexpr std::size_t kMaxPageClasses = 15;
+inline constexpr int kPageNumberBits = 27;
+inline constexpr std::size_t kMaxPageClasses = 31;
 inline constexpr std::uint64_t kMaxPagesOfClass = std::uint64_t{1} << kPageNumberBits;
 
 constexpr PageClass page_class(PageId page) {
@@ -74,6 +74,7 @@ struct PageFormat {
   // of two that divides head_dim. Queries, or the sums of values, are multiplied likewise, so products stay the same.
   bool rotated_keys = false;
   bool rotated_values = false;
+  int rotation = 0;  // keys are rotated by this one of BackendShape::rotations
 
   bool encoded() const { return is_encoded(key) || is_encoded(value); }
   // The format of its pages before they are sealed: 16 bits in place of the codecs. The format itself without a codec.

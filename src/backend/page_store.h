@@ -42,8 +42,8 @@ class PageStore {
   virtual ~PageStore() = default;
 
   // Makes pages [0, count) of a class usable, which have this format from now on; their bytes are zero, and resident
-  // once written. Called once for a class, before all else about it. All classes have equally many slots and
-  // dimensions. Errors: kResourceExhausted.
+  // once written. Called once for a class, before all else about it. All classes have equally many slots.
+  // Errors: kResourceExhausted.
   virtual Status reserve(PageClass of, const PageFormat& format, std::uint64_t count) = 0;
 
   // Gives the memory of pages [first, first + count) of a class back to the system; they stay usable, and their bytes

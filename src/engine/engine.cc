@@ -31,12 +31,12 @@ class EngineImpl final : public Engine {
   EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap,
              std::vector<std::unique_ptr<BlobStore>> stores)
       : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)), stores_(std::move(stores)) {
-    summary_ = {model_->config.name,           std::string(model_->config.architecture->name),
+    summary_ = {model_->config.name,           std::string(model_->config.family->name),
                 model_->config.context,        model_->config.vocabulary,
                 model_->weight_bytes,          std::string(model_->kernels->name),
                 model_->threads->threads(),    std::string(model_->chat->name()),
                 !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed,
-                model_->config.kv_heads,       model_->sampling};
+                model_->config.governed().kv_heads, model_->sampling};
   }
 
   const ModelSummary& model() const override { return summary_; }

@@ -101,8 +101,30 @@ Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
 
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
   KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
-  const PageFormat page{config.head_dim, page_slots, codec.key, codec.value, codec.rotated_keys, codec.rotated_values};
-  return KvCacheShape{config.layers, config.kv_heads, page, config.sliding_window, codec.recent};
+  const AttentionSpec& governed = config.governed();
+  KvCacheShape shape;
+  shape.layers = config.governed_layers();
+  shape.kv_heads = governed.kv_heads;
+  shape.page = {governed.head_dim, page_slots,           codec.key,      codec.value, codec.rotated_keys,
+                codec.rotated_values, governed.rotary};
+  shape.window = governed.window;
+  shape.recent = codec.recent;
+  for (const LayerSpec& layer : config.layers) {
+    if (config.is_governed(layer)) {
+      shape.group_of_layer.push_back(0);
+      continue;
+    }
+    const AttentionSpec& a = layer.attention;
+    const auto same = std::ranges::find_if(shape.windows, [&](const WindowGroup& group) {
+      return group.kv_heads == a.kv_heads && group.head_dim == a.head_dim && group.rotation == a.rotary &&
+             group.window == a.window;
+    });
+    const auto number = static_cast<std::size_t>(same - shape.windows.begin());
+    if (same == shape.windows.end()) shape.windows.push_back({0, a.kv_heads, a.head_dim, a.rotary, a.window});
+    ++shape.windows[number].layers;
+    shape.group_of_layer.push_back(static_cast<std::uint8_t>(number + 1));
+  }
+  return shape;
 }
 
 Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {

@@ -23,7 +23,8 @@ int next_chunk_rows(const RetentionPolicy& policy, std::int64_t done, std::int64
 }
 
 PolicyModel policy_model(const LoadedModel& model) {
-  return {&model.fingerprint, model.config.layers, model.config.kv_heads, model.config.sliding_window};
+  return {&model.fingerprint, model.config.governed_layers(), model.config.governed().kv_heads,
+          model.config.governed().window};
 }
 
 SequenceLayout sequence_layout(const RetentionPolicy& policy, std::optional<KvCodec> codec) {
@@ -127,12 +128,12 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
 Sequence::~Sequence() = default;
 
 TableLayout Sequence::table_layout() const {
-  const ModelConfig& config = model_->config;
+  const AttentionSpec& governed = model_->config.governed();
   const PolicyScope scope = policy_->traits().scope;
   TableLayout layout;
-  layout.layers = scope == PolicyScope::kSequence ? 1 : config.layers;
-  layout.per_layer = scope == PolicyScope::kHead ? config.kv_heads : 1;
-  layout.heads = config.heads / layout.per_layer;
+  layout.layers = scope == PolicyScope::kSequence ? 1 : model_->config.governed_layers();
+  layout.per_layer = scope == PolicyScope::kHead ? governed.kv_heads : 1;
+  layout.heads = governed.heads / layout.per_layer;
   return layout;
 }
 
@@ -255,7 +256,7 @@ std::uint64_t Sequence::own_bytes_beside_pages() const {
 void Sequence::prepare_tables(const PolicyChunk& chunk) {
   if (!policy_->traits().compacts) return;
   const bool leaves_context = chunk.end() > model_->config.context;
-  for (int t = 0; t < tables_.tables(); ++t) {
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
     PageTable& table = tables_.table(t);
     if (policy_->traits().positions == PositionMode::kAuto && leaves_context) table.make_positions_compact();
     const int most = table.format().encoded() ? kMostEncodedChunkFrames : kMostChunkFrames;
@@ -270,6 +271,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.rows = plan.rows;
   sequence.first_table = *tables_in_use;
   sequence.tables = tables_.tables();
+  sequence.layers = tables_.layers();
   sequence.logits = plan.logits;
   sequence.listener = listener_->begin_pass(plan.rows) ? listener_.get() : nullptr;
   if (selector_ != nullptr && selector_->begin_pass(chunk_, plan.first, plan.rows)) sequence.selector = selector_.get();
@@ -282,13 +284,20 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   if (batch->tables.size() < *tables_in_use) batch->tables.resize(*tables_in_use);
   const auto hidden =
       std::span(hidden_).subspan(static_cast<std::size_t>(plan.first), static_cast<std::size_t>(plan.rows));
-  for (int t = 0; t < sequence.tables; ++t) {
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
     reads_.clear();
     const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
-    describe_table(tables_.table(t), hidden, model_->config.sliding_window,
+    describe_table(tables_.table(t), hidden, shape_.window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
     if (followers_ != nullptr)
       followers_->describe(t, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
+  }
+  // The policy hides nothing from layers that keep a window of their own.
+  nothing_hidden_.assign(hidden.size(), {});
+  for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
+    const std::size_t t = static_cast<std::size_t>(tables_.governed_tables()) + w;
+    describe_table(tables_.table(static_cast<int>(t)), nothing_hidden_, shape_.windows[w].window,
+                   &batch->tables[sequence.first_table + t]);
   }
   batch->sequences.push_back(sequence);
 }
@@ -311,7 +320,7 @@ void Sequence::prune() {
   const std::uint64_t before = demotion_ != nullptr ? bytes() : 0;
   const std::uint64_t used = budget.used();
   const auto decide = [&](const auto& ask) {
-    for (int t = 0; t < tables_.tables(); ++t) {
+    for (int t = 0; t < tables_.governed_tables(); ++t) {
       plan_.clear();
       ask(t);
       if (plan_.empty()) continue;
@@ -329,7 +338,11 @@ void Sequence::prune() {
   decide([&](int table) { policy_->end_chunk(chunk_, table, plan_); });
   decide([&](int table) { policy_->finish_chunk(chunk_, table, plan_); });
   // An observer is shown the weights of all retained tokens, zeros too.
-  if (listener_->tap == nullptr) tables_.give_back();
+  if (listener_->tap == nullptr) {
+    tables_.give_back();
+  } else {
+    tables_.give_back_windows();
+  }
 }
 
 // An observer is shown the weights of all retained tokens.
@@ -344,7 +357,7 @@ void Sequence::offload() {
 Status Sequence::own_pages() {
   KVASIR_RETURN_IF_ERROR(status_);
   if (!policy_->traits().compacts) return {};
-  for (int t = 0; t < tables_.tables(); ++t)
+  for (int t = 0; t < tables_.governed_tables(); ++t)
     KVASIR_RETURN_IF_ERROR(tables_.table(t).unshare({0, tables_.next_index()}));
   return {};
 }

@@ -193,7 +193,8 @@ class Sequence {
   // The chunk under way.
   PolicyChunk chunk_;
   int done_ = 0;                    // rows of it that have run
-  std::vector<IndexRange> hidden_;  // [chunk rows]
+  std::vector<IndexRange> hidden_;          // [chunk rows]
+  std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
   std::vector<IndexRange> reads_;   // of a table, while it is described
   KeepPlan plan_;
 

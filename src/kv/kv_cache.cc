@@ -10,7 +10,51 @@
 
 namespace kvasir {
 
+KvCacheShape KvCacheShape::governed() const {
+  KvCacheShape shape = *this;
+  shape.windows.clear();
+  shape.group_of_layer.clear();
+  return shape;
+}
+
+KvCacheShape KvCacheShape::of(const WindowGroup& group) const {
+  KvCacheShape shape = governed();
+  shape.layers = group.layers;
+  shape.kv_heads = group.kv_heads;
+  shape.page.head_dim = group.head_dim;
+  shape.page.rotation = group.rotation;
+  shape.window = group.window;
+  return shape;
+}
+
+int KvCacheShape::all_lanes() const {
+  int all = lanes();
+  for (const WindowGroup& group : windows) all += group.layers * group.kv_heads;
+  return all;
+}
+
 namespace {
+
+// Where the lanes of the model's layers are in tables of this scope and, behind them, one for each window group.
+std::vector<LayerLanes> layer_lanes(const KvCacheShape& shape, PolicyScope scope) {
+  std::vector<std::uint8_t> group_of_layer = shape.group_of_layer;
+  if (group_of_layer.empty()) group_of_layer.assign(static_cast<std::size_t>(shape.layers), 0);
+  std::vector<int> seen(shape.windows.size() + 1);  // layers of each group so far
+  std::vector<LayerLanes> lanes;
+  for (const std::uint8_t group : group_of_layer) {
+    const int number = seen[group]++;
+    if (group > 0) {
+      const WindowGroup& window = shape.windows[group - 1u];
+      lanes.push_back({.first_table = shape.tables(scope) + group - 1, .first_lane = number * window.kv_heads});
+    } else if (scope == PolicyScope::kSequence) {
+      lanes.push_back({.first_lane = number * shape.kv_heads, .observed_as = number});
+    } else {
+      const int tables = scope == PolicyScope::kHead ? shape.kv_heads : 1;
+      lanes.push_back({.first_table = number * tables, .tables = tables, .observed_as = number});
+    }
+  }
+  return lanes;
+}
 
 // `form`: says which pages, if there are several kinds.
 Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_bytes, const std::string& form) {
@@ -19,7 +63,7 @@ Status check_holds_a_column(const KvCacheShape& shape, std::uint64_t budget_byte
   return exhausted(
              "a KV memory of {} bytes holds not even one{} page of each of the model's {} lanes ({} bytes); give it "
              "more",
-             budget_bytes, form, shape.lanes(), least)
+             budget_bytes, form, shape.all_lanes(), least)
       .about({"kv_memory"});
 }
 
@@ -39,7 +83,12 @@ Status KvCache::allow(const KvCodec& codec) {
   const KvCacheShape shape = shape_.with(codec);
   KVASIR_RETURN_IF_ERROR(check_holds_a_column(shape, budget_.capacity(), " " + codec_name(codec)));
   KVASIR_ASSIGN_OR_RETURN(const PageClasses classes, pool_->classes_of(shape.page));
-  allowed_.push_back({codec, classes});
+  Allowed allowed{codec, classes, {}};
+  for (const WindowGroup& group : shape_.windows) {
+    KVASIR_ASSIGN_OR_RETURN(const PageClasses of_window, pool_->classes_of(shape.of(group).page));
+    allowed.of_windows.push_back(of_window);
+  }
+  allowed_.push_back(std::move(allowed));
   return {};
 }
 
@@ -56,52 +105,64 @@ std::vector<KvCodec> KvCache::codecs() const {
 }
 
 KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
-  std::vector<PageTable> tables;
   PageTable::Layout of_table = layout.table;
   if (!of_table.lists) of_table.window = shape_.window;
   const KvCodec codec = layout.codec.value_or(shape_.codec());
   of_table.classes = classes(codec);
   of_table.recent = codec.recent;
-  for (int table = 0; table < shape_.tables(layout.scope); ++table)
-    tables.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
-  return KvSequence(layout.scope, codec, std::move(tables));
+  KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope));
+  for (int table = 0; table < sequence.governed_; ++table)
+    sequence.tables_.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
+  for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
+    const WindowGroup& group = shape_.windows[w];
+    PageTable::Layout of_window;
+    of_window.window = group.window;
+    of_window.classes = find(codec)->of_windows[w];
+    of_window.recent = codec.recent;
+    sequence.tables_.emplace_back(group.layers * group.kv_heads, pool_.get(), of_window);
+  }
+  return sequence;
 }
 
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
-  std::vector<PageTable> tables;
+  KvSequence fork(sequence.scope_, sequence.codec_, sequence.governed_, sequence.layers_);
   for (const PageTable& table : sequence.tables_) {
     KVASIR_ASSIGN_OR_RETURN(PageTable copy, table.fork());
-    tables.push_back(std::move(copy));
+    fork.tables_.push_back(std::move(copy));
   }
-  return KvSequence(sequence.scope_, sequence.codec_, std::move(tables));
+  return fork;
 }
 
 std::int64_t KvSequence::longest() const {
   std::int64_t most = 0;
-  for (const PageTable& table : tables_) most = std::max(most, table.length());
+  for (const PageTable& table : governed()) most = std::max(most, table.length());
   return most;
 }
 
 std::int64_t KvSequence::shortest() const {
   std::int64_t least = next_index();
-  for (const PageTable& table : tables_) least = std::min(least, table.length());
+  for (const PageTable& table : governed()) least = std::min(least, table.length());
   return least;
 }
 
 double KvSequence::mean_length() const {
   double sum = 0;
-  for (const PageTable& table : tables_) sum += static_cast<double>(table.length());
-  return sum / static_cast<double>(tables_.size());
+  for (const PageTable& table : governed()) sum += static_cast<double>(table.length());
+  return sum / static_cast<double>(governed_);
 }
 
 double KvSequence::mean_stored() const {
   double sum = 0;
-  for (const PageTable& table : tables_) sum += static_cast<double>(table.stored());
-  return sum / static_cast<double>(tables_.size());
+  for (const PageTable& table : governed()) sum += static_cast<double>(table.stored());
+  return sum / static_cast<double>(governed_);
 }
 
 void KvSequence::give_back() {
   for (PageTable& table : tables_) table.give_back();
+}
+
+void KvSequence::give_back_windows() {
+  for (PageTable& table : std::span(tables_).subspan(static_cast<std::size_t>(governed_))) table.give_back();
 }
 
 TokenIndex KvSequence::truncatable_from() const {
@@ -112,7 +173,7 @@ TokenIndex KvSequence::truncatable_from() const {
 
 double KvSequence::dead_share() const {
   std::int64_t dead = 0, written = 0;
-  for (const PageTable& table : tables_) {
+  for (const PageTable& table : governed()) {
     const std::int64_t of_table = table.dead_slots();
     dead += of_table;
     written += of_table + table.stored();
@@ -214,16 +275,20 @@ std::uint64_t KvCache::page_cost(const KvCacheShape& shape, const SequenceLayout
   const std::int64_t sealed = shape.page.encoded() ? std::max<std::int64_t>(columns - 1, 0) : columns;
   const std::uint64_t pages = static_cast<std::uint64_t>(sealed) * (shape.page.bytes() + PagePool::kPageOverhead) +
                               static_cast<std::uint64_t>(open) * (shape.page.open().bytes() + PagePool::kPageOverhead);
-  return static_cast<std::uint64_t>(shape.lanes()) * pages;
+  std::uint64_t bytes = static_cast<std::uint64_t>(shape.lanes()) * pages;
+  for (const WindowGroup& group : shape.windows) bytes += page_cost(shape.of(group), {}, columns);
+  return bytes;
 }
 
 std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
   PageTable::Layout table = layout.table;
   table.recent = shape.recent;
   if (shape.page.encoded()) table.classes.open = PageClass{1};
-  return page_cost(shape, layout, columns) +
-         static_cast<std::uint64_t>(shape.tables(layout.scope)) *
-             PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
+  std::uint64_t bytes = page_cost(shape.governed(), layout, columns) +
+                        static_cast<std::uint64_t>(shape.tables(layout.scope)) *
+                            PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
+  for (const WindowGroup& group : shape.windows) bytes += cost(shape.of(group), {}, columns);
+  return bytes;
 }
 
 std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {

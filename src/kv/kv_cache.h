@@ -18,6 +18,21 @@
 
 namespace kvasir {
 
+// Layers that keep a window of their own beside layers that see all tokens: a KV group whose retention is the model's,
+// not the policy's. It keeps the last `window` tokens by index, at their original positions.
+struct WindowGroup {
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int rotation = 0;  // PageFormat::rotation
+  Position window = 0;
+
+  bool operator==(const WindowGroup&) const = default;
+};
+
+// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group. The
+// fields in front describe the group that retention policies govern: the layers that see all tokens, or all layers
+// where each has a window.
 struct KvCacheShape {
   int layers = 0;
   int kv_heads = 0;
@@ -26,6 +41,10 @@ struct KvCacheShape {
   // back the pages behind it.
   Position window = 0;
   int recent = 0;  // KvCodec::recent
+  std::vector<WindowGroup> windows;
+  // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows`. Empty: all are
+  // governed.
+  std::vector<std::uint8_t> group_of_layer;
 
   KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
   // The same lanes in pages of another codec.
@@ -38,20 +57,32 @@ struct KvCacheShape {
     shape.recent = codec.recent;
     return shape;
   }
+  // Of the governed group.
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
   }
   int lanes_per_table(PolicyScope scope) const { return lanes() / tables(scope); }
+  // The governed group as a shape of its own, and a window group: all of its layers are governed then, each by its
+  // window.
+  KvCacheShape governed() const;
+  KvCacheShape of(const WindowGroup& group) const;
+  // Of all groups.
+  int all_lanes() const;
+  int all_tables(PolicyScope scope) const { return tables(scope) + static_cast<int>(windows.size()); }
 };
 
-// One sequence's lanes, in tables of those that agree on what they keep: one table for all, one a layer, or one a lane.
+// One sequence's lanes, in tables of those that agree on what they keep. The lanes that its policy governs have one
+// table for all, one a layer, or one a lane; behind these tables comes one for each window group.
 // Move-only; releases its pages with the last reference.
 class KvSequence {
  public:
   PolicyScope scope() const { return scope_; }
   const KvCodec& codec() const { return codec_; }
   int tables() const { return static_cast<int>(tables_.size()); }
+  int governed_tables() const { return governed_; }
+  // Where the lanes of the model's layers are.
+  std::span<const LayerLanes> layers() const { return layers_; }
   PageTable& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
   const PageTable& table(int index) const { return tables_[static_cast<std::size_t>(index)]; }
   // The only table. REQUIRES: PolicyScope::kSequence.
@@ -63,11 +94,13 @@ class KvSequence {
   void end_pass() {
     for (PageTable& table : tables_) table.end_pass();
   }
-  // Returns the pages that no token to come can see (PageTable::give_back).
+  // Returns the pages that no token to come can see (PageTable::give_back): of all tables, or of window groups alone.
   void give_back();
+  void give_back_windows();
   // The least number of tokens that a text that lost none could be cut to (PageTable::truncatable_from).
   TokenIndex truncatable_from() const;
 
+  // Over the governed tables.
   std::int64_t longest() const;   // tokens retained by the table that retains most
   std::int64_t shortest() const;  // by the one that retains least
   double mean_length() const;     // over lanes
@@ -107,10 +140,13 @@ class KvSequence {
 
  private:
   friend class KvCache;
-  KvSequence(PolicyScope scope, const KvCodec& codec, std::vector<PageTable> tables)
-      : scope_(scope), codec_(codec), tables_(std::move(tables)) {}
+  KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers)
+      : scope_(scope), codec_(codec), governed_(governed), layers_(std::move(layers)) {}
+  std::span<const PageTable> governed() const { return std::span(tables_).first(static_cast<std::size_t>(governed_)); }
   PolicyScope scope_;
   KvCodec codec_;
+  int governed_;
+  std::vector<LayerLanes> layers_;
   std::vector<PageTable> tables_;
 };
 
@@ -166,6 +202,7 @@ class KvCache {
   struct Allowed {
     KvCodec codec;
     PageClasses classes;
+    std::vector<PageClasses> of_windows;  // [window groups]
   };
   KvCache(const KvCacheShape& shape, std::uint64_t budget_bytes) : shape_(shape), budget_(budget_bytes) {}
   std::vector<Allowed>::const_iterator find(const KvCodec& codec) const {

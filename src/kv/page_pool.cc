@@ -65,7 +65,7 @@ Result<PageClasses> PagePool::classes_of(const PageFormat& format) {
 Result<PageClass> PagePool::add_class(const PageFormat& format) {
   const auto found = std::ranges::find(classes_, format, &Class::format);
   if (found != classes_.end()) return static_cast<PageClass>(found - classes_.begin());
-  KVASIR_CHECK(classes_.empty() || (format.slots == shape().slots && format.head_dim == shape().head_dim));
+  KVASIR_CHECK(classes_.empty() || format.slots == shape().slots);
   if (classes_.size() == kMaxPageClasses)
     return unsupported("a cache holds pages of at most {} formats", kMaxPageClasses);
   Class& added = classes_.emplace_back();

@@ -125,7 +125,7 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
   ~PagePool();
 
-  // The classes of a format; they are new where there are none yet. REQUIRES: slots and head_dim as the first format.
+  // The classes of a format; they are new where there are none yet. REQUIRES: slots as the first format.
   // Errors: kResourceExhausted.
   Result<PageClasses> classes_of(const PageFormat& format);
   const PageFormat& format(PageClass of) const { return class_at(of).format; }

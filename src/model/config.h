@@ -3,31 +3,36 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "gguf/reader.h"
 #include "kvasir/status.h"
-#include "model/architecture.h"
+#include "model/layer_spec.h"
 #include "model/rope.h"
 
 namespace kvasir {
 
-struct ModelConfig {
-  const Architecture* architecture = nullptr;
-  std::string name;  // general.name; may be empty
-  int layers = 0;
-  int width = 0;     // d, the length of the residual stream
-  int heads = 0;     // query heads
-  int kv_heads = 0;  // divides heads
-  int head_dim = 0;
-  int ffn = 0;
-  int vocabulary = 0;
-  std::int64_t context = 0;         // trained context, tokens
-  std::int64_t sliding_window = 0;  // a token sees tokens less than this many positions before it; 0: all
-  bool parallel_residual = false;   // x + attention(norm(x)) + ffn(norm'(x)) instead of one after the other
-  float norm_eps = 0;
-  RotaryEmbedding rope;
+struct Family;
 
-  int group() const { return heads / kv_heads; }
+struct ModelConfig {
+  const Family* family = nullptr;
+  std::string name;  // general.name; may be empty
+  int width = 0;     // d, the length of the residual stream
+  int vocabulary = 0;
+  std::int64_t context = 0;  // trained context, tokens
+  NormKind norm = NormKind::kRms;
+  float norm_eps = 0;
+  float embedding_scale = 1;            // of embeddings of tokens
+  std::vector<RotaryEmbedding> rotary;  // that layers use
+  std::vector<LayerSpec> layers;        // at least one
+
+  int layer_count() const { return static_cast<int>(layers.size()); }
+  // Whether a retention policy decides what the layer keeps: it sees all tokens, or no layer of the model does. The
+  // other layers keep their windows, whatever the policy.
+  bool is_governed(const LayerSpec& layer) const;
+  // Number of those layers, and what they have in common.
+  int governed_layers() const;
+  const AttentionSpec& governed() const;
 };
 
 // Errors: kUnsupported for unknown architectures (lists the known ones) and for unsupported features (named); kDataLoss

@@ -102,18 +102,26 @@ Status read_factors(const gguf::File& file, RotaryEmbedding* rope) {
 
 }  // namespace
 
-Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
-                                              std::int64_t context) {
-  const std::string rope_prefix = std::string(prefix) + ".rope.";
+Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base) {
+  if (!(base > 1)) return data_loss("a rotary base of {} is not above 1", base);
   RotaryEmbedding rope;
   rope.dims = dims;
-  if (file.find(rope_prefix + "freq_base") != nullptr) {
-    KVASIR_ASSIGN_OR_RETURN(rope.base, file.get_float(rope_prefix + "freq_base"));
-    if (!(rope.base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, rope.base);
-  }
+  rope.base = base;
   rope.inverse_frequencies.resize(static_cast<std::size_t>(dims / 2));
   for (std::size_t i = 0; i < rope.inverse_frequencies.size(); ++i)
     rope.inverse_frequencies[i] = std::pow(rope.base, -2.0 * static_cast<double>(i) / dims);
+  return rope;
+}
+
+Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,
+                                              std::int64_t context) {
+  const std::string rope_prefix = std::string(prefix) + ".rope.";
+  double base = 10000;
+  if (file.find(rope_prefix + "freq_base") != nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(base, file.get_float(rope_prefix + "freq_base"));
+    if (!(base > 1)) return data_loss("{}freq_base is {}, not above 1", rope_prefix, base);
+  }
+  KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding rope, plain_rotary_embedding(dims, base));
   KVASIR_RETURN_IF_ERROR(read_scaling(file, rope_prefix, context, &rope));
   KVASIR_RETURN_IF_ERROR(read_factors(file, &rope));
   return rope;

@@ -24,6 +24,9 @@ struct RotaryEmbedding {
   double magnitude = 1;
 };
 
+// Of `dims` rotated dimensions, without scaling. Errors: kDataLoss for a base that is not above 1.
+Result<RotaryEmbedding> plain_rotary_embedding(int dims, double base);
+
 // `prefix`: the architecture's name. `dims`: rotated dimensions. `context`: trained context, used as YaRN's original
 // context if the file names none. Errors: kUnsupported for other rules (named), kDataLoss for values out of range.
 Result<RotaryEmbedding> read_rotary_embedding(const gguf::File& file, std::string_view prefix, int dims,

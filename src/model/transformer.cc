@@ -4,72 +4,82 @@ namespace kvasir {
 
 BackendShape backend_shape(const ModelConfig& config) {
   BackendShape shape;
-  shape.layers = config.layers;
   shape.width = config.width;
-  shape.heads = config.heads;
-  shape.kv_heads = config.kv_heads;
-  shape.head_dim = config.head_dim;
-  shape.ffn = config.ffn;
   shape.vocabulary = config.vocabulary;
-  shape.windowed = config.sliding_window > 0;
-  shape.rotary = config.rope.dims;
-  shape.inverse_frequencies = config.rope.inverse_frequencies;
-  shape.rotary_magnitude = config.rope.magnitude;
+  for (const RotaryEmbedding& rotary : config.rotary)
+    shape.rotations.push_back({rotary.dims, rotary.inverse_frequencies, rotary.magnitude});
+  for (const LayerSpec& layer : config.layers) {
+    const AttentionSpec& attention = layer.attention;
+    shape.layers.push_back({.heads = attention.heads,
+                            .kv_heads = attention.kv_heads,
+                            .head_dim = attention.head_dim,
+                            .hidden = layer.feed_forward.hidden,
+                            .windowed = attention.window > 0,
+                            .rotation = attention.rotary,
+                            .scale = attention.scale});
+  }
   return shape;
 }
 
-// From `from` to kNormalized.
-void Transformer::normalize(Activation from, const Norm& norm) const {
-  if (config_.architecture->norm == NormKind::kRms) {
-    backend_.rms_norm(from, norm.weight, config_.norm_eps, Activation::kNormalized);
+void Transformer::normalize(Activation from, const Norm& norm, Activation to) const {
+  if (config_.norm == NormKind::kRms) {
+    backend_.rms_norm(from, norm.weight, config_.norm_eps, to);
   } else {
-    backend_.layer_norm(from, norm.weight, norm.bias, config_.norm_eps, Activation::kNormalized);
+    backend_.layer_norm(from, norm.weight, norm.bias, config_.norm_eps, to);
   }
 }
 
-void Transformer::project_attention(const LayerWeights& layer) const {
+// From kNormalized to kProjected.
+void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const {
   const Backend::Product products[] = {{layer.query.matrix, layer.query.bias, Activation::kQuery},
                                        {layer.key.matrix, layer.key.bias, Activation::kKey},
                                        {layer.value.matrix, layer.value.bias, Activation::kValue}};
   backend_.multiply(Activation::kNormalized, products);
   if (layer.query_norm != kNoWeight)
-    backend_.rms_norm_heads(Activation::kQuery, layer.query_norm, config_.heads, config_.norm_eps);
+    backend_.rms_norm_heads(Activation::kQuery, layer.query_norm, spec.heads, config_.norm_eps);
   if (layer.key_norm != kNoWeight)
-    backend_.rms_norm_heads(Activation::kKey, layer.key_norm, config_.kv_heads, config_.norm_eps);
+    backend_.rms_norm_heads(Activation::kKey, layer.key_norm, spec.kv_heads, config_.norm_eps);
+  backend_.store(number);
+  backend_.attend(number);
+  const Backend::Product output{layer.attention_output.matrix, layer.attention_output.bias, Activation::kProjected};
+  backend_.multiply(Activation::kAttention, {&output, 1});
 }
 
 // From kNormalized to kProjected.
-void Transformer::feed_forward(const LayerWeights& layer) const {
+void Transformer::feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const {
   const Backend::Product up{layer.up.matrix, layer.up.bias, Activation::kUp};
-  if (config_.architecture->feed_forward == FeedForward::kSwiGlu) {
+  if (spec.gated) {
     const Backend::Product both[] = {{layer.gate.matrix, layer.gate.bias, Activation::kGate}, up};
     backend_.multiply(Activation::kNormalized, both);
-    backend_.swiglu(Activation::kGate, Activation::kUp);
+    backend_.activate(spec.function, Activation::kGate, Activation::kUp);
   } else {
     backend_.multiply(Activation::kNormalized, {&up, 1});
-    backend_.gelu(Activation::kUp);
+    backend_.activate(spec.function, Activation::kUp);
   }
   const Backend::Product down{layer.down.matrix, layer.down.bias, Activation::kProjected};
   backend_.multiply(Activation::kUp, {&down, 1});
 }
 
+// kResidual += kProjected, normalised before where the layer has norms after.
+void Transformer::add(const LayerSpec& spec, const Norm& norm_after) const {
+  if (spec.norms_after) normalize(Activation::kProjected, norm_after, Activation::kProjected);
+  backend_.add(Activation::kResidual, Activation::kProjected);
+}
+
 std::span<const float> Transformer::forward(const Backend::Pass& pass) const {
   backend_.begin(pass);
-  backend_.embed(weights_.embedding);
-  for (int l = 0; l < config_.layers; ++l) {
+  backend_.embed(weights_.embedding, config_.embedding_scale);
+  for (int l = 0; l < config_.layer_count(); ++l) {
+    const LayerSpec& spec = config_.layers[static_cast<std::size_t>(l)];
     const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
-    normalize(Activation::kResidual, layer.attention_norm);
-    project_attention(layer);
-    backend_.store(l);
-    backend_.attend(l);
-    const Backend::Product output{layer.attention_output.matrix, layer.attention_output.bias, Activation::kProjected};
-    backend_.multiply(Activation::kAttention, {&output, 1});
+    normalize(Activation::kResidual, layer.attention_norm, Activation::kNormalized);
+    attend(l, spec.attention, layer);
     // The feed-forward network reads the attention's result, or beside it what the attention read.
-    if (config_.parallel_residual) normalize(Activation::kResidual, layer.ffn_norm);
-    backend_.add(Activation::kResidual, Activation::kProjected);
-    if (!config_.parallel_residual) normalize(Activation::kResidual, layer.ffn_norm);
-    feed_forward(layer);
-    backend_.add(Activation::kResidual, Activation::kProjected);
+    if (spec.parallel) normalize(Activation::kResidual, layer.ffn_norm, Activation::kNormalized);
+    add(spec, layer.attention_norm_after);
+    if (!spec.parallel) normalize(Activation::kResidual, layer.ffn_norm, Activation::kNormalized);
+    feed_forward(spec.feed_forward, layer);
+    add(spec, layer.ffn_norm_after);
   }
   return backend_.logits(weights_.output, weights_.output_norm.weight, weights_.output_norm.bias, config_.norm_eps);
 }

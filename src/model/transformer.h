@@ -27,9 +27,10 @@ class Transformer {
   std::span<const float> forward(const Backend::Pass& pass) const;
 
  private:
-  void normalize(Activation from, const Norm& norm) const;
-  void project_attention(const LayerWeights& layer) const;
-  void feed_forward(const LayerWeights& layer) const;
+  void normalize(Activation from, const Norm& norm, Activation to) const;
+  void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
+  void feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const;
+  void add(const LayerSpec& spec, const Norm& norm_after) const;
 
   const ModelConfig& config_;
   const Weights& weights_;

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/status.h"
+#include "model/family.h"
 
 namespace kvasir {
 namespace {
@@ -21,18 +22,18 @@ std::string supported_types() {
 class Layout {
  public:
   Layout(const gguf::File& file, const ModelConfig& config)
-      : file_(file), config_(config), architecture_(*config.architecture) {}
+      : file_(file), config_(config), layout_(config.family->tensors) {}
 
   Status all() {
     const ModelConfig& c = config_;
     Weights* weights = &map_.weights;
     KVASIR_RETURN_IF_ERROR(matrix("token_embd.weight", {c.vocabulary, c.width}, &weights->embedding));
-    weights->layers.resize(static_cast<std::size_t>(c.layers));
-    for (int l = 0; l < c.layers; ++l) {
-      LayerWeights& layer = weights->layers[static_cast<std::size_t>(l)];
+    weights->layers.resize(c.layers.size());
+    for (std::size_t l = 0; l < c.layers.size(); ++l) {
+      LayerWeights& layer = weights->layers[l];
       const std::string prefix = fmt::format("blk.{}.", l);
-      KVASIR_RETURN_IF_ERROR(attention(prefix, &layer));
-      KVASIR_RETURN_IF_ERROR(feed_forward(prefix, &layer));
+      KVASIR_RETURN_IF_ERROR(attention(prefix, c.layers[l], &layer));
+      KVASIR_RETURN_IF_ERROR(feed_forward(prefix, c.layers[l], &layer));
     }
     KVASIR_RETURN_IF_ERROR(norm("output_norm", &weights->output_norm));
     weights->output = weights->embedding;
@@ -42,7 +43,7 @@ class Layout {
     for (const gguf::Tensor& tensor : file_.tensors())
       if (known_.find(std::string(tensor.name)) == known_.end())
         return unsupported("tensor {} is not part of a {} model as supported; running without it would be wrong",
-                           tensor.name.substr(0, 64), architecture_.name);
+                           tensor.name.substr(0, 64), config_.family->name);
     return {};
   }
 
@@ -59,42 +60,47 @@ class Layout {
     std::uint64_t tensor_rows() const { return static_cast<std::uint64_t>(rows > 0 ? rows : outputs); }
   };
 
-  Status attention(const std::string& prefix, LayerWeights* layer) {
+  Status attention(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
     const ModelConfig& c = config_;
-    const int queries = c.heads * c.head_dim;
-    const int keys = c.kv_heads * c.head_dim;
-    const bool halves = architecture_.pairs == RotaryPairs::kHalves;
-    const RowOrder rotated{0, c.head_dim, halves ? c.rope.dims : 0};
+    const int head_dim = spec.attention.head_dim;
+    const int queries = spec.attention.heads * head_dim;
+    const int keys = spec.attention.kv_heads * head_dim;
+    const int rotary = c.rotary[static_cast<std::size_t>(spec.attention.rotary)].dims;
+    const bool halves = layout_.pairs == RotaryPairs::kHalves;
+    const RowOrder rotated{0, head_dim, halves ? rotary : 0};
     KVASIR_RETURN_IF_ERROR(norm(prefix + "attn_norm", &layer->attention_norm));
-    const Presence bias = architecture_.qkv_bias;
+    const Presence bias = layout_.qkv_bias;
     const auto projection = [&](const char* name, int first, int outputs, RowOrder order, Linear* to) {
-      if (!architecture_.fused_qkv) return linear(prefix + name, {outputs, c.width, 0, order}, bias, to);
+      if (!layout_.fused_qkv) return linear(prefix + name, {outputs, c.width, 0, order}, bias, to);
       order.first = first;
       return linear(prefix + "attn_qkv", {outputs, c.width, queries + 2 * keys, order}, bias, to);
     };
     KVASIR_RETURN_IF_ERROR(projection("attn_q", 0, queries, rotated, &layer->query));
     KVASIR_RETURN_IF_ERROR(projection("attn_k", queries, keys, rotated, &layer->key));
     KVASIR_RETURN_IF_ERROR(projection("attn_v", queries + keys, keys, {}, &layer->value));
-    if (architecture_.qk_norm != Presence::kNever) {
-      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_q_norm.weight", {c.head_dim, 1, 0, rotated}, &layer->query_norm));
-      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_k_norm.weight", {c.head_dim, 1, 0, rotated}, &layer->key_norm));
+    if (layout_.qk_norm != Presence::kNever) {
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_q_norm.weight", {head_dim, 1, 0, rotated}, &layer->query_norm));
+      KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_k_norm.weight", {head_dim, 1, 0, rotated}, &layer->key_norm));
     }
-    return linear(prefix + "attn_output", {c.width, queries}, architecture_.other_biases, &layer->attention_output);
+    if (spec.norms_after) KVASIR_RETURN_IF_ERROR(norm(prefix + "post_attention_norm", &layer->attention_norm_after));
+    return linear(prefix + "attn_output", {c.width, queries}, layout_.other_biases, &layer->attention_output);
   }
 
-  Status feed_forward(const std::string& prefix, LayerWeights* layer) {
-    const ModelConfig& c = config_;
-    const Presence bias = architecture_.other_biases;
+  Status feed_forward(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
+    const int width = config_.width;
+    const int hidden = spec.feed_forward.hidden;
+    const Presence bias = layout_.other_biases;
     KVASIR_RETURN_IF_ERROR(norm(prefix + "ffn_norm", &layer->ffn_norm));
-    if (architecture_.feed_forward == FeedForward::kSwiGlu)
-      KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate", {c.ffn, c.width}, bias, &layer->gate));
-    KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_up", {c.ffn, c.width}, bias, &layer->up));
-    return linear(prefix + "ffn_down", {c.width, c.ffn}, bias, &layer->down);
+    if (spec.norms_after) KVASIR_RETURN_IF_ERROR(norm(prefix + "post_ffw_norm", &layer->ffn_norm_after));
+    if (spec.feed_forward.gated)
+      KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate", {hidden, width}, bias, &layer->gate));
+    KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_up", {hidden, width}, bias, &layer->up));
+    return linear(prefix + "ffn_down", {width, hidden}, bias, &layer->down);
   }
 
   Status norm(const std::string& name, Norm* to) {
     KVASIR_RETURN_IF_ERROR(vector(name + ".weight", {config_.width, 1}, &to->weight));
-    if (architecture_.norm == NormKind::kRms) return {};
+    if (config_.norm == NormKind::kRms) return {};
     return vector(name + ".bias", {config_.width, 1}, &to->bias);
   }
 
@@ -131,7 +137,7 @@ class Layout {
   Status find(const std::string& name, const std::vector<std::uint64_t>& dims, const gguf::Tensor** out) {
     *out = file_.find_tensor(name);
     if (*out == nullptr)
-      return data_loss("tensor {} is missing: this file holds no whole {} model", name, architecture_.name);
+      return data_loss("tensor {} is missing: this file holds no whole {} model", name, config_.family->name);
     if ((*out)->dims != dims) return data_loss("tensor {} has a shape that contradicts the file's own metadata", name);
     known_.insert(name);
     return {};
@@ -145,7 +151,7 @@ class Layout {
 
   const gguf::File& file_;
   const ModelConfig& config_;
-  const Architecture& architecture_;
+  const TensorLayout& layout_;
   std::unordered_set<std::string> known_;
   WeightMap map_;
 };

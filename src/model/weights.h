@@ -34,10 +34,12 @@ struct LayerWeights {
   WeightId query_norm = kNoWeight;  // [head_dim], or none
   WeightId key_norm = kNoWeight;    // [head_dim], or none
   Linear attention_output;          // [width, heads * head_dim]
+  Norm attention_norm_after;        // of what the attention adds; or none
   Norm ffn_norm;
-  Linear gate;  // [ffn, width]; none without gating
-  Linear up;    // [ffn, width]
-  Linear down;  // [width, ffn]
+  Linear gate;  // [hidden, width]; none without gating
+  Linear up;    // [hidden, width]
+  Linear down;  // [width, hidden]
+  Norm ffn_norm_after;  // of what the feed-forward network adds; or none
 };
 
 struct Weights {

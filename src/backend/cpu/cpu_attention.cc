@@ -31,15 +31,22 @@ void CpuAttention::begin(const Backend::Pass& pass) {
   tables_.clear();
   partials_.clear();
   Table next;
-  for (const BatchSequence& sequence : batch.sequences)
+  for (const BatchSequence& sequence : batch.sequences) {
+    KVASIR_CHECK(sequence.layers.size() == shape_.layers.size());
+    const std::size_t first = tables_.size();
     for (int t = 0; t < sequence.tables; ++t) {
       next.batch = &batch.tables[sequence.first_table + static_cast<std::size_t>(t)];
       KVASIR_CHECK(next.batch->rows == sequence.rows);
       add_partials(next);
       tables_.push_back(next);
-      next.first_key += static_cast<std::size_t>(sequence.rows);
-      next.first_query += next.batch->query_positions.size();
     }
+    for (std::size_t l = 0; l < sequence.layers.size(); ++l) {
+      const LayerLanes& lanes = sequence.layers[l];
+      for (int t = 0; t < lanes.tables; ++t)
+        tables_[first + static_cast<std::size_t>(lanes.first_table + t)].rotation =
+            static_cast<std::size_t>(shape_.layers[l].rotation);
+    }
+  }
   fill_rotations();
   layer_tables_.clear();
 }
@@ -62,48 +69,53 @@ void CpuAttention::add_partials(Table& table) {
 }
 
 void CpuAttention::fill_rotations() {
-  const std::size_t floats = rotations_.floats();
-  std::size_t keys = 0, queries = 0;
-  for (const Table& table : tables_) {
-    keys += table.batch->key_positions.size();
-    queries += table.batch->query_positions.size();
+  std::size_t keys = 0, queries = 0;  // floats
+  for (Table& table : tables_) {
+    table.first_key = keys;
+    table.first_query = queries;
+    keys += table.batch->key_positions.size() * rotation_of(table).floats();
+    queries += table.batch->query_positions.size() * rotation_of(table).floats();
   }
-  float* key = key_rotation_.ensure(keys * floats);
-  float* query = query_rotation_.ensure(queries * floats);
+  key_rotation_.ensure(keys);
+  query_rotation_.ensure(queries);
   for (const Table& table : tables_) {
-    for (const Position position : table.batch->key_positions) key = std::copy_n(rotations_.of(position), floats, key);
-    for (const Position position : table.batch->query_positions)
-      query = std::copy_n(rotations_.of(position), floats, query);
+    RotationTable& rotation = rotations_[table.rotation];
+    // Keys are stored multiplied; what rotates them again later is a pure rotation.
+    const auto magnitude = static_cast<float>(shape_.rotations[table.rotation].magnitude);
+    const auto fill = [&](std::span<const Position> positions, float* at) {
+      float* const begin = at;
+      for (const Position position : positions) at = std::copy_n(rotation.of(position), rotation.floats(), at);
+      if (magnitude == 1) return;
+      for (float* value = begin; value != at; ++value) *value *= magnitude;
+    };
+    fill(table.batch->key_positions, key_rotation_.data() + table.first_key);
+    fill(table.batch->query_positions, query_rotation_.data() + table.first_query);
   }
-  // Keys are stored multiplied; what rotates them again later is a pure rotation.
-  const auto magnitude = static_cast<float>(shape_.rotary_magnitude);
-  if (magnitude == 1) return;
-  for (float* at = key_rotation_.data(); at != key; ++at) *at *= magnitude;
-  for (float* at = query_rotation_.data(); at != query; ++at) *at *= magnitude;
 }
 
 // Which tables the lanes of a layer belong to.
 void CpuAttention::set_layer(int layer) {
+  layer_ = layer;
   layer_tables_.clear();
   std::size_t table = 0;  // first of the sequence
   LayerTable next;
   for (const BatchSequence& sequence : pass_.batch->sequences) {
-    const int tables = sequence.tables;
-    KVASIR_CHECK(tables == 1 || tables == shape_.layers || tables == shape_.layers * shape_.kv_heads);
-    const int parts = tables > shape_.layers || (tables > 1 && shape_.layers == 1) ? shape_.kv_heads : 1;
+    const LayerLanes& lanes = sequence.layers[static_cast<std::size_t>(layer)];
     next.sequence = &sequence;
-    next.selects = sequence.selector != nullptr && sequence.selector->selects(layer);
-    next.heads = shape_.kv_heads / parts;
-    for (int part = 0; part < parts; ++part) {
+    next.observed_as = lanes.observed_as;
+    next.selects =
+        sequence.selector != nullptr && lanes.observed_as >= 0 && sequence.selector->selects(lanes.observed_as);
+    next.heads = layer_shape().kv_heads / lanes.tables;
+    next.first_lane = lanes.first_lane;
+    for (int part = 0; part < lanes.tables; ++part) {
       next.number = part;
-      next.table = &tables_[table + static_cast<std::size_t>(tables == 1 ? 0 : layer * parts + part)];
+      next.table = &tables_[table + static_cast<std::size_t>(lanes.first_table + part)];
       next.first_head = part * next.heads;
-      next.first_lane = tables == 1 ? layer * shape_.kv_heads : 0;
       layer_tables_.push_back(next);
       next.first_query += next.table->batch->query_positions.size();
       if (next.selects) next.first_read += product(next.heads, sequence.rows) * next.table->entries;
     }
-    table += static_cast<std::size_t>(tables);
+    table += static_cast<std::size_t>(sequence.tables);
   }
   ensure_staged();
 }
@@ -131,13 +143,13 @@ void CpuAttention::ensure_staged() {
 }
 
 void CpuAttention::store_head(const LayerTable& table, int head, const float* keys, const float* values) {
-  const int dim = shape_.head_dim;
-  const std::size_t floats = rotations_.floats();
+  const int dim = layer_shape().head_dim;
+  const std::size_t floats = rotation_of(*table.table).floats();
   const BatchTable& batch = *table.table->batch;
   const PageFormat open = batch.format.open();
   const auto lane = static_cast<std::size_t>(table.first_lane + head - table.first_head);
-  const float* rotation = key_rotation_.data() + table.table->first_key * floats;
-  std::size_t at = product(table.sequence->first_row, shape_.kv_heads * dim) + product(head, dim);
+  const float* rotation = key_rotation_.data() + table.table->first_key;
+  std::size_t at = product(table.sequence->first_row, layer_shape().kv_heads * dim) + product(head, dim);
   alignas(64) float key[kMaxHeadDim];
   alignas(64) float value[kMaxHeadDim];
   std::byte* page = nullptr;
@@ -149,7 +161,7 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
                  ? open_page(table, static_cast<std::size_t>(seal - batch.seals.begin()), head)
                  : store_->data(batch.pages[std::size_t{place.column} * static_cast<std::size_t>(batch.lanes) + lane]);
     }
-    kernels_.rope(keys + at, 1, dim, shape_.rotary, rotation, rotation + floats / 2, 1.0F, key);
+    kernels_.rope(keys + at, 1, dim, static_cast<int>(floats), rotation, rotation + floats / 2, 1.0F, key);
     if (open.rotated_keys) hadamard(key, 1, dim);
     const float* own = values + at;
     if (open.rotated_values) {
@@ -159,7 +171,7 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
     }
     kernels_.store_kv(open, page, place.slot, key, own);
     rotation += floats;
-    at += product(shape_.kv_heads, dim);
+    at += product(layer_shape().kv_heads, dim);
   }
   for (std::size_t s = 0; s < batch.seals.size(); ++s) {
     const SealedColumn& seal = batch.seals[s];
@@ -171,19 +183,19 @@ void CpuAttention::store_head(const LayerTable& table, int head, const float* ke
 void CpuAttention::store(int layer, const float* keys, const float* values) {
   set_layer(layer);
   // By head: tokens of one page share cache lines, heads do not.
-  threads_.parallel_for(shape_.kv_heads, [&](int head) {
+  threads_.parallel_for(layer_shape().kv_heads, [&](int head) {
     for (const LayerTable& table : layer_tables_)
       if (head >= table.first_head && head < table.first_head + table.heads) store_head(table, head, keys, values);
   });
 }
 
 void CpuAttention::rotate_queries(const float* query) {
-  const std::size_t floats = rotations_.floats();
-  const float scale = 1.0F / std::sqrt(static_cast<float>(shape_.head_dim));
+  const LayerShape& shape = layer_shape();
+  const float scale = shape.scale != 0 ? shape.scale : 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   std::size_t total = 0;
   for (const LayerTable& table : layer_tables_) total += table.table->batch->query_positions.size();
   // A table of fewer heads leaves room between its queries and the next table's.
-  const std::size_t stride = product(shape_.heads, shape_.head_dim);
+  const std::size_t stride = product(shape.heads, shape.head_dim);
   float* out = rotated_.ensure(total * stride);
   threads_.parallel_for(static_cast<int>(total), [&](int index) {
     const auto number = static_cast<std::size_t>(index);
@@ -191,22 +203,23 @@ void CpuAttention::rotate_queries(const float* query) {
     if (layer_tables_.size() > 1)
       table = std::prev(std::upper_bound(layer_tables_.begin(), layer_tables_.end(), number,
                                          [](std::size_t q, const LayerTable& t) { return q < t.first_query; }));
-    const int group = shape_.group();
+    const int group = layer_shape().group();
     const std::size_t own = number - table->first_query;
     const std::size_t row = own % static_cast<std::size_t>(table->sequence->rows);
-    const float* rotation = query_rotation_.data() + (table->table->first_query + own) * floats;
+    const std::size_t floats = rotation_of(*table->table).floats();
+    const float* rotation = query_rotation_.data() + table->table->first_query + own * floats;
     kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
-                      product(table->first_head * group, shape_.head_dim),
-                  table->heads * group, shape_.head_dim, shape_.rotary, rotation, rotation + floats / 2, scale,
+                      product(table->first_head * group, layer_shape().head_dim),
+                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation, rotation + floats / 2, scale,
                   out + number * stride);
     // Selectors are shown queries that are not transformed yet.
     if (table->table->batch->format.rotated_keys && !table->selects)
-      hadamard(out + number * stride, table->heads * group, shape_.head_dim);
+      hadamard(out + number * stride, table->heads * group, layer_shape().head_dim);
   });
 }
 
 // Asks the selectors, in parallel for different lanes, and transforms the queries that they were shown.
-void CpuAttention::select_slots(int layer) {
+void CpuAttention::select_slots() {
   std::size_t masks = 0;
   int lanes = 0;
   bool reads_pages = false;
@@ -219,8 +232,8 @@ void CpuAttention::select_slots(int layer) {
   if (lanes == 0) return;
   if (reads_pages && lease_ != nullptr) lease_->wait();
   std::fill_n(read_.ensure(masks), masks, ~SlotMask{0});
-  const int group = shape_.group();
-  const std::size_t stride = product(shape_.heads, shape_.head_dim);  // of rows
+  const int group = layer_shape().group();
+  const std::size_t stride = product(layer_shape().heads, layer_shape().head_dim);  // of rows
   threads_.parallel_for(lanes, [&](int index) {
     auto table = layer_tables_.begin();
     for (; !table->selects || index >= table->heads; ++table)
@@ -228,48 +241,49 @@ void CpuAttention::select_slots(int layer) {
     const BatchTable& batch = *table->table->batch;
     const std::size_t entries = table->table->entries;
     LaneRow lane;
-    lane.layer = layer;
+    lane.layer = table->observed_as;
     lane.head = table->first_head + index;
     lane.table = &batch;
     lane.lane = table->first_lane + index;
     lane.store = store_;
     lane.group = group;
-    lane.head_dim = shape_.head_dim;
+    lane.head_dim = layer_shape().head_dim;
     lane.frame_stride = static_cast<std::size_t>(batch.rows) * stride;
     lane.score_chunks = kernels_.score_chunks;
     for (int row = 0; row < batch.rows; ++row) {
       lane.row = row;
       lane.queries = rotated_.data() + (table->first_query + static_cast<std::size_t>(row)) * stride +
-                     product(index * group, shape_.head_dim);
+                     product(index * group, layer_shape().head_dim);
       SlotMask* read =
           read_.data() + table->first_read + (product(index, batch.rows) + static_cast<std::size_t>(row)) * entries;
       table->sequence->selector->select(lane, {read, entries});
     }
     if (!batch.format.rotated_keys) return;
     for (std::size_t q = 0; q < batch.query_positions.size(); ++q)
-      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, shape_.head_dim), group,
-               shape_.head_dim);
+      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim), group,
+               layer_shape().head_dim);
   });
 }
 
 void CpuAttention::attend(int layer, const float* query, float* out) {
   query_ = query;
   out_ = out;
-  layer_ = layer;
   set_layer(layer);
   for (const BatchSequence& sequence : pass_.batch->sequences)
-    if (sequence.fetch != nullptr) sequence.fetch->fetch(layer);
+    if (const int number = sequence.layers[static_cast<std::size_t>(layer)].observed_as;
+        sequence.fetch != nullptr && number >= 0)
+      sequence.fetch->fetch(number);
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   lease_ = lease.get();
   rotate_queries(query);
-  select_slots(layer);
+  select_slots();
   attend_unobserved();
-  attend_observed(layer);
+  attend_observed();
   lease_ = nullptr;
 }
 
 void CpuAttention::add_tasks(const LayerTable& table, int begin_row, int end_row, int queries) {
-  const int tile = std::max(1, queries / shape_.group());
+  const int tile = std::max(1, queries / layer_shape().group());
   const std::vector<SealedColumn>& seals = table.table->batch->seals;
   for (int head = table.first_head; head < table.first_head + table.heads; ++head) {
     std::size_t seal = 0;
@@ -314,16 +328,16 @@ void CpuAttention::run_tasks() {
   for (std::size_t t = 0; t < tasks_.size(); ++t) {
     const std::size_t partials = tasks_[t].table->table->partials;
     tasks_[t].state = queries;
-    queries += product(tasks_[t].rows, shape_.group()) * (1 + (apart ? partials : 1));
+    queries += product(tasks_[t].rows, layer_shape().group()) * (1 + (apart ? partials : 1));
     for (std::size_t p = 0; apart && p < partials; ++p)
       shares_.emplace_back(static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(p));
   }
-  state_weighted_.ensure(queries * static_cast<std::size_t>(shape_.head_dim));
+  state_weighted_.ensure(queries * static_cast<std::size_t>(layer_shape().head_dim));
   state_scalars_.ensure(queries * 2);
 
-  const auto clear_total = [&](const Task& task) { clear(state(task, 0), task.rows * shape_.group()); };
+  const auto clear_total = [&](const Task& task) { clear(state(task, 0), task.rows * layer_shape().group()); };
   const auto merge = [&](const Task& task, int index) {
-    kernels_.merge(state(task, 0), state(task, index), task.rows * shape_.group(), shape_.head_dim);
+    kernels_.merge(state(task, 0), state(task, index), task.rows * layer_shape().group(), layer_shape().head_dim);
   };
   if (apart && (lease_ != nullptr || shares_.size() > tasks_.size())) {
     const auto compute = [&](std::size_t begin, std::size_t end) {
@@ -391,16 +405,16 @@ bool CpuAttention::is_resident(const Task& task, std::size_t partial) const {
 }
 
 AttentionState CpuAttention::state(const Task& task, int index) const {
-  const std::size_t queries = product(task.rows, shape_.group());
+  const std::size_t queries = product(task.rows, layer_shape().group());
   const std::size_t at = task.state + static_cast<std::size_t>(index) * queries;
   float* scalars = state_scalars_.data() + at * 2;
-  return {scalars, scalars + queries, state_weighted_.data() + at * static_cast<std::size_t>(shape_.head_dim)};
+  return {scalars, scalars + queries, state_weighted_.data() + at * static_cast<std::size_t>(layer_shape().head_dim)};
 }
 
 void CpuAttention::clear(const AttentionState& state, int queries) const {
   std::fill_n(state.maximum, queries, -std::numeric_limits<float>::infinity());
   std::fill_n(state.sum, queries, 0.0F);
-  std::fill_n(state.weighted, product(queries, shape_.head_dim), 0.0F);
+  std::fill_n(state.weighted, product(queries, layer_shape().head_dim), 0.0F);
 }
 
 // What the task's rows attend to of a partial: [rows][entries of the partial]. False where that is nothing, as may be
@@ -484,7 +498,7 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
   const auto entries = static_cast<int>(part.end - part.begin);
   KVASIR_CHECK(entries <= kPartialEntries && task.rows <= kWideTile);
   const AttentionState into = state(task, index);
-  clear(into, task.rows * shape_.group());
+  clear(into, task.rows * layer_shape().group());
   if (!fill_masks(task, part, masks)) return;
   const int apart = part.frame == 0 ? static_cast<int>(std::clamp(batch.apart, part.begin, part.end) - part.begin) : 0;
   const bool gathers = apart > 0 && !batch.apart_rows.empty();
@@ -502,10 +516,10 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
   }
   const PageFormat open = batch.format.open();
   use_open_pages(task, part, &open, pages, formats);
-  const int group = shape_.group();
-  const std::size_t stride = product(shape_.heads, shape_.head_dim);
+  const int group = layer_shape().group();
+  const std::size_t stride = product(layer_shape().heads, layer_shape().head_dim);
   AttentionPartial run;
-  run.head_dim = shape_.head_dim;
+  run.head_dim = layer_shape().head_dim;
   run.slots = store_->slots();
   run.rows = task.rows;
   run.group = group;
@@ -513,7 +527,7 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
           (task.table->first_query + product(static_cast<int>(part.frame), batch.rows) +
            static_cast<std::size_t>(task.row)) *
               stride +
-          product((task.head - task.table->first_head) * group, shape_.head_dim);
+          product((task.head - task.table->first_head) * group, layer_shape().head_dim);
   run.q_row_stride = stride;
   run.entries = entries;
   run.pages = pages;
@@ -554,10 +568,10 @@ void CpuAttention::attend_gathered(const BatchTable& batch, const Partial& part,
 
 void CpuAttention::finish_task(const Task& task) {
   const Table& table = *task.table->table;
-  const int group = shape_.group();
-  const int dim = shape_.head_dim;
+  const int group = layer_shape().group();
+  const int dim = layer_shape().head_dim;
   const AttentionState total = state(task, 0);
-  const std::size_t stride = product(shape_.heads, dim);
+  const std::size_t stride = product(layer_shape().heads, dim);
   const int first_query = task.head * group;  // among the model's query heads
   for (int r = 0; r < task.rows; ++r) {
     const AttentionState of_row{total.maximum + r * group, total.sum + r * group,
@@ -572,7 +586,7 @@ void CpuAttention::finish_task(const Task& task) {
 // Sets the softmax weights of a task, over what its rows attended to in their table.
 void CpuAttention::note_weights(const Task& task) {
   const Table& table = *task.table->table;
-  const int group = shape_.group();
+  const int group = layer_shape().group();
   const AttentionState total = state(task, 0);
   const int first_query = task.head * group;
   const auto slots = static_cast<std::size_t>(store_->slots());
@@ -590,7 +604,7 @@ void CpuAttention::note_weights(const Task& task) {
     observed.maximum = saw ? total.maximum[query] : 0;
     observed.sum = saw ? total.sum[query] : 1;
     const int count = kernels_.observe_weights(observed);
-    observed_[task.observed + product(query / group, shape_.heads) +
+    observed_[task.observed + product(query / group, layer_shape().heads) +
               static_cast<std::size_t>(first_query + query % group)] = {observed.weights,
                                                                         static_cast<std::size_t>(count)};
   }

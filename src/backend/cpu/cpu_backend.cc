@@ -66,7 +66,7 @@ void CpuBackend::layer_norm(Activation from, WeightId weight, WeightId bias, flo
 }
 
 void CpuBackend::rms_norm_heads(Activation x, WeightId weight, int heads, float eps) {
-  const int dim = shape_.head_dim;
+  const int dim = tensor(x).width / heads;
   const float* by = weights_.vector(weight);
   float* data = tensor(x).data.data();
   threads_.parallel_for(rows_, [&](int row) {
@@ -175,7 +175,8 @@ void CpuBackend::store(int layer) {
 
 void CpuBackend::attend(int layer) {
   const float* query = tensor(Activation::kQuery).data.data();
-  attention_.attend(layer, query, ensure(Activation::kAttention, shape_.heads * shape_.head_dim));
+  const LayerShape& shape = shape_.layers[static_cast<std::size_t>(layer)];
+  attention_.attend(layer, query, ensure(Activation::kAttention, shape.heads * shape.head_dim));
 }
 
 std::span<const float> CpuBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {

@@ -26,7 +26,10 @@ inline std::size_t product(int a, int b) {
 class CpuAttention {
  public:
   CpuAttention(const BackendShape* shape, const KernelTable* kernels, ThreadPool* threads)
-      : shape_(*shape), kernels_(*kernels), threads_(*threads), rotations_(shape->inverse_frequencies) {}
+      : shape_(*shape),
+        kernels_(*kernels),
+        threads_(*threads),
+        rotations_(shape->rotations.begin(), shape->rotations.end()) {}
 
   void begin(const Backend::Pass& pass);
   void store(int layer, const float* keys, const float* values);
@@ -53,14 +56,16 @@ class CpuAttention {
     std::size_t first_partial = 0;
     std::size_t partials = 0;
     std::uint32_t entries = 0;    // of all frames
-    std::size_t first_key = 0;    // rotations of keys
-    std::size_t first_query = 0;  // rotations of queries
+    std::size_t rotation = 0;     // index in rotations_
+    std::size_t first_key = 0;    // of its keys' rotations, in floats
+    std::size_t first_query = 0;  // of its queries' rotations, in floats
   };
   // One table's lanes in one layer.
   struct LayerTable {
     const BatchSequence* sequence = nullptr;
     const Table* table = nullptr;
-    int number = 0;      // of the tables of this sequence in this layer
+    int observed_as = -1;  // LayerLanes::observed_as
+    int number = 0;        // of the tables of this sequence in this layer
     int first_head = 0;  // KV heads [first_head, first_head + heads)
     int heads = 0;
     int first_lane = 0;            // of these heads in the table
@@ -99,16 +104,18 @@ class CpuAttention {
 
   void add_partials(Table& table);
   void fill_rotations();
+  const LayerShape& layer_shape() const { return shape_.layers[static_cast<std::size_t>(layer_)]; }
+  const RotationTable& rotation_of(const Table& table) const { return rotations_[table.rotation]; }
   void set_layer(int layer);
   void rotate_queries(const float* query);
-  void select_slots(int layer);
+  void select_slots();
   void attend_unobserved();
-  void attend_observed(int layer);
-  void observe_units(int layer, std::span<const Unit> units);
+  void attend_observed();
+  void observe_units(std::span<const Unit> units);
   // Floats for the weights of one row in layer tables [first, last).
   std::size_t weights_of_row(std::size_t first, std::size_t last) const;
-  void tell(int layer, const Unit& unit, std::size_t observed);
-  void tell_masses(int layer, const Unit& unit, std::size_t observed);
+  void tell(const Unit& unit, std::size_t observed);
+  void tell_masses(const Unit& unit, std::size_t observed);
   // Adds tasks of tiles of at most `queries` queries.
   void add_tasks(const LayerTable& table, int begin_row, int end_row, int queries);
   // Returns whether the partials of the tasks collected so far are computed separately: if pages are still being
@@ -134,7 +141,7 @@ class CpuAttention {
   // Whether the task's last row attends to pages beside its table's.
   bool recalls(const Task& task) const {
     const BatchSequence& sequence = *task.table->sequence;
-    return sequence.recall != nullptr && task.row + task.rows == sequence.rows;
+    return sequence.recall != nullptr && task.table->observed_as >= 0 && task.row + task.rows == sequence.rows;
   }
   void end_task(const Task& task);
   // The queries [group][head_dim] of the task's last row, rotated to the newest frame.
@@ -147,12 +154,12 @@ class CpuAttention {
   AttentionState state(const Task& task, int index) const;
   void clear(const AttentionState& state, int queries) const;
   // Rows of a unit, at most.
-  static int most_unit_rows(const BackendShape& shape, int threads);
+  static int most_unit_rows(const LayerShape& shape, int threads);
 
   const BackendShape& shape_;
   const KernelTable& kernels_;
   ThreadPool& threads_;
-  RotationTable rotations_;
+  std::vector<RotationTable> rotations_;  // of shape_.rotations
   Backend::Pass pass_;
   const CpuPageStore* store_ = nullptr;
   PageLease* lease_ = nullptr;  // of the layer at hand
@@ -168,8 +175,8 @@ class CpuAttention {
   std::vector<std::uint32_t> recalling_;                         // tasks
   AlignedBuffer<std::byte> staged_;                              // columns that a pass writes whole and encodes
   AlignedBuffer<SlotMask> read_;         // per layer table whose rows choose: [heads][rows][entries]
-  AlignedBuffer<float> key_rotation_;    // per table [rows][rotation]
-  AlignedBuffer<float> query_rotation_;  // per table [frames][rows][rotation]
+  AlignedBuffer<float> key_rotation_;    // per table [rows][its rotation's floats]
+  AlignedBuffer<float> query_rotation_;  // per table [frames][rows][its rotation's floats]
   AlignedBuffer<float> rotated_;         // per layer table [frames][rows][its query heads * head_dim]
   AlignedBuffer<float> state_weighted_;  // attention states: totals, then partials
   AlignedBuffer<float> state_scalars_;   // maximum and sum of each
@@ -197,7 +204,7 @@ class CpuBackend final : public Backend {
   }
   Status lock_weights() override { return weights_.lock(); }
   std::unique_ptr<PageStore> new_page_store() override {
-    return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.inverse_frequencies);
+    return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.rotations);
   }
   void begin(const Pass& pass) override;
   void embed(WeightId embedding) override;

@@ -9,18 +9,19 @@ namespace kvasir {
 
 namespace {
 
-bool is_observed(const BatchSequence& sequence, int row) {
+// `layer`: LayerLanes::observed_as.
+bool is_observed(const BatchSequence& sequence, int layer, int row) {
   const AttentionListener* listener = sequence.listener;
-  if (listener == nullptr) return false;
+  if (listener == nullptr || layer < 0) return false;
   return listener->wants_weights() || (!listener->reductions().empty() && listener->wants_row(row));
 }
 
 // Calls visit(begin, end) for each range of rows that are observed, or that are not.
 template <class Visit>
-void for_each_range(const BatchSequence& sequence, bool observed, Visit&& visit) {
+void for_each_range(const BatchSequence& sequence, int layer, bool observed, Visit&& visit) {
   for (int begin = 0; begin < sequence.rows;) {
     int end = begin;
-    while (end < sequence.rows && is_observed(sequence, end) == observed) ++end;
+    while (end < sequence.rows && is_observed(sequence, layer, end) == observed) ++end;
     if (end > begin) visit(begin, end);
     begin = std::max(end, begin + 1);
   }
@@ -32,7 +33,8 @@ void CpuAttention::attend_unobserved() {
   const auto add_all = [&](int queries) {
     tasks_.clear();
     for (const LayerTable& table : layer_tables_)
-      for_each_range(*table.sequence, false, [&](int begin, int end) { add_tasks(table, begin, end, queries); });
+      for_each_range(*table.sequence, table.observed_as, false,
+                     [&](int begin, int end) { add_tasks(table, begin, end, queries); });
   };
   add_all(kWideTile);
   if (computes_apart()) add_all(kNarrowTile);
@@ -40,12 +42,12 @@ void CpuAttention::attend_unobserved() {
 }
 
 // Some rows at a time, so that the weights of a whole pass never exist at once; those of several sequences together.
-void CpuAttention::attend_observed(int layer) {
-  const int most_rows = most_unit_rows(shape_, threads_.threads());
+void CpuAttention::attend_observed() {
+  const int most_rows = most_unit_rows(layer_shape(), threads_.threads());
   std::vector<Unit> units;
   std::size_t weights = 0;
   const auto flush = [&] {
-    if (!units.empty()) observe_units(layer, units);
+    if (!units.empty()) observe_units(units);
     units.clear();
     weights = 0;
   };
@@ -68,7 +70,7 @@ void CpuAttention::attend_observed(int layer) {
     // A row of all tables may be too much; raw weights are told for all heads at once.
     const bool whole = (sequence.listener != nullptr && sequence.listener->wants_weights()) ||
                        weights_of_row(first, last) <= kMostWeights;
-    for_each_range(sequence, true, [&](int begin, int end) {
+    for_each_range(sequence, layer_tables_[first].observed_as, true, [&](int begin, int end) {
       if (whole) return add_units(first, last, begin, end);
       for (std::size_t table = first; table < last; ++table) add_units(table, table + 1, begin, end);
     });
@@ -80,14 +82,14 @@ void CpuAttention::attend_observed(int layer) {
 std::size_t CpuAttention::weights_of_row(std::size_t first, std::size_t last) const {
   std::size_t weights = 0;
   for (std::size_t t = first; t < last; ++t)
-    weights += product(layer_tables_[t].heads, shape_.group()) * layer_tables_[t].table->entries *
+    weights += product(layer_tables_[t].heads, layer_shape().group()) * layer_tables_[t].table->entries *
                static_cast<std::size_t>(store_->slots());
   return weights;
 }
 
-void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
+void CpuAttention::observe_units(std::span<const Unit> units) {
   const auto slots = static_cast<std::size_t>(store_->slots());
-  const auto group = static_cast<std::size_t>(shape_.group());
+  const auto group = static_cast<std::size_t>(layer_shape().group());
   tasks_.clear();
   std::size_t rows = 0, maxima = 0, masks = 0;
   for (const Unit& unit : units) {
@@ -96,7 +98,7 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
       add_tasks(layer_tables_[t], unit.begin, unit.end, kNarrowTile);
       for (std::size_t task = begin; task < tasks_.size(); ++task)
         tasks_[task].observed =
-            (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(shape_.heads);
+            (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(layer_shape().heads);
     }
     rows += static_cast<std::size_t>(unit.rows());
   }
@@ -110,7 +112,7 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
   const bool narrowed = std::ranges::any_of(tasks_, [](const Task& task) {
     return task.table->selects || !task.table->table->batch->retained_masks.empty();
   });
-  if (shape_.windowed || narrowed) {
+  if (layer_shape().windowed || narrowed) {
     // Tokens that are retained but not read are observed too: nobody computes their weight, it is zero.
     std::fill_n(weight, maxima * slots, 0.0F);
     std::fill_n(maximum, maxima, -std::numeric_limits<float>::infinity());
@@ -121,36 +123,36 @@ void CpuAttention::observe_units(int layer, std::span<const Unit> units) {
     task.weight_maxima = std::exchange(maximum, maximum + entries);
     task.retained = std::exchange(retained, retained + task.table->table->entries);
   }
-  observed_.assign(rows * static_cast<std::size_t>(shape_.heads), {});
+  observed_.assign(rows * static_cast<std::size_t>(layer_shape().heads), {});
   run_tasks();
   std::size_t observed = 0;
   for (const Unit& unit : units) {
-    tell(layer, unit, observed);
-    observed += static_cast<std::size_t>(unit.rows() * shape_.heads);
+    tell(unit, observed);
+    observed += static_cast<std::size_t>(unit.rows() * layer_shape().heads);
   }
 }
 
-void CpuAttention::tell(int layer, const Unit& unit, std::size_t observed) {
+void CpuAttention::tell(const Unit& unit, std::size_t observed) {
   AttentionListener& listener = *unit.sequence->listener;
   if (listener.wants_weights())
-    listener.hear_weights({layer, unit.begin, unit.rows(), shape_.heads,
-                           std::span(observed_).subspan(observed, product(unit.rows(), shape_.heads))});
-  if (!listener.reductions().empty()) tell_masses(layer, unit, observed);
+    listener.hear_weights({layer_tables_[unit.first_table].observed_as, unit.begin, unit.rows(), layer_shape().heads,
+                           std::span(observed_).subspan(observed, product(unit.rows(), layer_shape().heads))});
+  if (!listener.reductions().empty()) tell_masses(unit, observed);
 }
 
-void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed) {
+void CpuAttention::tell_masses(const Unit& unit, std::size_t observed) {
   AttentionListener& listener = *unit.sequence->listener;
   const std::span<const MassReduction> reductions = listener.reductions();
   const auto tables = static_cast<int>(unit.last_table - unit.first_table);
   const LayerTable& first = layer_tables_[unit.first_table];
-  const int heads = first.heads * shape_.group();
+  const int heads = first.heads * layer_shape().group();
   std::size_t most = 0;
-  for (std::size_t i = 0; i < product(unit.rows(), shape_.heads); ++i)
+  for (std::size_t i = 0; i < product(unit.rows(), layer_shape().heads); ++i)
     most = std::max(most, observed_[observed + i].size());
   const std::size_t count = product(unit.rows(), tables) * reductions.size() * most;
   double* all = masses_.ensure(count);
   const auto weights_of = [&](int row, int table, int head) {
-    return observed_[observed + product(row, shape_.heads) +
+    return observed_[observed + product(row, layer_shape().heads) +
                      static_cast<std::size_t>((first.number + table) * heads + head)];
   };
   const auto mass_of = [&](int row, int table, std::size_t reduction) {
@@ -174,7 +176,7 @@ void CpuAttention::tell_masses(int layer, const Unit& unit, std::size_t observed
     for (int row = 0; row < unit.rows(); ++row) {
       if (!listener.wants_row(unit.begin + row)) continue;
       for (std::size_t r = 0; r < reductions.size(); ++r) masses[r] = mass_of(row, table, r);
-      listener.hear_masses({layer, first.number + table, unit.begin + row, masses});
+      listener.hear_masses({first.observed_as, first.number + table, unit.begin + row, masses});
     }
 }
 

@@ -21,9 +21,6 @@ constexpr std::size_t kMostOpenBytes = std::size_t{kMaxHeadDim} * 64 * 2 * sizeo
 
 }  // namespace
 
-RotationTable::RotationTable(std::vector<double> inverse_frequencies)
-    : inverse_frequencies_(std::move(inverse_frequencies)) {}
-
 const float* RotationTable::of(std::int64_t position) {
   const std::size_t pairs = inverse_frequencies_.size();
   if (cached_position_.empty()) {
@@ -43,8 +40,8 @@ const float* RotationTable::of(std::int64_t position) {
   return rotation;
 }
 
-CpuPageStore::CpuPageStore(const KernelTable* kernels, ThreadPool* threads, std::vector<double> inverse_frequencies)
-    : kernels_(*kernels), threads_(*threads), rotations_(std::move(inverse_frequencies)) {}
+CpuPageStore::CpuPageStore(const KernelTable* kernels, ThreadPool* threads, const std::vector<Rotation>& rotations)
+    : kernels_(*kernels), threads_(*threads), rotations_(rotations.begin(), rotations.end()) {}
 
 CpuPageStore::~CpuPageStore() {
   for (const Arena& arena : arenas_)
@@ -92,14 +89,16 @@ void CpuPageStore::copy(std::span<const PageId> from, std::span<const PageId> to
 }
 
 void CpuPageStore::fill_turns(std::span<const SlotMove> moves) {
-  const std::size_t floats = rotations_.floats();
-  turns_.resize(moves.size() * floats);
+  if (moves.empty()) return;
+  RotationTable& rotation = rotation_of(moves.front().to[0]);
+  turn_floats_ = rotation.floats();
+  turns_.resize(moves.size() * turn_floats_);
   for (std::size_t m = 0; m < moves.size(); ++m)
-    if (moves[m].shift != 0) std::copy_n(rotations_.of(moves[m].shift), floats, turns_.data() + m * floats);
+    if (moves[m].shift != 0) std::copy_n(rotation.of(moves[m].shift), turn_floats_, turns_.data() + m * turn_floats_);
 }
 
 const float* CpuPageStore::turn_of(std::size_t move, const SlotMove& what) const {
-  return what.shift != 0 ? turns_.data() + move * rotations_.floats() : nullptr;
+  return what.shift != 0 ? turns_.data() + move * turn_floats_ : nullptr;
 }
 
 const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
@@ -110,21 +109,21 @@ const std::byte* CpuPageStore::opened(PageId page, std::byte* room) const {
 
 // Keys that were multiplied with a Hadamard matrix are rotated between two of its products.
 void CpuPageStore::rotate_open(const PageFormat& open, std::byte* page, SlotMask slots, const float* turn) const {
-  const std::size_t half = rotations_.floats() / 2;
+  const RotationTable& rotation = rotation_of(open);
   if (open.rotated_keys) hadamard_keys(open, page, slots);
-  kernels_.rotate_keys(open, page, slots, rotations_.rotary(), turn, turn + half);
+  kernels_.rotate_keys(open, page, slots, rotation.rotary(), turn, turn + rotation.floats() / 2);
   if (open.rotated_keys) hadamard_keys(open, page, slots);
 }
 
 void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, SlotMask slots, std::byte* to, int to_slot,
                               const float* turn) const {
-  const std::size_t half = rotations_.floats() / 2;
+  const int rotary = rotation_of(open).rotary();
   if (turn == nullptr || !open.rotated_keys) {
-    kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), turn,
-                        turn != nullptr ? turn + half : nullptr);
+    kernels_.move_slots(open, from, slots, to, to_slot, rotary, turn,
+                        turn != nullptr ? turn + rotary / 2 : nullptr);
     return;
   }
-  kernels_.move_slots(open, from, slots, to, to_slot, rotations_.rotary(), nullptr, nullptr);
+  kernels_.move_slots(open, from, slots, to, to_slot, rotary, nullptr, nullptr);
   rotate_open(open, to, slot_range(to_slot, to_slot + std::popcount(slots)), turn);
 }
 
@@ -187,7 +186,8 @@ void CpuPageStore::seal(int lanes, std::span<const PageSeal> seals) {
 }
 
 void CpuPageStore::rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) {
-  const float* turn = rotations_.of(shift);
+  if (rotations.empty()) return;
+  const float* turn = rotation_of(rotations.front().pages[0]).of(shift);
   threads_.parallel_for(lanes, [&](int lane) {
     alignas(64) std::byte room[kMostOpenBytes];
     for (const SlotRotation& rotation : rotations) {

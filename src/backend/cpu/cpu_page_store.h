@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/cpu/kernels/kernels.h"
 #include "backend/page_store.h"
 #include "base/thread_pool.h"
@@ -15,7 +16,7 @@ namespace kvasir {
 // angle is off by 0.03 at a million.
 class RotationTable {
  public:
-  explicit RotationTable(std::vector<double> inverse_frequencies);
+  explicit RotationTable(const Rotation& rotation) : inverse_frequencies_(rotation.inverse_frequencies) {}
 
   std::size_t floats() const { return 2 * inverse_frequencies_.size(); }
   int rotary() const { return static_cast<int>(floats()); }
@@ -35,7 +36,7 @@ class RotationTable {
 class CpuPageStore final : public PageStore {
  public:
   // `kernels` and `threads` outlive the store.
-  CpuPageStore(const KernelTable* kernels, ThreadPool* threads, std::vector<double> inverse_frequencies);
+  CpuPageStore(const KernelTable* kernels, ThreadPool* threads, const std::vector<Rotation>& rotations);
   CpuPageStore(const CpuPageStore&) = delete;
   CpuPageStore& operator=(const CpuPageStore&) = delete;
   ~CpuPageStore() override;
@@ -73,6 +74,10 @@ class CpuPageStore final : public PageStore {
   };
 
   const Arena& arena(PageId page) const { return arenas_[static_cast<std::size_t>(page_class(page))]; }
+  RotationTable& rotation_of(PageId page) { return rotations_[static_cast<std::size_t>(format(page).rotation)]; }
+  const RotationTable& rotation_of(const PageFormat& page) const {
+    return rotations_[static_cast<std::size_t>(page.rotation)];
+  }
   void fill_turns(std::span<const SlotMove> moves);
   const float* turn_of(std::size_t move, const SlotMove& what) const;
   // The page in 16 bits, at `room` if it is encoded.
@@ -83,9 +88,10 @@ class CpuPageStore final : public PageStore {
 
   const KernelTable& kernels_;
   ThreadPool& threads_;
-  RotationTable rotations_;
+  std::vector<RotationTable> rotations_;
   std::array<Arena, kMaxPageClasses> arenas_;
-  std::vector<float> turns_;  // rotations of the moves at hand
+  std::vector<float> turns_;        // rotations of the moves at hand, all of lanes that are rotated alike
+  std::size_t turn_floats_ = 0;  // of one
 };
 
 }  // namespace kvasir

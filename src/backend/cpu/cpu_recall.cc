@@ -15,31 +15,31 @@ const float* CpuAttention::newest_query(const Task& task) const {
   const BatchTable& batch = *table.table->batch;
   const std::size_t row = table.first_query + product(static_cast<int>(batch.frames.size()) - 1, batch.rows) +
                           static_cast<std::size_t>(task.row + task.rows - 1);
-  return rotated_.data() + row * product(shape_.heads, shape_.head_dim) +
-         product((task.head - table.first_head) * shape_.group(), shape_.head_dim);
+  return rotated_.data() + row * product(layer_shape().heads, layer_shape().head_dim) +
+         product((task.head - table.first_head) * layer_shape().group(), layer_shape().head_dim);
 }
 
 void CpuAttention::choose_recalled(const Task& task) {
   const LayerTable& table = *task.table;
   const BatchTable& batch = *table.table->batch;
-  const int group = shape_.group();
+  const int group = layer_shape().group();
   const int row = task.row + task.rows - 1;
   const AttentionState total = state(task, 0);
   LaneRow lane;
-  lane.layer = layer_;
+  lane.layer = table.observed_as;
   lane.head = task.head;
   lane.row = row;
   lane.table = &batch;
   lane.lane = table.first_lane + task.head - table.first_head;
   lane.store = store_;
   lane.group = group;
-  lane.head_dim = shape_.head_dim;
+  lane.head_dim = layer_shape().head_dim;
   lane.queries = newest_query(task);
   if (batch.format.rotated_keys) {
     // The matrix is its own inverse. Partials are merged, so their states are free.
     float* plain = state(task, 1).weighted;
-    std::copy_n(lane.queries, product(group, shape_.head_dim), plain);
-    hadamard(plain, group, shape_.head_dim);
+    std::copy_n(lane.queries, product(group, layer_shape().head_dim), plain);
+    hadamard(plain, group, layer_shape().head_dim);
     lane.queries = plain;
   }
   table.sequence->recall->choose(lane,
@@ -52,7 +52,7 @@ void CpuAttention::add_recalled(const Task& task) {
   const std::span<const RecalledPage> recalled = table.sequence->recall->chosen(task.head);
   if (recalled.empty()) return;
   KVASIR_CHECK(recalled.size() <= kMostRecalled);
-  const int group = shape_.group();
+  const int group = layer_shape().group();
   const std::byte* pages[kMostRecalled];
   const PageFormat* formats[kMostRecalled];
   SlotMask masks[kMostRecalled];
@@ -62,12 +62,12 @@ void CpuAttention::add_recalled(const Task& task) {
     masks[i] = recalled[i].live;
   }
   AttentionPartial run;
-  run.head_dim = shape_.head_dim;
+  run.head_dim = layer_shape().head_dim;
   run.slots = store_->slots();
   run.rows = 1;
   run.group = group;
   run.q = newest_query(task);
-  run.q_row_stride = product(shape_.heads, shape_.head_dim);
+  run.q_row_stride = product(layer_shape().heads, layer_shape().head_dim);
   run.entries = static_cast<int>(recalled.size());
   run.pages = pages;
   run.formats = formats;
@@ -76,11 +76,11 @@ void CpuAttention::add_recalled(const Task& task) {
   const AttentionState total = state(task, 0);
   const std::size_t first = product(task.rows - 1, group);
   const AttentionState of_row{total.maximum + first, total.sum + first,
-                              total.weighted + first * static_cast<std::size_t>(shape_.head_dim)};
+                              total.weighted + first * static_cast<std::size_t>(layer_shape().head_dim)};
   const AttentionState one = state(task, 1);
   clear(one, group);
   kernels_.attend(run, one);
-  kernels_.merge(of_row, one, group, shape_.head_dim);
+  kernels_.merge(of_row, one, group, layer_shape().head_dim);
 }
 
 // Finishes the tasks whose last rows attend to other pages too. All of them are asked for before any is waited for.
@@ -91,7 +91,7 @@ void CpuAttention::finish_recalling() {
     if (!recalls(tasks_[t])) continue;
     recalling_.push_back(static_cast<std::uint32_t>(t));
     if (std::exchange(source, tasks_[t].table->sequence->recall) != tasks_[t].table->sequence->recall)
-      tasks_[t].table->sequence->recall->fetch(layer_);
+      tasks_[t].table->sequence->recall->fetch(tasks_[t].table->observed_as);
   }
   if (recalling_.empty()) return;
   threads_.parallel_for(static_cast<int>(recalling_.size()), [&](int index) {

@@ -27,11 +27,15 @@ std::uint64_t CpuBackend::workspace_bytes(const WorkspaceRequest& request) const
 std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::WorkspaceRequest& request, int threads) {
   const int rows = request.rows;
   const auto floats = [&](int per_row) { return product(rows, per_row) * sizeof(float); };
-  const int attention = s.heads * s.head_dim;
+  int attention = 0, keys = 0, hidden = 0;
+  for (const LayerShape& layer : s.layers) {
+    attention = std::max(attention, layer.heads * layer.head_dim);
+    keys = std::max(keys, layer.kv_heads * layer.head_dim);
+    hidden = std::max(hidden, layer.hidden);
+  }
   const std::uint64_t groups = rounded_up(static_cast<std::uint64_t>(rows), kRowGroup);
-  const int widest = std::max({s.width, attention, s.ffn});
-  const std::uint64_t activations =
-      floats(s.width) * 3 + floats(attention) * 2 + floats(2 * s.kv_heads * s.head_dim) + floats(2 * s.ffn);
+  const int widest = std::max({s.width, attention, hidden});
+  const std::uint64_t activations = floats(s.width) * 3 + floats(attention) * 2 + floats(2 * keys) + floats(2 * hidden);
   const std::uint64_t quantized =
       groups * static_cast<std::uint64_t>(widest) +
       groups * static_cast<std::uint64_t>((widest + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
@@ -49,59 +53,71 @@ std::uint64_t CpuBackend::allocated_workspace() const {
 std::uint64_t CpuAttention::workspace_bytes(const BackendShape& shape, const Backend::WorkspaceRequest& request,
                                             int threads) {
   const auto rows = static_cast<std::uint64_t>(request.rows);
-  const auto heads = static_cast<std::uint64_t>(shape.heads);
-  const auto dim = static_cast<std::uint64_t>(shape.head_dim);
-  const auto group = static_cast<std::uint64_t>(shape.group());
-  const auto tables = static_cast<std::uint64_t>(request.tables);
-  const auto all_tables = static_cast<std::uint64_t>(request.all_tables);
-  const auto frames = static_cast<std::uint64_t>(request.frames);
-  const auto entries = static_cast<std::uint64_t>(request.entries);
   const auto slots = static_cast<std::uint64_t>(request.slots);
   const auto sequences = std::min(rows, static_cast<std::uint64_t>(request.sequences));
+  const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // tiles that are too few for the threads
 
-  // Keys and queries of a batch's tables; rotated queries of a layer's.
-  const std::uint64_t rotations = all_tables * rows * (1 + frames) * static_cast<std::uint64_t>(shape.rotary);
-  const std::uint64_t rotated = tables * frames * rows * heads * dim;
+  // Buffers that hold something of all tables, and those that each layer uses anew.
+  std::uint64_t rotations = 0, table_lists = 0;
+  std::uint64_t rotated = 0, states = 0, layer_lists = 0, tasks = 0, shares = 0, staged = 0, selected = 0, recalling = 0;
+  std::uint64_t weights = 0, masks = 0, masses = 0, spans = 0;
+  const auto most = [](std::uint64_t* bytes, std::uint64_t other) { *bytes = std::max(*bytes, other); };
+  for (const Backend::WorkspaceRequest::Tables& of : request.tables) {
+    const LayerShape& layer = shape.layers[static_cast<std::size_t>(of.layer)];
+    const auto heads = static_cast<std::uint64_t>(layer.heads);
+    const auto kv_heads = static_cast<std::uint64_t>(layer.kv_heads);
+    const auto dim = static_cast<std::uint64_t>(layer.head_dim);
+    const auto group = static_cast<std::uint64_t>(layer.group());
+    const auto tables = static_cast<std::uint64_t>(of.of_layer);
+    const auto all_tables = static_cast<std::uint64_t>(of.all);
+    const auto frames = static_cast<std::uint64_t>(of.frames);
+    const auto entries = static_cast<std::uint64_t>(of.entries);
+    const auto rotary = static_cast<std::uint64_t>(shape.rotations[static_cast<std::size_t>(layer.rotation)].dims);
 
-  // Each tile of rows has a total, and one partial at a time; with few tiles, all of its partials.
-  const std::uint64_t partials =
-      std::min(entries, request.gaps ? entries : entries / static_cast<std::uint64_t>(kPartialEntries) + 2 * frames);
-  const auto few = static_cast<std::uint64_t>(4 * threads - 1);  // tiles
-  const std::uint64_t tile = std::max<std::uint64_t>(static_cast<std::uint64_t>(kNarrowTile), group);
-  const std::uint64_t apart = std::min(rows * heads, few * tile);  // queries
-  const std::uint64_t states = std::max(rows * heads * 2, apart * (1 + partials));
-  const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kNarrowTile / shape.group()));
-  const std::uint64_t tasks =
-      static_cast<std::uint64_t>(shape.kv_heads) * ((rows + tile_rows - 1) / tile_rows + sequences);
-  const std::uint64_t lists = sequences * all_tables * (partials * sizeof(Partial) + sizeof(Table)) +
-                              sequences * tables * sizeof(LayerTable) + tasks * sizeof(Task) +
-                              std::min(few, tasks) * partials * sizeof(shares_.front());
+    rotations += all_tables * rows * (1 + frames) * rotary * sizeof(float);
+    most(&rotated, tables * frames * rows * heads * dim * sizeof(float));
 
-  // Observed weights of some rows, their masses, and the masks of their tokens.
-  std::uint64_t observed = 0;
-  if (request.observed_rows > 0) {
-    const std::uint64_t wanted = std::min(rows, static_cast<std::uint64_t>(request.observed_rows) * sequences);
-    const std::uint64_t row = heads * entries * slots;
-    const std::uint64_t least = request.weights ? row : row / tables;
-    const std::uint64_t weights = std::min(wanted * row, std::max<std::uint64_t>(kMostWeights, least));
-    const std::uint64_t unit =
-        std::min<std::uint64_t>(weights, static_cast<std::uint64_t>(most_unit_rows(shape, threads)) * row);
-    const std::uint64_t masses = unit * tables / heads * static_cast<std::uint64_t>(request.reductions);
-    observed = (weights + weights / slots) * sizeof(float) + weights / slots / group * sizeof(SlotMask) +
-               masses * sizeof(double) + (wanted + tables) * heads * sizeof(observed_.front());
+    // Each tile of rows has a total, and one partial at a time; with few tiles, all of its partials.
+    const std::uint64_t partials =
+        std::min(entries, of.gaps ? entries : entries / static_cast<std::uint64_t>(kPartialEntries) + 2 * frames);
+    const std::uint64_t tile = std::max<std::uint64_t>(static_cast<std::uint64_t>(kNarrowTile), group);
+    const std::uint64_t apart = std::min(rows * heads, few * tile);  // queries
+    most(&states, std::max(rows * heads * 2, apart * (1 + partials)) * (dim + 2) * sizeof(float));
+    const auto tile_rows = static_cast<std::uint64_t>(std::max(1, kNarrowTile / layer.group()));
+    const std::uint64_t tiles = kv_heads * ((rows + tile_rows - 1) / tile_rows + sequences);
+    table_lists += sequences * all_tables * (partials * sizeof(Partial) + sizeof(Table));
+    most(&layer_lists, sequences * tables * sizeof(LayerTable));
+    most(&tasks, tiles * sizeof(Task));
+    most(&shares, std::min(few, tiles) * partials * sizeof(shares_.front()));
+
+    // Observed weights of some rows, their masses, and the masks of their tokens.
+    if (of.observed_rows > 0) {
+      const std::uint64_t wanted = std::min(rows, static_cast<std::uint64_t>(of.observed_rows) * sequences);
+      const std::uint64_t row = heads * entries * slots;
+      const std::uint64_t least = of.weights ? row : row / tables;
+      const std::uint64_t all = std::min(wanted * row, std::max<std::uint64_t>(kMostWeights, least));
+      const std::uint64_t unit =
+          std::min<std::uint64_t>(all, static_cast<std::uint64_t>(most_unit_rows(layer, threads)) * row);
+      most(&weights, (all + all / slots) * sizeof(float));
+      most(&masks, all / slots / group * sizeof(SlotMask));
+      most(&masses, unit * tables / heads * static_cast<std::uint64_t>(of.reductions) * sizeof(double));
+      most(&spans, (wanted + tables) * heads * sizeof(observed_.front()));
+    }
+    most(&staged, rows / slots * kv_heads * of.staged_page_bytes);
+    most(&selected, std::min(rows, static_cast<std::uint64_t>(of.selected_rows) * sequences) * kv_heads * entries *
+                        sizeof(SlotMask));
+    if (of.recalls) most(&recalling, most_grown(sequences * kv_heads * sizeof(recalling_.front())));
   }
-  const std::uint64_t staged = rows / slots * static_cast<std::uint64_t>(shape.kv_heads) * request.staged_page_bytes;
-  const std::uint64_t selected = std::min(rows, static_cast<std::uint64_t>(request.selected_rows) * sequences) *
-                                 static_cast<std::uint64_t>(shape.kv_heads) * entries * sizeof(SlotMask);
-  const std::uint64_t recalling =
-      request.recalls ? most_grown(sequences * static_cast<std::uint64_t>(shape.kv_heads) * sizeof(recalling_.front()))
-                      : 0;
-  return (rotations + rotated + states * (dim + 2)) * sizeof(float) + most_grown(lists) + observed + selected + staged +
-         recalling + RotationTable::bytes(shape.rotary);
+  std::uint64_t cached = 0;
+  for (const Rotation& rotation : shape.rotations) cached += RotationTable::bytes(rotation.dims);
+  return rotations + rotated + states + most_grown(table_lists + layer_lists + tasks + shares) + weights + masks +
+         masses + spans + selected + staged + recalling + cached;
 }
 
 std::uint64_t CpuAttention::allocated_bytes() const {
-  return RotationTable::bytes(rotations_.rotary()) + tables_.capacity() * sizeof(Table) +
+  std::uint64_t cached = 0;
+  for (const RotationTable& rotation : rotations_) cached += RotationTable::bytes(rotation.rotary());
+  return cached + tables_.capacity() * sizeof(Table) +
          partials_.capacity() * sizeof(Partial) + layer_tables_.capacity() * sizeof(LayerTable) +
          tasks_.capacity() * sizeof(Task) + shares_.capacity() * sizeof(shares_.front()) +
          recalling_.capacity() * sizeof(recalling_.front()) + observed_.capacity() * sizeof(observed_.front()) +
@@ -110,7 +126,7 @@ std::uint64_t CpuAttention::allocated_bytes() const {
          retained_.bytes() + masses_.bytes();
 }
 
-int CpuAttention::most_unit_rows(const BackendShape& shape, int threads) {
+int CpuAttention::most_unit_rows(const LayerShape& shape, int threads) {
   return std::max(1, kNarrowTile / shape.group()) * std::max(1, 4 * threads / shape.kv_heads);
 }
 

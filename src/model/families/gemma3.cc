@@ -1,0 +1,52 @@
+// Gemma 3 (Gemma Team, arXiv 2503.19786): five layers of a window for each that sees everything, with rotary bases of
+// their own; norms of queries and keys; norms before and after; GeGLU; scaled embeddings. The GGUF's norm weights have
+// Gemma's "1 +" in them already.
+#include <cmath>
+
+#include "base/status.h"
+#include "model/family.h"
+
+namespace kvasir {
+namespace {
+
+constexpr int kPattern = 6;          // every sixth layer sees everything
+constexpr double kLocalBase = 1e4;   // rope.freq_base_swa, where the file does not say
+constexpr int kLayersOf27B = 62;     // the one model whose scale is that of its width
+
+Status adjust_gemma3(Keys& keys, ModelConfig* model) {
+  model->embedding_scale = std::sqrt(static_cast<float>(model->width));
+  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 30));
+  KVASIR_ASSIGN_OR_RETURN(const int pattern, keys.positive_or("attention.sliding_window_pattern", 4096, kPattern));
+  double base = kLocalBase;
+  if (keys.has("rope.freq_base_swa")) {
+    KVASIR_ASSIGN_OR_RETURN(base, keys.number("rope.freq_base_swa"));
+  }
+  KVASIR_ASSIGN_OR_RETURN(RotaryEmbedding local, plain_rotary_embedding(model->rotary.front().dims, base));
+  model->rotary.push_back(std::move(local));
+  for (int l = 0; l < model->layer_count(); ++l) {
+    LayerSpec& layer = model->layers[static_cast<std::size_t>(l)];
+    layer.norms_after = true;
+    AttentionSpec& attention = layer.attention;
+    if (model->layer_count() == kLayersOf27B)
+      attention.scale = 1 / std::sqrt(static_cast<float>(model->width) / static_cast<float>(attention.heads));
+    if ((l + 1) % pattern == 0) continue;
+    attention.window = window;
+    attention.rotary = 1;
+  }
+  return {};
+}
+
+}  // namespace
+
+const Family& gemma3_family() {
+  static constexpr Family kFamily{
+      .name = "gemma3",
+      .covers = "Gemma 3",
+      .feed_forward = {.function = ActivationFunction::kGeluTanh},
+      .tensors = {.pairs = RotaryPairs::kHalves, .qk_norm = Presence::kAlways},
+      .adjust = adjust_gemma3,
+  };
+  return kFamily;
+}
+
+}  // namespace kvasir

@@ -1,0 +1,47 @@
+#include "model/family.h"
+
+#include <algorithm>
+
+#include "base/status.h"
+
+namespace kvasir {
+
+// FAMILY(x) for each file families/x.cc, which defines x_family().
+#define FAMILY(name) const Family& name##_family();
+#include "model_families.inc"
+#undef FAMILY
+
+namespace {
+
+const Family* const kFamilies[] = {
+#define FAMILY(name) &name##_family(),
+#include "model_families.inc"
+#undef FAMILY
+};
+
+}  // namespace
+
+const Family* find_family(std::string_view name) {
+  for (const Family* family : kFamilies)
+    if (family->name == name) return family;
+  return nullptr;
+}
+
+std::string family_names() {
+  std::string names;
+  for (const Family* family : kFamilies) {
+    if (!names.empty()) names += ", ";
+    names += family->name;
+  }
+  return names;
+}
+
+Status read_window(Keys& keys, ModelConfig* model) {
+  if (!keys.has("attention.sliding_window")) return {};
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t window, keys.count("attention.sliding_window"));
+  for (LayerSpec& layer : model->layers)
+    layer.attention.window = static_cast<std::int64_t>(std::min<std::uint64_t>(window, 1u << 30));
+  return {};
+}
+
+}  // namespace kvasir

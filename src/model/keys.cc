@@ -1,0 +1,61 @@
+#include "model/keys.h"
+
+#include "base/status.h"
+
+namespace kvasir {
+
+Result<int> Keys::positive(std::string_view key, std::uint64_t most) {
+  KVASIR_ASSIGN_OR_RETURN(const std::uint64_t value, count(key));
+  if (value == 0 || value > most) return data_loss("{} is {}, outside 1 to {}", name(key), value, most);
+  return static_cast<int>(value);
+}
+
+Result<int> Keys::positive_or(std::string_view key, std::uint64_t most, int otherwise) {
+  if (!has(key)) return otherwise;
+  return positive(key, most);
+}
+
+Result<double> Keys::number(std::string_view key) {
+  read_.emplace(key);
+  return file_.get_float(name(key));
+}
+
+Result<bool> Keys::truth(std::string_view key) {
+  read_.emplace(key);
+  return file_.get_bool(name(key));
+}
+
+Result<std::uint64_t> Keys::count(std::string_view key) {
+  read_.emplace(key);
+  return file_.get_uint(name(key));
+}
+
+Status Keys::refuse_other_features() const {
+  struct Feature {
+    std::string_view key;
+    double neutral;
+  };
+  static constexpr Feature kFeatures[] = {
+      {"expert_count", 0},           {"attention.clamp_kqv", 0},     {"attention.max_alibi_bias", 0},
+      {"attn_logit_softcapping", 0}, {"final_logit_softcapping", 0}, {"logit_scale", 1},
+      {"embedding_scale", 1},        {"residual_scale", 1},          {"attention.scale", 0},
+  };
+  for (const Feature& feature : kFeatures) {
+    if (!has(feature.key) || read_.contains(feature.key)) continue;
+    KVASIR_ASSIGN_OR_RETURN(const double value, file_.get_float(name(feature.key)));
+    if (value != feature.neutral)
+      return unsupported("{} = {}: models of this kind are not supported; use one without it", name(feature.key),
+                         value);
+  }
+  for (const std::string_view key : {"attention.sliding_window_pattern", "rope.dimension_sections"})
+    if (has(key) && !read_.contains(key))
+      return unsupported("{}: models of this kind are not supported; use one without it", name(key));
+  if (has("attention.causal")) {
+    KVASIR_ASSIGN_OR_RETURN(const bool causal, file_.get_bool(name("attention.causal")));
+    if (!causal)
+      return unsupported("{} = false: only models that generate text are supported", name("attention.causal"));
+  }
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,44 @@
+// Reads the keys of a model family from a GGUF header: those that begin with the architecture's name.
+// Thread-safety: none; one reader belongs to one thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "gguf/reader.h"
+#include "kvasir/status.h"
+
+namespace kvasir {
+
+class Keys {
+ public:
+  // `file` outlives the object.
+  Keys(const gguf::File* file, std::string_view architecture)
+      : file_(*file), prefix_(std::string(architecture) + ".") {}
+
+  const gguf::File& file() const { return file_; }
+  std::string name(std::string_view key) const { return prefix_ + std::string(key); }
+  bool has(std::string_view key) const { return file_.find(name(key)) != nullptr; }
+
+  // A whole number from 1 to `most`. Errors: kDataLoss where the key is absent or has another value.
+  Result<int> positive(std::string_view key, std::uint64_t most);
+  Result<int> positive_or(std::string_view key, std::uint64_t most, int otherwise);
+  // Errors of these and of the readers below: kDataLoss where the key is absent or of another type.
+  Result<double> number(std::string_view key);
+  Result<bool> truth(std::string_view key);
+  Result<std::uint64_t> count(std::string_view key);
+
+  // Refuses features that would change the results but that nobody has read: no answer is better than a wrong one.
+  // Errors: kUnsupported, which names the key.
+  Status refuse_other_features() const;
+
+ private:
+  const gguf::File& file_;
+  std::string prefix_;
+  std::set<std::string, std::less<>> read_;  // keys without their prefix
+};
+
+}  // namespace kvasir
