@@ -21,7 +21,7 @@ std::span<const Architecture> architectures() {
       {.name = "gptneox",
        .covers = "Pythia",
        .norm = NormKind::kLayer,
-       .feed_forward = FeedForward::kGelu,
+       .feed_forward = {.function = ActivationFunction::kGelu, .gated = false},
        .pairs = RotaryPairs::kHalves,
        .fused_qkv = true,
        .qkv_bias = Presence::kAlways,

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "backend/activation_function.h"
+
 namespace kvasir {
 
 enum class NormKind {
@@ -14,9 +16,10 @@ enum class NormKind {
   kLayer,  // LayerNorm with biases; key attention.layer_norm_epsilon
 };
 
-enum class FeedForward {
-  kSwiGlu,  // down(silu(gate(x)) * up(x)) (Shazeer 2020)
-  kGelu,    // down(gelu(up(x)))
+// down(function(gate(x)) * up(x)) (Shazeer 2020), or without a gate down(function(up(x))).
+struct FeedForward {
+  ActivationFunction function = ActivationFunction::kSilu;
+  bool gated = true;
 };
 
 // Which dimensions of a head are rotated together.
@@ -31,7 +34,7 @@ struct Architecture {
   std::string_view name;    // general.architecture, and the prefix of its keys
   std::string_view covers;  // well-known models
   NormKind norm = NormKind::kRms;
-  FeedForward feed_forward = FeedForward::kSwiGlu;
+  FeedForward feed_forward;
   RotaryPairs pairs = RotaryPairs::kAdjacent;
   bool fused_qkv = false;  // attn_qkv: the rows of queries, keys, values
   Presence qkv_bias = Presence::kNever;

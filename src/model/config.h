@@ -25,6 +25,7 @@ struct ModelConfig {
   std::int64_t sliding_window = 0;  // a token sees tokens less than this many positions before it; 0: all
   bool parallel_residual = false;   // x + attention(norm(x)) + ffn(norm'(x)) instead of one after the other
   float norm_eps = 0;
+  float embedding_scale = 1;  // embeddings are multiplied by it
   RotaryEmbedding rope;
 
   int group() const { return heads / kv_heads; }

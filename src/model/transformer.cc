@@ -41,13 +41,14 @@ void Transformer::project_attention(const LayerWeights& layer) const {
 // From kNormalized to kProjected.
 void Transformer::feed_forward(const LayerWeights& layer) const {
   const Backend::Product up{layer.up.matrix, layer.up.bias, Activation::kUp};
-  if (config_.architecture->feed_forward == FeedForward::kSwiGlu) {
+  const FeedForward& kind = config_.architecture->feed_forward;
+  if (kind.gated) {
     const Backend::Product both[] = {{layer.gate.matrix, layer.gate.bias, Activation::kGate}, up};
     backend_.multiply(Activation::kNormalized, both);
-    backend_.swiglu(Activation::kGate, Activation::kUp);
+    backend_.activate(kind.function, Activation::kGate, Activation::kUp);
   } else {
     backend_.multiply(Activation::kNormalized, {&up, 1});
-    backend_.gelu(Activation::kUp);
+    backend_.activate(kind.function, Activation::kUp);
   }
   const Backend::Product down{layer.down.matrix, layer.down.bias, Activation::kProjected};
   backend_.multiply(Activation::kUp, {&down, 1});
@@ -55,7 +56,7 @@ void Transformer::feed_forward(const LayerWeights& layer) const {
 
 std::span<const float> Transformer::forward(const Backend::Pass& pass) const {
   backend_.begin(pass);
-  backend_.embed(weights_.embedding);
+  backend_.embed(weights_.embedding, config_.embedding_scale);
   for (int l = 0; l < config_.layers; ++l) {
     const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
     normalize(Activation::kResidual, layer.attention_norm);

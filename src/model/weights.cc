@@ -86,7 +86,7 @@ class Layout {
     const ModelConfig& c = config_;
     const Presence bias = architecture_.other_biases;
     KVASIR_RETURN_IF_ERROR(norm(prefix + "ffn_norm", &layer->ffn_norm));
-    if (architecture_.feed_forward == FeedForward::kSwiGlu)
+    if (architecture_.feed_forward.gated)
       KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_gate", {c.ffn, c.width}, bias, &layer->gate));
     KVASIR_RETURN_IF_ERROR(linear(prefix + "ffn_up", {c.ffn, c.width}, bias, &layer->up));
     return linear(prefix + "ffn_down", {c.width, c.ffn}, bias, &layer->down);
