@@ -1,6 +1,6 @@
 // Speed of the kernels that take nearly all time, for every table that runs here: matmul and attend on one thread and
 // pages that stay in the cache; decode: attend for one row over more pages than the cache holds, on one and two threads
-// (a 1B model of 16 layers and 8 KV heads at 16,384 tokens); encode_page.
+// (a 1B model of 16 layers and 8 KV heads at 16,384 tokens); encode_page; what is done to a row besides.
 // Counters: bytes_per_second of weights or pages read (what one row waits for), MAC/s (what many rows wait for).
 #include <benchmark/benchmark.h>
 
@@ -198,9 +198,41 @@ std::string joined(const std::vector<std::string_view>& parts) {
   return out;
 }
 
+// One row of 8,192 floats, which stays in the nearest caches.
+template <class Run>
+void bench_row(benchmark::State& state, const Run& run) {
+  constexpr int kFloats = 8192;
+  const std::vector<float> x = random_floats(kFloats);
+  std::vector<float> out(kFloats);
+  for (auto _ : state) {
+    run(x.data(), kFloats, out.data());
+    benchmark::ClobberMemory();
+  }
+  set_counters(state, kFloats, kFloats * sizeof(float));
+}
+
+void register_rows(const KernelTable& table) {
+  const auto add = [&](std::string_view kernel, const auto& run) {
+    benchmark::RegisterBenchmark(joined({"row", table.name, kernel}).c_str(), [=](benchmark::State& state) {
+      bench_row(state, run);
+    })->Unit(benchmark::kNanosecond);
+  };
+  const auto activate = [&](ActivationFunction function) {
+    return [=, of_table = table.activate](const float* x, int n, float* out) { of_table(function, x, x, n, out); };
+  };
+  add("rms_norm", [=, of_table = table.rms_norm](const float* x, int n, float* out) { of_table(x, x, n, 1e-5F, out); });
+  add("layer_norm",
+      [=, of_table = table.layer_norm](const float* x, int n, float* out) { of_table(x, x, x, n, 1e-5F, out); });
+  add("silu", activate(ActivationFunction::kSilu));
+  add("gelu", activate(ActivationFunction::kGelu));
+  add("gelu_tanh", activate(ActivationFunction::kGeluTanh));
+  add("add", [=, of_table = table.add](const float* x, int n, float* out) { of_table(out, x, n); });
+}
+
 void register_all() {
   for (const std::string_view name : kernel_names()) {
     const KernelTable* table = find_kernels(name);
+    register_rows(*table);
     for (const DType type : all_dtypes()) {
       for (const int outputs : {2048, 8192}) {
         for (const int rows : {1, 512}) {

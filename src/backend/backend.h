@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/activation_function.h"
 #include "backend/batch.h"
 #include "backend/page_access.h"
 #include "backend/page_store.h"
@@ -122,8 +123,8 @@ class Backend {
   };
   virtual void begin(const Pass& pass) = 0;
 
-  // kResidual = the embeddings of the batch's tokens.
-  virtual void embed(WeightId embedding) = 0;
+  // kResidual = the embeddings of the batch's tokens, times `scale`.
+  virtual void embed(WeightId embedding, float scale) = 0;
 
   // to = rms or layer norm of `from` (KernelTable::rms_norm, layer_norm).
   virtual void rms_norm(Activation from, WeightId weight, float eps, Activation to) = 0;
@@ -139,9 +140,9 @@ class Backend {
   // to = matrix * from + bias, for each product.
   virtual void multiply(Activation from, std::span<const Product> products) = 0;
 
-  virtual void swiglu(Activation gate, Activation up) = 0;  // up = silu(gate) * up
-  virtual void gelu(Activation x) = 0;
-  virtual void add(Activation to, Activation x) = 0;  // to += x
+  virtual void activate(ActivationFunction function, Activation gate, Activation up) = 0;  // up = function(gate) * up
+  virtual void activate(ActivationFunction function, Activation x) = 0;                    // x = function(x)
+  virtual void add(Activation to, Activation x) = 0;                                       // to += x
 
   // Rotates kKey and writes it and kValue to the batch's slots of the layer's lanes.
   virtual void store(int layer) = 0;

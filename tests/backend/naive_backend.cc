@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 #include "backend/attention_mass.h"
 #include "backend/page_access.h"
@@ -356,10 +357,12 @@ void NaiveBackend::begin(const Pass& pass) {
   store_ = static_cast<NaivePageStore*>(pass.store);
 }
 
-void NaiveBackend::embed(WeightId embedding) {
+void NaiveBackend::embed(WeightId embedding, float scale) {
   rows(Activation::kResidual).clear();
-  for (const std::int32_t token : pass_.batch->tokens)
-    rows(Activation::kResidual).push_back(weight(embedding)->rows[static_cast<std::size_t>(token)]);
+  for (const std::int32_t token : pass_.batch->tokens) {
+    Row& row = rows(Activation::kResidual).emplace_back(weight(embedding)->rows[static_cast<std::size_t>(token)]);
+    for (double& x : row) x *= static_cast<double>(scale);
+  }
 }
 
 // RMSNorm, or with a bias LayerNorm.
@@ -410,17 +413,28 @@ void NaiveBackend::multiply(Activation from, std::span<const Product> products) 
   }
 }
 
-void NaiveBackend::swiglu(Activation gate, Activation up) {
-  for (std::size_t r = 0; r < rows(up).size(); ++r)
-    for (std::size_t i = 0; i < rows(up)[r].size(); ++i) {
-      const double x = rows(gate)[r][i];
-      rows(up)[r][i] *= x / (1 + std::exp(-x));
-    }
+namespace {
+
+double activated(ActivationFunction function, double x) {
+  switch (function) {
+    case ActivationFunction::kSilu: return x / (1 + std::exp(-x));
+    case ActivationFunction::kGelu: return x * (1 + std::erf(x / std::sqrt(2.0))) / 2;
+    case ActivationFunction::kGeluTanh:
+      return x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x))) / 2;
+  }
+  return 0;
 }
 
-void NaiveBackend::gelu(Activation x) {
+}  // namespace
+
+void NaiveBackend::activate(ActivationFunction function, Activation gate, Activation up) {
+  for (std::size_t r = 0; r < rows(up).size(); ++r)
+    for (std::size_t i = 0; i < rows(up)[r].size(); ++i) rows(up)[r][i] *= activated(function, rows(gate)[r][i]);
+}
+
+void NaiveBackend::activate(ActivationFunction function, Activation x) {
   for (Row& row : rows(x))
-    for (double& value : row) value *= (1 + std::erf(value / std::sqrt(2.0))) / 2;
+    for (double& value : row) value = activated(function, value);
 }
 
 void NaiveBackend::add(Activation to, Activation x) {

@@ -34,12 +34,15 @@ void CpuBackend::begin(const Pass& pass) {
   attention_.begin(pass);
 }
 
-void CpuBackend::embed(WeightId embedding) {
+void CpuBackend::embed(WeightId embedding, float scale) {
   const int width = shape_.width;
   float* x = ensure(Activation::kResidual, width);
   const PackedMatrix& matrix = weights_.matrix(embedding);
   threads_.parallel_for(rows_, [&](int row) {
-    kernels_.packing->unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], x + product(row, width));
+    float* of_row = x + product(row, width);
+    kernels_.packing->unpack_row(matrix, pass_.batch->tokens[static_cast<std::size_t>(row)], of_row);
+    if (scale == 1) return;
+    for (int i = 0; i < width; ++i) of_row[i] *= scale;
   });
 }
 
@@ -148,17 +151,21 @@ void CpuBackend::multiply(Activation from, std::span<const Product> products) {
   multiply_rows(tensor(from).data.data(), tensor(from).width, rows_, jobs);
 }
 
-void CpuBackend::swiglu(Activation gate, Activation up) {
+void CpuBackend::activate(ActivationFunction function, Activation gate, Activation up) {
   const int width = tensor(up).width;
+  KVASIR_CHECK(width == tensor(gate).width);
   threads_.parallel_for(rows_, [&](int row) {
     float* hidden = tensor(up).data.data() + product(row, width);
-    kernels_.swiglu(tensor(gate).data.data() + product(row, width), hidden, width, hidden);
+    kernels_.activate(function, tensor(gate).data.data() + product(row, width), hidden, width, hidden);
   });
 }
 
-void CpuBackend::gelu(Activation x) {
+void CpuBackend::activate(ActivationFunction function, Activation x) {
   const int width = tensor(x).width;
-  threads_.parallel_for(rows_, [&](int row) { kernels_.gelu(tensor(x).data.data() + product(row, width), width); });
+  threads_.parallel_for(rows_, [&](int row) {
+    float* hidden = tensor(x).data.data() + product(row, width);
+    kernels_.activate(function, hidden, nullptr, width, hidden);
+  });
 }
 
 void CpuBackend::add(Activation to, Activation x) {

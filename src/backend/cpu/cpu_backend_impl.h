@@ -207,13 +207,13 @@ class CpuBackend final : public Backend {
     return std::make_unique<CpuPageStore>(&kernels_, &threads_, shape_.rotations);
   }
   void begin(const Pass& pass) override;
-  void embed(WeightId embedding) override;
+  void embed(WeightId embedding, float scale) override;
   void rms_norm(Activation from, WeightId weight, float eps, Activation to) override;
   void layer_norm(Activation from, WeightId weight, WeightId bias, float eps, Activation to) override;
   void rms_norm_heads(Activation x, WeightId weight, int heads, float eps) override;
   void multiply(Activation from, std::span<const Product> products) override;
-  void swiglu(Activation gate, Activation up) override;
-  void gelu(Activation x) override;
+  void activate(ActivationFunction function, Activation gate, Activation up) override;
+  void activate(ActivationFunction function, Activation x) override;
   void add(Activation to, Activation x) override;
   void store(int layer) override;
   void attend(int layer) override;

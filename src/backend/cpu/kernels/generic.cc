@@ -127,12 +127,30 @@ void layer_norm(const float* x, const float* weight, const float* bias, int n, f
   for (int i = 0; i < n; ++i) out[i] = (x[i] - mean) * inverse * weight[i] + bias[i];
 }
 
-void swiglu(const float* gate, const float* up, int n, float* out) {
-  for (int i = 0; i < n; ++i) out[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+float silu(float x) {
+  return x / (1.0F + std::exp(-x));
 }
 
-void gelu(float* x, int n) {
-  for (int i = 0; i < n; ++i) x[i] = x[i] * 0.5F * std::erfc(x[i] * -0.70710678F);
+float gelu(float x) {
+  return x * 0.5F * std::erfc(x * -0.70710678F);
+}
+
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+float gelu_tanh(float x) {
+  return x / (1.0F + std::exp(x * (x * x * -0.0713548163F - 1.59576912F)));
+}
+
+template <float kFunction(float)>
+void activate_by(const float* x, const float* factor, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = factor != nullptr ? kFunction(x[i]) * factor[i] : kFunction(x[i]);
+}
+
+void activate(ActivationFunction function, const float* x, const float* factor, int n, float* out) {
+  switch (function) {
+    case ActivationFunction::kSilu: return activate_by<silu>(x, factor, n, out);
+    case ActivationFunction::kGelu: return activate_by<gelu>(x, factor, n, out);
+    case ActivationFunction::kGeluTanh: return activate_by<gelu_tanh>(x, factor, n, out);
+  }
 }
 
 void add(float* x, const float* y, int n) {
@@ -268,8 +286,7 @@ const KernelTable& generic_kernels() {
                                      quantize_q8,
                                      rms_norm,
                                      layer_norm,
-                                     swiglu,
-                                     gelu,
+                                     activate,
                                      add,
                                      rope,
                                      store_kv,

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/activation_function.h"
 #include "backend/chunk_scores.h"
 #include "backend/page_format.h"
 #include "backend/row_order.h"
@@ -169,11 +170,9 @@ struct KernelTable {
   // of squares of what is left after the mean).
   void (*layer_norm)(const float* x, const float* weight, const float* bias, int n, float eps, float* out);
 
-  // out[i] = silu(gate[i]) * up[i], silu(x) = x / (1 + exp(-x))
-  void (*swiglu)(const float* gate, const float* up, int n, float* out);
-
-  // x = x * (1 + erf(x / sqrt 2)) / 2 (Hendrycks & Gimpel 2016, equation 1; not the approximation by tanh)
-  void (*gelu)(float* x, int n);
+  // out[i] = function(x[i]) * factor[i] (a gated unit: Shazeer 2020, equation 5); without a factor, if that is null:
+  // function(x[i]). x, factor and out may be the same.
+  void (*activate)(ActivationFunction function, const float* x, const float* factor, int n, float* out);
 
   // x += y
   void (*add)(float* x, const float* y, int n);

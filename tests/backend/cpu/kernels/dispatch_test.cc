@@ -33,7 +33,7 @@ TEST(Dispatch, UnknownNamesGiveNothing) {
 
 TEST_P(KernelTest, EveryKernelIsThere) {
   const KernelTable& t = table();
-  EXPECT_TRUE(t.matmul && t.quantize_q8 && t.rms_norm && t.swiglu && t.add && t.rope && t.store_kv && t.rotate_keys &&
+  EXPECT_TRUE(t.matmul && t.quantize_q8 && t.rms_norm && t.activate && t.add && t.rope && t.store_kv && t.rotate_keys &&
               t.attend && t.merge && t.finish);
 }
 KVASIR_ON_EVERY_TABLE(KernelTest);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 
 #include "backend/cpu/kernels/fenced.h"
 #include "backend/cpu/kernels/kernel_test.h"
@@ -233,58 +234,79 @@ TEST_P(ElementwiseTest, LayerNorm) {
   }
 }
 
-TEST_P(ElementwiseTest, Gelu) {
-  Random random(10);
-  for (const int n : {1, 16, 31, 5000}) {
-    std::vector<float> values = random.floats(static_cast<std::size_t>(n), 6.0F);
-    const float special[] = {0.0F, -0.0F, 1e-30F, -1e-30F, 13.0F, -13.0F, 100.0F, -100.0F, 1e30F, -1e30F};
-    for (std::size_t i = 0; i < std::min(values.size(), std::size(special)); ++i) values[i] = special[i];
-    Fenced<float> x(values);
-    table().gelu(x.data(), n);
-    ASSERT_TRUE(x.intact());
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const double v = values[i];
-      const double wanted = v / 2 * std::erfc(-v / std::sqrt(2.0));
-      ASSERT_NEAR(x[i], wanted, std::min(std::fabs(v), 30.0) * 2e-7 + 2e-7 * std::fabs(wanted)) << v;
+constexpr ActivationFunction kFunctions[] = {ActivationFunction::kSilu, ActivationFunction::kGelu,
+                                             ActivationFunction::kGeluTanh};
+
+// The value, and how far from it a kernel may be.
+struct Activated {
+  double value = 0;
+  double tolerance = 0;
+};
+
+Activated activated(ActivationFunction function, double x) {
+  const double of_polynomial = std::min(std::fabs(x), 30.0) * 2e-7 + 1e-36;
+  switch (function) {
+    case ActivationFunction::kSilu: {
+      const double value = x / (1 + std::exp(-x));
+      return {value, 4e-7 * std::fabs(value) + 1e-36};
+    }
+    case ActivationFunction::kGelu: {
+      const double value = x / 2 * std::erfc(-x / std::sqrt(2.0));
+      return {value, of_polynomial + 2e-7 * std::fabs(value)};
+    }
+    case ActivationFunction::kGeluTanh: {
+      const double value = x / (1 + std::exp(-2 * std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+      return {value, of_polynomial + 2e-7 * std::fabs(value)};
     }
   }
-  std::vector<float> bad(20, 1.0F);
-  bad[7] = std::nanf("");
-  table().gelu(bad.data(), 20);
-  for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(bad[i]), i == 7);
+  return {};
 }
 
-TEST_P(ElementwiseTest, SwiGlu) {
+TEST_P(ElementwiseTest, Activate) {
   Random random(4);
-  for (const int n : {1, 16, 31, 5000}) {
-    const auto count = static_cast<std::size_t>(n);
-    std::vector<float> gates = random.floats(count, 12.0F);
-    const float special[] = {0.0F,   -0.0F,   1e-30F,  -1e-30F,  87.0F, -87.0F, 88.6F, -88.6F, 89.0F,   -89.0F,
-                             100.0F, -100.0F, 1000.0F, -1000.0F, 1e30F, -1e30F, 3e38F, -3e38F, -104.5F, 1e-45F};
-    for (std::size_t i = 0; i < std::min<std::size_t>(count, std::size(special)); ++i)
-      gates[count - 1 - i] = special[i];
-    const Fenced<float> gate(gates);
-    const Fenced<float> up(random.floats(count, 1.0F));
-    Fenced<float> out(count);
-    table().swiglu(gate.data(), up.data(), n, out.data());
-    ASSERT_TRUE(out.intact());
-    for (std::size_t i = 0; i < count; ++i) {
-      const double g = gate[i];
-      const double wanted = g / (1 + std::exp(-g)) * up[i];
-      ASSERT_NEAR(out[i], wanted, 4e-7 * std::fabs(wanted) + 1e-36) << "gate " << g;
+  for (const ActivationFunction function : kFunctions)
+    for (const int n : {1, 16, 31, 5000}) {
+      const auto count = static_cast<std::size_t>(n);
+      std::vector<float> values = random.floats(count, 12.0F);
+      for (std::size_t i = 0; i < count; i += 2) values[i] /= 4;
+      const float special[] = {0.0F,  -0.0F,  1e-30F,  -1e-30F, 87.0F,   -87.0F,   88.6F, -88.6F,
+                               89.0F, -89.0F, 100.0F,  -100.0F, 1000.0F, -1000.0F, 1e30F, -1e30F,
+                               3e38F, -3e38F, -104.5F, 1e-45F,  13.0F,   -13.0F};
+      for (std::size_t i = 0; i < std::min<std::size_t>(count, std::size(special)); ++i)
+        values[count - 1 - i] = special[i];
+      const Fenced<float> x(values);
+      const Fenced<float> factor(random.floats(count, 1.0F));
+      Fenced<float> gated(count), alone(count);
+      table().activate(function, x.data(), factor.data(), n, gated.data());
+      table().activate(function, x.data(), nullptr, n, alone.data());
+      ASSERT_TRUE(gated.intact() && alone.intact());
+      for (std::size_t i = 0; i < count; ++i) {
+        const Activated wanted = activated(function, values[i]);
+        ASSERT_NEAR(alone[i], wanted.value, wanted.tolerance) << values[i];
+        ASSERT_EQ(gated[i], alone[i] * factor[i]) << values[i];
+      }
+      Fenced<float> gate_in_place(values);
+      table().activate(function, gate_in_place.data(), factor.data(), n, gate_in_place.data());
+      ASSERT_TRUE(same_bits(gate_in_place.data(), gated.data(), count));
+      Fenced<float> factor_in_place(std::vector<float>(factor.data(), factor.data() + n));
+      table().activate(function, x.data(), factor_in_place.data(), n, factor_in_place.data());
+      ASSERT_TRUE(same_bits(factor_in_place.data(), gated.data(), count));
+      Fenced<float> in_place(values);
+      table().activate(function, in_place.data(), nullptr, n, in_place.data());
+      ASSERT_TRUE(same_bits(in_place.data(), alone.data(), count));
     }
-    Fenced<float> in_place(gates);
-    table().swiglu(in_place.data(), up.data(), n, in_place.data());
-    ASSERT_TRUE(same_bits(in_place.data(), out.data(), count));
-  }
 }
 
-TEST_P(ElementwiseTest, SwiGluKeepsNaN) {
-  std::vector<float> gate(20, 1.0F);
-  gate[7] = std::nanf("");
-  std::vector<float> out(20);
-  table().swiglu(gate.data(), std::vector<float>(20, 1.0F).data(), 20, out.data());
-  for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(out[i]), i == 7);
+TEST_P(ElementwiseTest, ActivateKeepsNaN) {
+  std::vector<float> x(20, 1.0F);
+  x[7] = std::nanf("");
+  const std::vector<float> ones(20, 1.0F);
+  for (const ActivationFunction function : kFunctions)
+    for (const float* factor : {ones.data(), static_cast<const float*>(nullptr)}) {
+      std::vector<float> out(20);
+      table().activate(function, x.data(), factor, 20, out.data());
+      for (std::size_t i = 0; i < 20; ++i) EXPECT_EQ(std::isnan(out[i]), i == 7);
+    }
 }
 
 TEST_P(ElementwiseTest, Add) {

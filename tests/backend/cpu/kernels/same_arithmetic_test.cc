@@ -54,14 +54,18 @@ TEST_F(SameArithmetic, Elementwise) {
       const std::vector<float> y = random.floats(size, 3.0F);
       const std::vector<float> z = random.floats(size, 2.0F);
       const auto run = [&](const KernelTable& table) {
-        std::vector<float> out(6 * size), added = x, gelu = x;
+        std::vector<float> out(9 * size), added = x;
         table.rms_norm(x.data(), y.data(), n, 1e-5F, out.data());
         table.layer_norm(x.data(), y.data(), z.data(), n, 1e-5F, out.data() + size);
-        table.swiglu(x.data(), y.data(), n, out.data() + 2 * size);
         table.add(added.data(), y.data(), n);
-        table.gelu(gelu.data(), n);
-        std::copy(added.begin(), added.end(), out.begin() + 3 * n);
-        std::copy(gelu.begin(), gelu.end(), out.begin() + 4 * n);
+        std::copy(added.begin(), added.end(), out.begin() + 2 * n);
+        float* activated = out.data() + 3 * size;
+        for (const auto function :
+             {ActivationFunction::kSilu, ActivationFunction::kGelu, ActivationFunction::kGeluTanh})
+          for (const float* factor : {y.data(), static_cast<const float*>(nullptr)}) {
+            table.activate(function, x.data(), factor, n, activated);
+            activated += n;
+          }
         return out;
       };
       ASSERT_EQ(bits_of(run(one)), bits_of(run(other))) << n;

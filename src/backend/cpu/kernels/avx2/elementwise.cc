@@ -91,6 +91,43 @@ void move_slots_as(const PageFormat& shape, const std::byte* from, SlotMask from
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, _MM_SHUFFLE(2, 3, 0, 1))));
 }
 
+[[gnu::always_inline]] inline __m256 silu(__m256 x) {
+  return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0F), exp8(_mm256_sub_ps(_mm256_setzero_ps(), x))));
+}
+
+// erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
+[[gnu::always_inline]] inline __m256 gelu(__m256 x) {
+  const __m256 one = _mm256_set1_ps(1.0F);
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  const __m256 z = _mm256_mul_ps(_mm256_and_ps(x, magnitude), _mm256_set1_ps(0.70710678F));
+  const __m256 t = _mm256_div_ps(one, _mm256_fmadd_ps(z, _mm256_set1_ps(0.3275911F), one));
+  __m256 p = _mm256_set1_ps(1.061405429F);
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.453152027F));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(1.421413741F));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-0.284496736F));
+  p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(0.254829592F));
+  const __m256 square = _mm256_mul_ps(z, _mm256_sub_ps(_mm256_setzero_ps(), z));
+  const __m256 tail_area = _mm256_mul_ps(_mm256_mul_ps(p, t), exp8(square));
+  const __m256 negative = _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_LT_OQ);
+  const __m256 area = _mm256_blendv_ps(_mm256_sub_ps(_mm256_set1_ps(2.0F), tail_area), tail_area, negative);
+  return _mm256_mul_ps(_mm256_mul_ps(x, _mm256_set1_ps(0.5F)), area);
+}
+
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+[[gnu::always_inline]] inline __m256 gelu_tanh(__m256 x) {
+  const __m256 factor =
+      _mm256_fmadd_ps(_mm256_mul_ps(x, x), _mm256_set1_ps(-0.0713548163F), _mm256_set1_ps(-1.59576912F));
+  return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0F), exp8(_mm256_mul_ps(x, factor))));
+}
+
+template <__m256 kFunction(__m256)>
+void activate_by(const float* x, const float* factor, int n, float* out) {
+  for (int i = 0; i < n; i += 8) {
+    const __m256 y = kFunction(load_first(x + i, n - i));
+    store_floats(out + i, n - i, factor != nullptr ? _mm256_mul_ps(y, load_first(factor + i, n - i)) : y);
+  }
+}
+
 }  // namespace
 
 void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place) {
@@ -160,33 +197,11 @@ void layer_norm(const float* x, const float* weight, const float* bias, int n, f
   }
 }
 
-void swiglu(const float* gate, const float* up, int n, float* out) {
-  const __m256 one = _mm256_set1_ps(1.0F);
-  for (int i = 0; i < n; i += 8) {
-    const __m256 g = load_first(gate + i, n - i);
-    const __m256 silu = _mm256_div_ps(g, _mm256_add_ps(one, exp8(_mm256_sub_ps(_mm256_setzero_ps(), g))));
-    store_floats(out + i, n - i, _mm256_mul_ps(silu, load_first(up + i, n - i)));
-  }
-}
-
-// erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
-void gelu(float* x, int n) {
-  const __m256 one = _mm256_set1_ps(1.0F);
-  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-  for (int i = 0; i < n; i += 8) {
-    const __m256 v = load_first(x + i, n - i);
-    const __m256 z = _mm256_mul_ps(_mm256_and_ps(v, magnitude), _mm256_set1_ps(0.70710678F));
-    const __m256 t = _mm256_div_ps(one, _mm256_fmadd_ps(z, _mm256_set1_ps(0.3275911F), one));
-    __m256 p = _mm256_set1_ps(1.061405429F);
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-1.453152027F));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(1.421413741F));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(-0.284496736F));
-    p = _mm256_fmadd_ps(p, t, _mm256_set1_ps(0.254829592F));
-    const __m256 square = _mm256_mul_ps(z, _mm256_sub_ps(_mm256_setzero_ps(), z));
-    const __m256 tail_area = _mm256_mul_ps(_mm256_mul_ps(p, t), exp8(square));
-    const __m256 negative = _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_LT_OQ);
-    const __m256 area = _mm256_blendv_ps(_mm256_sub_ps(_mm256_set1_ps(2.0F), tail_area), tail_area, negative);
-    store_floats(x + i, n - i, _mm256_mul_ps(_mm256_mul_ps(v, _mm256_set1_ps(0.5F)), area));
+void activate(ActivationFunction function, const float* x, const float* factor, int n, float* out) {
+  switch (function) {
+    case ActivationFunction::kSilu: return activate_by<silu>(x, factor, n, out);
+    case ActivationFunction::kGelu: return activate_by<gelu>(x, factor, n, out);
+    case ActivationFunction::kGeluTanh: return activate_by<gelu_tanh>(x, factor, n, out);
   }
 }
 

@@ -14,8 +14,7 @@ void quantized_matmul(const PackedMatrix& weights, const Activations& x, int pan
 void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place);
 void rms_norm(const float* x, const float* weight, int n, float eps, float* out);
 void layer_norm(const float* x, const float* weight, const float* bias, int n, float eps, float* out);
-void swiglu(const float* gate, const float* up, int n, float* out);
-void gelu(float* x, int n);
+void activate(ActivationFunction function, const float* x, const float* factor, int n, float* out);
 void add(float* x, const float* y, int n);
 void store_kv(const PageFormat& shape, std::byte* page, int slot, const float* key, const float* value);
 void rotate_keys(const PageFormat& shape, std::byte* page, SlotMask slots, int rotary, const float* cosine,

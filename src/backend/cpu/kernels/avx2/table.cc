@@ -24,8 +24,7 @@ const KernelTable* avx2_kernels() {
     t.quantize_q8 = avx2::quantize_q8;
     t.rms_norm = avx2::rms_norm;
     t.layer_norm = avx2::layer_norm;
-    t.swiglu = avx2::swiglu;
-    t.gelu = avx2::gelu;
+    t.activate = avx2::activate;
     t.add = avx2::add;
     t.store_kv = avx2::store_kv;
     t.rotate_keys = avx2::rotate_keys;

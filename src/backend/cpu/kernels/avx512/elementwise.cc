@@ -77,6 +77,44 @@ void move_slots_as(const PageFormat& shape, const std::byte* from, SlotMask from
   }
 }
 
+[[gnu::always_inline]] inline __m512 silu(__m512 x) {
+  return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0F), exp16(_mm512_sub_ps(_mm512_setzero_ps(), x))));
+}
+
+// erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
+[[gnu::always_inline]] inline __m512 gelu(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0F);
+  const __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678F));
+  const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911F), one));
+  __m512 p = _mm512_set1_ps(1.061405429F);
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027F));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741F));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736F));
+  p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592F));
+  const __m512 square = _mm512_mul_ps(z, _mm512_sub_ps(_mm512_setzero_ps(), z));
+  const __m512 tail_area = _mm512_mul_ps(_mm512_mul_ps(p, t), exp16(square));
+  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+  const __m512 area = _mm512_mask_blend_ps(negative, _mm512_sub_ps(_mm512_set1_ps(2.0F), tail_area), tail_area);
+  return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_set1_ps(0.5F)), area);
+}
+
+// (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)).
+[[gnu::always_inline]] inline __m512 gelu_tanh(__m512 x) {
+  const __m512 factor =
+      _mm512_fmadd_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(-0.0713548163F), _mm512_set1_ps(-1.59576912F));
+  return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0F), exp16(_mm512_mul_ps(x, factor))));
+}
+
+template <__m512 kFunction(__m512)>
+void activate_by(const float* x, const float* factor, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const __mmask16 mask = tail(n - i);
+    const __m512 y = kFunction(_mm512_maskz_loadu_ps(mask, x + i));
+    _mm512_mask_storeu_ps(out + i, mask,
+                          factor != nullptr ? _mm512_mul_ps(y, _mm512_maskz_loadu_ps(mask, factor + i)) : y);
+  }
+}
+
 }  // namespace
 
 void quantize_q8(const float* x, int inputs, const MutableQ8Rows& place) {
@@ -139,34 +177,11 @@ void layer_norm(const float* x, const float* weight, const float* bias, int n, f
   }
 }
 
-void swiglu(const float* gate, const float* up, int n, float* out) {
-  const __m512 one = _mm512_set1_ps(1.0F);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail(n - i);
-    const __m512 g = _mm512_maskz_loadu_ps(mask, gate + i);
-    const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), g))));
-    _mm512_mask_storeu_ps(out + i, mask, _mm512_mul_ps(silu, _mm512_maskz_loadu_ps(mask, up + i)));
-  }
-}
-
-// erfc(z) = p(t) exp(-z^2), t = 1 / (1 + 0.3275911 z), for z >= 0: Abramowitz & Stegun 7.1.26, off by 1.5e-7 at most.
-void gelu(float* x, int n) {
-  const __m512 one = _mm512_set1_ps(1.0F);
-  for (int i = 0; i < n; i += 16) {
-    const __mmask16 mask = tail(n - i);
-    const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-    const __m512 z = _mm512_mul_ps(_mm512_abs_ps(v), _mm512_set1_ps(0.70710678F));
-    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911F), one));
-    __m512 p = _mm512_set1_ps(1.061405429F);
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-1.453152027F));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(1.421413741F));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(-0.284496736F));
-    p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(0.254829592F));
-    const __m512 square = _mm512_mul_ps(z, _mm512_sub_ps(_mm512_setzero_ps(), z));
-    const __m512 tail_area = _mm512_mul_ps(_mm512_mul_ps(p, t), exp16(square));
-    const __mmask16 negative = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_LT_OQ);
-    const __m512 area = _mm512_mask_blend_ps(negative, _mm512_sub_ps(_mm512_set1_ps(2.0F), tail_area), tail_area);
-    _mm512_mask_storeu_ps(x + i, mask, _mm512_mul_ps(_mm512_mul_ps(v, _mm512_set1_ps(0.5F)), area));
+void activate(ActivationFunction function, const float* x, const float* factor, int n, float* out) {
+  switch (function) {
+    case ActivationFunction::kSilu: return activate_by<silu>(x, factor, n, out);
+    case ActivationFunction::kGelu: return activate_by<gelu>(x, factor, n, out);
+    case ActivationFunction::kGeluTanh: return activate_by<gelu_tanh>(x, factor, n, out);
   }
 }
 

@@ -12,8 +12,7 @@ const KernelTable* avx512_kernels() {
     t.quantize_q8 = avx512::quantize_q8;
     t.rms_norm = avx512::rms_norm;
     t.layer_norm = avx512::layer_norm;
-    t.swiglu = avx512::swiglu;
-    t.gelu = avx512::gelu;
+    t.activate = avx512::activate;
     t.add = avx512::add;
     t.store_kv = avx512::store_kv;
     t.rotate_keys = avx512::rotate_keys;
