@@ -49,7 +49,7 @@ struct Row {
 class Layer {
  public:
   Layer(const std::string& spec, std::int64_t most)
-      : policy_(std::move(*make_policy(spec))), store_(find_kernels("auto"), &threads_, inverse_frequencies()) {
+      : policy_(std::move(*make_policy(spec))), store_(find_kernels("auto"), &threads_, {{kHeadDim, inverse_frequencies(), 1}}) {
     cache_ = std::move(*KvCache::create(kShape, std::uint64_t{1} << 28, &store_));
     sequence_.emplace(cache_->new_sequence(sequence_layout(*policy_)));
     policy_->begin({1, 1, kHeads});
@@ -87,7 +87,7 @@ class Layer {
   std::int64_t held() const { return sequence_->only_table().length(); }
 
  private:
-  static constexpr KvCacheShape kShape{1, kKvHeads, {kHeadDim, 32, KvType::kF16}};
+  inline static const KvCacheShape kShape{1, kKvHeads, {kHeadDim, 32, KvType::kF16}};
 
   static std::vector<double> inverse_frequencies() {
     std::vector<double> frequencies;

@@ -67,11 +67,13 @@ class CacheEviction {
 // Seconds that attention of one row over `tokens` tokens takes.
 double attention_seconds(std::int64_t tokens, int steps, CacheEviction& caches) {
   const KvCacheShape kv{1, kKvHeads, {kHeadDim, kSlots, KvType::kF16}};
-  BackendShape shape{.layers = 1, .heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim, .rotary = kHeadDim};
-  for (int i = 0; i < kHeadDim / 2; ++i) shape.inverse_frequencies.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
+  Rotation rotation{.dims = kHeadDim};
+  for (int i = 0; i < kHeadDim / 2; ++i) rotation.inverse_frequencies.push_back(std::pow(10000.0, -2.0 * i / kHeadDim));
+  const BackendShape shape{.rotations = {rotation},
+                           .layers = {{.heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim}}};
   ThreadPool threads(2);
   const KernelTable* kernels = find_kernels("auto");
-  CpuPageStore store(kernels, &threads, shape.inverse_frequencies);
+  CpuPageStore store(kernels, &threads, shape.rotations);
   const SequenceLayout layout;
   auto cache = std::move(*KvCache::create(kv, KvCache::cost(kv, layout, tokens / kSlots + 2), &store));
   KvSequence sequence = cache->new_sequence(layout);
@@ -84,7 +86,7 @@ double attention_seconds(std::int64_t tokens, int steps, CacheEviction& caches) 
   }
   Batch batch;
   batch.tokens.assign(1, 0);
-  batch.sequences.push_back({.rows = 1});
+  batch.sequences.push_back({.rows = 1, .layers = sequence.layers()});
   const IndexRange hidden;
   describe_table(sequence.only_table(), {&hidden, 1}, 0, &batch.tables.emplace_back());
   std::vector<float> query(kHeads * kHeadDim), out(query.size());

@@ -92,8 +92,8 @@ Json to_json(const InspectCommand& command, const LoadedModel& model, const Insp
           {"policy", result.reading.policy},
           {"codec", result.reading.codec},
           {"tokens", result.tokens},
-          {"query_heads", model.config.heads},
-          {"kv_heads", model.config.kv_heads},
+          {"query_heads", model.config.governed().heads},
+          {"kv_heads", model.config.governed().kv_heads},
           {"prefill", command.inspect.reading.prefill},
           {"chunk", result.reading.chunk},
           {"kept_max", result.reading.kept_max},
@@ -133,7 +133,7 @@ Status inspect(const InspectCommand& command) {
   KVASIR_RETURN_IF_ERROR(add_demote_dir(command.inspect.reading.policy, engine));
   KVASIR_RETURN_IF_ERROR(check_report(command.report, std::vector{command.engine.model, command.file}));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<LoadedModel> model, open_model(engine));
-  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.layers));
+  KVASIR_ASSIGN_OR_RETURN(const std::vector<int> layers, matrix_layers(command.layers, model->config.governed_layers()));
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens, read_tokens(command, *model));
   KVASIR_RETURN_IF_ERROR(check_inspect_options(*model, static_cast<std::int64_t>(tokens.size()), command.inspect));
   if (command.for_report && command.report.empty())

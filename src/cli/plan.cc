@@ -100,9 +100,9 @@ Status plan(PlanOptions options) {
                                ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
                                : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-  KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.layers, config.kv_heads, config.sliding_window}));
+  KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}));
   KVASIR_RETURN_IF_ERROR(
-      policy->check_pages({nullptr, config.layers, config.kv_heads, config.sliding_window}, shape.page));
+      policy->check_pages({nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}, shape.page));
   const ColdTier any(nullptr, 0);  // only whether there is one matters
   KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));

@@ -53,8 +53,8 @@ Json to_json(const RecordCommand& command, const LoadedModel& model, const Obser
           {"policy", result.policy},
           {"codec", result.codec},
           {"tokens", tokens},
-          {"query_heads", model.config.heads},
-          {"kv_heads", model.config.kv_heads},
+          {"query_heads", model.config.governed().heads},
+          {"kv_heads", model.config.governed().kv_heads},
           {"prefill", command.record.prefill},
           {"chunk", result.chunk},
           {"bytes", trace_bytes(model, tokens)},
@@ -72,7 +72,7 @@ std::string text_of(const RecordCommand& command, const LoadedModel& model, cons
     }
   out += fmt::format("\nkvasir replay --policy {} --trace {}", result.policy, printable(command.out, 200));
   if (command.record.prefill > 0) out += fmt::format(" --prefill {} --chunk {}", command.record.prefill, result.chunk);
-  return out + fmt::format(" --kv-heads {}\n", model.config.kv_heads);
+  return out + fmt::format(" --kv-heads {}\n", model.config.governed().kv_heads);
 }
 
 Status record(const RecordCommand& command) {
@@ -91,9 +91,9 @@ Status record(const RecordCommand& command) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));
   KVASIR_ASSIGN_OR_RETURN(AttentionTraceWriter writer,
-                          AttentionTraceWriter::open(command.out, model->config.layers, model->config.heads, count));
-  note("kvasir: {} of {}, {}: '{}' will have {}\n", counted(model->config.layers, "layer"),
-       counted(model->config.heads, "query head"), counted(count, "token"), printable(command.out, 200),
+                          AttentionTraceWriter::open(command.out, model->config.governed_layers(), model->config.governed().heads, count));
+  note("kvasir: {} of {}, {}: '{}' will have {}\n", counted(model->config.governed_layers(), "layer"),
+       counted(model->config.governed().heads, "query head"), counted(count, "token"), printable(command.out, 200),
        human_bytes(trace_bytes(*model, count)));
   catch_interrupts();
   ObservedText result;

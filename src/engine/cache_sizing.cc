@@ -200,7 +200,9 @@ std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& p
   }
   const std::int64_t held = std::max(first, policy.exact_prefix(tokens));
   const std::int64_t slots = shape.page.slots;
-  return KvCache::cost(shape, sequence_layout(policy), (held + slots - 1) / slots) +
+  std::uint64_t windows = 0;
+  for (const WindowGroup& group : shape.windows) windows += least_kv_bytes(shape.of(group), tokens);
+  return KvCache::cost(shape.governed(), sequence_layout(policy), (held + slots - 1) / slots) + windows +
          least_demoted_bytes(shape, policy, tokens, first);
 }
 

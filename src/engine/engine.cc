@@ -19,6 +19,7 @@
 #include "engine/request_queue.h"
 #include "engine/sequence_view.h"
 #include "engine/session.h"
+#include "model/family.h"
 #include "retention/registry.h"
 #include "tiers/disk_store.h"
 #include "tiers/redis_store.h"

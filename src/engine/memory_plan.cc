@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "engine/follower_plan.h"
 #include "engine/sequence.h"
+#include "retention/registry.h"
 
 namespace kvasir {
 
@@ -26,8 +27,11 @@ std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::uint64_t columns)
 }  // namespace
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
+  std::uint64_t bytes = 0;
+  for (const WindowGroup& group : shape.windows) bytes += least_kv_bytes(shape.of(group), tokens);
   if (shape.window > 0) tokens = std::min(tokens, shape.window);
-  return bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
+  const std::uint64_t governed = bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
+  return governed == kMostBytes ? governed : bytes + governed;
 }
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens) {
@@ -37,7 +41,8 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& p
 }
 
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  return !policy.traits().offloads && !policy.bound() && !policy.traits().compacts && shape.window == 0;
+  return !policy.traits().offloads && !policy.bound() && !policy.traits().compacts && shape.window == 0 &&
+         shape.windows.empty();
 }
 
 namespace {
@@ -318,6 +323,116 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   return peak;
 }
 
+// The columns of all groups at the moment when they take most bytes together, and the bytes of the arrays then: of
+// policies whose columns depend on the number of tokens alone, with pages that are not encoded.
+struct JointPeak {
+  std::uint64_t governed = 0;
+  std::vector<std::uint64_t> windows;  // [window groups]
+  std::uint64_t bytes = 0;             // of one sequence: pages, their bookkeeping, arrays
+  std::uint64_t arrays = 0;
+  std::int64_t seen = 0;
+};
+
+JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  const std::int64_t slots = shape.page.slots;
+  const SequenceLayout layout = sequence_layout(policy);
+  std::int64_t tokens = request.tokens;
+  std::int64_t prompt = std::min(request.prompt, tokens);
+  std::int64_t widest = 0;
+  std::vector<KvCacheShape> groups = {shape.governed()};
+  for (const WindowGroup& group : shape.windows) {
+    groups.push_back(shape.of(group));
+    widest = std::max(widest, group.window);
+  }
+  const auto layout_of = [&](std::size_t g) { return g == 0 ? layout : SequenceLayout{}; };
+  JointPeak peak;
+  std::vector<std::uint64_t> columns(groups.size()), most(groups.size());
+  std::uint64_t arrays = 0;
+  const auto note = [&] {
+    std::uint64_t bytes = 0;
+    bool grew = false;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      bytes += KvCache::page_cost(groups[g], layout_of(g), static_cast<std::int64_t>(columns[g]));
+      grew = grew || columns[g] > most[g];
+      most[g] = std::max(most[g], columns[g]);
+    }
+    if (grew) {
+      arrays = 0;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        const auto count = static_cast<std::int64_t>(most[g]);
+        arrays += KvCache::cost(groups[g], layout_of(g), count) - KvCache::page_cost(groups[g], layout_of(g), count);
+      }
+    }
+    if (bytes + arrays < peak.bytes) return;
+    peak.bytes = bytes + arrays;
+    peak.arrays = arrays;
+    peak.governed = columns[0];
+    peak.windows.assign(columns.begin() + 1, columns.end());
+  };
+  // `done` tokens are behind the chunk of `rows` more.
+  const auto count_windows = [&](std::int64_t done, std::int64_t rows) {
+    for (std::size_t g = 1; g < groups.size(); ++g)
+      columns[g] = static_cast<std::uint64_t>((done + rows + slots - 1) / slots -
+                                              std::max<std::int64_t>(done - groups[g].window + 1, 0) / slots);
+  };
+  const std::int64_t period = std::lcm<std::int64_t>(request.chunk, slots);
+  if (!policy.bound()) {
+    // The governed tables only grow: the peak is near the end of the prompt, or of the text. Windows are full before.
+    peak.seen = tokens;
+    const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t of_prompt) {
+      const std::int64_t steady = widest + 2 * period + 2 * slots;
+      for (std::int64_t done = from; done < to;) {
+        if (done > from + steady && to - done > steady) done += (to - done - steady) / period * period;
+        const int rows = next_chunk_rows(done, of_prompt, to, request.chunk);
+        columns[0] = static_cast<std::uint64_t>((done + rows + slots - 1) / slots);
+        count_windows(done, rows);
+        note();
+        done += rows;
+      }
+    };
+    read(0, prompt, prompt);
+    read(prompt, tokens, 0);
+    return peak;
+  }
+  const KvCacheShape lane{1, 1, shape.page};
+  const std::int64_t held = std::min(tokens, *policy.bound() + request.chunk);
+  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, held / slots + 3));
+  KVASIR_CHECK(cache.ok());
+  KvSequence sequence = (*cache)->new_sequence(layout);
+  PageTable& table = sequence.only_table();
+  const std::unique_ptr<RetentionPolicy> state = policy.clone();
+  state->begin({});
+  // As in find_peak, once the windows are full too.
+  std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
+  KeepPlan plan;
+  TokenIndex hole = -1;
+  for (std::int64_t done = 0; done < tokens;) {
+    const int rows = state->chunk_rows(next_chunk_rows(policy, done, prompt, tokens, request.chunk));
+    const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
+    KVASIR_CHECK(table.append(rows).ok());
+    columns[0] = static_cast<std::uint64_t>(table.columns());
+    count_windows(done, rows);
+    note();
+    done += rows;
+    peak.seen = std::max(peak.seen, table.length());
+    plan.clear();
+    state->end_chunk(chunk, 0, plan);
+    KVASIR_CHECK(table.apply(plan).ok());
+    if (plan.empty()) continue;
+    if (hole < 0) hole = plan.drop.front().begin;
+    if (plan.drop.back().end < (hole + slots - 1) / slots * slots || done < widest + period) continue;
+    const bool reading = done < prompt;
+    const auto [before, fresh] =
+        prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, table.length()}, done);
+    if (fresh) continue;
+    const std::int64_t repeated = done - before->second;
+    const std::int64_t skipped = ((reading ? prompt : tokens) - done) / repeated * repeated;
+    if (reading) prompt -= skipped;
+    tokens -= skipped;
+  }
+  return peak;
+}
+
 // Whether each hole may make a frame: lists with compact positions and one run.
 bool splits_at_holes(const PolicyTraits& traits) {
   return traits.compacts && traits.run_capacities.empty() && traits.positions != PositionMode::kOriginal;
@@ -393,9 +508,10 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
 
 }  // namespace
 
-KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& wanted) {
-  MemoryRequest request = wanted;
-  request.chunk = prompt_chunk(policy, wanted.chunk);
+namespace {
+
+// Of one group.
+KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const Peak peak = find_peak(shape, policy, request);
   const SequenceLayout layout = sequence_layout(policy);
   const auto sequences = static_cast<std::uint64_t>(request.sequences);
@@ -462,6 +578,42 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   return memory;
 }
 
+// Adds the groups that keep windows of their own: what each takes at most, or, where the number of tokens alone decides
+// all, what is taken when all groups together take most.
+void add_windows(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
+                 KvMemory* memory) {
+  const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy("full"));
+  for (const WindowGroup& group : shape.windows) {
+    const KvMemory window = plan_group(shape.of(group), *full, request);
+    memory->windows.push_back(
+        {window.pages, window.page_bytes, window.open_pages, window.open_page_bytes, window.entries_max});
+    memory->exact = memory->exact && window.exact;
+    memory->table_bytes = saturating_sum(memory->table_bytes, window.table_bytes);
+    memory->bytes = saturating_sum(memory->bytes, window.bytes);
+    memory->batch_bytes = saturating_sum(memory->batch_bytes, window.batch_bytes);
+  }
+  if (!memory->exact || memory->bytes == kMostBytes) return;
+  const JointPeak peak = find_joint_peak(shape, policy, request);
+  const auto sequences = static_cast<std::uint64_t>(request.sequences);
+  std::uint64_t pages = memory->pages = peak.governed * static_cast<std::uint64_t>(shape.lanes()) * sequences;
+  for (std::size_t w = 0; w < shape.windows.size(); ++w) {
+    const auto lanes = static_cast<std::uint64_t>(shape.of(shape.windows[w]).lanes());
+    pages += memory->windows[w].pages = peak.windows[w] * lanes * sequences;
+  }
+  memory->table_bytes = peak.arrays * sequences + pages * PagePool::kPageOverhead;
+  memory->bytes = peak.bytes * sequences + memory->policy_bytes;
+}
+
+}  // namespace
+
+KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& wanted) {
+  MemoryRequest request = wanted;
+  request.chunk = prompt_chunk(policy, wanted.chunk);
+  KvMemory memory = plan_group(shape.governed(), policy, request);
+  if (!shape.windows.empty()) add_windows(shape, policy, request, &memory);
+  return memory;
+}
+
 int mean_frames(const KvMemory& memory, int rows, int sequences) {
   const std::int64_t few = std::min<std::int64_t>(rows, std::int64_t{sequences} * Sequence::kFewRows);
   return static_cast<int>((few * memory.frames_max + (rows - few) * memory.chunk_frames_max + rows - 1) / rows);
@@ -474,17 +626,26 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   work.rows = std::max(rows, sequences);
   work.logits = sequences;
   work.sequences = sequences;
-  work.frames = mean_frames(memory, work.rows, sequences);
-  work.all_tables = shape.tables(traits.scope);
-  work.tables = traits.scope == PolicyScope::kSequence ? 1 : work.all_tables / shape.layers;
-  work.entries = memory.entries_max;
-  work.gaps = traits.compacts;
   work.slots = shape.page.slots;
-  if (shape.page.encoded()) work.staged_page_bytes = shape.page.open().bytes();
-  work.reductions = static_cast<int>(traits.reductions.size());
-  work.recalls = traits.demotion.has_value();
-  work.selected_rows = traits.chunk_reads ? 1 : 0;
-  work.observed_rows = work.reductions > 0 ? work.rows : 0;
+  Backend::WorkspaceRequest::Tables& governed = work.tables.front();
+  governed.layer = shape.first_layer(0);
+  governed.frames = mean_frames(memory, work.rows, sequences);
+  governed.all = shape.tables(traits.scope);
+  governed.of_layer = traits.scope == PolicyScope::kSequence ? 1 : governed.all / shape.layers;
+  governed.entries = memory.entries_max;
+  governed.gaps = traits.compacts;
+  if (shape.page.encoded()) governed.staged_page_bytes = shape.page.open().bytes();
+  governed.reductions = static_cast<int>(traits.reductions.size());
+  governed.recalls = traits.demotion.has_value();
+  governed.selected_rows = traits.chunk_reads ? 1 : 0;
+  governed.observed_rows = governed.reductions > 0 ? work.rows : 0;
+  for (std::size_t w = 0; w < shape.windows.size(); ++w) {
+    Backend::WorkspaceRequest::Tables window;
+    window.layer = shape.first_layer(static_cast<int>(w) + 1);
+    window.entries = memory.windows[w].entries_max;
+    if (shape.page.encoded()) window.staged_page_bytes = shape.of(shape.windows[w]).page.open().bytes();
+    work.tables.push_back(window);
+  }
   return work;
 }
 

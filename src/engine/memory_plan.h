@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "backend/backend.h"
 #include "kv/kv_cache.h"
@@ -27,6 +28,15 @@ struct KvMemory {
   std::uint64_t page_bytes = 0;  // keys and values of one page
   std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
   std::uint64_t open_page_bytes = 0;
+  // The same of a group of layers that keep a window of their own. The fields above are those of the governed group.
+  struct Window {
+    std::uint64_t pages = 0;
+    std::uint64_t page_bytes = 0;
+    std::uint64_t open_pages = 0;
+    std::uint64_t open_page_bytes = 0;
+    std::int64_t entries_max = 0;
+  };
+  std::vector<Window> windows;      // [window groups]
   std::uint64_t table_bytes = 0;    // bookkeeping at the peak, per-page bookkeeping included
   std::uint64_t policy_bytes = 0;   // state of the policies and selectors, at most
   std::uint64_t demoted_bytes = 0;  // of what the policies drop and the sequences keep (engine/demotion.h), at most
@@ -35,7 +45,7 @@ struct KvMemory {
   std::uint64_t offload_bytes = 0;
   std::uint64_t offload_file_bytes = 0;
   std::uint64_t offload_buffer_bytes = 0;
-  // pages * page_bytes + open_pages * open_page_bytes + table_bytes + policy_bytes + demoted_bytes + offload_bytes: the
+  // pages * page_bytes + open_pages * open_page_bytes, of all groups, + table_bytes + policy_bytes + demoted_bytes + offload_bytes: the
   // least KV budget that suffices
   std::uint64_t bytes = 0;
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.

@@ -262,7 +262,7 @@ Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& mode
   result.cell_tokens = (result.tokens + options.matrix - 1) / options.matrix;
   result.cells = (result.tokens + result.cell_tokens - 1) / result.cell_tokens;
 
-  Shape shape{model->config.heads, model->config.kv_heads, result.tokens};
+  Shape shape{model->config.governed().heads, model->config.governed().kv_heads, result.tokens};
   shape.top = static_cast<std::size_t>(options.top);
   shape.bins = static_cast<std::size_t>(std::min<std::int64_t>(options.bins, result.tokens));
   shape.reference = result.reference;
@@ -272,7 +272,7 @@ Result<InspectResult> inspect_attention(const std::shared_ptr<LoadedModel>& mode
   for (TokenIndex id = 0; id < result.tokens; ++id) positions[shape.bin(id)].add(static_cast<double>(id));
   result.positions = values(positions);
 
-  Inspector inspector(shape, model->config.layers);
+  Inspector inspector(shape, model->config.governed_layers());
   KVASIR_ASSIGN_OR_RETURN(result.reading, read_observed(model, text, options.reading, inspector, progress));
   result.layers = inspector.result();
   return result;

@@ -94,7 +94,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   result.chunk = options.prefill > 0 ? prompt_chunk(*policy, options.chunk) : 0;
   SequenceRunner runner(model, cache, std::move(policy));
   SeenTokens seen(&runner, *model);
-  RowSplitter rows(&seen, &observer, model->config.heads);
+  RowSplitter rows(&seen, &observer, model->config.governed().heads);
   runner.set_tap(&rows);
   Status status;
   const auto on_pass = [&](std::int64_t, int, std::span<const float>) {
@@ -118,7 +118,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   result.kept_max = runner.kept_max();
   result.seen_least = runner.seen_least();
   result.by_head = runner.policy().traits().scope == PolicyScope::kHead;
-  result.final = retained_by_layer(runner.sequence(), model->config.layers);
+  result.final = retained_by_layer(runner.sequence(), model->config.governed_layers());
   return result;
 }
 

@@ -16,13 +16,13 @@ constexpr std::int64_t kArticleTokens = 1000;
 class HeadStudy final : public RowObserver {
  public:
   HeadStudy(const ModelConfig& config, std::size_t top_k)
-      : heads_(config.heads),
-        kv_heads_(config.kv_heads),
+      : heads_(config.governed().heads),
+        kv_heads_(config.governed().kv_heads),
         top_k_(top_k),
-        sums_(static_cast<std::size_t>(config.layers),
-              std::vector<double>(static_cast<std::size_t>(config.kv_heads) * static_cast<std::size_t>(config.kv_heads),
+        sums_(static_cast<std::size_t>(config.governed_layers()),
+              std::vector<double>(static_cast<std::size_t>(config.governed().kv_heads) * static_cast<std::size_t>(config.governed().kv_heads),
                                   0.0)),
-        sets_(static_cast<std::size_t>(config.kv_heads)) {}
+        sets_(static_cast<std::size_t>(config.governed().kv_heads)) {}
 
   // Queries of the next article, ascending.
   void begin_article(std::vector<TokenIndex> queries) { queries_ = std::move(queries); }
@@ -109,14 +109,14 @@ Result<std::vector<std::span<const TokenId>>> cut_articles(std::span<const std::
 
 Status check_profile_options(const LoadedModel& model, const ProfileOptions& options) {
   const ModelConfig& config = model.config;
-  if (config.kv_heads > kMostProfileHeads || config.layers > kMostProfileLayers)
-    return unsupported("the model has {} KV heads and {} layers; a head profile has at most {} and {}", config.kv_heads,
-                       config.layers, kMostProfileHeads, kMostProfileLayers);
+  if (config.governed().kv_heads > kMostProfileHeads || config.governed_layers() > kMostProfileLayers)
+    return unsupported("the model has {} KV heads and {} layers; a head profile has at most {} and {}", config.governed().kv_heads,
+                       config.governed_layers(), kMostProfileHeads, kMostProfileLayers);
   KVASIR_RETURN_IF_ERROR(check_range("tokens", options.tokens, 0, config.context));
   KVASIR_RETURN_IF_ERROR(check_range("articles", options.articles, 0, 1'000'000));
   KVASIR_RETURN_IF_ERROR(check_range("top-k", options.top_k, 1, kMostProfileTop));
   KVASIR_RETURN_IF_ERROR(check_range("queries", options.queries, 1, 65536));
-  KVASIR_RETURN_IF_ERROR(check_range("reps", options.reps, 0, config.kv_heads));
+  KVASIR_RETURN_IF_ERROR(check_range("reps", options.reps, 0, config.governed().kv_heads));
   if (article_tokens(model, options) <= options.top_k)
     return invalid_argument(
                "in articles of {} no query sees more than {} tokens; make articles longer or the top set "
@@ -133,11 +133,11 @@ Result<HeadProfile> profile_heads(const std::shared_ptr<LoadedModel>& model,
   const ModelConfig& config = model->config;
   HeadProfile profile;
   profile.fingerprint = model->fingerprint;
-  profile.layers = config.layers;
-  profile.kv_heads = config.kv_heads;
+  profile.layers = config.governed_layers();
+  profile.kv_heads = config.governed().kv_heads;
   profile.top_k = options.top_k;
   profile.articles = std::ssize(articles);
-  profile.reps = options.reps > 0 ? options.reps : default_representatives(config.kv_heads);
+  profile.reps = options.reps > 0 ? options.reps : default_representatives(config.governed().kv_heads);
   profile.seed = options.seed;
   HeadStudy study(config, static_cast<std::size_t>(options.top_k));
   SplitMix draw(options.seed);

@@ -40,7 +40,7 @@ Status check_record_options(const LoadedModel& model, std::int64_t tokens, const
 }
 
 std::uint64_t trace_bytes(const LoadedModel& model, std::int64_t tokens) {
-  return static_cast<std::uint64_t>(model.config.layers) * static_cast<std::uint64_t>(model.config.heads) *
+  return static_cast<std::uint64_t>(model.config.governed_layers()) * static_cast<std::uint64_t>(model.config.governed().heads) *
          static_cast<std::uint64_t>(tokens) * static_cast<std::uint64_t>(tokens) * sizeof(float);
 }
 
@@ -48,7 +48,7 @@ Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, static_cast<std::int64_t>(text.size()), options));
-  Recorder recorder(&writer, model->config.heads);
+  Recorder recorder(&writer, model->config.governed().heads);
   return read_observed(model, text, options, recorder, progress);
 }
 

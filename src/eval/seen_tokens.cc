@@ -27,8 +27,8 @@ std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequ
 SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) : runner_(*runner) {
   const RetentionPolicy& policy = runner->policy();
   const PolicyScope scope = policy.traits().scope;
-  per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.kv_heads;
-  heads_ = model.config.heads / std::max(1, per_layer_);
+  per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.governed().kv_heads;
+  heads_ = model.config.governed().heads / std::max(1, per_layer_);
   if (scope == PolicyScope::kSequence) shadow_ = policy.clone();
   ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().tables()));
   held_.resize(ids_.size());

@@ -67,6 +67,11 @@ struct KvCacheShape {
   // window.
   KvCacheShape governed() const;
   KvCacheShape of(const WindowGroup& group) const;
+  // The first layer of the governed group (0) or of windows[group - 1].
+  int first_layer(int group) const {
+    const auto found = std::ranges::find(group_of_layer, group);
+    return found == group_of_layer.end() ? 0 : static_cast<int>(found - group_of_layer.begin());
+  }
   // Of all groups.
   int all_lanes() const;
   int all_tables(PolicyScope scope) const { return tables(scope) + static_cast<int>(windows.size()); }

@@ -132,18 +132,23 @@ void score_chunks(const float* bounds, const float* queries, int group, int head
 
 // -- Pages --
 
-NaivePageStore::NaivePageStore(std::vector<double> inverse_frequencies)
-    : inverse_frequencies_(std::move(inverse_frequencies)) {}
+NaivePage NaivePageStore::zeros(const PageFormat& format) {
+  const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
+  NaivePage page;
+  page.keys.assign(static_cast<std::size_t>(format.slots), zero);
+  page.values = page.keys;
+  return page;
+}
 
 const NaivePage& NaivePageStore::page(PageId id) const {
-  const auto& pages = classes_.at(page_class(id)).pages;
-  return pages[page_number(id)] != nullptr ? *pages[page_number(id)] : zeros_;
+  const Class& of = classes_.at(page_class(id));
+  return of.pages[page_number(id)] != nullptr ? *of.pages[page_number(id)] : of.zeros;
 }
 
 NaivePage& NaivePageStore::writable(PageId id) {
-  auto& pages = classes_.at(page_class(id)).pages;
-  if (pages[page_number(id)] == nullptr) pages[page_number(id)] = std::make_unique<NaivePage>(zeros_);
-  return *pages[page_number(id)];
+  Class& of = classes_.at(page_class(id));
+  if (of.pages[page_number(id)] == nullptr) of.pages[page_number(id)] = std::make_unique<NaivePage>(of.zeros);
+  return *of.pages[page_number(id)];
 }
 
 std::vector<double> NaivePageStore::rotated(const PageFormat& format, std::span<const double> key,
@@ -151,8 +156,9 @@ std::vector<double> NaivePageStore::rotated(const PageFormat& format, std::span<
   std::vector<double> out(key.begin(), key.end());
   if (shift == 0) return out;
   if (format.rotated_keys) walsh_hadamard(out);
-  for (std::size_t i = 0; i < inverse_frequencies_.size(); ++i)
-    rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(shift) * inverse_frequencies_[i]);
+  const std::vector<double>& frequencies = rotations_[static_cast<std::size_t>(format.rotation)].inverse_frequencies;
+  for (std::size_t i = 0; i < frequencies.size(); ++i)
+    rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(shift) * frequencies[i]);
   if (format.rotated_keys) walsh_hadamard(out);
   return out;
 }
@@ -170,7 +176,7 @@ void NaivePageStore::set(const PageFormat& format, NaivePage& page, int slot, st
 void NaivePageStore::encode(const NaivePage& open, SlotMask live, PageId to) {
   NaivePage& page = writable(to);
   const PageFormat& of = format(to);
-  page = zeros_;
+  page = zeros(of);
   std::vector<Element> keys, values;
   for (std::size_t s = 0; s < static_cast<std::size_t>(of.slots); ++s)
     for (std::size_t d = 0; d < static_cast<std::size_t>(of.head_dim); ++d) {
@@ -197,11 +203,9 @@ NaivePage NaivePageStore::opened(PageId id) const {
 
 Status NaivePageStore::reserve(PageClass of, const PageFormat& format, std::uint64_t count) {
   KVASIR_CHECK(!classes_.contains(of));
-  const std::vector<double> zero(static_cast<std::size_t>(format.head_dim));
-  zeros_.keys.assign(static_cast<std::size_t>(format.slots), zero);
-  zeros_.values = zeros_.keys;
   Class& made = classes_[of];
   made.format = format;
+  made.zeros = zeros(format);
   made.pages.resize(count);
   return {};
 }
@@ -241,7 +245,7 @@ void NaivePageStore::repack(int lanes, std::span<const SlotMove> moves) {
       int slot = move.to_slot;
       for (SlotMask left = move.slots; left != 0; left &= left - 1, ++slot) {
         const auto s = static_cast<std::size_t>(std::countr_zero(left));
-        set(format(to), after.try_emplace(to, zeros_).first->second, slot,
+        set(format(to), after.try_emplace(to, zeros(format(to))).first->second, slot,
             rotated(format(to), from.keys[s], move.shift), from.values[s]);
         live[to] |= SlotMask{1} << slot;
       }
@@ -343,7 +347,7 @@ Status NaiveBackend::load(std::span<const WeightPart> parts, const LoadOptions& 
 }
 
 std::unique_ptr<PageStore> NaiveBackend::new_page_store() {
-  return std::make_unique<NaivePageStore>(shape_.inverse_frequencies);
+  return std::make_unique<NaivePageStore>(shape_.rotations);
 }
 
 const NaiveBackend::Weight* NaiveBackend::weight(WeightId id) const {
@@ -393,8 +397,9 @@ void NaiveBackend::layer_norm(Activation from, WeightId by, WeightId bias, float
 void NaiveBackend::rms_norm_heads(Activation x, WeightId by, int heads, float eps) {
   for (Row& row : rows(x))
     for (int head = 0; head < heads; ++head) {
-      const auto first = row.begin() + head * shape_.head_dim;
-      std::ranges::copy(normalized(Row(first, first + shape_.head_dim), by, kNoWeight, eps), first);
+      const auto dim = std::ssize(row) / heads;
+      const auto first = row.begin() + head * dim;
+      std::ranges::copy(normalized(Row(first, first + dim), by, kNoWeight, eps), first);
     }
 }
 
@@ -458,8 +463,10 @@ std::span<const float> NaiveBackend::logits(WeightId output, WeightId norm, Weig
 }
 
 std::uint64_t NaiveBackend::workspace_bytes(const WorkspaceRequest& request) const {
-  const int width =
-      3 * shape_.width + 2 * shape_.heads * shape_.head_dim + 2 * shape_.kv_heads * shape_.head_dim + 2 * shape_.ffn;
+  int widest = 0;
+  for (const LayerShape& layer : shape_.layers)
+    widest = std::max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim + 2 * layer.hidden);
+  const int width = 3 * shape_.width + widest;
   return sizeof(double) * (static_cast<std::uint64_t>(request.rows) * static_cast<std::uint64_t>(width) +
                            static_cast<std::uint64_t>(request.logits) * static_cast<std::uint64_t>(shape_.vocabulary));
 }
@@ -468,32 +475,38 @@ std::uint64_t NaiveBackend::workspace_bytes(const WorkspaceRequest& request) con
 
 NaiveBackend::Row NaiveBackend::rotated(std::span<const double> head, Position position) const {
   Row out(head.begin(), head.end());
-  for (std::size_t i = 0; i < shape_.inverse_frequencies.size(); ++i) {
-    rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(position) * shape_.inverse_frequencies[i]);
-    out[2 * i] *= shape_.rotary_magnitude;
-    out[2 * i + 1] *= shape_.rotary_magnitude;
+  const Rotation& rotation = shape_.rotations[static_cast<std::size_t>(layer_shape().rotation)];
+  for (std::size_t i = 0; i < rotation.inverse_frequencies.size(); ++i) {
+    rotate_pair(out[2 * i], out[2 * i + 1], static_cast<double>(position) * rotation.inverse_frequencies[i]);
+    out[2 * i] *= rotation.magnitude;
+    out[2 * i + 1] *= rotation.magnitude;
   }
   return out;
 }
 
-// A table has the lanes of all layers, of one layer, or one lane.
-NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int layer, int head) const {
-  const int per_layer = std::max(1, sequence.tables / shape_.layers);
-  const int table = sequence.tables == 1 ? 0 : layer * per_layer + (per_layer > 1 ? head : 0);
+double NaiveBackend::scale() const {
+  return layer_shape().scale != 0 ? static_cast<double>(layer_shape().scale)
+                                  : 1 / std::sqrt(static_cast<double>(layer_shape().head_dim));
+}
+
+NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int head) const {
+  const LayerLanes& lanes = lanes_of(sequence);
   Lane lane;
-  lane.table = &pass_.batch->tables[sequence.first_table + static_cast<std::size_t>(table)];
-  lane.number = (sequence.tables == 1 ? layer * shape_.kv_heads : 0) + (per_layer > 1 ? 0 : head);
+  lane.table = &pass_.batch->tables[sequence.first_table +
+                                    static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
+  lane.number = lanes.first_lane + (lanes.tables > 1 ? 0 : head);
   KVASIR_CHECK(lane.number < lane.table->lanes && lane.table->rows == sequence.rows);
   return lane;
 }
 
 void NaiveBackend::store(int layer) {
+  layer_ = layer;
   staged_.clear();
-  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+  const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
   for (const BatchSequence& sequence : pass_.batch->sequences)
     for (int row = 0; row < sequence.rows; ++row)
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        const Lane lane = lane_of(sequence, layer, head);
+      for (int head = 0; head < layer_shape().kv_heads; ++head) {
+        const Lane lane = lane_of(sequence, head);
         const auto r = static_cast<std::size_t>(row);
         const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
         const WriteSlot place = lane.table->slots[r];
@@ -513,8 +526,8 @@ void NaiveBackend::store(int layer) {
         }
       }
   for (const BatchSequence& sequence : pass_.batch->sequences)
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      const Lane lane = lane_of(sequence, layer, head);
+    for (int head = 0; head < layer_shape().kv_heads; ++head) {
+      const Lane lane = lane_of(sequence, head);
       for (const SealedColumn& seal : lane.table->seals)
         store_->encode(staged(lane, seal), seal.live, page_of(lane, seal.column));
     }
@@ -527,7 +540,7 @@ PageId NaiveBackend::page_of(const Lane& lane, std::uint32_t column) {
 
 NaivePage& NaiveBackend::staged(const Lane& lane, const SealedColumn& seal) {
   const auto [at, fresh] = staged_.try_emplace({lane.table, lane.number, seal.column});
-  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : store_->zeros();
+  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
   return at->second;
 }
 
@@ -555,7 +568,7 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
       const NaivePage* page = &store_->page(page_of(lane, entry.column));
       for (const SealedColumn& seal : table.seals)
         if (seal.column == entry.column && row < seal.first_row) page = &staged_.at({&table, lane.number, seal.column});
-      for (int slot = 0; slot < store_->format().slots; ++slot)
+      for (int slot = 0; slot < lane.table->format.slots; ++slot)
         if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0});
     }
   }
@@ -565,13 +578,13 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
 // Writes the attention of one row, and returns its weights: [query heads][retained tokens].
 std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& sequence, int row,
                                                          std::span<const Lane> lanes) {
-  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+  const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
   const auto in_batch = static_cast<std::size_t>(sequence.first_row + row);
   std::vector<std::vector<float>> weights;
   Row& out = rows(Activation::kAttention)[in_batch];
-  const bool recalls = sequence.recall != nullptr && row + 1 == sequence.rows;
-  for (int head = 0; head < shape_.heads; ++head) {
-    const Lane& lane = lanes[static_cast<std::size_t>(head / shape_.group())];
+  const bool recalls = sequence.recall != nullptr && lanes_of(sequence).observed_as >= 0 && row + 1 == sequence.rows;
+  for (int head = 0; head < layer_shape().heads; ++head) {
+    const Lane& lane = lanes[static_cast<std::size_t>(head / layer_shape().group())];
     const std::vector<Place> tokens = places(lane, row);
     const auto query = std::span(rows(Activation::kQuery)[in_batch]).subspan(static_cast<std::size_t>(head) * dim, dim);
     Rows by_frame;
@@ -587,7 +600,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
         const Row& key = token.page->keys[static_cast<std::size_t>(token.slot)];
         score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame[token.frame][d] * key[d];
-        score /= std::sqrt(static_cast<double>(shape_.head_dim));
+        score *= scale();
       }
       scores.push_back(score);
       highest = std::max(highest, score);
@@ -597,14 +610,14 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     // What is recalled takes part in the output, and not in the weights that are told.
     std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
     double sum_of_all = sum;
-    const auto chosen = recalls ? sequence.recall->chosen(head / shape_.group()) : std::span<const RecalledPage>();
+    const auto chosen = recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
     for (const RecalledPage& page : chosen)
-      for (int slot = 0; slot < store_->format().slots; ++slot) {
+      for (int slot = 0; slot < lane.table->format.slots; ++slot) {
         if ((page.live >> slot & 1) == 0) continue;
         const Row& key = store_->page(page.page).keys[static_cast<std::size_t>(slot)];
         double score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame.back()[d] * key[d];
-        score /= std::sqrt(static_cast<double>(shape_.head_dim));
+        score *= scale();
         recalled.emplace_back(std::exp(score - highest),
                               &store_->page(page.page).values[static_cast<std::size_t>(slot)]);
         sum_of_all += recalled.back().first;
@@ -626,17 +639,17 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   return weights;
 }
 
-void NaiveBackend::tell(const BatchSequence& sequence, int layer, int row,
+void NaiveBackend::tell(const BatchSequence& sequence, int row,
                         const std::vector<std::vector<float>>& weights) const {
   AttentionListener& listener = *sequence.listener;
   if (listener.wants_weights()) {
     const std::vector<std::span<const float>> of_heads(weights.begin(), weights.end());
-    listener.hear_weights({layer, row, 1, shape_.heads, of_heads});
+    listener.hear_weights({lanes_of(sequence).observed_as, row, 1, layer_shape().heads, of_heads});
   }
   const std::span<const MassReduction> reductions = listener.reductions();
   if (reductions.empty() || !listener.wants_row(row)) return;
-  const int tables = std::max(1, sequence.tables / shape_.layers);
-  const auto heads = static_cast<std::size_t>(shape_.heads / tables);
+  const int tables = lanes_of(sequence).tables;
+  const auto heads = static_cast<std::size_t>(layer_shape().heads / tables);
   for (int table = 0; table < tables; ++table) {
     std::vector<const float*> of_heads;
     for (std::size_t h = 0; h < heads; ++h)
@@ -646,14 +659,14 @@ void NaiveBackend::tell(const BatchSequence& sequence, int layer, int row,
     for (const MassReduction reduction : reductions)
       reduce_mass(of_heads, static_cast<int>(tokens), reduction, masses.emplace_back(tokens));
     const std::vector<std::span<const double>> spans(masses.begin(), masses.end());
-    listener.hear_masses({layer, table, row, spans});
+    listener.hear_masses({lanes_of(sequence).observed_as, table, row, spans});
   }
 }
 
 // Asks the sequence's selector what a row reads of a lane.
-void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane) {
-  const auto dim = static_cast<std::size_t>(shape_.head_dim);
-  const auto group = static_cast<std::size_t>(shape_.group());
+void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane* lane) {
+  const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
+  const auto group = static_cast<std::size_t>(layer_shape().group());
   const Row& of_row = rows(Activation::kQuery)[static_cast<std::size_t>(sequence.first_row + row)];
   std::vector<float> queries;
   std::size_t entries = 0;
@@ -662,25 +675,25 @@ void NaiveBackend::select(const BatchSequence& sequence, int layer, int head, in
     for (std::size_t g = 0; g < group; ++g) {
       const auto query = std::span(of_row).subspan((static_cast<std::size_t>(head) * group + g) * dim, dim);
       for (const double x : rotated(query, lane->table->query_position(f, row)))
-        queries.push_back(static_cast<float>(x / std::sqrt(static_cast<double>(shape_.head_dim))));
+        queries.push_back(static_cast<float>(x * scale()));
     }
   }
   lane->read.assign(entries, ~SlotMask{0});
-  const LaneRow shown{layer,           head,           row,         lane->table, lane->number, store_, shape_.group(),
-                      shape_.head_dim, queries.data(), group * dim, score_chunks};
+  const LaneRow shown{lanes_of(sequence).observed_as,           head,           row,         lane->table, lane->number, store_, layer_shape().group(),
+                      layer_shape().head_dim, queries.data(), group * dim, score_chunks};
   sequence.selector->select(shown, lane->read);
 }
 
 // Has the sequence's recall choose for its last row.
-void NaiveBackend::recall(const BatchSequence& sequence, int layer, std::span<const Lane> lanes) {
-  const auto dim = static_cast<std::size_t>(shape_.head_dim);
+void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> lanes) {
+  const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
   const int row = sequence.rows - 1;
   const Row& of_row = rows(Activation::kQuery)[static_cast<std::size_t>(sequence.first_row + row)];
-  for (int head = 0; head < shape_.kv_heads; ++head) {
+  for (int head = 0; head < layer_shape().kv_heads; ++head) {
     const Lane& lane = lanes[static_cast<std::size_t>(head)];
     std::vector<float> queries, highest;
-    for (int g = 0; g < shape_.group(); ++g) {
-      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * shape_.group() + g) * dim, dim);
+    for (int g = 0; g < layer_shape().group(); ++g) {
+      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
       double most = -std::numeric_limits<double>::infinity();
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
@@ -689,33 +702,35 @@ void NaiveBackend::recall(const BatchSequence& sequence, int layer, std::span<co
         double score = 0;
         for (std::size_t d = 0; d < dim; ++d)
           score += turned[d] * token.page->keys[static_cast<std::size_t>(token.slot)][d];
-        most = std::max(most, score / std::sqrt(static_cast<double>(shape_.head_dim)));
+        most = std::max(most, score * scale());
       }
       highest.push_back(static_cast<float>(most));
       for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
-        queries.push_back(static_cast<float>(x / std::sqrt(static_cast<double>(shape_.head_dim))));
+        queries.push_back(static_cast<float>(x * scale()));
     }
-    const LaneRow shown{layer,           head,           row, lane.table, lane.number, store_, shape_.group(),
-                        shape_.head_dim, queries.data(), 0};
+    const LaneRow shown{lanes_of(sequence).observed_as,           head,           row, lane.table, lane.number, store_, layer_shape().group(),
+                        layer_shape().head_dim, queries.data(), 0};
     sequence.recall->choose(shown, highest);
   }
-  sequence.recall->fetch(layer);
+  sequence.recall->fetch(lanes_of(sequence).observed_as);
 }
 
 void NaiveBackend::attend(int layer) {
+  layer_ = layer;
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   if (lease != nullptr) lease->wait();
   rows(Activation::kAttention).assign(static_cast<std::size_t>(pass_.batch->rows()), {});
   for (const BatchSequence& sequence : pass_.batch->sequences) {
     std::vector<Lane> lanes;
-    for (int head = 0; head < shape_.kv_heads; ++head) lanes.push_back(lane_of(sequence, layer, head));
-    const bool selects = sequence.selector != nullptr && sequence.selector->selects(layer);
+    for (int head = 0; head < layer_shape().kv_heads; ++head) lanes.push_back(lane_of(sequence, head));
+    const int number = lanes_of(sequence).observed_as;
+    const bool selects = sequence.selector != nullptr && number >= 0 && sequence.selector->selects(number);
     for (int row = 0; row < sequence.rows; ++row) {
-      for (int head = 0; selects && head < shape_.kv_heads; ++head)
-        select(sequence, layer, head, row, &lanes[static_cast<std::size_t>(head)]);
-      if (sequence.recall != nullptr && row + 1 == sequence.rows) recall(sequence, layer, lanes);
+      for (int head = 0; selects && head < layer_shape().kv_heads; ++head)
+        select(sequence, head, row, &lanes[static_cast<std::size_t>(head)]);
+      if (sequence.recall != nullptr && number >= 0 && row + 1 == sequence.rows) recall(sequence, lanes);
       const auto weights = attend_row(sequence, row, lanes);
-      if (sequence.listener != nullptr) tell(sequence, layer, row, weights);
+      if (sequence.listener != nullptr && number >= 0) tell(sequence, row, weights);
     }
   }
 }

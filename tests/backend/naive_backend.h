@@ -21,12 +21,12 @@ struct NaivePage {
 
 class NaivePageStore final : public PageStore {
  public:
-  explicit NaivePageStore(std::vector<double> inverse_frequencies);
+  explicit NaivePageStore(std::vector<Rotation> rotations) : rotations_(std::move(rotations)) {}
 
   const PageFormat& format() const { return classes_.begin()->second.format; }
   const PageFormat& format(PageId id) const { return classes_.at(page_class(id)).format; }
   const NaivePage& page(PageId id) const;
-  const NaivePage& zeros() const { return zeros_; }
+  static NaivePage zeros(const PageFormat& format);
   // Rounds both to the element types of the format's open form.
   static void set(const PageFormat& format, NaivePage& page, int slot, std::span<const double> key,
                   std::span<const double> value);
@@ -56,6 +56,7 @@ class NaivePageStore final : public PageStore {
  private:
   struct Class {
     PageFormat format;
+    NaivePage zeros;
     std::vector<std::unique_ptr<NaivePage>> pages;  // null: all zeros
   };
   NaivePage& writable(PageId id);
@@ -63,8 +64,7 @@ class NaivePageStore final : public PageStore {
   NaivePage opened(PageId id) const;
   std::vector<double> rotated(const PageFormat& format, std::span<const double> key, std::int64_t shift) const;
 
-  std::vector<double> inverse_frequencies_;
-  NaivePage zeros_;
+  std::vector<Rotation> rotations_;
   std::map<PageClass, Class> classes_;
 };
 
@@ -118,19 +118,26 @@ class NaiveBackend final : public Backend {
   const Weight* weight(WeightId id) const;
   Row normalized(const Row& x, WeightId weight, WeightId bias, float eps) const;
   Row rotated(std::span<const double> head, Position position) const;
-  Lane lane_of(const BatchSequence& sequence, int layer, int head) const;
+  Lane lane_of(const BatchSequence& sequence, int head) const;
+  const LayerShape& layer_shape() const { return shape_.layers[static_cast<std::size_t>(layer_)]; }
+  const LayerLanes& lanes_of(const BatchSequence& sequence) const {
+    return sequence.layers[static_cast<std::size_t>(layer_)];
+  }
+  // The factor of queries.
+  double scale() const;
   static PageId page_of(const Lane& lane, std::uint32_t column);
   NaivePage& staged(const Lane& lane, const SealedColumn& seal);
   std::vector<Place> places(const Lane& lane, int row) const;
-  void select(const BatchSequence& sequence, int layer, int head, int row, Lane* lane);
-  void recall(const BatchSequence& sequence, int layer, std::span<const Lane> lanes);
+  void select(const BatchSequence& sequence, int head, int row, Lane* lane);
+  void recall(const BatchSequence& sequence, std::span<const Lane> lanes);
   std::vector<std::vector<float>> attend_row(const BatchSequence& sequence, int row, std::span<const Lane> lanes);
-  void tell(const BatchSequence& sequence, int layer, int row, const std::vector<std::vector<float>>& weights) const;
+  void tell(const BatchSequence& sequence, int row, const std::vector<std::vector<float>>& weights) const;
 
   BackendShape shape_;
   std::vector<Weight> weights_;
   Pass pass_;
   NaivePageStore* store_ = nullptr;
+  int layer_ = 0;  // at hand
   // The 16-bit form of columns that the pass seals: {table, lane, column}.
   std::map<std::tuple<const BatchTable*, int, std::uint32_t>, NaivePage> staged_;
   Rows activations_[kActivations];

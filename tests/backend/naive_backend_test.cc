@@ -179,7 +179,7 @@ TEST_P(NaiveBackendFamilies, RawWeightsAreTheCpus) {
     EXPECT_LT(largest_difference(on_cpu.weights.all, on_naive.weights.all), kMassTolerance);
     EXPECT_EQ(on_naive.weights.not_one, 0);
     EXPECT_EQ(on_cpu.weights.not_one, 0);
-    if (naive->config.sliding_window > 0) {
+    if (naive->config.governed().window > 0) {
       EXPECT_GT(on_naive.weights.zeros, 100);
       EXPECT_EQ(on_cpu.weights.zeros, on_naive.weights.zeros);
     }
@@ -320,7 +320,7 @@ TEST(NaiveBackend, EncodedPagesAreTheCpus) {
 TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
   BackendShape shape;
   shape.width = 48;
-  shape.ffn = 80;
+  constexpr int kHidden = 80;
   shape.vocabulary = 7;
   std::mt19937 random(5);
   std::uniform_real_distribution<float> uniform(-1, 1);
@@ -333,9 +333,9 @@ TEST(NaiveBackend, FeedForwardNetworksOfEveryKindAreTheCpus) {
     return static_cast<WeightId>(parts.size() - 1);
   };
   const WeightId embedding = add(shape.vocabulary, shape.width, false);
-  const WeightId gate = add(shape.ffn, shape.width, false);
-  const WeightId up = add(shape.ffn, shape.width, false);
-  const WeightId down = add(shape.width, shape.ffn, false);
+  const WeightId gate = add(kHidden, shape.width, false);
+  const WeightId up = add(kHidden, shape.width, false);
+  const WeightId down = add(shape.width, kHidden, false);
   const WeightId norm = add(shape.width, 1, true);
   Batch batch;
   batch.tokens = {3, 1, 6, 0, 3};

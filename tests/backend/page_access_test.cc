@@ -23,7 +23,7 @@ TEST_P(PageAccessThreads, LatePagesChangeNoBits) {
   const auto model = load_on(GetParam(), file.path());
   for (const std::size_t crowd : {std::size_t{1}, std::size_t{5}}) {
     Crowd world(model, all_policies_in_use(), 23 + crowd);
-    LatePages late(world.store(), model->kv_shape.page.bytes(), model->config.layers);
+    LatePages late(world.store(), model->kv_shape.page.bytes(), model->config.governed_layers());
     world.step().set_pages(&late, nullptr);
     world.run(crowd, 100);
     if (HasFatalFailure()) return;
@@ -61,7 +61,7 @@ TEST_P(PageAccessThreads, LatePagesAndUnreadEntries) {
     const auto plain = new_runner(model, policy);
     plain->step().set_pages(nullptr, &some);
     const auto runner = new_runner(model, policy);
-    LatePages late(model->store_of(*runner->whole().cache()), model->kv_shape.page.bytes(), model->config.layers);
+    LatePages late(model->store_of(*runner->whole().cache()), model->kv_shape.page.bytes(), model->config.governed_layers());
     runner->step().set_pages(&late, &some);
     runner->set_most_rows(13);
     EXPECT_TRUE(same_bits(run_text(*runner, text, 30), run_text(*plain, text, 30)));

@@ -61,17 +61,18 @@ void expect_planned(const WorkspaceCase& of) {
   Backend::WorkspaceRequest request;
   request.rows = of.chunk;
   request.logits = of.chunk;  // run_text wants them all
-  request.frames = largest.frames;
-  request.all_tables = model->kv_shape.tables(traits.scope);
-  request.tables = traits.scope == PolicyScope::kSequence ? 1 : request.all_tables / model->kv_shape.layers;
-  request.entries = largest.entries;
-  request.selected_rows = of.chunk;
-  request.gaps = traits.compacts;
   request.slots = 16;
-  if (model->kv_shape.page.encoded()) request.staged_page_bytes = model->kv_shape.page.open().bytes();
-  request.observed_rows = of.observed_rows;
-  request.reductions = static_cast<int>(traits.reductions.size());
-  request.weights = of.raw;
+  Backend::WorkspaceRequest::Tables& tables = request.tables.front();
+  tables.frames = largest.frames;
+  tables.all = model->kv_shape.tables(traits.scope);
+  tables.of_layer = traits.scope == PolicyScope::kSequence ? 1 : tables.all / model->kv_shape.layers;
+  tables.entries = largest.entries;
+  tables.selected_rows = of.chunk;
+  tables.gaps = traits.compacts;
+  if (model->kv_shape.page.encoded()) tables.staged_page_bytes = model->kv_shape.page.open().bytes();
+  tables.observed_rows = of.observed_rows;
+  tables.reductions = static_cast<int>(traits.reductions.size());
+  tables.weights = of.raw;
   const std::uint64_t allocated = backend.allocated_workspace();
   const std::uint64_t planned = backend.workspace_bytes(request);
   EXPECT_LE(allocated, planned);

@@ -69,10 +69,10 @@ std::vector<std::vector<std::vector<float>>> keys_of_first_layer(const std::shar
   all_logits(*runner, tokens, 64);
   const PageTable& table = runner->sequence().table(0);
   const PageFormat& page = model->kv_shape.page;
-  std::vector<std::vector<std::vector<float>>> keys(static_cast<std::size_t>(model->config.kv_heads));
+  std::vector<std::vector<std::vector<float>>> keys(static_cast<std::size_t>(model->config.governed().kv_heads));
   std::vector<float> of_page(static_cast<std::size_t>(page.slots * page.head_dim));
   for (const LiveToken& token : live_tokens(table))
-    for (int head = 0; head < model->config.kv_heads; ++head) {
+    for (int head = 0; head < model->config.governed().kv_heads; ++head) {
       model->store_of(*runner->whole().cache())
           ->read_keys(table.pages_of(token.column)[static_cast<std::size_t>(head)], of_page.data());
       const auto first = of_page.begin() + static_cast<std::ptrdiff_t>(token.slot) * page.head_dim;
@@ -134,7 +134,7 @@ TEST(Demotion, HoldsWhatWasDroppedInOrder) {
       const int per_layer = tables > 3 ? tables / 3 : 1;
       const bool first_layer = tables == 1 || t < per_layer;
       if (!first_layer) continue;
-      for (int lane = 0; lane < (per_layer > 1 ? 1 : model->config.kv_heads); ++lane) {
+      for (int lane = 0; lane < (per_layer > 1 ? 1 : model->config.governed().kv_heads); ++lane) {
         const int head = per_layer > 1 ? t : lane;
         for (std::int64_t column = 0; column < pages.columns(); ++column) {
           const auto begin = expected.begin() + column * 16;
@@ -142,20 +142,20 @@ TEST(Demotion, HoldsWhatWasDroppedInOrder) {
           std::vector<TokenIndex> tokens(begin, end);
           if (!pages.is_open(column)) std::ranges::sort(tokens);
           ASSERT_EQ(pages.live(column), slot_range(0, static_cast<int>(tokens.size())));
-          std::vector<float> held(static_cast<std::size_t>(16 * model->config.head_dim));
+          std::vector<float> held(static_cast<std::size_t>(16 * model->config.governed().head_dim));
           model->store_of(*runner->whole().cache())->read_keys(pages.page(column, lane), held.data());
-          for (int d = 0; d < model->config.head_dim; ++d) {
+          for (int d = 0; d < model->config.governed().head_dim; ++d) {
             float low = std::numeric_limits<float>::infinity(), high = -low;
             for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
               const float key = keys[static_cast<std::size_t>(head)][static_cast<std::size_t>(tokens[slot])]
                                     [static_cast<std::size_t>(d)];
-              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.head_dim) + static_cast<std::size_t>(d)],
+              ASSERT_EQ(held[slot * static_cast<std::size_t>(model->config.governed().head_dim) + static_cast<std::size_t>(d)],
                         key);
               low = std::min(low, key);
               high = std::max(high, key);
             }
             ASSERT_EQ(pages.bounds(column, lane)[d], low);
-            ASSERT_EQ(pages.bounds(column, lane)[model->config.head_dim + d], high);
+            ASSERT_EQ(pages.bounds(column, lane)[model->config.governed().head_dim + d], high);
           }
         }
       }
@@ -173,12 +173,12 @@ TEST(Demotion, ChoosesByTheDefinition) {
     run_text(*runner, text, 64);
     const std::span<const DemotedPages> tables = runner->whole().demotion()->tables();
     KvCache& cache = *runner->whole().cache();
-    const int dim = model->config.head_dim, group = model->config.heads / model->config.kv_heads;
+    const int dim = model->config.governed().head_dim, group = model->config.governed().heads / model->config.governed().kv_heads;
     std::mt19937_64 random(7);
     int cut = 0, some = 0;
     for (int trial = 0; trial < 200; ++trial) {
       const int most = 1 + trial % 8;
-      Recall recall(&cache.pool(), tables, model->config.layers, model->config.kv_heads, most);
+      Recall recall(&cache.pool(), tables, model->config.governed_layers(), model->config.governed().kv_heads, most);
       ASSERT_TRUE(recall.reserve().ok());
       recall.begin_pass(339);
       BatchTable batch;
@@ -188,7 +188,7 @@ TEST(Demotion, ChoosesByTheDefinition) {
       std::normal_distribution<float> normal(0, 1.0F + static_cast<float>(trial % 5));
       std::vector<float> queries(static_cast<std::size_t>(group * dim)), highest(static_cast<std::size_t>(group));
       for (float& q : queries) q = normal(random);
-      const int layer = trial % 3, head = trial % model->config.kv_heads;
+      const int layer = trial % 3, head = trial % model->config.governed().kv_heads;
       const DemotedPages& table = tables[static_cast<std::size_t>(layer)];
       // By the definition, in double, from the keys as they are read.
       std::vector<double> above(static_cast<std::size_t>(table.columns()), -1e30);
@@ -264,7 +264,7 @@ TEST(Demotion, RecallingAllIsFull) {
     // Where the cache has a codec, packing encodes again what stays.
     EXPECT_LT(left, codec == "f16" ? 1e-5 : 0.25 * lost) << lost;
     EXPECT_GT(lost, 0.01);
-    EXPECT_EQ(runner->whole().demotion()->report().recalled, 3 * model->config.kv_heads * 24 * 5);
+    EXPECT_EQ(runner->whole().demotion()->report().recalled, 3 * model->config.governed().kv_heads * 24 * 5);
   }
 }
 

@@ -28,8 +28,8 @@ class Watched {
   Watched(const std::shared_ptr<LoadedModel>& model, const std::string& spec, const Setting& setting)
       : runner_(new_runner(model, spec)),
         setting_(setting),
-        layers_(model->config.layers),
-        kv_heads_(model->config.kv_heads) {
+        layers_(model->config.governed_layers()),
+        kv_heads_(model->config.governed().kv_heads) {
     views_.assign(static_cast<std::size_t>(layers_),
                   std::vector<std::vector<RowView>>(static_cast<std::size_t>(kv_heads_)));
   }

@@ -17,7 +17,7 @@ class PagedCache {
  public:
   // Keys are rotated by these frequencies, in their first dimensions.
   PagedCache(const KvCacheShape& shape, std::uint64_t budget, std::vector<double> inverse_frequencies = {1.0})
-      : page_(shape.page), store_(&generic_kernels(), &threads_, std::move(inverse_frequencies)) {
+      : page_(shape.page), store_(&generic_kernels(), &threads_, {rotation_by(std::move(inverse_frequencies))}) {
     auto cache = KvCache::create(shape, budget, &store_);
     EXPECT_TRUE(cache.ok()) << cache.status().message();
     if (cache.ok()) cache_ = std::move(*cache);
@@ -31,6 +31,11 @@ class PagedCache {
   }
 
  private:
+  static Rotation rotation_by(std::vector<double> frequencies) {
+    const int dims = 2 * static_cast<int>(frequencies.size());
+    return {dims, std::move(frequencies), 1};
+  }
+
   PageFormat page_;
   ThreadPool threads_{1};
   CpuPageStore store_;

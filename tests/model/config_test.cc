@@ -158,7 +158,7 @@ TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {
     const auto config =
         read(architecture, [&](auto& w) { w.set_uint32(architecture + ".attention.sliding_window", 128); });
     ASSERT_TRUE(config.ok()) << config.status().message();
-    EXPECT_EQ(config->sliding_window, architecture == "llama" ? 128 : 0) << architecture;
+    EXPECT_EQ(config->governed().window, architecture == "llama" ? 128 : 0) << architecture;
   }
 }
 

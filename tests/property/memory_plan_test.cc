@@ -27,7 +27,7 @@ Outcome run(const KvCacheShape& shape, const std::string& spec, const MemoryRequ
             Bytes bytes) {
   Outcome outcome;
   ThreadPool threads(1);
-  CpuPageStore store(&generic_kernels(), &threads, {1.0, 0.1});
+  CpuPageStore store(&generic_kernels(), &threads, {Rotation{4, {1.0, 0.1}, 1}});
   auto cache = KvCache::create(shape, budget, bytes == Bytes::kStored ? &store : nullptr);
   if (!cache.ok()) return outcome;
   std::vector<KvSequence> sequences;
