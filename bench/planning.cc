@@ -27,9 +27,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/sequence.h"
 #include "kv/describe_table.h"
 #include "retention/registry.h"
+#include "sequence/sequence.h"
 
 namespace kvasir::bench {
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/mapped_file.h"
-#include "engine/loaded_model.h"
-#include "engine/sequence_runner.h"
 #include "retention/registry.h"
+#include "runtime/loaded_model.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 namespace {

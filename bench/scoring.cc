@@ -23,9 +23,9 @@
 
 #include "backend/cpu/cpu_backend_impl.h"
 #include "backend/cpu/kernels/kernels.h"
-#include "engine/sequence.h"
 #include "kv/describe_table.h"
 #include "retention/registry.h"
+#include "sequence/sequence.h"
 
 namespace kvasir::bench {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/cost_model.h"
-#include "engine/schedule.h"
+#include "scheduler/cost_model.h"
+#include "scheduler/schedule.h"
 
 namespace kvasir::bench {
 

@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "engine/loaded_model.h"
-#include "engine/sequence_runner.h"
-#include "engine/swap.h"
+#include "requests/swap.h"
 #include "retention/registry.h"
+#include "runtime/loaded_model.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 namespace {

@@ -14,9 +14,9 @@
 #include <iterator>
 
 #include "base/check.h"
-#include "engine/sequence_runner.h"
-#include "engine/session_file.h"
 #include "retention/registry.h"
+#include "sequence/sequence_runner.h"
+#include "session/session_file.h"
 #include "support/random_model.h"
 
 namespace {

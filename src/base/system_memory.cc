@@ -169,4 +169,10 @@ std::uint64_t stack_bytes(int threads) {
   return static_cast<std::uint64_t>(threads - 1) * (stack + guard);
 }
 
+std::uint64_t memory_for_run(int threads) {
+  // Address space set aside for texts, tables and the allocator's own gaps, bytes.
+  constexpr std::uint64_t kReserve = std::uint64_t{4} << 20;
+  return memory_bound(stack_bytes(threads) + kReserve);
+}
+
 }  // namespace kvasir

@@ -33,4 +33,9 @@ bool address_space_is_limited();
 // Returns the address space that `threads` of a pool, the caller among them, map for their stacks.
 std::uint64_t stack_bytes(int threads);
 
+// Returns the bytes that a run may take for weights, cache and workspace. Under a limit on address space, the stacks of
+// `threads` threads that are still to be started (the caller is one of them) and a reserve for everything else that is
+// allocated are set aside.
+std::uint64_t memory_for_run(int threads);
+
 }  // namespace kvasir

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {

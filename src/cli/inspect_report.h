@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/inspect.h"
 #include "report/report.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir::cli {
 

@@ -22,8 +22,8 @@
 #include "cli/run_options.h"
 #include "cli/signals.h"
 #include "cli/text_input.h"
-#include "engine/task.h"
 #include "retention/registry.h"
+#include "scheduler/task.h"
 #include "text/tokenizer.h"
 
 namespace kvasir::cli {

@@ -8,19 +8,20 @@
 #include <map>
 #include <mutex>
 
+#include "base/guarded.h"
 #include "base/status.h"
-#include "engine/admission.h"
-#include "engine/cache_sizing.h"
-#include "engine/context_rules.h"
-#include "engine/driver.h"
-#include "engine/guarded.h"
-#include "engine/loaded_model.h"
-#include "engine/request_plan.h"
-#include "engine/request_queue.h"
-#include "engine/sequence_view.h"
-#include "engine/session.h"
+#include "base/system_memory.h"
 #include "model/family.h"
+#include "planning/cache_sizing.h"
+#include "planning/request_plan.h"
+#include "requests/request_queue.h"
+#include "requests/sequence_view.h"
 #include "retention/registry.h"
+#include "runtime/loaded_model.h"
+#include "scheduler/admission.h"
+#include "scheduler/driver.h"
+#include "sequence/context_rules.h"
+#include "session/session.h"
 #include "tiers/disk_store.h"
 #include "tiers/redis_store.h"
 
@@ -32,12 +33,18 @@ class EngineImpl final : public Engine {
   EngineImpl(std::shared_ptr<LoadedModel> model, std::unique_ptr<SpillFile> swap,
              std::vector<std::unique_ptr<BlobStore>> stores)
       : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)), stores_(std::move(stores)) {
-    summary_ = {model_->config.name,           std::string(model_->config.family->name),
-                model_->config.context,        model_->config.vocabulary,
-                model_->weight_bytes,          std::string(model_->kernels->name),
-                model_->threads->threads(),    std::string(model_->chat->name()),
-                !model_->chat->failure().ok(), model_->tokenizer->vocabulary().pre_tokenizer_assumed,
-                model_->config.governed().kv_heads, model_->sampling};
+    summary_ = {model_->config.name,
+                std::string(model_->config.family->name),
+                model_->config.context,
+                model_->config.vocabulary,
+                model_->weight_bytes,
+                std::string(model_->kernels->name),
+                model_->threads->threads(),
+                std::string(model_->chat->name()),
+                !model_->chat->failure().ok(),
+                model_->tokenizer->vocabulary().pre_tokenizer_assumed,
+                model_->config.governed().kv_heads,
+                model_->sampling};
   }
 
   const ModelSummary& model() const override { return summary_; }

@@ -7,8 +7,8 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
-#include "engine/context_rules.h"
 #include "retention/registry.h"
+#include "sequence/context_rules.h"
 
 namespace kvasir {
 namespace {

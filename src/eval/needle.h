@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/scoring.h"
 #include "kvasir/status.h"
+#include "runtime/loaded_model.h"
 #include "text/tokenizer.h"
 
 namespace kvasir {

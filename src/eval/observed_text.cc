@@ -6,9 +6,9 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
-#include "engine/context_rules.h"
-#include "engine/sequence_runner.h"
 #include "retention/registry.h"
+#include "sequence/context_rules.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 namespace {
@@ -50,7 +50,7 @@ int next_pass(const RetentionPolicy& policy, const ObservedTextOptions& options,
   return next_chunk_rows(done, options.prefill, tokens, prompt_chunk(policy, options.chunk));
 }
 
-// Applies check_room (engine/context_rules.h), with two differences. Observation may go beyond the trained context
+// Applies check_room (sequence/context_rules.h), with two differences. Observation may go beyond the trained context
 // under a bounded policy that keeps original positions. And an overlong text is an invalid argument, since the caller
 // chose its length.
 Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/scoring.h"
 #include "eval/seen_tokens.h"
 #include "kv/page_table.h"
 #include "kvasir/status.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir {
 

@@ -8,9 +8,9 @@
 #include "base/counted.h"
 #include "base/status.h"
 #include "base/system_memory.h"
-#include "engine/context_rules.h"
 #include "eval/text_reader.h"
 #include "retention/registry.h"
+#include "sequence/context_rules.h"
 
 namespace kvasir {
 namespace {

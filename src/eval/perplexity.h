@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/perplexity_sums.h"
 #include "eval/scoring.h"
 #include "kvasir/status.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir {
 

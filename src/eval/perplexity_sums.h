@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/sequence_runner.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/scoring.h"
 #include "retention/head_profile.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "eval/scoring.h"
 #include "kvasir/status.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir {
 

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "base/system_memory.h"
-#include "engine/context_rules.h"
+#include "sequence/context_rules.h"
 
 namespace kvasir {
 

@@ -8,11 +8,11 @@
 #include <span>
 #include <vector>
 
-#include "engine/loaded_model.h"
-#include "engine/memory_plan.h"
-#include "engine/sequence_runner.h"
 #include "kv/kv_cache.h"
 #include "kvasir/status.h"
+#include "planning/memory_plan.h"
+#include "runtime/loaded_model.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 

@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "engine/sequence_runner.h"
 #include "kv/page_table.h"
 #include "retention/policy.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 

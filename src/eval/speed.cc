@@ -7,11 +7,11 @@
 
 #include "base/status.h"
 #include "base/system_memory.h"
-#include "engine/context_rules.h"
-#include "engine/memory_plan.h"
-#include "engine/sequence_runner.h"
 #include "eval/read_bandwidth.h"
+#include "planning/memory_plan.h"
 #include "retention/registry.h"
+#include "sequence/context_rules.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
 #include "kvasir/status.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir {
 

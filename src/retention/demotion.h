@@ -4,7 +4,7 @@
 //   h2o:budget=512,pos=original@demote=file          moved to a file, as the cache stores them
 //   h2o:budget=512,pos=original@demote=q4,file       both in turn
 //
-// The engine does what it says (engine/demoted_pages.h, engine/recall.h); policies see nothing of it.
+// The engine does what it says (offload/demoted_pages.h, offload/recall.h); policies see nothing of it.
 // Thread-safety: plain values, pure functions.
 #pragma once
 

@@ -9,7 +9,7 @@
 // The file is text, one statement a line, in this order; its size and every number are bounded:
 //
 //   kvasir head profile 1
-//   fingerprint HEX              of the model (engine/loaded_model.h)
+//   fingerprint HEX              of the model (runtime/loaded_model.h)
 //   layers N
 //   kv_heads N
 //   top_k N

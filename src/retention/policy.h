@@ -95,7 +95,7 @@ struct PolicyTraits {
   // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys
   // and values of generated tokens are not those that another policy has.
   bool selects = false;
-  // They read chunks up to this many tokens (engine/quest_selector.h).
+  // They read chunks up to this many tokens (sequence/quest_selector.h).
   std::optional<Budget> chunk_reads;
   // What it drops is kept elsewhere, and read again by generated tokens and by the last one of a prompt.
   std::optional<Demotion> demotion;

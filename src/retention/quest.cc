@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// Keeps everything, as `full`. What a generated token reads of it is chosen by engine/quest_selector.h.
+// Keeps everything, as `full`. What a generated token reads of it is chosen by sequence/quest_selector.h.
 class QuestPolicy final : public RetentionPolicy {
  public:
   explicit QuestPolicy(PolicyTraits traits) : RetentionPolicy(std::move(traits)) {}

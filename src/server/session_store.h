@@ -1,6 +1,6 @@
 // Files of named sessions: one folder for each tenant, one file for each session.
 //
-//   ROOT/t_TENANT/ID.session      written whole or not at all (src/engine/session_file.h)
+//   ROOT/t_TENANT/ID.session      written whole or not at all (src/session/session_file.h)
 //   ROOT/t_TENANT/ID.session.new  while it is being written
 //
 // A tenant whose name is not made of letters, digits, '-' and '_' alone has a folder x_HASH in place of t_TENANT. Ids

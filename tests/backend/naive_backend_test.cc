@@ -9,8 +9,8 @@
 #include "backend/jury.h"
 #include "backend/naive_model.h"
 #include "backend/page_doubles.h"
-#include "engine/crowd.h"
-#include "engine/session_file.h"
+#include "sequence/crowd.h"
+#include "session/session_file.h"
 #include "support/families.h"
 
 namespace kvasir::test {

@@ -4,7 +4,7 @@
 
 #include "backend/naive_model.h"
 #include "backend/page_doubles.h"
-#include "engine/crowd.h"
+#include "sequence/crowd.h"
 
 namespace kvasir::test {
 namespace {

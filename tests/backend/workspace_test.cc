@@ -4,8 +4,8 @@
 #include <mutex>
 
 #include "backend/cpu/cpu_backend_impl.h"
-#include "engine/crowd.h"
-#include "engine/sequence_runner.h"
+#include "sequence/crowd.h"
+#include "sequence/sequence_runner.h"
 #include "support/families.h"
 
 namespace kvasir::test {

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <map>
 
-#include "engine/memory_plan.h"
 #include "kvasir/engine.h"
+#include "planning/memory_plan.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"
 #include "support/shared_data.h"

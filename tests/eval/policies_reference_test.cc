@@ -5,8 +5,8 @@
 
 #include <numeric>
 
-#include "engine/policy_cases.h"
 #include "eval/seen_tokens.h"
+#include "sequence/policy_cases.h"
 #include "support/families.h"
 
 namespace kvasir::test {

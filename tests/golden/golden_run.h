@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "engine/loaded_model.h"
+#include "runtime/loaded_model.h"
 
 namespace kvasir::test {
 

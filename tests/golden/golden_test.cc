@@ -14,8 +14,8 @@
 #include <set>
 #include <sstream>
 
-#include "engine/policy_cases.h"
 #include "golden/golden_run.h"
+#include "sequence/policy_cases.h"
 #include "support/families.h"
 
 namespace kvasir::test {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <random>
 
-#include "engine/memory_plan.h"
+#include "planning/memory_plan.h"
 #include "retention/naive.h"
 
 namespace kvasir {

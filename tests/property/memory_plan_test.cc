@@ -1,5 +1,5 @@
 // The memory plan against real caches driven through the same passes.
-#include "engine/memory_plan.h"
+#include "planning/memory_plan.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>

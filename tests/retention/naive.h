@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/sequence_runner.h"
 #include "kv/batch_rows.h"
 #include "kv/table.h"
 #include "retention/registry.h"
+#include "sequence/sequence_runner.h"
 
 namespace kvasir::test {
 

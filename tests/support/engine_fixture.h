@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "engine/loaded_model.h"
-#include "engine/sequence_runner.h"
 #include "gguf/reader.h"
 #include "reference/reference_model.h"
 #include "retention/registry.h"
+#include "runtime/loaded_model.h"
+#include "sequence/sequence_runner.h"
 #include "support/random_model.h"
 
 namespace kvasir::test {

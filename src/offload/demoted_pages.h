@@ -1,0 +1,134 @@
+// What a page table dropped and what is still to be had: copies of keys and values in pages of their own, outside all
+// that the table retains.
+//
+// Dropped tokens gather, in order of index at each drop, in an open column of 16-bit pages. A full column is encoded,
+// its tokens in order of index, and never changes again. Of each lane of a column there are bounds: for every chunk of
+// kChunk slots the least and the greatest element of each dimension of its keys, as attention reads them (decoded,
+// before the pages' Hadamard matrix). Nothing is ever lost. With a file, only the newest encoded columns stay in
+// memory; older ones leave, oldest first.
+//
+// Keys stay rotated as the table had them. REQUIRES: a table whose keys are stored rotated by their tokens' indices:
+// original positions, or ranges whose frames move by their origins alone.
+//
+// Forks share encoded columns.
+// Thread-safety: none; const members may be called from many threads while nothing is changed.
+#pragma once
+
+#include <bit>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/aligned_buffer.h"
+#include "kv/page_table.h"
+#include "offload/demotion_file.h"
+
+namespace kvasir {
+
+class DemotedPages {
+ public:
+  static constexpr int kChunk = 16;  // slots that share bounds
+
+  struct Layout {
+    int lanes = 0;
+    PageClasses classes;  // of columns once encoded, and while they gather
+    PageFormat format;    // of encoded columns
+    // Encoded columns in memory, at least 1; more leave for the file. Without a file all stay.
+    std::int64_t most_in_memory = 0;
+    DemotionFile* file = nullptr;  // outlives this
+
+    int chunks() const { return format.slots / kChunk; }
+    // Floats of the bounds of one lane: [chunk][low, high][dimension].
+    std::size_t lane_floats() const {
+      return static_cast<std::size_t>(chunks()) * 2 * static_cast<std::size_t>(format.head_dim);
+    }
+  };
+
+  // An encoded column.
+  struct Column {
+    explicit Column(PagePool* pool) : pages(pool), charge(&pool->budget()) {}
+    PageRefs pages;                       // [lane]; given back once they have left for the file
+    AlignedBuffer<float> bounds;          // [lane][chunk][low, high][dimension]
+    SpillFile* file = nullptr;            // where `parts` are
+    std::shared_ptr<SpilledParts> parts;  // [lane]; null: the pages are in memory
+    MemoryCharge charge;                  // of all but the pages
+  };
+
+  // The pool outlives this. Nothing is charged before the first token.
+  DemotedPages(PagePool* pool, const Layout& layout);
+
+  // The most that it takes once it has been given `tokens` tokens, whatever it shares. `page`: see Layout::format.
+  static std::uint64_t bytes_for(const Layout& layout, std::int64_t tokens);
+  // Bytes charged, for what is shared too, and those that would be given back with this.
+  std::uint64_t bytes() const;
+  std::uint64_t own_bytes() const;
+  std::uint64_t file_bytes() const;
+
+  // Copies the tokens of `ranges` (ascending, disjoint) that `table` retains and is about to drop. REQUIRES: between
+  // passes; bytes_for(tokens so far and these) less bytes() are available; status().ok().
+  void take(const PageTable& table, std::span<const IndexRange> ranges);
+  // The first failure of a file: the oldest column could not leave.
+  const Status& status() const { return status_; }
+
+  std::int64_t tokens() const { return std::ssize(columns_) * layout_.format.slots + used_; }
+  const Layout& layout() const { return layout_; }
+
+  // Columns with tokens; the last may be the open one. A column's number never changes, but for its pages when the open
+  // one is encoded.
+  std::int64_t columns() const { return std::ssize(columns_) + (used_ > 0 ? 1 : 0); }
+  bool is_open(std::int64_t column) const { return column == std::ssize(columns_); }
+  const Column& encoded(std::int64_t column) const { return *columns_[static_cast<std::size_t>(column)]; }
+  bool in_memory(std::int64_t column) const { return is_open(column) || encoded(column).parts == nullptr; }
+  // REQUIRES: in_memory(column).
+  PageId page(std::int64_t column, int lane) const {
+    const std::span<const PageId> pages = is_open(column) ? open_.ids() : encoded(column).pages.ids();
+    return pages[static_cast<std::size_t>(lane)];
+  }
+  SlotMask live(std::int64_t column) const { return slot_range(0, is_open(column) ? used_ : layout_.format.slots); }
+  // [chunk][low, high][dimension], of the chunks that hold tokens.
+  const float* bounds(std::int64_t column, int lane) const {
+    const AlignedBuffer<float>& all = is_open(column) ? open_bounds_ : encoded(column).bounds;
+    return all.data() + static_cast<std::size_t>(lane) * layout_.lane_floats();
+  }
+  int chunks(std::int64_t column) const { return (std::popcount(live(column)) + kChunk - 1) / kChunk; }
+  // Tokens of the open column, by slot.
+  std::span<const TokenIndex> open_tokens() const {
+    return std::span(open_tokens_).first(static_cast<std::size_t>(used_));
+  }
+
+  // Seconds waited for room in the file's buffers.
+  double seconds_writing() const { return seconds_writing_; }
+
+  // The same content; encoded columns are shared. Errors: kResourceExhausted.
+  Result<DemotedPages> fork() const;
+  std::uint64_t fork_bytes() const { return charge_.bytes() + open_page_bytes(); }
+
+ private:
+  static constexpr std::int64_t kStep = 16;  // columns by which the list of them grows
+
+  static std::uint64_t list_bytes(std::int64_t columns) {
+    return static_cast<std::uint64_t>((columns + kStep - 1) / kStep * kStep) * sizeof(std::shared_ptr<Column>);
+  }
+  static std::uint64_t open_bytes(const Layout& layout);    // but for the pages
+  static std::uint64_t column_bytes(const Layout& layout);  // but for the pages and their places in a file
+  std::uint64_t open_page_bytes() const;
+  Status open();
+  void append(const PageTable& table, std::uint32_t column, SlotMask slots);
+  void encode_open();
+  Status send_oldest();
+  void note_bounds(std::span<const PageId> pages, int count, AlignedBuffer<float>& to) const;
+
+  PagePool* pool_;
+  Layout layout_;
+  std::vector<std::shared_ptr<Column>> columns_;  // oldest first
+  std::int64_t away_ = 0;                         // columns that this has sent to the file, or found there
+  PageRefs open_;                                 // [lane]; empty before the first token
+  AlignedBuffer<float> open_bounds_;
+  std::vector<TokenIndex> open_tokens_;  // [slots]
+  int used_ = 0;                         // slots of the open column
+  MemoryCharge charge_;                  // of the list of columns and of the open column, but for its pages
+  double seconds_writing_ = 0;
+  Status status_;
+};
+
+}  // namespace kvasir

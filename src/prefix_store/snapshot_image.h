@@ -1,0 +1,62 @@
+// A snapshot of a sequence as bytes: what is stored of it outside memory, and under which key.
+//
+// Beside it stand all tokens that the sequence has seen, so that a reader compares tokens and trusts no hash. Format 1,
+// little-endian:
+//
+//   magic "KVASIRN1", lineage, salt and text of the key (16 bytes each),
+//   tokens u64, bytes of state u64, bytes of pages u64,
+//   tokens [i32], state (sequence/sequence_state.h), pages in their physical layout and in the order of pages_in_order,
+//   XXH3-128 of all before
+//
+// Thread-safety: plain values; read_image may be called by any thread.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "prefix/prefix_part.h"
+#include "sequence/sequence.h"
+
+namespace kvasir {
+
+// Names what decides the bits of a snapshot: model, arithmetic, format of pages, and `lineage`: the policy, and its
+// grid of chunks where that matters.
+Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::string_view lineage);
+
+// The image of one sequence, as far as its state; its pages are read when it is written. REQUIRES: the sequence is
+// whole, lives until write(), and is between two chunks.
+class ImageWriter {
+ public:
+  explicit ImageWriter(const Sequence& sequence);
+
+  // Bytes of the image. `text`: the tokens that the sequence has seen.
+  std::size_t bytes(std::span<const TokenId> text) const;
+  // REQUIRES: out has bytes(text).
+  void write(const BlobKey& key, std::span<const TokenId> text, std::span<std::byte> out) const;
+
+ private:
+  const Sequence& sequence_;
+  std::vector<std::byte> state_;
+  std::vector<PageId> pages_;
+  std::uint64_t page_bytes_ = 0;  // of all
+};
+
+struct ImageParts {
+  std::span<const std::byte> state;
+  std::span<const std::byte> pages;
+};
+
+// Returns the parts of an image of exactly this text. Errors: kDataLoss with the reason, for any other bytes.
+Result<ImageParts> read_image(const BlobKey& key, std::span<const TokenId> text, std::span<const std::byte> bytes);
+
+// Makes the sequence. `policy`: that of the image's lineage, as it stands at its start. Errors: kDataLoss where state
+// and pages contradict each other, kResourceExhausted.
+Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::int64_t tokens,
+                                                const std::shared_ptr<LoadedModel>& model,
+                                                const std::shared_ptr<KvCache>& cache,
+                                                std::unique_ptr<RetentionPolicy> policy, const KvCodec& codec);
+
+}  // namespace kvasir

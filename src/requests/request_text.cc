@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <memory>
+
+#include "base/guarded.h"
+#include "base/status.h"
+#include "chat/chat_template.h"
+#include "chat/system_prefix.h"
+#include "requests/request_queue.h"
+#include "scheduler/task.h"
+#include "text/utf8.h"
+
+namespace kvasir {
+namespace {
+
+Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptions& options) {
+  const Tokenizer& tokenizer = *model.tokenizer;
+  std::unique_ptr<ChatTemplate> own;
+  if (!options.template_arguments.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(own, model.chat->with_arguments(options.template_arguments, tokenizer.vocabulary()));
+  }
+  const ChatTemplate& chat = own != nullptr ? *own : *model.chat;
+  std::vector<ChatMessage> said;
+  for (const Message& message : options.messages) {
+    KVASIR_RETURN_IF_ERROR(check_utf8(message.content));  // encoding would count the template's bytes, too
+    said.push_back({message.role, message.content});
+  }
+  PromptEnd end = options.prompt_end;
+  if (end == PromptEnd::kAuto) end = said.back().role == "assistant" ? PromptEnd::kContinue : PromptEnd::kOpen;
+  KVASIR_ASSIGN_OR_RETURN(const ChatPrompt prompt, end == PromptEnd::kContinue
+                                                       ? chat.render_unfinished(said)
+                                                       : chat.render(said, end == PromptEnd::kOpen));
+  RequestText text;
+  KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, prompt));
+  text.stops = chat.stop();
+  // Without a message of the user the conversation ends before it.
+  text.system_tokens = std::min(system_tokens(tokenizer, chat, said), static_cast<std::int64_t>(text.tokens.size()));
+  // An end token that only the request's own arguments bring is not among those of the tokenizer.
+  if (const auto end = chat.end_token(); end && !tokenizer.is_end(*end)) text.stops.push_back(chat.closing().end);
+  return text;
+}
+
+Status check_tokens(const LoadedModel& model, std::span<const TokenId> tokens) {
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    if (tokens[i] < 0 || tokens[i] >= model.config.vocabulary)
+      return invalid_argument("token id {} at index {} is outside the vocabulary of {}", tokens[i], i,
+                              model.config.vocabulary)
+          .about({"tokens"});
+  return {};
+}
+
+Result<RequestText> encode_text(const LoadedModel& model, const RequestOptions& options) {
+  RequestText text;
+  KVASIR_ASSIGN_OR_RETURN(
+      text.tokens,
+      model.tokenizer->encode(options.prompt, {.add_special = true, .parse_special = options.parse_special}));
+  return text;
+}
+
+Result<RequestText> encode(const LoadedModel& model, const RequestOptions& options) {
+  if (!options.messages.empty()) return encode_messages(model, options);
+  if (!options.prompt.empty()) return encode_text(model, options);
+  KVASIR_RETURN_IF_ERROR(check_tokens(model, options.tokens));
+  return RequestText{options.tokens, options.template_stops};
+}
+
+// `options` has one prompt. Its settings other than the text are not looked at.
+Result<RequestText> encode_one(const LoadedModel& model, const RequestOptions& options) {
+  KVASIR_ASSIGN_OR_RETURN(const std::string_view field, prompt_field(options));
+  Result<RequestText> text = encode(model, options);
+  if (!text.ok()) return about_unless_said(text.status(), field);
+  if (text->tokens.empty()) return invalid_argument("the prompt holds no token; give some text").about({field});
+  return text;
+}
+
+class LoadedText final : public ModelText {
+ public:
+  explicit LoadedText(std::shared_ptr<const LoadedModel> model) : model_(std::move(model)) {}
+
+  Result<PromptTokens> encode_prompt(const RequestOptions& options) const override {
+    return guarded([&]() -> Result<PromptTokens> {
+      if (options.session != nullptr)
+        return unsupported("the text of a session's request depends on the session; submit it as it is")
+            .about({"session"});
+      KVASIR_ASSIGN_OR_RETURN(RequestText text, encode_one(*model_, options));
+      return PromptTokens{std::move(text.tokens), std::move(text.stops), text.system_tokens};
+    });
+  }
+  Result<std::int64_t> system_tokens(std::span<const Message> messages) const override {
+    return guarded([&]() -> Result<std::int64_t> {
+      std::vector<ChatMessage> said;
+      for (const Message& message : messages) said.push_back({message.role, message.content});
+      return kvasir::system_tokens(*model_->tokenizer, *model_->chat, said);
+    });
+  }
+  Result<std::vector<std::int32_t>> encode(std::string_view text, bool add_special, bool parse_special) const override {
+    return guarded(
+        [&] { return model_->tokenizer->encode(text, {.add_special = add_special, .parse_special = parse_special}); });
+  }
+  Result<std::string> decode(std::span<const std::int32_t> tokens, bool special) const override {
+    return guarded([&]() -> Result<std::string> {
+      KVASIR_RETURN_IF_ERROR(check_tokens(*model_, tokens));
+      return model_->tokenizer->decode(tokens, special);
+    });
+  }
+  Result<std::string> bytes_of(std::int32_t token) const override {
+    return guarded([&]() -> Result<std::string> {
+      KVASIR_RETURN_IF_ERROR(check_tokens(*model_, {&token, 1}));
+      return model_->tokenizer->bytes_of(token, true);
+    });
+  }
+
+ private:
+  std::shared_ptr<const LoadedModel> model_;
+};
+
+}  // namespace
+
+Status about_unless_said(Status status, std::string_view field) {
+  return status.settings().empty() ? std::move(status).about({field}) : status;
+}
+
+std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> model) {
+  return std::make_unique<LoadedText>(std::move(model));
+}
+
+Status check_request(const LoadedModel& model, const RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(validate(options.generate));
+  for (const auto& [token, bias] : options.generate.sampling.logit_bias)
+    if (token >= model.config.vocabulary)
+      return invalid_argument("logit_bias names token {}, outside the vocabulary of {}", token, model.config.vocabulary)
+          .about({"logit_bias"});
+  for (const std::string& stop : options.template_stops)
+    if (stop.empty()) return invalid_argument("an empty stop string would end every text").about({"template_stops"});
+  if (options.samples < 1 || options.samples > 64)
+    return invalid_argument("samples={} is outside 1 to 64", options.samples).about({"samples"});
+  return check_seeds(options.generate.sampling.seed, options.samples);
+}
+
+Result<std::string_view> prompt_field(const RequestOptions& options) {
+  const int prompts =
+      (options.prompt.empty() ? 0 : 1) + (options.messages.empty() ? 0 : 1) + (options.tokens.empty() ? 0 : 1);
+  if (prompts != 1)
+    return invalid_argument("a request needs a text, messages or token ids to continue; it has {}",
+                            prompts == 0 ? "none of them" : "more than one of them")
+        .about({"prompt", "messages", "tokens"});
+  return std::string_view(!options.messages.empty() ? "messages" : !options.prompt.empty() ? "prompt" : "tokens");
+}
+
+Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(check_request(model, options));
+  return encode_one(model, options);
+}
+
+}  // namespace kvasir

@@ -1,0 +1,265 @@
+#include "runtime/loaded_model.h"
+
+#include <fmt/ranges.h>
+#include <malloc.h>
+
+#include "backend/cpu/cpu_backend.h"
+#include "base/counted.h"
+#include "base/status.h"
+#include "base/system_memory.h"
+#include "gguf/reader.h"
+#include "model/chat_template_from_gguf.h"
+#include "model/sampling_from_gguf.h"
+#include "model/vocabulary_from_gguf.h"
+
+namespace kvasir {
+
+namespace {
+
+Hash128 fingerprint_of(const gguf::File& file) {
+  constexpr std::size_t kEnds = std::size_t{64} << 10;
+  Hasher hasher;
+  hasher.add(file.header_bytes());
+  for (const gguf::Tensor& tensor : file.tensors()) {
+    hasher.add(tensor.bytes.first(std::min(tensor.bytes.size(), kEnds)));
+    hasher.add(tensor.bytes.last(std::min(tensor.bytes.size(), kEnds)));
+  }
+  return hasher.digest();
+}
+
+// Of all that the weights are made of. The file's pages are given back.
+Hash128 checksum_of(const gguf::File& file) {
+  constexpr std::size_t kSlice = std::size_t{32} << 20;
+  Hasher hasher;
+  hasher.add(file.header_bytes());
+  for (const gguf::Tensor& tensor : file.tensors())
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += kSlice) {
+      const std::size_t size = std::min(kSlice, tensor.bytes.size() - at);
+      hasher.add(tensor.bytes.subspan(at, size));
+      file.release(tensor, at, size);
+    }
+  return hasher.digest();
+}
+
+// Of the model, and of what is packed where: which tensor is which weight, in which order of rows.
+Hash128 identity_of(const Hash128& fingerprint, const WeightMap& weights) {
+  Hasher hasher;
+  hasher.add(std::as_bytes(std::span(&fingerprint, 1)));
+  for (std::size_t i = 0; i < weights.parts.size(); ++i) {
+    const WeightPart& part = weights.parts[i];
+    const std::int64_t numbers[] = {static_cast<std::int64_t>(weights.tensors[i]->offset),
+                                    static_cast<std::int64_t>(part.type),
+                                    part.outputs,
+                                    part.inputs,
+                                    part.is_vector ? 1 : 0,
+                                    part.order.first,
+                                    part.order.head_dim,
+                                    part.order.rotary};
+    hasher.add(std::as_bytes(std::span(numbers)));
+  }
+  return hasher.digest();
+}
+
+// Of a model whose heads are not known yet.
+Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
+  KVASIR_RETURN_IF_ERROR(check_kv_type(kv_type));
+  if (page_slots != 16 && page_slots != 32 && page_slots != 64)
+    return invalid_argument("a page of {} is not possible; choose 16, 32 or 64", counted(page_slots, "token"))
+        .about({"page_slots"});
+  return parse_codec(kv_type).codec;
+}
+
+}  // namespace
+
+Status check_chunk(int chunk) {
+  if (chunk >= 0 && chunk <= 4096) return {};
+  return invalid_argument("chunk={} is outside 1 to 4096 tokens (0: the policy's own)", chunk).about({"chunk"});
+}
+
+Status check_kv_type(std::string_view kv_type) {
+  const ParsedCodec parsed = parse_codec(kv_type);
+  return parsed.error.empty() ? Status() : invalid_argument("{}", parsed.error).about({"kv_type"});
+}
+
+Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
+  constexpr std::size_t kMost = kMaxPageClasses / 2;  // each may have two forms
+  KVASIR_RETURN_IF_ERROR(check_kv_type(options.kv_type));
+  std::vector<KvCodec> codecs = {parse_codec(options.kv_type).codec};
+  for (const std::string& name : options.kv_types) {
+    const ParsedCodec parsed = parse_codec(name);
+    if (!parsed.error.empty()) return invalid_argument("{}", parsed.error).about({"kv_types"});
+    if (std::ranges::find(codecs, parsed.codec) == codecs.end()) codecs.push_back(parsed.codec);
+  }
+  if (codecs.size() > kMost)
+    return invalid_argument("there are {} KV types beside the server's own, and it can have at most {}; allow fewer",
+                            codecs.size() - 1, kMost - 1)
+        .about({"kv_types"});
+  return codecs;
+}
+
+Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots) {
+  KVASIR_ASSIGN_OR_RETURN(const KvCodec codec, checked_codec(kv_type, page_slots));
+  const AttentionSpec& governed = config.governed();
+  KvCacheShape shape;
+  shape.layers = config.governed_layers();
+  shape.kv_heads = governed.kv_heads;
+  shape.page = {governed.head_dim, page_slots,           codec.key,      codec.value, codec.rotated_keys,
+                codec.rotated_values, governed.rotary};
+  shape.window = governed.window;
+  shape.recent = codec.recent;
+  for (const LayerSpec& layer : config.layers) {
+    if (config.is_governed(layer)) {
+      shape.group_of_layer.push_back(0);
+      continue;
+    }
+    const AttentionSpec& a = layer.attention;
+    const auto same = std::ranges::find_if(shape.windows, [&](const WindowGroup& group) {
+      return group.kv_heads == a.kv_heads && group.head_dim == a.head_dim && group.rotation == a.rotary &&
+             group.window == a.window;
+    });
+    const auto number = static_cast<std::size_t>(same - shape.windows.begin());
+    if (same == shape.windows.end()) shape.windows.push_back({0, a.kv_heads, a.head_dim, a.rotary, a.window});
+    ++shape.windows[number].layers;
+    shape.group_of_layer.push_back(static_cast<std::uint8_t>(number + 1));
+  }
+  return shape;
+}
+
+Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {
+  ModelHeader header;
+  KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
+  header.sampling = sampling_from_gguf(file);
+  KVASIR_ASSIGN_OR_RETURN(header.weights, map_weights(file, header.config));
+  header.weight_bytes = cpu_weight_bytes(header.weights.parts);
+  KVASIR_ASSIGN_OR_RETURN(Vocabulary vocabulary, vocabulary_from_gguf(file));
+  if (vocabulary.pieces.size() != static_cast<std::size_t>(header.config.vocabulary))
+    return data_loss("the tokenizer has {} tokens, the embedding {}; convert the model again", vocabulary.pieces.size(),
+                     header.config.vocabulary);
+  KVASIR_ASSIGN_OR_RETURN(header.chat, chat_template_from_gguf(file, vocabulary, std::move(chat)));
+  if (const auto end = header.chat->end_token()) vocabulary.ends.push_back(*end);
+  KVASIR_ASSIGN_OR_RETURN(header.tokenizer, make_tokenizer(std::move(vocabulary)));
+  return header;
+}
+
+Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
+                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  auto model = std::make_shared<LoadedModel>();
+  model->options = options;
+  if (options.threads < 0 || options.threads > 1024)
+    return invalid_argument("threads={} is outside 0 (one per core) to 1024", options.threads).about({"threads"});
+  KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
+  model->kernels = find_kernels(options.isa);
+  if (model->kernels == nullptr)
+    return invalid_argument("no kernels '{}' on this machine; there are: auto, {}", options.isa,
+                            fmt::join(kernel_names(), ", "))
+        .about({"isa"});
+  KVASIR_RETURN_IF_ERROR(checked_codec(options.kv_type, options.page_slots).status());
+  KVASIR_ASSIGN_OR_RETURN(model->codecs, codecs_of(options));
+
+  KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(options.model));
+  ChatTemplateOptions chat;
+  chat.source = options.chat_template;
+  chat.arguments = options.template_arguments;
+  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat)));
+  const std::uint64_t weight_bytes = header.weight_bytes;
+  model->config = std::move(header.config);
+  model->sampling = header.sampling;
+  model->chat = std::move(header.chat);
+  model->tokenizer = std::move(header.tokenizer);
+  KVASIR_ASSIGN_OR_RETURN(model->kv_shape, kv_cache_shape(model->config, options.kv_type, options.page_slots));
+  if (const std::uint64_t given = options.kv_memory, least = KvCache::cost(model->kv_shape, {}, 1);
+      given > 0 && given < least)
+    return invalid_argument(
+               "a KV memory of {} holds not even one page of each of the model's {} lanes ({} bytes); give it "
+               "more",
+               counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.lanes(), least)
+        .about({"kv_memory"});
+  const int threads = options.threads > 0 ? options.threads : usable_cores();
+  // glibc reserves 64 MiB of address space and more for each thread that allocates.
+  if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
+  model->fingerprint = fingerprint_of(file);
+  if (!options.weight_dir.empty()) {
+    auto weights = WeightFile::open(options.weight_dir, {.files = file.parts(),
+                                                         .identity = identity_of(model->fingerprint, header.weights),
+                                                         .checksum = [&] { return checksum_of(file); },
+                                                         .packing = std::string(model->kernels->packing->name),
+                                                         .bytes = weight_bytes});
+    if (!weights.ok()) return Status(weights.status()).about({"weight_dir"});
+    model->weight_file = std::move(*weights);
+  }
+  // Weights that are in a file already may be in memory too, shared with others.
+  const std::uint64_t new_weights =
+      model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes;
+  // Of a pass of one token.
+  const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
+  if (const std::uint64_t available = memory_for_run(threads);
+      new_weights > available || work > available - new_weights)
+    return exhausted(
+        "the model's weights take {} bytes and a pass {} more, but only {} bytes of memory are available; use a "
+        "smaller model or one with smaller weights (kvasir plan says what each takes), or close other programs",
+        weight_bytes, work, available);
+  if (!options.demote_dir.empty()) {
+    const std::uint64_t least =
+        static_cast<std::uint64_t>(model->kv_shape.lanes()) * model->kv_shape.page.open().bytes();
+    if (options.demote_size < least)
+      return invalid_argument(
+                 "demote_size={} is too small: one page of each layer and KV head takes {} bytes, and a text many of "
+                 "them",
+                 options.demote_size, least)
+          .about({"demote_size"});
+    // A folder that cannot be written is found now, not when a request needs it.
+    if (const auto scratch = create_scratch_file(options.demote_dir); !scratch.ok())
+      return Status(scratch.status()).about({"demote_dir"});
+    model->demotion_file = std::make_unique<DemotionFile>(
+        [folder = options.demote_dir] { return create_scratch_file(folder); }, options.demote_size);
+    model->cold_tier = std::make_unique<ColdTier>(
+        [folder = options.demote_dir] { return create_scratch_file(folder, TransferMethod::kCaller); },
+        options.demote_size);
+  }
+  model->threads = std::make_unique<ThreadPool>(threads);
+  model->backend = make_cpu_backend(backend_shape(model->config), model->kernels, model->threads.get());
+  WeightFile* const packed = model->weight_file.get();
+  Backend::LoadOptions memory;
+  if (packed != nullptr) memory = {.memory = packed->weights(), .loaded_before = packed->is_complete()};
+  KVASIR_RETURN_IF_ERROR(load_weights(file, header.weights, *model->backend, progress, memory));
+  if (packed != nullptr && !packed->is_complete())
+    if (const Status status = packed->complete(); !status.ok()) return Status(status).about({"weight_dir"});
+  if (options.lock_weights)
+    if (const Status status = model->backend->lock_weights(); !status.ok())
+      return Status(status).about({"lock_weights"});
+  model->weights = std::move(header.weights.weights);
+  model->weight_bytes = weight_bytes;
+  model->embedding_bytes =
+      cpu_weight_bytes(std::span(header.weights.parts).subspan(static_cast<std::size_t>(model->weights.embedding), 1));
+  model->transformer = std::make_unique<Transformer>(&model->config, &model->weights, model->backend.get());
+  return model;
+}
+
+std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
+  // Which tokens are encoded again, and when, decides bits too: raised with every change of it.
+  constexpr int kPacking = 2;
+  const std::string of_backend = backend->arithmetic_id(format);
+  return format.encoded() ? fmt::format("{}/packing-{}", of_backend, kPacking) : of_backend;
+}
+
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {
+  KVASIR_ASSIGN_OR_RETURN(std::shared_ptr<KvCache> cache, new_cache(model, model->kv_shape, budget));
+  for (const KvCodec& codec : model->codecs) KVASIR_RETURN_IF_ERROR(cache->allow(codec));
+  return cache;
+}
+
+Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
+                                           std::uint64_t budget) {
+  struct Whole {
+    std::shared_ptr<LoadedModel> model;
+    std::unique_ptr<PageStore> store;
+    std::unique_ptr<KvCache> cache;
+  };
+  auto whole = std::make_shared<Whole>();
+  whole->model = model;
+  whole->store = model->backend->new_page_store();
+  KVASIR_ASSIGN_OR_RETURN(whole->cache, KvCache::create(shape, budget, whole->store.get()));
+  return std::shared_ptr<KvCache>(whole, whole->cache.get());
+}
+
+}  // namespace kvasir

@@ -1,0 +1,41 @@
+#include "scheduler/driver.h"
+
+#include <exception>
+
+#include "base/status.h"
+
+namespace kvasir {
+
+std::vector<StepRequest> Driver::requests_of(std::span<const Turn> turns) {
+  std::vector<StepRequest> requests;
+  requests.reserve(turns.size());
+  for (const Turn& turn : turns) requests.push_back({&turn.task->sequence(), turn.task->input(turn.most_rows)});
+  return requests;
+}
+
+Status Driver::pass(std::span<const Turn> turns) {
+  const std::vector<StepRequest> requests = requests_of(turns);
+  std::vector<StepResult> results(requests.size());
+  std::vector<std::exception_ptr> failures(requests.size());  // nothing may throw between the step and take()
+  KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests), requests, results));
+  // A row of logits is as long as the vocabulary: copying 16 of them and drawing from them takes milliseconds on one
+  // thread. Tasks share only what none of them changes: the logits, the model's configuration and its tokenizer.
+  model_->threads->parallel_for(static_cast<int>(turns.size()), [&](int index) {
+    const auto i = static_cast<std::size_t>(index);
+    try {
+      turns[i].task->take(results[i]);
+    } catch (...) {
+      failures[i] = std::current_exception();
+      return;
+    }
+    try {
+      if (turns[i].prepares) turns[i].task->prepare();
+    } catch (...) {  // nothing has changed: the caller's prepare() tries again
+    }
+  });
+  for (const std::exception_ptr& failure : failures)
+    if (failure != nullptr) std::rethrow_exception(failure);
+  return {};
+}
+
+}  // namespace kvasir

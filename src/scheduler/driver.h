@@ -1,0 +1,53 @@
+// Runs passes over tasks: one Step for all sessions and requests of an engine.
+// Thread-safety: one caller at a time.
+#pragma once
+
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "scheduler/task.h"
+#include "sequence/step.h"
+
+namespace kvasir {
+
+// A task's part in a pass. REQUIRES: its prepare() returned true, its text has a sequence.
+struct Turn {
+  Task* task = nullptr;
+  int most_rows = std::numeric_limits<int>::max();
+  // Whether the pass calls prepare() behind take(), so that tasks draw their next tokens on all threads. False where
+  // something else comes first, such as a fork.
+  bool prepares = false;
+};
+
+class Driver {
+ public:
+  Driver(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
+      : model_(model), cache_(cache), step_(std::move(model), std::move(cache)) {}
+
+  // What a pass would run and take. Changes nothing.
+  Step::Plan plan(std::span<const Turn> turns) const { return step_.plan(requests_of(turns)); }
+  Step::Plan plan(const Turn& turn) const { return plan({&turn, 1}); }
+
+  // Runs one pass, and gives each task its result, on all threads; a task that fails does so alone (Task::status).
+  // Errors: kResourceExhausted for a pass that does not fit: nothing has happened.
+  Status pass(std::span<const Turn> turns);
+  Status pass(Task& task) {
+    const Turn turn{&task};
+    return pass({&turn, 1});
+  }
+
+  const std::shared_ptr<LoadedModel>& model() const { return model_; }
+  const std::shared_ptr<KvCache>& cache() const { return cache_; }
+  Step& step() { return step_; }
+
+ private:
+  static std::vector<StepRequest> requests_of(std::span<const Turn> turns);
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<KvCache> cache_;
+  Step step_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,171 @@
+#include "scheduler/task.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "base/status.h"
+#include "sequence/context_rules.h"
+
+namespace kvasir {
+namespace {
+
+// Rows of a pass that has logits of all of them: a row of logits is as long as the vocabulary.
+constexpr int kLogitRows = 32;
+
+}  // namespace
+
+GenerateOptions with_seed(GenerateOptions options) {
+  if (options.sampling.seed == 0) options.sampling.seed = std::random_device{}() | std::uint64_t{1} << 32;
+  return options;
+}
+
+Status check_seeds(std::uint64_t seed, int samples) {
+  const std::uint64_t most = ~std::uint64_t{0} - static_cast<std::uint64_t>(samples - 1);
+  if (seed <= most) return {};
+  return invalid_argument("seed={} is too large for {} samples, of which sample i has seed + i; give {} or less", seed,
+                          samples, most)
+      .about({"seed", "samples"});
+}
+
+Task::Task(TextState* text, std::vector<TokenId> prompt, std::optional<Generation> generation)
+    : text_(text),
+      replayable_(text->sequence == nullptr),
+      tokens_(std::move(prompt)),
+      prompt_(tokens_.size()),
+      generation_(std::move(generation)) {}
+
+bool Task::prepare() {
+  if (status_.ok() && text_->sequence != nullptr && !text_->sequence->status().ok()) fail(text_->sequence->status());
+  if (!status_.ok() || (generation_ && generation_->finished())) return false;
+  if (run_ < tokens_.size()) {
+    if (text_->sequence == nullptr || run_ >= prompt_ || text_->sequence->in_chunk()) return true;
+    const Sequence& sequence = *text_->sequence;
+    const auto rest = static_cast<std::int64_t>(prompt_ - run_);
+    status_ = check_room(sequence.policy(), context_place(sequence.tables()), rest,
+                         std::min<std::int64_t>(rest, prompt_chunk(sequence.policy(), text_->chunk)),
+                         sequence.shared_model()->config.context);
+    return status_.ok();
+  }
+  if (!generation_) return false;
+  if (!generation_->pending()) {
+    Result<std::optional<TokenId>> token = generation_->push(text_->logits);
+    if (!token.ok()) status_ = token.status();
+    if (!token.ok() || !*token) return false;
+    next_ = **token;
+  }
+  if (context_left(*text_->sequence) < 1) {
+    generation_->finish(FinishReason::kContext);
+    return false;
+  }
+  return true;
+}
+
+bool Task::reads() const {
+  // In replay, chunks change nothing where ranges are dropped and all rows read alike.
+  return run_ < prompt_ ||
+         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().by_token());
+}
+
+int Task::chunk() const {
+  if (run_ < prompt_ || !reads() || text_->sequence == nullptr || !text_->sequence->policy().bound())
+    return text_->chunk;
+  // A chunk holds what its first row sees until its last is done. One that ends with its page needs no page more than
+  // its tokens would alone, which is what was planned of what is generated.
+  return std::min(prompt_chunk(text_->sequence->policy(), text_->chunk), text_->sequence->shape().page.slots);
+}
+
+Sequence::Input Task::input(int most_rows) const {
+  Sequence::Input input;
+  input.chunk = chunk();
+  input.most_rows = most_rows;
+  input.source = reads() ? Source::kPrompt : Source::kGenerated;
+  if (run_ == tokens_.size()) {
+    input.rest = {&next_, 1};
+    return input;
+  }
+  const std::size_t end = run_ < prompt_ ? prompt_ : tokens_.size();
+  input.rest = std::span(tokens_).subspan(run_, end - run_);
+  // In replay the next token is known already.
+  const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
+  if (replays) input.logits = Logits::kNone;
+  if (run_ < prompt_ && reports_prompt()) {
+    input.logits = Logits::kAll;
+    input.most_rows = std::min(most_rows, kLogitRows);
+  }
+  return input;
+}
+
+void Task::take(const StepResult& result) {
+  if (!result.status.ok()) {
+    fail(result.status);
+    return;
+  }
+  const bool generated = run_ == tokens_.size();
+  if (generated && !replayable_) {
+    note_newest({&next_, 1});
+  } else {
+    if (generated) tokens_.push_back(next_);
+    run_ += static_cast<std::size_t>(result.tokens);
+    if (reports_prompt()) note_prompt(result);
+    if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
+    noted_ = std::max(noted_, run_);
+  }
+  if (!result.logits.empty()) {
+    const auto newest = result.logits.last(result.logits.size() / static_cast<std::size_t>(result.rows));
+    text_->logits.assign(newest.begin(), newest.end());
+  }
+  if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
+}
+
+// Each row's logits are those of the token behind it. Rows that ran again after release() were reported before.
+void Task::note_prompt(const StepResult& result) {
+  const std::size_t vocabulary = result.logits.size() / static_cast<std::size_t>(std::max(result.rows, 1));
+  const std::size_t first = run_ - static_cast<std::size_t>(result.rows);  // index of the first row's token
+  for (std::size_t row = 0; row < static_cast<std::size_t>(result.rows); ++row) {
+    const std::size_t token = first + row + 1;
+    if (token >= prompt_ || token != prompt_choices_.size() + 1) continue;
+    prompt_choices_.push_back(
+        generation_->describe(result.logits.subspan(row * vocabulary, vocabulary), tokens_[token], prompt_logprobs_));
+  }
+}
+
+void Task::fail(Status status) {
+  status_ = std::move(status);
+  text_->logits.clear();  // they are not those of the newest token
+}
+
+void Task::note_newest(std::span<const TokenId> tokens) {
+  std::vector<TokenId>& newest = text_->newest;
+  constexpr std::size_t kHistory = kMaxPenaltyWindow;
+  newest.insert(newest.end(), tokens.begin(), tokens.end());
+  if (newest.size() >= 2 * kHistory) newest.erase(newest.begin(), newest.end() - static_cast<std::ptrdiff_t>(kHistory));
+}
+
+std::string Task::take_text() {
+  return std::exchange(fresh_, {});
+}
+
+void Task::release() {
+  KVASIR_CHECK(replayable_);
+  text_->sequence.reset();
+  run_ = 0;
+}
+
+void Task::skip(std::int64_t count) {
+  KVASIR_CHECK(run_ == 0 && count < std::ssize(tokens_));
+  run_ = static_cast<std::size_t>(count);
+  if (run_ > noted_) note_newest(std::span(tokens_).subspan(noted_, run_ - noted_));
+  noted_ = std::max(noted_, run_);
+}
+
+Task Task::fork(TextState* text, std::uint64_t seed) const {
+  Task copy = *this;
+  copy.text_ = text;
+  copy.generation_->reseed(seed);
+  if (text->sequence == nullptr) copy.run_ = 0;
+  return copy;
+}
+
+}  // namespace kvasir

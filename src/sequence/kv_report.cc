@@ -1,0 +1,75 @@
+#include "sequence/kv_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace kvasir {
+
+KvReport kv_report(const Sequence& sequence) {
+  const KvSequence& tables = sequence.tables();
+  const KvCache& cache = *sequence.cache();
+  KvReport report;
+  report.policy = sequence.policy().traits().spec;
+  report.codec = codec_name(tables.codec());
+  report.seen = tables.next_index();
+  // What was offloaded is kept, too.
+  const bool offloads = sequence.followers() != nullptr;
+  report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
+  report.kept_least = std::numeric_limits<std::int64_t>::max();
+  for (int t = 0; t < tables.tables(); ++t) {
+    const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).stored();
+    report.kept_least = std::min(report.kept_least, kept);
+    report.kept_most = std::max(report.kept_most, kept);
+  }
+  report.kept_max = sequence.kept_max();
+  if (sequence.selector() != nullptr)
+    if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);
+  if (sequence.demotion() != nullptr) {
+    const SequenceDemotion::Report demoted = sequence.demotion()->report();
+    report.demotes = true;
+    report.demoted = std::llround(demoted.tokens);
+    report.demoted_bytes = demoted.bytes;
+    report.demoted_file_bytes = demoted.file_bytes;
+    report.recalled = demoted.recalled;
+    report.fetched = demoted.fetched;
+    report.recall_seconds = demoted.seconds_waited;
+  }
+  if (sequence.followers() != nullptr) {
+    const FollowerHeads::Report offloaded = sequence.followers()->report_with(tables);
+    report.offloads = true;
+    report.hot_bytes = offloaded.hot_bytes;
+    report.cold_bytes = offloaded.cold_bytes;
+    report.write_wait_seconds = offloaded.write_wait_seconds;
+    report.fetched_chosen = offloaded.chosen;
+    report.fetched_prompts = offloaded.prompts;
+  }
+  report.dead_share = tables.dead_share();
+  const PageTable::Encodings encodings = tables.encodings();
+  report.encodings_mean = encodings.mean();
+  report.encodings_max = encodings.most;
+  report.bytes = sequence.bytes();
+  report.bytes_peak = sequence.bytes_peak();
+  report.budget = cache.budget().capacity();
+  return report;
+}
+
+std::uint64_t bytes_freed_without(const Sequence& sequence, PageOwner beside) {
+  const PagePool& pool = sequence.cache()->pool();
+  const KvSequence& tables = sequence.tables();
+  std::uint64_t bytes = 0;
+  for (int t = 0; t < tables.tables(); ++t) {
+    const PageTable& table = tables.table(t);
+    const auto is_freed = [&](PageId page) {
+      const std::uint32_t cached = beside != PageOwner::kNobody ? pool.cached_references(page) : 0;
+      return pool.references(page) - cached == 1;
+    };
+    table.for_each_column([&](std::span<const PageId> column) {
+      for (const PageId page : column)
+        if (is_freed(page)) bytes += pool.page_cost(page_class(page));
+    });
+  }
+  return bytes + sequence.own_bytes_beside_pages();
+}
+
+}  // namespace kvasir

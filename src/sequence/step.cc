@@ -1,0 +1,122 @@
+#include "sequence/step.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
+#include "base/check.h"
+#include "base/status.h"
+
+namespace kvasir {
+namespace {
+
+class Stopwatch {
+ public:
+  // Seconds since the last lap.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    return seconds;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+// Whether no exponent is all ones, as those of infinities and NaNs are.
+bool all_finite(std::span<const float> values) {
+  std::uint32_t largest = 0;
+  for (const float value : values) largest = std::max(largest, std::bit_cast<std::uint32_t>(value) & 0x7fffffffu);
+  return largest < 0x7f800000u;
+}
+
+}  // namespace
+
+Step::Step(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
+    : model_(std::move(model)), cache_(std::move(cache)) {}
+
+Step::Plan Step::plan(std::span<const StepRequest> requests) const {
+  Plan plan;
+  for (const StepRequest& request : requests) {
+    if (plan.status = request.sequence->status(); !plan.status.ok()) return plan;
+    plan.passes.push_back(request.sequence->plan_pass(request.input));
+    plan.bytes += plan.passes.back().bytes + plan.passes.back().reserve;
+    plan.rows += plan.passes.back().rows;
+  }
+  plan.fits = plan.bytes <= cache_->budget().available();
+  return plan;
+}
+
+Status Step::run(const Plan& plan, std::span<const StepRequest> requests, std::span<StepResult> results) {
+  KVASIR_RETURN_IF_ERROR(plan.status);
+  KVASIR_CHECK(plan.passes.size() == requests.size() && results.size() == requests.size());
+  Stopwatch clock;
+  if (!plan.fits) return kv_memory_full(cache_->budget(), plan.bytes);
+  std::vector<char> finite(requests.size());  // nothing may throw behind the forward pass
+  batch_.tokens.clear();
+  batch_.sequences.clear();
+  std::size_t tables = 0;
+  double observing = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    observing -= requests[i].sequence->seconds_observing();
+    // The sum fits, and compaction never takes more than the reserve.
+    KVASIR_CHECK(requests[i].sequence->make_room(plan.passes[i]).ok());
+  }
+  // Room for exactly what is coming: vectors that grow by themselves take up to twice as much.
+  for (const StepRequest& request : requests) tables += static_cast<std::size_t>(request.sequence->tables().tables());
+  batch_.tokens.reserve(static_cast<std::size_t>(plan.rows));
+  batch_.sequences.reserve(requests.size());
+  batch_.tables.reserve(tables);
+  tables = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    requests[i].sequence->describe(plan.passes[i], requests[i].input.rest, &batch_, &tables);
+  times_.cache += clock.lap();
+  if (watch_)
+    for (const StepRequest& request : requests) watch_(*request.sequence);
+  clock.lap();
+
+  for (BatchSequence& sequence : batch_.sequences)
+    if (sequence.selector == nullptr) sequence.selector = selector_;
+  const std::span<const float> out = model_->transformer->forward({&batch_, model_->store_of(*cache_), source_});
+  for (const StepRequest& request : requests) observing += request.sequence->seconds_observing();
+  times_.forward += clock.lap() - observing;
+  times_.cache += observing;
+
+  std::size_t row = 0;
+  const auto vocabulary = static_cast<std::size_t>(model_->config.vocabulary);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const Sequence::PassPlan& pass = plan.passes[i];
+    StepResult& result = results[i];
+    result = {};
+    result.tokens = pass.rows;
+    result.rows = pass.logits;
+    result.first = pass.chunk.first + pass.first + pass.rows - pass.logits;
+    result.logits = out.subspan(row * vocabulary, static_cast<std::size_t>(pass.logits) * vocabulary);
+    row += static_cast<std::size_t>(pass.logits);
+  }
+  model_->threads->parallel_for(static_cast<int>(finite.size()), [&](int index) {
+    const auto i = static_cast<std::size_t>(index);
+    finite[i] = all_finite(results[i].logits) ? 1 : 0;
+  });
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    StepResult& result = results[i];
+    if (finite[i] == 0) {
+      result.status = data_loss(
+          "the model's output under '{}' in {} pages is NaN: the file is damaged, unless --kv full with --kv-type f16 "
+          "gives a text",
+          requests[i].sequence->policy().traits().spec, codec_name(requests[i].sequence->shape().codec()));
+      requests[i].sequence->fail(result.status);
+      continue;
+    }
+    if (result.status = requests[i].sequence->recall_status(); !result.status.ok()) {
+      requests[i].sequence->fail(result.status);
+      continue;
+    }
+    requests[i].sequence->finish_pass(plan.passes[i]);
+  }
+  times_.cache += clock.lap();
+  return {};
+}
+
+}  // namespace kvasir

@@ -1,0 +1,437 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/guarded.h"
+#include "base/status.h"
+#include "chat/chat_transcript.h"
+#include "generation/generation.h"
+#include "planning/cache_sizing.h"
+#include "retention/registry.h"
+#include "scheduler/task.h"
+#include "sequence/context_rules.h"
+#include "sequence/kv_report.h"
+#include "session/beam_search.h"
+
+namespace kvasir {
+namespace {
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Joins what a session consists of: a text with its sequence, a ChatTranscript that writes messages behind the context,
+// and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
+class SessionImpl final : public Session, public SessionBase {
+ public:
+  SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec,
+              int chunk)
+      : model_(driver->model()), driver_(std::move(driver)), transcript_(*model_->tokenizer, *model_->chat) {
+    text_.sequence = std::make_unique<Sequence>(model_, driver_->cache(), std::move(policy), codec);
+    text_.chunk = chunk;
+  }
+  SessionImpl(std::shared_ptr<Driver> driver, LoadedSession loaded, ChatTranscript transcript,
+              std::shared_ptr<const SessionImage> image)
+      : model_(driver->model()),
+        driver_(std::move(driver)),
+        text_{std::move(loaded.sequence), std::move(loaded.extras.newest), std::move(loaded.extras.logits),
+              loaded.head.chunk},
+        transcript_(std::move(transcript)),
+        sampler_(std::move(loaded.extras.sampler)),
+        image_(std::move(image)) {}
+
+  Status read(std::string_view text, const Progress& progress) override {
+    return when_loaded([&] { return read_text(text, progress); });
+  }
+  Status say(std::string_view role, std::string_view content, const Progress& progress) override {
+    return when_loaded([&] { return say_message(role, content, progress); });
+  }
+  Result<GenerateResult> generate(const GenerateOptions& options,
+                                  const std::function<bool(std::string_view)>& on_text) override {
+    return when_loaded([&] { return generate_text(options, on_text); });
+  }
+
+  Result<std::vector<GenerateResult>> sample(
+      const GenerateOptions& options, int count,
+      const std::function<bool(std::size_t, std::string_view)>& on_text) override {
+    return when_loaded([&] { return sample_texts(options, count, on_text); });
+  }
+  Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
+                                              const std::function<bool(std::int64_t)>& progress) override {
+    return when_loaded([&] { return search_beams(options, progress); });
+  }
+  Status save(const std::string& path) const override {
+    return guarded([&] {
+      if (image_ != nullptr) return write_file(path, image_->file.bytes());
+      if (!text_.sequence->is_whole()) return check_saveable(text_.sequence->policy().traits());
+      return save_session(path, *text_.sequence, text_.chunk,
+                          {text_.newest, text_.logits, transcript_.state(), sampler_});
+    });
+  }
+
+  Result<std::unique_ptr<Session>> fork() const override {
+    return guarded([&]() -> Result<std::unique_ptr<Session>> {
+      KVASIR_ASSIGN_OR_RETURN(Copy whole, copy());
+      whole.pages.fill(~std::uint64_t{0});
+      return {std::unique_ptr<Session>(new SessionImpl(*this, std::move(whole.sequence)))};
+    });
+  }
+
+  Forgotten forgotten() const override {
+    const std::optional<TokenIndex> first = text_.sequence->first_dropped();
+    if (!first) return {};
+    return {*first, seen() - static_cast<std::int64_t>(text_.sequence->tables().mean_length())};
+  }
+
+  KvReport kv() const override { return kv_report(*text_.sequence); }
+
+  const std::shared_ptr<Driver>& driver() const override { return driver_; }
+  const TextState& held() const override { return text_; }
+  bool stored() const override { return image_ != nullptr; }
+  Result<Copy> copy() const override;
+  std::weak_ptr<const void> life() const override { return life_; }
+  Result<RequestText> begin(const RequestOptions& options) override;
+  void end(TextState text, const Generation& generation, bool mid_character) override;
+
+ private:
+  SessionImpl(const SessionImpl& other, std::unique_ptr<Sequence> sequence)
+      : model_(other.model_),
+        driver_(other.driver_),
+        text_{std::move(sequence), other.text_.newest, other.text_.logits, other.text_.chunk},
+        unreported_(other.unreported_),
+        prompt_seconds_(other.prompt_seconds_),
+        transcript_(other.transcript_),
+        sampler_(other.sampler_) {}
+
+  // Brings a stored session into the engine's cache.
+  Status load() {
+    if (image_ == nullptr) return {};
+    KVASIR_ASSIGN_OR_RETURN(Copy whole, copy());
+    whole.pages.fill(~std::uint64_t{0});
+    text_.sequence = std::move(whole.sequence);
+    image_.reset();
+    return {};
+  }
+
+  // Calls `use` once the session is in the engine's cache. Errors: those of load(), and of `use`.
+  template <class Use>
+  std::invoke_result_t<Use> when_loaded(const Use& use) {
+    return guarded([&]() -> std::invoke_result_t<Use> {
+      KVASIR_RETURN_IF_ERROR(load());
+      return use();
+    });
+  }
+
+  Status read_text(std::string_view text, const Progress& progress);
+  Status say_message(std::string_view role, std::string_view content, const Progress& progress);
+  Status read_tokens(std::vector<TokenId> tokens, const Progress& progress);
+  // Refuses what could not be read even if no other session held memory.
+  Status check_can_hold(std::int64_t tokens) const {
+    const KvSequence& tables = text_.sequence->tables();
+    return check_prompt(text_.sequence->shape(), text_.sequence->policy(), context_place(tables), tables.shortest(),
+                        tokens, text_.chunk, model_->config.context, driver_->cache()->budget().capacity());
+  }
+  Result<GenerateResult> generate_text(const GenerateOptions& options,
+                                       const std::function<bool(std::string_view)>& on_text);
+  Result<std::vector<GenerateResult>> sample_texts(const GenerateOptions& options, int count,
+                                                   const std::function<bool(std::size_t, std::string_view)>& on_text);
+  Result<std::vector<BeamResult>> search_beams(const BeamOptions& options,
+                                               const std::function<bool(std::int64_t)>& progress);
+  Generation new_generation(const GenerateOptions& options) const;
+  Status run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
+                     const std::function<bool(std::size_t, std::string_view)>& on_text);
+
+  Status check_continuable() const {
+    KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+    if (text_.logits.empty()) return invalid_argument("there is nothing to continue; read some text first");
+    return {};
+  }
+  TokenIndex seen() const { return text_.sequence->tables().next_index(); }
+
+  std::shared_ptr<LoadedModel> model_;
+  std::shared_ptr<Driver> driver_;
+  TextState text_;
+  std::int64_t unreported_ = 0;  // tokens read since the last generate()
+  double prompt_seconds_ = 0;    // and the time it took
+  ChatTranscript transcript_;
+  std::optional<SamplerState> sampler_;            // of the last generation
+  std::optional<ChatTranscript::Rendered> asked_;  // messages of the request that continues the session
+  std::shared_ptr<const SessionImage> image_;      // of its pages, until they are loaded; null: they are
+  const std::shared_ptr<const void> life_ = std::make_shared<char>();
+};
+
+Result<SessionBase::Copy> SessionImpl::copy() const {
+  if (image_ == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> fork, text_.sequence->fork());
+    return Copy{std::move(fork), {}};
+  }
+  // All at once: a file is not read twice because cached prefixes had to go first.
+  static_cast<void>(driver_->cache()->budget().make_available(text_.sequence->bytes()));
+  KVASIR_ASSIGN_OR_RETURN(LoadedSession loaded, restore_session(image_->parts, model_, driver_->cache()));
+  SessionPages pages(image_->parts, *loaded.sequence);
+  return Copy{std::move(loaded.sequence), std::move(pages)};
+}
+
+Status SessionImpl::read_tokens(std::vector<TokenId> tokens, const Progress& progress) {
+  if (tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+  KVASIR_RETURN_IF_ERROR(check_can_hold(static_cast<std::int64_t>(tokens.size())));
+  Task task(&text_, std::move(tokens));
+  if (!task.prepare()) return task.status();
+  const double start = now_seconds();
+  text_.logits.clear();  // they belong to a token that is no longer the newest
+  Status status;
+  while (status.ok() && task.prepare()) {
+    status = driver_->pass(task);
+    if (status.ok() && progress && !progress(task.prompt_done(), task.prompt_tokens()) && task.left() > 0)
+      status = Status(StatusCode::kCancelled, "stopped");
+  }
+  unreported_ += task.prompt_done();
+  prompt_seconds_ += now_seconds() - start;
+  return status.ok() ? task.status() : status;
+}
+
+Status SessionImpl::read_text(std::string_view text, const Progress& progress) {
+  const std::int64_t before = seen();
+  const bool start = before == 0;
+  KVASIR_ASSIGN_OR_RETURN(
+      std::vector<TokenId> tokens,
+      model_->tokenizer->encode(text, {.add_special = start, .parse_special = false, .continues = !start}));
+  const Status status = read_tokens(std::move(tokens), progress);
+  if (seen() > before) transcript_.add_text();
+  return status;
+}
+
+Result<RequestText> SessionImpl::begin(const RequestOptions& options) {
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+  const bool start = seen() == 0;
+  RequestText text;
+  asked_.reset();
+  if (!options.messages.empty()) {
+    std::vector<ChatMessage> said;
+    for (const Message& message : options.messages) said.push_back({message.role, message.content});
+    KVASIR_ASSIGN_OR_RETURN(asked_, transcript_.render(said, {seen(), text_.newest}));
+    text.tokens = asked_->tokens;
+    text.stops = model_->chat->stop();
+  } else {
+    text.tokens = options.tokens;
+    if (!options.prompt.empty()) {
+      KVASIR_ASSIGN_OR_RETURN(
+          text.tokens,
+          model_->tokenizer->encode(
+              options.prompt, {.add_special = start, .parse_special = options.parse_special, .continues = !start}));
+    }
+    text.stops.assign(transcript_.stops().begin(), transcript_.stops().end());
+  }
+  if (text.tokens.empty()) return invalid_argument("the prompt holds no token; give some text");
+  return text;
+}
+
+void SessionImpl::end(TextState text, const Generation& generation, bool mid_character) {
+  text_ = std::move(text);
+  image_.reset();
+  if (asked_) {
+    const auto read = static_cast<std::int64_t>(asked_->tokens.size());
+    transcript_.add(*std::exchange(asked_, {}), read);
+  } else {
+    transcript_.add_text();
+  }
+  sampler_ = generation.state().sampler;
+  // An answer that was not to be written stays open, as after say().
+  if (generation.tokens() == 0 && !generation.end_token()) return;
+  transcript_.begin_answer();
+  transcript_.end_answer({generation.text(), *generation.finish_reason(), generation.end_token(), mid_character},
+                         text_.newest);
+}
+
+Status SessionImpl::say_message(std::string_view role, std::string_view content, const Progress& progress) {
+  KVASIR_RETURN_IF_ERROR(text_.sequence->status());
+  const std::int64_t before = seen();
+  KVASIR_ASSIGN_OR_RETURN(ChatTranscript::Rendered message, transcript_.render(role, content, {before, text_.newest}));
+  Status status;
+  if (!message.waits) status = read_tokens(message.tokens, progress);
+  transcript_.add(std::move(message), seen() - before);
+  return status;
+}
+
+Result<GenerateResult> SessionImpl::generate_text(const GenerateOptions& options,
+                                                  const std::function<bool(std::string_view)>& on_text) {
+  KVASIR_RETURN_IF_ERROR(validate(options));
+  KVASIR_RETURN_IF_ERROR(check_continuable());
+
+  GenerateResult result;
+  result.prompt_tokens = std::exchange(unreported_, 0);
+  result.prompt_seconds = std::exchange(prompt_seconds_, 0);
+  Generation generation = new_generation(options);
+  result.seed = generation.state().sampler.options.seed;
+  const auto wanted = [&](const std::string& text) { return text.empty() || !on_text || on_text(text); };
+
+  const double start = now_seconds();
+  transcript_.begin_answer();
+  Task task(&text_, {}, std::move(generation));
+  while (task.prepare()) {
+    if (const Status status = driver_->pass(task); status.code() == StatusCode::kResourceExhausted) {
+      task.finish(FinishReason::kKvMemory);
+    } else if (!status.ok()) {
+      return status;
+    } else if (!wanted(task.take_text())) {
+      task.finish(FinishReason::kCancelled);
+    }
+  }
+  KVASIR_RETURN_IF_ERROR(task.status());
+  const bool mid_character = task.generation().mid_character();
+  for (std::string text = task.flush(); !text.empty() && wanted(text);) text = task.flush();
+  const Generation& done = task.generation();
+  transcript_.end_answer({done.text(), *done.finish_reason(), done.end_token(), mid_character}, text_.newest);
+  sampler_ = done.state().sampler;
+  result.text = done.text();
+  result.choices = done.choices();
+  result.end_choice = done.end_choice();
+  result.tokens = done.tokens();
+  result.finish_reason = *done.finish_reason();
+  result.seconds = now_seconds() - start;
+  result.kv = kv();
+  return result;
+}
+
+Generation SessionImpl::new_generation(const GenerateOptions& options) const {
+  GenerateOptions chosen = with_seed(options);
+  const bool resumes = options.resume && sampler_;
+  if (resumes) chosen.sampling = sampler_->options;
+  // What was read since the last generation counts for penalties, too.
+  Generation generation(*model_->tokenizer, chosen, transcript_.stops(), text_.newest);
+  if (resumes) generation.resume(*sampler_);
+  return generation;
+}
+
+namespace {
+
+Status check_width(std::string_view what, int count) {
+  if (count >= 1 && count <= 64) return {};
+  return invalid_argument("{}={} is outside 1 to 64", what, count).about({what});
+}
+
+}  // namespace
+
+Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
+    const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) {
+  KVASIR_RETURN_IF_ERROR(validate(options));
+  KVASIR_RETURN_IF_ERROR(check_width("samples", count));
+  KVASIR_RETURN_IF_ERROR(check_continuable());
+  const Generation first = new_generation(options);
+  const std::uint64_t seed = first.state().sampler.options.seed;
+  KVASIR_RETURN_IF_ERROR(check_seeds(seed, count));
+  std::vector<TextState> texts(static_cast<std::size_t>(count));
+  std::vector<Task> tasks;
+  for (std::size_t s = 0; s < texts.size(); ++s) {
+    KVASIR_ASSIGN_OR_RETURN(texts[s].sequence, text_.sequence->fork());
+    texts[s].logits = text_.logits;
+    Generation generation = first;
+    if (s > 0) generation.reseed(seed + s);
+    tasks.emplace_back(&texts[s], std::vector<TokenId>(), std::move(generation));
+  }
+  const double start = now_seconds();
+  std::vector<GenerateResult> results(texts.size());
+  KVASIR_RETURN_IF_ERROR(run_samples(tasks, texts, results, on_text));
+  for (std::size_t s = 0; s < tasks.size(); ++s) {
+    const Generation& generation = tasks[s].generation();
+    GenerateResult& result = results[s];
+    result.text = generation.text();
+    result.choices = generation.choices();
+    result.end_choice = generation.end_choice();
+    result.prompt_tokens = unreported_;
+    result.prompt_seconds = prompt_seconds_;
+    result.tokens = generation.tokens();
+    result.status = tasks[s].status();
+    result.finish_reason = generation.finish_reason().value_or(FinishReason::kFailed);
+    result.seconds = now_seconds() - start;
+    result.seed = seed + s;
+    if (texts[s].sequence != nullptr) result.kv = kv_report(*texts[s].sequence);
+  }
+  return results;
+}
+
+// Runs all samples to their ends; one that fails does so alone (Task::status). Where memory does not hold the next
+// token of all, the newest end first.
+Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
+                                const std::function<bool(std::size_t, std::string_view)>& on_text) {
+  std::vector<Turn> turns;
+  std::vector<std::size_t> running;
+  for (;;) {
+    turns.clear();
+    running.clear();
+    for (std::size_t s = 0; s < tasks.size(); ++s) {
+      if (tasks[s].prepare()) {
+        turns.push_back({&tasks[s]});
+        running.push_back(s);
+      }
+    }
+    while (!turns.empty() && !driver_->plan(turns).fits) {
+      const std::size_t newest = running.back();
+      tasks[newest].finish(FinishReason::kKvMemory);
+      results[newest].kv = kv_report(*texts[newest].sequence);
+      texts[newest].sequence.reset();  // its pages go to the others
+      turns.pop_back();
+      running.pop_back();
+    }
+    if (turns.empty()) break;
+    KVASIR_RETURN_IF_ERROR(driver_->pass(turns));
+    for (const std::size_t s : running)
+      if (const std::string text = tasks[s].take_text(); !text.empty() && on_text && !on_text(s, text))
+        tasks[s].finish(FinishReason::kCancelled);
+  }
+  for (std::size_t s = 0; s < tasks.size(); ++s)
+    for (std::string text; tasks[s].status().ok() && !(text = tasks[s].flush()).empty();)
+      if (on_text && !on_text(s, text)) break;
+  return {};
+}
+
+Result<std::vector<BeamResult>> SessionImpl::search_beams(const BeamOptions& options,
+                                                          const std::function<bool(std::int64_t)>& progress) {
+  const BeamSearchOptions search{options.width, options.length_penalty, options.max_tokens, options.ignore_eos};
+  KVASIR_RETURN_IF_ERROR(validate(search));
+  KVASIR_RETURN_IF_ERROR(check_continuable());
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> root, text_.sequence->fork());
+  KVASIR_ASSIGN_OR_RETURN(
+      const std::vector<Beam> beams,
+      kvasir::beam_search(driver_->step(), std::move(root), text_.logits, *model_->tokenizer, search, progress));
+  std::vector<BeamResult> results;
+  for (const Beam& beam : beams) {
+    TokenStream stream(*model_->tokenizer, false);
+    BeamResult result;
+    for (const TokenId token : beam.tokens) result.text += stream.push_shown(token);
+    result.text += stream.flush();
+    result.tokens = static_cast<std::int64_t>(beam.tokens.size());
+    result.log_probability = beam.log_probability;
+    result.score = beam.score;
+    result.finish_reason = beam.finish_reason;
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+}  // namespace
+
+std::unique_ptr<Session> make_session(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy,
+                                      std::optional<int> chunk, std::optional<KvCodec> codec) {
+  const int chosen = chunk.value_or(driver->model()->options.chunk);
+  return std::make_unique<SessionImpl>(std::move(driver), std::move(policy), codec, chosen);
+}
+
+Result<std::unique_ptr<Session>> make_session(std::shared_ptr<Driver> driver, LoadedSession loaded,
+                                              std::shared_ptr<const SessionImage> image) {
+  const LoadedModel& model = *driver->model();
+  KVASIR_ASSIGN_OR_RETURN(ChatTranscript transcript,
+                          ChatTranscript::from_state(*model.tokenizer, *model.chat, std::move(loaded.extras.chat)));
+  if (loaded.extras.sampler) KVASIR_RETURN_IF_ERROR(Sampler::from_state(*loaded.extras.sampler).status());
+  return {std::unique_ptr<Session>(
+      new SessionImpl(std::move(driver), std::move(loaded), std::move(transcript), std::move(image)))};
+}
+
+}  // namespace kvasir
