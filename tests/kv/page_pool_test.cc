@@ -39,7 +39,7 @@ class PagesTest : public ::testing::Test {
   }
 
   ThreadPool threads_{1};
-  CpuPageStore store_{&generic_kernels(), &threads_, {1.0, 0.1}};
+  CpuPageStore store_{&generic_kernels(), &threads_, {{4, {1.0, 0.1}, 1}}};
   MemoryBudget budget_;
   std::unique_ptr<PagePool> pool_;
 };
@@ -216,7 +216,7 @@ TEST(PagePool, FormatsShareTheMemoryNotOnlyTheBudget) {
   const PageFormat large{.head_dim = 64, .slots = 32, .key = KvType::kF16};
   const PageFormat small{.head_dim = 64, .slots = 32, .key = KvType::kQ4};
   ThreadPool threads(1);
-  CpuPageStore store(&generic_kernels(), &threads, std::vector<double>(32, 1.0));
+  CpuPageStore store(&generic_kernels(), &threads, {Rotation{64, std::vector<double>(32, 1.0), 1}});
   MemoryBudget budget(8 << 20);
   const auto pool = std::move(*PagePool::create(large, &budget, &store));
   const PageClass of[] = {PageClass{}, pool->classes_of(small)->sealed};
@@ -252,7 +252,7 @@ TEST(PagePool, PagesKeepTheirContentWhateverGivesMemoryBack) {
                                 {.head_dim = 64, .slots = 32, .key = KvType::kQ4O},
                                 {.head_dim = 64, .slots = 32, .key = KvType::kF32, .value = KvType::kQ2}};
   ThreadPool threads(1);
-  CpuPageStore store(&generic_kernels(), &threads, std::vector<double>(32, 1.0));
+  CpuPageStore store(&generic_kernels(), &threads, {Rotation{64, std::vector<double>(32, 1.0), 1}});
   MemoryBudget budget(12 << 20);
   const auto pool = std::move(*PagePool::create(formats[0], &budget, &store));
   std::vector<PageClass> of;

@@ -52,8 +52,8 @@ std::vector<double> divided(double factor) {
 TEST(Rope, LinearScalingHoweverItIsWritten) {
   const auto plain = read("llama", [](auto&) {});
   ASSERT_TRUE(plain.ok()) << plain.status().message();
-  expect_frequencies(plain->rope, kPlain);
-  EXPECT_EQ(plain->rope.magnitude, 1);
+  expect_frequencies(plain->rotary.front(), kPlain);
+  EXPECT_EQ(plain->rotary.front().magnitude, 1);
   const Change changes[] = {
       [](auto& w) {
         w.set_string("llama.rope.scaling.type", "linear");
@@ -69,14 +69,14 @@ TEST(Rope, LinearScalingHoweverItIsWritten) {
   for (const Change& change : changes) {
     const auto config = read("llama", change);
     ASSERT_TRUE(config.ok()) << config.status().message();
-    expect_frequencies(config->rope, divided(4));
+    expect_frequencies(config->rotary.front(), divided(4));
   }
   const auto none = read("llama", [](auto& w) {
     w.set_string("llama.rope.scaling.type", "none");
     w.set_float32("llama.rope.scaling.factor", 4);
   });
   ASSERT_TRUE(none.ok());
-  expect_frequencies(none->rope, kPlain);
+  expect_frequencies(none->rotary.front(), kPlain);
 }
 
 // Factor 4 over an original context of 512. The pair that turns n times over it is 16 ln(512 / (2 pi n)) / (2 ln
@@ -93,8 +93,8 @@ TEST(Rope, YarnMixesFrequenciesByTheirTurns) {
   const double mixed[] = {1, 0.8125, 0.625, 0.4375, 0.25, 0.25, 0.25, 0.25};
   std::vector<double> wanted = kPlain;
   for (std::size_t i = 0; i < 8; ++i) wanted[i] *= mixed[i];
-  expect_frequencies(config->rope, wanted);
-  EXPECT_NEAR(config->rope.magnitude, 1.138629436, 1e-8);  // 0.1 ln 4 + 1
+  expect_frequencies(config->rotary.front(), wanted);
+  EXPECT_NEAR(config->rotary.front().magnitude, 1.138629436, 1e-8);  // 0.1 ln 4 + 1
 
   // Of 4 and 2 turns: pairs 2.62 and 3.22, so that the ramp is from 2 to 4.
   const auto narrow = read("llama", [&](auto& w) {
@@ -105,17 +105,17 @@ TEST(Rope, YarnMixesFrequenciesByTheirTurns) {
     w.set_float32("llama.rope.scaling.attn_factor", 2);
   });
   ASSERT_TRUE(narrow.ok()) << narrow.status().message();
-  EXPECT_NEAR(narrow->rope.inverse_frequencies[2], 0.1, 1e-8);
-  EXPECT_NEAR(narrow->rope.inverse_frequencies[3], 0.0316227766 * 0.625, 1e-8);
-  EXPECT_NEAR(narrow->rope.inverse_frequencies[4], 0.01 / 4, 1e-8);
-  EXPECT_EQ(narrow->rope.magnitude, 3);
+  EXPECT_NEAR(narrow->rotary.front().inverse_frequencies[2], 0.1, 1e-8);
+  EXPECT_NEAR(narrow->rotary.front().inverse_frequencies[3], 0.0316227766 * 0.625, 1e-8);
+  EXPECT_NEAR(narrow->rotary.front().inverse_frequencies[4], 0.01 / 4, 1e-8);
+  EXPECT_EQ(narrow->rotary.front().magnitude, 3);
 
   const auto no_extrapolation = read("llama", [&](auto& w) {
     yarn(w);
     w.set_float32("llama.rope.scaling.yarn_ext_factor", 0);
   });
   ASSERT_TRUE(no_extrapolation.ok());
-  expect_frequencies(no_extrapolation->rope, divided(4));
+  expect_frequencies(no_extrapolation->rotary.front(), divided(4));
 }
 
 TEST(ModelConfig, RefusesWhatIsNotRun) {
@@ -163,9 +163,10 @@ TEST(ModelConfig, SlidingWindowsAreLlamasAlone) {
 }
 
 TEST(ModelConfig, GptNeoXResidualIsParallelUnlessTheFileSaysOtherwise) {
-  EXPECT_TRUE(read("gptneox", [](auto&) {})->parallel_residual);
-  EXPECT_FALSE(read("gptneox", [](auto& w) { w.set_bool("gptneox.use_parallel_residual", false); })->parallel_residual);
-  EXPECT_FALSE(read("llama", [](auto&) {})->parallel_residual);
+  EXPECT_TRUE(read("gptneox", [](auto&) {})->layers.front().parallel);
+  EXPECT_FALSE(
+      read("gptneox", [](auto& w) { w.set_bool("gptneox.use_parallel_residual", false); })->layers.front().parallel);
+  EXPECT_FALSE(read("llama", [](auto&) {})->layers.front().parallel);
 }
 
 }  // namespace
