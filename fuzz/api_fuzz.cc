@@ -8,8 +8,8 @@
 
 #include "base/check.h"
 #include "generation/generation.h"
-#include "server/api_request.h"
-#include "server/api_response.h"
+#include "server/api/api_request.h"
+#include "server/api/api_response.h"
 
 namespace {
 

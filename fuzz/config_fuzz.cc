@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "server/config_file.h"
+#include "server/admin/config_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvasir;

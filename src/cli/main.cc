@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "cli/command.h"
-#include "cli/model_choice.h"
+#include "cli/models/model_choice.h"
 #include "cli/signals.h"
 #include "cli/values.h"
 #include "kvasir/version.h"

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "server/api_response.h"
+#include "server/api/api_response.h"
 
 namespace kvasir::server {
 namespace {

@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "server/completions.h"
-#include "server/http_server.h"
-#include "server/inspector.h"
-#include "server/router.h"
-#include "server/session_desk.h"
-#include "server/step_thread.h"
-#include "server/text_routes.h"
-#include "server/text_thread.h"
-#include "server/traffic.h"
+#include "server/admin/traffic.h"
+#include "server/api/completions.h"
+#include "server/api/text_routes.h"
+#include "server/http/http_server.h"
+#include "server/http/router.h"
+#include "server/inspector/inspector.h"
+#include "server/sessions/session_desk.h"
+#include "server/threads/step_thread.h"
+#include "server/threads/text_thread.h"
 
 namespace kvasir::server {
 

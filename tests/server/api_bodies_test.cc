@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "server/api_request.h"
-#include "server/prepare.h"
+#include "server/api/api_request.h"
+#include "server/api/prepare.h"
 
 namespace kvasir::server {
 namespace {

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <mutex>
 
-#include "server/session_store.h"
-#include "server/text_thread.h"
+#include "server/sessions/session_store.h"
+#include "server/threads/text_thread.h"
 
 namespace kvasir::server {
 namespace {

@@ -1,5 +1,5 @@
 // What an index outside hears of the prefix cache: that it is what the prefix cache holds, whatever is lost on the way.
-#include "server/kv_events.h"
+#include "server/kv_events/kv_events.h"
 
 #include <gtest/gtest.h>
 #include <zmq.h>

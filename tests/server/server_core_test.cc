@@ -13,10 +13,10 @@
 #include <new>
 #include <thread>
 
-#include "server/http_bodies.h"
-#include "server/http_server.h"
-#include "server/step_thread.h"
-#include "server/text_thread.h"
+#include "server/http/http_bodies.h"
+#include "server/http/http_server.h"
+#include "server/threads/step_thread.h"
+#include "server/threads/text_thread.h"
 
 namespace kvasir::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/key_gate.h"
+#include "server/admin/key_gate.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,0 +1,81 @@
+// Reads text into a session and generates from it, with progress, notices and Ctrl-C; and what kvasir run prints once
+// it has done so.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cli/command.h"
+#include "cli/run/run_options.h"
+
+namespace kvasir::cli {
+
+// Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
+// than that was trained for.
+class Notices {
+ public:
+  Notices(const Session& session, std::int64_t context);
+  void check(const Session& session);
+  // What is dropped was told before it was read.
+  void expect_forgetting() { forgets_ = true; }
+
+ private:
+  std::int64_t context_;
+  bool watches_context_;
+  bool forgets_ = false;
+};
+
+// Calls of one session. Both must outlive it.
+class Runner {
+ public:
+  // `kv_memory`: bytes of KV memory that were given; 0: the cache was sized for the session's policy.
+  Runner(const Engine& engine, Session& session, std::uint64_t kv_memory)
+      : engine_(engine), session_(session), kv_memory_(kv_memory), notices_(session, engine.model().context) {}
+
+  // Called with text as it becomes complete. An error ends the generation.
+  using Writer = std::function<Status(std::string_view)>;
+
+  // Reports, before a text is read, how many tokens it has and how many of all will be kept; nothing if that is all of
+  // them. Returns whether it did.
+  bool announce(std::string_view text);
+
+  // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
+  Status read(std::string_view text);
+  // `begun` (may be empty) is called once part of the message has been read.
+  Status say(std::string_view content, std::string_view role = "user", const std::function<void()>& begun = {});
+  Result<GenerateResult> answer(const GenerateOptions& options, const Writer& write);
+
+ private:
+  ReadingWork work() const { return reading_work(session_.kv().policy); }
+  Session::Progress progress(ProgressBar& bar);
+
+  const Engine& engine_;
+  Session& session_;
+  std::uint64_t kv_memory_;
+  Notices notices_;
+};
+
+// Returns how many tokens a text has beside others.
+std::int64_t count_tokens(const Engine& engine, std::string_view text);
+
+// Returns how many tokens a chat with this system message (empty: the template's own, if it has one) protects.
+std::int64_t protected_tokens(const Engine& engine, const std::string& system);
+
+// Reports that a chat's policy protects less than the system message's tokens.
+void note_partly_protected(const std::string& policy, std::int64_t tokens);
+
+// Prints a generation's figures, as one line on standard error. `scope`: what they are of.
+void print_summary(const GenerateResult& result, std::string_view scope = "");
+
+// Reports that tokens of what was read are forgotten: an answer about them is made up. `context`: the model's trained
+// one, tokens.
+void note_forgotten(const Session& session, std::int64_t context);
+
+// Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.
+Status run_once(const RunOptions& options, const Engine& engine, Session& session,
+                std::optional<std::string_view> prompt);
+
+}  // namespace kvasir::cli

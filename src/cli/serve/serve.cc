@@ -1,0 +1,464 @@
+// kvasir serve: the OpenAI API on one model.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/page_format.h"
+#include "base/mapped_file.h"
+#include "base/status.h"
+#include "cli/chat_input.h"
+#include "cli/command.h"
+#include "cli/models/model_choice.h"
+#include "cli/serve/serve_config.h"
+#include "cli/serve/serve_operations.h"
+#include "cli/signals.h"
+#include "kvasir/version.h"
+#include "server/admin/tenancy.h"
+#include "server/http/http_server.h"
+#include "server/http/local_gate.h"
+#include "server/kv_events/kv_events.h"
+#include "server/service.h"
+#include "server/threads/step_thread.h"
+#include "server/threads/text_thread.h"
+
+namespace kvasir::cli {
+namespace {
+
+struct ServeOptions {
+  EngineOptions engine;
+  std::string chat_template;
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8080;
+  std::string name;
+  std::string typed_model;  // as -m names it
+  std::string policy = "full";
+  std::string demote;
+  std::optional<float> temperature, top_p, min_p;  // of requests that give no temperature
+  int batch = 16;
+  int drain = 30;
+  OperationsOptions operations;
+  std::size_t queue = 1024;
+  std::string sessions;
+  std::vector<std::string> kv_types;  // each a list
+  std::string redis_password_file;
+  std::vector<std::string> origins;
+  std::string api_keys;
+  std::string usage_db;
+  bool inspector = true;
+  server::KvEventOptions events;
+};
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+// The first line of a file. Errors: as read_file; kInvalidArgument for an empty line.
+Result<std::string> read_password(const std::string& path) {
+  KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, 4096));
+  text.resize(std::min(text.find_first_of("\r\n"), text.size()));
+  if (text.empty()) return invalid_argument("'{}' holds no password in its first line", printable(path, 200));
+  return text;
+}
+
+// `log` outlives the engine.
+Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server::Log& log) {
+  EngineOptions engine_options = options.engine;
+  engine_options.warn = [&log](const std::string& line) {
+    log.write(server::LogLevel::kWarning, "prefixes", {{"message", line}});
+  };
+  if (!options.redis_password_file.empty()) {
+    Result<std::string> password = read_password(options.redis_password_file);
+    if (!password.ok()) return Status(password.status()).about({"redis_password_file"});
+    engine_options.redis_password = std::move(*password);
+  }
+  for (const std::string& list : options.kv_types)
+    for (std::string& codec : split_codecs(list)) engine_options.kv_types.push_back(std::move(codec));
+  engine_options.scheduler.side_by_side = std::max(options.batch, 1);
+  KVASIR_ASSIGN_OR_RETURN(engine_options.chat_template, read_chat_template(options.chat_template));
+  std::unique_ptr<Engine> engine;
+  {
+    ProgressBar bar("loading");
+    KVASIR_ASSIGN_OR_RETURN(engine, Engine::open(engine_options, [&](std::uint64_t done, std::uint64_t total) {
+                              bar.update(done >> 20, total >> 20, "MiB");
+                            }));
+  }
+  note_kv_memory(options.engine.kv_memory);
+  note_slow_kernels(options.engine.isa, engine->model().isa);
+  // Sizes the cache, for as many requests side by side below the stop mark; it stays when the session goes.
+  const double mark = options.engine.scheduler.stop_mark;
+  int sequences = options.batch;
+  if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
+  KVASIR_RETURN_IF_ERROR(engine->new_session({.policy = options.policy, .sequences = sequences}).status());
+  return engine;
+}
+
+// Whether an endpoint of ZeroMQ cannot be reached from other machines.
+bool stays_here(std::string_view endpoint) {
+  if (!endpoint.starts_with("tcp://")) return true;
+  endpoint.remove_prefix(6);
+  return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
+}
+
+// Null where no events are wanted.
+Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
+  if (options.endpoint.empty()) {
+    if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
+    return invalid_argument("KV events are published only with --kv-events, for example tcp://127.0.0.1:5557");
+  }
+  if (options.topic.empty()) options.topic = server::default_kv_topic(model);
+  KVASIR_ASSIGN_OR_RETURN(auto events, server::KvEvents::open(options));
+  note("kvasir: KV events at {}, replay at {}, topic {}\n", events->endpoint(),
+       options.replay.empty() ? "no address" : events->replay_endpoint(), printable(options.topic, 200));
+  if (!stays_here(options.endpoint) || !stays_here(options.replay))
+    note("kvasir: KV events hold the tokens of prompts, and whoever reaches their addresses can read them\n");
+  return events;
+}
+
+// Logs that pages could not be swapped: the first time, and then once a minute at the most.
+class SwapWatch {
+ public:
+  void look(const SwapReport& swap, server::Log& log) {
+    const auto now = std::chrono::steady_clock::now();
+    if (swap.failed <= failed_ || now < next_) return;
+    log.write(server::LogLevel::kWarning, "swap_failed",
+              {{"requests", swap.failed - failed_}, {"message", swap.why_failed}});
+    failed_ = swap.failed;
+    next_ = now + std::chrono::minutes(1);
+  }
+
+ private:
+  std::int64_t failed_ = 0;  // that were told
+  std::chrono::steady_clock::time_point next_;
+};
+
+void log_arrival(server::Log& log, const server::HttpRequest& request) {
+  if (log.writes(server::LogLevel::kDebug))
+    log.write(server::LogLevel::kDebug, "http",
+              {{"address", request.address}, {"method", request.method}, {"path", request.path}});
+}
+
+// Returns what the model's file recommends, but for what the command line says.
+SamplingOptions sampling_of(const ServeOptions& options, const ModelSummary& model) {
+  SamplingOptions sampling = model.sampling;
+  sampling.temperature = options.temperature.value_or(sampling.temperature);
+  sampling.top_p = options.top_p.value_or(sampling.top_p);
+  sampling.min_p = options.min_p.value_or(sampling.min_p);
+  return sampling;
+}
+
+Status serve(const ServeOptions& options) {
+  if (options.api_keys.empty() && !is_loopback(options.host))
+    return invalid_argument(
+               "host={} is refused without API keys: make some with 'kvasir keys' and give --api-keys FILE, or give "
+               "--host 127.0.0.1",
+               options.host)
+        .about({"host"});
+  std::optional<server::SessionFolder> sessions;
+  if (!options.sessions.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(server::SessionFolder folder, server::SessionStore(options.sessions, {}).prepare());
+    sessions.emplace(std::move(folder));
+  }
+  allow_descriptors(options.operations);
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Log> log, open_log(options.operations));
+  const auto say = [&](const std::string& line) {
+    log->write(server::LogLevel::kWarning, "tenants", {{"message", line}});
+  };
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tenancy> tenancy,
+                          server::Tenancy::open({options.api_keys, options.usage_db, say}));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, open_engine(options, *log));
+  KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
+  const std::string name = options.name.empty() ? model_title(options.typed_model, options.engine.model) : options.name;
+  const std::uint64_t budget = engine->cache().budget;
+  // Outlives the engine.
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
+  engine->set_prefix_listener(events.get());
+  server::LocalGate local_gate(options.host, options.origins);
+  server::Gate* gate = tenancy->gate();
+  if (gate == nullptr) gate = &local_gate;
+  std::optional<server::Service> service;
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<server::HttpServer> http,
+                          server::HttpServer::open(
+                              options.host, options.port, options.operations.limits,
+                              [&](server::HttpRequest request, std::shared_ptr<server::HttpAnswer> answer) {
+                                log_arrival(*log, request);
+                                service->handle(std::move(request), std::move(answer));
+                              },
+                              [&](const server::HttpRequest& request, server::HttpAnswer& answer) {
+                                return service->admit(request, answer);
+                              }));
+  const auto post = [&](std::function<void()> function) { http->post(std::move(function)); };
+  server::StepThread steps(std::move(engine), {post, options.queue, [&](Engine& stepped) {
+                                                 if (events != nullptr) events->end_pass(stepped);
+                                               }});
+  server::TextThread texts({post, options.queue});
+  service.emplace(steps, texts,
+                  server::ServiceOptions{name,
+                                         options.policy,
+                                         sampling_of(options, steps.model()),
+                                         options.origins,
+                                         gate,
+                                         options.sessions,
+                                         {},
+                                         options.inspector,
+                                         options.operations.queue_timeout});
+  tenancy->join(*service, steps, *http);
+  server::RequestLog request_log(*log);
+  const std::unique_ptr<server::Metrics> metrics =
+      server::Metrics::make({.model = name,
+                             .version = kVersion,
+                             .context = steps.model().context,
+                             .vllm = options.operations.vllm_metrics,
+                             .open = options.operations.metrics_open},
+                            {.steps = [&] { return steps.report(); },
+                             .busy = [&] { return steps.busy(); },
+                             .connections = [&] { return http->connections(); },
+                             .dropped_log_lines = [&] { return log->dropped(); },
+                             .tenants = [&] { return tenancy->names(); }});
+  service->traffic().add(&request_log);
+  service->traffic().add(metrics.get());
+  metrics->add_route(service->router());
+  http->every(server::Service::kTick, [&] { service->tick(); });
+  catch_interrupts();
+  catch_hang_up(options.operations);
+  bool drains = false;
+  SwapWatch swaps;
+  http->every(std::chrono::milliseconds(100), [&] {
+    if (events != nullptr && events->wants_pass()) {
+      [[maybe_unused]] const Status full = steps.ask([](Engine&) {});  // then a pass is to come
+    }
+    if (hung_up()) log->reopen();
+    if (!options.engine.swap_dir.empty()) swaps.look(steps.report().engine.swap, *log);
+    if (!interrupted() || drains) return;
+    drains = true;
+    service->begin_drain();
+    notify_manager("STOPPING=1");
+    log->write(server::LogLevel::kInfo, "draining", {{"deadline_s", options.drain}});
+    if (interrupting_signal() == SIGINT && options.drain > 0)
+      note("kvasir: answers under way have {} s to end; Ctrl-C again ends at once\n", options.drain);
+    http->drain(std::chrono::seconds(options.drain), [&] { service->cut_off(); });
+  });
+  const std::string shown = options.host.find(':') == std::string::npos ? options.host : "[" + options.host + "]";
+  note("kvasir: serving {} on http://{}:{}, KV memory {}\n", printable(name, 200), shown, http->port(),
+       human_bytes(budget));
+  if (tenancy->gate() == nullptr) note("kvasir: without API keys, so for this machine alone\n");
+  log->write(server::LogLevel::kInfo, "serving",
+             {{"model", name},
+              {"host", options.host},
+              {"port", http->port()},
+              {"kv_bytes", std::int64_t(budget)},
+              {"policy", options.policy}});
+  notify_manager("READY=1");
+  http->run();
+  log->write(server::LogLevel::kInfo, "ended");
+  // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
+  // to is still there.
+  texts.stop();
+  service->stop();
+  steps.stop();
+  tenancy->leave();
+  http.reset();
+  service.reset();
+  return {};
+}
+
+void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
+  command
+      .add_option("--max-itl", options.max_itl,
+                  "Seconds between two tokens of an answer that prompts of others may take at most; 0: no bound")
+      ->capture_default_str();
+  command
+      .add_option("--stop-mark", options.stop_mark,
+                  "Share of the KV memory below which usage and a request's peak must stay for it to start")
+      ->capture_default_str();
+  command
+      .add_option("--preempt-mark", options.preempt_mark,
+                  "Share of the KV memory up to which requests grow before one of them gives up its pages")
+      ->capture_default_str();
+  command
+      .add_option_function<std::string>(
+          "--admission",
+          [&options](const std::string& name) {
+            options.admission = name == "reserve" ? Admission::kReserve : Admission::kUse;
+          },
+          "use: by what is in use now; reserve: by the peaks of all that run, which preempts nobody")
+      ->check(CLI::IsMember({"use", "reserve"}))
+      ->default_str("use");
+}
+
+// Of prefixes outside memory.
+void add_prefix_options(CLI::App& command, ServeOptions& options) {
+  CLI::Option* folder = command
+                            .add_option("--prefix-dir", options.engine.prefix_dir,
+                                        "Folder in which beginnings of texts outlive the server; default: none")
+                            ->type_name("FOLDER");
+  add_bytes_option(command, "--prefix-disk", options.engine.prefix_disk, "Most bytes of that folder; default: 10GiB")
+      ->needs(folder);
+  CLI::Option* redis =
+      command
+          .add_option("--redis", options.engine.redis,
+                      "Redis server through which servers of the same model share beginnings of "
+                      "texts; default: none")
+          ->type_name("HOST:PORT")
+          ->check(CLI::Validator(
+              [](std::string& text) {
+                return text.empty() ? "a Redis server has an address, HOST:PORT; omit --redis to have none" : "";
+              },
+              ""));
+  command
+      .add_option("--redis-password-file", options.redis_password_file, "File that holds the password of that server")
+      ->type_name("FILE")
+      ->needs(redis);
+  command.add_option("--redis-ttl", options.engine.redis_ttl, "Seconds that it keeps them; default: 86400")
+      ->check(in_range(1, 365 * 24 * 3600))
+      ->needs(redis);
+}
+
+}  // namespace
+
+void add_serve(CLI::App& program, Outcome& outcome) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* command = program.add_subcommand("serve", "Serve the OpenAI API to many clients at once");
+  add_config_option(*command);
+  add_engine_options(*command, options->engine);
+  command
+      ->add_option("--kv-types", options->kv_types,
+                   "Values of --kv-type that requests may ask for beside it, for example q8,q4; default: none")
+      ->type_name("TYPES")
+      ->take_all()
+      ->allow_extra_args(false);
+  add_kv_memory_option(*command, options->engine);
+  options->engine.prefix_memory = std::numeric_limits<std::uint64_t>::max();
+  add_bytes_option(*command, "--prefix-memory", options->engine.prefix_memory,
+                   "Part of the KV memory in which beginnings of texts are kept for others that begin alike; 0: none; "
+                   "default: whatever requests leave free");
+  CLI::Option* swap_dir =
+      command
+          ->add_option(
+              "--swap-dir", options->engine.swap_dir,
+              "Folder for a file that takes the pages of preempted requests where that is faster than to compute "
+              "them again; default: none")
+          ->type_name("FOLDER");
+  add_bytes_option(*command, "--swap-size", options->engine.swap_size, "Most bytes of that file; default: 4GiB")
+      ->needs(swap_dir);
+  add_prefix_options(*command, *options);
+  add_chunk_option(*command, options->engine);
+  add_chat_template_option(*command, options->chat_template);
+  add_template_arg_option(*command, options->engine.template_arguments);
+  add_policy_option(*command, options->policy, "Retention policy of requests that name none (see 'kvasir policies')")
+      ->envname("KVASIR_KV")
+      ->capture_default_str();
+  add_demote_options(*command, options->demote, options->engine);
+  command
+      ->add_option("--temp", options->temperature,
+                   "Temperature of requests that give none; default: the model's own, else 0.8")
+      ->check(CLI::Range(0.0, 100.0));
+  command->add_option("--top-p", options->top_p, "Their top_p; default: the model's own, else 0.95")
+      ->check(CLI::Range(1e-6, 1.0));
+  command->add_option("--min-p", options->min_p, "Their min_p; default: the model's own, else 0.05")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
+  command->add_option("--port", options->port, "Port; 0: any that is free")
+      ->check(in_range(0, 65535))
+      ->capture_default_str();
+  command
+      ->add_option("--cors", options->origins,
+                   "Origin of pages whose scripts may use the server, such as https://chat.example.com; *: all; may be "
+                   "repeated; pages of this machine always may")
+      ->type_name("ORIGIN")
+      ->transform(CLI::Validator(
+          [](std::string& origin) -> std::string {
+            for (char& c : origin)
+              if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+            const std::size_t host = origin.starts_with("https://") ? 8 : origin.starts_with("http://") ? 7 : 0;
+            const bool fits = host > 0 && origin.size() > host && origin.find('/', host) == std::string::npos;
+            return fits || origin == "*" ? "" : "an origin is https://HOST or http://HOST:PORT without a path, or *";
+          },
+          ""))
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--name", options->name, "Name of the model for clients; default: that of the file")
+      ->type_name("NAME");
+  command->add_option("--api-keys", options->api_keys, "Keys and tenants, see 'kvasir keys'; requests need a key then")
+      ->type_name("FILE");
+  command->add_option("--usage-db", options->usage_db, "SQLite database of what tenants use, see 'kvasir usage'")
+      ->type_name("FILE");
+  command
+      ->add_option("--max-batch", options->batch,
+                   "Requests side by side for which the KV memory is sized or, where it is given, shared out, 1 to 64")
+      ->check(in_range(1, 64))
+      ->capture_default_str();
+  add_scheduler_options(*command, options->engine.scheduler);
+  command
+      ->add_option("--queue", options->queue,
+                   "Requests that may wait: to be taken, or for KV memory; more are answered with 429")
+      ->check(in_range(1, 1'000'000))
+      ->capture_default_str();
+  command->add_option("--sessions", options->sessions, "Folder of saved sessions; without one there are none")
+      ->type_name("FOLDER");
+  command->add_option("--drain", options->drain, "Seconds that answers under way have when the server goes down")
+      ->check(in_range(0, 24 * 3600))
+      ->capture_default_str();
+  command
+      ->add_flag("--inspector,!--no-inspector", options->inspector,
+                 "Serve the Inspector: a page at / that chats and shows the KV cache; default: yes")
+      ->default_str("true");
+  command
+      ->add_option("--kv-events", options->events.endpoint,
+                   "Publish over ZeroMQ which beginnings of texts are held, for routers; for example "
+                   "tcp://127.0.0.1:5557")
+      ->type_name("ENDPOINT");
+  command
+      ->add_option("--kv-events-replay", options->events.replay,
+                   "Where routers ask again for events they lost; for example tcp://127.0.0.1:5558")
+      ->type_name("ENDPOINT");
+  command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
+  add_operations_options(*command, options->operations);
+  add_print_config_option(*command);
+  // Those that most servers need stay in the first group.
+  constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
+                                                             {"--kv-type", "Model and KV pages"},
+                                                             {"--kv-types", "Model and KV pages"},
+                                                             {"--page", "Model and KV pages"},
+                                                             {"--prefix-memory", "Model and KV pages"},
+                                                             {"--swap-dir", "Model and KV pages"},
+                                                             {"--swap-size", "Model and KV pages"},
+                                                             {"--demote", "Model and KV pages"},
+                                                             {"--demote-dir", "Model and KV pages"},
+                                                             {"--demote-size", "Model and KV pages"},
+                                                             {"--prefix-dir", "Model and KV pages"},
+                                                             {"--prefix-disk", "Model and KV pages"},
+                                                             {"--redis", "Model and KV pages"},
+                                                             {"--redis-password-file", "Model and KV pages"},
+                                                             {"--redis-ttl", "Model and KV pages"},
+                                                             {"--chunk", "Model and KV pages"},
+                                                             {"--chat-template", "Model and KV pages"},
+                                                             {"--template-arg", "Model and KV pages"},
+                                                             {"--max-batch", "Scheduling"},
+                                                             {"--max-itl", "Scheduling"},
+                                                             {"--stop-mark", "Scheduling"},
+                                                             {"--preempt-mark", "Scheduling"},
+                                                             {"--admission", "Scheduling"},
+                                                             {"--queue", "Scheduling"},
+                                                             {"--queue-timeout", "Scheduling"},
+                                                             {"--kv-events", "KV events"},
+                                                             {"--kv-events-replay", "KV events"},
+                                                             {"--kv-events-topic", "KV events"}};
+  for (const auto& [option, group] : kGroups) command->get_option(option)->group(group);
+  command->callback([options, command, &outcome] {
+    options->operations.quiet = command->count("--quiet") > 0;
+    const CLI::Option* model = command->get_option("--model");
+    if (model->count() > 0) options->typed_model = model->results().back();
+    outcome.status = apply_demote(options->demote, options->policy, options->engine);
+    if (outcome.status.ok()) outcome.status = serve(*options);
+  });
+}
+
+}  // namespace kvasir::cli

@@ -1,0 +1,150 @@
+#include "cli/serve/serve_config.h"
+
+#include <fmt/core.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "base/nearest.h"
+#include "cli/command.h"
+#include "cli/values.h"
+#include "server/admin/config_file.h"
+
+namespace kvasir::cli {
+namespace {
+
+using server::ConfigValue;
+
+constexpr std::size_t kLargestFile = 1 << 20;
+
+std::string long_name(const CLI::Option& option) {
+  return option.get_lnames().empty() ? "" : option.get_lnames().front();
+}
+
+bool is_configurable(const CLI::Option& option) {
+  return option.get_configurable() && !option.get_lnames().empty();
+}
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw CLI::ParseError(problem, CLI::ExitCodes::InvalidError);
+}
+
+CLI::Option* find(CLI::App& command, const std::string& name) {
+  for (CLI::Option* option : command.get_options({}))
+    if (is_configurable(*option) && long_name(*option) == name) return option;
+  return nullptr;
+}
+
+std::string unknown(const CLI::App& command, const std::string& name) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options())
+    if (is_configurable(*option)) names.push_back(long_name(*option));
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  return fmt::format("there is no option '{}'{}", name, did_you_mean(name, views));
+}
+
+// Returns what is wrong with the type of a value, or "".
+std::string type_problem(const CLI::Option& option, ConfigValue::Type type) {
+  using Type = ConfigValue::Type;
+  const std::string wanted = option.get_type_name();
+  if (option.get_items_expected_max() == 0) return type == Type::kFlag ? "" : "true or false is expected, unquoted";
+  if (wanted == "INT" || wanted == "UINT") return type == Type::kInteger ? "" : "a whole number is expected, unquoted";
+  if (wanted == "FLOAT") return type == Type::kInteger || type == Type::kNumber ? "" : "a number is expected, unquoted";
+  if (wanted == "BYTES")
+    return type == Type::kInteger || type == Type::kText ? ""
+                                                         : "a number of bytes or a string is expected, as \"2GiB\"";
+  if (type == Type::kTexts) return option.get_items_expected_max() > 1 ? "" : "a single string is expected, not a list";
+  return type == Type::kText ? "" : "a string is expected, in quotes";
+}
+
+// Returns a parse error's words without the option's name.
+std::string complaint(const CLI::App& command, const CLI::Option& option, const CLI::ParseError& error,
+                      const ConfigValue& value) {
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr)
+    return number_complaint(command, &option, value.texts.front());
+  const std::string text = error.what();
+  const std::string name = option.get_name() + ": ";
+  return text.starts_with(name) ? text.substr(name.size()) : text;
+}
+
+void apply(CLI::App& command, const std::string& file, const ConfigValue& value) {
+  const std::string place = server::config_place(file, value.line, value.column);
+  CLI::Option* option = find(command, value.name);
+  if (option == nullptr) refuse(place + unknown(command, value.name));
+  if (const std::string problem = type_problem(*option, value.type); !problem.empty())
+    refuse(fmt::format("{}{}: {}", place, value.name, problem));
+  if (option->count() > 0 || value.texts.empty()) return;
+  for (const std::string& text : value.texts) option->add_result(text);
+  try {
+    option->run_callback();
+  } catch (const CLI::ParseError& error) {
+    refuse(fmt::format("{}{}: {}", place, value.name, complaint(command, *option, error, value)));
+  }
+}
+
+void read_config(CLI::App& command, const std::string& file) {
+  const Result<std::string> text = read_file(file, kLargestFile);
+  if (!text.ok()) refuse(text.status().message());
+  const Result<std::vector<ConfigValue>> values = server::parse_config(*text, file);
+  if (!values.ok()) refuse(values.status().message());
+  for (const ConfigValue& value : *values) apply(command, file, value);
+  for (const ConfigValue& value : *values)
+    for (const CLI::Option* needed : find(command, value.name)->get_needs())
+      if (needed->count() == 0)
+        refuse(fmt::format("{}{}: it needs '{}' too", server::config_place(file, value.line, value.column), value.name,
+                           long_name(*needed)));
+}
+
+// Returns an option's value as TOML; empty where it has none.
+std::string value_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (option.get_items_expected_max() == 0) {
+    const std::string otherwise = option.get_default_str().empty() ? "false" : option.get_default_str();
+    return option.count() > 0 ? option.results().back() : otherwise;
+  }
+  const bool number = type == "INT" || type == "UINT" || type == "FLOAT" || type == "BYTES";
+  const auto quoted = [&](const std::string& text) { return number ? text : server::toml_string(text); };
+  if (option.get_items_expected_max() > 1) {
+    std::string list;
+    for (const std::string& text : option.results()) list += (list.empty() ? "" : ", ") + quoted(text);
+    return "[" + list + "]";
+  }
+  if (option.count() > 0) return quoted(option.results().back());
+  return option.get_default_str().empty() ? "" : quoted(option.get_default_str());
+}
+
+std::string printed(const CLI::App& command) {
+  std::string out = fmt::format("# Options of kvasir {}: 'kvasir {} --config FILE' reads them.\n", command.get_name(),
+                                command.get_name());
+  for (const CLI::Option* option : command.get_options()) {
+    if (!is_configurable(*option)) continue;
+    const std::string value = value_of(*option);
+    out += fmt::format("\n# {}\n{}{} = {}\n", option->get_description(), value.empty() ? "#" : "", long_name(*option),
+                       value.empty() ? "\"\"" : value);
+  }
+  out.pop_back();  // The last line's end is written with it.
+  return out;
+}
+
+}  // namespace
+
+void add_config_option(CLI::App& command) {
+  command
+      .add_option_function<std::string>(
+          "--config", [&command](const std::string& file) { read_config(command, file); },
+          "TOML file with values of these options, such as: port = 8080")
+      ->type_name("FILE")
+      ->configurable(false);
+}
+
+void add_print_config_option(CLI::App& command) {
+  command
+      .add_flag_callback(
+          "--print-config", [&command] { throw CLI::CallForVersion(printed(command), 0); },
+          "Print the values of all options as a configuration file, and end")
+      ->configurable(false);
+}
+
+}  // namespace kvasir::cli

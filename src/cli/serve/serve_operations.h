@@ -1,0 +1,49 @@
+// What an operator sets and sees of `kvasir serve`: limits of HTTP, logs, metrics, and the service manager.
+// Thread-safety: none; the main thread's alone, which is the I/O thread too.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kvasir/status.h"
+#include "server/admin/log.h"
+#include "server/admin/metrics.h"
+#include "server/http/http_server.h"
+
+namespace kvasir::cli {
+
+struct OperationsOptions {
+  server::HttpLimits limits;
+  std::chrono::seconds queue_timeout{0};
+  server::LogOptions log;
+  std::string log_format = "text";
+  std::string log_level;  // empty: info, or error if `quiet`
+  bool quiet = false;     // --quiet was given
+  bool metrics_open = false;
+  bool vllm_metrics = false;
+};
+
+// Checks that a number is in a range. Leaves what is no number to check_values (cli/values.h).
+CLI::Validator in_range(std::int64_t least, std::int64_t most);
+
+void add_operations_options(CLI::App& command, OperationsOptions& options);
+
+// Opens the log that the options describe. Errors: kInvalidArgument for an unknown format or level; those of Log::open.
+Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options);
+
+// Raises the limit on open files to what the connections need, as far as the system lets it; notes where it does not.
+void allow_descriptors(const OperationsOptions& options);
+
+// Makes SIGHUP mean that the log file is opened again, where there is one: hung_up() returns true once after each.
+// Call it after catch_interrupts().
+void catch_hang_up(const OperationsOptions& options);
+bool hung_up();
+
+// Tells systemd, or whoever set NOTIFY_SOCKET, a state such as "READY=1". Does nothing without it.
+void notify_manager(std::string_view state);
+
+}  // namespace kvasir::cli

@@ -1,0 +1,50 @@
+// The server's metrics, in Prometheus' text format.
+//
+// Names are those of vLLM behind "kvasir:"; on request they are written a second time behind "vllm:", for routers and
+// dashboards that know these alone. docs/operations/serving.md lists them.
+//
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/admin/traffic.h"
+#include "server/http/router.h"
+#include "server/threads/step_thread.h"
+
+namespace kvasir::server {
+
+struct MetricsOptions {
+  std::string model;  // label model_name of every metric of an engine
+  std::string version;
+  std::int64_t context = 0;           // tokens that a request can have at most; bounds the buckets of its histograms
+  bool vllm = false;                  // also under vLLM's names
+  bool open = true;                   // anybody may read them; otherwise those that may see the whole server
+  std::chrono::milliseconds age{20};  // a text younger than this is given again
+};
+
+// Where figures come from that nobody reports; each may be empty. Called on the I/O thread.
+struct MetricsSources {
+  std::function<StepReport()> steps;
+  std::function<std::chrono::steady_clock::duration()> busy;  // see StepThread::busy
+  std::function<int()> connections;
+  std::function<std::uint64_t()> dropped_log_lines;
+  std::function<std::map<int, std::string>()> tenants;  // numbers and names
+};
+
+class Metrics : public TrafficObserver {
+ public:
+  static std::unique_ptr<Metrics> make(MetricsOptions options, MetricsSources sources);
+
+  // Adds GET /metrics. This must outlive the router.
+  virtual void add_route(Router& router) = 0;
+  // Returns all metrics as text, at most MetricsOptions::age old.
+  virtual const std::string& text() = 0;
+};
+
+}  // namespace kvasir::server

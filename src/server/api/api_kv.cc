@@ -1,0 +1,120 @@
+#include "server/api/api_kv.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "base/status.h"
+#include "server/api/json_fields.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMostTtl = 30.0 * 24 * 3600;  // a month, in seconds
+// Of the object "kv".
+constexpr std::string_view kKvFields[] = {"policy", "codec", "demote", "pin", "ttl", "bypass", "inspect"};
+constexpr std::size_t kMostActions = 64;
+constexpr std::size_t kLongestHintName = 256;
+
+Status malformed(std::string_view what) {
+  return invalid_argument("'kv_hints' is malformed: {}", what).about({"kv_hints"});
+}
+
+Status read_ttl(const Json& object, const char* field, double& ttl) {
+  KVASIR_RETURN_IF_ERROR(read_field(object, field, ttl));
+  if (ttl >= 0 && ttl <= kMostTtl) return {};
+  return invalid_argument("'{}' must be 0 (no limit) to {} seconds", field, kMostTtl).about({field});
+}
+
+Status apply(const Json& payload, RequestOptions& options, KvHints::Action& action) {
+  action.outcome = "applied";
+  if (action.type == "pin") {
+    options.pin = true;
+  } else if (action.type == "retain") {
+    if (!read_ttl(payload, "ttl_seconds", options.ttl).ok())
+      return malformed("a retain's payload.ttl_seconds must be a number of seconds, at most a month");
+  } else if (action.type == "demote") {
+    action.outcome = "no_op";
+    action.reason = "memory is given up least recently used first, and disk or Redis have what was read already";
+  } else if (action.type == "prefetch") {
+    action.outcome = "no_op";
+    action.reason = "each request fetches its prefix from disk or Redis where that is faster than computing it";
+  } else {
+    action.outcome = "ignored";
+    action.reason = "unknown action_type";
+  }
+  return {};
+}
+
+}  // namespace
+
+Status read_kv(const Json& body, RequestOptions& options) {
+  const Json* kv = find_field(body, "kv");
+  if (kv == nullptr) return {};
+  if (!kv->is_object()) return wrong_field("kv", "an object");
+  for (const auto& [name, value] : kv->items())
+    if (std::ranges::find(kKvFields, name) == std::end(kKvFields))
+      return invalid_argument("'kv' has no field '{}'; it has: {}", name.substr(0, 64), fmt::join(kKvFields, ", "))
+          .about({"kv"});
+  const auto in_kv = [](const Status& status, const char* field) {
+    return status.ok() ? Status() : invalid_argument("in 'kv', {}", status.message()).about({field});
+  };
+  KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "policy", 4096, options.policy), "kv.policy"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "demote", 256, options.demote), "kv.demote"));
+  // Who sends a request must not learn what files there are.
+  if (options.policy.find("profile=") != std::string::npos)
+    return invalid_argument("in 'kv', a policy names a file (profile=); only whoever starts the server may do that")
+        .about({"kv.policy"});
+  KVASIR_RETURN_IF_ERROR(in_kv(read_text(*kv, "codec", 256, options.codec), "kv.codec"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "pin", options.pin), "kv.pin"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "bypass", options.bypass), "kv.bypass"));
+  KVASIR_RETURN_IF_ERROR(in_kv(read_field(*kv, "inspect", options.inspect), "kv.inspect"));
+  return in_kv(read_ttl(*kv, "ttl", options.ttl), "kv.ttl");
+}
+
+Status read_kv_hints(const Json& body, RequestOptions& options, KvHints& hints) {
+  const Json* given = find_field(body, "kv_hints");
+  if (given == nullptr) return {};
+  if (!given->is_object()) return malformed("it must be an object");
+  hints.given = true;
+  std::string version;
+  if (!read_text(*given, "protocol_version", 32, version).ok() || version.empty())
+    return malformed("protocol_version must be a string, such as \"0.1\"");
+  if (!read_text(*given, "message_id", kLongestHintName, hints.message_id).ok())
+    return malformed("message_id must be a string of at most 256 bytes");
+  const Json* actions = find_field(*given, "actions");
+  if (actions == nullptr || !actions->is_array() || actions->size() > kMostActions)
+    return malformed("actions must be a list of at most 64 actions");
+  for (const Json& each : *actions) {
+    KvHints::Action action;
+    if (!each.is_object() || !read_text(each, "action_id", kLongestHintName, action.id).ok() ||
+        !read_text(each, "action_type", kLongestHintName, action.type).ok() || action.type.empty())
+      return malformed("each action must be an object with strings action_id and action_type");
+    const Json* payload = find_field(each, "payload");
+    if (payload != nullptr && !payload->is_object()) return malformed("a payload must be an object");
+    if (version.starts_with("0.")) {
+      KVASIR_RETURN_IF_ERROR(apply(payload != nullptr ? *payload : Json::object(), options, action));
+    } else {
+      action.outcome = "ignored";
+      action.reason = "unknown protocol_version";
+    }
+    hints.actions.push_back(std::move(action));
+  }
+  return {};
+}
+
+Json hints_answer(const KvHints& hints) {
+  Json actions = Json::array();
+  for (const KvHints::Action& action : hints.actions) {
+    actions.push_back({{"action_id", action.id}, {"action_type", action.type}, {"outcome", action.outcome}});
+    if (!action.reason.empty()) actions.back()["reason"] = action.reason;
+  }
+  return {{"protocol_version", "0.1"}, {"message_id", hints.message_id}, {"actions", std::move(actions)}};
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,423 @@
+#include "server/api/api_request.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+
+#include "base/status.h"
+#include "server/api/api_response.h"
+#include "server/api/json_fields.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMostLevels = 64;
+constexpr std::size_t kMostStops = 16;
+constexpr std::size_t kLongestStop = 1024;
+constexpr std::size_t kMostMessages = 10'000;
+constexpr std::size_t kMostArguments = 64;
+constexpr std::size_t kLongestName = 512;  // of users and salts
+constexpr std::int64_t kMostPriority = 1000;
+// The engine draws a seed where it is given 0, which is a seed like others here.
+constexpr std::uint64_t kSeedForZero = std::uint64_t{1} << 63;
+
+Status read_seed(const Json& body, std::uint64_t& seed) {
+  const Json* found = find_field(body, "seed");
+  if (found == nullptr) return {};
+  if (found->is_number_unsigned()) {
+    seed = found->get<std::uint64_t>();
+  } else {
+    const std::optional<std::int64_t> number = whole_number(*found);
+    if (!number)
+      return wrong_field("seed", fmt::format("a whole number from {} to {}", std::numeric_limits<std::int64_t>::min(),
+                                             std::numeric_limits<std::uint64_t>::max()));
+    seed = static_cast<std::uint64_t>(*number);
+  }
+  if (seed == 0) seed = kSeedForZero;
+  return {};
+}
+
+Status read_stops(const Json& body, std::vector<std::string>& stops) {
+  const Json* found = find_field(body, "stop");
+  if (found == nullptr) return {};
+  const Json list = found->is_string() ? Json::array({*found}) : *found;
+  if (!list.is_array() || list.size() > kMostStops)
+    return wrong_field("stop", "a string or a list of at most 16 strings");
+  for (const Json& stop : list) {
+    if (!stop.is_string() || stop.get_ref<const std::string&>().empty())
+      return wrong_field("stop", "a string or a list of strings that are not empty");
+    if (stop.get_ref<const std::string&>().size() > kLongestStop)
+      return wrong_field("stop", "strings of at most 1024 bytes");
+    stops.push_back(stop.get<std::string>());
+  }
+  return {};
+}
+
+// Refuses what would change the answer and cannot be honoured.
+Status refuse_unsupported(const Json& body) {
+  const auto changes_nothing = [](std::string_view field, const Json& value) {
+    if ((value.is_structured() && value.empty()) || value == "") return true;
+    if (field == "response_format") return value.is_object() && value.value("type", Json()) == "text";
+    if (field == "modalities") return value == Json::array({"text"});
+    return (field == "tool_choice" || field == "function_call") && (value == "none" || value == "auto");
+  };
+  for (const char* field : {"tools", "functions", "tool_choice", "function_call", "audio", "modalities", "images",
+                            "suffix", "response_format"}) {
+    const Json* found = find_field(body, field);
+    if (found == nullptr || changes_nothing(field, *found)) continue;
+    return make_status(StatusCode::kUnsupported, "'{}' is not supported here; omit it", field).about({field});
+  }
+  return {};
+}
+
+Result<std::string> read_content(const Json& message, std::size_t index) {
+  const Json* content = find_field(message, "content");
+  if (content == nullptr) return std::string();
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array())
+    return invalid_argument("'messages[{}].content' must be a string or a list of parts", index).about({"messages"});
+  std::string text;
+  for (const Json& part : *content) {
+    const Json* type = part.is_object() ? find_field(part, "type") : nullptr;
+    if (type == nullptr || *type != "text")
+      return make_status(StatusCode::kUnsupported,
+                         "'messages[{}].content' has a part of type {}, which is not supported here; text is", index,
+                         type != nullptr ? text_of(*type).substr(0, 64) : "none")
+          .about({"messages"});
+    const Json* said = find_field(part, "text");
+    if (said == nullptr || !said->is_string())
+      return invalid_argument("'messages[{}].content' has a part without 'text'", index).about({"messages"});
+    text += said->get<std::string>();
+  }
+  return text;
+}
+
+constexpr std::string_view kPromptNeeds = "a string, a list of token ids, or a list of either";
+
+// Whether a number is whole, however large.
+bool is_whole(const Json& number) {
+  return number.is_number_integer() ||
+         (number.is_number_float() && number.get<double>() == std::floor(number.get<double>()));
+}
+
+Result<std::vector<std::int32_t>> read_tokens(const Json& list) {
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(list.size());
+  for (const Json& token : list) {
+    const std::optional<std::int64_t> id = whole_number(token);
+    if (!id && !is_whole(token)) return wrong_field("prompt", kPromptNeeds);
+    if (!id || *id < 0 || *id > std::numeric_limits<std::int32_t>::max())
+      return invalid_argument("'prompt' has the token id {}, which is outside the vocabulary", text_of(token))
+          .about({"prompt"});
+    tokens.push_back(static_cast<std::int32_t>(*id));
+  }
+  return tokens;
+}
+
+Status read_prompt(const Json& prompt, std::vector<ApiPrompt>& prompts) {
+  if (!prompt.is_string() && !prompt.is_array()) return wrong_field("prompt", kPromptNeeds);
+  if (prompt.empty() || prompt == "") return invalid_argument("'prompt' is empty; give some text").about({"prompt"});
+  ApiPrompt& one = prompts.emplace_back();
+  if (prompt.is_string()) {
+    one.text = prompt.get<std::string>();
+    return {};
+  }
+  KVASIR_ASSIGN_OR_RETURN(one.tokens, read_tokens(prompt));
+  return {};
+}
+
+// One prompt, or a list of them: what a list is, its first element says.
+Status read_all_prompts(const Json& body, std::vector<ApiPrompt>& prompts) {
+  const Json* prompt = find_field(body, "prompt");
+  if (prompt == nullptr) return invalid_argument("'prompt' is missing").about({"prompt"});
+  const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!several) return read_prompt(*prompt, prompts);
+  if (prompt->size() > kMostPrompts)
+    return invalid_argument("'prompt' has {} prompts; at most {} go together", prompt->size(), kMostPrompts)
+        .about({"prompt"});
+  for (const Json& each : *prompt) KVASIR_RETURN_IF_ERROR(read_prompt(each, prompts));
+  return {};
+}
+
+Status read_template_arguments(const Json& body, RequestOptions& options) {
+  const Json* arguments = find_field(body, "chat_template_kwargs");
+  if (arguments == nullptr) return {};
+  if (!arguments->is_object() || arguments->size() > kMostArguments)
+    return wrong_field("chat_template_kwargs", "an object of at most 64 variables");
+  for (const auto& [name, value] : arguments->items())
+    options.template_arguments.emplace_back(name, value.dump(-1, ' ', false, Json::error_handler_t::replace));
+  return {};
+}
+
+Status read_logit_bias(const Json& body, SamplingOptions& sampling) {
+  const Json* bias = find_field(body, "logit_bias");
+  if (bias == nullptr) return {};
+  constexpr const char* kNeeds = "an object of at most 1024 token ids with numbers from -100 to 100";
+  if (!bias->is_object() || bias->size() > 1024) return wrong_field("logit_bias", kNeeds);
+  for (const auto& [name, value] : bias->items()) {
+    std::int32_t token = -1;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), token);
+    if (error != std::errc() || end != name.data() + name.size() || token < 0 || !value.is_number())
+      return wrong_field("logit_bias", kNeeds);
+    sampling.logit_bias.emplace_back(token, value.get<float>());
+  }
+  return {};
+}
+
+Status read_sampling(const Json& body, const SamplingOptions& usual, SamplingOptions& sampling) {
+  sampling = usual;
+  if (find_field(body, "temperature") != nullptr) {
+    sampling.top_k = 0;
+    sampling.top_p = 1;
+    sampling.min_p = 0;
+    sampling.repetition_penalty = 1;
+  }
+  KVASIR_RETURN_IF_ERROR(read_field(body, "temperature", sampling.temperature));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "top_p", sampling.top_p));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "min_p", sampling.min_p));
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "top_k", -1, 1 << 30, sampling.top_k));
+  if (sampling.top_k < 0) sampling.top_k = 0;  // -1: all, as other servers have it
+  KVASIR_RETURN_IF_ERROR(read_field(body, "frequency_penalty", sampling.frequency_penalty));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "presence_penalty", sampling.presence_penalty));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "repetition_penalty", sampling.repetition_penalty));
+  KVASIR_RETURN_IF_ERROR(read_logit_bias(body, sampling));
+  return read_seed(body, sampling.seed);
+}
+
+Status read_limits(const Json& body, ApiRequest& request) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  for (const char* field : {"max_tokens", "max_completion_tokens"}) {
+    if (find_field(body, field) == nullptr) continue;
+    KVASIR_RETURN_IF_ERROR(read_whole(body, field, 0, kMost, request.options.generate.max_tokens));
+    request.token_limit_given = true;
+  }
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "n", 1, 64, request.n));
+  request.options.samples = request.n;
+  if (request.chat) return {};
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "best_of", 1, 64, request.options.samples));
+  if (request.options.samples < request.n)
+    return invalid_argument("'best_of' is {}, less than 'n', which is {}", request.options.samples, request.n)
+        .about({"best_of"});
+  if (request.options.samples > request.n && request.stream)
+    return invalid_argument("'best_of' more than 'n' cannot be streamed: the best are known at the end")
+        .about({"best_of"});
+  if (const auto all = request.options.samples * static_cast<int>(request.prompts.size()); all > kMostSamples)
+    return invalid_argument("{} prompts of {} samples each are {} texts; at most {} go together",
+                            request.prompts.size(), request.options.samples, all, kMostSamples)
+        .about({request.options.samples > request.n ? "best_of" : "n"});
+  return {};
+}
+
+// In a chat "logprobs" is a flag and "top_logprobs" a number; otherwise "logprobs" is the number.
+Status read_logprobs(const Json& body, ApiRequest& request) {
+  int& count = request.options.generate.logprobs;
+  if (!request.chat) {
+    KVASIR_RETURN_IF_ERROR(read_whole(body, "logprobs", 0, 20, count));
+    request.logprobs = count >= 0;
+    return {};
+  }
+  KVASIR_RETURN_IF_ERROR(read_field(body, "logprobs", request.logprobs));
+  int top = 0;
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "top_logprobs", 0, 20, top));
+  if (top > 0 && !request.logprobs)
+    return invalid_argument("'top_logprobs' needs 'logprobs': true").about({"top_logprobs"});
+  if (request.logprobs) count = top;
+  return {};
+}
+
+Status read_session(const Json& body, ApiRequest& request) {
+  KVASIR_RETURN_IF_ERROR(read_field(body, "session", request.session));
+  if (find_field(body, "session") == nullptr) return {};
+  if (!is_session_id(request.session)) return wrong_field("session", "1 to 64 letters, digits, '-' and '_'");
+  if (request.prompts.size() > 1)
+    return invalid_argument("a session is continued by one prompt, and 'prompt' has {}; give one prompt",
+                            request.prompts.size())
+        .about({"prompt"});
+  if (request.options.samples != 1)
+    return invalid_argument("a session is continued by one prompt with one answer; omit 'n' and 'best_of'")
+        .about({"session"});
+  if (!request.options.template_arguments.empty())
+    return invalid_argument("a session takes the server's template arguments; omit 'chat_template_kwargs'")
+        .about({"chat_template_kwargs"});
+  if (request.options.prompt_end != PromptEnd::kAuto)
+    return invalid_argument(
+               "a session goes on as its conversation stands; omit 'add_generation_prompt' and "
+               "'continue_final_message'")
+        .about({"continue_final_message"});
+  if (request.echo)
+    return invalid_argument("'echo' shows a whole prompt, and a session's is not here; omit it").about({"echo"});
+  return {};
+}
+
+// Whether brackets outside strings nest deeper than kMostLevels. The parser's own callback, which could tell, makes it
+// look at all values of a container again whenever one of them ends.
+bool nests_too_deep(std::string_view text) {
+  int level = 0;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      quoted = !quoted;
+    } else if (!quoted && (c == '[' || c == '{')) {
+      if (++level > kMostLevels) return true;
+    } else if (!quoted && (c == ']' || c == '}')) {
+      --level;
+    }
+  }
+  return false;
+}
+
+Status read_who(const Json& body, ApiRequest& request) {
+  std::string user;
+  KVASIR_RETURN_IF_ERROR(read_text(body, "user", kLongestName, user));  // for the client's own records
+  KVASIR_RETURN_IF_ERROR(read_whole(body, "priority", -kMostPriority, kMostPriority, request.options.priority));
+  return read_text(body, "cache_salt", kLongestName, request.options.salt);
+}
+
+// Returns why the parser stopped, of a text such as "... syntax error while parsing value - invalid string: ill-formed
+// UTF-8 byte; last read: ...", which quotes the body at its end.
+std::string parse_reason(std::string_view text) {
+  const std::size_t begin = text.find(" - ");
+  if (begin == std::string_view::npos) return "";
+  const std::string_view reason = text.substr(begin + 3, std::min(text.find(';', begin), text.size()) - begin - 3);
+  return fmt::format(": {:.100}", reason);
+}
+
+}  // namespace
+
+Result<Json> parse_body(std::string_view body) {
+  if (nests_too_deep(body)) return invalid_argument("the body nests deeper than 64 levels");
+  try {
+    Json json = Json::parse(body);
+    if (!json.is_object()) return invalid_argument("the body must be a JSON object");
+    return json;
+  } catch (const Json::parse_error& error) {
+    return invalid_argument("the body is not valid JSON: at byte {} (the first is 1){}", error.byte,
+                            parse_reason(error.what()));
+  } catch (const Json::exception& error) {
+    // "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    const std::string_view text = error.what();
+    return invalid_argument("the body is not valid JSON: {:.100}",
+                            text.substr(std::min(text.find("] ") + 2, text.size())));
+  }
+}
+
+namespace {
+
+Result<std::vector<Message>> read_messages(const Json& body) {
+  const Json* list = find_field(body, "messages");
+  if (list == nullptr) return invalid_argument("'messages' is missing").about({"messages"});
+  if (!list->is_array() || list->empty() || list->size() > kMostMessages)
+    return wrong_field("messages", "a list of 1 to 10000 messages");
+  std::vector<Message> messages;
+  for (std::size_t i = 0; i < list->size(); ++i) {
+    const Json& each = (*list)[i];
+    if (!each.is_object())
+      return invalid_argument("'messages[{}]' must be an object with 'role' and 'content'", i).about({"messages"});
+    const Json* role = find_field(each, "role");
+    if (role == nullptr || !role->is_string())
+      return invalid_argument("'messages[{}].role' must be a string", i).about({"messages"});
+    const Json* calls = find_field(each, "tool_calls");
+    if ((calls != nullptr && *calls != Json::array()) || *role == "tool" || *role == "function")
+      return make_status(StatusCode::kUnsupported, "'messages[{}]' is about tools, which are not supported here", i)
+          .about({"messages"});
+    // An assistant's may be null, as in an answer without text.
+    if (find_field(each, "content") == nullptr && !(*role == "assistant" && each.contains("content")))
+      return invalid_argument("'messages[{}].content' is missing", i).about({"messages"});
+    KVASIR_ASSIGN_OR_RETURN(std::string content, read_content(each, i));
+    messages.push_back({*role == "developer" ? "system" : role->get<std::string>(), std::move(content)});
+  }
+  return messages;
+}
+
+// add_generation_prompt and continue_final_message, as vLLM has them.
+Status read_prompt_end(const Json& body, RequestOptions& options) {
+  const bool opens_given = find_field(body, "add_generation_prompt") != nullptr;
+  const bool continues_given = find_field(body, "continue_final_message") != nullptr;
+  bool opens = true, continues = false;
+  KVASIR_RETURN_IF_ERROR(read_field(body, "add_generation_prompt", opens));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "continue_final_message", continues));
+  if (opens_given && opens && continues)
+    return invalid_argument(
+               "'add_generation_prompt' opens a new answer, and 'continue_final_message' goes on with the last "
+               "message; "
+               "omit one of them")
+        .about({"continue_final_message"});
+  if (continues) {
+    options.prompt_end = PromptEnd::kContinue;
+  } else if (opens_given || continues_given) {
+    options.prompt_end = opens ? PromptEnd::kOpen : PromptEnd::kClosed;
+  }
+  return {};
+}
+
+}  // namespace
+
+bool is_session_id(std::string_view id) {
+  return !id.empty() && id.size() <= 64 && std::ranges::all_of(id, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  });
+}
+
+Result<ApiRequest> read_prompts(const Json& body, bool chat) {
+  ApiRequest request;
+  request.chat = chat;
+  KVASIR_RETURN_IF_ERROR(refuse_unsupported(body));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "model", request.model));
+  if (!chat) {
+    KVASIR_RETURN_IF_ERROR(read_all_prompts(body, request.prompts));
+    request.options.parse_special = true;
+    KVASIR_RETURN_IF_ERROR(read_field(body, "parse_special", request.options.parse_special));
+    return request;
+  }
+  KVASIR_ASSIGN_OR_RETURN(request.options.messages, read_messages(body));
+  KVASIR_RETURN_IF_ERROR(read_template_arguments(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_prompt_end(body, request.options));
+  return request;
+}
+
+Result<ApiRequest> read_request(const Json& body, bool chat, const SamplingOptions& sampling) {
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(body, chat));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "stream", request.stream));
+  if (const Json* options = find_field(body, "stream_options"); options != nullptr) {
+    if (!options->is_object()) return wrong_field("stream_options", "an object");
+    if (const Status read = read_field(*options, "include_usage", request.include_usage); !read.ok())
+      return wrong_field("stream_options.include_usage", "true or false");
+  }
+  if (!chat) {
+    KVASIR_RETURN_IF_ERROR(read_field(body, "echo", request.echo));
+    request.options.generate.max_tokens = 16;  // the API's default
+  }
+  KVASIR_RETURN_IF_ERROR(read_limits(body, request));
+  KVASIR_RETURN_IF_ERROR(read_sampling(body, sampling, request.options.generate.sampling));
+  KVASIR_RETURN_IF_ERROR(read_stops(body, request.options.generate.stop));
+  KVASIR_RETURN_IF_ERROR(read_logprobs(body, request));
+  KVASIR_RETURN_IF_ERROR(read_field(body, "ignore_eos", request.options.generate.ignore_eos));
+  KVASIR_RETURN_IF_ERROR(read_who(body, request));
+  KVASIR_RETURN_IF_ERROR(read_kv(body, request.options));
+  KVASIR_RETURN_IF_ERROR(read_kv_hints(body, request.options, request.hints));
+  KVASIR_RETURN_IF_ERROR(read_session(body, request));
+  GenerateOptions& generate = request.options.generate;
+  if (request.echo && request.logprobs && request.stream)
+    return invalid_argument("'echo' with 'logprobs' cannot be streamed; omit one of them").about({"echo"});
+  if (request.echo && request.logprobs) {
+    generate.prompt_logprobs = generate.logprobs;
+    request.options.bypass = true;  // a prefix from the cache has no probabilities
+  }
+  // The best are those of the highest mean log probability.
+  if (request.options.samples > request.n) generate.logprobs = std::max(generate.logprobs, 0);
+  return request;
+}
+
+}  // namespace kvasir::server

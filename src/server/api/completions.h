@@ -1,0 +1,55 @@
+// The routes that generate: POST /v1/chat/completions and POST /v1/completions, and those of sessions, which a
+// completion may continue:
+//
+//   POST /v1/sessions/{id}     reads a prompt or messages into the session, which is made if there is none, and saves
+//                              it; without either restores it, and says what it holds
+//   GET /v1/sessions/{id}      says how large its file is, and how old
+//   DELETE /v1/sessions/{id}
+//   GET /v1/sessions           lists them; each tenant sees its own
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/api/flight.h"
+#include "server/http/router.h"
+
+namespace kvasir::server {
+
+class Completions {
+ public:
+  // What `deck` refers to must outlive this.
+  explicit Completions(const FlightDeck& deck);
+
+  // This must outlive the router.
+  void add_routes(Router& router);
+
+  // From now on requests are refused: the server is going down.
+  void begin_drain() { draining_ = true; }
+
+  // Ends all requests with an error: the time to drain is over.
+  void cut_off();
+
+  // Refuses requests that have waited longer than FlightDeck::queue_timeout. To be called several times a second.
+  void tick();
+
+ private:
+  // `session`: see Flight.
+  void fly(Exchange exchange, bool chat, std::string session = {});
+  void add_session_routes(Router& router);
+  void use_session(Exchange exchange);
+  void find_session(Exchange exchange);
+  void list_sessions(Exchange exchange);
+  void delete_session(Exchange exchange);
+  // Returns false, having refused the request, where there are no sessions or the id is none.
+  bool has_sessions(const Exchange& exchange) const;
+
+  FlightDeck deck_;
+  bool draining_ = false;
+  std::vector<std::weak_ptr<Flight>> flights_;  // under way, and some that have ended
+};
+
+}  // namespace kvasir::server

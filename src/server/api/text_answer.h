@@ -1,0 +1,19 @@
+// Answers that are made on the text thread.
+// Thread-safety: the I/O thread's alone.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "kvasir/status.h"
+#include "server/http/exchange.h"
+#include "server/threads/text_thread.h"
+
+namespace kvasir::server {
+
+// Runs `work` on the text thread, and sends the body that it returns, or an error. `done` (may be empty) runs once on
+// the I/O thread before that, also where the request is refused.
+void answer_on(TextThread& texts, Exchange exchange, std::function<Result<std::string>(const Exchange&)> work,
+               std::function<void()> done = {});
+
+}  // namespace kvasir::server

@@ -1,0 +1,201 @@
+#include "server/api/text_routes.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/status.h"
+#include "retention/demotion.h"
+#include "server/api/api_request.h"
+#include "server/api/api_response.h"
+#include "server/api/json_fields.h"
+#include "server/api/prepare.h"
+#include "server/api/text_answer.h"
+
+namespace kvasir::server {
+namespace {
+
+using Json = nlohmann::json;
+
+// Returns the tokens of each prompt of a body.
+Result<std::vector<PromptTokens>> encode_all(const ModelText& text, ApiRequest request) {
+  std::vector<PromptTokens> all;
+  if (request.chat) request.prompts.emplace_back();
+  for (ApiPrompt& prompt : request.prompts) {
+    RequestOptions options;
+    options.prompt = std::move(prompt.text);
+    options.tokens = std::move(prompt.tokens);
+    options.parse_special = request.options.parse_special;
+    if (request.chat) {
+      options.messages = std::move(request.options.messages);
+      options.template_arguments = std::move(request.options.template_arguments);
+      options.prompt_end = request.options.prompt_end;
+    }
+    Result<PromptTokens> encoded = text.encode_prompt(options);
+    if (!encoded.ok()) return in_body(encoded.status());
+    all.push_back(std::move(*encoded));
+  }
+  return all;
+}
+
+}  // namespace
+
+void TextRoutes::add_routes(Router& router) {
+  add(router, "/tokenize", &TextRoutes::tokenize);
+  add(router, "/detokenize", &TextRoutes::detokenize);
+  add(router, "/v1/completions/render", &TextRoutes::render_completion);
+  add(router, "/v1/chat/completions/render", &TextRoutes::render_chat);
+  add(router, "/v1/kv/plan", &TextRoutes::plan);
+}
+
+void TextRoutes::add(Router& router, std::string_view path, Work work) {
+  router.add("POST", path, [this, work](Exchange exchange) {
+    answer_on(texts_, std::move(exchange), [this, work](const Exchange& asked) { return (this->*work)(asked); });
+  });
+}
+
+// Returns the body, which names no model but the server's.
+Result<Json> TextRoutes::parse(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(Json json, parse_body(exchange.request.body));
+  std::string model;
+  KVASIR_RETURN_IF_ERROR(read_field(json, "model", model));
+  if (model.empty() || model == model_) return json;
+  return unknown_model(model, model_);
+}
+
+Result<std::string> TextRoutes::tokenize(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  const bool chat = find_field(json, "messages") != nullptr;
+  if (chat && find_field(json, "prompt") != nullptr)
+    return invalid_argument("'prompt' and 'messages' are both given; omit one of them").about({"prompt"});
+  bool special = true, parse_special = true, strings = false;
+  KVASIR_RETURN_IF_ERROR(read_field(json, "add_special_tokens", special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "parse_special", parse_special));
+  KVASIR_RETURN_IF_ERROR(read_field(json, "return_token_strs", strings));
+  const ModelText& text = steps_.text();
+  std::vector<std::int32_t> tokens;
+  if (chat) {
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+    KVASIR_ASSIGN_OR_RETURN(auto all, encode_all(text, std::move(request)));
+    tokens = std::move(all.front().tokens);
+  } else {
+    const Json* prompt = find_field(json, "prompt");
+    if (prompt == nullptr) return invalid_argument("give 'prompt', a string, or 'messages'").about({"prompt"});
+    if (!prompt->is_string()) return wrong_field("prompt", "a string");
+    KVASIR_ASSIGN_OR_RETURN(tokens, text.encode(prompt->get_ref<const std::string&>(), special, parse_special));
+  }
+  Json answer = {{"tokens", tokens}, {"count", tokens.size()}, {"max_model_len", steps_.model().context}};
+  if (strings) {
+    Json list = Json::array();
+    for (const std::int32_t token : tokens) {
+      KVASIR_ASSIGN_OR_RETURN(const std::string bytes, text.bytes_of(token));
+      list.push_back(token_name(bytes));
+    }
+    answer["token_strs"] = std::move(list);
+  }
+  return text_of(answer);
+}
+
+Result<std::string> TextRoutes::detokenize(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  const Json* list = find_field(json, "tokens");
+  if (list == nullptr || !list->is_array()) return wrong_field("tokens", "a list of token ids");
+  std::vector<std::int32_t> tokens;
+  for (const Json& each : *list) {
+    const std::optional<std::int64_t> token = whole_number(each);
+    if (!token || *token < 0 || *token > std::numeric_limits<std::int32_t>::max())
+      return wrong_field("tokens", "a list of token ids");
+    tokens.push_back(static_cast<std::int32_t>(*token));
+  }
+  KVASIR_ASSIGN_OR_RETURN(std::string prompt, steps_.text().decode(tokens, true));
+  return text_of({{"prompt", std::move(prompt)}});
+}
+
+Result<std::string> TextRoutes::render_completion(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, false));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  Json answer = Json::array();
+  for (const PromptTokens& prompt : all) answer.push_back({{"token_ids", prompt.tokens}});
+  return text_of(answer);
+}
+
+Result<std::string> TextRoutes::render_chat(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  KVASIR_ASSIGN_OR_RETURN(ApiRequest request, read_prompts(json, true));
+  KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(request)));
+  return text_of({{"token_ids", all.front().tokens}});
+}
+
+Result<std::string> TextRoutes::plan(const Exchange& exchange) const {
+  KVASIR_ASSIGN_OR_RETURN(const Json json, parse(exchange));
+  RequestOptions options;
+  KVASIR_RETURN_IF_ERROR(read_kv(json, options));
+  PlanRequest request;
+  request.policy = with_demotion(options.policy.empty() ? policy_ : options.policy, options.demote);
+  request.codec = options.codec;
+  request.tenant = exchange.caller.tenant_number;
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "prompt_tokens", 1, kMost, request.prompt));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "max_tokens", 0, kMost, request.max_tokens));
+  KVASIR_RETURN_IF_ERROR(read_whole(json, "n", 1, 64, request.samples));
+  constexpr const char* kPrompts[] = {"prompt_tokens", "prompt", "messages"};
+  const auto given = std::ranges::count_if(kPrompts, [&](const char* field) { return find_field(json, field); });
+  if (given == 0)
+    return invalid_argument("give 'prompt_tokens', a number, or a prompt: 'prompt' or 'messages'")
+        .about({"prompt_tokens"});
+  if (given > 1)
+    return invalid_argument("more than one of 'prompt_tokens', 'prompt' and 'messages' is given; omit all but one")
+        .about({find_field(json, "prompt_tokens") != nullptr ? "prompt_tokens" : "prompt"});
+  if (find_field(json, "prompt_tokens") == nullptr) {
+    KVASIR_ASSIGN_OR_RETURN(ApiRequest prompts, read_prompts(json, find_field(json, "messages") != nullptr));
+    KVASIR_ASSIGN_OR_RETURN(const auto all, encode_all(steps_.text(), std::move(prompts)));
+    if (all.size() != 1) return wrong_field("prompt", "one prompt");
+    request.prompt = static_cast<std::int64_t>(all.front().tokens.size());
+    request.protect = all.front().system_tokens;
+  }
+  const Result<RequestPlan> found = steps_.plan(request);
+  if (!found.ok()) return in_body(found.status());
+  const RequestPlan& plan = *found;
+  // Only who may see the whole server learns what others leave free.
+  Json used, free, fits_now;
+  if (exchange.caller.sees_all) {
+    const std::uint64_t bytes = steps_.report().engine.cache.bytes;
+    const std::uint64_t rest = plan.budget > bytes ? plan.budget - bytes : 0;
+    used = bytes;
+    free = rest;
+    fits_now = plan.refusal.ok() && plan.bytes <= rest;
+  }
+  return text_of({{"object", "kv.plan"},
+                  {"policy", plan.policy},
+                  {"codec", plan.codec},
+                  {"prompt", plan.prompt},
+                  {"max_tokens", plan.max_tokens},
+                  {"max_tokens_possible", plan.most_tokens},
+                  {"endless", plan.endless},
+                  {"tokens", plan.tokens},
+                  {"n", request.samples},
+                  {"trained_context", steps_.model().context},
+                  {"tokens_seen_max", plan.tokens_seen_max},
+                  {"kv_pages", plan.pages},
+                  {"kv_page_bytes", plan.page_bytes},
+                  {"kv_open_pages", plan.open_pages},
+                  {"kv_open_page_bytes", plan.open_page_bytes},
+                  {"kv_table_bytes", plan.table_bytes},
+                  {"policy_bytes", plan.policy_bytes},
+                  {"demoted_bytes", plan.demoted_bytes},
+                  {"offload_bytes", plan.offload_bytes},
+                  {"offload_file_bytes", plan.offload_file_bytes},
+                  {"kv_bytes", plan.bytes},
+                  {"kv_exact", plan.exact},
+                  {"kv_bytes_per_token", plan.bytes_per_token},
+                  {"kv_budget", plan.budget},
+                  {"kv_used", used},
+                  {"kv_free", free},
+                  {"fits", plan.refusal.ok() && plan.bytes <= plan.budget},
+                  {"fits_now", fits_now},
+                  {"refusal", plan.refusal.ok() ? Json() : Json(plan.refusal.message())}});
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,85 @@
+#include "server/http/http_message.h"
+
+#include <fmt/chrono.h>
+#include <fmt/core.h>
+
+#include <boost/beast/http/error.hpp>
+#include <boost/beast/http/rfc7230.hpp>
+#include <ctime>
+#include <utility>
+
+namespace kvasir::server {
+
+namespace beast = boost::beast;
+namespace http = beast::http;
+
+std::string without_origin(std::string_view target) {
+  if (!target.starts_with("http://") && !target.starts_with("https://")) return std::string(target);
+  const std::size_t rest = target.find_first_of("/?", target.find("//") + 2);
+  if (rest == std::string_view::npos) return "/";
+  return (target[rest] == '?' ? "/" : "") + std::string(target.substr(rest));
+}
+
+bool is_framed(const HttpMessage& message) {
+  const auto codings = message.count(http::field::transfer_encoding);
+  if (codings == 0) return true;
+  return codings == 1 && message.version() == 11 && message.count(http::field::content_length) == 0 &&
+         beast::iequals(message[http::field::transfer_encoding], "chunked");
+}
+
+bool names_http_version(std::string_view head) {
+  const std::string_view line = head.substr(0, head.find("\r\n"));
+  constexpr std::string_view kName = " HTTP/";
+  const std::size_t at = line.rfind(kName);
+  if (at == std::string_view::npos || line.size() != at + kName.size() + 3) return false;
+  const std::string_view version = line.substr(at + kName.size());
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  return is_digit(version[0]) && version[1] == '.' && is_digit(version[2]);
+}
+
+std::string header_problem(const boost::system::error_code& error, const HttpMessage& message) {
+  const bool length = error == http::error::bad_content_length || error == http::error::multiple_content_length;
+  const bool coding = error == http::error::bad_transfer_encoding;
+  if (!length && !coding) return "this is not HTTP/1.1";
+  if (message.count(length ? http::field::transfer_encoding : http::field::content_length) > 0)
+    return "the header has both 'Content-Length' and 'Transfer-Encoding'; send one of them";
+  if (message.count(length ? http::field::content_length : http::field::transfer_encoding) > 0)
+    return fmt::format("the header has '{}' more than once; send one", length ? "Content-Length" : "Transfer-Encoding");
+  if (coding) return "'Transfer-Encoding' must be 'chunked'";
+  return "'Content-Length' must be a whole number, the body's bytes";
+}
+
+HttpRequest request_of(const HttpMessage& message) {
+  HttpRequest request;
+  request.method = view(message.method_string());
+  const std::string target = without_origin(view(message.target()));
+  const std::size_t query = target.find('?');
+  request.path = target.substr(0, query);
+  if (query != std::string::npos) request.query = target.substr(query + 1);
+  for (const auto& field : message) {
+    std::string name(view(field.name_string()));
+    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    request.fields.emplace_back(std::move(name), view(field.value()));
+  }
+  return request;
+}
+
+std::string error_body(std::string_view message, std::string_view type, std::string_view code) {
+  return fmt::format(R"({{"error":{{"message":"{}","type":"{}","param":null,"code":{}}}}})", message, type,
+                     code.empty() ? "null" : fmt::format("\"{}\"", code));
+}
+
+std::string answer_head(int status, std::string_view type, BodyEnd end, std::size_t size, const HttpFields& fields,
+                        bool keep_alive) {
+  std::string text =
+      fmt::format("HTTP/1.1 {} {}\r\nServer: kvasir\r\nDate: {:%a, %d %b %Y %H:%M:%S} GMT\r\n", status,
+                  view(http::obsolete_reason(static_cast<http::status>(status))), fmt::gmtime(std::time(nullptr)));
+  if (!type.empty()) text += fmt::format("Content-Type: {}\r\n", type);
+  // The length of a 304 would be that of the 200 in its place; a 204 has none.
+  if (end == BodyEnd::kLength && status != 304 && status != 204) text += fmt::format("Content-Length: {}\r\n", size);
+  if (end == BodyEnd::kChunks) text += "Transfer-Encoding: chunked\r\n";
+  for (const auto& [name, value] : fields) text += fmt::format("{}: {}\r\n", name, value);
+  return text + (keep_alive ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n");
+}
+
+}  // namespace kvasir::server

@@ -1,0 +1,87 @@
+// Finds what answers a path.
+// Thread-safety: the I/O thread's alone, once routes were added.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/http/exchange.h"
+
+namespace kvasir::server {
+
+using RouteHandler = std::function<void(Exchange)>;
+
+// An answer of another kind than the one that was asked for.
+struct Refusal {
+  int http = 0;
+  std::string message;
+  std::string code;
+  HttpFields fields;
+};
+
+// Says who asks, or why the request is refused. Neither function needs the request's body.
+class Gate {
+ public:
+  virtual ~Gate() = default;
+  // Fills in `caller`, but for its hold. Returns a refusal for a request that may not pass.
+  virtual std::optional<Refusal> identify(const HttpRequest& request, Caller& caller) = 0;
+  // Does the same, and counts the request against the caller's limits.
+  virtual std::optional<Refusal> check(const HttpRequest& request, Caller& caller) { return identify(request, caller); }
+};
+
+class Router {
+ public:
+  // Who may use a route.
+  enum class Access {
+    kAll,        // anybody: health checks and pages without data
+    kCallers,    // whoever the gate lets pass
+    kOperators,  // of these, those that may see the whole server
+  };
+
+  // `gate` may be null: then everybody passes, and may see the whole server. Must outlive the router. `origins`: of the
+  // pages whose scripts may read answers (CORS), such as "https://chat.example.com", or "*" for all; those of this
+  // machine always may.
+  explicit Router(Gate* gate = nullptr, std::vector<std::string> origins = {})
+      : gate_(gate), origins_(std::move(origins)) {}
+
+  // `path` is taken literally, but for a last segment "{id}", which stands for any text without '/', percent-decoded,
+  // and
+  // "{path}", which stands for any text. HEAD is answered as GET.
+  void add(std::string_view method, std::string_view path, RouteHandler handler, Access access = Access::kCallers);
+
+  void handle(HttpRequest request, std::shared_ptr<HttpAnswer> answer) const;
+
+  // Decides, before a request's body is read, whether it may be sent; see HttpServer::Admit. Counts nothing against the
+  // caller's limits.
+  std::optional<std::string> admit(const HttpRequest& request, HttpAnswer& answer) const;
+
+ private:
+  struct Route {
+    std::string method;
+    std::string path;  // without "{id}" or "{path}"
+    bool parameter = false;
+    bool slashes = false;  // the parameter may have some
+    Access access = Access::kCallers;
+    RouteHandler handler;
+  };
+
+  struct Match {
+    const Route* route = nullptr;  // null: `refusal` says why
+    std::string parameter;
+    Refusal refusal;
+  };
+  Match match(const HttpRequest& request) const;
+
+  // Lets the page that sent the request read its answer, if it may. Returns whether it may.
+  bool share(const HttpRequest& request, HttpAnswer& answer) const;
+
+  Gate* gate_;
+  std::vector<std::string> origins_;
+  std::vector<Route> routes_;
+};
+
+}  // namespace kvasir::server
