@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kv/table.h"
+#include "sequence/policy_cases.h"
 #include "support/engine_fixture.h"
 
 namespace kvasir::test {
@@ -24,9 +25,9 @@ std::vector<TokenIndex> retained_by_policy(const RetentionPolicy& policy, int ta
 }  // namespace
 
 GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
-                        std::span<const TokenId> tokens, std::size_t prompt, int chunk) {
+                        std::span<const TokenId> tokens, std::size_t prompt, int chunk, std::optional<KvCodec> codec) {
   GoldenResult result;
-  const auto runner = new_runner(model, policy);
+  const auto runner = new_runner(model, policy, std::uint64_t{1} << 28, codec);
   XXH3_state_t* state = XXH3_createState();
   XXH3_64bits_reset(state);
   std::size_t rows_seen = 0;
@@ -61,6 +62,13 @@ GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::st
   result.kept = XXH3_64bits_digest(state);
   XXH3_freeState(state);
   return result;
+}
+
+std::vector<std::string> one_policy_of_each_kind() {
+  std::vector<std::string> policies = {"full", "window:size=40", "streaming:sinks=4,window=36",
+                                       "streaming:sinks=4,window=44,every=16,realign=rotate"};
+  for (const PolicyCases& of_policy : all_policy_cases()) policies.push_back(of_policy.evicting.front());
+  return policies;
 }
 
 }  // namespace kvasir::test

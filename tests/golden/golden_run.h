@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "runtime/loaded_model.h"
 
@@ -17,7 +19,12 @@ struct GoldenResult {
 };
 
 // Reads tokens [0, prompt) as a prompt in chunks of `chunk` (0: the policy's own), the others one by one as generated.
+// `codec`: none: the model's own.
 GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::string& policy,
-                        std::span<const TokenId> tokens, std::size_t prompt, int chunk);
+                        std::span<const TokenId> tokens, std::size_t prompt, int chunk,
+                        std::optional<KvCodec> codec = {});
+
+// Each registered policy that decides for a whole sequence or by table, once, at sizes far below a test's text.
+std::vector<std::string> one_policy_of_each_kind();
 
 }  // namespace kvasir::test

@@ -1,20 +1,8 @@
-// The bits of the engine, compared with a file: tests/golden/bits.txt holds, for each arithmetic (kernel tables may
-// share one), what every policy, page type, model family and weight type gave when the file was made. A change of it is
-// a change of the arithmetic and must be meant: KVASIR_WRITE_GOLDEN=FILE makes this test write the file anew instead of
-// comparing.
-//
-// The file holds on x86-64 with fused multiply-add and the mathematical library of glibc 2.36; elsewhere exp, sin and
-// cos may differ in their last bit, and the test is skipped.
+// The bits of the engine (golden_file.h): what every policy, page type, model family and weight type gives with small
+// models of random weights.
 #include <fmt/core.h>
-#include <gnu/libc-version.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <map>
-#include <set>
-#include <sstream>
-
-#include "golden/golden_run.h"
+#include "golden/golden_file.h"
 #include "sequence/policy_cases.h"
 #include "support/families.h"
 
@@ -50,12 +38,9 @@ RandomModelSpec golden_spec() {
 std::vector<GoldenCase> golden_cases() {
   std::vector<GoldenCase> cases;
   std::vector<std::string> policies = kRangePolicies;
-  std::vector<std::string> one_of_each = {"full", "window:size=40", "streaming:sinks=4,window=36",
-                                          "streaming:sinks=4,window=44,every=16,realign=rotate"};
-  for (const PolicyCases& of_policy : all_policy_cases()) {
+  const std::vector<std::string> one_of_each = one_policy_of_each_kind();
+  for (const PolicyCases& of_policy : all_policy_cases())
     policies.insert(policies.end(), of_policy.evicting.begin(), of_policy.evicting.end());
-    one_of_each.push_back(of_policy.evicting.front());
-  }
   for (const std::string& policy : policies)
     for (const char* type : {"f32", "f16", "bf16"})
       cases.push_back({fmt::format("llama/{}/{}", type, policy), golden_spec(), policy, type});
@@ -106,86 +91,29 @@ std::vector<GoldenCase> golden_cases() {
   return cases;
 }
 
-std::string line_of(const GoldenCase& golden, const GoldenResult& result) {
-  return fmt::format("{} logits {:016x} kept {:016x} of {}", golden.name, result.logits, result.kept, result.retained);
-}
-
-std::string run_line(const GoldenCase& golden, std::string_view isa) {
+GoldenResult run_case(const GoldenCase& golden, std::string_view isa) {
   const TemporaryFile file(make_random_model(golden.model));
   const auto model =
       load(file.path(), {.threads = 2, .isa = std::string(isa), .kv_type = golden.kv_type, .page_slots = golden.slots});
   if (model == nullptr) return {};
-  const bool of_weights = golden.name.starts_with("weights-");
-  const auto tokens = random_tokens(of_weights ? 40 : 230, golden.model.vocab, 17);
-  return line_of(golden, run_golden(model, golden.policy, tokens, of_weights ? 39 : 180, golden.chunk));
+  return run_golden(model, golden.policy, random_tokens(230, golden.model.vocab, 17), 180, golden.chunk);
 }
 
-const char* unlike_this_machine() {
-  if (std::string_view(gnu_get_libc_version()) != "2.36") return "the C library is not glibc 2.36";
-  if (!__builtin_cpu_supports("fma")) return "the processor has no fused multiply-add";
-  return nullptr;
-}
-
-std::string golden_file() {
-  const char* root = std::getenv("KVASIR_SOURCE_DIR");
-  return std::string(root != nullptr ? root : ".") + "/tests/golden/bits.txt";
-}
-
-// Lines of the file by "table case", the values alone.
-std::map<std::string, std::string> read_golden() {
-  std::map<std::string, std::string> lines;
-  std::ifstream in(golden_file());
-  for (std::string line; std::getline(in, line);) {
-    if (line.empty() || line.starts_with('#')) continue;
-    const std::size_t end = line.find(" logits ");
-    if (end == std::string::npos) {
-      ADD_FAILURE() << golden_file() << ": not a line of this test: " << line;
-      continue;
-    }
-    lines.emplace(line.substr(0, end), line);
-  }
-  return lines;
+std::vector<std::string> names_of(const std::vector<GoldenCase>& cases) {
+  std::vector<std::string> names;
+  for (const GoldenCase& golden : cases) names.push_back(golden.name);
+  return names;
 }
 
 class Golden : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Golden, BitsAreThoseOfTheFile) {
-  if (const char* reason = unlike_this_machine()) GTEST_SKIP() << "bits.txt does not hold here: " << reason;
-  if (find_kernels(GetParam()) == nullptr) GTEST_SKIP() << "no kernels " << GetParam() << " on this machine";
-  const KernelTable& table = *find_kernels(GetParam());
-  std::ofstream out;
-  if (const char* path = std::getenv("KVASIR_WRITE_GOLDEN")) out.open(path, std::ios::app);
-  const std::map<std::string, std::string> expected = read_golden();
-  std::set<std::string> names;
-  for (GoldenCase golden : golden_cases()) {
-    // Tables of one arithmetic have their lines in common. The table that it is named after writes them.
-    if (out.is_open() && table.arithmetic != table.name) continue;
-    golden.name = fmt::format("{}/{}", table.arithmetic, golden.name);
-    names.insert(golden.name);
-    const std::string line = run_line(golden, GetParam());
-    if (out.is_open()) {
-      out << line << '\n';
-      continue;
-    }
-    const auto found = expected.find(golden.name);
-    if (found == expected.end())
-      ADD_FAILURE() << "bits.txt lacks " << golden.name;
-    else
-      EXPECT_EQ(line, found->second);
-  }
-  if (out.is_open()) return;
-  // Every line of the arithmetic that this table is named after is of a case.
-  for (const auto& [name, line] : expected) {
-    const std::string arithmetic = name.substr(0, name.find('/'));
-    EXPECT_TRUE(arithmetic != table.name || names.contains(name)) << "no case is called " << name;
-  }
+  const std::vector<GoldenCase> cases = golden_cases();
+  compare_with_file(GetParam(), names_of(cases), [&](std::size_t i) { return run_case(cases[i], GetParam()); });
 }
 
-TEST(GoldenFile, HasLinesOfKnownArithmeticsAlone) {
-  for (const auto& [name, line] : read_golden()) {
-    const std::string arithmetic = name.substr(0, name.find('/'));
-    EXPECT_TRUE(arithmetic == "generic" || arithmetic == "avx512" || arithmetic == "amx") << name;
-  }
+TEST(GoldenFile, HasALineOfEachCaseAndNoOther) {
+  expect_lines_of([](std::string_view) { return names_of(golden_cases()); }, false);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Golden, ::testing::Values("generic", "avx2", "avx512", "amx"),
