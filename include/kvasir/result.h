@@ -19,6 +19,15 @@ namespace kvasir {
 // tables themselves and of the policy's state. So the bytes of two forks add up to more than the cache holds:
 // CacheReport counts a shared page once. A request that ends while others have its pages reports what it held before.
 struct KvReport {
+  // Layers that keep a window of their own, whatever the policy, beside layers that see all tokens. The figures below
+  // are those of the layers that the policy governs, but for bytes, which are those of all.
+  struct WindowGroup {
+    int layers = 0;
+    std::int64_t window = 0;  // tokens that a token sees, itself included
+    std::int64_t kept = 0;    // tokens that have pages now
+    std::uint64_t bytes = 0;  // of their pages
+  };
+  std::vector<WindowGroup> windows;
   std::string policy;     // canonical spec
   std::string codec;      // "f16"
   std::int64_t seen = 0;  // tokens that entered

@@ -15,7 +15,7 @@ void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids) {
 }
 
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers) {
-  const int per_layer = std::max(1, sequence.tables() / layers);
+  const int per_layer = std::max(1, sequence.governed_tables() / layers);
   std::vector<std::vector<std::vector<TokenIndex>>> result(static_cast<std::size_t>(layers));
   for (int layer = 0; layer < layers; ++layer)
     for (int i = 0; i < per_layer; ++i)
@@ -27,10 +27,12 @@ std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequ
 SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) : runner_(*runner) {
   const RetentionPolicy& policy = runner->policy();
   const PolicyScope scope = policy.traits().scope;
-  per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.governed().kv_heads;
+  per_layer_ = scope == PolicyScope::kSequence ? 0
+               : scope == PolicyScope::kLayer  ? 1
+                                               : model.config.governed().kv_heads;
   heads_ = model.config.governed().heads / std::max(1, per_layer_);
   if (scope == PolicyScope::kSequence) shadow_ = policy.clone();
-  ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().tables()));
+  ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().governed_tables()));
   held_.resize(ids_.size());
   next_pass();
 }

@@ -242,17 +242,20 @@ Status KvSequence::append(int tokens) {
 }
 
 Status KvSequence::adopt(std::span<const PageId> pages) {
-  const auto lanes = static_cast<std::size_t>(tables_.front().lanes());
-  const std::size_t all = lanes * tables_.size();
+  std::size_t all = 0;
+  for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.lanes());
   KVASIR_CHECK(pages.size() % all == 0);
   std::vector<PageId> of_table;
-  for (std::size_t t = 0; t < tables_.size(); ++t) {
+  std::size_t first_lane = 0;
+  for (PageTable& table : tables_) {
+    const auto lanes = static_cast<std::size_t>(table.lanes());
     of_table.clear();
     for (std::size_t column = 0; column < pages.size(); column += all) {
-      const auto first = pages.begin() + static_cast<std::ptrdiff_t>(column + t * lanes);
-      of_table.insert(of_table.end(), first, first + static_cast<std::ptrdiff_t>(lanes));
+      const std::span<const PageId> of_column = pages.subspan(column + first_lane, lanes);
+      of_table.insert(of_table.end(), of_column.begin(), of_column.end());
     }
-    KVASIR_RETURN_IF_ERROR(tables_[t].adopt(of_table));
+    KVASIR_RETURN_IF_ERROR(table.adopt(of_table));
+    first_lane += lanes;
   }
   return {};
 }

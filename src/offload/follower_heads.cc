@@ -377,7 +377,7 @@ void FollowerHeads::give_back(KvSequence* tables) {
 
 FollowerHeads::Report FollowerHeads::report_with(const KvSequence& tables) const {
   Report report = report_;
-  for (int t = 0; t < tables.tables(); ++t)
+  for (int t = 0; t < tables.governed_tables(); ++t)
     if (policy_.leader(t) != t)
       report.hot_bytes += static_cast<std::uint64_t>(tables.table(t).columns()) * plan_.format.bytes();
   return report;

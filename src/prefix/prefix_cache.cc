@@ -40,7 +40,7 @@ PrefixCache::PrefixCache(KvCache* cache, std::uint64_t most_bytes)
     : cache_(cache),
       most_bytes_(most_bytes),
       slots_(cache->shape().page.slots),
-      lanes_(static_cast<std::size_t>(cache->shape().lanes())),
+      lanes_(static_cast<std::size_t>(cache->shape().all_lanes())),
       owner_(cache->pool().add_owner()),
       charge_(&cache->budget()) {
   cache->pool().mark_cached(owner_, {});

@@ -258,7 +258,9 @@ class PrefixCache {
   void unpin(Life& life);
   // REQUIRES: the block has pages.
   std::uint64_t block_bytes(const Node& node) const {
-    return node_bytes() + lanes_ * cache_->pool().page_cost(page_class(node.pages.front()));
+    std::uint64_t bytes = node_bytes();
+    for (const PageId page : node.pages) bytes += cache_->pool().page_cost(page_class(page));
+    return bytes;
   }
   void use(Node* node, Life& life);
   // When it is given back, or its pin ends.

@@ -126,6 +126,8 @@ std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text
   if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use)) return 0;
   const PrefixQuery query = query_of(use, text, {});
   common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
+  // Beyond a window, snapshots alone serve.
+  for (const WindowGroup& group : kv_->shape().windows) common = std::min(common, group.window);
   const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
   return std::max<std::int64_t>(common, 0) / multiple * multiple;
 }
@@ -166,7 +168,7 @@ std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCod
   auto sequence = std::make_unique<Sequence>(model_, kv_, text.policy->clone(), codec);
   if (!sequence->mutable_tables().adopt(pages).ok()) return nullptr;
   RetentionPolicy& policy = sequence->mutable_policy();
-  const int tables = sequence->tables().tables();
+  const int tables = sequence->tables().governed_tables();
   const int grid = prompt_chunk(policy, text.chunk);
   KeepPlan plan;
   for (std::int64_t first = 0; first < tokens;) {

@@ -34,7 +34,7 @@ Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::
   const std::string name =
       fmt::format("kvasir snapshot 1\n{} {}\n{} slots={} dim={} lanes={}\n{}", model.fingerprint.hex(),
                   model.arithmetic_id(shape.page), stored_codec_name(shape.codec()), shape.page.slots,
-                  shape.page.head_dim, shape.lanes(), lineage);
+                  shape.page.head_dim, shape.all_lanes(), lineage);
   Hasher hasher;
   hasher.add(std::as_bytes(std::span(name)));
   return hasher.digest();

@@ -13,8 +13,8 @@ void RequestQueue::store_prefixes(std::vector<std::unique_ptr<BlobStore>> stores
   KvCache& cache = *driver_->cache();
   std::vector<PrefixTiers::Form> forms;
   for (const KvCodec& codec : cache.codecs()) {
-    // What such sequences leave are snapshots alone.
-    if (codec.recent > 0) continue;
+    // What such sequences leave are snapshots alone; exact pages of a text that is longer than a window are not whole.
+    if (codec.recent > 0 || !cache.shape().windows.empty()) continue;
     PrefixUse use;
     use.codec = codec;
     const PageFormat page = cache.shape().with(codec).page;

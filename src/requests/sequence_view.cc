@@ -178,7 +178,7 @@ bool answers(const SampleState& sample, const TokenQuery& query) {
 void view_tables(const KvSequence& tables, TokenView& view) {
   KeptCounter counter(tables.next_index());
   view.bucket = counter.bucket();
-  view.tables = tables.tables();
+  view.tables = tables.governed_tables();
   const std::int64_t largest = std::max<std::int64_t>(1, tables.longest());
   view.tables_shown =
       static_cast<int>(std::clamp<std::int64_t>(kMostSlots / largest, 1, std::min(kMostTables, view.tables)));

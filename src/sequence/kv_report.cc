@@ -17,10 +17,15 @@ KvReport kv_report(const Sequence& sequence) {
   const bool offloads = sequence.followers() != nullptr;
   report.kept = std::llround(offloads ? tables.mean_length() : tables.mean_stored());
   report.kept_least = std::numeric_limits<std::int64_t>::max();
-  for (int t = 0; t < tables.tables(); ++t) {
+  for (int t = 0; t < tables.governed_tables(); ++t) {
     const std::int64_t kept = offloads ? tables.table(t).length() : tables.table(t).stored();
     report.kept_least = std::min(report.kept_least, kept);
     report.kept_most = std::max(report.kept_most, kept);
+  }
+  const KvCacheShape& shape = sequence.shape();
+  for (std::size_t w = 0; w < shape.windows.size(); ++w) {
+    const PageTable& table = tables.table(tables.governed_tables() + static_cast<int>(w));
+    report.windows.push_back({shape.windows[w].layers, shape.windows[w].window, table.stored(), table.page_bytes()});
   }
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)

@@ -44,7 +44,11 @@ bool policy_agrees(const Sequence& sequence) {
     if (table.next_index() != tables.next_index()) return false;
     for (int run = 0; run < table.runs(); ++run) {
       ranges.clear();
-      policy.retained(t, run, ranges);
+      if (t < tables.governed_tables()) {
+        policy.retained(t, run, ranges);
+      } else if (tables.next_index() > 0) {
+        ranges.push_back({0, tables.next_index()});  // of which it has given back what is beyond its window
+      }
       std::int64_t retained = 0;
       for (const IndexRange& range : ranges) retained += range.size();
       if (table.runs() == 1 && retained != table.length()) return false;

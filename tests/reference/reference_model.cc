@@ -195,6 +195,10 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
     layer.v = load_linear(file, prefix + "attn_v", keys, d_);
     layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
   }
+  if (gemma_) {
+    layer.attn_norm_after = load_norm(file, prefix + "post_attention_norm");
+    layer.ffn_norm_after = load_norm(file, prefix + "post_ffw_norm");
+  }
   if (file.find_tensor(prefix + "attn_q_norm.weight") != nullptr) {
     layer.q_norm = load_vector(file, prefix + "attn_q_norm.weight", head_dim_);
     layer.k_norm = load_vector(file, prefix + "attn_k_norm.weight", head_dim_);
@@ -240,8 +244,9 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
 
 ReferenceModel::ReferenceModel(const gguf::File& file) {
   const std::string arch(*file.get_string("general.architecture"));
-  KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox");
+  KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox" || arch == "gemma3");
   neox_ = arch == "gptneox";
+  gemma_ = arch == "gemma3";
   turn_halves_ = arch != "llama";
   d_ = required_int(file, arch + ".embedding_length");
   heads_ = required_int(file, arch + ".attention.head_count");
@@ -254,6 +259,13 @@ ReferenceModel::ReferenceModel(const gguf::File& file) {
   if (neox_) parallel_residual_ = *file.get_bool("gptneox.use_parallel_residual");
   window_ = int_or(file, arch + ".attention.sliding_window", 0);
   read_rope(file, arch);
+  if (gemma_) {
+    // Hugging Face's Gemma3TextConfig: every sixth layer sees all, the others rotate by a base of their own.
+    pattern_ = int_or(file, arch + ".attention.sliding_window_pattern", 6);
+    for (std::size_t i = 0; i < frequencies_.size(); ++i)
+      local_frequencies_.push_back(
+          std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(frequencies_.size())));
+  }
 
   const gguf::Tensor* embedding = file.find_tensor("token_embd.weight");
   KVASIR_CHECK(embedding != nullptr && embedding->dims.size() == 2);
@@ -296,7 +308,13 @@ void ReferenceModel::turn(std::span<double> head, const std::vector<Turn>& turns
 
 std::vector<double> ReferenceModel::feed_forward(const Layer& layer, std::span<const double> x) const {
   std::vector<double> hidden = layer.up.of(x);
-  if (neox_) {
+  if (gemma_) {
+    const std::vector<double> gate = layer.gate.of(x);
+    for (std::size_t i = 0; i < hidden.size(); ++i) {
+      const double g = gate[i];
+      hidden[i] *= 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
+    }
+  } else if (neox_) {
     for (double& h : hidden) h *= 0.5 * (1 + std::erf(h / std::sqrt(2.0)));
   } else {
     const std::vector<double> gate = layer.gate.of(x);
@@ -326,10 +344,11 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
     std::vector<std::vector<double>> values;
   };
   std::vector<Cache> caches(layers_.size());
-  std::map<double, std::vector<Turn>> turns_by_position;
+  std::map<std::pair<bool, double>, std::vector<Turn>> turns_by_position;
+  bool local = false;  // the layer at hand has a window of its own
   const auto turns = [&](double position) -> const std::vector<Turn>& {
-    const auto [at, added] = turns_by_position.try_emplace(position);
-    if (added) at->second = turns_at(position, frequencies_);
+    const auto [at, added] = turns_by_position.try_emplace({local, position});
+    if (added) at->second = turns_at(position, local ? local_frequencies_ : frequencies_);
     return at->second;
   };
   std::vector<std::vector<double>> result;
@@ -338,8 +357,11 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
     KVASIR_CHECK(tokens[t] >= 0 && tokens[t] < vocab_);
     const auto embedded = embedding_.row(static_cast<std::size_t>(tokens[t]));
     std::vector<double> x(embedded.begin(), embedded.end());
+    if (gemma_)
+      for (double& value : x) value *= std::sqrt(static_cast<double>(d_));
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
+      local = pattern_ > 0 && (l + 1) % static_cast<std::size_t>(pattern_) != 0;
       Cache& cache = caches[l];
       const std::vector<double> normed = normalise(x, layer.attn_norm);
       std::vector<double> query = layer.q.of(normed);
@@ -350,7 +372,16 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
 
       std::vector<double> attended(heads * head_dim, 0.0);
       for (std::size_t kv = 0; kv * group < heads; ++kv) {
-        const RowView& view = view_of(static_cast<int>(l), static_cast<int>(t), static_cast<int>(kv));
+        RowView view;
+        if (local) {
+          for (int id = std::max(0, static_cast<int>(t) - window_ + 1); id <= static_cast<int>(t); ++id) {
+            view.ids.push_back(id);
+            view.positions.push_back(id);
+          }
+          view.query_position = static_cast<double>(t);
+        } else {
+          view = view_of(static_cast<int>(l), static_cast<int>(t), static_cast<int>(kv));
+        }
         KVASIR_CHECK(!view.ids.empty() && view.ids.size() == view.positions.size());
         KVASIR_CHECK(view.ids.front() >= 0 && view.ids.back() == static_cast<int>(t));
         KVASIR_CHECK(std::adjacent_find(view.ids.begin(), view.ids.end(), std::greater_equal<>()) == view.ids.end());
@@ -366,7 +397,7 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
           turn(q, turns(view.query_position));
           std::vector<double> weights;
           for (std::size_t j = 0; j < keys.size(); ++j) {
-            const bool in_window = window_ == 0 || view.query_position - view.positions[j] < window_;
+            const bool in_window = window_ == 0 || pattern_ > 0 || view.query_position - view.positions[j] < window_;
             weights.push_back(in_window ? dot(q, keys[j]) / std::sqrt(static_cast<double>(head_dim))
                                         : -std::numeric_limits<double>::infinity());
           }
@@ -378,8 +409,11 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
           }
         }
       }
-      const std::vector<double> attention = layer.o.of(attended);
-      if (parallel_residual_) {
+      std::vector<double> attention = layer.o.of(attended);
+      if (gemma_) {
+        add(x, normalise(attention, layer.attn_norm_after));
+        add(x, normalise(feed_forward(layer, normalise(x, layer.ffn_norm)), layer.ffn_norm_after));
+      } else if (parallel_residual_) {
         const std::vector<double> beside = feed_forward(layer, normalise(x, layer.ffn_norm));
         add(x, attention);
         add(x, beside);

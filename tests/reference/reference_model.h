@@ -80,6 +80,7 @@ class ReferenceModel {
   };
   struct Layer {
     Norm attn_norm, ffn_norm;
+    Norm attn_norm_after, ffn_norm_after;  // of Gemma
     Linear q, k, v, o, gate, up, down;
     std::vector<double> q_norm, k_norm;  // may be empty
   };
@@ -96,12 +97,15 @@ class ReferenceModel {
 
   int d_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, vocab_ = 0;
   bool neox_ = false;         // GPT-NeoX: one matrix for queries, keys and values, GELU
+  bool gemma_ = false;        // Gemma 3: norms after, GELU-gated, layers with windows of their own
   bool turn_halves_ = false;  // pairs (i, i + rotated / 2)
   bool parallel_residual_ = false;
-  double window_ = 0;  // of native sliding-window attention; 0: none
+  int window_ = 0;   // of native sliding-window attention; 0: none
+  int pattern_ = 0;  // every so many layers one sees everything, the others have the window; 0: all layers are alike
   double magnitude_ = 1;
   double epsilon_ = 0;
-  std::vector<double> frequencies_;  // radians per position, one for each rotated pair
+  std::vector<double> frequencies_;        // radians per position, one for each rotated pair
+  std::vector<double> local_frequencies_;  // the same in layers with a window of their own
   std::vector<Layer> layers_;
   Matrix embedding_, output_;
   Norm output_norm_;

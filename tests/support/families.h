@@ -46,6 +46,14 @@ inline std::vector<FamilyCase> family_cases(const RandomModelSpec& base = {}) {
                        s.head_dim *= 2;
                        s.rope_base = 1000000;
                      })},
+      {"gemma3", with("gemma3",
+                      [](auto& s) {
+                        s.layers = 4;
+                        s.head_dim *= 2;
+                        s.sliding_window = 23;
+                        s.window_pattern = 2;
+                        s.rope_base = 1000000;
+                      })},
       {"gptneox", with("gptneox", plain)},
       {"gptneox_sequential", with("gptneox",
                                   [](auto& s) {

@@ -168,11 +168,12 @@ void set_hyper_parameters(gguf::Writer& writer, const RandomModelSpec& spec) {
     count("attention.head_count_kv", spec.kv_heads);
     writer.set_float32(key("attention.layer_norm_rms_epsilon"), spec.rms_epsilon);
   }
-  if (spec.head_dim * spec.heads != spec.d || spec.architecture == "qwen3") {
+  if (spec.head_dim * spec.heads != spec.d || spec.architecture == "qwen3" || spec.architecture == "gemma3") {
     count("attention.key_length", spec.head_dim);
     count("attention.value_length", spec.head_dim);
   }
   if (spec.sliding_window > 0) count("attention.sliding_window", spec.sliding_window);
+  if (spec.window_pattern > 0) count("attention.sliding_window_pattern", spec.window_pattern);
   writer.set_float32(key("rope.freq_base"), spec.rope_base);
   count("rope.dimension_count", spec.rotary > 0 ? spec.rotary : spec.head_dim);
   if (spec.rope_scaling == RopeScaling::kLinear || spec.rope_scaling == RopeScaling::kYarn) {
@@ -229,15 +230,18 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::st
     tensors.linear(prefix + "attn_k", keys, spec.d, qkv_bias);
     tensors.linear(prefix + "attn_v", keys, spec.d, qkv_bias);
   }
-  if (spec.architecture == "qwen3") {
+  const bool gemma = spec.architecture == "gemma3";
+  if (spec.architecture == "qwen3" || gemma) {
     tensors.vector(prefix + "attn_q_norm.weight", spec.head_dim);
     tensors.vector(prefix + "attn_k_norm.weight", spec.head_dim);
   }
   tensors.linear(prefix + "attn_output", spec.d, queries, other_biases);
+  if (gemma) norm("post_attention_norm");
   norm("ffn_norm");
   if (!neox) tensors.linear(prefix + "ffn_gate", spec.ffn, spec.d, other_biases);
   tensors.linear(prefix + "ffn_up", spec.ffn, spec.d, other_biases);
   tensors.linear(prefix + "ffn_down", spec.d, spec.ffn, other_biases);
+  if (gemma) norm("post_ffw_norm");
 }
 
 gguf::Writer write_model(const RandomModelSpec& spec, const WeightSource& weights) {

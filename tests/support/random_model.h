@@ -21,7 +21,7 @@ enum class RopeScaling {
 };
 
 struct RandomModelSpec {
-  std::string architecture = "llama";  // llama, qwen2, qwen3 or gptneox
+  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox or gemma3
   int layers = 2;
   int d = 64;
   int heads = 4;
@@ -36,6 +36,7 @@ struct RandomModelSpec {
   bool biases = false;            // of all projections of a llama model, which has none otherwise
   bool parallel_residual = true;  // of gptneox
   int sliding_window = 0;         // 0: none
+  int window_pattern = 0;         // of gemma3: every so many layers one sees everything; 0: the file does not say
   bool tied = true;
   float rope_base = 10000;
   int context = 256;

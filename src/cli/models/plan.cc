@@ -100,9 +100,9 @@ Status plan(PlanOptions options) {
                                ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
                                : options.policy;
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-  KVASIR_RETURN_IF_ERROR(policy->check_model({nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}));
-  KVASIR_RETURN_IF_ERROR(
-      policy->check_pages({nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}, shape.page));
+  const PolicyModel model{nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window};
+  KVASIR_RETURN_IF_ERROR(policy->check_model(model));
+  KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
   const ColdTier any(nullptr, 0);  // only whether there is one matters
   KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
@@ -156,6 +156,15 @@ Status plan(PlanOptions options) {
              {"prefix_buffer_bytes", PrefixTiers::kMostBufferBytes},
              {"total_bytes", total},
              {"run_refuses", nullptr}};
+    for (std::size_t w = 0; w < kv.windows.size(); ++w) {
+      const KvMemory::Window& window = kv.windows[w];
+      out["kv_windows"].push_back({{"layers", shape.windows[w].layers},
+                                   {"window", shape.windows[w].window},
+                                   {"pages", window.pages},
+                                   {"page_bytes", window.page_bytes},
+                                   {"open_pages", window.open_pages},
+                                   {"open_page_bytes", window.open_page_bytes}});
+    }
     if (!decision.refusal.ok()) out["run_refuses"] = decision.refusal.message();
     out["run_policy"] = decision.policy;
     if (options.memory > 0) {
@@ -174,6 +183,13 @@ Status plan(PlanOptions options) {
   if (kv.open_pages > 0)
     out += fmt::format("  open pages   {:>10} x {} bytes = {}   (in 16 bits until they are full)\n", kv.open_pages,
                        kv.open_page_bytes, human_bytes(kv.open_pages * kv.open_page_bytes));
+  for (std::size_t w = 0; w < kv.windows.size(); ++w) {
+    const KvMemory::Window& window = kv.windows[w];
+    out += fmt::format("  window pages {:>10} x {} bytes = {}   (of {} that see {} tokens)\n", window.pages,
+                       window.page_bytes,
+                       human_bytes(window.pages * window.page_bytes + window.open_pages * window.open_page_bytes),
+                       counted(shape.windows[w].layers, "layer"), shape.windows[w].window);
+  }
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
   if (kv.demoted_bytes > 0) out += fmt::format("  demoted      {:>10}   (at most)\n", human_bytes(kv.demoted_bytes));
