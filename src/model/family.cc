@@ -8,14 +8,14 @@ namespace kvasir {
 
 // FAMILY(x) for each file families/x.cc, which defines x_family().
 #define FAMILY(name) const Family& name##_family();
-#include "model_families.inc"
+#include "model/families.inc"
 #undef FAMILY
 
 namespace {
 
 const Family* const kFamilies[] = {
 #define FAMILY(name) &name##_family(),
-#include "model_families.inc"
+#include "model/families.inc"
 #undef FAMILY
 };
 

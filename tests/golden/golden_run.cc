@@ -45,7 +45,7 @@ GoldenResult run_golden(const std::shared_ptr<LoadedModel>& model, const std::st
   EXPECT_EQ(rows_seen, tokens.size());
   result.logits = XXH3_64bits_digest(state);
   XXH3_64bits_reset(state);
-  for (int t = 0; t < runner->sequence().tables(); ++t) {
+  for (int t = 0; t < runner->sequence().governed_tables(); ++t) {
     const PageTable& table = runner->sequence().table(t);
     const std::vector<TokenIndex> ids = retained_by_policy(runner->policy(), t, table.runs());
     // The table has pages of all of them, but those behind a sliding window.
