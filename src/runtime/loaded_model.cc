@@ -82,7 +82,7 @@ Status check_kv_type(std::string_view kv_type) {
 }
 
 Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
-  constexpr std::size_t kMost = kMaxPageClasses / 2;  // each may have two forms
+  constexpr std::size_t kMost = 7;  // each may have two forms, of each head dimension and rotation
   KVASIR_RETURN_IF_ERROR(check_kv_type(options.kv_type));
   std::vector<KvCodec> codecs = {parse_codec(options.kv_type).codec};
   for (const std::string& name : options.kv_types) {

@@ -287,7 +287,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   for (int t = 0; t < tables_.governed_tables(); ++t) {
     reads_.clear();
     const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
-    describe_table(tables_.table(t), hidden, shape_.window,
+    describe_table(tables_.table(t), hidden, model_->config.governed().window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
     if (followers_ != nullptr)
       followers_->describe(t, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);

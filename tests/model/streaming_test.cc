@@ -137,7 +137,8 @@ TEST(StreamingFamilies, ChunksAndThreadsChangeNoBits) {
   }
 }
 
-// Whoever listens hears the weights that the reference computes, zero outside a native window; and of every token.
+// Observers are shown the weights that the reference computes, zero outside a native window, of every token: in the
+// layers that a policy governs, numbered among themselves.
 TEST(StreamingFamilies, ObservedWeightsAreTheReferences) {
   struct Heard : ::kvasir::AttentionObserver {
     void observe(const ObservedAttention& attention) override {
@@ -168,11 +169,14 @@ TEST(StreamingFamilies, ObservedWeightsAreTheReferences) {
                                          return true;
                                        });
     ASSERT_TRUE(status.ok()) << status.message();
+    const auto pattern = static_cast<std::size_t>(family.spec.window_pattern);
     std::size_t compared = 0;
     std::size_t zeros = 0;
     ReferenceModel(*parsed).logits(std::vector<int>(tokens.begin(), tokens.end()), full_views(80),
                                    [&](int layer, int row, int head, std::span<const double> want) {
-                                     const auto& got = heard.weights[{layer, row, head}];
+                                     if (pattern > 0 && (static_cast<std::size_t>(layer) + 1) % pattern != 0) return;
+                                     const int number = pattern > 0 ? layer / static_cast<int>(pattern) : layer;
+                                     const auto& got = heard.weights[{number, row, head}];
                                      ASSERT_EQ(got.size(), want.size());
                                      for (std::size_t i = 0; i < want.size(); ++i) {
                                        ASSERT_NEAR(static_cast<double>(got[i]), want[i], 1e-5);
@@ -181,7 +185,7 @@ TEST(StreamingFamilies, ObservedWeightsAreTheReferences) {
                                      }
                                    });
     EXPECT_EQ(compared, std::size_t{2} * 4 * 80 * 81 / 2);
-    EXPECT_EQ(zeros > 0, family.spec.sliding_window > 0);
+    EXPECT_EQ(zeros > 0, family.spec.sliding_window > 0 && pattern == 0);
   }
 }
 
@@ -286,6 +290,7 @@ TEST_P(BatchTest, RowsBesideChangeNoBits) {
       part.first_row = batch->rows();
       part.rows = static_cast<int>(tokens.size());
       part.first_table = batch->tables.size();
+      part.layers = sequence.layers();
       part.logits = logits;
       batch->sequences.push_back(part);
       batch->tokens.insert(batch->tokens.end(), tokens.begin(), tokens.end());

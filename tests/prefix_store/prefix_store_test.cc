@@ -21,6 +21,16 @@ RandomModelSpec long_spec() {
   return spec;
 }
 
+// Three layers of six keep a window of their own.
+RandomModelSpec windowed_spec() {
+  RandomModelSpec spec = long_spec();
+  spec.architecture = "gemma3";
+  spec.layers = 6;
+  spec.sliding_window = 40;
+  spec.window_pattern = 2;
+  return spec;
+}
+
 // Requests of one queue, in a cache that may keep prefixes.
 class Counter {
  public:
@@ -127,13 +137,11 @@ std::vector<std::string> every_policy() {
 
 // A conversation: each prompt is the one before, its answer, and more. Then the same prompt again, a shorter one, and
 // one that turns off in the middle.
-class PrefixStoreOf : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
-  const TemporaryFile file(make_random_model(long_spec()));
-  const auto model = load(file.path(), {.threads = 1, .kv_type = GetParam(), .page_slots = 16});
+void converse(const RandomModelSpec& spec, const std::string& codec, const std::vector<std::string>& policies) {
+  const TemporaryFile file(make_random_model(spec));
+  const auto model = load(file.path(), {.threads = 1, .kv_type = codec, .page_slots = 16});
   std::set<std::string> hits;
-  for (const std::string& policy : every_policy()) {
+  for (const std::string& policy : policies) {
     SCOPED_TRACE(policy);
     Counter warm(model, std::uint64_t{1} << 28, std::uint64_t{1} << 27);
     Counter cold(model, std::uint64_t{1} << 28, 0);
@@ -176,6 +184,19 @@ TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
   EXPECT_EQ(hits, (std::set<std::string>{"cake", "cascade", "full", "h2o", "lethe", "pyramidkv", "random", "snapkv",
                                          "streaming", "tova", "window"}));
 }
+class PrefixStoreOf : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PrefixStoreOf, AConversationHasTheBitsOfColdRuns) {
+  converse(long_spec(), GetParam(), every_policy());
+}
+
+// Within a window pages are shared by block; beyond it, snapshots hold the pages of the last tokens alone.
+TEST_P(PrefixStoreOf, AConversationWithWindowGroupsHasTheBitsOfColdRuns) {
+  std::vector<std::string> policies = range_policies();
+  for (const PolicyCases& cases : all_policy_cases())
+    policies.insert(policies.end(), {cases.covering.front(), cases.evicting.front(), cases.evicting.back()});
+  converse(windowed_spec(), GetParam(), policies);
+}
 INSTANTIATE_TEST_SUITE_P(Codecs, PrefixStoreOf, ::testing::Values("f16", "q4", "k=q8,v=q2,recent=24"),
                          [](const auto& codec) { return fmt::format("codec_{}", codec.index); });
 
@@ -184,9 +205,11 @@ TEST(PrefixStore, ACrowdInLittleMemory) {
   const TemporaryFile file(make_random_model(long_spec()));
   std::int64_t hits = 0;
   std::int64_t preempted = 0;
-  for (std::uint64_t seed = 0; seed < 8; ++seed) {
-    const char* type = seed < 6 ? "f16" : seed < 7 ? "q4" : "q8,recent=20";
-    const auto model = load(file.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
+  const TemporaryFile windowed(make_random_model(windowed_spec()));
+  for (std::uint64_t seed = 0; seed < 11; ++seed) {
+    const char* type = seed == 6 || seed == 10 ? "q4" : seed == 7 ? "q8,recent=20" : "f16";
+    const auto model =
+        load(seed < 8 ? file.path() : windowed.path(), {.threads = 1, .kv_type = type, .page_slots = 16});
     std::mt19937_64 random(seed);
     std::vector<std::vector<TokenId>> beginnings;
     for (int i = 0; i < 3; ++i) beginnings.push_back(random_tokens(100 + i * 60, crowd_spec().vocab, seed * 10 + i));
