@@ -16,9 +16,9 @@
 namespace kvasir::test {
 namespace {
 
-constexpr int kWindow = 23;
+constexpr int kGroupWindow = 23;
 
-const std::vector<std::string> kRangePolicies = {
+const std::vector<std::string> kGroupPolicies = {
     "full",
     "window:size=18",
     "window:size=60",
@@ -37,7 +37,7 @@ class WindowGroups : public ::testing::Test {
     RandomModelSpec spec = small_spec();
     spec.architecture = "gemma3";
     spec.layers = 6;
-    spec.sliding_window = kWindow;
+    spec.sliding_window = kGroupWindow;
     spec.window_pattern = 2;
     spec.context = 1000;
     return spec;
@@ -46,7 +46,7 @@ class WindowGroups : public ::testing::Test {
     return load(file_.path(), {.threads = 1, .kv_type = kv_type, .page_slots = slots});
   }
   static std::vector<std::string> policies() {
-    std::vector<std::string> all = kRangePolicies;
+    std::vector<std::string> all = kGroupPolicies;
     all.emplace_back("quest:budget=48");
     for (const PolicyCases& cases : all_policy_cases()) {
       all.push_back(cases.evicting.front());
@@ -70,7 +70,7 @@ TEST_F(WindowGroups, AreReadFromTheModel) {
   EXPECT_EQ(shape.layers, 3);
   EXPECT_EQ(shape.window, 0);
   ASSERT_EQ(shape.windows.size(), 1u);
-  EXPECT_EQ(shape.windows[0], (WindowGroup{3, 2, 8, 1, kWindow}));
+  EXPECT_EQ(shape.windows[0], (WindowGroup{3, 2, 8, 1, kGroupWindow}));
   EXPECT_EQ(shape.group_of_layer, (std::vector<std::uint8_t>{1, 0, 1, 0, 1, 0}));
   EXPECT_EQ(shape.all_lanes(), 12);
 }
@@ -88,9 +88,9 @@ TEST_F(WindowGroups, KeepTheirLastTokensUnderEveryPolicy) {
     std::vector<TokenIndex> expected;
     for (TokenIndex t = window.given_back().end; t < 240; ++t) expected.push_back(t);
     EXPECT_EQ(retained_ids(window), expected);
-    EXPECT_LE(window.given_back().end, 240 - kWindow + 1);  // token 240 sees 22 tokens before itself
-    EXPECT_GT(window.given_back().end, 240 - kWindow + 1 - 16);
-    EXPECT_LE(most, (kWindow + 32) / 16 + 2);
+    EXPECT_LE(window.given_back().end, 240 - kGroupWindow + 1);  // token 240 sees 22 tokens before itself
+    EXPECT_GT(window.given_back().end, 240 - kGroupWindow + 1 - 16);
+    EXPECT_LE(most, (kGroupWindow + 32) / 16 + 2);
     const std::vector<const KvSequence*> all = {&runner->sequence()};
     cache->check_invariants(all, runner->whole().state_bytes());
   }
@@ -100,7 +100,7 @@ TEST_F(WindowGroups, KeepTheirLastTokensUnderEveryPolicy) {
 TEST_F(WindowGroups, ChunksChangeNoBits) {
   for (const char* type : {"f16", "q4", "k=q8,v=q2,recent=24"}) {
     const auto model = load_with(16, type);
-    for (const std::string& policy : kRangePolicies) {
+    for (const std::string& policy : kGroupPolicies) {
       if (policy.find("rotate") != std::string::npos) continue;  // the chunk decides when keys are rotated
       SCOPED_TRACE(fmt::format("{} {}", type, policy));
       const Text text(150, 30, 5);
@@ -174,7 +174,7 @@ TEST_F(WindowGroups, GrowNoFurther) {
   EXPECT_TRUE(many.exact);
   EXPECT_EQ(many.windows[0].pages, some.windows[0].pages);
   EXPECT_EQ(many.pages, 32768 / 32 * 6);
-  EXPECT_LE(some.windows[0].pages, static_cast<std::uint64_t>((kWindow + 64) / 32 + 2) * 6);
+  EXPECT_LE(some.windows[0].pages, static_cast<std::uint64_t>((kGroupWindow + 64) / 32 + 2) * 6);
 }
 
 // Requests that give way in little memory, and come back.
@@ -183,8 +183,16 @@ TEST_F(WindowGroups, PreemptedRequestsAreAsAlone) {
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     const auto model = load_with(16, seed % 2 == 0 ? "f16" : "q4");
     std::mt19937_64 random(seed);
-    Desk desk(model, KvCache::cost(model->kv_shape, {}, 16), {.prompt_rows = 40, .ahead = 0});
-    for (int i = 0; i < 12; ++i) desk.add(random_request(random, policies_for_requests(), 60));
+    std::vector<RequestOptions> requests;
+    std::uint64_t most = 0;
+    for (int i = 0; i < 12; ++i) {
+      requests.push_back(random_request(random, policies_for_requests(), 60));
+      const RequestOptions& options = requests.back();
+      for (int sample = 0; sample < options.samples; ++sample)
+        most = std::max(most, alone(model, options, sample).kv.bytes_peak * static_cast<unsigned>(options.samples));
+    }
+    Desk desk(model, most * 3 / 2, {.prompt_rows = 40, .ahead = 0});
+    for (const RequestOptions& options : requests) desk.add(options);
     ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
     ASSERT_NO_FATAL_FAILURE(desk.expect_all_as_alone());
     preempted += desk.queue().counters().preempted;
