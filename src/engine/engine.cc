@@ -11,7 +11,6 @@
 #include "base/guarded.h"
 #include "base/status.h"
 #include "base/system_memory.h"
-#include "model/family.h"
 #include "planning/cache_sizing.h"
 #include "planning/request_plan.h"
 #include "requests/request_queue.h"
@@ -34,7 +33,7 @@ class EngineImpl final : public Engine {
              std::vector<std::unique_ptr<BlobStore>> stores)
       : model_(std::move(model)), text_(make_model_text(model_)), swap_(std::move(swap)), stores_(std::move(stores)) {
     summary_ = {model_->config.name,
-                std::string(model_->config.family->name),
+                std::string(model_->config.architecture()),
                 model_->config.context,
                 model_->config.vocabulary,
                 model_->weight_bytes,

@@ -47,6 +47,10 @@ Status check_governed(const ModelConfig& config) {
 
 }  // namespace
 
+std::string_view ModelConfig::architecture() const {
+  return family->name;
+}
+
 bool ModelConfig::is_governed(const LayerSpec& layer) const {
   return layer.attention.window == 0 ||
          std::ranges::all_of(layers, [](const LayerSpec& l) { return l.attention.window > 0; });

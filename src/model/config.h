@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gguf/reader.h"
@@ -26,6 +27,7 @@ struct ModelConfig {
   std::vector<RotaryEmbedding> rotary;  // that layers use
   std::vector<LayerSpec> layers;        // at least one
 
+  std::string_view architecture() const;  // general.architecture
   int layer_count() const { return static_cast<int>(layers.size()); }
   // Whether a retention policy decides what the layer keeps: it sees all tokens, or no layer of the model does. The
   // other layers keep their windows, whatever the policy.

@@ -6,30 +6,15 @@
 
 namespace kvasir {
 
-// FAMILY(x) for each file families/x.cc, which defines x_family().
-#define FAMILY(name) const Family& name##_family();
-#include "model/families.inc"
-#undef FAMILY
-
-namespace {
-
-const Family* const kFamilies[] = {
-#define FAMILY(name) &name##_family(),
-#include "model/families.inc"
-#undef FAMILY
-};
-
-}  // namespace
-
 const Family* find_family(std::string_view name) {
-  for (const Family* family : kFamilies)
+  for (const Family* family : families())
     if (family->name == name) return family;
   return nullptr;
 }
 
 std::string family_names() {
   std::string names;
-  for (const Family* family : kFamilies) {
+  for (const Family* family : families()) {
     if (!names.empty()) names += ", ";
     names += family->name;
   }

@@ -3,6 +3,7 @@
 // Thread-safety: constants.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -40,6 +41,7 @@ struct Family {
   Status (*adjust)(Keys& keys, ModelConfig* model) = nullptr;
 };
 
+std::span<const Family* const> families();         // all, by name; the build writes the list
 const Family* find_family(std::string_view name);  // null: not supported
 std::string family_names();                        // "gemma3, gptneox, ...", for messages
 

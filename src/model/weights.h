@@ -36,9 +36,9 @@ struct LayerWeights {
   Linear attention_output;          // [width, heads * head_dim]
   Norm attention_norm_after;        // of what the attention adds; or none
   Norm ffn_norm;
-  Linear gate;  // [hidden, width]; none without gating
-  Linear up;    // [hidden, width]
-  Linear down;  // [width, hidden]
+  Linear gate;          // [hidden, width]; none without gating
+  Linear up;            // [hidden, width]
+  Linear down;          // [width, hidden]
   Norm ffn_norm_after;  // of what the feed-forward network adds; or none
 };
 

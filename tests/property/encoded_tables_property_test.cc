@@ -85,7 +85,7 @@ class EncodedWorld {
       : config_(config),
         random_(seed),
         codec_(parse_codec(config.codec).codec),
-        store_(&generic_kernels(), &threads_, {std::begin(kFrequencies), std::end(kFrequencies)}) {
+        store_(&generic_kernels(), &threads_, {Rotation{kDim, {std::begin(kFrequencies), std::end(kFrequencies)}, 1}}) {
     shape_ = {.layers = config.lanes,
               .kv_heads = 1,
               .page = {kDim, config.slots, codec_.key, codec_.value, codec_.rotated_keys, codec_.rotated_values},

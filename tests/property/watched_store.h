@@ -24,7 +24,10 @@ class WatchedStore final : public PageStore {
  public:
   WatchedStore(const PageFormat& format, std::map<std::string, int>* counts)
       : format_(format),
-        pages_(&generic_kernels(), &threads_, {Content::kFrequencies.begin(), Content::kFrequencies.end()}),
+        pages_(&generic_kernels(), &threads_,
+               {Rotation{2 * static_cast<int>(Content::kFrequencies.size()),
+                         {Content::kFrequencies.begin(), Content::kFrequencies.end()},
+                         1}}),
         counts_(*counts) {}
 
   void watch(const PagePool* pool) { pool_ = pool; }

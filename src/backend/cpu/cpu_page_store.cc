@@ -119,8 +119,7 @@ void CpuPageStore::move_slots(const PageFormat& open, const std::byte* from, Slo
                               const float* turn) const {
   const int rotary = rotation_of(open).rotary();
   if (turn == nullptr || !open.rotated_keys) {
-    kernels_.move_slots(open, from, slots, to, to_slot, rotary, turn,
-                        turn != nullptr ? turn + rotary / 2 : nullptr);
+    kernels_.move_slots(open, from, slots, to, to_slot, rotary, turn, turn != nullptr ? turn + rotary / 2 : nullptr);
     return;
   }
   kernels_.move_slots(open, from, slots, to, to_slot, rotary, nullptr, nullptr);

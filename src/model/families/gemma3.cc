@@ -9,9 +9,9 @@
 namespace kvasir {
 namespace {
 
-constexpr int kPattern = 6;          // every sixth layer sees everything
-constexpr double kLocalBase = 1e4;   // rope.freq_base_swa, where the file does not say
-constexpr int kLayersOf27B = 62;     // the one model whose scale is that of its width
+constexpr int kPattern = 6;         // every sixth layer sees everything
+constexpr double kLocalBase = 1e4;  // rope.freq_base_swa, where the file does not say
+constexpr int kLayersOf27B = 62;    // the one model whose scale is that of its width
 
 Status adjust_gemma3(Keys& keys, ModelConfig* model) {
   model->embedding_scale = std::sqrt(static_cast<float>(model->width));
