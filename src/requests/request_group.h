@@ -1,4 +1,4 @@
-// What a caller submitted: its settings, and its requests, one for each sample.
+// What a caller submitted: its settings, and its requests, one for each sample. And the list of all that callers have.
 //
 // The first request reads the prompt for all. When the prompt has been read the other samples are forked from it.
 // Thread-safety: as RequestQueue.
@@ -81,5 +81,27 @@ std::uint64_t bytes_to_start(const Request& request, int ahead);
 
 // Makes the samples behind the first. A sample that finds no room for its page tables reads the prompt itself, later.
 void fork_samples(RequestGroup& group, int ahead);
+
+// The groups of a queue, in order of priority and then of arrival.
+class RequestList {
+ public:
+  // Puts a group behind those of its priority.
+  void add(std::unique_ptr<RequestGroup> group);
+  RequestGroup* find(RequestId id) const;  // null if there is none
+  // Removes the groups of which all samples have ended. Returns how many these were.
+  std::int64_t remove_ended();
+  void clear() { groups_.clear(); }
+
+  bool empty() const { return groups_.empty(); }
+  std::int64_t size() const { return std::ssize(groups_); }  // groups
+  std::int64_t holding_pages() const;                        // groups of which some sample holds pages
+  // Returns the requests that have not ended, group by group.
+  std::vector<Request*> active() const;
+  // Whether any request is in this state.
+  bool has(RequestState state) const;
+
+ private:
+  std::vector<std::unique_ptr<RequestGroup>> groups_;
+};
 
 }  // namespace kvasir

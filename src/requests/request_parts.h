@@ -6,7 +6,7 @@
 #include "requests/leaving_sessions.h"
 #include "requests/request_counters.h"
 #include "requests/request_events.h"
-#include "requests/request_list.h"
+#include "requests/request_group.h"
 #include "requests/request_memory.h"
 #include "requests/request_preemption.h"
 #include "requests/request_prefixes.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "base/guarded.h"
 
@@ -179,38 +180,45 @@ void RequestPasses::drop_what_waits_for_swap(Pass& pass) {
   pass.starts = std::move(left.starts);
 }
 
-void RequestPasses::run(const Pass& pass) {
+RequestPasses::Rows RequestPasses::rows_of(const Pass& pass) {
+  Rows rows;
+  for (const Turn& turn : pass.turns) {
+    (turn.task->reads() ? rows.prompt : rows.other) += turn.most_rows;
+    rows.left += turn.task->left();
+  }
+  return rows;
+}
+
+void RequestPasses::count(const Pass& pass, const Rows& rows) {
   RequestCounters& counters = *parts_.counters;
-  Admissions& admissions = *parts_.admissions;
-  int prompt_rows = 0;
-  int other_rows = 0;
-  std::int64_t prompt_left = 0;  // before the pass
-  const auto began = RequestClock::now();
-  for (std::size_t i = 0; i < pass.turns.size(); ++i) {
-    const Task& task = *pass.turns[i].task;
-    (task.reads() ? prompt_rows : other_rows) += pass.turns[i].most_rows;
-    counters.prepared += pass.turns[i].prepares ? 1 : 0;
-    prompt_left += task.left();
-    if (auto& started = pass.requests[i]->group().started; !started) started = began;
-  }
   ++counters.passes;
-  const bool mixed = prompt_rows > 0 && other_rows > 0;
-  if (mixed) {
-    ++counters.mixed;
-    counters.mixed_rows += prompt_rows;
-    counters.most_mixed_rows = std::max(counters.most_mixed_rows, prompt_rows);
-    if (prompt_rows > kLeastPromptRows)
-      counters.longest_expected =
-          std::max(counters.longest_expected, admissions.expected_seconds(prompt_rows, other_rows));
-  }
+  for (const Turn& turn : pass.turns) counters.prepared += turn.prepares ? 1 : 0;
   counters.most_running = std::max(counters.most_running, pass.turns.size());
-  counters.most_rows = std::max(counters.most_rows, prompt_rows);
+  counters.most_rows = std::max(counters.most_rows, rows.prompt);
+  if (!rows.mixed()) return;
+  ++counters.mixed;
+  counters.mixed_rows += rows.prompt;
+  counters.most_mixed_rows = std::max(counters.most_mixed_rows, rows.prompt);
+  if (rows.prompt <= kLeastPromptRows) return;
+  const double expected = parts_.admissions->expected_seconds(rows.prompt, rows.other);
+  counters.longest_expected = std::max(counters.longest_expected, expected);
+}
+
+// Runs the pass, and gives each request its results.
+void RequestPasses::run(const Pass& pass) {
+  const Rows rows = rows_of(pass);
+  count(pass, rows);
+  const auto began = RequestClock::now();
+  for (const Request* request : pass.requests)
+    if (auto& started = request->group().started; !started) started = began;
   const Status status = guarded([&] { return parts_.driver->pass(pass.turns); });
   const double seconds = seconds_between(began, RequestClock::now());
-  if (mixed) counters.longest_mixed = std::max(counters.longest_mixed, seconds);
-  for (const Request* request : pass.requests) prompt_left -= request->task().left();
+  if (rows.mixed()) parts_.counters->longest_mixed = std::max(parts_.counters->longest_mixed, seconds);
   // Where chunks end, a prompt runs fewer rows than it may. Tokens that are run again one at a time are not generated.
-  if (status.ok()) admissions.note_pass(std::min(prompt_rows, static_cast<int>(prompt_left)), other_rows, seconds);
+  std::int64_t run = rows.left;
+  for (const Request* request : pass.requests) run -= request->task().left();
+  const int prompt_rows = std::min(rows.prompt, static_cast<int>(run));
+  if (status.ok()) parts_.admissions->note_pass(prompt_rows, rows.other, seconds);
   for (Request* request : pass.requests) {
     if (!status.ok()) request->task().fail(status);  // the system's memory: the pass was given up halfway
     take_results(*request);

@@ -39,6 +39,15 @@ class RequestPasses {
     Status why_unstarted;
   };
 
+  // The rows of a pass.
+  struct Rows {
+    bool mixed() const { return prompt > 0 && other > 0; }
+
+    int prompt = 0;
+    int other = 0;
+    std::int64_t left = 0;  // tokens that its requests are to run, these rows included
+  };
+
   bool run_round();
   std::vector<Request*> begin_round();
   bool wait_for_transfers();
@@ -49,6 +58,8 @@ class RequestPasses {
   void give_way_to(Request& unstarted, const Status& why);
   void fit(Pass& pass);
   void drop_what_waits_for_swap(Pass& pass);
+  static Rows rows_of(const Pass& pass);
+  void count(const Pass& pass, const Rows& rows);
   void run(const Pass& pass);
   void take_results(Request& request);
 

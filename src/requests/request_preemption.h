@@ -18,7 +18,7 @@
 #include <string>
 
 #include "requests/request_counters.h"
-#include "requests/request_list.h"
+#include "requests/request_group.h"
 #include "requests/request_memory.h"
 #include "requests/request_prefixes.h"
 #include "requests/swap.h"
@@ -29,7 +29,7 @@ namespace kvasir {
 
 class RequestPreemption {
  public:
-  // What is pointed to outlives this, but for requests: see RequestQueue::~RequestQueue.
+  // What is pointed to outlives this. But the requests in the list end before this does: their swaps use the file.
   RequestPreemption(std::shared_ptr<Driver> driver, const RequestList* requests, RequestPrefixes* prefixes,
                     const RequestMemory* memory, const Admissions* admissions, RequestCounters* counters);
 

@@ -29,7 +29,6 @@
 #include "kvasir/request.h"
 #include "requests/request_parts.h"
 #include "requests/request_passes.h"
-#include "requests/request_text.h"
 #include "requests/sequence_view.h"
 #include "retention/policy.h"
 

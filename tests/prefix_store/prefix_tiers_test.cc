@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "prefix_store/snapshot_image.h"
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "sequence/crowd.h"
 #include "sequence/sequence_runner.h"
 #include "tiers/disk_store.h"
