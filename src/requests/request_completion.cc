@@ -54,7 +54,7 @@ void RequestCompletion::end_one(Request& request, const Status& why) {
 }
 
 void RequestCompletion::fail(Request& request) {
-  // Pages are left before anything shows that they are damaged. A file of this sequence's own is no sign of that.
+  // The request may have left pages in the cache with the same damage. A damaged file of its own says nothing of them.
   const bool own_file = request.holds_pages() && !request.sequence()->recall_status().ok();
   if (request.task().status().code() == StatusCode::kDataLoss && !own_file) parts_.prefixes->discard(request);
   parts_.events->add_failed(request);
@@ -70,7 +70,8 @@ void RequestCompletion::finish(Request& request, const Status& why) {
   parts_.events->add_finished(request, why, kv, parts_.prefixes->miss_name(group));
   TextState text = request.end();
   if (group.session.base == nullptr) return parts_.prefixes->publish_last(request, std::move(text.sequence));
-  // One that was cancelled leaves the session as it was: whether it held pages is chance.
+  // A cancelled request leaves the session as it was. Otherwise it would be chance whether the session changes: only a
+  // request that holds pages can hand them over.
   const bool cancelled = *task.generation().finish_reason() == FinishReason::kCancelled;
   if (!group.has_read_prompt() || task.left() > 0 || cancelled || text.sequence == nullptr) return;
   group.session.base->end(std::move(text), task.generation(), mid_character);

@@ -81,7 +81,7 @@ std::uint64_t RequestMemory::used(const Request& request) const {
   return alone + (all - std::min(alone, all)) / static_cast<std::uint64_t>(sharing);
 }
 
-std::uint64_t RequestMemory::freed_without(const Request& request) const {
+std::uint64_t RequestMemory::freed_by_preemption(const Request& request) const {
   return bytes_freed_without(*request.sequence(), prefixes_->owner());
 }
 
@@ -93,7 +93,7 @@ std::uint64_t RequestMemory::copies_for_prefixes(Request& request, int rows) con
   std::uint64_t copies = 0;
   for (const Sequence::PassPlan& pass : driver_->plan(Turn{&request.task(), rows}).passes) copies += pass.reserve;
   if (copies == 0 || !prefixes_->enabled()) return 0;
-  return std::min(copies, freed_without(request) - bytes_freed_without(*request.sequence()));
+  return std::min(copies, freed_by_preemption(request) - bytes_freed_without(*request.sequence()));
 }
 
 std::uint64_t RequestMemory::shared_prefix(const Request& request, std::span<Request* const> all) const {

@@ -29,7 +29,7 @@ class RequestMemory {
   // shares with a session do not count: they do not come back with it. REQUIRES: it holds pages.
   std::uint64_t used(const Request& request) const;
   // Returns the bytes that come back when a request gives up its pages. REQUIRES: it holds pages.
-  std::uint64_t freed_without(const Request& request) const;
+  std::uint64_t freed_by_preemption(const Request& request) const;
   // Returns the bytes that the next rows of a request take.
   std::uint64_t next_rows(Request& request, int rows) const;
   // Returns at most how many of these are for copies of pages that are shared with nothing but the prefix cache.

@@ -55,7 +55,7 @@ bool RequestPasses::run_round() {
   if (!pass.turns.empty()) run(pass);
   completion_->remove_ended();
   if (!pass.turns.empty() || wait_for_transfers()) return true;
-  // Only the caller can make the sessions leave that all may be waiting for.
+  // All may be waiting for the memory of a session that only the caller can destroy.
   return !parts_.sessions->empty() && !pass.loading;
 }
 
@@ -88,7 +88,8 @@ bool RequestPasses::wait_for_transfers() {
   return true;
 }
 
-// Gives a request its turn, and starts it first if it holds nothing. It has none while pages of it are on their way.
+// Gives a request its turn, and starts it first if it holds nothing. A request whose pages are on their way gets no
+// turn.
 void RequestPasses::add_turn(Request& request, int rows, Pass& pass) {
   bool starts = false;
   if (!request.holds_pages()) {
@@ -106,13 +107,14 @@ void RequestPasses::add_turn(Request& request, int rows, Pass& pass) {
     pass.loading = true;
     if (!pages.done()) return;
   }
-  // The samples are forked before any of them draws.
+  // A task may draw within the pass only when its samples have been forked.
   pass.turns.push_back({&request.task(), rows, request.group().has_read_prompt()});
   pass.requests.push_back(&request);
   pass.starts.push_back(starts);
 }
 
-// Has what was computed before fetched first, where that is faster. The request takes part in no pass until then.
+// Begins to fetch what the stores have of a request, where that is faster than to compute it. Returns whether the
+// request fetches now: then it takes part in no pass.
 bool RequestPasses::begin_fetch(Request& request) {
   if (!request.is(RequestState::kWaiting)) return false;
   const int rows = parts_.admissions->most().prompt_rows;
@@ -137,7 +139,8 @@ Status RequestPasses::start_behind_session(Request& request) {
   return {};
 }
 
-// Makes room for a request that found none. Nothing else runs or leaves that could.
+// Makes room for a request that could not start, where nothing else runs or leaves. If no swapped request can give way,
+// the request fails.
 void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
   if (unstarted.is(RequestState::kSwapped)) {
     parts_.preemption->give_up_swap(unstarted, why.message());
@@ -214,7 +217,8 @@ void RequestPasses::run(const Pass& pass) {
   const Status status = guarded([&] { return parts_.driver->pass(pass.turns); });
   const double seconds = seconds_between(began, RequestClock::now());
   if (rows.mixed()) parts_.counters->longest_mixed = std::max(parts_.counters->longest_mixed, seconds);
-  // Where chunks end, a prompt runs fewer rows than it may. Tokens that are run again one at a time are not generated.
+  // At the end of a chunk a prompt runs fewer rows than it may. Other rows that run known tokens again are in `run`,
+  // too.
   std::int64_t run = rows.left;
   for (const Request* request : pass.requests) run -= request->task().left();
   const int prompt_rows = std::min(rows.prompt, static_cast<int>(run));

@@ -56,13 +56,14 @@ PreemptionCost RequestPreemption::cost(Request& request) const {
   work.cached = prefixes_->find(request);
   PreemptionCost cost = admissions_->cost(work);
   if (!can_swap(request)) return cost;
-  // Both ways take a pass at least.
+  // Leaving and coming back take a pass each, at least.
   cost.swap = rates_.seconds(request.sequence()->bytes()) + 2 * admissions_->rates().rates().pass;
   if (always_) cost.swap = 0;
   return cost;
 }
 
-// Only between chunks is a sequence a snapshot. One whose session is still being loaded has it in a file already.
+// Whether the pages of a request can go to the swap file. A sequence can be saved only between chunks. Pages of a
+// session that is still being loaded are in a file already.
 bool RequestPreemption::can_swap(Request& request) const {
   const Sequence& sequence = *request.sequence();
   return file_ != nullptr && sequence.is_whole() && request.is(RequestState::kRunning) && !sequence.in_chunk() &&
@@ -96,7 +97,7 @@ bool RequestPreemption::begin_swap_out(Request& request) {
   return true;
 }
 
-// The request goes on from its tokens.
+// Gives up what a request holds. It runs its tokens again later.
 void RequestPreemption::recompute(Request& request) {
   request.release();
   request.bytes.to_start = bytes_to_start(request, admissions_->most().ahead);
@@ -121,7 +122,7 @@ void RequestPreemption::advance() {
   if (!swapping()) return;
   const PauseTimer timer(this);
   file_->poll(std::chrono::milliseconds(0));
-  // What leaves makes room for what comes.
+  // Requests that leave come first: they make room for those that come back.
   const std::vector<Request*> active = requests_->active();
   for (const RequestState state : {RequestState::kSwappingOut, RequestState::kSwappingIn})
     for (Request* request : active)
@@ -184,7 +185,7 @@ std::uint64_t RequestPreemption::leaving_bytes() const {
   if (!swapping()) return 0;
   std::uint64_t bytes = 0;
   for (const Request* request : requests_->active())
-    if (request->is(RequestState::kSwappingOut)) bytes += memory_->freed_without(*request);
+    if (request->is(RequestState::kSwappingOut)) bytes += memory_->freed_by_preemption(*request);
   return bytes;
 }
 

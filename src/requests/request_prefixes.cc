@@ -88,7 +88,7 @@ bool RequestPrefixes::waits_for_prompt(const Request& request, std::span<Request
   if (store_ == nullptr) return false;
   const RequestGroup& group = request.group();
   return std::ranges::any_of(before, [&](const Request* other) {
-    // A preempted one goes on before others begin: it would wait for what waits for it.
+    // A preempted request goes on before others begin. If it waited for one of them, both would wait for ever.
     const bool begins_first = other->group().tenant == group.tenant && other->group().priority <= group.priority &&
                               (!request.progress.spared || other->progress.spared);
     const bool first = other->holds_pages() || begins_first;
@@ -127,7 +127,7 @@ void RequestPrefixes::count_start(Request& request) {
   if (group.prefix.use.bypass) return;
   group.prefix.cached = prefix.start_tokens;
   group.prefix.miss = prefix.start_miss;
-  // A fetch that brought nothing may have waited while another request computed the same tokens.
+  // While a fetch that brought nothing was under way, another request may have computed the same tokens.
   const bool fetched =
       prefix.found_before_fetch >= 0 && prefix.start_tokens > prefix.found_before_fetch && !prefix.fetched_from.empty();
   if (prefix.start_tokens > 0)

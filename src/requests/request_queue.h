@@ -1,8 +1,8 @@
 // The requests of an engine, in order of priority and then of arrival, and the passes that move them on together.
 //
-// A request's prompt is read as one task; when it has been read, the other samples fork it. Each pass asks the
-// scheduler (scheduler/schedule.h) with plain numbers who runs; a task that must give up its pages keeps its tokens and
-// its generation, and is recomputed from these later (Task::release).
+// The first sample of a request reads the prompt. When it has been read, the other samples are forked from the first.
+// Before each pass the scheduler (scheduler/schedule.h) decides from plain numbers who runs. A sample that must give up
+// its pages keeps its tokens and its generation. It goes on from these later.
 //
 // The states of a request: request.h. The queue consists of parts, each of which knows those above it alone:
 //

@@ -55,7 +55,8 @@ std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> a
     ScheduleTask task = task_of(*request);
     if (task.reads) {
       std::int64_t left = request->task().left();
-      // The others get no row whatever the cache holds for them: they neither come first nor pass those that do.
+      // Asks the cache only of those that may get a row: the first that fill the pass, the one with the least left, and
+      // small ones, which may pass others.
       const bool may_pass = is_small(task, memory_->capacity(), admissions_->most());
       if (request->is(RequestState::kWaiting) && (asked < prompt_rows || left < least || may_pass) &&
           lookups < kMostLookups) {
@@ -103,12 +104,13 @@ std::vector<Verdict> RequestScheduler::decide_once(std::span<Request* const> all
   }
   sessions_->add_to(tasks, *admissions_);
   std::vector<Verdict> verdicts = schedule(tasks, admissions_->quotas(), memory, limits);
-  // This assumed that a preemption frees all of a task's bytes. If it then preempts nobody, it does not with fewer.
+  // This assumed that a preemption frees all bytes of a request. If it preempts nobody even so, the true bytes change
+  // nothing.
   if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
     return verdicts;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!tasks[i].holds) continue;
-    tasks[i].held = memory_->freed_without(*all[i]);
+    tasks[i].held = memory_->freed_by_preemption(*all[i]);
     tasks[i].cost = preemption_->cost(*all[i]).least();
   }
   return schedule(tasks, admissions_->quotas(), memory, limits);

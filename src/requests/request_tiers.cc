@@ -16,7 +16,7 @@ void RequestTiers::open(const Driver& driver, PrefixStore* prefixes, std::vector
   KvCache& cache = *driver.cache();
   std::vector<PrefixTiers::Form> forms;
   for (const KvCodec& codec : cache.codecs()) {
-    // What such sequences leave are snapshots alone.
+    // Sequences of such a codec leave snapshots alone, no pages.
     if (codec.recent > 0) continue;
     PrefixUse use;
     use.codec = codec;
