@@ -14,6 +14,7 @@
 #include "planning/cache_sizing.h"
 #include "planning/request_plan.h"
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "requests/sequence_view.h"
 #include "retention/registry.h"
 #include "runtime/loaded_model.h"

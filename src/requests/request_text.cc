@@ -1,3 +1,5 @@
+#include "requests/request_text.h"
+
 #include <algorithm>
 #include <memory>
 
@@ -5,7 +7,6 @@
 #include "base/status.h"
 #include "chat/chat_template.h"
 #include "chat/system_prefix.h"
-#include "requests/request_queue.h"
 #include "scheduler/task.h"
 #include "text/utf8.h"
 

@@ -7,7 +7,8 @@
 
 #include "base/status.h"
 #include "generation/token_stream.h"
-#include "requests/request_members.h"
+#include "requests/request_group.h"
+#include "requests/request_queue.h"
 
 namespace kvasir {
 namespace {
@@ -89,7 +90,7 @@ std::vector<TokenView::Pages> view_table(const PageTable& table, KeptCounter& co
   return pages;
 }
 
-SequenceView view_sample(const SampleState& sample) {
+SequenceView view_sample(const SampleInfo& sample) {
   SequenceView view;
   view.request = sample.request;
   view.label = sample.label;
@@ -112,11 +113,11 @@ SequenceView view_sample(const SampleState& sample) {
 }
 
 // Of the text, the first token that the task knows: it may continue a session.
-std::int64_t first_known(const SampleState& sample) {
+std::int64_t first_known(const SampleInfo& sample) {
   return sample.sequence != nullptr ? sample.sequence->tables().next_index() - sample.task->tokens_run() : 0;
 }
 
-TokenView view_without_texts(const SampleState& sample) {
+TokenView view_without_texts(const SampleInfo& sample) {
   TokenView view;
   view.sequence = view_sample(sample);
   view.sinks = sample.policy->traits().sinks;
@@ -169,7 +170,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
   }
 }
 
-bool answers(const SampleState& sample, const TokenQuery& query) {
+bool answers(const SampleInfo& sample, const TokenQuery& query) {
   return sample.label == query.label && sample.tenant == query.tenant && sample.sample == query.sample;
 }
 
@@ -187,7 +188,7 @@ void view_tables(const KvSequence& tables, TokenView& view) {
   view.kept = counter.levels(tables.next_index(), view.tables_shown);
 }
 
-void EndedViews::add(const SampleState& sample) {
+void EndedViews::add(const SampleInfo& sample) {
   View kept{view_without_texts(sample), std::string(sample.label), sample.tenant, {}, first_known(sample)};
   kept.view.sequence.state = SequenceView::State::kEnded;
   if (sample.task->tokens().size() <= kMostTokens)
@@ -207,31 +208,25 @@ const EndedViews::View* EndedViews::find(const TokenQuery& query) const {
   return found == views_.rend() ? nullptr : &*found;
 }
 
-void RequestQueue::each_sample(const std::function<void(const SampleState&)>& visit) const {
-  for (const auto& request : requests_)
-    for (const auto& member : request->members)
-      if (!member->ended) visit(state_of(*member));
-}
-
-SampleState RequestQueue::state_of(const Member& member) {
-  const Request& request = *member.request;
-  SampleState state;
-  state.request = request.id;
-  state.label = request.label;
-  state.tenant = request.tenant;
-  state.sample = member.sample;
-  state.cached = request.cached;
-  state.task = &*member.task;
-  state.sequence = member.text.sequence.get();
-  state.policy = request.policy.get();
-  state.codec = request.shape.codec();
-  state.preempted = state.sequence == nullptr && member.preemptions > 0;
-  return state;
+SampleInfo sample_info(const Request& request) {
+  const RequestGroup& group = request.group();
+  SampleInfo info;
+  info.request = group.id;
+  info.label = group.label;
+  info.tenant = group.tenant;
+  info.sample = request.sample();
+  info.cached = group.prefix.cached;
+  info.task = &request.task();
+  info.sequence = request.sequence();
+  info.policy = group.policy.get();
+  info.codec = group.shape.codec();
+  info.preempted = !request.holds_pages() && request.progress.preemptions > 0;
+  return info;
 }
 
 SequenceList list_sequences(const RequestQueue& queue, int tenant, std::size_t most) {
   SequenceList list;
-  queue.each_sample([&](const SampleState& sample) {
+  queue.each_sample([&](const SampleInfo& sample) {
     if (sample.tenant != tenant) return;
     if (list.sequences.size() < most) {
       list.sequences.push_back(view_sample(sample));
@@ -245,7 +240,7 @@ SequenceList list_sequences(const RequestQueue& queue, int tenant, std::size_t m
 Result<TokenView> view_tokens(const RequestQueue& queue, const Tokenizer& tokenizer, const TokenQuery& query) {
   TokenView view;
   bool found = false;
-  queue.each_sample([&](const SampleState& sample) {
+  queue.each_sample([&](const SampleInfo& sample) {
     if (!answers(sample, query)) return;
     found = true;
     view = view_without_texts(sample);

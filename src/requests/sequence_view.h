@@ -14,10 +14,11 @@
 
 namespace kvasir {
 
+class Request;
 class RequestQueue;
 
-// One sample of a request.
-struct SampleState {
+// What views say of one sample of a request.
+struct SampleInfo {
   RequestId request{};
   std::string_view label;
   int tenant = 0;
@@ -27,8 +28,10 @@ struct SampleState {
   const Sequence* sequence = nullptr;  // null while it holds no pages
   const RetentionPolicy* policy = nullptr;
   KvCodec codec;
-  bool preempted = false;
+  bool preempted = false;  // it gave up its pages and holds none
 };
+
+SampleInfo sample_info(const Request& request);
 
 // The newest views of samples that have ended and whose requests ask for it (RequestOptions::inspect): at most kMost,
 // and at most kMostTokens tokens in all.
@@ -46,7 +49,7 @@ class EndedViews {
   };
 
   // Keeps the view of a sample. Call it while the sample still has its sequence.
-  void add(const SampleState& sample);
+  void add(const SampleInfo& sample);
   const View* find(const TokenQuery& query) const;  // null if there is none
 
  private:

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "sequence/crowd.h"
 
 namespace kvasir::test {

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "prefix_store/snapshot_image.h"
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "sequence/crowd.h"
 #include "sequence/sequence_runner.h"
 #include "tiers/disk_store.h"
@@ -440,7 +441,8 @@ TEST_F(PrefixTiersTest, WhatWasComputedDuringAFetchComesFromPages) {
     content->holds = true;
     const RequestId id = process.add(longer);
     ASSERT_TRUE(process.queue().poll().ok());
-    const bool waits = process.queue().sequence_of(id, 0) == nullptr;          // for the store's answer
+    const bool waits = process.queue().find(id, 0)->is(RequestState::kFetching);  // for the store's answer
+    EXPECT_EQ(process.queue().find(id, 0)->holds_pages(), !waits);
     if (waits) process.run_until_finished(process.add(request("full", 200)));  // less than a part: asks for nothing
     content->holds = false;
     process.run_to_end();

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "sequence/crowd.h"
 #include "session/session.h"
 

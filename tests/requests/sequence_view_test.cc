@@ -7,6 +7,7 @@
 
 #include "kv/table.h"
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "sequence/crowd.h"
 #include "sequence/kv_report.h"
 #include "support/scaling.h"

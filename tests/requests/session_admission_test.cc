@@ -8,6 +8,7 @@
 
 #include "kvasir/engine.h"
 #include "requests/request_queue.h"
+#include "requests/request_text.h"
 #include "session/session.h"
 #include "support/engine_fixture.h"
 #include "support/mebibyte.h"

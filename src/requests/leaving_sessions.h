@@ -1,0 +1,33 @@
+// Sessions of requests that have ended, which their owners are about to destroy. What they hold comes free then.
+// Thread-safety: as RequestQueue.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "requests/request_group.h"
+#include "scheduler/admission.h"
+#include "scheduler/schedule.h"
+
+namespace kvasir {
+
+class LeavingSessions {
+ public:
+  // Adds the session that a group continued.
+  void add(const RequestGroup& group);
+  // Forgets those that have been destroyed.
+  void forget_destroyed();
+  bool empty() const { return sessions_.empty(); }
+  // Adds a task for each of them behind those of requests. REQUIRES: some task.
+  void add_to(std::vector<ScheduleTask>& tasks, const Admissions& admissions) const;
+
+ private:
+  struct Leaving {
+    std::weak_ptr<const void> life;
+    const SessionBase* session;
+    int tenant;
+  };
+  std::vector<Leaving> sessions_;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,97 @@
+#include "requests/request_events.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "requests/request_group.h"
+
+namespace kvasir {
+namespace {
+
+Event event_of(const Request& request, Event::Kind kind) {
+  Event event;
+  event.request = request.group().id;
+  event.sample = request.sample();
+  event.kind = kind;
+  return event;
+}
+
+// Returns the choices that no event has told of.
+std::vector<GeneratedToken> take_choices(Request& request) {
+  const Generation& generation = request.task().generation();
+  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
+  const auto first = static_cast<std::ptrdiff_t>(std::exchange(request.progress.told_choices, accepted));
+  return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
+}
+
+// Returns what a request has come to, but for what it held.
+GenerateResult result_of(const Request& request) {
+  const Task& task = request.task();
+  const Generation& generation = task.generation();
+  const RequestGroup& group = request.group();
+  const bool read = group.has_read_prompt();
+  const auto now = RequestClock::now();
+  GenerateResult result;
+  result.text = generation.text();
+  result.choices = generation.choices();
+  result.end_choice = generation.end_choice();
+  result.prompt_choices = task.prompt_choices();
+  result.prompt_tokens = task.prompt_tokens();
+  result.tokens = generation.tokens();
+  result.prompt_seconds = seconds_between(group.submitted, read ? group.read : now);
+  result.seconds = read ? seconds_between(group.read, now) : 0;
+  result.finish_reason = *generation.finish_reason();
+  result.seed = group.seed + static_cast<std::uint64_t>(request.sample());
+  result.preemptions = request.progress.preemptions;
+  result.recomputed = request.progress.recomputed;
+  result.queue_seconds = seconds_between(group.submitted, group.started.value_or(now));
+  result.cached = group.prefix.cached;
+  result.cached_from = group.prefix.cached_from;
+  return result;
+}
+
+}  // namespace
+
+std::vector<Event> RequestEvents::take() {
+  untold_ = 0;
+  return std::exchange(events_, {});
+}
+
+void RequestEvents::add_prompt(const Request& request) {
+  Event event = event_of(request, Event::Kind::kPrompt);
+  event.done = request.task().prompt_done();
+  event.total = request.task().prompt_tokens();
+  events_.push_back(std::move(event));
+}
+
+void RequestEvents::add_text(Request& request) {
+  Event event = event_of(request, Event::Kind::kText);
+  event.text = request.task().take_text();
+  if (event.text.empty()) return;
+  event.choices = take_choices(request);
+  events_.push_back(std::move(event));
+}
+
+void RequestEvents::add_failed(const Request& request) {
+  Event event = event_of(request, Event::Kind::kFailed);
+  event.status = request.task().status();
+  events_.push_back(std::move(event));
+}
+
+void RequestEvents::add_finished(Request& request, const Status& why, const KvReport& kv, std::string_view cache_miss) {
+  for (std::string text = request.task().flush(); !text.empty(); text = request.task().flush()) {
+    events_.push_back(event_of(request, Event::Kind::kText));
+    events_.back().text = std::move(text);
+    events_.back().choices = take_choices(request);
+  }
+  Event event = event_of(request, Event::Kind::kFinished);
+  event.status = why;
+  event.choices = take_choices(request);
+  event.result = result_of(request);
+  event.result.kv = kv;
+  event.result.cache_miss = cache_miss;
+  events_.push_back(std::move(event));
+}
+
+}  // namespace kvasir

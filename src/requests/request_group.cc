@@ -1,0 +1,121 @@
+#include "requests/request_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "planning/memory_plan.h"
+#include "session/session_need.h"
+
+namespace kvasir {
+
+bool RequestGroup::has_ended() const {
+  return std::ranges::all_of(requests, [](const auto& request) { return request->is(RequestState::kEnded); });
+}
+
+std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& options, RequestText text,
+                                         std::unique_ptr<RetentionPolicy> policy, std::optional<int> chunk,
+                                         std::optional<KvCodec> codec, const Driver& driver,
+                                         const Admissions& admissions) {
+  const LoadedModel& model = *driver.model();
+  const GenerateOptions generate = with_seed(options.generate);
+  auto group = std::make_unique<RequestGroup>();
+  group->id = id;
+  group->samples = options.samples;
+  group->seed = generate.sampling.seed;
+  group->policy = std::move(policy);
+  group->priority = options.priority;
+  group->tenant = options.tenant;
+  group->label = options.label;
+  group->inspect = options.inspect;
+  TextState begin;
+  begin.chunk = chunk.value_or(model.options.chunk);
+  if (options.session != nullptr) {
+    SessionBase* base = dynamic_cast<SessionBase*>(options.session.get());
+    group->session = {options.session, base, options.releases_session};
+    begin.newest = base->held().newest;
+    codec = base->held().sequence->shape().codec();
+  }
+  group->shape = driver.cache()->shape();
+  if (codec) group->shape = group->shape.with(*codec);
+  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
+  group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
+  std::vector<TokenId> newest = begin.newest;
+  newest.insert(newest.end(), text.tokens.begin(), text.tokens.end());
+  auto request = std::make_unique<Request>(group.get(), 0, std::move(begin));
+  request->set_task(std::move(text.tokens), Generation(*model.tokenizer, generate, text.stops, newest));
+  if (generate.prompt_logprobs >= 0) request->task().report_prompt(generate.prompt_logprobs);
+  const KvCacheShape& shape = group->shape;
+  const std::int64_t prompt = request->task().prompt_tokens();
+  const auto peak = [&](std::int64_t before) {
+    const RequestSize size{before + prompt, options.generate.max_tokens, model.config.context, request->text().chunk};
+    return admissions.counted(peak_bytes(shape, *group->policy, size), size, driver.cache()->budget().capacity());
+  };
+  group->peak = group->session.base != nullptr ? bytes_behind(*group->session.base, peak) : peak(0);
+  if (keeps_all(*group->policy, shape)) group->shared_peak = std::min(least_kv_bytes(shape, prompt), group->peak);
+  request->bytes.to_start = bytes_to_start(*request, admissions.most().ahead);
+  group->requests.push_back(std::move(request));
+  return group;
+}
+
+std::uint64_t bytes_to_start(const Request& request, int ahead) {
+  const RequestGroup& group = request.group();
+  const auto plan = [&](std::int64_t before) {
+    MemoryRequest need;
+    need.tokens = std::min(before + request.task().known_tokens() + ahead, kMostPlannedTokens);
+    need.prompt = std::min(before + request.task().prompt_tokens(), kMostPlannedTokens);
+    need.chunk = request.text().chunk;
+    need.divided = true;
+    return plan_kv_memory(group.shape, *group.policy, need).bytes;
+  };
+  return group.session.base != nullptr ? bytes_behind(*group.session.base, plan) : plan(0);
+}
+
+void fork_samples(RequestGroup& group, int ahead) {
+  const Request& first = *group.requests.front();
+  while (static_cast<int>(group.requests.size()) < group.samples) {
+    std::unique_ptr<Sequence> sequence;
+    if (first.holds_pages() && group.has_read_prompt())
+      if (auto copy = first.sequence()->fork(); copy.ok()) sequence = std::move(*copy);
+    auto request = first.fork(static_cast<int>(group.requests.size()), std::move(sequence));
+    request->bytes.to_start = bytes_to_start(*request, ahead);
+    group.requests.push_back(std::move(request));
+  }
+}
+
+void RequestList::add(std::unique_ptr<RequestGroup> group) {
+  const auto behind = std::ranges::upper_bound(groups_, group->priority, {}, &RequestGroup::priority);
+  groups_.insert(behind, std::move(group));
+}
+
+RequestGroup* RequestList::find(RequestId id) const {
+  const auto group = std::ranges::find(groups_, id, &RequestGroup::id);
+  return group == groups_.end() ? nullptr : group->get();
+}
+
+std::int64_t RequestList::remove_ended() {
+  return static_cast<std::int64_t>(
+      std::erase_if(groups_, [](const std::unique_ptr<RequestGroup>& group) { return group->has_ended(); }));
+}
+
+std::int64_t RequestList::holding_pages() const {
+  return std::ranges::count_if(groups_, [](const std::unique_ptr<RequestGroup>& group) {
+    return std::ranges::any_of(group->requests, [](const auto& request) { return request->holds_pages(); });
+  });
+}
+
+std::vector<Request*> RequestList::active() const {
+  std::vector<Request*> active;
+  for (const auto& group : groups_)
+    for (const auto& request : group->requests)
+      if (!request->is(RequestState::kEnded)) active.push_back(request.get());
+  return active;
+}
+
+bool RequestList::has(RequestState state) const {
+  return std::ranges::any_of(groups_, [&](const std::unique_ptr<RequestGroup>& group) {
+    return std::ranges::any_of(group->requests, [&](const auto& request) { return request->is(state); });
+  });
+}
+
+}  // namespace kvasir

@@ -1,0 +1,30 @@
+// What a RequestQueue consists of, for those of its parts that work with most of the others. All of it outlives them.
+#pragma once
+
+#include <memory>
+
+#include "requests/leaving_sessions.h"
+#include "requests/request_counters.h"
+#include "requests/request_events.h"
+#include "requests/request_group.h"
+#include "requests/request_memory.h"
+#include "requests/request_preemption.h"
+#include "requests/request_prefixes.h"
+#include "scheduler/admission.h"
+#include "scheduler/driver.h"
+
+namespace kvasir {
+
+struct RequestParts {
+  std::shared_ptr<Driver> driver;
+  Admissions* admissions;
+  RequestList* requests;
+  RequestEvents* events;
+  RequestPrefixes* prefixes;
+  const RequestMemory* memory;
+  RequestPreemption* preemption;
+  LeavingSessions* sessions;
+  RequestCounters* counters;
+};
+
+}  // namespace kvasir
