@@ -142,25 +142,25 @@ TEST_F(WindowGroups, ForksAndSessionsContinueWithTheSameBits) {
 }
 
 TEST_F(WindowGroups, ThePlanIsThePeakOfAllGroupsTogether) {
-  for (const int slots : {16, 32})
-    for (const char* type : {"f16", "q4"}) {
-      const auto model = load_with(slots, type);
-      const bool encoded = model->kv_shape.page.encoded();
-      for (const std::string& policy : policies())
-        for (const int chunk : {1, 7, 64})
-          for (const auto& [prompt, generated] : {std::pair{250, 50}, {30, 200}, {300, 0}}) {
-            SCOPED_TRACE(fmt::format("{} {} slots {} chunk {} prompt {}", type, policy, slots, chunk, prompt));
-            const auto made = std::move(*make_policy(policy));
-            const KvMemory plan = plan_kv_memory(model->kv_shape, *made, {prompt + generated, prompt, chunk, 1});
-            const auto cache = *new_cache(model, std::max(plan.bytes, KvCache::cost(model->kv_shape, {}, 1)));
-            run_text(*runner_on(model, cache, policy), Text(prompt, generated, 9), chunk);
-            EXPECT_LE(cache->budget().peak(), plan.bytes);
-            EXPECT_EQ(plan.exact, !encoded && made->traits().reductions.empty() && !made->traits().compacts);
-            if (plan.exact && !made->traits().selects) {
-              EXPECT_EQ(cache->budget().peak(), plan.bytes);
-            }
+  for (const auto& [slots, type] : {std::pair{16, "f16"}, {32, "f16"}, {16, "q4"}}) {
+    const auto model = load_with(slots, type);
+    const bool encoded = model->kv_shape.page.encoded();
+    for (const std::string& policy : policies())
+      for (const int chunk : {1, 7, 64})
+        for (const auto& [prompt, generated] : {std::pair{250, 50}, {30, 150}}) {
+          if (chunk == 1 && prompt == 250) continue;  // as much is generated one by one
+          SCOPED_TRACE(fmt::format("{} {} slots {} chunk {} prompt {}", type, policy, slots, chunk, prompt));
+          const auto made = std::move(*make_policy(policy));
+          const KvMemory plan = plan_kv_memory(model->kv_shape, *made, {prompt + generated, prompt, chunk, 1});
+          const auto cache = *new_cache(model, std::max(plan.bytes, KvCache::cost(model->kv_shape, {}, 1)));
+          run_text(*runner_on(model, cache, policy), Text(prompt, generated, 9), chunk);
+          EXPECT_LE(cache->budget().peak(), plan.bytes);
+          EXPECT_EQ(plan.exact, !encoded && made->traits().reductions.empty() && !made->traits().compacts);
+          if (plan.exact && !made->traits().selects) {
+            EXPECT_EQ(cache->budget().peak(), plan.bytes);
           }
-    }
+        }
+  }
 }
 
 // Only the layers that see everything grow with the text.
