@@ -26,6 +26,13 @@ inline std::string real_model() {
   return cache / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf";
 }
 
+// Gemma 3 270M, which only tests use: the file that KVASIR_GEMMA_MODEL names, else its name in test-models, beside the
+// folder of the other.
+inline std::string gemma_model() {
+  if (const char* file = std::getenv("KVASIR_GEMMA_MODEL"); file != nullptr && *file != 0) return file;
+  return std::filesystem::path(real_model()).parent_path().parent_path() / "test-models" / "gemma-3-270m-q4_k_m.gguf";
+}
+
 inline bool real_model_required() {
   const char* text = std::getenv("KVASIR_REQUIRE_REAL_MODEL");
   return text != nullptr && std::string_view(text) == "1";
