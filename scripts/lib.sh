@@ -120,6 +120,7 @@ fetch_gemma_model() {
   local folder=$cache/test-models log=build/gemma-model.log
   [ -e "$folder/$gemma_model" ] && return
   mkdir -p build
+  : >"$log"
   say "fetching Gemma 3 270M for tests (241 MB, under the Gemma terms of use), once, into $folder; the log is $log"
   (install_packages "${model_packages[@]}") && download_gemma_model "$folder" >"$log" 2>&1 && return
   say "Gemma 3 270M could not be fetched ($(tail -n 1 "$log" 2>/dev/null | cut -c 1-200)); its tests skip"

@@ -27,6 +27,12 @@ KvCacheShape KvCacheShape::of(const WindowGroup& group) const {
   return shape;
 }
 
+Position KvCacheShape::widest_window() const {
+  Position widest = 0;
+  for (const WindowGroup& group : windows) widest = std::max(widest, group.window);
+  return widest;
+}
+
 int KvCacheShape::all_lanes() const {
   int all = lanes();
   for (const WindowGroup& group : windows) all += group.layers * group.kv_heads;

@@ -30,8 +30,8 @@ struct WindowGroup {
   bool operator==(const WindowGroup&) const = default;
 };
 
-// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group. The
-// fields in front describe the group that retention policies govern: the layers that see all tokens, or all layers
+// What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group.
+// The fields in front describe the group that retention policies govern: the layers that see all tokens, or all layers
 // where each has a window.
 struct KvCacheShape {
   int layers = 0;
@@ -57,7 +57,7 @@ struct KvCacheShape {
     shape.recent = codec.recent;
     return shape;
   }
-  // Of the governed group.
+  // Lanes and page tables of the governed group.
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
@@ -72,7 +72,9 @@ struct KvCacheShape {
     const auto found = std::ranges::find(group_of_layer, group);
     return found == group_of_layer.end() ? 0 : static_cast<int>(found - group_of_layer.begin());
   }
-  // Of all groups.
+  // The widest of the window groups, in tokens; 0 if there are none.
+  Position widest_window() const;
+  // Lanes and page tables of all groups.
   int all_lanes() const;
   int all_tables(PolicyScope scope) const { return tables(scope) + static_cast<int>(windows.size()); }
 };

@@ -131,8 +131,9 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
   KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(context, conditions.protect));
   const int slots = conditions.shape.page.slots;
   const std::vector<int> chunks = chunks_to_try(conditions, *size.policy);
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> least, with_cap(kSinks + 1, conditions.protect));
   int chunk = 0;
-  std::int64_t columns = 0;  // that the bytes alone would hold
+  std::int64_t columns = 0;  // that the bytes alone would hold, without windows beside them
   for (const int tried : chunks) {
     chunk = tried;
     const CacheFit all = fit_of(conditions, *size.policy, chunk);
@@ -142,7 +143,8 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
     }
     columns = static_cast<std::int64_t>(all.limit / (static_cast<std::uint64_t>(conditions.shape.lanes()) *
                                                      (conditions.shape.page.bytes() + PagePool::kPageOverhead)));
-    if (columns * slots >= chunk * (kChunkPart + 1)) break;
+    const bool windows_fit = conditions.shape.windows.empty() || fit_of(conditions, *least, chunk).fits();
+    if (columns * slots >= chunk * (kChunkPart + 1) && windows_fit) break;
   }
   std::int64_t low = kSinks + 1;  // the largest cap known to fit
   KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low, conditions.protect));

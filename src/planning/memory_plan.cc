@@ -18,6 +18,16 @@ namespace {
 
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::uint64_t>::max();
 
+std::uint64_t saturating_sum(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::uint64_t>::max() : sum;
+}
+
+std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::uint64_t>::max() : product;
+}
+
 std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::uint64_t columns) {
   const std::uint64_t pages =
       static_cast<std::uint64_t>(shape.lanes()) * (shape.page.bytes() + PagePool::kPageOverhead);
@@ -28,10 +38,10 @@ std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::uint64_t columns)
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
   std::uint64_t bytes = 0;
-  for (const WindowGroup& group : shape.windows) bytes += least_kv_bytes(shape.of(group), tokens);
+  for (const WindowGroup& group : shape.windows) bytes = saturating_sum(bytes, least_kv_bytes(shape.of(group), tokens));
   if (shape.window > 0) tokens = std::min(tokens, shape.window);
   const std::uint64_t governed = bytes_of_columns(shape, static_cast<std::uint64_t>(tokens / shape.page.slots));
-  return governed == kMostBytes ? governed : bytes + governed;
+  return saturating_sum(governed, bytes);
 }
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens) {
@@ -46,16 +56,6 @@ bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
 }
 
 namespace {
-
-std::uint64_t saturating_sum(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t sum = 0;
-  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::uint64_t>::max() : sum;
-}
-
-std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) {
-  std::uint64_t product = 0;
-  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::uint64_t>::max() : product;
-}
 
 struct Peak {
   std::uint64_t columns = 0;
@@ -380,9 +380,10 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
     // The governed tables only grow: the peak is near the end of the prompt, or of the text. Windows are full before.
     peak.seen = tokens;
     const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t of_prompt) {
-      const std::int64_t steady = widest + 2 * period + 2 * slots;
+      const std::int64_t own_period = of_prompt > 0 ? period : slots;
+      const std::int64_t steady = widest + 2 * own_period + 2 * slots;
       for (std::int64_t done = from; done < to;) {
-        if (done > from + steady && to - done > steady) done += (to - done - steady) / period * period;
+        if (done > from + steady && to - done > steady) done += (to - done - steady) / own_period * own_period;
         const int rows = next_chunk_rows(done, of_prompt, to, request.chunk);
         columns[0] = static_cast<std::uint64_t>((done + rows + slots - 1) / slots);
         count_windows(done, rows);

@@ -126,8 +126,10 @@ std::int64_t PrefixStore::will_find(const PrefixUse& use, const PrefixText& text
   if (use.bypass || other_use.bypass || use.salt != other_use.salt || codec_of(use) != codec_of(other_use)) return 0;
   const PrefixQuery query = query_of(use, text, {});
   common = std::min({common, query.most_exact, other.policy->exact_prefix(other.prompt)});
-  // Beyond a window, snapshots alone serve.
-  for (const WindowGroup& group : kv_->shape().windows) common = std::min(common, group.window);
+  // Pages are left at ends of chunks at which no window has given any back.
+  const std::int64_t chunk = prompt_chunk(*other.policy, other.chunk);
+  for (const WindowGroup& group : kv_->shape().windows)
+    common = std::min(common, (group.window + kv_->shape().page.slots - 2) / chunk * chunk);
   const std::int64_t multiple = std::max<std::int64_t>(query.exact_multiple, kv_->shape().page.slots);
   return std::max<std::int64_t>(common, 0) / multiple * multiple;
 }
@@ -220,7 +222,9 @@ StoredSnapshots PrefixStore::stored_snapshots(const PrefixUse& use, const Prefix
   if (use.bypass) return stored;
   const std::string lineage = lineage_of(text);
   const std::int64_t grid = prompt_chunk(*text.policy, text.chunk);
-  const std::int64_t least = std::max(held, most_exact(use, text));
+  // Texts that are longer than a window have no exact pages outside memory.
+  const bool has_windows = kv_->shape().window > 0 || !kv_->shape().windows.empty();
+  const std::int64_t least = has_windows ? held : std::max(held, most_exact(use, text));
   std::int64_t place = query_of(use, text, lineage).most_snapshot / grid * grid;
   for (; place > least && std::ssize(stored.places) < kMostPlaces; place -= grid)
     stored.places.push_back({snapshot_key(use, text, place), place});

@@ -103,8 +103,8 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
   KvCacheShape shape;
   shape.layers = config.governed_layers();
   shape.kv_heads = governed.kv_heads;
-  shape.page = {governed.head_dim, page_slots,           codec.key,      codec.value, codec.rotated_keys,
-                codec.rotated_values, governed.rotary};
+  shape.page = {governed.head_dim,  page_slots,           codec.key,      codec.value,
+                codec.rotated_keys, codec.rotated_values, governed.rotary};
   shape.window = governed.window;
   shape.recent = codec.recent;
   for (const LayerSpec& layer : config.layers) {
@@ -172,7 +172,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
     return invalid_argument(
                "a KV memory of {} holds not even one page of each of the model's {} lanes ({} bytes); give it "
                "more",
-               counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.lanes(), least)
+               counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.all_lanes(), least)
         .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
   // glibc reserves 64 MiB of address space and more for each thread that allocates.

@@ -42,7 +42,7 @@ std::uint64_t peak_bytes(const KvCacheShape& shape, const RetentionPolicy& polic
   // Longer texts than the context come to no higher peak where a policy has a bound, and to no end of their own where
   // it has none.
   if (policy.bound()) {
-    const std::int64_t bound = *policy.bound() + prompt_chunk(policy, size.chunk);
+    const std::int64_t bound = *policy.bound() + prompt_chunk(policy, size.chunk) + shape.widest_window();
     tokens = std::min(tokens, std::max(size.prompt, 4 * bound));
   } else {
     tokens = std::min(tokens, std::max(size.context, size.prompt));

@@ -69,8 +69,9 @@ bool Task::reads() const {
 }
 
 int Task::chunk() const {
-  if (run_ < prompt_ || !reads() || text_->sequence == nullptr || !text_->sequence->policy().bound())
-    return text_->chunk;
+  if (run_ < prompt_ || !reads() || text_->sequence == nullptr) return text_->chunk;
+  const KvCacheShape& shape = text_->sequence->shape();
+  if (!text_->sequence->policy().bound() && shape.window == 0 && shape.windows.empty()) return text_->chunk;
   // A chunk holds what its first row sees until its last is done. One that ends with its page needs no page more than
   // its tokens would alone, which is what was planned of what is generated.
   return std::min(prompt_chunk(text_->sequence->policy(), text_->chunk), text_->sequence->shape().page.slots);

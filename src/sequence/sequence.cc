@@ -60,7 +60,7 @@ class Sequence::Listener final : public AttentionListener {
 
   void hear_masses(const ObservedMasses& masses) override {
     const auto start = std::chrono::steady_clock::now();
-    const int table = masses.layer * sequence_.table_layout().per_layer + masses.table;
+    const int table = masses.layer * sequence_.layout_.per_layer + masses.table;
     sequence_.policy_->observe(sequence_.chunk_, table, sequence_.done_ + masses.row, masses.masses);
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
@@ -87,12 +87,13 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
     : model_(std::move(model)),
       cache_(std::move(cache)),
       policy_(std::move(policy)),
+      layout_(table_layout(*model_, policy_->traits().scope)),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
       listener_(std::make_unique<Listener>(this)),
       selector_(new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
-  policy_->begin(table_layout());
+  policy_->begin(layout_);
   status_ = policy_->check_model(policy_model(*model_));
   if (status_.ok()) status_ = policy_->check_pages(policy_model(*model_), shape_.page);
   if (!status_.ok()) return;
@@ -115,6 +116,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
     : model_(other.model_),
       cache_(other.cache_),
       policy_(other.policy_->clone()),
+      layout_(other.layout_),
       tables_(std::move(tables)),
       shape_(other.shape_),
       listener_(std::make_unique<Listener>(this)),
@@ -127,11 +129,10 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
 
 Sequence::~Sequence() = default;
 
-TableLayout Sequence::table_layout() const {
-  const AttentionSpec& governed = model_->config.governed();
-  const PolicyScope scope = policy_->traits().scope;
+TableLayout Sequence::table_layout(const LoadedModel& model, PolicyScope scope) {
+  const AttentionSpec& governed = model.config.governed();
   TableLayout layout;
-  layout.layers = scope == PolicyScope::kSequence ? 1 : model_->config.governed_layers();
+  layout.layers = scope == PolicyScope::kSequence ? 1 : model.config.governed_layers();
   layout.per_layer = scope == PolicyScope::kHead ? governed.kv_heads : 1;
   layout.heads = governed.heads / layout.per_layer;
   return layout;
@@ -149,7 +150,7 @@ double Sequence::seconds_observing() const {
 std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   const int rows = std::max(most_rows_, chunk.rows);
   const std::uint64_t now = policy_->state_bytes();
-  std::uint64_t most = policy_->most_state_bytes(table_layout(), chunk.end(), rows);
+  std::uint64_t most = policy_->most_state_bytes(layout_, chunk.end(), rows);
   // A restored policy that holds more than any text leads to: its arrays grow by the chunk, and at least by a growth
   // step, which doubling and a fresh state of this size cover.
   if (now > most) most += 2 * now;

@@ -101,8 +101,9 @@ class Sequence {
 
   bool in_chunk() const { return done_ > 0; }  // some rows of a chunk have run, others not
 
-  // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, pages
-  // behind a sliding window are not given back; a memory plan that is to hold then takes a shape without a window.
+  // Optional observer of the attention of every pass; may be null. Must outlive the passes. While there is one, the
+  // tables that the policy governs give back no page behind a sliding window; a memory plan that is to hold then takes
+  // a shape without a window.
   void set_tap(AttentionObserver* tap);
   // For tests: in place of the policy's own. REQUIRES: no pass has run.
   void set_selector(std::unique_ptr<SequenceSelector> selector) { selector_ = std::move(selector); }
@@ -172,7 +173,7 @@ class Sequence {
   Sequence(const Sequence& other, KvSequence tables);
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   std::uint64_t allocated_state() const;
-  TableLayout table_layout() const;
+  static TableLayout table_layout(const LoadedModel& model, PolicyScope scope);
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
   void offload();
@@ -181,6 +182,7 @@ class Sequence {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
+  TableLayout layout_;  // of the tables that the policy governs
   KvSequence tables_;
   KvCacheShape shape_;
   std::unique_ptr<Listener> listener_;
@@ -192,10 +194,10 @@ class Sequence {
 
   // The chunk under way.
   PolicyChunk chunk_;
-  int done_ = 0;                    // rows of it that have run
+  int done_ = 0;                            // rows of it that have run
   std::vector<IndexRange> hidden_;          // [chunk rows]
   std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
-  std::vector<IndexRange> reads_;   // of a table, while it is described
+  std::vector<IndexRange> reads_;           // of a table, while it is described
   KeepPlan plan_;
 
   std::optional<TokenIndex> first_dropped_;

@@ -17,7 +17,9 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
   if (__builtin_add_overflow(bytes, plan(0), &need)) need = ~std::uint64_t{0};
   if (!policy.traits().holds_prompts) {
     // A policy with a bound has come to its peak long before.
-    if (policy.bound()) seen = std::min(seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk)));
+    if (policy.bound())
+      seen = std::min(
+          seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk) + held.shape().widest_window()));
     const std::uint64_t whole = std::max(bytes, plan(seen));
     // A selector's memory is that of the whole text, and a fork does not have it yet.
     need = policy.traits().selects ? whole : std::min(need, whole);

@@ -15,7 +15,7 @@ constexpr int kLayersOf27B = 62;    // the one model whose scale is that of its 
 
 Status adjust_gemma3(Keys& keys, ModelConfig* model) {
   model->embedding_scale = std::sqrt(static_cast<float>(model->width));
-  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 30));
+  KVASIR_ASSIGN_OR_RETURN(const int window, keys.positive("attention.sliding_window", 1u << 24));
   KVASIR_ASSIGN_OR_RETURN(const int pattern, keys.positive_or("attention.sliding_window_pattern", 4096, kPattern));
   double base = kLocalBase;
   if (keys.has("rope.freq_base_swa")) {
