@@ -142,7 +142,7 @@ TEST_F(WindowGroups, ForksAndSessionsContinueWithTheSameBits) {
 }
 
 TEST_F(WindowGroups, ThePlanIsThePeakOfAllGroupsTogether) {
-  for (const auto& [slots, type] : {std::pair{16, "f16"}, {32, "f16"}, {16, "q4"}}) {
+  for (const auto& [slots, type] : {std::pair{16, "f16"}, {32, "f16"}, {16, "q4"}, {16, "k=q8,v=q2,recent=24"}}) {
     const auto model = load_with(slots, type);
     const bool encoded = model->kv_shape.page.encoded();
     for (const std::string& policy : policies())
@@ -198,6 +198,30 @@ TEST_F(WindowGroups, PreemptedRequestsAreAsAlone) {
     preempted += desk.queue().counters().preempted;
   }
   EXPECT_GT(preempted, 0);
+}
+
+// What was generated is read again in chunks when a request comes back; windows must not fill up with it.
+TEST_F(WindowGroups, ARecomputedTextTakesNoMoreThanWasPlanned) {
+  const auto model = load_with(16);
+  RequestOptions options;
+  options.policy = "full";
+  options.generate.max_tokens = 250;
+  options.generate.ignore_eos = true;
+  options.generate.sampling.temperature = 0;
+  options.generate.sampling.seed = 1;
+  const KvMemory plan = plan_kv_memory(model->kv_shape, **make_policy("full"), {300, 40, 0, 1});
+  Desk desk(model, plan.bytes * 21 / 20, {.prompt_rows = 40, .ahead = 0});
+  // The second comes when the first is nearly done, and goes before it.
+  for (int i = 0; i < 2; ++i) {
+    options.prompt = random_text(20, static_cast<std::uint64_t>(i));
+    options.priority = 1 - i;
+    desk.add(options);
+    for (int polls = 0; i == 0 && polls < 235; ++polls) ASSERT_NO_FATAL_FAILURE(desk.poll());
+  }
+  ASSERT_NO_FATAL_FAILURE(desk.run_to_end());
+  ASSERT_NO_FATAL_FAILURE(desk.expect_all_as_alone());
+  EXPECT_GT(desk.queue().counters().preempted, 0);
+  EXPECT_GT(desk.queue().counters().recomputed_tokens, 200);
 }
 
 }  // namespace
