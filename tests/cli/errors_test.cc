@@ -83,7 +83,10 @@ TEST_F(Errors, SignalsStopMeasurementsAfterThePass) {
       EXPECT_EQ(done.signal, signal == SIGINT ? SIGINT : 0) << "exit code " << done.exit_code;
       EXPECT_EQ(done.exit_code, signal == SIGINT ? -1 : 1) << "signal " << done.signal;
       EXPECT_LT(done.after_signal, kSoon);
-      EXPECT_EQ(done.err, "kvasir: stopped\n");
+      // On a busy machine a line of progress may come before.
+      const std::size_t last = done.err.find("kvasir: stopped\n");
+      EXPECT_EQ(done.err.substr(std::min(last, done.err.size())), "kvasir: stopped\n") << done.err;
+      EXPECT_TRUE(last == 0 || done.err.starts_with("kvasir: measuring: ")) << done.err;
     }
 }
 
