@@ -57,7 +57,7 @@ struct KvCacheShape {
     shape.recent = codec.recent;
     return shape;
   }
-  // Lanes and page tables of the governed group.
+  // Of the governed group.
   int lanes() const { return layers * kv_heads; }
   int tables(PolicyScope scope) const {
     return scope == PolicyScope::kSequence ? 1 : scope == PolicyScope::kLayer ? layers : lanes();
@@ -74,9 +74,7 @@ struct KvCacheShape {
   }
   // The widest of the window groups, in tokens; 0 if there are none.
   Position widest_window() const;
-  // Lanes and page tables of all groups.
-  int all_lanes() const;
-  int all_tables(PolicyScope scope) const { return tables(scope) + static_cast<int>(windows.size()); }
+  int all_lanes() const;  // of all groups
 };
 
 // One sequence's lanes, in tables of those that agree on what they keep. The lanes that its policy governs have one

@@ -269,48 +269,41 @@ std::uint64_t most_windowed_columns(const KvCacheShape& shape, const RetentionPo
   return static_cast<std::uint64_t>(most);
 }
 
-// Runs the table of a single lane: all lanes of a sequence agree.
-Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+// Runs the table of a single lane under a policy by ranges that has a bound: all lanes of a sequence agree. Calls
+// append(table, done, rows), which appends a chunk, with `done` tokens behind it.
+//
+// Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
+// then kept decide all that follows: whole periods ahead repeat what was seen, and are left out, from where
+// settled(table, done, hole) holds. hole: its first token.
+template <class Append, class Settled>
+void run_bounded(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
+                 const Append& append, const Settled& settled) {
   const int slots = shape.page.slots;
   std::int64_t tokens = request.tokens;
   std::int64_t prompt = std::min(request.prompt, tokens);
-  Peak peak;
-  if (policy.traits().compacts) return find_table_peak(shape, policy, request);
-  if (!policy.bound() && shape.window > 0)
-    return with_most_pages(shape, sequence_layout(policy), {most_windowed_columns(shape, policy, request), tokens});
-  if (!policy.bound()) return find_whole_peak(shape, request);
-
   const KvCacheShape lane{1, 1, shape.page, shape.window, shape.recent};
   const std::int64_t most = std::min(tokens, *policy.bound() + request.chunk);
-  const std::int64_t columns = most / slots + 3;
-  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, columns));
+  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, most / slots + 3));
   KVASIR_CHECK(cache.ok());
   KvSequence sequence = (*cache)->new_sequence(sequence_layout(policy));
   PageTable& table = sequence.only_table();
   const std::unique_ptr<RetentionPolicy> state = policy.clone();
   state->begin({});
-  // Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
-  // then kept decide all that follows: whole periods ahead repeat what was seen, and are left out.
   std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
   KeepPlan plan;
-  TokenIndex hole = -1;  // its first token
+  TokenIndex hole = -1;
   for (std::int64_t done = 0; done < tokens;) {
     const int rows = state->chunk_rows(next_chunk_rows(policy, done, prompt, tokens, request.chunk));
     const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
-    append_chunk(shape, rows, request.divided, &table, &peak);
+    append(table, done, rows);
     done += rows;
-    peak.seen = std::max(peak.seen, table.length());
     plan.clear();
     state->end_chunk(chunk, 0, plan);
     KVASIR_CHECK(table.apply(plan).ok());
     table.give_back();
     if (plan.empty()) continue;
     if (hole < 0) hole = plan.drop.front().begin;
-    if (plan.drop.back().end < (hole + slots - 1) / slots * slots) continue;
-    // And once the pages in front of it are sealed, where they are encoded.
-    if (shape.page.encoded() && done < hole + 2 * slots + shape.recent) continue;
-    // So does what a sliding window gives back, once it has begun to.
-    if (shape.window > 0 && shape.window < *policy.bound() + request.chunk && table.given_back().empty()) continue;
+    if (plan.drop.back().end < (hole + slots - 1) / slots * slots || !settled(table, done, hole)) continue;
     const bool reading = done < prompt;
     const auto [before, fresh] =
         prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, table.length()}, done);
@@ -320,6 +313,25 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
     if (reading) prompt -= skipped;
     tokens -= skipped;
   }
+}
+
+Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
+  if (policy.traits().compacts) return find_table_peak(shape, policy, request);
+  if (!policy.bound() && shape.window > 0)
+    return with_most_pages(shape, sequence_layout(policy),
+                           {most_windowed_columns(shape, policy, request), request.tokens});
+  if (!policy.bound()) return find_whole_peak(shape, request);
+  Peak peak;
+  const auto append = [&](PageTable& table, std::int64_t, int rows) {
+    append_chunk(shape, rows, request.divided, &table, &peak);
+    peak.seen = std::max(peak.seen, table.length());
+  };
+  const auto settled = [&](const PageTable& table, std::int64_t done, TokenIndex hole) {
+    // The pages in front of the hole are sealed, where they are encoded; a sliding window has begun to give back.
+    if (shape.page.encoded() && done < hole + 2 * shape.page.slots + shape.recent) return false;
+    return shape.window == 0 || shape.window >= *policy.bound() + request.chunk || !table.given_back().empty();
+  };
+  run_bounded(shape, policy, request, append, settled);
   return peak;
 }
 
@@ -330,20 +342,14 @@ struct JointPeak {
   std::vector<std::uint64_t> windows;  // [window groups]
   std::uint64_t bytes = 0;             // of one sequence: pages, their bookkeeping, arrays
   std::uint64_t arrays = 0;
-  std::int64_t seen = 0;
 };
 
 JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const std::int64_t slots = shape.page.slots;
   const SequenceLayout layout = sequence_layout(policy);
-  std::int64_t tokens = request.tokens;
-  std::int64_t prompt = std::min(request.prompt, tokens);
-  std::int64_t widest = 0;
+  const std::int64_t widest = shape.widest_window();
   std::vector<KvCacheShape> groups = {shape.governed()};
-  for (const WindowGroup& group : shape.windows) {
-    groups.push_back(shape.of(group));
-    widest = std::max(widest, group.window);
-  }
+  for (const WindowGroup& group : shape.windows) groups.push_back(shape.of(group));
   const auto layout_of = [&](std::size_t g) { return g == 0 ? layout : SequenceLayout{}; };
   JointPeak peak;
   std::vector<std::uint64_t> columns(groups.size()), most(groups.size());
@@ -378,7 +384,6 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
   const std::int64_t period = std::lcm<std::int64_t>(request.chunk, slots);
   if (!policy.bound()) {
     // The governed tables only grow: the peak is near the end of the prompt, or of the text. Windows are full before.
-    peak.seen = tokens;
     const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t of_prompt) {
       const std::int64_t own_period = of_prompt > 0 ? period : slots;
       const std::int64_t steady = widest + 2 * own_period + 2 * slots;
@@ -391,46 +396,19 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
         done += rows;
       }
     };
+    const std::int64_t prompt = std::min(request.prompt, request.tokens);
     read(0, prompt, prompt);
-    read(prompt, tokens, 0);
+    read(prompt, request.tokens, 0);
     return peak;
   }
-  const KvCacheShape lane{1, 1, shape.page};
-  const std::int64_t held = std::min(tokens, *policy.bound() + request.chunk);
-  auto cache = KvCache::create(lane, KvCache::cost(lane, {}, held / slots + 3));
-  KVASIR_CHECK(cache.ok());
-  KvSequence sequence = (*cache)->new_sequence(layout);
-  PageTable& table = sequence.only_table();
-  const std::unique_ptr<RetentionPolicy> state = policy.clone();
-  state->begin({});
-  // As in find_peak, once the windows are full too.
-  std::map<std::array<std::int64_t, 4>, std::int64_t> prunes;
-  KeepPlan plan;
-  TokenIndex hole = -1;
-  for (std::int64_t done = 0; done < tokens;) {
-    const int rows = state->chunk_rows(next_chunk_rows(policy, done, prompt, tokens, request.chunk));
-    const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
+  const auto append = [&](PageTable& table, std::int64_t done, int rows) {
     KVASIR_CHECK(table.append(rows).ok());
     columns[0] = static_cast<std::uint64_t>(table.columns());
     count_windows(done, rows);
     note();
-    done += rows;
-    peak.seen = std::max(peak.seen, table.length());
-    plan.clear();
-    state->end_chunk(chunk, 0, plan);
-    KVASIR_CHECK(table.apply(plan).ok());
-    if (plan.empty()) continue;
-    if (hole < 0) hole = plan.drop.front().begin;
-    if (plan.drop.back().end < (hole + slots - 1) / slots * slots || done < widest + period) continue;
-    const bool reading = done < prompt;
-    const auto [before, fresh] =
-        prunes.try_emplace({reading, reading ? done % request.chunk : 0, done % slots, table.length()}, done);
-    if (fresh) continue;
-    const std::int64_t repeated = done - before->second;
-    const std::int64_t skipped = ((reading ? prompt : tokens) - done) / repeated * repeated;
-    if (reading) prompt -= skipped;
-    tokens -= skipped;
-  }
+  };
+  const auto settled = [&](const PageTable&, std::int64_t done, TokenIndex) { return done >= widest + period; };
+  run_bounded(groups.front(), policy, request, append, settled);
   return peak;
 }
 
