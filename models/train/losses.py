@@ -28,8 +28,7 @@ def main():
     books = sequences.Sequences(options.data, 0)
     for path in options.checkpoint:
         state = train.load_checkpoint(path)
-        longest = max(options.length)
-        model = train.create_model(network.Shape(**state["shape"]), longest, longest)
+        model = train.create_model(network.Shape(**state["shape"]), max(options.length))
         for n, p in model.parameters.items():
             p.copy_(state["parameters"][n])
         model.update_weights()

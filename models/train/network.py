@@ -1,7 +1,4 @@
-"""The model (Llama: RMSNorm, interleaved rotary pairs, grouped-query attention, SwiGLU, tied embeddings), in PyTorch.
-
-Used on a GPU, and as what cpu_network.py, which does the same with hand-written kernels, is checked against.
-"""
+"""The model (Llama: RMSNorm, interleaved rotary pairs, grouped-query attention, SwiGLU, tied embeddings), in PyTorch."""
 
 import dataclasses
 import math

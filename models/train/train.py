@@ -18,7 +18,6 @@ import time
 import numpy as np
 import torch
 
-import cpu_network
 import network
 import sequences
 
@@ -150,15 +149,13 @@ def load_checkpoint(path):
         raise SystemExit(f"{path} is no checkpoint ({error}); of a GGUF file, from_gguf.py makes one")
 
 
-def create_model(shape, rows, longest):
-    """For passes of `rows` tokens, in sequences of `longest` at most."""
+def create_model(shape, longest):
+    """For sequences of `longest` tokens at most."""
     if longest > shape.context:
         raise SystemExit(f"--length is above the context of {shape.context} tokens")
     if torch.cuda.is_available():
         return network.TorchNetwork(shape, "cuda", torch.bfloat16)
-    if cpu_network.supported(shape):
-        return cpu_network.CpuNetwork(shape, rows)
-    print("no GPU, and no kernels for this CPU and shape: this will be slow")
+    print("no GPU: this will be slow")
     return network.TorchNetwork(shape, "cpu", torch.float32)
 
 
@@ -173,7 +170,7 @@ def main():
         raise SystemExit(f"{options.start} has its own {', '.join(wanted)}")
     shape = network.Shape(**(state["shape"] if state else wanted))
     mixture = sequences.Mixture(**{f.name: getattr(options, f.name) for f in dataclasses.fields(sequences.Mixture)})
-    model = create_model(shape, options.rows, max(options.length))
+    model = create_model(shape, max(options.length))
     optimizer = Optimizer(model, options.matrix_rate, options.vector_rate)
     steps, tokens, seconds = 0, 0, 0.0
     if state:

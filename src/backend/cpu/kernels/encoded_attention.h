@@ -1,20 +1,10 @@
 // Attention over encoded pages, as integer_products.h defines it: codes are opened to integers of 16 bits in registers,
 // or where the shape of a side does not allow that in the first cache, once for all queries of a tile, and multiplied
-// in pairs of rows. Written once, over vectors of 16 lanes; compiled for each instruction set by the file that includes
-// it.
-//
-// `Simd` has: Floats, Ints and Mask of 16 lanes; kVectors, those of a group that are summed at once; kSums, how many
-// sums are kept in registers; kQueries, how many queries are scaled at once; and the functions used below, which are
-// those of the instruction set but for
-//   dot(sum, pair, codes)  sum + the product of two 16-bit integers with each pair of codes
-//   sum_four               the sums of four vectors, in the order of sum16
-//   units_four             units_of (integer_units.h) of the greatest lanes of four vectors
-//   weigh, add_floats      the parts of attention that entries of all formats share
+// in pairs of rows. Written once, over vectors of 16 lanes (avx512/simd.h); compiled for each instruction set by the
+// file that includes it.
 #pragma once
 
-#include <utility>
-
-#include "backend/cpu/kernels/attend_runs.h"
+#include "backend/cpu/kernels/attention_parts.h"
 #include "backend/cpu/kernels/code_vectors.h"
 #include "backend/cpu/kernels/decode_page.h"
 #include "backend/cpu/kernels/integer_products.h"
@@ -25,15 +15,6 @@ namespace {
 inline constexpr int kTileQueries = 32;                       // that read a page once it is opened
 inline constexpr int kMaxGroups = kMaxHeadDim / kCodecGroup;  // of a row of values
 inline constexpr int kMaxOutliers = kMaxCodes / 100 + 1;      // of a side
-
-// Calls run(0), ..., run(kCount - 1) with constants.
-template <int kCount, class Run>
-[[gnu::always_inline]] inline void unrolled(const Run& run) {
-  [&]<int... kNumbers>(std::integer_sequence<int, kNumbers...>) __attribute__((always_inline)) {
-    (run(std::integral_constant<int, kNumbers>{}), ...);
-  }
-  (std::make_integer_sequence<int, kCount>{});
-}
 
 // How a side's codes are read: see code_vectors.h.
 enum class CodeSource { kPlain, kWords, kBytes, kPlane4, kPlane2, kPlanes3 };
@@ -88,6 +69,9 @@ struct EncodedAttention {
   using Floats = typename Simd::Floats;
   using Ints = typename Simd::Ints;
   using Mask = typename Simd::Mask;
+  using Parts = AttentionParts<Simd>;
+
+  [[gnu::always_inline]] static Floats halves(const std::byte* p) { return Simd::template load<KvType::kF16>(p); }
 
   // Queries as integers, for q8 keys.
   struct QueryIntegers {
@@ -192,7 +176,50 @@ struct EncodedAttention {
 
   static void open_plain(KvType type, const std::byte* side, int elements, float* plain) {
     if (type != KvType::kF16) return load_side(type, side, elements, plain);
-    for (int i = 0; i < elements; i += 16) Simd::store(plain + i, Simd::load_halves(side + i * 2));
+    for (int i = 0; i < elements; i += 16) Simd::store(plain + i, halves(side + i * 2));
+  }
+
+  template <int kBits>
+  static void open_blocks(const std::byte* plane, int codes, std::int16_t* words) {
+    constexpr int kBlock = kPlaneUnits * 16 / kBits;
+    int at = 0;
+    for (; at + kBlock <= codes; at += kBlock, plane += 64) {
+      const Ints units = Simd::load_units(plane);
+      unrolled<16 / kBits>([&](auto part) __attribute__((always_inline)) {
+        constexpr int kPart = decltype(part)::value;
+        Simd::store_codes(words + at + kPart * kPlaneUnits, Simd::template plane_part<kBits, kPart>(units));
+      });
+    }
+    if (at < codes) open_plane<kBits>(plane - at * kBits / 8, at, codes, words);
+  }
+
+  // As kvasir::open_codes. words: 64-byte aligned.
+  static void open_codes(const EncodedSide& side, std::int16_t* words) {
+    switch (side.type) {
+      case KvType::kQ8:
+        for (int i = 0; i < side.codes; i += 32) Simd::store_codes(words + i, Simd::load_bytes(side.data + i));
+        return;
+      case KvType::kQ3: {
+        open_blocks<2>(side.data, side.codes, words);
+        const std::byte* high = side.data + side.codes / 4;
+        int at = 0;
+        for (; at + 512 <= side.codes; at += 512, high += 64) {
+          const Ints units = Simd::load_units(high);
+          unrolled<16>([&](auto part) __attribute__((always_inline)) {
+            std::int16_t* of_part = words + at + decltype(part)::value * kPlaneUnits;
+            Simd::store_codes(of_part,
+                              Simd::template add_high_bit<decltype(part)::value>(Simd::load_codes(of_part), units));
+          });
+        }
+        if (at == side.codes) return;
+        std::int16_t bits[512];
+        open_plane<1>(high, 0, side.codes - at, bits);
+        for (int i = at; i < side.codes; ++i) words[i] = static_cast<std::int16_t>(words[i] | bits[i - at] << 2);
+        return;
+      }
+      case KvType::kQ2: return open_blocks<2>(side.data, side.codes, words);
+      default: return open_blocks<4>(side.data, side.codes, words);
+    }
   }
 
   // `of_first`: of the run's first page.
@@ -206,7 +233,7 @@ struct EncodedAttention {
     if (side.places != nullptr) side.places = page + (of_first.places - first_page);
     open.outliers = 0;
     if (side.apart != 0) open_outliers(side, open);
-    if (open.source == CodeSource::kWords) Simd::open_codes(side, open.codes);
+    if (open.source == CodeSource::kWords) open_codes(side, open.codes);
   }
 
   static void to_integers(const AttentionPartial& partial, int first, int count, QueryIntegers& out) {
@@ -242,7 +269,7 @@ struct EncodedAttention {
         products<1, 0, kVectors, kQueries>(codes, d / 2 * kSlotVectors + v0, kSlotVectors, size / 2, n + d, kMaxHeadDim,
                                            sum);
         for (int v = 0; v < kVectors; ++v) {
-          const Floats factor = Simd::load_halves(keys.scale + (d / kCodecGroup * kSlots + (v0 + v) * 16) * 2);
+          const Floats factor = halves(keys.scale + (d / kCodecGroup * kSlots + (v0 + v) * 16) * 2);
           for (int i = 0; i < kQueries; ++i) total[i][v] = Simd::fma(factor, Simd::to_floats(sum[i][v]), total[i][v]);
         }
       }
@@ -273,8 +300,8 @@ struct EncodedAttention {
           sum[i] = Simd::zero();
         }
         for (int d = 0; d < dims; d += 16) {
-          const Floats factor = Simd::load_halves(scale + d * 2);
-          const Floats lowest = Simd::load_halves(least + d * 2);
+          const Floats factor = halves(scale + d * 2);
+          const Floats lowest = halves(least + d * 2);
           for (int i = 0; i < kAtOnce; ++i) {
             const Floats x = Simd::load(q[first + i] + d);
             highest[i] = Simd::most_bits(highest[i], Simd::magnitude(Simd::mul(x, factor)));
@@ -291,7 +318,7 @@ struct EncodedAttention {
       for (int i = 0; i < kQueries; ++i) unit[i] = units.unit[i];
       int d = 0;
       for (; d + 32 <= dims; d += 32) {
-        const Floats factor[2] = {Simd::load_halves(scale + d * 2), Simd::load_halves(scale + d * 2 + 32)};
+        const Floats factor[2] = {halves(scale + d * 2), halves(scale + d * 2 + 32)};
         for (int i = 0; i < kQueries; ++i) {
           const Floats inverse = Simd::all(units.inverse[i]);
           Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor[0]), inverse),
@@ -299,7 +326,7 @@ struct EncodedAttention {
         }
       }
       if (d == dims) return;
-      const Floats factor = Simd::load_halves(scale + d * 2);
+      const Floats factor = halves(scale + d * 2);
       for (int i = 0; i < kQueries; ++i)
         Simd::store_integers(n[i] + d, Simd::mul(Simd::mul(Simd::load(q[i] + d), factor), Simd::all(units.inverse[i])));
     }
@@ -381,8 +408,8 @@ struct EncodedAttention {
         for (int i = 0; i < kQueries; ++i) lanes[i] = Simd::zero();
         for (int v = 0; v < kSlotVectors; ++v) {
           const int at = group * kSlots + v * 16;
-          const Floats factor = Simd::load_halves(values.scale + at * 2);
-          const Floats lowest = has_least ? Simd::load_halves(values.least + at * 2) : Simd::zero();
+          const Floats factor = halves(values.scale + at * 2);
+          const Floats lowest = has_least ? halves(values.least + at * 2) : Simd::zero();
           for (int i = 0; i < kQueries; ++i) {
             const Mask mask = Simd::mask(static_cast<std::uint16_t>(live[i] >> (v * 16)));
             const Floats w = Simd::load(weight + i * 64 + v * 16);
@@ -400,8 +427,7 @@ struct EncodedAttention {
       for (int i = 0; i < kQueries; ++i) unit[i] = units.unit[i];
       for (int group = 0; group < groups; ++group) {
         Floats factor[kSlotVectors];
-        for (int v = 0; v < kSlotVectors; ++v)
-          factor[v] = Simd::load_halves(values.scale + (group * kSlots + v * 16) * 2);
+        for (int v = 0; v < kSlotVectors; ++v) factor[v] = halves(values.scale + (group * kSlots + v * 16) * 2);
         for (int i = 0; i < kQueries; ++i) {
           const Floats inverse = Simd::all(units.inverse[i]);
           const auto scaled = [&](int v) __attribute__((always_inline)) {
@@ -501,6 +527,17 @@ struct EncodedAttention {
     }
   }
 
+  template <int kSlotVectors, int kQueries>
+  [[gnu::always_inline]] static void score_floats(const float* keys, int dim, const float* const (&from)[kQueries],
+                                                  float* out) {
+    alignas(64) float q[kMaxHeadDim * kQueries];
+    Parts::transpose(from, dim, q);
+    Floats score[kQueries][kSlotVectors];
+    Parts::template page_scores<KvType::kF32, kSlotVectors>(reinterpret_cast<const std::byte*>(keys), dim, q, score);
+    for (int i = 0; i < kQueries; ++i)
+      for (int v = 0; v < kSlotVectors; ++v) Simd::store(out + i * 64 + v * 16, score[i][v]);
+  }
+
   // One entry of a partial and kQueries of its queries from `first` on, the first of which is number `of_tile` of its
   // tile.
   template <int kSlotVectors, int kQueries>
@@ -513,19 +550,18 @@ struct EncodedAttention {
     alignas(64) float weight[kQueries * 64];
     alignas(16) float keep[kQueries];
     switch (page.keys.source) {
-      case CodeSource::kPlain:
-        Simd::template score_floats<kSlotVectors, kQueries>(page.keys.plain, partial.head_dim, block.q, score);
-        break;
+      case CodeSource::kPlain: score_floats<kSlotVectors>(page.keys.plain, partial.head_dim, block.q, score); break;
       case CodeSource::kBytes:
         score_q8<kSlotVectors, kQueries>(page.keys.side, page.queries.n[of_tile], page.queries.unit + of_tile, score);
         break;
       default: score_groups<kSlotVectors, kQueries>(page.keys, block.q, score);
     }
     fetch();
-    Simd::template weigh<kSlotVectors, kQueries>(partial, state, first, block, e, live, score, weight, keep);
+    Parts::template weigh_stored<kSlotVectors>(partial, state, first, block, e, live, score, weight, keep);
     fetch();
     if (page.values.source == CodeSource::kPlain) {
-      Simd::template add_floats<kQueries>(page.values.plain, partial.head_dim, live, weight, keep, block.weighted);
+      Parts::template add_all_values<KvType::kF32>(reinterpret_cast<const std::byte*>(page.values.plain),
+                                                   partial.head_dim, live, weight, keep, block.weighted);
     } else {
       add_values<kSlotVectors, kQueries>(page.values, live, weight, keep, block.weighted);
     }
@@ -568,7 +604,7 @@ struct EncodedAttention {
         } else {
           open_side(values, first_page, partial.pages[e], page.values);
         }
-        Simd::template query_blocks<kSlotVectors>(count, [&]<int kQueries>(int first) {
+        Parts::template query_blocks<kSlotVectors>(count, [&]<int kQueries>(int first) {
           attend_entry<kSlotVectors, kQueries>(partial, state, page, e, tile + first, first, fetch);
         });
         fetch();
@@ -578,11 +614,7 @@ struct EncodedAttention {
 
   // A run of entries in one encoded format. REQUIRES: head_dim a multiple of 16.
   static void attend(const AttentionPartial& partial, const AttentionState& state) {
-    switch (partial.slots) {
-      case 16: return attend_run<1>(partial, state);
-      case 32: return attend_run<2>(partial, state);
-      default: return attend_run<4>(partial, state);
-    }
+    Parts::with_slot_vectors(partial.slots, [&]<int kSlotVectors>() { attend_run<kSlotVectors>(partial, state); });
   }
 };
 

@@ -1,6 +1,6 @@
 // Products with weights of 16 or 32 bits, written once over tiles of rows by panels. Internal to the translation unit
-// that includes it: each table instantiates it with its own tiles (`Tiles`), so that no code compiled for one is shared
-// with code that runs without it. Each sum runs over the inputs in order, whatever the tile.
+// that includes it: each table instantiates it with its own vectors (avx512/simd.h), so that no code compiled for one
+// is shared with code that runs without it. Each sum runs over the inputs in order, whatever the tile.
 #pragma once
 
 #include <algorithm>

@@ -29,6 +29,9 @@ namespace kvasir {
 inline constexpr std::uint16_t kNoPlace = 0xffff;
 inline constexpr int kPlaneUnits = 32;  // of a block
 
+template <KvType kType>
+inline constexpr std::size_t kElementBytes = kType == KvType::kF32 ? 4 : 2;
+
 // Bytes in front of the values.
 [[gnu::always_inline]] inline std::size_t values_offset(const PageFormat& format) {
   return key_side_bytes(format);

@@ -5,7 +5,7 @@
 
 namespace kvasir::amx {
 
-// As avx512::matmul, to the bit, but for BF16 weights; quantised weights times many rows on the tile unit.
+// As the matmul of AVX-512, to the bit, but for BF16 weights; quantised weights times many rows on the tile unit.
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride);
 

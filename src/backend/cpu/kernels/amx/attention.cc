@@ -7,8 +7,10 @@
 #include <algorithm>
 
 #include "backend/cpu/kernels/amx/tiles.h"
-#include "backend/cpu/kernels/avx512/attention_parts.h"
+#include "backend/cpu/kernels/attend_runs.h"
+#include "backend/cpu/kernels/avx512/simd.h"
 #include "backend/cpu/kernels/generic.h"
+#include "backend/cpu/kernels/prefetch.h"
 
 namespace kvasir::amx {
 namespace {
@@ -221,8 +223,7 @@ class TileAttention {
     fetch_end_ = page == current ? page : page + static_cast<std::size_t>(2 * dim_ * kSlots) * 2;
   }
   [[gnu::always_inline]] void fetch_lines(int lines) {
-    for (; lines > 0 && next_line_ < fetch_end_; --lines, next_line_ += kLineBytes)
-      avx512::fetch<kLineBytes>(next_line_);
+    for (; lines > 0 && next_line_ < fetch_end_; --lines, next_line_ += kLineBytes) prefetch(next_line_);
   }
 
   // Returns the next `lines` lines to fetch, or some that are at hand: fetching those costs less than asking for each
@@ -259,7 +260,7 @@ class TileAttention {
       const std::byte* lines = lines_ahead(8 * kRowLines, a);
 #pragma GCC unroll 8
       for (int row = 0; row < 8; ++row) {
-        avx512::fetch<kRowLines * kLineBytes>(lines + row * kRowLines * kLineBytes);
+        for (int line = 0; line < kRowLines; ++line) prefetch(lines + (row * kRowLines + line) * kLineBytes);
         for (int v = 0; v < kSlotVectors; ++v) {
           const __m512 first = load16<kType>(a + row * kDimBytes + v * kVectorBytes);
           const __m512 second = kBoth ? load16<kType>(b + row * kDimBytes + v * kVectorBytes) : _mm512_setzero_ps();
@@ -572,11 +573,11 @@ void attend(const AttentionPartial& partial, const AttentionState& state) {
   if (partial.head_dim % 16 != 0) return generic_kernels().attend(partial, state);
   attend_runs(partial, [&](const AttentionPartial& part) {
     const PageFormat& format = **part.formats;
-    if (format.key != format.value) return avx512::attend(part, state);
+    if (format.key != format.value) return avx512_kernels()->attend(part, state);
     switch (format.key) {
       case KvType::kF16: return attend_type<KvType::kF16>(part, state);
       case KvType::kBF16: return attend_type<KvType::kBF16>(part, state);
-      default: return avx512::attend(part, state);
+      default: return avx512_kernels()->attend(part, state);
     }
   });
 }

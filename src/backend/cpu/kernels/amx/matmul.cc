@@ -159,7 +159,8 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
       return stored.template operator()<kRowGroup>();
     }
   }
-  if (x.rows < kLeastOpenedRows<B>) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  if (x.rows < kLeastOpenedRows<B>)
+    return avx512_kernels()->matmul(weights, x, panel_begin, panel_end, out, out_stride);
   multiply_opened<B>(weights, x, panel_begin, panel_end, out, out_stride);
 }
 
@@ -168,7 +169,7 @@ void multiply(const PackedMatrix& weights, const Activations& x, int panel_begin
 void matmul(const PackedMatrix& weights, const Activations& x, int panel_begin, int panel_end, float* out,
             std::size_t out_stride) {
   if (weights.type == DType::kBF16) return bf16_matmul(weights, x, panel_begin, panel_end, out, out_stride);
-  if (!is_quantized(weights.type)) return avx512::matmul(weights, x, panel_begin, panel_end, out, out_stride);
+  if (!is_quantized(weights.type)) return avx512_kernels()->matmul(weights, x, panel_begin, panel_end, out, out_stride);
   with_quantized_type(weights.type,
                       [&]<DType kType>() { multiply<kType>(weights, x, panel_begin, panel_end, out, out_stride); });
 }

@@ -1,7 +1,9 @@
 #define KVASIR_HALF_PANELS
 #include "backend/cpu/kernels/quantized.h"
 
-#include "backend/cpu/kernels/avx2/simd.h"
+#include <immintrin.h>
+
+#include "backend/cpu/kernels/simd_table.h"
 
 namespace kvasir {
 namespace {

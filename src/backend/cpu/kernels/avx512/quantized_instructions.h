@@ -2,10 +2,12 @@
 // it.
 #pragma once
 
+#include <immintrin.h>
+
 #include <utility>
 
-#include "backend/cpu/kernels/avx512/simd.h"
 #include "backend/cpu/kernels/quantized.h"
+#include "backend/cpu/kernels/simd_table.h"
 
 namespace kvasir {
 namespace {
