@@ -37,12 +37,21 @@ TEST(JinjaJson, ReadsWhatIsJson) {
   EXPECT_EQ(json("[ ]"), "[[]]");
   EXPECT_EQ(json("0"), "[0]");
   EXPECT_EQ(json(R"({"a": 1, "a": 2})"), "[{'a': 2}]");
+  EXPECT_EQ(json(R"({"b": 1, "a": 2, "b": {"z": 3, "y": 4}})"), "[{'b': {'z': 3, 'y': 4}, 'a': 2}]");
+  EXPECT_EQ(json("[9223372036854775807, -9223372036854775808]"), "[[9223372036854775807, -9223372036854775808]]");
+  EXPECT_EQ(json("9223372036854775808"), "[9.223372036854776e+18]");
   EXPECT_EQ(json("12345678901234567890"), "[1.2345678901234567e+19]");
+  EXPECT_EQ(json("123456789012345678901234567890"), "[1.2345678901234568e+29]");
   for (const char* bad :
        {"",       "high", "01",  "1.",      "-",           "+1",          ".5",         "1e",  "[1,]",   "{\"a\"}",
         "{a: 1}", "'a'",  "\"a", "\"\\x\"", "\"\\ud83e\"", "\"\\udd8a\"", "true false", "nul", "\"\n\"", "1e999"})
     EXPECT_EQ(json(bad), "none") << bad;
-  EXPECT_EQ(json(std::string(1000, '[') + std::string(1000, ']')), "none") << "too deep";
+  EXPECT_EQ(json(std::string_view("1\0", 2)), "none");
+  const auto nested = [](std::size_t lists) { return json(std::string(lists, '[') + std::string(lists, ']')); };
+  EXPECT_NE(nested(101), "none");
+  EXPECT_EQ(nested(102), "none") << "too deep";
+  EXPECT_EQ(nested(1'000'000), "none");
+  EXPECT_EQ(json(std::string(1'000'000, '[')), "none");
 }
 
 TEST(JinjaTrace, TellsWhereEachElementIsWritten) {
