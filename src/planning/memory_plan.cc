@@ -582,7 +582,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
 // all, what is taken when all groups together take most.
 void add_windows(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
                  KvMemory* memory) {
-  const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy("full"));
+  const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy(PolicySpec::named("full")));
   for (const WindowGroup& group : shape.windows) {
     const KvMemory window = plan_group(shape.of(group), *full, request);
     memory->windows.push_back(

@@ -142,20 +142,6 @@ class ComposedPolicy final : public RetentionPolicy {
 
 }  // namespace
 
-Result<std::optional<ComposedSpec>> split_composed(std::string_view text) {
-  std::optional<ComposedSpec> out;
-  for (std::size_t at = text.find('+'); at != std::string_view::npos; at = text.find('+', at + 1)) {
-    const char next = at + 1 < text.size() ? text[at + 1] : '\0';
-    if (next < 'a' || next > 'z') continue;
-    if (out)
-      return invalid_argument(
-          "policy spec '{}': at most two policies can be joined, one for the end of a prompt and one for generation",
-          text);
-    out = ComposedSpec{text.substr(0, at), text.substr(at + 1)};
-  }
-  return out;
-}
-
 Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second) {
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> a, first.as_part(PolicyPart::kAtPromptEnd));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> b, second.as_part(PolicyPart::kWhileGenerating));

@@ -25,7 +25,7 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
         "h2o:budget=1024,pos=original");
   if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it out");
   traits_.demotion = demotion;
-  traits_.spec = with_demotion(traits_.spec, demotion_text(demotion));
+  traits_.spec += fmt::format("@demote={}", demotion_text(demotion));
   return {};
 }
 
@@ -82,7 +82,9 @@ void RetentionPolicy::save(ByteWriter& out) const {
 namespace {
 
 std::string canonical_spec_of_file(const std::string& spec) {
-  const auto made = make_policy(spec_of_file(spec));
+  const Result<PolicySpec> parsed = PolicySpec::parse(spec);
+  if (!parsed.ok()) return {};
+  const auto made = make_policy(spec_of_file(*parsed));
   return made.ok() ? (*made)->traits().spec : std::string();
 }
 

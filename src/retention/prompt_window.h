@@ -25,7 +25,7 @@ struct PromptWindowOptions {
 
   // The options budget, window, kernel, protect and, where the policy has it, pool. Errors: kInvalidArgument for values
   // out of range, an even kernel, a window above the budget or above what is protected leaves of it.
-  static Result<PromptWindowOptions> read(const PolicySpec& spec, std::int64_t least_window = 1);
+  static Result<PromptWindowOptions> read(const PolicyOptions& given, std::int64_t least_window = 1);
 };
 
 class PromptWindowPolicy : public ScoredPolicy {

@@ -54,11 +54,11 @@ constexpr PolicyOption kQuestOptions[] = {
      "tokens that a generated token reads in each KV head, or their share of those so far, rounded up"},
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
-  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostTokens).status());
+Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, given.get_budget("budget", kMostTokens));
+  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(given.get_int("budget", 16, kMostTokens).status());
   PolicyTraits traits;
-  traits.spec = spec.canonical({"budget"});
+  traits.spec = given.canonical({"budget"});
   traits.selects = true;
   traits.chunk_reads = budget;
   return {std::make_unique<QuestPolicy>(std::move(traits))};

@@ -4,23 +4,23 @@
 
 namespace kvasir {
 
-Result<KeepRule> KeepRule::read(const PolicySpec& spec) {
+Result<KeepRule> KeepRule::read(const PolicyOptions& given) {
   KeepRule rule;
-  KVASIR_ASSIGN_OR_RETURN(rule.budget, spec.get_budget("budget", kMostTokens));
-  if (spec.accepts("sinks")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.sinks, spec.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(rule.budget, given.get_budget("budget", kMostTokens));
+  if (given.accepts("sinks")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.sinks, given.get_int("sinks", 0, kMostTokens));
   }
-  if (spec.accepts("recent")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.recent, spec.get_int("recent", 0, kMostTokens));
+  if (given.accepts("recent")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.recent, given.get_int("recent", 0, kMostTokens));
   }
-  if (spec.accepts("every")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.every, spec.get_int("every", 0, kMostTokens));
+  if (given.accepts("every")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.every, given.get_int("every", 0, kMostTokens));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(rule.budget.tokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(rule.budget.tokens));
   const std::string_view first = protect > rule.sinks ? "protect" : "sinks";
   rule.sinks = std::max(rule.sinks, protect);
   if (!rule.budget.is_share() && rule.sinks + rule.recent > rule.budget.tokens)
-    return invalid_argument("policy '{}': {}={} and recent={} together are above budget={}; lower them", spec.name(),
+    return invalid_argument("policy '{}': {}={} and recent={} together are above budget={}; lower them", given.name(),
                             first, rule.sinks, rule.recent, rule.budget.tokens);
   return rule;
 }

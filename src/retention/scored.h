@@ -52,7 +52,7 @@ struct KeepRule {
 
   // Those of the options budget, sinks, recent and every that the policy has. Errors: kInvalidArgument for values out
   // of range, and if sinks and recent together are above the budget.
-  static Result<KeepRule> read(const PolicySpec& spec);
+  static Result<KeepRule> read(const PolicyOptions& given);
 
   // Drops the tokens of lowest score that are not protected, if a prune is due.
   void drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const;

@@ -283,10 +283,10 @@ TEST(Composed, BehavesAsEveryScoredPolicy) {
 }
 
 TEST(Composed, EvaluationOnlyIsToldByName) {
-  EXPECT_TRUE(is_evaluation_only("recompute"));
-  EXPECT_TRUE(is_evaluation_only("recompute:size=4"));
-  for (const char* spec : {"full", "snapkv+lethe", "", "recompute+h2o", "recomputed"})
-    EXPECT_FALSE(is_evaluation_only(spec)) << spec;
+  EXPECT_TRUE(PolicySpec::parse("recompute")->evaluation_only());
+  EXPECT_TRUE(PolicySpec::parse("recompute:size=4")->evaluation_only());
+  for (const char* spec : {"full", "snapkv+lethe", "recompute+h2o", "recompute@demote=q4"})
+    EXPECT_FALSE(PolicySpec::parse(spec)->evaluation_only()) << spec;
 }
 
 }  // namespace

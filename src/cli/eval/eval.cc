@@ -51,8 +51,8 @@ void add_report_option(CLI::App& command, std::string& file) {
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only) {
   if (policies.empty()) policies = {"full"};
   for (const std::string& policy : policies) {
-    KVASIR_RETURN_IF_ERROR(evaluation_only && is_evaluation_only(policy) ? PolicySpec::parse(policy).status()
-                                                                         : make_policy(policy).status());
+    KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+    if (!evaluation_only || !spec.evaluation_only()) KVASIR_RETURN_IF_ERROR(make_policy(spec).status());
   }
   return {};
 }
