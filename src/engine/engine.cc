@@ -240,7 +240,7 @@ class EngineImpl final : public Engine {
     Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
     if (!place.ok()) return place;
     const RetentionPolicy& policy = *place->policy;
-    KVASIR_RETURN_IF_ERROR(policy.check_model(policy_model(*model_)));
+    KVASIR_RETURN_IF_ERROR(check_model(policy, policy_model(*model_)));
     KVASIR_RETURN_IF_ERROR(policy.check_pages(policy_model(*model_), shape.page));
     KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
     KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));

@@ -27,7 +27,9 @@ std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequ
 SeenTokens::SeenTokens(const SequenceRunner* runner, const LoadedModel& model) : runner_(*runner) {
   const RetentionPolicy& policy = runner->policy();
   const PolicyScope scope = policy.traits().scope;
-  per_layer_ = scope == PolicyScope::kSequence ? 0 : scope == PolicyScope::kLayer ? 1 : model.config.governed().kv_heads;
+  per_layer_ = scope == PolicyScope::kSequence ? 0
+               : scope == PolicyScope::kLayer  ? 1
+                                               : model.config.governed().kv_heads;
   heads_ = model.config.governed().heads / std::max(1, per_layer_);
   if (scope == PolicyScope::kSequence) shadow_ = policy.clone();
   ids_.resize(shadow_ != nullptr ? 1 : static_cast<std::size_t>(runner->sequence().tables()));
@@ -63,7 +65,7 @@ void SeenTokens::set_row(int row) {
   if (hidden_.empty()) {
     const PolicyChunk chunk{.first = first_, .rows = static_cast<int>(runner_.sequence().next_index() - first_)};
     hidden_.resize(static_cast<std::size_t>(chunk.rows));
-    shadow_->hidden(chunk, hidden_);
+    find_hidden(*shadow_, chunk, hidden_);
     before_.clear();
     shadow_->retained(0, 0, before_);
     before_.push_back({first_, chunk.end()});

@@ -62,7 +62,7 @@ bool RequestQueue::shares_with_its_own(const Member& member) const {
 PreemptionCost RequestQueue::cost_of(Member& member) const {
   const Task& task = *member.task;
   RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-  work.by_range = !member.request->policy->traits().by_token();
+  work.by_range = !member.request->policy->by_token();
   work.cached = tokens_found(member);
   PreemptionCost cost = admissions_.cost(work);
   const Sequence& sequence = *member.text.sequence;

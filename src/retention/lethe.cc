@@ -36,7 +36,7 @@ struct LetheOptions {
   }
 };
 
-class LethePolicy final : public ScoredPolicy {
+class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
  public:
   LethePolicy(Traits traits, const LetheOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
 
@@ -45,6 +45,12 @@ class LethePolicy final : public ScoredPolicy {
     return options_.max ? std::optional(*options_.max + 1) : std::nullopt;
   }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<LethePolicy>(*this); }
+
+  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
+  void move_prompt_end(TokenIndex end) override {
+    for (State& state : states_)
+      if (state.prompt_end >= 0) state.prompt_end = end;
+  }
 
   void begin(const TableLayout& layout) override {
     ScoredPolicy::begin(layout);
@@ -71,11 +77,6 @@ class LethePolicy final : public ScoredPolicy {
 
   std::int64_t capped(std::int64_t threshold) const {
     return options_.max ? std::min(threshold, *options_.max) : threshold;
-  }
-
-  void move_prompt_end(TokenIndex end) override {
-    for (State& state : states_)
-      if (state.prompt_end >= 0) state.prompt_end = end;
   }
 
   void score(ScoreList& list, const Step& step, std::span<const double> mass) override {

@@ -74,9 +74,10 @@ Result<std::unique_ptr<RetentionPolicy>> make_policy(std::string_view text) {
   return make_policy(spec);
 }
 
-Status check_saveable(const PolicyTraits& traits) {
+Status check_saveable(const RetentionPolicy& policy) {
+  const PolicyTraits& traits = policy.traits();
   if (traits.demotion) return no_demoted(traits.spec);
-  if (traits.offloads)
+  if (policy.follows_heads() != nullptr)
     return unsupported(
                "a session under '{}' cannot be saved: session files do not hold offloaded keys and values; run it with "
                "offload=off",
@@ -87,7 +88,7 @@ Status check_saveable(const PolicyTraits& traits) {
 
 Status check_saveable(const PolicySpec& spec) {
   const Result<std::unique_ptr<RetentionPolicy>> policy = make_policy(spec);
-  if (policy.ok()) return check_saveable((*policy)->traits());
+  if (policy.ok()) return check_saveable(**policy);
   // Without the demotion there may be nothing else to refuse.
   return spec.demotion ? no_demoted(spec.text()) : Status();
 }

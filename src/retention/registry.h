@@ -72,7 +72,7 @@ PolicySpec spec_of_file(PolicySpec spec);
 
 // Whether session files can hold what a sequence under this policy has. Errors: kUnsupported, where it demotes or
 // offloads. Of specs that make no policy, those that demote are refused too, and make_policy says why of others.
-Status check_saveable(const PolicyTraits& traits);
+Status check_saveable(const RetentionPolicy& policy);
 Status check_saveable(const PolicySpec& spec);
 
 // One per file of this folder.

@@ -40,6 +40,7 @@ struct SyncKvOptions {
   std::int64_t stride = 5;
   int reps = 0;  // 0: auto
   std::int64_t recent = 32;
+  bool offloads = false;
 
   int reps_of(int heads) const { return reps > 0 ? reps : default_representatives(heads); }
 
@@ -60,10 +61,24 @@ struct SyncKvOptions {
   }
 };
 
-class SyncKvPolicy final : public RetentionPolicy {
+class SyncKvPolicy final : public RetentionPolicy,
+                           public ObservesMasses,
+                           public LeavesUnread,
+                           public FollowsHeads,
+                           public KnowsPromptEnd,
+                           public DependsOnModel {
  public:
   SyncKvPolicy(PolicyTraits traits, const SyncKvOptions& options, std::shared_ptr<const HeadProfile> profile)
-      : RetentionPolicy(std::move(traits)), options_(options), profile_(std::move(profile)) {}
+      : RetentionPolicy(std::move(traits)),
+        ObservesMasses({MassReduction::kMax}),
+        options_(options),
+        profile_(std::move(profile)) {}
+
+  const ObservesMasses* observes_masses() const override { return this; }
+  const LeavesUnread* leaves_unread() const override { return this; }
+  const FollowsHeads* follows_heads() const override { return options_.offloads ? this : nullptr; }
+  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
+  const DependsOnModel* depends_on_model() const override { return this; }
 
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SyncKvPolicy>(*this); }
@@ -121,7 +136,7 @@ class SyncKvPolicy final : public RetentionPolicy {
     return step > 0 ? tail_begin(step) : 0;
   }
   std::int64_t chosen() const override { return std::min<std::int64_t>(selected(), seen()); }
-  OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const override {
+  Bounds bounds(int per_layer, std::int64_t tokens) const override {
     const int reps = options_.reps_of(per_layer);
     if (per_layer <= reps) return {per_layer, true, 0, 0};
     return {reps, profile_ != nullptr, std::min(options_.selected(tokens, per_layer), tokens),
@@ -487,11 +502,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicyOptions& given)
     read.overlap.clear();
     profile = std::make_shared<HeadProfile>(std::move(read));
   }
+  options.offloads = place != "off";
   PolicyTraits traits;
   traits.scope = PolicyScope::kHead;
-  traits.reductions = {MassReduction::kMax};
-  traits.selects = true;
-  traits.offloads = place != "off";
   traits.spec = options.mem > 0 ? filled.canonical({"mem"}) : filled.canonical({"budget"});
   return {std::make_unique<SyncKvPolicy>(std::move(traits), options, std::move(profile))};
 }

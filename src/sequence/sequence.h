@@ -173,6 +173,7 @@ class Sequence {
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   std::uint64_t allocated_state() const;
   TableLayout table_layout() const;
+  bool rotates() const { return ranges_ != nullptr && policy_->traits().realign == Realign::kRotate; }
   void prepare_tables(const PolicyChunk& chunk);
   void prune();
   void offload();
@@ -181,6 +182,8 @@ class Sequence {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
+  const HidesRanges* ranges_;   // of the policy; null: it hides nothing
+  const LeavesUnread* unread_;  // of the policy; null: its rows read all
   KvSequence tables_;
   KvCacheShape shape_;
   std::unique_ptr<Listener> listener_;
@@ -192,10 +195,10 @@ class Sequence {
 
   // The chunk under way.
   PolicyChunk chunk_;
-  int done_ = 0;                    // rows of it that have run
+  int done_ = 0;                            // rows of it that have run
   std::vector<IndexRange> hidden_;          // [chunk rows]
   std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
-  std::vector<IndexRange> reads_;   // of a table, while it is described
+  std::vector<IndexRange> reads_;           // of a table, while it is described
   KeepPlan plan_;
 
   std::optional<TokenIndex> first_dropped_;

@@ -104,7 +104,7 @@ Status plan(PlanOptions options) {
   if (!asked) spec.parts.front().set("cap", std::max<std::int64_t>(config.context, 5));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   KVASIR_RETURN_IF_ERROR(
-      policy->check_model({nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}));
+      check_model(*policy, {nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(
       {nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window}, shape.page));
   const ColdTier any(nullptr, 0);  // only whether there is one matters
