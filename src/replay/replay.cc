@@ -303,6 +303,10 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 }
 
 Status check_replayable(const RetentionPolicy& policy) {
+  if (policy.reads_keys() != nullptr)
+    return unsupported("policy '{}' looks at keys, and a recording of attention has none; replay another policy",
+                       policy.traits().spec)
+        .about({"policy"});
   if (policy.ranks_chunks() == nullptr) return {};
   return unsupported(
              "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "

@@ -1,6 +1,7 @@
 // The interface of retention policies: a small core, which every policy implements, and capabilities, which a policy
-// has or has not. A policy decides which tokens of a text stay in the KV cache. It observes attention masses, never
-// keys, values or pages, and it is deterministic. The engine, replay and tests call the same object in the same order.
+// has or has not. A policy decides which tokens of a text stay in the KV cache. It sees attention masses
+// and keys if it asks for them, and never a page. It is deterministic. The engine, replay and tests call the same
+// object in the same order.
 //
 // Chunks. A policy decides once per chunk. A chunk is a run of consecutive tokens of a prompt, or one generated token.
 // Prompts are cut on a grid anchored at token 0, and where they end. The engine may compute a chunk in several forward
@@ -14,11 +15,12 @@
 //   HidesRanges::hidden, will_drop         before the chunk's first pass: which tokens a row does not see
 //   LeavesUnread::reads(chunk, table)      before the pass of a generated token: which tokens it reads
 //   ObservesMasses::observe(chunk, table)  after the pass of a row, if the policy wants it: rows of a table in order
+//   ReadsKeys::read_keys(chunk, table)     once per table, when all rows of the chunk have run
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
 //   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
 //
-// State changes in begin, observe, end_chunk, finish_chunk, forget, move_prompt_end and restore alone. A chunk that is
-// given up before its first observe leaves no trace.
+// State changes in begin, observe, read_keys, end_chunk, finish_chunk, forget, move_prompt_end and restore alone. A
+// chunk that is given up before its first observe leaves no trace.
 //
 // Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
 // (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see
@@ -151,6 +153,36 @@ class ObservesMasses {
   std::vector<MassReduction> reductions_;
 };
 
+// The keys of a chunk's tokens in a table, as attention reads them: decoded, rotated by what they are stored with.
+struct ChunkKeys {
+  std::span<const float> floats;  // [lanes][rows][head_dim]
+  int lanes = 0;                  // KV heads of the table; of scope kSequence, those of all layers
+  int rows = 0;
+  int head_dim = 0;
+
+  std::span<const float> of(int lane, int row) const {
+    const auto dim = static_cast<std::size_t>(head_dim);
+    return floats.subspan(
+        (static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)) * dim, dim);
+  }
+};
+
+// It looks at keys. Replay refuses such a policy, since recordings have none. REQUIRES: exact_prefix(n) is 0, since
+// keys of a prefix that a cache stood in for are not shown.
+class ReadsKeys {
+ public:
+  virtual ~ReadsKeys() = default;
+
+  // Receives the keys of the chunk's tokens, once for each table, when all rows of the chunk have run and were
+  // observed, before any end_chunk.
+  virtual void read_keys(const PolicyChunk& chunk, int table, const ChunkKeys& keys) = 0;
+
+ protected:
+  ReadsKeys() = default;
+  ReadsKeys(const ReadsKeys&) = default;
+  ReadsKeys& operator=(const ReadsKeys&) = default;
+};
+
 // It evicts ranges of old tokens, and hides them from rows of the chunk in which they go.
 class HidesRanges {
  public:
@@ -198,7 +230,7 @@ class LeavesUnread {
 };
 
 // Generated tokens read the chunks of 16 tokens whose keys may fit their queries best. The engine ranks the chunks
-// (sequence/quest_selector.h), since a policy sees no keys; replay refuses such a policy, since recordings have none.
+// where the queries are (sequence/quest_selector.h). Replay refuses such a policy, since recordings have no keys.
 // REQUIRES: LeavesUnread, and that nothing is evicted.
 class RanksChunks {
  public:
@@ -327,7 +359,9 @@ class RetentionPolicy {
 
   // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
   // then tell prompts from what was generated.
-  bool by_token() const { return traits_.compacts || leaves_unread() || observes_masses() || traits_.demotion; }
+  bool by_token() const {
+    return traits_.compacts || leaves_unread() || observes_masses() || reads_keys() || traits_.demotion;
+  }
 
   // An equal policy in an equal state, of the same class.
   virtual std::unique_ptr<RetentionPolicy> clone() const = 0;
@@ -378,6 +412,7 @@ class RetentionPolicy {
   // -- Its capabilities; null: it lacks one. The answers never change. --
 
   virtual const ObservesMasses* observes_masses() const { return nullptr; }
+  virtual const ReadsKeys* reads_keys() const { return nullptr; }
   virtual const HidesRanges* hides_ranges() const { return nullptr; }
   virtual const LeavesUnread* leaves_unread() const { return nullptr; }
   virtual const RanksChunks* ranks_chunks() const { return nullptr; }
@@ -388,6 +423,7 @@ class RetentionPolicy {
 
   // Of a policy that may be changed.
   ObservesMasses* observes_masses() { return changeable(std::as_const(*this).observes_masses()); }
+  ReadsKeys* reads_keys() { return changeable(std::as_const(*this).reads_keys()); }
   KnowsPromptEnd* knows_prompt_end() { return changeable(std::as_const(*this).knows_prompt_end()); }
   JoinsAnother* joins_another() { return changeable(std::as_const(*this).joins_another()); }
 

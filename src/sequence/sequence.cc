@@ -1,6 +1,7 @@
 #include "sequence/sequence.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -87,6 +88,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
     : model_(std::move(model)),
       cache_(std::move(cache)),
       policy_(std::move(policy)),
+      keys_(policy_->reads_keys()),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
@@ -117,6 +119,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
     : model_(other.model_),
       cache_(other.cache_),
       policy_(other.policy_->clone()),
+      keys_(policy_->reads_keys()),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
       tables_(std::move(tables)),
@@ -310,6 +313,7 @@ void Sequence::finish_pass(const PassPlan& plan) {
   tables_.end_pass();
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
+    if (keys_ != nullptr) show_keys();
     prune();
     offload();
     done_ = 0;
@@ -317,6 +321,34 @@ void Sequence::finish_pass(const PassPlan& plan) {
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
   status_ = recall_status();
+}
+
+// The chunk's tokens are the newest of run 0, so their columns are the last of its newest frame.
+void Sequence::show_keys() {
+  const auto dim = static_cast<std::size_t>(shape_.page.head_dim), rows = static_cast<std::size_t>(chunk_.rows);
+  page_keys_.resize(static_cast<std::size_t>(shape_.page.slots) * dim);
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
+    const PageTable& table = tables_.table(t);
+    const auto lanes = static_cast<std::size_t>(table.lanes());
+    chunk_keys_.resize(lanes * rows * dim);
+    std::size_t left = rows;
+    const std::span<const PageEntry> entries = table.entries_of(table.newest_frame());
+    for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
+      const SlotMask slots = entry->live & table.slots_of(entry->column, chunk_.first, chunk_.end());
+      left -= static_cast<std::size_t>(std::popcount(slots));
+      for (std::size_t lane = 0; lane < lanes && slots != 0; ++lane) {
+        cache_->pool().store()->read_keys(table.pages_of(entry->column)[lane], page_keys_.data());
+        for (SlotMask rest = slots; rest != 0; rest &= rest - 1) {
+          const int slot = std::countr_zero(rest);
+          const auto row = static_cast<std::size_t>(table.index(entry->column, slot) - chunk_.first);
+          std::copy_n(page_keys_.data() + static_cast<std::size_t>(slot) * dim, dim,
+                      chunk_keys_.data() + (lane * rows + row) * dim);
+        }
+      }
+    }
+    KVASIR_CHECK(left == 0);
+    keys_->read_keys(chunk_, t, {chunk_keys_, table.lanes(), chunk_.rows, shape_.page.head_dim});
+  }
 }
 
 void Sequence::prune() {

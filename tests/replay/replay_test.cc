@@ -434,5 +434,18 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
   EXPECT_EQ(compared, 5);
 }
 
+// A recording has no keys.
+class KeyReader final : public TestPolicy, public ReadsKeys {
+ public:
+  const ReadsKeys* reads_keys() const override { return this; }
+  void read_keys(const PolicyChunk&, int, const ChunkKeys&) override {}
+};
+
+TEST(ReplayTest, PoliciesThatLookAtKeysAreRefused) {
+  const Recorded trace(1, 1, 4, test::uniform_weight);
+  KeyReader policy;
+  EXPECT_EQ(replay(*trace, policy, {}, {}).status().code(), StatusCode::kUnsupported);
+}
+
 }  // namespace
 }  // namespace kvasir
