@@ -49,7 +49,8 @@ struct Row {
 class Layer {
  public:
   Layer(const std::string& spec, std::int64_t most)
-      : policy_(std::move(*make_policy(spec))), store_(find_kernels("auto"), &threads_, {{kHeadDim, inverse_frequencies(), 1}}) {
+      : policy_(std::move(*make_policy(spec))),
+        store_(find_kernels("auto"), &threads_, {{kHeadDim, inverse_frequencies(), 1}}) {
     cache_ = std::move(*KvCache::create(kShape, std::uint64_t{1} << 28, &store_));
     sequence_.emplace(cache_->new_sequence(sequence_layout(*policy_)));
     policy_->begin({1, 1, kHeads});
@@ -67,9 +68,9 @@ class Layer {
     const PolicyChunk chunk{table.next_index(), 1, false, 0};
     check(sequence_->append(1));
     IndexRange hidden;
-    policy_->hidden(chunk, {&hidden, 1});
+    find_hidden(*policy_, chunk, {&hidden, 1});
     describe_table(table, {&hidden, 1}, 0, &description_);
-    const std::vector<MassReduction>& reductions = policy_->traits().reductions;
+    const std::vector<MassReduction>& reductions = reductions_of(*policy_);
     if (!reductions.empty()) {
       const auto n = static_cast<std::size_t>(table.length());
       const float* heads[kHeads];
@@ -77,7 +78,7 @@ class Layer {
       const std::span<double> mass = std::span(mass_).first(n);
       masses_.assign(reductions.size(), mass);
       for (const MassReduction reduction : reductions) reduce_mass(heads, static_cast<int>(n), reduction, mass);
-      policy_->observe(chunk, 0, 0, masses_);
+      policy_->observes_masses()->observe(chunk, 0, 0, masses_);
     }
     plan_.clear();
     policy_->end_chunk(chunk, 0, plan_);

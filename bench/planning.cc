@@ -83,7 +83,7 @@ class Table {
       const bool fits = room.append + room.reserve <= cache_->budget().available();
       if (!fits || !sequence_.append(1).ok()) std::exit(1);
       IndexRange hidden;
-      policy_->hidden(chunk, {&hidden, 1});
+      find_hidden(*policy_, chunk, {&hidden, 1});
       describe_table(table(), {&hidden, 1}, 0, &description_);
       const double described = now();
       observe(chunk);
@@ -117,7 +117,7 @@ class Table {
   PageTable& table() { return sequence_.table(0); }
 
   void fill(std::int64_t retained) {
-    const int rows = policy_->chunk_rows(static_cast<int>(std::min<std::int64_t>(4096, retained)));
+    const int rows = chunk_rows(*policy_, static_cast<int>(std::min<std::int64_t>(4096, retained)));
     const PolicyChunk chunk{.first = table().next_index(), .rows = rows};
     if (!sequence_.append(rows).ok()) std::exit(1);
     plan_.clear();
@@ -127,12 +127,12 @@ class Table {
 
   // Any masses: which tokens leave matters, not why.
   void observe(const PolicyChunk& chunk) {
-    const std::size_t reductions = policy_->traits().reductions.size();
+    const std::size_t reductions = reductions_of(*policy_).size();
     if (reductions == 0) return;
     mass_.resize(static_cast<std::size_t>(table().length()));
     for (double& mass : mass_) mass = static_cast<double>(random_() >> 40);
     const std::vector<std::span<const double>> masses(reductions, mass_);
-    policy_->observe(chunk, 0, 0, masses);
+    policy_->observes_masses()->observe(chunk, 0, 0, masses);
   }
 
   std::unique_ptr<RetentionPolicy> policy_;

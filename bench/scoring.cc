@@ -128,11 +128,11 @@ class Layer {
     const std::size_t from = static_cast<std::size_t>(chunk.first * 7919 % 4096);
     const double start = now();
     for (int t = 0; t < tables_; ++t) {
-      if (policy_->wants_row(chunk, 0)) {
+      if (wants_row(*policy_, chunk, 0)) {
         masses_.assign(
-            policy_->traits().reductions.size(),
+            reductions_of(*policy_).size(),
             std::span(mass_).subspan(from, static_cast<std::size_t>(held_[static_cast<std::size_t>(t)] + 1)));
-        policy_->observe(chunk, t, 0, masses_);
+        policy_->observes_masses()->observe(chunk, t, 0, masses_);
       }
       plan_.clear();
       policy_->end_chunk(chunk, t, plan_);
@@ -162,11 +162,11 @@ class Layer {
       for (int t = 0; t < tables_; ++t) {
         const bool by_row = policy_->traits().spec.starts_with("tova");
         for (int row = by_row ? 0 : std::max(0, rows - 64); row < rows; ++row) {
-          if (!policy_->wants_row(chunk, row)) continue;
+          if (!wants_row(*policy_, chunk, row)) continue;
           masses_.assign(
-              policy_->traits().reductions.size(),
+              reductions_of(*policy_).size(),
               std::span(mass_).first(static_cast<std::size_t>(held_[static_cast<std::size_t>(t)] + row + 1)));
-          policy_->observe(chunk, t, row, masses_);
+          policy_->observes_masses()->observe(chunk, t, row, masses_);
         }
         plan_.clear();
         policy_->end_chunk(chunk, t, plan_);

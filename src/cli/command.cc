@@ -27,7 +27,6 @@
 #include "base/status.h"
 #include "base/system_memory.h"
 #include "cli/signals.h"
-#include "retention/composed.h"
 #include "retention/demotion.h"
 #include "retention/registry.h"
 #include "text/utf8.h"
@@ -158,12 +157,13 @@ void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& o
 Status add_demote_dir(const std::string& policy, EngineOptions& options) {
   if (!options.demote_dir.empty()) return {};
   bool needs_folder = false;
-  if (const DemotingSpec spec = split_demotion(policy); spec.demotion) {
-    KVASIR_ASSIGN_OR_RETURN(const Demotion demotion, parse_demotion(*spec.demotion));
-    needs_folder = demotion.file;
-  } else if (!policy.empty()) {
-    const auto made = make_policy(policy);
-    needs_folder = made.ok() && (*made)->traits().offloads;
+  const Result<PolicySpec> spec = PolicySpec::parse(policy);
+  if (!spec.ok()) return std::ranges::count(spec.status().settings(), "demote") > 0 ? spec.status() : Status();
+  if (spec->demotion) {
+    needs_folder = spec->demotion->file;
+  } else {
+    const auto made = make_policy(*spec);
+    needs_folder = made.ok() && (*made)->follows_heads() != nullptr;
   }
   if (!needs_folder) return {};
   std::error_code error;
@@ -254,8 +254,9 @@ bool may_see_beyond(const std::string& policy, std::int64_t context) {
 
 void note_policy(const std::string& policy, int kv_heads) {
   const auto made = make_policy(policy);
-  if (!made.ok()) return;
-  if (const std::string remark = (*made)->remark(kv_heads); !remark.empty())
+  const DependsOnModel* depends = made.ok() ? (*made)->depends_on_model() : nullptr;
+  if (depends == nullptr) return;
+  if (const std::string remark = depends->remark(kv_heads); !remark.empty())
     note("kvasir: {}\n", printable(remark, 400));
 }
 
@@ -265,7 +266,8 @@ bool drops_ranges(const std::string& policy) {
 }
 
 bool demotes(const std::string& policy) {
-  return split_demotion(policy).demotion.has_value();
+  const Result<PolicySpec> spec = PolicySpec::parse(policy);
+  return spec.ok() && spec->demotion.has_value();
 }
 
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context, std::string_view saw) {
@@ -396,24 +398,20 @@ ReadingWork reading_work(const std::string& policy, std::int64_t window) {
 }
 
 std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens) {
-  const auto made = make_policy(policy);
+  const Result<PolicySpec> spec = PolicySpec::parse(policy);
+  if (!spec.ok()) return std::nullopt;
+  const auto made = make_policy(*spec);
   if (!made.ok()) return std::nullopt;
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
   if (!traits.compacts) return tokens;  // it drops nothing, or nobody knows when
   // Of two policies the one that keeps less decides.
   std::optional<std::int64_t> kept;
-  const std::string_view plain = split_demotion(policy).policy;
-  const auto composed = split_composed(plain);
-  if (!composed.ok()) return std::nullopt;
-  const std::vector<std::string_view> policies =
-      *composed ? std::vector{(*composed)->first, (*composed)->second} : std::vector{plain};
-  for (const std::string_view one : policies) {
-    const Result<PolicySpec> spec = PolicySpec::parse(one);
-    if (const auto part = make_policy(one); part.ok() && (*part)->bound()) {
+  for (const PolicyOptions& options : spec->parts) {
+    if (const auto part = make_policy(PolicySpec{{options}, {}}); part.ok() && (*part)->bound()) {
       kept = std::min(kept.value_or(tokens), *(*part)->bound() - 1);
-    } else if (spec.ok() && spec->accepts("budget")) {
-      const Result<Budget> budget = spec->get_budget("budget", std::int64_t{1} << 40);
+    } else if (options.accepts("budget")) {
+      const Result<Budget> budget = options.get_budget("budget", std::int64_t{1} << 40);
       if (budget.ok()) kept = std::min(kept.value_or(tokens), budget->at(tokens));
     }
   }

@@ -101,7 +101,7 @@ void note_kv_memory(std::uint64_t kv_memory);
 // Warns if the kernels are plain C++ and that was not asked for. `asked`: the value of --isa; `used`: the kernels.
 void note_slow_kernels(std::string_view asked, std::string_view used);
 
-// Prints what there is to say of a policy with a model of so many KV heads (RetentionPolicy::remark).
+// Prints what there is to say of a policy with a model of so many KV heads (DependsOnModel::remark).
 void note_policy(const std::string& policy, int kv_heads);
 
 // Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.

@@ -85,7 +85,7 @@ class EngineImpl final : public Engine {
         return invalid_argument("there is no cache yet that the session could be opened for; load it instead");
       KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const SessionImage> image, open_image(path, *model_));
       const SessionHead& head = image->parts.head;
-      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(head.policy));
+      KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(image->parts.policy));
       KVASIR_RETURN_IF_ERROR(check_positions(*policy, head.chunk, model_->config.context));
       const KvCache& cache = *driver_->cache();
       KVASIR_ASSIGN_OR_RETURN(const KvCacheShape shape, check_pages(head, cache));
@@ -222,17 +222,25 @@ class EngineImpl final : public Engine {
     return conditions;
   }
 
-  // Creates nothing but the policy. `spec`: empty for the default. `protect`: SessionOptions::protect.
-  Result<CacheSize> find_place(const std::string& spec, std::int64_t protect, const KvCacheShape& shape,
+  // The policy that a caller names; none: the default. Errors: those of PolicySpec::parse.
+  static Result<std::optional<PolicySpec>> spec_of(const std::string& policy) {
+    if (policy.empty()) return std::optional<PolicySpec>();
+    KVASIR_ASSIGN_OR_RETURN(PolicySpec spec, PolicySpec::parse(policy));
+    return std::optional(std::move(spec));
+  }
+
+  // Creates nothing but the policy. `policy_text`: empty for the default. `protect`: SessionOptions::protect.
+  Result<CacheSize> find_place(const std::string& policy_text, std::int64_t protect, const KvCacheShape& shape,
                                int sequences) const {
     CacheConditions now = conditions(shape, model_->options.chunk);
     now.protect = protect;
-    if (driver_ != nullptr && spec.empty()) return default_place(now);
+    if (driver_ != nullptr && policy_text.empty()) return default_place(now);
     if (driver_ == nullptr) KVASIR_RETURN_IF_ERROR(check_sequences(sequences));
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<PolicySpec> spec, spec_of(policy_text));
     Result<CacheSize> place = driver_ != nullptr ? share_cache(now, spec) : size_cache(now, spec, sequences);
     if (!place.ok()) return place;
     const RetentionPolicy& policy = *place->policy;
-    KVASIR_RETURN_IF_ERROR(policy.check_model(policy_model(*model_)));
+    KVASIR_RETURN_IF_ERROR(check_model(policy, policy_model(*model_)));
     KVASIR_RETURN_IF_ERROR(policy.check_pages(policy_model(*model_), shape.page));
     KVASIR_RETURN_IF_ERROR(check_demotion_file(policy, model_->demotion_file.get()));
     KVASIR_RETURN_IF_ERROR(check_offload(policy, model_->kv_shape.page, model_->cold_tier.get()));

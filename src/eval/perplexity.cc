@@ -29,12 +29,11 @@ PositionBins positions_of(std::int64_t tokens, const PerplexityOptions& options)
   return {first_row(options) + 1, end, options.bins};
 }
 
-Result<RecomputeSpec> recompute_spec(const std::string& policy, const PerplexityOptions& options) {
+Result<RecomputeSpec> recompute_spec(const PolicyOptions& given, const PerplexityOptions& options) {
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
   RecomputeSpec made;
-  KVASIR_ASSIGN_OR_RETURN(made.size, spec.get_int("size", 1, kMost));
-  KVASIR_ASSIGN_OR_RETURN(made.stride, spec.get_int("stride", 1, kMost));
+  KVASIR_ASSIGN_OR_RETURN(made.size, given.get_int("size", 1, kMost));
+  KVASIR_ASSIGN_OR_RETURN(made.stride, given.get_int("stride", 1, kMost));
   if (options.window > 0)
     return invalid_argument("policy 'recompute' reads one stream; omit the windows").about({"window"});
   made.first_row = first_row(options);
@@ -42,7 +41,8 @@ Result<RecomputeSpec> recompute_spec(const std::string& policy, const Perplexity
 }
 
 Status check_policy(const std::string& policy, const PerplexityOptions& options) {
-  return is_evaluation_only(policy) ? recompute_spec(policy, options).status() : make_policy(policy).status();
+  KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+  return spec.evaluation_only() ? recompute_spec(spec.parts.front(), options).status() : make_policy(spec).status();
 }
 
 double quantile(std::vector<double> values, double q) {
@@ -193,14 +193,15 @@ class SideBySide {
 
   Status make_track(Track& track, const std::string& policy, const KvCacheShape& shape, std::uint64_t budget) {
     std::int64_t tokens = options_.window > 0 ? options_.window : static_cast<std::int64_t>(tokens_.size());
-    if (is_evaluation_only(policy)) {
-      KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(policy, options_));
-      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy("full"));
+    KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+    if (spec.evaluation_only()) {
+      KVASIR_ASSIGN_OR_RETURN(track.recompute, recompute_spec(spec.parts.front(), options_));
+      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(PolicySpec::named("full")));
       tokens = std::min(tokens, track.recompute->size);
       track.result.policy = fmt::format("recompute:size={}", track.recompute->size);
       if (track.recompute->stride > 1) track.result.policy += fmt::format(",stride={}", track.recompute->stride);
     } else {
-      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(policy));
+      KVASIR_ASSIGN_OR_RETURN(track.policy, make_policy(spec));
       KVASIR_RETURN_IF_ERROR(check_positions(*track.policy, options_.chunk, model_->config.context, tokens));
       track.result.policy = track.policy->traits().spec;
     }

@@ -65,7 +65,7 @@ void SeenTokens::set_row(int row) {
   if (hidden_.empty()) {
     const PolicyChunk chunk{.first = first_, .rows = static_cast<int>(runner_.sequence().next_index() - first_)};
     hidden_.resize(static_cast<std::size_t>(chunk.rows));
-    shadow_->hidden(chunk, hidden_);
+    find_hidden(*shadow_, chunk, hidden_);
     before_.clear();
     shadow_->retained(0, 0, before_);
     before_.push_back({first_, chunk.end()});

@@ -79,7 +79,7 @@ class RecomputeReader final : public TextReader {
   RecomputeReader(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
                   const RecomputeSpec& spec, std::span<const TokenId> tokens)
       : model_(model), cache_(cache), spec_(spec), tokens_(tokens), row_(spec.first_row) {
-    auto full = make_policy("full");
+    auto full = make_policy(PolicySpec::named("full"));
     KVASIR_CHECK(full.ok());
     full_ = std::move(*full);
   }

@@ -46,7 +46,7 @@ void show(Heap& heap, const Value& value, std::string* shown, Origin* origin) {
   } else if (const Text* text = value.text()) {
     heap.step(text->size() / 4);
     if (text->origin() == Origin::kCaller) *origin = Origin::kCaller;
-    *shown += quoted(text->bytes());
+    *shown += python_quoted(text->bytes());
   } else if (value.list() != nullptr) {
     show_list(heap, *value.list(), shown, origin);
   } else if (value.dict() != nullptr) {

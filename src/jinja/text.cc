@@ -146,7 +146,7 @@ Text change_case(const Text& text, Case to) {
   return changed;
 }
 
-std::string quoted(std::string_view text) {
+std::string python_quoted(std::string_view text) {
   const bool has_single = text.find('\'') != std::string_view::npos;
   const char mark = has_single && text.find('"') == std::string_view::npos ? '"' : '\'';
   std::string shown(1, mark);

@@ -76,7 +76,7 @@ enum class Case { kUpper, kLower, kTitle, kCapital };
 Text change_case(const Text& text, Case to);
 
 // repr() of a string and of a float.
-std::string quoted(std::string_view text);
+std::string python_quoted(std::string_view text);
 std::string float_text(double value);
 
 }  // namespace kvasir::jinja

@@ -9,7 +9,7 @@
 namespace kvasir {
 
 Status check_offload(const RetentionPolicy& policy, const PageFormat& page, const ColdTier* tier) {
-  if (!policy.traits().offloads) return {};
+  if (policy.follows_heads() == nullptr) return {};
   if (page.encoded())
     return invalid_argument(
                "policy '{}' offloads keys and values as the cache has them in 16 or 32 bits, not as {}; choose f16, "
@@ -25,7 +25,7 @@ Status check_offload(const RetentionPolicy& policy, const PageFormat& page, cons
 
 Result<std::unique_ptr<FollowerHeads>> FollowerHeads::create(const RetentionPolicy& policy, KvCache* cache,
                                                              const KvCacheShape& shape, ColdTier* tier) {
-  if (!policy.traits().offloads) return std::unique_ptr<FollowerHeads>();
+  if (policy.follows_heads() == nullptr) return std::unique_ptr<FollowerHeads>();
   KVASIR_RETURN_IF_ERROR(check_offload(policy, shape.page, tier));
   std::unique_ptr<FollowerHeads> heads(new FollowerHeads(policy, cache, shape, tier));
   if (heads->plan_.followers <= 0) return std::unique_ptr<FollowerHeads>();
@@ -33,11 +33,13 @@ Result<std::unique_ptr<FollowerHeads>> FollowerHeads::create(const RetentionPoli
 }
 
 FollowerHeads::FollowerHeads(const RetentionPolicy& policy, KvCache* cache, const KvCacheShape& shape, ColdTier* tier)
-    : policy_(policy),
+    : heads_(*policy.follows_heads()),
+      unread_(*policy.leaves_unread()),
+      masses_(*policy.observes_masses()),
       cache_(cache),
       tier_(tier),
       page_class_(cache->classes(shape.codec()).sealed),
-      plan_(shape, policy.offload_bounds(shape.kv_heads, 1).leaders),
+      plan_(shape, heads_.bounds(shape.kv_heads, 1).leaders),
       places_(static_cast<std::size_t>(shape.lanes())),
       lists_(&cache->budget()),
       refs_(&cache->budget()) {}
@@ -50,17 +52,17 @@ FollowerHeads::~FollowerHeads() {
 // Returns whether leaders are known.
 bool FollowerHeads::find_clusters() {
   if (!clusters_.empty()) return true;
-  if (policy_.leader(0) < 0) return false;
+  if (heads_.leader(0) < 0) return false;
   std::size_t hot = 0;
   for (int layer = 0; layer < plan_.layers; ++layer) {
     int of_layer = 0;
     const std::size_t first = clusters_.size();
     for (int head = 0; head < plan_.heads; ++head) {
       const int table = layer * plan_.heads + head;
-      const int leader = policy_.leader(table);
+      const int leader = heads_.leader(table);
       if (leader == table) continue;
       auto cluster = std::find_if(clusters_.begin() + static_cast<std::ptrdiff_t>(first), clusters_.end(),
-                                  [&](const Cluster& c) { return policy_.leader(c.tables.front()) == leader; });
+                                  [&](const Cluster& c) { return heads_.leader(c.tables.front()) == leader; });
       if (cluster == clusters_.end()) cluster = clusters_.insert(cluster, Cluster{.layer = layer});
       Place& place = places_[static_cast<std::size_t>(table)];
       place = {static_cast<int>(cluster - clusters_.begin()), static_cast<int>(cluster->tables.size()), of_layer++};
@@ -83,7 +85,9 @@ void FollowerHeads::make_refs() {
 }
 
 FollowerHeads::FollowerHeads(const RetentionPolicy& policy, const FollowerHeads& other)
-    : policy_(policy),
+    : heads_(*policy.follows_heads()),
+      unread_(*policy.leaves_unread()),
+      masses_(*policy.observes_masses()),
       cache_(other.cache_),
       tier_(other.tier_),
       page_class_(other.page_class_),
@@ -128,7 +132,7 @@ Result<std::unique_ptr<FollowerHeads>> FollowerHeads::fork(const RetentionPolicy
 bool FollowerHeads::reads_all(const PolicyChunk& chunk) const {
   if (chunk.prompt || chunk.rows > 1) return true;
   std::vector<IndexRange> ranges;
-  return !policy_.reads(chunk, clusters_.front().tables.front(), ranges);
+  return !unread_.reads(chunk, clusters_.front().tables.front(), ranges);
 }
 
 std::uint64_t FollowerHeads::bytes() const {
@@ -150,12 +154,12 @@ std::uint64_t FollowerHeads::list_bytes(std::int64_t tokens) const {
 }
 
 std::int64_t FollowerHeads::most_chosen(const PolicyChunk& chunk) const {
-  return chunk.ends_prompt() ? policy_.offload_bounds(plan_.heads, chunk.end()).chosen : policy_.chosen();
+  return chunk.ends_prompt() ? heads_.bounds(plan_.heads, chunk.end()).chosen : heads_.chosen();
 }
 
 FollowerHeads::Room FollowerHeads::plan(const PolicyChunk& chunk) const {
   Room room;
-  const bool known = policy_.leader(0) >= 0;
+  const bool known = heads_.leader(0) >= 0;
   const std::int64_t clusters = clusters_.empty()
                                     ? std::int64_t{plan_.layers} * std::max(plan_.heads - plan_.followers, 1)
                                     : std::ssize(clusters_);
@@ -190,7 +194,7 @@ Status FollowerHeads::make_room(const PolicyChunk& chunk) {
     if (!lacks_hot_) return {};
     // The prompt that it gave its rows up for was given up itself.
     drop_work();
-    KVASIR_RETURN_IF_ERROR(take_hot(policy_.chosen()));
+    KVASIR_RETURN_IF_ERROR(take_hot(heads_.chosen()));
     for (Cluster& cluster : clusters_) choose(cluster, chunk, cold_, nullptr);
     lacks_hot_ = false;
     return {};
@@ -259,7 +263,7 @@ LayerFetch* FollowerHeads::begin_pass(const PolicyChunk& chunk, const KvSequence
   if (cold_ == 0) return nullptr;
   chunk_ = chunk;
   whole_ = reads_all(chunk);
-  chooses_ = !whole_ && policy_.wants_row(chunk, 0);
+  chooses_ = !whole_ && masses_.wants_row(chunk, 0);
   chosen_layers_ = 0;
   for (Cluster& cluster : clusters_) {
     cluster.entries.clear();
@@ -344,7 +348,7 @@ void FollowerHeads::keep(const PolicyChunk& chunk, const KvSequence& tables) {
   const bool chooses = !goes_on && !reads_all(next);
   if (goes_on || chooses) {
     const TokenIndex slots = plan_.format.slots;
-    leaves_ = std::max(policy_.settled(chunk.end(), goes_on) / slots * slots, cold_);
+    leaves_ = std::max(heads_.settled(chunk.end(), goes_on) / slots * slots, cold_);
   }
   if (leaves_ == 0) return;
   if (chooses) drop_work();
@@ -378,7 +382,7 @@ void FollowerHeads::give_back(KvSequence* tables) {
 FollowerHeads::Report FollowerHeads::report_with(const KvSequence& tables) const {
   Report report = report_;
   for (int t = 0; t < tables.governed_tables(); ++t)
-    if (policy_.leader(t) != t)
+    if (heads_.leader(t) != t)
       report.hot_bytes += static_cast<std::uint64_t>(tables.table(t).columns()) * plan_.format.bytes();
   return report;
 }

@@ -1,12 +1,12 @@
-// SyncKV's cold tier, for one sequence: keys and values of heads that follow another (RetentionPolicy::leader) leave
+// SyncKV's cold tier, for one sequence: keys and values of heads that follow another (FollowsHeads::leader) leave
 // memory, and of those that left the ones that are read come back while others compute.
 //
-// At the end of a chunk, of tables that follow, whole pages of settled tokens (RetentionPolicy::settled) are written to
+// At the end of a chunk, of tables that follow, whole pages of settled tokens (FollowsHeads::settled) are written to
 // the cold file and given back. There they are token by token: for each cluster of heads that follow one, a token's
 // rows lie beside each other, some tokens in a part with a checksum.
 //   A row that chooses (a generated token) reads what is chosen of them from rows in memory, the hot ones: at most
-//   OffloadBounds::chosen for each head. After each layer of a pass that chose anew, what is chosen and not hot is
-//   asked for in place of what is no longer; the next pass waits for it before the layer attends.
+//   Bounds::chosen for each head. After each layer of a pass that chose anew, what is chosen and not hot is asked for
+//   in place of what is no longer; the next pass waits for it before the layer attends.
 //   Rows that read everything (those of a prompt) find the pages of one layer in memory, while those of the next come.
 // Either way entries keep their places in the order of summation: the bits are those of tables that have everything.
 //
@@ -116,7 +116,9 @@ class FollowerHeads final : public LayerFetch {
            static_cast<std::size_t>(of_layer);
   }
 
-  const RetentionPolicy& policy_;
+  const FollowsHeads& heads_;  // of the policy, as the two below
+  const LeavesUnread& unread_;
+  const ObservesMasses& masses_;
   KvCache* cache_;
   ColdTier* tier_;
   PageClass page_class_{};

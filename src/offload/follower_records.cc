@@ -90,7 +90,7 @@ void FollowerHeads::end_fetches(std::vector<std::shared_ptr<ColdFetch>>& fetches
 void FollowerHeads::choose(Cluster& cluster, const PolicyChunk& next, TokenIndex end, const KvSequence* tables) {
   ranges_.clear();
   missing_.clear();
-  KVASIR_CHECK(policy_.reads(next, cluster.tables.front(), ranges_));
+  KVASIR_CHECK(unread_.reads(next, cluster.tables.front(), ranges_));
   cluster.set.change(ranges_, end, &missing_);
   if (missing_.empty()) return;
   const auto slots = static_cast<std::uint32_t>(plan_.format.slots);

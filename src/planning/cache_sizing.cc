@@ -111,12 +111,14 @@ Status too_large(const CacheConditions& conditions, const RetentionPolicy& polic
 }
 
 Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap, std::int64_t protect) {
-  const std::string spec = fmt::format("streaming:sinks={},window={}", kSinks, cap - kSinks);
+  PolicySpec spec = PolicySpec::named("streaming");
+  spec.parts.front().set("sinks", kSinks);
+  spec.parts.front().set("window", cap - kSinks);
   return make_policy(with_protection(spec, protect));
 }
 
 // Makes the policy of an explicit spec, with the protection of the conditions.
-Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& conditions, const std::string& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& conditions, const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy,
                           make_policy(with_protection(spec, conditions.protect)));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, conditions.chunk, conditions.context));
@@ -230,17 +232,17 @@ CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& pol
   return fit;
 }
 
-Result<CacheSize> size_cache(const CacheConditions& conditions, const std::string& spec, int sequences) {
+Result<CacheSize> size_cache(const CacheConditions& conditions, const std::optional<PolicySpec>& spec, int sequences) {
   CacheSize size;
-  if (spec.empty()) {
+  if (!spec) {
     CacheConditions within = conditions;
     within.kv_memory = std::min(conditions.kv_memory, conditions.available);
     KVASIR_ASSIGN_OR_RETURN(size, default_size(within));
   } else {
-    KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, spec));
+    KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, *spec));
   }
   CacheConditions with_chunk = conditions;
-  if (spec.empty()) with_chunk.chunk = size.chunk;
+  if (!spec) with_chunk.chunk = size.chunk;
   const CacheFit fit = fit_cache(with_chunk, *size.policy);
   if (!fit.fits() && has_bound(*size.policy)) return too_large(conditions, *size.policy, fit);
   size.chunk = told_chunk(conditions, *size.policy, fit.chunk);
@@ -249,16 +251,16 @@ Result<CacheSize> size_cache(const CacheConditions& conditions, const std::strin
   return size;
 }
 
-Result<CacheSize> share_cache(const CacheConditions& shared, const std::string& spec) {
+Result<CacheSize> share_cache(const CacheConditions& shared, const std::optional<PolicySpec>& spec) {
   CacheConditions conditions = shared;
   conditions.divided = true;
-  if (spec.empty()) {
+  if (!spec) {
     KVASIR_ASSIGN_OR_RETURN(CacheSize size, default_size(conditions));
     size.bytes = conditions.kv_memory;
     return size;
   }
   CacheSize size;
-  KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, spec));
+  KVASIR_ASSIGN_OR_RETURN(size.policy, make_asked(conditions, *spec));
   const CacheFit fit = fit_cache(conditions, *size.policy);
   if (!fit.fits() && has_bound(*size.policy))
     return exhausted(

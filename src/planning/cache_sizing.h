@@ -6,12 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "backend/backend.h"
 #include "planning/memory_plan.h"
 #include "retention/policy.h"
+#include "retention/policy_spec.h"
 #include "sequence/context_rules.h"
 
 namespace kvasir {
@@ -52,15 +53,15 @@ struct CacheSize {
   std::uint64_t bytes = 0;  // the cache's budget
 };
 
-// The cache of a first session. `spec`: empty for the default, which is `streaming` with the smaller of the trained
+// The cache of a first session. `spec`: none for the default, which is `streaming` with the smaller of the trained
 // context and what the memory holds as its cap; there a chunk is at most a sixteenth of the cap, but for chunks of 16,
 // so that a small memory is spent on tokens that stay. `sequences`: side by side. Errors: kInvalidArgument (the policy,
 // or a kv_memory that is too small for it), kResourceExhausted (the machine's memory).
-Result<CacheSize> size_cache(const CacheConditions& conditions, const std::string& spec, int sequences);
+Result<CacheSize> size_cache(const CacheConditions& conditions, const std::optional<PolicySpec>& spec, int sequences);
 
 // The same in a cache of `conditions.kv_memory` bytes that exists. Errors: kResourceExhausted for a bounded policy that
 // needs more.
-Result<CacheSize> share_cache(const CacheConditions& conditions, const std::string& spec);
+Result<CacheSize> share_cache(const CacheConditions& conditions, const std::optional<PolicySpec>& spec);
 
 // Returns what a new sequence takes at the least to read a prompt of `tokens` tokens. `chunk`: 0: the policy's own.
 std::uint64_t least_prompt_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,

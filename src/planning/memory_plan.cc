@@ -46,12 +46,12 @@ std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens) {
 
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens) {
   KvCacheShape held = shape;
-  if (policy.traits().offloads) held.kv_heads = policy.offload_bounds(shape.kv_heads, 1).leaders;
+  if (const FollowsHeads* heads = policy.follows_heads()) held.kv_heads = heads->bounds(shape.kv_heads, 1).leaders;
   return least_kv_bytes(held, tokens);
 }
 
 bool keeps_all(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  return !policy.traits().offloads && !policy.bound() && !policy.traits().compacts && shape.window == 0 &&
+  return policy.follows_heads() == nullptr && !policy.bound() && !policy.traits().compacts && shape.window == 0 &&
          shape.windows.empty();
 }
 
@@ -293,7 +293,7 @@ void run_bounded(const KvCacheShape& shape, const RetentionPolicy& policy, const
   KeepPlan plan;
   TokenIndex hole = -1;
   for (std::int64_t done = 0; done < tokens;) {
-    const int rows = state->chunk_rows(next_chunk_rows(policy, done, prompt, tokens, request.chunk));
+    const int rows = chunk_rows(*state, next_chunk_rows(policy, done, prompt, tokens, request.chunk));
     const PolicyChunk chunk{table.next_index(), rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
     append(table, done, rows);
     done += rows;
@@ -455,11 +455,12 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   const auto slots = static_cast<std::uint64_t>(shape.page.slots);
   const bool window = shape.window > 0;
   const bool hides = !traits.compacts && policy.bound() && most_rows > 1;
+  const bool selects = policy.leaves_unread() != nullptr;
   const auto frames = static_cast<std::uint64_t>(most_frames(shape, policy));
   std::uint64_t masks = 0, queries = 0;
   const auto count = [&](std::uint64_t rows, std::uint64_t of_frames) {
     std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that some rows come before
-    // The ends of hidden ranges lie within as many tokens as there are rows (RetentionPolicy::hidden).
+    // The ends of hidden ranges lie within as many tokens as there are rows (HidesRanges::hidden).
     if (hides) entries += pages_touched(rows, slots);
     // So does the edge of a window, except in front of sinks: what is hidden from later rows moves the sinks nearer to
     // them. A hole that left a frame behind may share a page with what comes after it.
@@ -472,8 +473,8 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(shape, policy)));
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
   // The one row of a pass that leaves tokens unread has a mask for each entry, and another of what it retains.
-  if (traits.selects) masks = std::max(masks, columns) + columns;
-  const std::uint64_t blocks = (most_rows > 1 || traits.selects ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
+  if (selects) masks = std::max(masks, columns) + columns;
+  const std::uint64_t blocks = (most_rows > 1 || selects ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
   const std::uint64_t seals =
       shape.page.encoded()
           ? (most_rows / slots + static_cast<std::uint64_t>(shape.recent) / slots + 2) * sizeof(SealedColumn)
@@ -502,7 +503,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   };
   // Where pages are encoded, the plan of a table that is run knows both the most and the least; and the table may be
   // longer at the end than at the moment when its pages take most.
-  memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.traits().reductions.empty() &&
+  memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.observes_masses() == nullptr &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || (peak.least == bytes_of_pages(shape, peak.sealed, peak.open) &&
                                             arrays_of(peak.columns_then) == arrays_of(peak.columns)));
@@ -511,7 +512,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
   std::uint64_t away = 0;       // columns of a table that follows which never are in memory together with the others
   std::uint64_t following = 0;  // such tables
-  if (policy.traits().offloads && peak.columns > 0) {
+  if (policy.follows_heads() != nullptr && peak.columns > 0) {
     const FollowerMemory followers =
         plan_followers(shape, policy, planned, std::min(request.prompt, planned), request.chunk);
     following = static_cast<std::uint64_t>(followers.tables);
@@ -561,7 +562,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
 // all, what is taken when all groups together take most.
 void add_windows(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
                  KvMemory* memory) {
-  const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy("full"));
+  const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy(PolicySpec::named("full")));
   for (const WindowGroup& group : shape.windows) {
     const KvMemory window = plan_group(shape.of(group), *full, request);
     memory->windows.push_back(
@@ -614,9 +615,9 @@ Backend::WorkspaceRequest plan_workspace(const KvCacheShape& shape, const Retent
   governed.entries = memory.entries_max;
   governed.gaps = traits.compacts;
   if (shape.page.encoded()) governed.staged_page_bytes = shape.page.open().bytes();
-  governed.reductions = static_cast<int>(traits.reductions.size());
+  governed.reductions = static_cast<int>(reductions_of(policy).size());
   governed.recalls = traits.demotion.has_value();
-  governed.selected_rows = traits.chunk_reads ? 1 : 0;
+  governed.selected_rows = policy.ranks_chunks() != nullptr ? 1 : 0;
   governed.observed_rows = governed.reductions > 0 ? work.rows : 0;
   for (std::size_t w = 0; w < shape.windows.size(); ++w) {
     Backend::WorkspaceRequest::Tables window;

@@ -44,7 +44,7 @@ PrefixKeep keep_of(const PrefixUse& use) {
 
 // Whether the cuts between chunks show in what the policy keeps, or in the bits of keys.
 bool chunk_matters(const RetentionPolicy& policy) {
-  return policy.traits().by_token() || policy.traits().realign == Realign::kRotate;
+  return policy.by_token() || policy.traits().realign == Realign::kRotate;
 }
 
 std::string lineage_of(const PrefixText& text) {
@@ -55,7 +55,7 @@ std::string lineage_of(const PrefixText& text) {
 // Whether the sequence still has the keys and values of all its tokens, as any policy would have them. Where the newest
 // tokens stay in 16 bits, the encoded pages are not what a text that ends with them reads: then snapshots alone serve.
 bool is_exact(const Sequence& sequence) {
-  return !sequence.first_dropped() && sequence.policy().all_read() && sequence.truncatable_from() == 0 &&
+  return !sequence.first_dropped() && all_read(sequence.policy()) && sequence.truncatable_from() == 0 &&
          sequence.shape().recent == 0;
 }
 
@@ -90,7 +90,7 @@ bool PrefixStore::holds_in_other_codec(const PrefixQuery& query, std::int64_t to
 
 PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, const std::string& lineage) const {
   const RetentionPolicy& policy = *text.policy;
-  const bool by_range = !policy.traits().by_token();
+  const bool by_range = !policy.by_token();
   // What was generated under a policy that looks at attention, or reads by choice, is run again token by token.
   const std::int64_t known = by_range ? std::ssize(text.tokens) : text.prompt;
   PrefixQuery query;
@@ -104,7 +104,7 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
   // A snapshot of a longer prompt must not lie where this one's end is felt already.
   query.most_snapshot =
-      by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
+      by_range && !chunk_matters(policy) ? known - 1 : std::min(text.prompt - 1, shared_prefix(policy, text.prompt));
   query.now = now();
   return query;
 }
@@ -150,7 +150,7 @@ PrefixStore::Start PrefixStore::start(const PrefixUse& use, const PrefixText& te
     auto copy = static_cast<const SequenceSnapshot&>(*match.snapshot).sequence().fork();
     if (!copy.ok()) return start;
     start.sequence = std::move(*copy);
-    start.sequence->mutable_policy().move_prompt_end(text.prompt);
+    move_prompt_end(start.sequence->mutable_policy(), text.prompt);
   } else {
     // What makes room for the tables may evict these blocks, but does not free their pages.
     PageRefs held(&kv_->pool());
@@ -175,7 +175,7 @@ std::unique_ptr<Sequence> PrefixStore::adopt(const PrefixText& text, const KvCod
   KeepPlan plan;
   for (std::int64_t first = 0; first < tokens;) {
     const int want = next_chunk_rows(first, tokens, tokens, grid);
-    const int rows = policy.chunk_rows(want);
+    const int rows = chunk_rows(policy, want);
     const PolicyChunk chunk{first, rows, true, std::max(text.prompt, tokens + 1) - first - rows};
     const auto decide = [&](const auto& ask) {
       for (int table = 0; table < tables; ++table) {
@@ -205,7 +205,7 @@ bool PrefixStore::leave(const PrefixUse& use, const PrefixText& text, const Sequ
   if (exact && policy.exact_prefix(text.prompt) >= seen) return false;
   // A snapshot would hold what was demoted or offloaded, too.
   if (!sequence.is_whole()) return false;
-  const std::int64_t most = std::min(text.prompt - 1, policy.shared_prefix(text.prompt));
+  const std::int64_t most = std::min(text.prompt - 1, shared_prefix(policy, text.prompt));
   const std::int64_t grid = prompt_chunk(policy, text.chunk);
   bool wanted = false;
   for (std::int64_t part = most; part >= grid && !wanted; part /= 2) wanted = seen == part / grid * grid;
@@ -262,7 +262,7 @@ void PrefixStore::leave_last(const PrefixUse& use, const PrefixText& text, std::
   const auto tokens = text.tokens.first(static_cast<std::size_t>(sequence->tables().next_index()));
   if (is_exact(*sequence)) {
     if (policy.exact_prefix(text.prompt) > 0) cache_.add_pages(space_of(use), tokens, sequence->tables(), keep_of(use));
-  } else if (!chunk_matters(policy) && !policy.traits().selects) {
+  } else if (!chunk_matters(policy) && policy.leaves_unread() == nullptr) {
     const std::string lineage = lineage_of(text);
     cache_.add_snapshot(space_of(use), lineage, tokens, std::make_unique<SequenceSnapshot>(std::move(sequence)),
                         keep_of(use));

@@ -49,7 +49,11 @@ Status stopped() {
 class Replay {
  public:
   Replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options)
-      : trace_(trace), policy_(policy), options_(options) {
+      : trace_(trace),
+        policy_(policy),
+        observer_(policy.observes_masses()),
+        unread_(policy.leaves_unread()),
+        options_(options) {
     const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
     const PolicyScope scope = policy.traits().scope;
     layout_.layers = scope == PolicyScope::kSequence ? 1 : static_cast<int>(trace.layers());
@@ -58,7 +62,7 @@ class Replay {
     tables_.resize(static_cast<std::size_t>(layout_.tables()));
     tallies_.resize(static_cast<std::size_t>(trace.layers() * layout_.per_layer));
     prunes_.resize(static_cast<std::size_t>(trace.layers()));
-    masses_.resize(policy.traits().reductions.size());
+    masses_.resize(reductions_of(policy).size());
   }
 
   Result<ReplayResult> run(const AttentionTrace::Progress& progress);
@@ -99,6 +103,8 @@ class Replay {
 
   const AttentionTrace& trace_;
   RetentionPolicy& policy_;
+  ObservesMasses* observer_;    // null: the policy does not look at attention
+  const LeavesUnread* unread_;  // null: its rows read all
   const ReplayOptions& options_;
   TableLayout layout_;
   std::vector<Table> tables_;
@@ -119,7 +125,7 @@ PolicyChunk Replay::chunk_from(TokenIndex first) const {
   const std::int64_t left = options_.prefill - first;
   // On a grid anchored at token 0, whatever shorter chunks a policy asks for.
   const std::int64_t want = options_.chunk > 0 ? std::min(options_.chunk - first % options_.chunk, left) : left;
-  chunk.rows = policy_.chunk_rows(static_cast<int>(want));
+  chunk.rows = chunk_rows(policy_, static_cast<int>(want));
   KVASIR_CHECK(chunk.rows >= 1 && chunk.rows <= want);
   chunk.prompt_left = left - chunk.rows;
   return chunk;
@@ -153,17 +159,17 @@ void Replay::read_row(std::int64_t layer, const Table& table, int head_group, To
 
 // Passes the weights read for a row to the policy.
 void Replay::show_row(const PolicyChunk& chunk, int index, int row, int seen) {
-  if (!policy_.wants_row(chunk, row)) return;
+  if (observer_ == nullptr || !observer_->wants_row(chunk, row)) return;
   std::vector<const float*> heads;
   for (const std::vector<float>& weights : weights_) heads.push_back(weights.data());
   std::vector<std::span<const double>> shown(masses_.size());
   for (std::size_t r = 0; r < masses_.size(); ++r) {
-    if (!policy_.wants(chunk, row, static_cast<int>(r))) continue;
+    if (!observer_->wants(chunk, row, static_cast<int>(r))) continue;
     masses_[r].resize(static_cast<std::size_t>(seen));
-    reduce_mass(heads, seen, policy_.traits().reductions[r], masses_[r]);
+    reduce_mass(heads, seen, observer_->reductions()[r], masses_[r]);
     shown[r] = masses_[r];
   }
-  policy_.observe(chunk, index, row, shown);
+  observer_->observe(chunk, index, row, shown);
 }
 
 Status Replay::observe(const PolicyChunk& chunk, int index, const AttentionTrace::Progress& progress) {
@@ -261,10 +267,10 @@ Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
   for (TokenIndex first = 0; first < trace_.tokens();) {
     const PolicyChunk chunk = chunk_from(first);
     hidden_.resize(static_cast<std::size_t>(chunk.rows));
-    policy_.hidden(chunk, hidden_);
-    for (int index = 0; index < layout_.tables() && policy_.traits().selects; ++index) {
+    find_hidden(policy_, chunk, hidden_);
+    for (int index = 0; index < layout_.tables() && unread_ != nullptr; ++index) {
       table(index).reads.clear();  // before any table observes
-      static_cast<void>(policy_.reads(chunk, index, table(index).reads));
+      static_cast<void>(unread_->reads(chunk, index, table(index).reads));
     }
     for (int index = 0; index < layout_.tables(); ++index) {
       KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
@@ -297,7 +303,11 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 }
 
 Status check_replayable(const RetentionPolicy& policy) {
-  if (!policy.traits().chunk_reads) return {};
+  if (policy.reads_keys() != nullptr)
+    return unsupported("policy '{}' looks at keys, and a recording of attention has none; replay another policy",
+                       policy.traits().spec)
+        .about({"policy"});
+  if (policy.ranks_chunks() == nullptr) return {};
   return unsupported(
              "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "
              "another policy",
@@ -311,7 +321,7 @@ Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy
   KVASIR_RETURN_IF_ERROR(check_replayable(policy));
   const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
   KVASIR_RETURN_IF_ERROR(
-      policy.check_model({nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));
+      check_model(policy, {nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));
   return Replay(trace, policy, options).run(progress);
 }
 

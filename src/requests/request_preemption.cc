@@ -52,7 +52,7 @@ void RequestPreemption::swap_to(std::unique_ptr<SpillFile> file, bool always) {
 PreemptionCost RequestPreemption::cost(Request& request) const {
   const Task& task = request.task();
   RecomputeWork work{task.prompt_done(), task.known_tokens() - task.prompt_tokens()};
-  work.by_range = !request.group().policy->traits().by_token();
+  work.by_range = !request.group().policy->by_token();
   work.cached = prefixes_->find(request);
   PreemptionCost cost = admissions_->cost(work);
   if (!can_swap(request)) return cost;

@@ -143,16 +143,16 @@ class CakePolicy final : public PromptWindowPolicy {
   std::vector<Head> heads_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions window, PromptWindowOptions::read(spec, 2));
+Result<std::unique_ptr<RetentionPolicy>> make_cake(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions window, PromptWindowOptions::read(given, 2));
   CakeOptions cake;
-  KVASIR_ASSIGN_OR_RETURN(cake.gamma, spec.get_double("gamma", 0, 1e9));
-  KVASIR_ASSIGN_OR_RETURN(cake.tau1, spec.get_double("tau1", 0.01, 1000));
-  KVASIR_ASSIGN_OR_RETURN(cake.tau2, spec.get_double("tau2", 0.01, 1000));
+  KVASIR_ASSIGN_OR_RETURN(cake.gamma, given.get_double("gamma", 0, 1e9));
+  KVASIR_ASSIGN_OR_RETURN(cake.tau1, given.get_double("tau1", 0.01, 1000));
+  KVASIR_ASSIGN_OR_RETURN(cake.tau2, given.get_double("tau2", 0.01, 1000));
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
   traits.columns = 2;
-  traits.spec = spec.canonical({"budget", "window", "kernel"});
+  traits.spec = given.canonical({"budget", "window", "kernel"});
   return {std::make_unique<CakePolicy>(std::move(traits), window, cake)};
 }
 

@@ -160,48 +160,48 @@ bool CascadePolicy::restore_table(int table, ByteReader& in) {
   return left == 0;
 }
 
-Result<double> read_gamma(const PolicySpec& spec, std::int64_t n, std::int64_t size) {
-  if (spec.text("gamma") == "auto")
+Result<double> read_gamma(const PolicyOptions& given, std::int64_t n, std::int64_t size) {
+  if (given.value("gamma") == "auto")
     return std::exp(-static_cast<double>(n) * std::log(100.0) / static_cast<double>(size));
-  return spec.get_double("gamma", 0, std::nextafter(1.0, 0.0));
+  return given.get_double("gamma", 0, std::nextafter(1.0, 0.0));
 }
 
-Result<MassReduction> read_reduction(const PolicySpec& spec) {
+Result<MassReduction> read_reduction(const PolicyOptions& given) {
   constexpr std::string_view kReductions[] = {"mean", "sum", "max", "median"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string name, spec.get_choice("reduce", kReductions));
+  KVASIR_ASSIGN_OR_RETURN(const std::string name, given.get_choice("reduce", kReductions));
   if (name == "sum") return MassReduction::kSum;
   if (name == "max") return MassReduction::kMax;
   return name == "median" ? MassReduction::kMedian : MassReduction::kMean;
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_cascade(const PolicyOptions& given) {
   CascadeOptions options;
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t size, spec.get_int("size", 1, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t n, spec.get_int("n", 1, kMostSubCaches));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t size, given.get_int("size", 1, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t n, given.get_int("n", 1, kMostSubCaches));
   if (size % n != 0)
     return invalid_argument("policy 'cascade': n={} sub-caches cannot share size={} equally; give a multiple of {}", n,
                             size, n);
   options.count = static_cast<int>(n);
   options.capacity = size / n;
-  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(size));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(size));
   options.sinks = std::max(options.sinks, protect);
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t accept, spec.get_int("accept", 1, 1024));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t accept, given.get_int("accept", 1, 1024));
   // Periods stop growing where no stream gets to.
   options.period[0] = 1;
   for (std::size_t i = 1; i < options.period.size(); ++i)
     options.period[i] = std::min(options.period[i - 1] * accept, std::int64_t{1} << 50);
-  KVASIR_ASSIGN_OR_RETURN(options.gamma, read_gamma(spec, n, size));
+  KVASIR_ASSIGN_OR_RETURN(options.gamma, read_gamma(given, n, size));
   constexpr std::string_view kSwitch[] = {"on", "off"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string select, spec.get_choice("select", kSwitch));
+  KVASIR_ASSIGN_OR_RETURN(const std::string select, given.get_choice("select", kSwitch));
   options.select = select == "on";
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(spec));
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(traits.reduction, read_reduction(given));
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.positions = PositionMode::kCompact;
   traits.columns = 2;
   traits.run_capacities.assign(static_cast<std::size_t>(n) - 1, options.capacity);
-  traits.spec = spec.canonical({"size", "n", "sinks"});
+  traits.spec = given.canonical({"size", "n", "sinks"});
   return {std::make_unique<CascadePolicy>(std::move(traits), options)};
 }
 

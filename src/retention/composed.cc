@@ -14,42 +14,58 @@ constexpr std::size_t kMostReductions = 8;
 // One of the two, and where the masses that it asks for stand among those of the composition.
 class Part {
  public:
-  Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all) : policy_(std::move(policy)) {
-    for (const MassReduction reduction : policy_->traits().reductions)
+  Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all)
+      : policy_(std::move(policy)), masses_(policy_->observes_masses()), joins_(policy_->joins_another()) {
+    for (const MassReduction reduction : reductions_of(*policy_))
       sources_.push_back(std::ranges::find(all, reduction) - all.begin());
-    KVASIR_CHECK(sources_.size() <= kMostReductions);
+    KVASIR_CHECK(joins_ != nullptr && sources_.size() <= kMostReductions);
   }
-  Part(const Part& other) : policy_(other.policy_->clone()), sources_(other.sources_) {}
+  Part(const Part& other)
+      : policy_(other.policy_->clone()),
+        masses_(policy_->observes_masses()),
+        joins_(policy_->joins_another()),
+        sources_(other.sources_) {}
   Part& operator=(const Part&) = delete;
 
   RetentionPolicy* operator->() { return policy_.get(); }
   const RetentionPolicy* operator->() const { return policy_.get(); }
+  RetentionPolicy& operator*() { return *policy_; }
+  const RetentionPolicy& operator*() const { return *policy_; }
 
   bool wants(const PolicyChunk& chunk, int row, int reduction) const {
     for (int own = 0; own < std::ssize(sources_); ++own)
-      if (sources_[static_cast<std::size_t>(own)] == reduction && policy_->wants(chunk, row, own)) return true;
+      if (sources_[static_cast<std::size_t>(own)] == reduction && masses_->wants(chunk, row, own)) return true;
     return false;
   }
 
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) {
-    if (!policy_->wants_row(chunk, row)) return;
+    if (masses_ == nullptr || !masses_->wants_row(chunk, row)) return;
     std::array<std::span<const double>, kMostReductions> own;
     std::ranges::transform(sources_, own.begin(),
                            [&](auto source) { return masses[static_cast<std::size_t>(source)]; });
-    policy_->observe(chunk, table, row, std::span(own).first(sources_.size()));
+    masses_->observe(chunk, table, row, std::span(own).first(sources_.size()));
   }
+
+  void forget(int table, std::span<const IndexRange> dropped) { joins_->forget(table, dropped); }
 
  private:
   std::unique_ptr<RetentionPolicy> policy_;
+  ObservesMasses* masses_;  // null: it does not look at attention
+  JoinsAnother* joins_;
   std::vector<std::ptrdiff_t> sources_;  // [its reductions]
 };
 
-class ComposedPolicy final : public RetentionPolicy {
+class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, public KnowsPromptEnd {
  public:
-  ComposedPolicy(PolicyTraits traits, std::unique_ptr<RetentionPolicy> first, std::unique_ptr<RetentionPolicy> second)
+  ComposedPolicy(PolicyTraits traits, std::vector<MassReduction> all, std::unique_ptr<RetentionPolicy> first,
+                 std::unique_ptr<RetentionPolicy> second)
       : RetentionPolicy(std::move(traits)),
-        first_(std::move(first), this->traits().reductions),
-        second_(std::move(second), this->traits().reductions) {}
+        ObservesMasses(std::move(all)),
+        first_(std::move(first), reductions()),
+        second_(std::move(second), reductions()) {}
+
+  const ObservesMasses* observes_masses() const override { return reductions().empty() ? nullptr : this; }
+  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
 
   // A prompt is held whole until its end.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
@@ -70,11 +86,11 @@ class ComposedPolicy final : public RetentionPolicy {
   }
 
   std::int64_t shared_prefix(std::int64_t n) const override {
-    return std::min(first_->shared_prefix(n), second_->shared_prefix(n));
+    return std::min(kvasir::shared_prefix(*first_, n), kvasir::shared_prefix(*second_, n));
   }
   void move_prompt_end(TokenIndex end) override {
-    first_->move_prompt_end(end);
-    second_->move_prompt_end(end);
+    kvasir::move_prompt_end(*first_, end);
+    kvasir::move_prompt_end(*second_, end);
   }
 
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override {
@@ -111,7 +127,7 @@ class ComposedPolicy final : public RetentionPolicy {
  private:
   // Only one of them acts in a chunk.
   void tell_other(bool first_dropped, int table, const KeepPlan& plan) {
-    if (!plan.drop.empty()) (first_dropped ? second_ : first_)->forget(table, plan.drop);
+    if (!plan.drop.empty()) (first_dropped ? second_ : first_).forget(table, plan.drop);
   }
 
   void save_state(ByteWriter& out) const override {
@@ -140,25 +156,16 @@ class ComposedPolicy final : public RetentionPolicy {
   int tables_ = 0;
 };
 
-}  // namespace
-
-Result<std::optional<ComposedSpec>> split_composed(std::string_view text) {
-  std::optional<ComposedSpec> out;
-  for (std::size_t at = text.find('+'); at != std::string_view::npos; at = text.find('+', at + 1)) {
-    const char next = at + 1 < text.size() ? text[at + 1] : '\0';
-    if (next < 'a' || next > 'z') continue;
-    if (out)
-      return invalid_argument(
-          "policy spec '{}': at most two policies can be joined, one for the end of a prompt and one for generation",
-          text);
-    out = ComposedSpec{text.substr(0, at), text.substr(at + 1)};
-  }
-  return out;
+Result<std::unique_ptr<RetentionPolicy>> part_of(const RetentionPolicy& policy, PolicyPart part) {
+  if (const JoinsAnother* joins = policy.joins_another()) return joins->as_part(part);
+  return invalid_argument("policy '{}' cannot be part of a composition; use it alone", policy.traits().spec);
 }
 
+}  // namespace
+
 Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second) {
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> a, first.as_part(PolicyPart::kAtPromptEnd));
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> b, second.as_part(PolicyPart::kWhileGenerating));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> a, part_of(first, PolicyPart::kAtPromptEnd));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> b, part_of(second, PolicyPart::kWhileGenerating));
   const PolicyTraits& ta = a->traits();
   const PolicyTraits& tb = b->traits();
   if (ta.positions != tb.positions && ta.positions != PositionMode::kAuto && tb.positions != PositionMode::kAuto)
@@ -169,13 +176,12 @@ Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, c
   traits.scope = std::max(ta.scope, tb.scope);
   traits.positions = ta.positions == PositionMode::kAuto ? tb.positions : ta.positions;
   traits.chunk = ta.chunk;
-  traits.reductions = ta.reductions;
-  for (const MassReduction reduction : tb.reductions)
-    if (std::ranges::find(traits.reductions, reduction) == traits.reductions.end())
-      traits.reductions.push_back(reduction);
   traits.compacts = true;
   traits.holds_prompts = true;
-  return {std::make_unique<ComposedPolicy>(std::move(traits), std::move(a), std::move(b))};
+  std::vector<MassReduction> reductions = reductions_of(*a);
+  for (const MassReduction reduction : reductions_of(*b))
+    if (std::ranges::find(reductions, reduction) == reductions.end()) reductions.push_back(reduction);
+  return {std::make_unique<ComposedPolicy>(std::move(traits), std::move(reductions), std::move(a), std::move(b))};
 }
 
 }  // namespace kvasir

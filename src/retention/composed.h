@@ -4,26 +4,14 @@
 #pragma once
 
 #include <memory>
-#include <optional>
-#include <string_view>
-#include <utility>
 
 #include "kvasir/status.h"
 #include "retention/policy.h"
 
 namespace kvasir {
 
-// The parts of a spec string "a+b", split at the + that precedes a name (numbers may contain a + too).
-struct ComposedSpec {
-  std::string_view first;
-  std::string_view second;
-};
-// Returns nullopt for a single spec. Errors: kInvalidArgument for more than two.
-Result<std::optional<ComposedSpec>> split_composed(std::string_view text);
-
-// The scope is the finer of both. full, window and streaming keep the
-// first and the last of what each table holds. Errors: kInvalidArgument if the two do not go together; the message says
-// why.
+// The scope is the finer of both. full, window and streaming keep the first and the last of what each table holds.
+// Errors: kInvalidArgument if the two do not go together; the message says why.
 Result<std::unique_ptr<RetentionPolicy>> compose(const RetentionPolicy& first, const RetentionPolicy& second);
 
 }  // namespace kvasir

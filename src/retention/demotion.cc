@@ -11,7 +11,6 @@
 namespace kvasir {
 namespace {
 
-constexpr std::string_view kMark = "@demote=";
 constexpr int kMostRecall = 8;
 
 Status refuse_demotion(std::string_view text, std::string_view why) {
@@ -73,18 +72,6 @@ std::string demotion_text(const Demotion& demotion) {
   if (demotion.recall != Demotion::kDefaultRecall) text += fmt::format(",recall={}", demotion.recall);
   if (demotion.memory != Demotion::kDefaultMemory) text += fmt::format(",memory={}", byte_size_text(demotion.memory));
   return text;
-}
-
-DemotingSpec split_demotion(std::string_view spec) {
-  const std::size_t at = spec.rfind(kMark);
-  if (at == std::string_view::npos) return {spec, {}};
-  return {spec.substr(0, at), spec.substr(at + kMark.size())};
-}
-
-std::string with_demotion(std::string_view spec, std::string_view demotion) {
-  if (demotion.empty()) return std::string(spec);
-  const std::string_view policy = split_demotion(spec).policy;
-  return demotion == "off" ? std::string(policy) : fmt::format("{}{}{}", policy, kMark, demotion);
 }
 
 }  // namespace kvasir

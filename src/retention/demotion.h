@@ -39,14 +39,4 @@ Result<Demotion> parse_demotion(std::string_view text);
 // The shortest text that parse_demotion reads as this.
 std::string demotion_text(const Demotion& demotion);
 
-// A policy spec and what it says of demotion.
-struct DemotingSpec {
-  std::string_view policy;
-  std::optional<std::string_view> demotion;
-};
-DemotingSpec split_demotion(std::string_view spec);
-
-// The spec with this demotion in place of its own: none for "off"; its own where `demotion` is empty.
-std::string with_demotion(std::string_view spec, std::string_view demotion);
-
 }  // namespace kvasir

@@ -4,7 +4,7 @@
 namespace kvasir {
 namespace {
 
-Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicySpec&) {
+Result<std::unique_ptr<RetentionPolicy>> make_full(const PolicyOptions&) {
   const StartRecentOptions never{.every = 0, .positions_as_part = PositionMode::kAuto};
   return {std::make_unique<StartRecentPolicy>("full", never)};
 }

@@ -30,26 +30,26 @@ class H2oPolicy final : public ScoredPolicy {
 };
 
 // Puts a number in place of recent=auto: at most what the sinks leave of the budget.
-Status fill_in_recent(PolicySpec& spec) {
-  if (spec.text("recent") != "auto") return {};
-  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t sinks, spec.get_int("sinks", 0, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(budget.tokens));
+Status fill_in_recent(PolicyOptions& filled) {
+  if (filled.value("recent") != "auto") return {};
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, filled.get_budget("budget", kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t sinks, filled.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, filled.get_protect(budget.tokens));
   const std::int64_t first = std::max(sinks, protect);
   const std::int64_t half = std::min(budget.tokens / 2, std::max<std::int64_t>(budget.tokens - first, 0));
-  spec.set("recent", budget.is_share() ? 512 : half);
+  filled.set("recent", budget.is_share() ? 512 : half);
   return {};
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make_h2o(const PolicySpec& given) {
-  PolicySpec spec = given;
-  KVASIR_RETURN_IF_ERROR(fill_in_recent(spec));
-  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
+Result<std::unique_ptr<RetentionPolicy>> make_h2o(const PolicyOptions& given) {
+  PolicyOptions filled = given;
+  KVASIR_RETURN_IF_ERROR(fill_in_recent(filled));
+  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(filled));
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, filled.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, filled.get_scope());
   traits.reduction = MassReduction::kSum;
-  traits.spec = spec.canonical({"budget", "recent"});
+  traits.spec = filled.canonical({"budget", "recent"});
   return {std::make_unique<H2oPolicy>(std::move(traits), rule)};
 }
 

@@ -36,7 +36,7 @@ struct LetheOptions {
   }
 };
 
-class LethePolicy final : public ScoredPolicy {
+class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
  public:
   LethePolicy(Traits traits, const LetheOptions& options) : ScoredPolicy(std::move(traits)), options_(options) {}
 
@@ -45,6 +45,12 @@ class LethePolicy final : public ScoredPolicy {
     return options_.max ? std::optional(*options_.max + 1) : std::nullopt;
   }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<LethePolicy>(*this); }
+
+  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
+  void move_prompt_end(TokenIndex end) override {
+    for (State& state : states_)
+      if (state.prompt_end >= 0) state.prompt_end = end;
+  }
 
   void begin(const TableLayout& layout) override {
     ScoredPolicy::begin(layout);
@@ -71,11 +77,6 @@ class LethePolicy final : public ScoredPolicy {
 
   std::int64_t capped(std::int64_t threshold) const {
     return options_.max ? std::min(threshold, *options_.max) : threshold;
-  }
-
-  void move_prompt_end(TokenIndex end) override {
-    for (State& state : states_)
-      if (state.prompt_end >= 0) state.prompt_end = end;
   }
 
   void score(ScoreList& list, const Step& step, std::span<const double> mass) override {
@@ -145,19 +146,19 @@ class LethePolicy final : public ScoredPolicy {
   std::vector<State> states_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicyOptions& given) {
   LetheOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.tau, spec.get_double("tau", std::nextafter(1.0, 2.0), 1e300));
-  KVASIR_ASSIGN_OR_RETURN(const double recent_share, spec.get_double("recent", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(options.tau, given.get_double("tau", std::nextafter(1.0, 2.0), 1e300));
+  KVASIR_ASSIGN_OR_RETURN(const double recent_share, given.get_double("recent", 0, 1));
   options.recent = std::llround(recent_share * static_cast<double>(Budget::kWhole));
-  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(options.segments, spec.get_int("segments", 2, 1000));
-  KVASIR_ASSIGN_OR_RETURN(options.gamma, spec.get_double("gamma", 0, 1));
-  KVASIR_ASSIGN_OR_RETURN(options.start, spec.get_int("start", 1, kMostTokens));
-  if (spec.has("max")) {
-    KVASIR_ASSIGN_OR_RETURN(options.max, spec.get_int("max", 1, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.segments, given.get_int("segments", 2, 1000));
+  KVASIR_ASSIGN_OR_RETURN(options.gamma, given.get_double("gamma", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(options.start, given.get_int("start", 1, kMostTokens));
+  if (given.has("max")) {
+    KVASIR_ASSIGN_OR_RETURN(options.max, given.get_int("max", 1, kMostTokens));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(options.max.value_or(0)));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(options.max.value_or(0)));
   options.sinks = std::max(options.sinks, protect);
   if (options.max) {
     const std::int64_t recent = options.recent_of(*options.max + 1);
@@ -169,10 +170,10 @@ Result<std::unique_ptr<RetentionPolicy>> make_lethe(const PolicySpec& spec) {
           *options.max + 1, *options.max);
   }
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.reduction = MassReduction::kSum;
-  traits.spec = spec.canonical({"tau", "start"});
+  traits.spec = given.canonical({"tau", "start"});
   return {std::make_unique<LethePolicy>(std::move(traits), options)};
 }
 

@@ -8,16 +8,12 @@
 
 namespace kvasir {
 
-RetentionPolicy::RetentionPolicy(PolicyTraits traits) : traits_(std::move(traits)) {
-  KVASIR_CHECK(traits_.reductions.empty() || traits_.scope != PolicyScope::kSequence);
-}
-
 Status RetentionPolicy::demote(const Demotion& demotion) {
   const auto refuse = [&](std::string_view why) {
     return invalid_argument("what policy '{}' drops cannot be demoted: {}", traits_.spec, why)
         .about({"demote", "policy"});
   };
-  if (traits_.selects || (!traits_.compacts && !bound()))
+  if (leaves_unread() != nullptr || (!traits_.compacts && !bound()))
     return refuse("it drops nothing; choose one that evicts, such as h2o:budget=1024,pos=original");
   if (!traits_.run_capacities.empty() || (traits_.compacts && traits_.positions != PositionMode::kOriginal))
     return refuse(
@@ -25,7 +21,7 @@ Status RetentionPolicy::demote(const Demotion& demotion) {
         "h2o:budget=1024,pos=original");
   if (traits_.realign == Realign::kRotate) return refuse("realign=rotate rotates its keys again; leave it out");
   traits_.demotion = demotion;
-  traits_.spec = with_demotion(traits_.spec, demotion_text(demotion));
+  traits_.spec += fmt::format("@demote={}", demotion_text(demotion));
   return {};
 }
 
@@ -63,17 +59,6 @@ ContextUse RetentionPolicy::context_use() const {
   return traits_.compacts ? ContextUse::kHeld : ContextUse::kText;
 }
 
-void RetentionPolicy::hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const {
-  KVASIR_CHECK(std::ssize(rows) == chunk.rows);
-  std::ranges::fill(rows, IndexRange{});
-}
-
-bool RetentionPolicy::wants_row(const PolicyChunk& chunk, int row) const {
-  for (int reduction = 0; reduction < std::ssize(traits_.reductions); ++reduction)
-    if (wants(chunk, row, reduction)) return true;
-  return false;
-}
-
 void RetentionPolicy::save(ByteWriter& out) const {
   out.put_string(traits_.spec);
   save_state(out);
@@ -82,7 +67,9 @@ void RetentionPolicy::save(ByteWriter& out) const {
 namespace {
 
 std::string canonical_spec_of_file(const std::string& spec) {
-  const auto made = make_policy(spec_of_file(spec));
+  const Result<PolicySpec> parsed = PolicySpec::parse(spec);
+  if (!parsed.ok()) return {};
+  const auto made = make_policy(spec_of_file(*parsed));
   return made.ok() ? (*made)->traits().spec : std::string();
 }
 
@@ -97,8 +84,45 @@ Status RetentionPolicy::restore(ByteReader& in) {
   return {};
 }
 
-Result<std::unique_ptr<RetentionPolicy>> RetentionPolicy::as_part(PolicyPart) const {
-  return invalid_argument("policy '{}' cannot be part of a composition; use it alone", traits_.spec);
+const std::vector<MassReduction>& reductions_of(const RetentionPolicy& policy) {
+  static const std::vector<MassReduction> kNone;
+  const ObservesMasses* masses = policy.observes_masses();
+  return masses != nullptr ? masses->reductions() : kNone;
+}
+
+bool wants_row(const RetentionPolicy& policy, const PolicyChunk& chunk, int row) {
+  const ObservesMasses* masses = policy.observes_masses();
+  return masses != nullptr && masses->wants_row(chunk, row);
+}
+
+int chunk_rows(const RetentionPolicy& policy, int want) {
+  const HidesRanges* ranges = policy.hides_ranges();
+  return ranges != nullptr ? ranges->chunk_rows(want) : want;
+}
+
+void find_hidden(const RetentionPolicy& policy, const PolicyChunk& chunk, std::span<IndexRange> rows) {
+  KVASIR_CHECK(std::ssize(rows) == chunk.rows);
+  if (const HidesRanges* ranges = policy.hides_ranges()) return ranges->hidden(chunk, rows);
+  std::ranges::fill(rows, IndexRange{});
+}
+
+bool all_read(const RetentionPolicy& policy) {
+  const LeavesUnread* unread = policy.leaves_unread();
+  return unread == nullptr || unread->all_read();
+}
+
+std::int64_t shared_prefix(const RetentionPolicy& policy, std::int64_t n) {
+  const KnowsPromptEnd* knows = policy.knows_prompt_end();
+  return knows != nullptr ? knows->shared_prefix(n) : n;
+}
+
+void move_prompt_end(RetentionPolicy& policy, TokenIndex end) {
+  if (KnowsPromptEnd* knows = policy.knows_prompt_end()) knows->move_prompt_end(end);
+}
+
+Status check_model(const RetentionPolicy& policy, const PolicyModel& model) {
+  const DependsOnModel* depends = policy.depends_on_model();
+  return depends != nullptr ? depends->check_model(model) : Status();
 }
 
 }  // namespace kvasir

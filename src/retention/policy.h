@@ -1,28 +1,34 @@
-// The interface of retention policies. A policy observes attention and plans which tokens to keep; it is deterministic
-// and never touches a page. The same object serves the engine, replay and tests.
+// The interface of retention policies: a small core, which every policy implements, and capabilities, which a policy
+// has or has not. A policy decides which tokens of a text stay in the KV cache. It sees attention masses
+// and keys if it asks for them, and never a page. It is deterministic. The engine, replay and tests call the same
+// object in the same order.
 //
-// The unit of decision is a chunk: consecutive tokens of a prompt, cut on a grid anchored at token 0 and where the
-// prompt ends, or one generated token. What a page table holds is fixed for the duration of a chunk. A chunk may be
-// executed in any number of forward passes; a policy is told the chunk, never the passes. In order:
+// Chunks. A policy decides once per chunk. A chunk is a run of consecutive tokens of a prompt, or one generated token.
+// Prompts are cut on a grid anchored at token 0, and where they end. The engine may compute a chunk in several forward
+// passes; a policy is told of the chunk alone. A page table does not change during a chunk, but for the chunk's own
+// tokens.
+//
+// A caller asks for the capabilities once, when it takes the policy, and then calls in this order:
 //
 //   begin(layout)                          once
-//   chunk_rows(want)                       how many of the next tokens form a chunk
-//   hidden(chunk, rows), will_drop(chunk)  before the first pass: what rows do not see, what the chunk's end will drop
-//   reads(chunk, table, ranges)            before the pass of a generated token: which retained tokens it reads
-//   observe(chunk, table, row, masses)     after the pass that ran the row: rows of a table in order, those wanted
+//   HidesRanges::chunk_rows(want)          how many of the next tokens form a chunk
+//   HidesRanges::hidden, will_drop         before the chunk's first pass: which tokens a row does not see
+//   LeavesUnread::reads(chunk, table)      before the pass of a generated token: which tokens it reads
+//   ObservesMasses::observe(chunk, table)  after the pass of a row, if the policy wants it: rows of a table in order
+//   ReadsKeys::read_keys(chunk, table)     once per table, when all rows of the chunk have run
 //   end_chunk(chunk, table, plan)          once per table, when all rows of the chunk have run
-//   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all of them
+//   finish_chunk(chunk, table, plan)       once per table, when end_chunk was called for all tables
 //
-// State changes in begin, observe, end_chunk, finish_chunk and restore alone. A chunk that is given up before its first
-// observe leaves no trace.
+// State changes in begin, observe, read_keys, end_chunk, finish_chunk, forget, move_prompt_end and restore alone. A
+// chunk that is given up before its first observe leaves no trace.
 //
-// A policy drops whole ranges of old tokens (full, window, streaming) or any tokens (PolicyTraits::compacts). The first
-// kind hides from each row the tokens that would have been dropped before it if tokens had come one at a time, so the
-// chunk size does not affect results. The second kind inserts and prunes a chunk's tokens one at a time at the chunk's
-// end, so the chunk size affects results.
+// Two kinds of eviction. A policy evicts whole ranges of old tokens (full, window, streaming), or single tokens
+// (PolicyTraits::compacts). The first kind has the capability HidesRanges: each row of a chunk sees what it would see
+// if the tokens came one at a time, so the chunk size changes no result. The second kind inserts and evicts a chunk's
+// tokens one at a time when the chunk ends, so the chunk size changes results.
 //
-// Thread-safety: none; one policy object belongs to one sequence. Calls for different tables of one chunk may come from
-// several threads at once; a policy keeps its state by table.
+// Thread-safety: none; one policy object serves one sequence. Calls for different tables of one chunk may come from
+// several threads at once, so a policy keeps its state by table.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +36,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/mass_reduction.h"
@@ -84,32 +91,19 @@ struct PolicyTraits {
   Realign realign = Realign::kFrames;
   std::int64_t rotations = 0;  // with Realign::kRotate: how often a key is rotated while it is held
   int chunk = 0;  // tokens of a prompt per decision, unless the user sets another number; 0: it changes nothing
-  // What observe is given, in this order. Empty: the policy does not look at attention. REQUIRES: empty, or a scope of
-  // kLayer or kHead.
-  std::vector<MassReduction> reductions;
   // Tokens that runs 1, 2, … can hold (run 0 is where tokens enter; it holds the rest). Empty: there is only run 0.
   std::vector<std::int64_t> run_capacities;
   // Any token may be dropped or moved: holes are masked, then compacted. False: whole ranges leave, with one hole at
   // most.
   bool compacts = false;
-  // Rows of generated tokens may leave retained tokens unread (RetentionPolicy::reads, chunk_reads), so that the keys
-  // and values of generated tokens are not those that another policy has.
-  bool selects = false;
-  // They read chunks up to this many tokens (sequence/quest_selector.h).
-  std::optional<Budget> chunk_reads;
   // What it drops is kept elsewhere, and read again by generated tokens and by the last one of a prompt.
   std::optional<Demotion> demotion;
-  // What some tables leave unread need not be in memory: see RetentionPolicy::leader and settled.
-  bool offloads = false;
   // All tokens of a prompt are held until it has been read to its end.
   bool holds_prompts = false;
   // Ranges: the first tokens of the text that stay while tokens behind them leave, and so come nearer to later tokens.
   // All other tokens only ever get farther from those that follow.
   std::int64_t sinks = 0;
 
-  // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
-  // then tell prompts from what was generated.
-  bool by_token() const { return compacts || selects || !reductions.empty() || demotion; }
   // Whether a prompt's last token is a chunk of its own. Where chunks change nothing, they then do not decide either
   // what has been demoted when that token reads it.
   bool last_alone() const { return demotion && !compacts; }
@@ -123,8 +117,227 @@ struct PolicyModel {
   std::int64_t sliding_window = 0;
 };
 
+// -- Capabilities. A policy inherits those that it has, and returns itself where RetentionPolicy asks for them. --
+
+// It looks at attention: at the mass that queries give to the tokens they see. REQUIRES: a scope of kLayer or kHead.
+class ObservesMasses {
+ public:
+  virtual ~ObservesMasses() = default;
+
+  // How the weights of a table's query heads become masses: one mass each, in this order. Not empty.
+  const std::vector<MassReduction>& reductions() const { return reductions_; }
+
+  // Whether a row's mass of reductions()[reduction] matters. Where it does not, masses[reduction] may be empty.
+  virtual bool wants(const PolicyChunk& chunk, int row, int reduction) const {
+    static_cast<void>(chunk), static_cast<void>(row), static_cast<void>(reduction);
+    return true;
+  }
+  // Whether any of them matters. Where none does, observe need not be called for the row.
+  bool wants_row(const PolicyChunk& chunk, int row) const {
+    for (int reduction = 0; reduction < std::ssize(reductions_); ++reduction)
+      if (wants(chunk, row, reduction)) return true;
+    return false;
+  }
+
+  // Receives the masses of one row on every token that it sees, in order of index: those the table held before the
+  // chunk, then the chunk's own up to the row itself. Rows come in order.
+  virtual void observe(const PolicyChunk& chunk, int table, int row,
+                       std::span<const std::span<const double>> masses) = 0;
+
+ protected:
+  explicit ObservesMasses(std::vector<MassReduction> reductions) : reductions_(std::move(reductions)) {}
+  ObservesMasses(const ObservesMasses&) = default;
+  ObservesMasses& operator=(const ObservesMasses&) = default;
+
+ private:
+  std::vector<MassReduction> reductions_;
+};
+
+// The keys of a chunk's tokens in a table, as attention reads them: decoded, rotated by what they are stored with.
+struct ChunkKeys {
+  std::span<const float> floats;  // [lanes][rows][head_dim]
+  int lanes = 0;                  // KV heads of the table; of scope kSequence, those of all layers
+  int rows = 0;
+  int head_dim = 0;
+
+  std::span<const float> of(int lane, int row) const {
+    const auto dim = static_cast<std::size_t>(head_dim);
+    return floats.subspan(
+        (static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)) * dim, dim);
+  }
+};
+
+// It looks at keys. Replay refuses such a policy, since recordings have none. REQUIRES: exact_prefix(n) is 0, since
+// keys of a prefix that a cache stood in for are not shown.
+class ReadsKeys {
+ public:
+  virtual ~ReadsKeys() = default;
+
+  // Receives the keys of the chunk's tokens, once for each table, when all rows of the chunk have run and were
+  // observed, before any end_chunk.
+  virtual void read_keys(const PolicyChunk& chunk, int table, const ChunkKeys& keys) = 0;
+
+ protected:
+  ReadsKeys() = default;
+  ReadsKeys(const ReadsKeys&) = default;
+  ReadsKeys& operator=(const ReadsKeys&) = default;
+};
+
+// It evicts ranges of old tokens, and hides them from rows of the chunk in which they go.
+class HidesRanges {
+ public:
+  virtual ~HidesRanges() = default;
+
+  // Returns how many of the next `want` tokens may form one chunk, from 1 to `want`: fewer where the table's frames
+  // change in between.
+  virtual int chunk_rows(int want) const = 0;
+
+  // Sets rows[r] to the range that row r does not see, of the tokens retained before the chunk and the chunk's own.
+  // Each range is empty, or begins at the oldest token that is not a sink; the ends of those that are not empty lie
+  // within fewer tokens than there are rows. REQUIRES: rows.size() == chunk.rows.
+  virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const = 0;
+
+  // Returns the range that end_chunk will evict. With Realign::kRotate, keys behind it will then be written.
+  virtual IndexRange will_drop(const PolicyChunk& chunk) const = 0;
+
+ protected:
+  HidesRanges() = default;
+  HidesRanges(const HidesRanges&) = default;
+  HidesRanges& operator=(const HidesRanges&) = default;
+};
+
+// Rows of generated tokens leave retained tokens unread. The keys and values of generated tokens are then not those
+// that another policy has.
+class LeavesUnread {
+ public:
+  virtual ~LeavesUnread() = default;
+
+  // Whether every row so far read all that was retained for it.
+  virtual bool all_read() const = 0;
+
+  // Appends what the row of a generated token reads in a table, of the retained tokens and its own: ascending, disjoint
+  // ranges that do not touch, the row's own token among them. Returns false, and appends nothing, if the row reads all.
+  // A token that is not read stays retained, and its mass is zero.
+  virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
+    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
+    return false;
+  }
+
+ protected:
+  LeavesUnread() = default;
+  LeavesUnread(const LeavesUnread&) = default;
+  LeavesUnread& operator=(const LeavesUnread&) = default;
+};
+
+// Generated tokens read the chunks of 16 tokens whose keys may fit their queries best. The engine ranks the chunks
+// where the queries are (sequence/quest_selector.h). Replay refuses such a policy, since recordings have no keys.
+// REQUIRES: LeavesUnread, and that nothing is evicted.
+class RanksChunks {
+ public:
+  virtual ~RanksChunks() = default;
+
+  // How many tokens a generated token reads in each KV head.
+  virtual const Budget& chunk_budget() const = 0;
+
+ protected:
+  RanksChunks() = default;
+  RanksChunks(const RanksChunks&) = default;
+  RanksChunks& operator=(const RanksChunks&) = default;
+};
+
+// Some tables follow another of their layer: they read what that one chose, and what they leave unread leaves memory
+// (offload/follower_heads.h). REQUIRES: LeavesUnread, ObservesMasses, and a scope of kHead.
+class FollowsHeads {
+ public:
+  virtual ~FollowsHeads() = default;
+
+  // Returns the table that decides what this one reads: itself, or another of its layer, with which it then agrees on
+  // reads(); -1: not known yet. Once known it stays.
+  virtual int leader(int table) const = 0;
+
+  // Of tokens before this one, reads() names to a table that does not lead only those that were chosen: when the token
+  // `next` is generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
+  virtual TokenIndex settled(TokenIndex next, bool prompt) const = 0;
+
+  // Returns how many tokens before settled() reads() names at most, until another prompt has ended.
+  virtual std::int64_t chosen() const = 0;
+
+  // What the memory of offloading depends on.
+  struct Bounds {
+    int leaders = 0;          // tables of a layer that lead, at least
+    bool known = false;       // leader() is known before the first token
+    std::int64_t chosen = 0;  // tokens of a table that reads() names of those before settled(), at most
+    std::int64_t recent = 0;  // newest tokens that are not settled, at most, when a chunk ends
+  };
+  // Behind a prompt of up to `tokens` tokens, with so many tables a layer.
+  virtual Bounds bounds(int per_layer, std::int64_t tokens) const = 0;
+
+ protected:
+  FollowsHeads() = default;
+  FollowsHeads(const FollowsHeads&) = default;
+  FollowsHeads& operator=(const FollowsHeads&) = default;
+};
+
+// Where a prompt ends shows in the state before the prompt has ended.
+class KnowsPromptEnd {
+ public:
+  virtual ~KnowsPromptEnd() = default;
+
+  // Returns the longest prefix of an n-token prompt after which the state is what it would be in any longer prompt that
+  // begins alike, once move_prompt_end was called. Depends on options only.
+  virtual std::int64_t shared_prefix(std::int64_t n) const { return n; }
+
+  // Says that the prompt under way ends at `end`, not where its chunks so far said. REQUIRES: no chunk is under way.
+  virtual void move_prompt_end(TokenIndex end) { static_cast<void>(end); }
+
+ protected:
+  KnowsPromptEnd() = default;
+  KnowsPromptEnd(const KnowsPromptEnd&) = default;
+  KnowsPromptEnd& operator=(const KnowsPromptEnd&) = default;
+};
+
+// It serves some models and not others.
+class DependsOnModel {
+ public:
+  virtual ~DependsOnModel() = default;
+
+  // Whether the policy can serve a model. Errors: kInvalidArgument, kUnsupported.
+  virtual Status check_model(const PolicyModel& model) const = 0;
+
+  // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
+  virtual std::string remark(int kv_heads) const = 0;
+
+ protected:
+  DependsOnModel() = default;
+  DependsOnModel(const DependsOnModel&) = default;
+  DependsOnModel& operator=(const DependsOnModel&) = default;
+};
+
+class RetentionPolicy;
+
 // The two places in a composition (retention/composed.h).
 enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
+
+// It can be part of a composition.
+class JoinsAnother {
+ public:
+  virtual ~JoinsAnother() = default;
+
+  // Returns a fresh policy, which joins another too: it evicts any tokens, keeps what this one keeps, and acts in its
+  // place alone. Errors: kInvalidArgument if it cannot; the message says why.
+  virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const = 0;
+
+  // Says that the other part evicted tokens; this part must forget them too. Called after its own end_chunk or
+  // finish_chunk.
+  virtual void forget(int table, std::span<const IndexRange> dropped) = 0;
+
+ protected:
+  JoinsAnother() = default;
+  JoinsAnother(const JoinsAnother&) = default;
+  JoinsAnother& operator=(const JoinsAnother&) = default;
+};
+
+// -- The core. --
 
 class RetentionPolicy {
  public:
@@ -136,23 +349,18 @@ class RetentionPolicy {
   virtual std::optional<std::int64_t> bound() const = 0;
   ContextUse context_use() const;
 
-  // Whether the policy can serve a model; see also can_demote. Errors: kInvalidArgument, kUnsupported.
-  virtual Status check_model(const PolicyModel& model) const {
-    static_cast<void>(model);
-    return {};
-  }
   // Whether the policy works with pages of a format: it may rotate keys that lose bits whenever they are stored, or
-  // demote what it drops. Errors: kInvalidArgument.
+  // demote what it evicts. Errors: kInvalidArgument.
   Status check_pages(const PolicyModel& model, const PageFormat& page) const;
 
-  // From now on what it drops is demoted. Errors: kInvalidArgument where that is impossible: it drops nothing, or moves
-  // tokens to other positions, for which demoted keys are not rotated. REQUIRES: no chunk was taken in.
+  // From now on what it evicts is demoted. Errors: kInvalidArgument where that is impossible: it evicts nothing, or
+  // moves tokens to other positions, for which demoted keys are not rotated. REQUIRES: no chunk was taken in.
   Status demote(const Demotion& demotion);
 
-  // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
-  virtual std::string remark(int kv_heads) const {
-    static_cast<void>(kv_heads);
-    return {};
+  // Whether a generated token is a chunk of its own in every run, and chunks show in decisions: the log of tokens must
+  // then tell prompts from what was generated.
+  bool by_token() const {
+    return traits_.compacts || leaves_unread() || observes_masses() || reads_keys() || traits_.demotion;
   }
 
   // An equal policy in an equal state, of the same class.
@@ -161,96 +369,23 @@ class RetentionPolicy {
   // Called once, before the first chunk and before restore.
   virtual void begin(const TableLayout& layout) { static_cast<void>(layout); }
 
-  // -- What it holds, between chunks. --
+  // -- Between chunks: what it holds. --
 
   // Tokens taken in so far: the first of the next chunk.
   virtual TokenIndex seen() const = 0;
 
-  // Whether every row so far read all that was retained for it.
-  virtual bool all_read() const { return true; }
-
   // Appends the tokens that a table retains in a run, as ascending, disjoint ranges that do not touch.
   virtual void retained(int table, int run, std::vector<IndexRange>& ranges) const = 0;
 
-  // -- Before a chunk. --
-
-  // How many of the next `want` tokens may form one chunk, from 1 to `want`: fewer where the table's frames change in
-  // between.
-  virtual int chunk_rows(int want) const { return want; }
-
-  // rows[r]: of the tokens retained before the chunk and the chunk's own, those that row r does not see. Each range is
-  // empty, or begins at the oldest token that is not a sink; the ends of those that are not empty lie within fewer
-  // tokens than there are rows. REQUIRES: rows.size() == chunk.rows.
-  virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const;
-
-  // Which of the retained tokens, and of the chunk's own, the row of a generated token reads in a table: appends
-  // ascending, disjoint ranges that do not touch, the row's own token among them. False, with no ranges: all. What is
-  // not read stays retained, and is observed with mass zero. REQUIRES: traits().selects, or the answer is false.
-  virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
-    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
-    return false;
-  }
-
-  // With traits().offloads. The table that decides what this one reads: itself, or another of its layer, with which it
-  // then agrees on reads(); -1: not known yet. Once known it stays.
-  virtual int leader(int table) const { return table; }
-  // Tokens before it, reads() names to a table that does not lead only if they were chosen: when the token `next` is
-  // generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
-  virtual TokenIndex settled(TokenIndex next, bool prompt) const {
-    static_cast<void>(next), static_cast<void>(prompt);
-    return 0;
-  }
-  // Tokens before settled() that reads() names, at most, until another prompt has ended.
-  virtual std::int64_t chosen() const { return 0; }
-  // What memory offloading takes depends on this.
-  struct OffloadBounds {
-    int leaders = 0;          // tables of a layer that lead, at least
-    bool known = false;       // leader() is known before the first token
-    std::int64_t chosen = 0;  // tokens of a table that reads() names of those before settled(), at most
-    std::int64_t recent = 0;  // newest tokens that are not settled, at most, when a chunk ends
-  };
-  // Behind a prompt of up to `tokens` tokens, with so many tables a layer.
-  virtual OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const {
-    static_cast<void>(per_layer), static_cast<void>(tokens);
-    return {};
-  }
-
-  // With Realign::kRotate: the range that end_chunk will drop. Keys behind it will be written.
-  virtual IndexRange will_drop(const PolicyChunk& chunk) const {
-    static_cast<void>(chunk);
-    return {};
-  }
-
   // Returns the longest prefix of an n-token prompt that a complete, exact cache can stand in for: the largest m <= n
-  // such that, in a cold run, nothing is hidden from a row before m, nothing has been dropped after m tokens, and no
+  // such that, in a cold run, nothing is hidden from a row before m, nothing has been evicted after m tokens, and no
   // row before m is wanted. Calling end_chunk for the chunks up to m then brings the policy there. Holds for every
   // chunk size; depends on options only.
   virtual std::int64_t exact_prefix(std::int64_t n) const = 0;
 
-  // Returns the longest prefix of an n-token prompt after which the state is what it would be in any longer prompt that
-  // begins alike, once move_prompt_end was called. Depends on options only.
-  virtual std::int64_t shared_prefix(std::int64_t n) const { return n; }
-  // Says that the prompt under way ends at `end`, not where its chunks so far said. REQUIRES: no chunk is under way.
-  virtual void move_prompt_end(TokenIndex end) { static_cast<void>(end); }
+  // -- After a chunk. `plan` is clear; the caller applies what a call adds to it before the next call. --
 
-  // -- During a chunk. --
-
-  // Whether a row's mass of traits().reductions[reduction] matters. Where it is false, masses[reduction] may be empty.
-  virtual bool wants(const PolicyChunk& chunk, int row, int reduction) const {
-    static_cast<void>(chunk), static_cast<void>(row), static_cast<void>(reduction);
-    return true;
-  }
-  // Whether any does. Where it is false, observe need not be called for the row.
-  bool wants_row(const PolicyChunk& chunk, int row) const;
-
-  // The masses of one row, one for each of traits().reductions, on every token that the row sees in order of index:
-  // those the table held before the chunk, then the chunk's own up to the row itself. Rows come in order.
-  virtual void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) {
-    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(row), static_cast<void>(masses);
-  }
-
-  // -- After a chunk. `plan` is clear; what a call adds is applied to the table before the next. --
-
+  // Takes the chunk in, and adds what the table evicts.
   virtual void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) = 0;
 
   // Adds decisions that depend on all tables together.
@@ -274,20 +409,26 @@ class RetentionPolicy {
   // Never exceeded by state_bytes() in a sequence of up to `tokens` tokens, in chunks of up to `chunk` rows.
   virtual std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const = 0;
 
-  // -- As part of a composition. --
+  // -- Its capabilities; null: it lacks one. The answers never change. --
 
-  // A fresh policy that decides by any tokens, keeps what this one keeps, and prunes at the ends of prompts or while
-  // tokens are generated only. Errors: kInvalidArgument if it cannot; the message says why.
-  virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const;
+  virtual const ObservesMasses* observes_masses() const { return nullptr; }
+  virtual const ReadsKeys* reads_keys() const { return nullptr; }
+  virtual const HidesRanges* hides_ranges() const { return nullptr; }
+  virtual const LeavesUnread* leaves_unread() const { return nullptr; }
+  virtual const RanksChunks* ranks_chunks() const { return nullptr; }
+  virtual const FollowsHeads* follows_heads() const { return nullptr; }
+  virtual const KnowsPromptEnd* knows_prompt_end() const { return nullptr; }
+  virtual const DependsOnModel* depends_on_model() const { return nullptr; }
+  virtual const JoinsAnother* joins_another() const { return nullptr; }
 
-  // Reports tokens that the other part dropped; this part must forget them too. Called after its own end_chunk or
-  // finish_chunk.
-  virtual void forget(int table, std::span<const IndexRange> dropped) {
-    static_cast<void>(table), static_cast<void>(dropped);
-  }
+  // Of a policy that may be changed.
+  ObservesMasses* observes_masses() { return changeable(std::as_const(*this).observes_masses()); }
+  ReadsKeys* reads_keys() { return changeable(std::as_const(*this).reads_keys()); }
+  KnowsPromptEnd* knows_prompt_end() { return changeable(std::as_const(*this).knows_prompt_end()); }
+  JoinsAnother* joins_another() { return changeable(std::as_const(*this).joins_another()); }
 
  protected:
-  explicit RetentionPolicy(PolicyTraits traits);
+  explicit RetentionPolicy(PolicyTraits traits) : traits_(std::move(traits)) {}
   RetentionPolicy(const RetentionPolicy&) = default;
   RetentionPolicy& operator=(const RetentionPolicy&) = default;
 
@@ -297,7 +438,31 @@ class RetentionPolicy {
   virtual bool restore_state(ByteReader& in) = 0;
 
  private:
+  // They are bases of this very object.
+  template <class Capability>
+  static Capability* changeable(const Capability* capability) {
+    return const_cast<Capability*>(capability);
+  }
+
   PolicyTraits traits_;
 };
+
+// -- What capabilities say, and what holds without them. --
+
+// Empty: it does not look at attention.
+const std::vector<MassReduction>& reductions_of(const RetentionPolicy& policy);
+// Whether it wants any mass of a row.
+bool wants_row(const RetentionPolicy& policy, const PolicyChunk& chunk, int row);
+// All of `want`, unless HidesRanges says otherwise.
+int chunk_rows(const RetentionPolicy& policy, int want);
+// Empty ranges, unless HidesRanges says otherwise.
+void find_hidden(const RetentionPolicy& policy, const PolicyChunk& chunk, std::span<IndexRange> rows);
+// True, unless LeavesUnread says otherwise.
+bool all_read(const RetentionPolicy& policy);
+// n, unless KnowsPromptEnd says otherwise.
+std::int64_t shared_prefix(const RetentionPolicy& policy, std::int64_t n);
+void move_prompt_end(RetentionPolicy& policy, TokenIndex end);
+// Ok, unless DependsOnModel says otherwise.
+Status check_model(const RetentionPolicy& policy, const PolicyModel& model);
 
 }  // namespace kvasir

@@ -14,24 +14,24 @@ ScoredPolicy::Traits with_window_traits(ScoredPolicy::Traits traits) {
 
 }  // namespace
 
-Result<PromptWindowOptions> PromptWindowOptions::read(const PolicySpec& spec, std::int64_t least_window) {
+Result<PromptWindowOptions> PromptWindowOptions::read(const PolicyOptions& given, std::int64_t least_window) {
   PromptWindowOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.budget, spec.get_budget("budget", kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", least_window, std::int64_t{1} << 24));
-  KVASIR_ASSIGN_OR_RETURN(options.kernel, spec.get_int("kernel", 1, 1023));
+  KVASIR_ASSIGN_OR_RETURN(options.budget, given.get_budget("budget", kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("window", least_window, std::int64_t{1} << 24));
+  KVASIR_ASSIGN_OR_RETURN(options.kernel, given.get_int("kernel", 1, 1023));
   if (options.kernel % 2 == 0)
-    return invalid_argument("policy '{}': kernel={} must be odd, so that it has a middle; give {} or {}", spec.name(),
+    return invalid_argument("policy '{}': kernel={} must be odd, so that it has a middle; give {} or {}", given.name(),
                             options.kernel, options.kernel - 1, options.kernel + 1);
   if (!options.budget.is_share() && options.window > options.budget.tokens)
-    return invalid_argument("policy '{}': window={} is above budget={}; lower it", spec.name(), options.window,
+    return invalid_argument("policy '{}': window={} is above budget={}; lower it", given.name(), options.window,
                             options.budget.tokens);
-  KVASIR_ASSIGN_OR_RETURN(options.protect, spec.get_protect(options.budget.tokens));
+  KVASIR_ASSIGN_OR_RETURN(options.protect, given.get_protect(options.budget.tokens));
   if (!options.budget.is_share() && options.protect + options.window > options.budget.tokens)
     return invalid_argument("policy '{}': protect={} and window={} together are above budget={}; lower them",
-                            spec.name(), options.protect, options.window, options.budget.tokens);
-  if (spec.accepts("pool")) {
+                            given.name(), options.protect, options.window, options.budget.tokens);
+  if (given.accepts("pool")) {
     constexpr std::string_view kPools[] = {"avg", "max"};
-    KVASIR_ASSIGN_OR_RETURN(const std::string pool, spec.get_choice("pool", kPools));
+    KVASIR_ASSIGN_OR_RETURN(const std::string pool, given.get_choice("pool", kPools));
     options.max_pool = pool == "max";
   }
   return options;

@@ -25,10 +25,10 @@ struct PromptWindowOptions {
 
   // The options budget, window, kernel, protect and, where the policy has it, pool. Errors: kInvalidArgument for values
   // out of range, an even kernel, a window above the budget or above what is protected leaves of it.
-  static Result<PromptWindowOptions> read(const PolicySpec& spec, std::int64_t least_window = 1);
+  static Result<PromptWindowOptions> read(const PolicyOptions& given, std::int64_t least_window = 1);
 };
 
-class PromptWindowPolicy : public ScoredPolicy {
+class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
  public:
   // Unbounded: tokens generated after the prompt are all kept.
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
@@ -37,6 +37,7 @@ class PromptWindowPolicy : public ScoredPolicy {
     return chunk.prompt && Step{chunk, 0, row}.prompt_left() < options_.window;
   }
   std::int64_t exact_prefix(std::int64_t n) const override { return std::max<std::int64_t>(n - options_.window, 0); }
+  const KnowsPromptEnd* knows_prompt_end() const final { return this; }
   std::int64_t shared_prefix(std::int64_t n) const override { return exact_prefix(n); }
 
  protected:

@@ -48,12 +48,12 @@ class PyramidKvPolicy final : public PromptWindowPolicy {
   double beta_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_pyramidkv(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
-  KVASIR_ASSIGN_OR_RETURN(const double beta, spec.get_double("beta", 0.01, 1e6));
+Result<std::unique_ptr<RetentionPolicy>> make_pyramidkv(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(given));
+  KVASIR_ASSIGN_OR_RETURN(const double beta, given.get_double("beta", 0.01, 1e6));
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  traits.spec = spec.canonical({"budget", "window", "kernel"});
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  traits.spec = given.canonical({"budget", "window", "kernel"});
   return {std::make_unique<PyramidKvPolicy>(std::move(traits), options, beta)};
 }
 

@@ -9,14 +9,17 @@ namespace kvasir {
 namespace {
 
 // Keeps everything, as `full`. What a generated token reads of it is chosen by sequence/quest_selector.h.
-class QuestPolicy final : public RetentionPolicy {
+class QuestPolicy final : public RetentionPolicy, public LeavesUnread, public RanksChunks {
  public:
-  explicit QuestPolicy(PolicyTraits traits) : RetentionPolicy(std::move(traits)) {}
+  QuestPolicy(PolicyTraits traits, const Budget& budget) : RetentionPolicy(std::move(traits)), budget_(budget) {}
 
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<QuestPolicy>(*this); }
   TokenIndex seen() const override { return seen_; }
+  const LeavesUnread* leaves_unread() const override { return this; }
   bool all_read() const override { return all_read_; }
+  const RanksChunks* ranks_chunks() const override { return this; }
+  const Budget& chunk_budget() const override { return budget_; }
   void retained(int, int run, std::vector<IndexRange>& ranges) const override {
     if (run == 0 && seen_ > 0) ranges.push_back({0, seen_});
   }
@@ -27,7 +30,7 @@ class QuestPolicy final : public RetentionPolicy {
       ++seen_;
       if (chunk.rows > 1) plan.held.push_back(seen_);
     }
-    if (!chunk.prompt && seen_ > traits().chunk_reads->at(seen_)) all_read_ = false;
+    if (!chunk.prompt && seen_ > budget_.at(seen_)) all_read_ = false;
   }
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
@@ -45,6 +48,7 @@ class QuestPolicy final : public RetentionPolicy {
     return seen_ >= 0 && seen_ <= kMost && all <= 1;
   }
 
+  Budget budget_;
   std::int64_t seen_ = 0;
   bool all_read_ = true;
 };
@@ -54,14 +58,12 @@ constexpr PolicyOption kQuestOptions[] = {
      "tokens that a generated token reads in each KV head, or their share of those so far, rounded up"},
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const Budget budget, spec.get_budget("budget", kMostTokens));
-  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(spec.get_int("budget", 16, kMostTokens).status());
+Result<std::unique_ptr<RetentionPolicy>> make_quest(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const Budget budget, given.get_budget("budget", kMostTokens));
+  if (!budget.is_share()) KVASIR_RETURN_IF_ERROR(given.get_int("budget", 16, kMostTokens).status());
   PolicyTraits traits;
-  traits.spec = spec.canonical({"budget"});
-  traits.selects = true;
-  traits.chunk_reads = budget;
-  return {std::make_unique<QuestPolicy>(std::move(traits))};
+  traits.spec = given.canonical({"budget"});
+  return {std::make_unique<QuestPolicy>(std::move(traits), budget)};
 }
 
 }  // namespace

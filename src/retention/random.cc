@@ -70,14 +70,14 @@ class RandomPolicy final : public ScoredPolicy {
   std::vector<SplitMix> draws_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_random(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, spec.get_int("seed", 0, std::int64_t{1} << 62));
+Result<std::unique_ptr<RetentionPolicy>> make_random(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(given));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t seed, given.get_int("seed", 0, std::int64_t{1} << 62));
   ScoredPolicy::Traits traits;
   traits.columns = 0;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
-  traits.spec = spec.canonical({"budget", "seed"});
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
+  traits.spec = given.canonical({"budget", "seed"});
   return {std::make_unique<RandomPolicy>(std::move(traits), rule, seed)};
 }
 

@@ -4,23 +4,23 @@
 
 namespace kvasir {
 
-Result<KeepRule> KeepRule::read(const PolicySpec& spec) {
+Result<KeepRule> KeepRule::read(const PolicyOptions& given) {
   KeepRule rule;
-  KVASIR_ASSIGN_OR_RETURN(rule.budget, spec.get_budget("budget", kMostTokens));
-  if (spec.accepts("sinks")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.sinks, spec.get_int("sinks", 0, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(rule.budget, given.get_budget("budget", kMostTokens));
+  if (given.accepts("sinks")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.sinks, given.get_int("sinks", 0, kMostTokens));
   }
-  if (spec.accepts("recent")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.recent, spec.get_int("recent", 0, kMostTokens));
+  if (given.accepts("recent")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.recent, given.get_int("recent", 0, kMostTokens));
   }
-  if (spec.accepts("every")) {
-    KVASIR_ASSIGN_OR_RETURN(rule.every, spec.get_int("every", 0, kMostTokens));
+  if (given.accepts("every")) {
+    KVASIR_ASSIGN_OR_RETURN(rule.every, given.get_int("every", 0, kMostTokens));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(rule.budget.tokens));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(rule.budget.tokens));
   const std::string_view first = protect > rule.sinks ? "protect" : "sinks";
   rule.sinks = std::max(rule.sinks, protect);
   if (!rule.budget.is_share() && rule.sinks + rule.recent > rule.budget.tokens)
-    return invalid_argument("policy '{}': {}={} and recent={} together are above budget={}; lower them", spec.name(),
+    return invalid_argument("policy '{}': {}={} and recent={} together are above budget={}; lower them", given.name(),
                             first, rule.sinks, rule.recent, rule.budget.tokens);
   return rule;
 }
@@ -49,7 +49,6 @@ PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
   traits.scope = scored.scope;
   traits.positions = scored.positions;
   traits.chunk = 256;
-  if (scored.reduction) traits.reductions = {*scored.reduction};
   traits.run_capacities = scored.run_capacities;
   traits.compacts = true;
   traits.holds_prompts = scored.acts != ScoredPolicy::Acts::kAlways;
@@ -59,7 +58,12 @@ PolicyTraits policy_traits(const ScoredPolicy::Traits& scored) {
 }  // namespace
 
 ScoredPolicy::ScoredPolicy(const Traits& traits)
-    : RetentionPolicy(policy_traits(traits)), acts_(traits.acts), columns_(traits.columns), by_row_(traits.by_row) {
+    : RetentionPolicy(policy_traits(traits)),
+      ObservesMasses(traits.reduction ? std::vector{*traits.reduction} : std::vector<MassReduction>()),
+      acts_(traits.acts),
+      columns_(traits.columns),
+      by_row_(traits.by_row) {
+  KVASIR_CHECK(!traits.reduction || traits.scope != PolicyScope::kSequence);
   KVASIR_CHECK(!by_row_ || (columns_ > 0 && traits.reduction));
 }
 
@@ -75,11 +79,11 @@ void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges)
 
 std::int64_t ScoredPolicy::exact_prefix(std::int64_t n) const {
   n = std::max<std::int64_t>(n, 0);
-  if (acts_ == Acts::kAlways) return traits().reductions.empty() ? undropped(n) : 0;
-  if (!traits().reductions.empty() && !by_row_) return 0;
+  if (acts_ == Acts::kAlways) return reductions().empty() ? undropped(n) : 0;
+  if (!reductions().empty() && !by_row_) return 0;
   if (acts_ == Acts::kWhileGenerating) return n;
   // At the end of the prompt its last row is looked at, and tokens may go.
-  return traits().reductions.empty() && undropped(n) == n ? n : std::max<std::int64_t>(n - 1, 0);
+  return reductions().empty() && undropped(n) == n ? n : std::max<std::int64_t>(n - 1, 0);
 }
 
 void ScoredPolicy::score(ScoreList& list, const Step&, std::span<const double> mass) {

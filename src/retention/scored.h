@@ -52,13 +52,13 @@ struct KeepRule {
 
   // Those of the options budget, sinks, recent and every that the policy has. Errors: kInvalidArgument for values out
   // of range, and if sinks and recent together are above the budget.
-  static Result<KeepRule> read(const PolicySpec& spec);
+  static Result<KeepRule> read(const PolicyOptions& given);
 
   // Drops the tokens of lowest score that are not protected, if a prune is due.
   void drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const;
 };
 
-class ScoredPolicy : public RetentionPolicy {
+class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public JoinsAnother {
  public:
   // When prune is called.
   enum class Acts { kAlways, kAtPromptEnd, kWhileGenerating };
@@ -98,6 +98,8 @@ class ScoredPolicy : public RetentionPolicy {
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
   std::uint64_t state_bytes() const final;
   std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const final;
+  const ObservesMasses* observes_masses() const final { return reductions().empty() ? nullptr : this; }
+  const JoinsAnother* joins_another() const final { return this; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
   void forget(int table, std::span<const IndexRange> dropped) override { list(table).forget(dropped); }
 

@@ -18,11 +18,11 @@ class SnapKvPolicy final : public PromptWindowPolicy {
   void prune(ScoreList& list, const Step& step) override { keep(list, step.table, options().ranked(step.seen())); }
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(spec));
+Result<std::unique_ptr<RetentionPolicy>> make_snapkv(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const PromptWindowOptions options, PromptWindowOptions::read(given));
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  traits.spec = spec.canonical({"budget", "window", "kernel"});
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  traits.spec = given.canonical({"budget", "window", "kernel"});
   return {std::make_unique<SnapKvPolicy>(std::move(traits), options)};
 }
 

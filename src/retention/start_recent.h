@@ -31,7 +31,7 @@ struct StartRecentOptions {
   std::int64_t undropped(std::int64_t n) const;
 };
 
-class StartRecentPolicy final : public RetentionPolicy {
+class StartRecentPolicy final : public RetentionPolicy, public HidesRanges, public JoinsAnother {
  public:
   StartRecentPolicy(std::string spec, const StartRecentOptions& options);
 
@@ -46,7 +46,11 @@ class StartRecentPolicy final : public RetentionPolicy {
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
   std::uint64_t state_bytes() const override { return 0; }
   std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
+
+  const HidesRanges* hides_ranges() const override { return options_.every > 0 ? this : nullptr; }
+  const JoinsAnother* joins_another() const override { return this; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
+  void forget(int, std::span<const IndexRange>) override {}  // never a part itself
 
  private:
   struct State {

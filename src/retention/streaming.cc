@@ -22,20 +22,20 @@ constexpr PolicyOption kStreamingOptions[] = {
     kProtectOption,
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicyOptions& given) {
   StartRecentOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_int("sinks", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.every, spec.get_int("every", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.slack, spec.get_int("slack", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(options.max_drop, spec.get_int("max_drop", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t overlap, spec.get_int("overlap", 0, kMost));
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t refresh, spec.get_int("refresh", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_int("sinks", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.every, given.get_int("every", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.slack, given.get_int("slack", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(options.max_drop, given.get_int("max_drop", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t overlap, given.get_int("overlap", 0, kMost));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t refresh, given.get_int("refresh", 0, kMost));
   constexpr std::string_view kRealign[] = {"frames", "rotate"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string realign, spec.get_choice("realign", kRealign));
+  KVASIR_ASSIGN_OR_RETURN(const std::string realign, given.get_choice("realign", kRealign));
   options.realign = realign == "rotate" ? Realign::kRotate : Realign::kFrames;
-  if (spec.has("cap")) {
-    if (spec.has("window")) return invalid_argument("policy 'streaming': give either cap or window, not both");
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, spec.get_int("cap", 1, kMost));
+  if (given.has("cap")) {
+    if (given.has("window")) return invalid_argument("policy 'streaming': give either cap or window, not both");
+    KVASIR_ASSIGN_OR_RETURN(const std::int64_t cap, given.get_int("cap", 1, kMost));
     options.window = cap - options.sinks - options.slack - overlap - refresh;
     if (options.window < 1)
       return invalid_argument(
@@ -43,9 +43,9 @@ Result<std::unique_ptr<RetentionPolicy>> make_streaming(const PolicySpec& spec) 
           "refresh={}; raise cap",
           cap, options.sinks, options.slack, overlap, refresh);
   } else {
-    KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("window", 1, kMost));
+    KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("window", 1, kMost));
   }
-  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, spec.get_protect(options.sinks + options.window));
+  KVASIR_ASSIGN_OR_RETURN(const std::int64_t protect, given.get_protect(options.sinks + options.window));
   std::string canonical = fmt::format("streaming:sinks={},window={}", options.sinks, options.window);
   if (options.every != 1) canonical += fmt::format(",every={}", options.every);
   if (options.slack != 0) canonical += fmt::format(",slack={}", options.slack);

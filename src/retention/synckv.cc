@@ -40,6 +40,7 @@ struct SyncKvOptions {
   std::int64_t stride = 5;
   int reps = 0;  // 0: auto
   std::int64_t recent = 32;
+  bool offloads = false;
 
   int reps_of(int heads) const { return reps > 0 ? reps : default_representatives(heads); }
 
@@ -60,10 +61,24 @@ struct SyncKvOptions {
   }
 };
 
-class SyncKvPolicy final : public RetentionPolicy {
+class SyncKvPolicy final : public RetentionPolicy,
+                           public ObservesMasses,
+                           public LeavesUnread,
+                           public FollowsHeads,
+                           public KnowsPromptEnd,
+                           public DependsOnModel {
  public:
   SyncKvPolicy(PolicyTraits traits, const SyncKvOptions& options, std::shared_ptr<const HeadProfile> profile)
-      : RetentionPolicy(std::move(traits)), options_(options), profile_(std::move(profile)) {}
+      : RetentionPolicy(std::move(traits)),
+        ObservesMasses({MassReduction::kMax}),
+        options_(options),
+        profile_(std::move(profile)) {}
+
+  const ObservesMasses* observes_masses() const override { return this; }
+  const LeavesUnread* leaves_unread() const override { return this; }
+  const FollowsHeads* follows_heads() const override { return options_.offloads ? this : nullptr; }
+  const KnowsPromptEnd* knows_prompt_end() const override { return this; }
+  const DependsOnModel* depends_on_model() const override { return this; }
 
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<SyncKvPolicy>(*this); }
@@ -121,7 +136,7 @@ class SyncKvPolicy final : public RetentionPolicy {
     return step > 0 ? tail_begin(step) : 0;
   }
   std::int64_t chosen() const override { return std::min<std::int64_t>(selected(), seen()); }
-  OffloadBounds offload_bounds(int per_layer, std::int64_t tokens) const override {
+  Bounds bounds(int per_layer, std::int64_t tokens) const override {
     const int reps = options_.reps_of(per_layer);
     if (per_layer <= reps) return {per_layer, true, 0, 0};
     return {reps, profile_ != nullptr, std::min(options_.selected(tokens, per_layer), tokens),
@@ -436,35 +451,35 @@ ProfileName split_profile_name(std::string_view text) {
   return {std::string(text.substr(0, hash)), std::string(digits)};
 }
 
-Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
-  PolicySpec spec = given;
+Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicyOptions& given) {
+  PolicyOptions filled = given;
   SyncKvOptions options;
-  if (spec.has("budget") && spec.text("budget") != "-") {
-    if (spec.has("mem")) return invalid_argument("policy 'synckv': mem and budget say the same; give one of them");
-    KVASIR_ASSIGN_OR_RETURN(options.budget, spec.get_budget("budget", kMostTokens));
+  if (filled.has("budget") && filled.value("budget") != "-") {
+    if (filled.has("mem")) return invalid_argument("policy 'synckv': mem and budget say the same; give one of them");
+    KVASIR_ASSIGN_OR_RETURN(options.budget, filled.get_budget("budget", kMostTokens));
   } else {
-    const Result<Budget> mem = spec.get_budget("mem", kMostTokens);
+    const Result<Budget> mem = filled.get_budget("mem", kMostTokens);
     if (!mem.ok() || !mem->is_share())
-      return invalid_argument("policy 'synckv': mem={} must be a percentage such as 30%", spec.text("mem"));
+      return invalid_argument("policy 'synckv': mem={} must be a percentage such as 30%", filled.value("mem"));
     options.mem = mem->millionths;
   }
-  KVASIR_ASSIGN_OR_RETURN(const double share, spec.get_double("static", 0, 1));
+  KVASIR_ASSIGN_OR_RETURN(const double share, filled.get_double("static", 0, 1));
   options.static_millionths = std::llround(share * Budget::kWhole);
-  KVASIR_ASSIGN_OR_RETURN(options.stride, spec.get_int("stride", 1, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(options.recent, spec.get_int("recent", 0, kMostTokens));
-  if (spec.text("reps") != "auto") {
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t reps, spec.get_int("reps", 1, kMostProfileHeads));
+  KVASIR_ASSIGN_OR_RETURN(options.stride, filled.get_int("stride", 1, kMostTokens));
+  KVASIR_ASSIGN_OR_RETURN(options.recent, filled.get_int("recent", 0, kMostTokens));
+  if (filled.value("reps") != "auto") {
+    KVASIR_ASSIGN_OR_RETURN(const std::int64_t reps, filled.get_int("reps", 1, kMostProfileHeads));
     options.reps = static_cast<int>(reps);
   }
   constexpr std::string_view kPlaces[] = {"off", "file"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string place, spec.get_choice("offload", kPlaces));
+  KVASIR_ASSIGN_OR_RETURN(const std::string place, filled.get_choice("offload", kPlaces));
   if (place != "off" && options.mem == Budget::kWhole)
     return invalid_argument(
         "policy 'synckv': with mem=100% every head reads everything, and nothing can be offloaded; "
         "give less, or offload=off");
   std::shared_ptr<HeadProfile> profile;
-  if (spec.text("profile") != "-") {
-    const ProfileName name = split_profile_name(spec.text("profile"));
+  if (filled.value("profile") != "-") {
+    const ProfileName name = split_profile_name(filled.value("profile"));
     Result<HeadProfile> found = read_head_profile(name.file);
     if (!found.ok() && !name.checksum.empty())  // of a saved session
       return found.status().with_message(found.status().message() +
@@ -479,7 +494,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
           "policy 'synckv': the head profile '{}' is not the one of checksum {}, with which this was begun; put that "
           "there",
           name.file, name.checksum);
-    spec.set("profile", fmt::format("{}#{}", name.file, checksum));
+    filled.set("profile", fmt::format("{}#{}", name.file, checksum));
     const int reps = options.reps_of(read.kv_heads);
     if (reps > read.kv_heads)
       return invalid_argument("policy 'synckv': reps={} is above the {} KV heads of the profile", reps, read.kv_heads);
@@ -487,12 +502,10 @@ Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicySpec& given) {
     read.overlap.clear();
     profile = std::make_shared<HeadProfile>(std::move(read));
   }
+  options.offloads = place != "off";
   PolicyTraits traits;
   traits.scope = PolicyScope::kHead;
-  traits.reductions = {MassReduction::kMax};
-  traits.selects = true;
-  traits.offloads = place != "off";
-  traits.spec = options.mem > 0 ? spec.canonical({"mem"}) : spec.canonical({"budget"});
+  traits.spec = options.mem > 0 ? filled.canonical({"mem"}) : filled.canonical({"budget"});
   return {std::make_unique<SyncKvPolicy>(std::move(traits), options, std::move(profile))};
 }
 

@@ -26,14 +26,14 @@ class TovaPolicy final : public ScoredPolicy {
   KeepRule rule_;
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_tova(const PolicySpec& spec) {
-  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(spec));
+Result<std::unique_ptr<RetentionPolicy>> make_tova(const PolicyOptions& given) {
+  KVASIR_ASSIGN_OR_RETURN(const KeepRule rule, KeepRule::read(given));
   ScoredPolicy::Traits traits;
-  KVASIR_ASSIGN_OR_RETURN(traits.positions, spec.get_positions());
-  KVASIR_ASSIGN_OR_RETURN(traits.scope, spec.get_scope());
+  KVASIR_ASSIGN_OR_RETURN(traits.positions, given.get_positions());
+  KVASIR_ASSIGN_OR_RETURN(traits.scope, given.get_scope());
   traits.reduction = MassReduction::kMean;
   traits.by_row = true;
-  traits.spec = spec.canonical({"budget"});
+  traits.spec = given.canonical({"budget"});
   return {std::make_unique<TovaPolicy>(std::move(traits), rule)};
 }
 

@@ -12,11 +12,11 @@ constexpr PolicyOption kWindowOptions[] = {
     kProtectBesideOption,
 };
 
-Result<std::unique_ptr<RetentionPolicy>> make_window(const PolicySpec& spec) {
+Result<std::unique_ptr<RetentionPolicy>> make_window(const PolicyOptions& given) {
   StartRecentOptions options;
-  KVASIR_ASSIGN_OR_RETURN(options.window, spec.get_int("size", 1, std::int64_t{1} << 40));
-  KVASIR_ASSIGN_OR_RETURN(options.sinks, spec.get_protect(options.window));
-  return {std::make_unique<StartRecentPolicy>(spec.canonical({"size"}), options)};
+  KVASIR_ASSIGN_OR_RETURN(options.window, given.get_int("size", 1, std::int64_t{1} << 40));
+  KVASIR_ASSIGN_OR_RETURN(options.sinks, given.get_protect(options.window));
+  return {std::make_unique<StartRecentPolicy>(given.canonical({"size"}), options)};
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ bool Task::prepare() {
 bool Task::reads() const {
   // In replay, chunks change nothing where ranges are dropped and all rows read alike.
   return run_ < prompt_ ||
-         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().traits().by_token());
+         (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().by_token());
 }
 
 int Task::chunk() const {

@@ -1,6 +1,7 @@
 #include "sequence/sequence.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -47,21 +48,21 @@ int prompt_chunk(const RetentionPolicy& policy, int chunk) {
 // Between the backend and the policy, and whoever else wants to know.
 class Sequence::Listener final : public AttentionListener {
  public:
-  explicit Listener(Sequence* sequence) : sequence_(*sequence) {}
+  explicit Listener(Sequence* sequence) : sequence_(*sequence), masses_(sequence->policy_->observes_masses()) {}
 
   std::span<const MassReduction> reductions() const override {
     if (!wanted_) return {};
-    return sequence_.policy_->traits().reductions;
+    return masses_->reductions();
   }
   bool wants_row(int row) const override {
-    return sequence_.policy_->wants_row(sequence_.chunk_, sequence_.done_ + row);
+    return masses_ != nullptr && masses_->wants_row(sequence_.chunk_, sequence_.done_ + row);
   }
   bool wants_weights() const override { return tap != nullptr; }
 
   void hear_masses(const ObservedMasses& masses) override {
     const auto start = std::chrono::steady_clock::now();
     const int table = masses.layer * sequence_.layout_.per_layer + masses.table;
-    sequence_.policy_->observe(sequence_.chunk_, table, sequence_.done_ + masses.row, masses.masses);
+    masses_->observe(sequence_.chunk_, table, sequence_.done_ + masses.row, masses.masses);
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   void hear_weights(const ObservedAttention& weights) override { tap->observe(weights); }
@@ -69,8 +70,7 @@ class Sequence::Listener final : public AttentionListener {
   // Whether some row of the next pass matters to anybody.
   bool begin_pass(int rows) {
     wanted_ = false;
-    for (int row = 0; row < rows && !sequence_.policy_->traits().reductions.empty(); ++row)
-      wanted_ = wanted_ || wants_row(row);
+    for (int row = 0; row < rows && masses_ != nullptr; ++row) wanted_ = wanted_ || wants_row(row);
     return wanted_ || tap != nullptr;
   }
 
@@ -79,6 +79,7 @@ class Sequence::Listener final : public AttentionListener {
 
  private:
   Sequence& sequence_;
+  ObservesMasses* masses_;  // of its policy; null: it does not look at attention
   bool wanted_ = false;
 };
 
@@ -87,6 +88,9 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
     : model_(std::move(model)),
       cache_(std::move(cache)),
       policy_(std::move(policy)),
+      keys_(policy_->reads_keys()),
+      ranges_(policy_->hides_ranges()),
+      unread_(policy_->leaves_unread()),
       layout_(table_layout(*model_, policy_->traits().scope)),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
@@ -94,7 +98,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       selector_(new_selector(*policy_, shape_)),
       state_(&cache_->budget()) {
   policy_->begin(layout_);
-  status_ = policy_->check_model(policy_model(*model_));
+  status_ = check_model(*policy_, policy_model(*model_));
   if (status_.ok()) status_ = policy_->check_pages(policy_model(*model_), shape_.page);
   if (!status_.ok()) return;
   Result<std::unique_ptr<SequenceDemotion>> demotion =
@@ -116,6 +120,9 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
     : model_(other.model_),
       cache_(other.cache_),
       policy_(other.policy_->clone()),
+      keys_(policy_->reads_keys()),
+      ranges_(policy_->hides_ranges()),
+      unread_(policy_->leaves_unread()),
       layout_(other.layout_),
       tables_(std::move(tables)),
       shape_(other.shape_),
@@ -178,7 +185,7 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
     const TokenIndex end = next + rest;
     const bool prompt = input.source == Source::kPrompt;
     const int want = next_chunk_rows(*policy_, next, prompt ? end : 0, end, prompt_chunk(*policy_, input.chunk));
-    plan.chunk = {next, policy_->chunk_rows(want), prompt, 0};
+    plan.chunk = {next, ranges_ != nullptr ? ranges_->chunk_rows(want) : want, prompt, 0};
     if (prompt) plan.chunk.prompt_left = end - plan.chunk.end();
   } else {
     plan.chunk = chunk_;
@@ -200,8 +207,8 @@ Sequence::PassPlan Sequence::plan_pass(const Input& input) const {
     plan.reserve += of_followers.reserve;
   }
   // Keys that the chunk's end will rotate must be the sequence's own.
-  if (plan.begins_chunk && policy_->traits().realign == Realign::kRotate)
-    if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
+  if (plan.begins_chunk && rotates())
+    if (const IndexRange dropped = ranges_->will_drop(plan.chunk); !dropped.empty())
       plan.reserve += tables_.only_table().unshare_bytes({dropped.end, plan.chunk.end()});
   return plan;
 }
@@ -216,8 +223,8 @@ Status Sequence::make_room(const PassPlan& plan) {
     return why;
   };
   if (plan.begins_chunk) {
-    if (policy_->traits().realign == Realign::kRotate)
-      if (const IndexRange dropped = policy_->will_drop(plan.chunk); !dropped.empty())
+    if (rotates())
+      if (const IndexRange dropped = ranges_->will_drop(plan.chunk); !dropped.empty())
         if (Status status = tables_.only_table().unshare({dropped.end, plan.chunk.end()}); !status.ok())
           return refuse(std::move(status));
     prepare_tables(plan.chunk);
@@ -234,7 +241,7 @@ Status Sequence::make_room(const PassPlan& plan) {
   if (plan.begins_chunk) {
     chunk_ = plan.chunk;
     hidden_.assign(static_cast<std::size_t>(chunk_.rows), {});
-    policy_->hidden(chunk_, hidden_);
+    if (ranges_ != nullptr) ranges_->hidden(chunk_, hidden_);
     if (selector_ != nullptr) selector_->reserve(chunk_.end());
   }
   kept_max_ = std::max(kept_max_, tables_.longest());
@@ -287,7 +294,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
       std::span(hidden_).subspan(static_cast<std::size_t>(plan.first), static_cast<std::size_t>(plan.rows));
   for (int t = 0; t < tables_.governed_tables(); ++t) {
     reads_.clear();
-    const bool selects = policy_->traits().selects && policy_->reads(chunk_, t, reads_);
+    const bool selects = unread_ != nullptr && unread_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.governed().window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
     if (followers_ != nullptr)
@@ -307,6 +314,7 @@ void Sequence::finish_pass(const PassPlan& plan) {
   tables_.end_pass();
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
+    if (keys_ != nullptr) show_keys();
     prune();
     offload();
     done_ = 0;
@@ -314,6 +322,34 @@ void Sequence::finish_pass(const PassPlan& plan) {
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
   status_ = recall_status();
+}
+
+// The chunk's tokens are the newest of run 0, so their columns are the last of its newest frame.
+void Sequence::show_keys() {
+  const auto dim = static_cast<std::size_t>(shape_.page.head_dim), rows = static_cast<std::size_t>(chunk_.rows);
+  page_keys_.resize(static_cast<std::size_t>(shape_.page.slots) * dim);
+  for (int t = 0; t < tables_.governed_tables(); ++t) {
+    const PageTable& table = tables_.table(t);
+    const auto lanes = static_cast<std::size_t>(table.lanes());
+    chunk_keys_.resize(lanes * rows * dim);
+    std::size_t left = rows;
+    const std::span<const PageEntry> entries = table.entries_of(table.newest_frame());
+    for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
+      const SlotMask slots = entry->live & table.slots_of(entry->column, chunk_.first, chunk_.end());
+      left -= static_cast<std::size_t>(std::popcount(slots));
+      for (std::size_t lane = 0; lane < lanes && slots != 0; ++lane) {
+        cache_->pool().store()->read_keys(table.pages_of(entry->column)[lane], page_keys_.data());
+        for (SlotMask rest = slots; rest != 0; rest &= rest - 1) {
+          const int slot = std::countr_zero(rest);
+          const auto row = static_cast<std::size_t>(table.index(entry->column, slot) - chunk_.first);
+          std::copy_n(page_keys_.data() + static_cast<std::size_t>(slot) * dim, dim,
+                      chunk_keys_.data() + (lane * rows + row) * dim);
+        }
+      }
+    }
+    KVASIR_CHECK(left == 0);
+    keys_->read_keys(chunk_, t, {chunk_keys_, table.lanes(), chunk_.rows, shape_.page.head_dim});
+  }
 }
 
 void Sequence::prune() {

@@ -174,7 +174,9 @@ class Sequence {
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   std::uint64_t allocated_state() const;
   static TableLayout table_layout(const LoadedModel& model, PolicyScope scope);
+  bool rotates() const { return ranges_ != nullptr && policy_->traits().realign == Realign::kRotate; }
   void prepare_tables(const PolicyChunk& chunk);
+  void show_keys();
   void prune();
   void offload();
   Status add_followers();
@@ -182,7 +184,10 @@ class Sequence {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
-  TableLayout layout_;  // of the tables that the policy governs
+  ReadsKeys* keys_;             // of the policy; null: it does not look at keys
+  const HidesRanges* ranges_;   // of the policy; null: it hides nothing
+  const LeavesUnread* unread_;  // of the policy; null: its rows read all
+  TableLayout layout_;          // of the tables that the policy governs
   KvSequence tables_;
   KvCacheShape shape_;
   std::unique_ptr<Listener> listener_;
@@ -199,6 +204,7 @@ class Sequence {
   std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
   std::vector<IndexRange> reads_;           // of a table, while it is described
   KeepPlan plan_;
+  std::vector<float> page_keys_, chunk_keys_;  // of a table, while they are shown
 
   std::optional<TokenIndex> first_dropped_;
   std::int64_t kept_max_ = 0;

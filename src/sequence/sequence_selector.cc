@@ -5,9 +5,9 @@
 namespace kvasir {
 
 std::unique_ptr<SequenceSelector> new_selector(const RetentionPolicy& policy, const KvCacheShape& shape) {
-  const std::optional<Budget>& budget = policy.traits().chunk_reads;
-  if (!budget) return nullptr;
-  return std::make_unique<QuestSelector>(*budget, shape);
+  const RanksChunks* chunks = policy.ranks_chunks();
+  if (chunks == nullptr) return nullptr;
+  return std::make_unique<QuestSelector>(chunks->chunk_budget(), shape);
 }
 
 }  // namespace kvasir

@@ -69,7 +69,7 @@ class SessionImpl final : public Session, public SessionBase {
   Status save(const std::string& path) const override {
     return guarded([&] {
       if (image_ != nullptr) return write_file(path, image_->file.bytes());
-      if (!text_.sequence->is_whole()) return check_saveable(text_.sequence->policy().traits());
+      if (!text_.sequence->is_whole()) return check_saveable(text_.sequence->policy());
       return save_session(path, *text_.sequence, text_.chunk,
                           {text_.newest, text_.logits, transcript_.state(), sampler_});
     });

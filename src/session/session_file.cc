@@ -147,7 +147,6 @@ bool get_head(ByteReader& in, SessionHead* head) {
   in.get(head->fingerprint.high);
   in.get_string(head->arithmetic, 1024);
   in.get_string(head->policy, 4096);
-  head->policy = spec_of_file(head->policy);
   in.get_string(head->kv_type, 64);
   in.get(slots);
   in.get(chunk);
@@ -290,7 +289,9 @@ Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedMo
   if (parts.head.fingerprint != model.fingerprint)
     return invalid_argument("the session file is of another model (fingerprint {}, this model's is {}); open that one",
                             parts.head.fingerprint.hex(), model.fingerprint.hex());
-  KVASIR_RETURN_IF_ERROR(make_policy(parts.head.policy).status());
+  KVASIR_ASSIGN_OR_RETURN(PolicySpec policy, PolicySpec::parse(parts.head.policy));
+  parts.policy = spec_of_file(std::move(policy));
+  KVASIR_RETURN_IF_ERROR(make_policy(parts.policy).status());
   KVASIR_RETURN_IF_ERROR(check_chunk(parts.head.chunk));
   return parts;
 }
@@ -299,7 +300,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
                                       const std::shared_ptr<KvCache>& cache) {
   LoadedSession session;
   session.head = parts.head;
-  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
+  KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(parts.policy));
   const std::vector<std::span<const std::byte>>& pages = parts.pages;
   const ParsedCodec codec = parse_codec(parts.head.kv_type);
   if (!codec.error.empty() || !cache->allows(codec.codec)) return damaged("its page type is not one of the cache's");
@@ -343,7 +344,7 @@ void SessionPages::fill(std::uint64_t bytes) {
 Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
                                     const SessionCacheMaker& make_cache) {
   KVASIR_ASSIGN_OR_RETURN(const SessionParts parts, read_parts(bytes, *model));
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(parts.head.policy));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(parts.policy));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_cache(parts.head, *policy));
   KVASIR_ASSIGN_OR_RETURN(LoadedSession session, restore_session(parts, model, cache));
   SessionPages(parts, *session.sequence).fill(bytes.size());

@@ -20,6 +20,7 @@
 #include "chat/chat_transcript.h"
 #include "generation/sampler.h"
 #include "kvasir/status.h"
+#include "retention/policy_spec.h"
 #include "sequence/sequence.h"
 
 namespace kvasir {
@@ -35,8 +36,8 @@ struct SessionExtras {
 struct SessionHead {
   Hash128 fingerprint;     // of the model: see LoadedModel::fingerprint
   std::string arithmetic;  // as LoadedModel::arithmetic_id
-  std::string policy;
-  std::string kv_type;  // as codec_name; in the file as stored_codec_name
+  std::string policy;      // as the file names it
+  std::string kv_type;     // as codec_name; in the file as stored_codec_name
   int page_slots = 0;
   int chunk = 0;  // of prompts, as the engine was told; 0: the policy's own
 };
@@ -55,6 +56,7 @@ struct LoadedSession {
 // The parts of a session file: views of its bytes, whose checksums, model, policy and chunk were checked.
 struct SessionParts {
   SessionHead head;
+  PolicySpec policy;
   std::span<const std::byte> state;
   std::vector<std::span<const std::byte>> pages;
 };

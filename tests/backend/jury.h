@@ -18,14 +18,22 @@ struct Verdicts {
   int disagreements = 0;                    // jurors who decided otherwise, each counted once
 };
 
-class Jury final : public RetentionPolicy {
+class Jury final : public RetentionPolicy, public ObservesMasses {
  public:
   static constexpr int kJurors = 6;
 
   // Each juror sees every mass `distance` higher or lower, at random; zeros (beyond a window) stay, as no rounding
   // changes them. `verdicts` outlives the policy.
   Jury(std::unique_ptr<RetentionPolicy> policy, double distance, Verdicts* verdicts)
-      : RetentionPolicy(policy->traits()), policy_(std::move(policy)), distance_(distance), verdicts_(*verdicts) {}
+      : RetentionPolicy(policy->traits()),
+        ObservesMasses(reductions_of(*policy)),
+        policy_(std::move(policy)),
+        distance_(distance),
+        verdicts_(*verdicts) {}
+
+  const ObservesMasses* observes_masses() const override { return reductions().empty() ? nullptr : this; }
+  const HidesRanges* hides_ranges() const override { return policy_->hides_ranges(); }
+  const LeavesUnread* leaves_unread() const override { return policy_->leaves_unread(); }
 
   std::optional<std::int64_t> bound() const override { return policy_->bound(); }
   std::unique_ptr<RetentionPolicy> clone() const override { return policy_->clone(); }
@@ -33,12 +41,9 @@ class Jury final : public RetentionPolicy {
   void retained(int table, int run, std::vector<IndexRange>& ranges) const override {
     policy_->retained(table, run, ranges);
   }
-  int chunk_rows(int want) const override { return policy_->chunk_rows(want); }
-  void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const override { policy_->hidden(chunk, rows); }
-  IndexRange will_drop(const PolicyChunk& chunk) const override { return policy_->will_drop(chunk); }
   std::int64_t exact_prefix(std::int64_t n) const override { return policy_->exact_prefix(n); }
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override {
-    return policy_->wants(chunk, row, reduction);
+    return policy_->observes_masses()->wants(chunk, row, reduction);
   }
   std::uint64_t state_bytes() const override { return policy_->state_bytes(); }
   std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const override {
@@ -53,7 +58,7 @@ class Jury final : public RetentionPolicy {
   }
 
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) override {
-    policy_->observe(chunk, table, row, masses);
+    policy_->observes_masses()->observe(chunk, table, row, masses);
     std::vector<double>& seen = verdicts_.masses.at(static_cast<std::size_t>(table));
     for (const auto& mass : masses) seen.insert(seen.end(), mass.begin(), mass.end());
     for (const auto& juror : jurors_) {
@@ -64,7 +69,7 @@ class Jury final : public RetentionPolicy {
           if (value != 0) value = std::max(0.0, value + (next_bit() ? distance_ : -distance_));
       }
       const std::vector<std::span<const double>> spans(off.begin(), off.end());
-      juror->observe(chunk, table, row, spans);
+      juror->observes_masses()->observe(chunk, table, row, spans);
     }
   }
 

@@ -71,7 +71,7 @@ void expect_planned(const WorkspaceCase& of) {
   tables.gaps = traits.compacts;
   if (model->kv_shape.page.encoded()) tables.staged_page_bytes = model->kv_shape.page.open().bytes();
   tables.observed_rows = of.observed_rows;
-  tables.reductions = static_cast<int>(traits.reductions.size());
+  tables.reductions = static_cast<int>(reductions_of(runner.policy()).size());
   tables.weights = of.raw;
   const std::uint64_t allocated = backend.allocated_workspace();
   const std::uint64_t planned = backend.workspace_bytes(request);

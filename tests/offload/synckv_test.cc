@@ -235,11 +235,11 @@ TEST_F(SyncKv, ABudgetThatCoversEverythingGivesTheBitsOfFull) {
            {"synckv:mem=100%", "synckv:budget=300,stride=2,recent=1", "synckv:budget=60,reps=4"}) {
         const auto runner = new_runner(model, spec);
         EXPECT_TRUE(same_bits(run_text(*runner, text, 0), full)) << spec << ' ' << type << ' ' << slots;
-        EXPECT_TRUE(runner->policy().all_read());
+        EXPECT_TRUE(all_read(runner->policy()));
       }
       const auto runner = new_runner(model, "synckv:budget=60");
       EXPECT_FALSE(same_bits(run_text(*runner, text, 0), full)) << "nothing was left unread";
-      EXPECT_FALSE(runner->policy().all_read());
+      EXPECT_FALSE(all_read(runner->policy()));
     }
 }
 
@@ -254,7 +254,7 @@ TEST_F(SyncKv, ChunksPassesAndThreadsDoNotMatter) {
           const auto runner = new_runner(model, spec);
           runner->set_most_rows(rows);
           const std::vector<float> got = run_text(*runner, text, chunk);
-          EXPECT_FALSE(runner->policy().all_read());
+          EXPECT_FALSE(all_read(runner->policy()));
           if (first.empty()) first = got;
           EXPECT_TRUE(same_bits(got, first))
               << spec << " threads " << threads << " chunk " << chunk << " rows " << rows;
@@ -320,7 +320,7 @@ TEST_F(SyncKv, AStateThatIsRestoredGoesOnAlike) {
             std::vector<double> mass;
             for (int j = 0; j <= id; ++j) mass.push_back(std::fmod((j + 1) * (t + 3) * 0.618 + id * 0.37, 1.0));
             const std::span<const double> span = mass;
-            if (p.wants_row(chunk, 0)) p.observe(chunk, t, 0, {&span, 1});
+            if (wants_row(p, chunk, 0)) p.observes_masses()->observe(chunk, t, 0, {&span, 1});
           }
           for (int t = 0; t < layout.tables(); ++t) p.end_chunk(chunk, t, plan);
           for (int t = 0; t < layout.tables(); ++t) p.finish_chunk(chunk, t, plan);
@@ -347,7 +347,7 @@ TEST_F(SyncKv, AStateThatIsRestoredGoesOnAlike) {
       EXPECT_EQ(one, other) << spec << " cut " << cut;
       for (int t = 0; t < layout.tables(); ++t) {
         std::vector<IndexRange> a, b;
-        EXPECT_EQ((*policy)->reads({150, 1}, t, a), (*copy)->reads({150, 1}, t, b));
+        EXPECT_EQ((*policy)->leaves_unread()->reads({150, 1}, t, a), (*copy)->leaves_unread()->reads({150, 1}, t, b));
         EXPECT_EQ(a, b);
       }
     }

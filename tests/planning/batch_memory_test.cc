@@ -51,10 +51,10 @@ void expect_within_plan(const KvCacheShape& shape, const std::string& spec, int 
   KeepPlan plan;
   std::uint64_t most = 0;
   for (std::int64_t done = 0; done < prompt + kDecoded;) {
-    const int rows = policy->chunk_rows(next_chunk_rows(done, prompt, prompt + kDecoded, chunk));
+    const int rows = chunk_rows(*policy, next_chunk_rows(done, prompt, prompt + kDecoded, chunk));
     const PolicyChunk of{done, rows, done < prompt, std::max<std::int64_t>(prompt - done - rows, 0)};
     hidden.assign(static_cast<std::size_t>(rows), {});
-    policy->hidden(of, hidden);
+    find_hidden(*policy, of, hidden);
     ASSERT_TRUE(sequence.append(rows).ok());
     batch.tokens.reserve(static_cast<std::size_t>(rows));
     batch.tokens.resize(static_cast<std::size_t>(rows));

@@ -38,7 +38,7 @@ struct Default {
 };
 
 Default default_of(const CacheConditions& conditions) {
-  const auto size = size_cache(conditions, "", 1);
+  const auto size = size_cache(conditions, {}, 1);
   EXPECT_TRUE(size.ok()) << size.status().message();
   if (!size.ok()) return {};
   long sinks = 0, window = 0;
@@ -55,7 +55,7 @@ std::uint64_t need(const CacheConditions& conditions, std::int64_t cap, int chun
 
 TEST(CacheSizing, ASmallMemoryIsSpentOnTokens) {
   CacheConditions conditions = plenty();
-  EXPECT_EQ(size_cache(conditions, "", 1)->chunk, 0) << "nothing is chosen where all fits";
+  EXPECT_EQ(size_cache(conditions, {}, 1)->chunk, 0) << "nothing is chosen where all fits";
   for (conditions.kv_memory = kMiB / 2; conditions.kv_memory < 24 * kMiB; conditions.kv_memory += kMiB / 2 + 12345) {
     SCOPED_TRACE(conditions.kv_memory);
     const Default chosen = default_of(conditions);
@@ -73,11 +73,11 @@ TEST(CacheSizing, ASmallMemoryIsSpentOnTokens) {
     conditions.chunk = 0;
   }
   conditions.kv_memory = 100;
-  const Status none = size_cache(conditions, "", 1).status();
+  const Status none = size_cache(conditions, {}, 1).status();
   EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(none.settings(), std::vector<std::string_view>{"kv_memory"}) << none.message();
   conditions.chunk = 512;
-  EXPECT_EQ(size_cache(conditions, "", 1).status().settings(), (std::vector<std::string_view>{"kv_memory", "chunk"}));
+  EXPECT_EQ(size_cache(conditions, {}, 1).status().settings(), (std::vector<std::string_view>{"kv_memory", "chunk"}));
 }
 
 TEST(CacheSizing, TheWorkspaceIsLeftRoomFor) {
@@ -85,13 +85,13 @@ TEST(CacheSizing, TheWorkspaceIsLeftRoomFor) {
   for (const std::uint64_t available : {8 * kMiB, 12 * kMiB, 20 * kMiB, 40 * kMiB, 60 * kMiB, 100 * kMiB}) {
     SCOPED_TRACE(available);
     conditions.available = available;
-    const auto size = size_cache(conditions, "", 1);
+    const auto size = size_cache(conditions, {}, 1);
     ASSERT_TRUE(size.ok()) << size.status().message();
     const Default chosen = default_of(conditions);
     EXPECT_LE(size->bytes + static_cast<std::uint64_t>(chosen.chunk) * 40000, available);
     EXPECT_LE(size->bytes, available / 10 * 8);
     EXPECT_GE(size->bytes, need(conditions, chosen.cap, chosen.chunk));
-    const auto full = size_cache(conditions, "full", 1);
+    const auto full = size_cache(conditions, PolicySpec::named("full"), 1);
     ASSERT_TRUE(full.ok());
     EXPECT_LE(full->bytes + static_cast<std::uint64_t>(prompt_chunk(*full->policy, full->chunk)) * 40000, available);
   }
@@ -110,7 +110,7 @@ TEST(CacheSizing, TheChunkThatFitsIsTakenOrNamed) {
         const auto fits = [&](int chunk) {
           return plan_kv_memory(conditions.shape, *policy, {tokens, tokens, chunk, 1}).bytes <= conditions.kv_memory;
         };
-        const auto size = size_cache(conditions, spec, 1);
+        const auto size = size_cache(conditions, *PolicySpec::parse(spec), 1);
         const bool chooses = conditions.chunk == 0 && policy->traits().chunk == 0;
         if (size.ok()) {
           const int chunk = prompt_chunk(*policy, size->chunk);
@@ -274,8 +274,10 @@ TEST_P(Container, HoldsWhatRunTakes) {
   ASSERT_EQ(after, before - model->weight_bytes);
   for (const char* spec : {"", "full", "streaming:cap=1000", "h2o:budget=512,recent=256", "snapkv:budget=512"}) {
     SCOPED_TRACE(spec);
-    const auto said = size_cache(conditions(before - model->weight_bytes), spec, 1);
-    const auto done = size_cache(conditions(after), spec, 1);
+    const auto parsed = PolicySpec::parse(spec);
+    const auto asked = parsed.ok() ? std::optional(*parsed) : std::nullopt;
+    const auto said = size_cache(conditions(before - model->weight_bytes), asked, 1);
+    const auto done = size_cache(conditions(after), asked, 1);
     ASSERT_TRUE(done.ok()) << done.status().message();
     EXPECT_EQ(said->policy->traits().spec, done->policy->traits().spec);
     EXPECT_EQ(said->bytes, done->bytes);
@@ -287,7 +289,7 @@ TEST_P(Container, HoldsWhatRunTakes) {
     EXPECT_LE(process + model->weight_bytes + done->bytes + workspace, limit);
   }
   // As little as this is refused, with the figures.
-  const Status none = size_cache(conditions(200000), "", 1).status();
+  const Status none = size_cache(conditions(200000), {}, 1).status();
   EXPECT_EQ(none.code(), StatusCode::kResourceExhausted) << none.message();
 }
 

@@ -34,13 +34,15 @@ class Recorded {
 };
 
 // What tests make policies of: may drop any token; every call can be watched. Replay asks for no state.
-class TestPolicy : public RetentionPolicy {
+class TestPolicy : public RetentionPolicy, public ObservesMasses {
  public:
   explicit TestPolicy(PolicyScope scope = PolicyScope::kLayer,
                       std::vector<MassReduction> reductions = {MassReduction::kMean})
-      : RetentionPolicy(
-            {.spec = "test", .scope = scope, .chunk = 256, .reductions = std::move(reductions), .compacts = true}) {}
+      : RetentionPolicy({.spec = "test", .scope = scope, .chunk = 256, .compacts = true}),
+        ObservesMasses(std::move(reductions)) {}
 
+  const ObservesMasses* observes_masses() const override { return this; }
+  void observe(const PolicyChunk&, int, int, std::span<const std::span<const double>>) override {}
   std::optional<std::int64_t> bound() const override { return std::nullopt; }
   std::unique_ptr<RetentionPolicy> clone() const override { return nullptr; }
   TokenIndex seen() const override { return 0; }
@@ -430,6 +432,19 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
     }
   }
   EXPECT_EQ(compared, 5);
+}
+
+// A recording has no keys.
+class KeyReader final : public TestPolicy, public ReadsKeys {
+ public:
+  const ReadsKeys* reads_keys() const override { return this; }
+  void read_keys(const PolicyChunk&, int, const ChunkKeys&) override {}
+};
+
+TEST(ReplayTest, PoliciesThatLookAtKeysAreRefused) {
+  const Recorded trace(1, 1, 4, test::uniform_weight);
+  KeyReader policy;
+  EXPECT_EQ(replay(*trace, policy, {}, {}).status().code(), StatusCode::kUnsupported);
 }
 
 }  // namespace

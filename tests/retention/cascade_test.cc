@@ -145,10 +145,10 @@ TEST(Cascade, ALongStreamReachesTheLastSubCache) {
 }
 
 TEST(Cascade, MassesOfHeadsAreReducedAsAsked) {
-  EXPECT_EQ(test::policy_of_tables("cascade")->traits().reductions, std::vector{MassReduction::kMean});
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=sum")->traits().reductions, std::vector{MassReduction::kSum});
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=max")->traits().reductions, std::vector{MassReduction::kMax});
-  EXPECT_EQ(test::policy_of_tables("cascade:reduce=median")->traits().reductions, std::vector{MassReduction::kMedian});
+  EXPECT_EQ(reductions_of(*test::policy_of_tables("cascade")), std::vector{MassReduction::kMean});
+  EXPECT_EQ(reductions_of(*test::policy_of_tables("cascade:reduce=sum")), std::vector{MassReduction::kSum});
+  EXPECT_EQ(reductions_of(*test::policy_of_tables("cascade:reduce=max")), std::vector{MassReduction::kMax});
+  EXPECT_EQ(reductions_of(*test::policy_of_tables("cascade:reduce=median")), std::vector{MassReduction::kMedian});
 }
 
 TEST(Cascade, BehavesAsEveryScoredPolicy) {

@@ -189,15 +189,15 @@ TEST(Composed, EachPartIsShownTheMassesThatItAsksFor) {
     const auto both =
         compose(Probe("a", c.first, PolicyScope::kLayer, &seen_a), Probe("b", c.second, PolicyScope::kHead, &seen_b));
     ASSERT_TRUE(both.ok()) << both.status().message();
-    EXPECT_EQ((*both)->traits().reductions, c.asked);
+    EXPECT_EQ(reductions_of(**both), c.asked);
     EXPECT_EQ((*both)->traits().scope, PolicyScope::kHead);
     EXPECT_EQ((*both)->traits().spec, "a+b");
     (*both)->begin({.layers = 1, .per_layer = 1, .heads = 4});
     const std::vector<double> first = {0.5, 0.25, 1.0}, second = {2.0, 1.0, 3.0};
     const std::vector<std::span<const double>> masses = {first, second};
     const PolicyChunk chunk{.first = 0, .rows = 3};
-    EXPECT_EQ((*both)->wants_row(chunk, 2), !c.asked.empty());
-    if (!c.asked.empty()) (*both)->observe(chunk, 0, 2, std::span(masses).first(c.asked.size()));
+    EXPECT_EQ(wants_row(**both, chunk, 2), !c.asked.empty());
+    if (!c.asked.empty()) (*both)->observes_masses()->observe(chunk, 0, 2, std::span(masses).first(c.asked.size()));
     const auto shown = [&](int which) { return which < 0 ? std::vector<double>{} : which == 0 ? first : second; };
     EXPECT_EQ(seen_a, shown(c.to_first));
     EXPECT_EQ(seen_b, shown(c.to_second));
@@ -207,17 +207,17 @@ TEST(Composed, EachPartIsShownTheMassesThatItAsksFor) {
 // A row that only one part looks at is reduced for that part alone.
 TEST(Composed, AReductionIsWantedWhereAPartWantsIt) {
   const auto policy = test::policy_of_tables("snapkv:budget=20,window=4+lethe");
-  EXPECT_EQ(policy->traits().reductions, (std::vector{MassReduction::kMean, MassReduction::kSum}));
+  EXPECT_EQ(reductions_of(*policy), (std::vector{MassReduction::kMean, MassReduction::kSum}));
   const PolicyChunk chunk{.first = 0, .rows = 10, .prompt = true, .prompt_left = 0};
   for (int row = 0; row < 10; ++row) {
-    EXPECT_EQ(policy->wants(chunk, row, 0), row >= 6);
-    EXPECT_TRUE(policy->wants(chunk, row, 1));
+    EXPECT_EQ(policy->observes_masses()->wants(chunk, row, 0), row >= 6);
+    EXPECT_TRUE(policy->observes_masses()->wants(chunk, row, 1));
   }
   // tova looks at the current row alone, and does not act in a prompt.
   const auto by_row = test::policy_of_tables("snapkv:budget=20,window=4+tova:budget=30");
-  EXPECT_EQ(by_row->traits().reductions, std::vector{MassReduction::kMean});
-  for (int row = 0; row < 10; ++row) EXPECT_EQ(by_row->wants_row(chunk, row), row >= 6);
-  EXPECT_TRUE(by_row->wants_row({.first = 10, .rows = 1}, 0));
+  EXPECT_EQ(reductions_of(*by_row), std::vector{MassReduction::kMean});
+  for (int row = 0; row < 10; ++row) EXPECT_EQ(wants_row(*by_row, chunk, row), row >= 6);
+  EXPECT_TRUE(wants_row(*by_row, {.first = 10, .rows = 1}, 0));
 }
 
 TEST(Composed, ScopeAndPositionsAreThoseOfBoth) {
@@ -283,10 +283,10 @@ TEST(Composed, BehavesAsEveryScoredPolicy) {
 }
 
 TEST(Composed, EvaluationOnlyIsToldByName) {
-  EXPECT_TRUE(is_evaluation_only("recompute"));
-  EXPECT_TRUE(is_evaluation_only("recompute:size=4"));
-  for (const char* spec : {"full", "snapkv+lethe", "", "recompute+h2o", "recomputed"})
-    EXPECT_FALSE(is_evaluation_only(spec)) << spec;
+  EXPECT_TRUE(PolicySpec::parse("recompute")->evaluation_only());
+  EXPECT_TRUE(PolicySpec::parse("recompute:size=4")->evaluation_only());
+  for (const char* spec : {"full", "snapkv+lethe", "recompute+h2o", "recompute@demote=q4"})
+    EXPECT_FALSE(PolicySpec::parse(spec)->evaluation_only()) << spec;
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST(H2o, BehavesAsEveryScoredPolicy) {
 
 TEST(H2o, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("h2o");
-  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kSum});
+  EXPECT_EQ(reductions_of(*policy), std::vector{MassReduction::kSum});
   EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->traits().positions, PositionMode::kAuto);
   EXPECT_EQ(policy->bound(), 1025);

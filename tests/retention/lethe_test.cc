@@ -154,7 +154,7 @@ TEST(Lethe, BehavesAsEveryScoredPolicy) {
 TEST(Lethe, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("lethe");
   EXPECT_EQ(policy->traits().spec, "lethe:tau=400,start=512");
-  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kSum});
+  EXPECT_EQ(reductions_of(*policy), std::vector{MassReduction::kSum});
   EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->bound(), std::nullopt);
   EXPECT_EQ(test::policy_of_tables("lethe:max=900")->bound(), 901);

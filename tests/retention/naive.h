@@ -72,9 +72,9 @@ struct PassPlan {
 
 inline PassPlan plan_pass(const RetentionPolicy& policy, int want) {
   PassPlan pass;
-  pass.rows = policy.chunk_rows(want);
+  pass.rows = chunk_rows(policy, want);
   pass.hidden.resize(static_cast<std::size_t>(pass.rows));
-  policy.hidden({.first = policy.seen(), .rows = pass.rows}, pass.hidden);
+  find_hidden(policy, {.first = policy.seen(), .rows = pass.rows}, pass.hidden);
   return pass;
 }
 
@@ -82,7 +82,8 @@ inline PassPlan plan_pass(const RetentionPolicy& policy, int want) {
 inline KeepPlan end_chunk(RetentionPolicy& policy, int rows) {
   KeepPlan plan;
   const PolicyChunk chunk{.first = policy.seen(), .rows = rows};
-  const IndexRange expected = policy.will_drop(chunk);
+  const HidesRanges* ranges = policy.hides_ranges();
+  const IndexRange expected = ranges != nullptr ? ranges->will_drop(chunk) : IndexRange{};
   policy.end_chunk(chunk, 0, plan);
   EXPECT_EQ(plan.realign, policy.traits().realign);
   EXPECT_LE(plan.drop.size(), 1u);

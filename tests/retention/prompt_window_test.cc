@@ -459,7 +459,7 @@ TEST(PromptWindow, IsDescribedByItsSpec) {
   for (const std::string name : {"snapkv", "pyramidkv", "cake"}) {
     const auto policy = test::policy_of_tables(name);
     EXPECT_EQ(policy->traits().spec, name + ":budget=1024,window=16,kernel=15");
-    EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kMean});
+    EXPECT_EQ(reductions_of(*policy), std::vector{MassReduction::kMean});
     EXPECT_EQ(policy->traits().scope, PolicyScope::kHead);
     EXPECT_EQ(policy->bound(), std::nullopt);
     EXPECT_EQ(policy->traits().positions, PositionMode::kAuto);

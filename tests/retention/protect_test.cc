@@ -38,6 +38,10 @@ const std::vector<std::string>& dropping_any() {
   return all;
 }
 
+std::string with_protection(const std::string& spec, std::int64_t tokens) {
+  return kvasir::with_protection(*PolicySpec::parse(spec), tokens).text();
+}
+
 std::vector<TokenIndex> first_tokens() {
   std::vector<TokenIndex> tokens(kProtect);
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -139,7 +143,7 @@ TEST(Protect, AChatAddsItWhereTheSpecDoesNotSay) {
   EXPECT_EQ(with("streaming:cap=100@demote=q4"), "streaming:cap=100,protect=12@demote=q4");
   EXPECT_EQ(with("snapkv:budget=64+lethe"), "snapkv:budget=64,protect=12+lethe:protect=12");
   EXPECT_EQ(with("snapkv:budget=64,protect=3+lethe"), "snapkv:budget=64,protect=3+lethe:protect=12");
-  for (const char* spec : {"full", "quest:budget=48", "synckv", "nonsense"}) EXPECT_EQ(with(spec), spec);
+  for (const char* spec : {"full", "quest:budget=48", "synckv"}) EXPECT_EQ(with(spec), spec);
   EXPECT_EQ(with_protection("streaming", 0), "streaming");
   // As many as the policies take: half of the size, and what another option leaves.
   EXPECT_EQ(with("streaming:cap=20"), "streaming:cap=20,protect=10");
@@ -147,15 +151,19 @@ TEST(Protect, AChatAddsItWhereTheSpecDoesNotSay) {
   EXPECT_EQ(with("snapkv:budget=40,window=32+streaming:cap=100"),
             "snapkv:budget=40,window=32,protect=8+streaming:cap=100,protect=8");
   EXPECT_EQ(with("h2o:budget=32,recent=32"), "h2o:budget=32,recent=32");
-  EXPECT_EQ(protected_by("snapkv:budget=64,protect=3+lethe:protect=12"), 3);
-  EXPECT_EQ(protected_by("full"), 0);
-  EXPECT_EQ(without_protection("snapkv:budget=64,protect=3+lethe:protect=12,tau=3@demote=q4"),
+  EXPECT_EQ(protected_by(*PolicySpec::parse("snapkv:budget=64,protect=3+lethe:protect=12")), 3);
+  EXPECT_EQ(protected_by(PolicySpec::named("full")), 0);
+  const auto without = [](const char* spec) { return without_protection(*PolicySpec::parse(spec)).text(); };
+  EXPECT_EQ(without("snapkv:budget=64,protect=3+lethe:protect=12,tau=3@demote=q4"),
             "snapkv:budget=64+lethe:tau=3@demote=q4");
-  EXPECT_EQ(without_protection("streaming:protect=3"), "streaming");
+  EXPECT_EQ(without("streaming:protect=3"), "streaming");
 }
 
 // Files of earlier versions name neither where they were the defaults of then.
 TEST(Protect, SpecsOfEarlierFilesKeepTheirMeaning) {
+  const auto spec_of_file = [](const std::string& spec) {
+    return kvasir::spec_of_file(*PolicySpec::parse(spec)).text();
+  };
   EXPECT_EQ(spec_of_file("snapkv:budget=64"), "snapkv:budget=64,window=32,kernel=5");
   EXPECT_EQ(spec_of_file("cake:budget=64,window=8+lethe:tau=400,start=512"),
             "cake:budget=64,window=8,kernel=5+lethe:tau=400,start=512");

@@ -76,12 +76,47 @@ TEST(PolicySpec, BaselinesOfTheEvaluationKeepNoCache) {
   expect_refused("recompute:size=100", {"recompute", "eval"});
   const auto spec = PolicySpec::parse("recompute:size=100");
   ASSERT_TRUE(spec.ok());
-  EXPECT_EQ(*spec->get_int("size", 1, 1000), 100);
-  EXPECT_EQ(*spec->get_int("stride", 1, 1000), 1);
-  EXPECT_TRUE(spec->has("size"));
-  EXPECT_FALSE(spec->has("stride"));
+  const PolicyOptions& options = spec->parts.front();
+  EXPECT_EQ(*options.get_int("size", 1, 1000), 100);
+  EXPECT_EQ(*options.get_int("stride", 1, 1000), 1);
+  EXPECT_TRUE(options.has("size"));
+  EXPECT_FALSE(options.has("stride"));
   for (const PolicyOption& option : find_policy("recompute")->options) EXPECT_EQ(option.range, "1 to 2^24");
   EXPECT_TRUE(find_policy("recompute")->evaluation_only);
+}
+
+TEST(PolicySpec, IsAValueThatSaysWhatItsTextSaid) {
+  for (const std::string text :
+       {"full", "window:size=0012", "streaming:window=7,sinks=0", "snapkv:budget=64,protect=3+lethe:tau=1e+3",
+        "h2o:budget=30%,pos=original@demote=q4,file,recall=2,memory=1MiB", "snapkv+tova:pos=original@demote=file",
+        "recompute:stride=2,size=9"}) {
+    const auto spec = PolicySpec::parse(text);
+    ASSERT_TRUE(spec.ok()) << text << ": " << spec.status().message();
+    EXPECT_EQ(spec->text(), text);
+    EXPECT_EQ(*PolicySpec::parse(spec->text()), *spec);
+    EXPECT_EQ(spec->parts.size(),
+              text.find("+tova") != std::string::npos || text.find("+lethe") != std::string::npos ? 2u : 1u);
+    EXPECT_EQ(spec->demotion.has_value(), text.find('@') != std::string::npos);
+  }
+  EXPECT_EQ(PolicySpec::parse("h2o@demote=recall=4,q4")->text(), "h2o@demote=q4");
+  EXPECT_EQ(PolicySpec::named("full"), *PolicySpec::parse("full"));
+  EXPECT_NE(*PolicySpec::parse("streaming:window=7,sinks=0"), *PolicySpec::parse("streaming:window=7,sinks=1"));
+  EXPECT_NE(*PolicySpec::parse("h2o@demote=q4"), *PolicySpec::parse("h2o"));
+  expect_refused("full+full+full", {"at most two"});
+  expect_refused("h2o:budget=9,recent=2@demote=q5", {"demote"});
+}
+
+TEST(PolicySpec, OptionsAreSetInPlaceOrBehindAllOthers) {
+  PolicyOptions options = *PolicyOptions::parse("streaming:window=7,sinks=0");
+  options.set("window", 9);
+  options.set("every", "3");
+  EXPECT_EQ(options.text(), "streaming:window=9,sinks=0,every=3");
+  options.omit("sinks");
+  EXPECT_EQ(options.text(), "streaming:window=9,every=3");
+  EXPECT_EQ(with_size(*PolicySpec::parse("h2o+streaming:sinks=2"), 40)->text(), "h2o+streaming:sinks=2,cap=40");
+  EXPECT_EQ(with_size(*PolicySpec::parse("tova@demote=q4"), 40)->text(), "tova:budget=40@demote=q4");
+  EXPECT_FALSE(with_size(*PolicySpec::parse("streaming:window=9"), 40).ok());
+  EXPECT_FALSE(with_size(PolicySpec::named("full"), 40).ok());
 }
 
 TEST(PolicySpec, TheCanonicalSpecMakesAnEqualPolicy) {

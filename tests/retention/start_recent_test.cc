@@ -170,12 +170,12 @@ TEST(StartRecent, WhatFormsAChunkChangesNothing) {
         while (until < want && id + until - 1 < 400 && !steps[static_cast<std::size_t>(id + until - 1)].pruned) ++until;
         if (id + want > 400) continue;
         const bool matters = c.rotate || (c.options.sinks > 0 && !pruned_before);
-        ASSERT_EQ(policy->chunk_rows(want), matters ? until : want) << c.spec << ' ' << id << ' ' << want;
-        ASSERT_EQ(policy->clone()->chunk_rows(want), policy->chunk_rows(want));
+        ASSERT_EQ(chunk_rows(*policy, want), matters ? until : want) << c.spec << ' ' << id << ' ' << want;
+        ASSERT_EQ(chunk_rows(*policy->clone(), want), chunk_rows(*policy, want));
       }
       // What was dropped before this token, and no more, is hidden from it: in a chunk from here on, and alone.
       std::vector<IndexRange> hidden(static_cast<std::size_t>(std::min<TokenIndex>(400 - id, 60)));
-      policy->hidden({.first = id, .rows = static_cast<int>(hidden.size())}, hidden);
+      find_hidden(*policy, {.first = id, .rows = static_cast<int>(hidden.size())}, hidden);
       ASSERT_TRUE(hidden.front().empty());
       const std::vector<TokenIndex> held = test::retained_by(*policy);
       for (std::size_t row = 0; row < hidden.size(); ++row) {
@@ -211,7 +211,7 @@ TEST(StartRecent, AClonePrunesOnFromWhereItWasTaken) {
 TEST(Full, HidesAndDropsNothing) {
   const auto policy = test::policy_of("full");
   for (int i = 0; i < 1000; ++i) {
-    EXPECT_EQ(policy->chunk_rows(i + 1), i + 1);
+    EXPECT_EQ(chunk_rows(*policy, i + 1), i + 1);
     EXPECT_TRUE(test::plan_pass(*policy, 1).hidden.front().empty());
     EXPECT_TRUE(test::end_chunk(*policy, 1).drop.empty());
     EXPECT_EQ(std::ssize(test::retained_by(*policy)), i + 1);

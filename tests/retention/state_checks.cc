@@ -27,7 +27,7 @@ BegunPolicy::BegunPolicy(const std::string& spec) {
   EXPECT_TRUE(made.ok()) << made.status().message();
   if (!made.ok()) return;
   policy = std::move(*made);
-  if (policy->traits().compacts || !policy->traits().reductions.empty())
+  if (policy->traits().compacts || policy->observes_masses() != nullptr)
     layout = {.layers = 3, .per_layer = 2, .heads = 2};
   policy->begin(layout);
 }
@@ -63,7 +63,7 @@ void check_restored(const std::string& spec) {
       if (testing::Test::HasFatalFailure()) return;
     }
     EXPECT_EQ(saved_state(*again.policy), saved_state(*clone));
-    if (spec.find("full") != 0 && !original.policy->traits().selects && at * 16 <= 15 * schedule.size()) {
+    if (spec.find("full") != 0 && original.policy->leaves_unread() == nullptr && at * 16 <= 15 * schedule.size()) {
       EXPECT_GT(restored.drops(), driver.drops()) << "nothing was dropped behind this place";
     }
     pass(driver, schedule[at]);
@@ -169,13 +169,13 @@ void check_exact_prefix(const std::string& spec) {
       const std::int64_t claimed = cold.policy->exact_prefix(n);
       std::int64_t most = n;
       for (int left = n; left > 0;) {
-        PolicyChunk now{n - left, cold.policy->chunk_rows(std::min(left, chunk)), true, 0};
+        PolicyChunk now{n - left, chunk_rows(*cold.policy, std::min(left, chunk)), true, 0};
         left -= now.rows;
         now.prompt_left = left;
         std::vector<IndexRange> hidden(static_cast<std::size_t>(now.rows));
-        cold.policy->hidden(now, hidden);
+        find_hidden(*cold.policy, now, hidden);
         for (int row = now.rows - 1; row >= 0; --row)
-          if (cold.policy->wants_row(now, row) || !hidden[static_cast<std::size_t>(row)].empty())
+          if (wants_row(*cold.policy, now, row) || !hidden[static_cast<std::size_t>(row)].empty())
             most = std::min<std::int64_t>(most, now.first + row);
         const std::int64_t drops = driver.drops();
         driver.pass(now.rows, true, left);

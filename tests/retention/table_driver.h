@@ -100,7 +100,7 @@ class TableDriver {
   // A chunk; the policy's own, where it asks for shorter ones.
   void pass(int rows, bool prompt = false, std::int64_t prompt_left = 0) {
     while (rows > 0) {
-      const int first = policy_->chunk_rows(rows);
+      const int first = chunk_rows(*policy_, rows);
       ASSERT_TRUE(first >= 1 && first <= rows);
       rows -= first;
       run_chunk({next_, first, prompt, prompt_left + rows});
@@ -125,7 +125,7 @@ class TableDriver {
   void run_chunk(const PolicyChunk& chunk) {
     ASSERT_EQ(policy_->seen(), chunk.first);
     hidden_.assign(static_cast<std::size_t>(chunk.rows), {-1, -1});
-    policy_->hidden(chunk, hidden_);
+    find_hidden(*policy_, chunk, hidden_);
     for (const IndexRange& hidden : hidden_)
       if (policy_->traits().compacts) {
         ASSERT_EQ(hidden, IndexRange{});
@@ -159,19 +159,19 @@ class TableDriver {
 
   // Rows [begin, end) of the chunk have run.
   void observe(const PolicyChunk& chunk, int t, int begin, int end) {
-    const std::size_t reductions = policy_->traits().reductions.size();
+    const std::size_t reductions = reductions_of(*policy_).size();
     if (reductions == 0) return;
     const std::vector<Token>& table = tables_[static_cast<std::size_t>(t)];
     const std::size_t before = table.size() - static_cast<std::size_t>(chunk.rows);
     std::vector<double> mass;
     for (int row = begin; row < end; ++row) {
-      if (chunk.first + row < show_from_ || (!show_all_rows_ && !policy_->wants_row(chunk, row))) continue;
+      if (chunk.first + row < show_from_ || (!show_all_rows_ && !wants_row(*policy_, chunk, row))) continue;
       ++rows_shown_[static_cast<std::size_t>(t)];
       mass.clear();
       for (std::size_t i = 0; i <= before + static_cast<std::size_t>(row); ++i)
         mass.push_back(mass_(t, chunk.first + row, table[i].id));
       const std::vector<std::span<const double>> masses(reductions, mass);  // one source for all reductions
-      policy_->observe(chunk, t, row, masses);
+      policy_->observes_masses()->observe(chunk, t, row, masses);
     }
   }
 

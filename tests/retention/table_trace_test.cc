@@ -76,10 +76,10 @@ Outcome replay(const std::string& spec, const Trace& trace, int layer) {
       heads.push_back(weights[static_cast<std::size_t>(h)].data());
     }
     std::vector<double> mass(out.kept.size());
-    reduce_mass(heads, static_cast<int>(mass.size()), (*policy)->traits().reductions.at(0), mass);
+    reduce_mass(heads, static_cast<int>(mass.size()), reductions_of(**policy).front(), mass);
     const PolicyChunk chunk{.first = t, .rows = 1};
     const std::span<const double> masses[] = {mass};
-    (*policy)->observe(chunk, 0, 0, masses);
+    (*policy)->observes_masses()->observe(chunk, 0, 0, masses);
     plan.clear();
     (*policy)->end_chunk(chunk, 0, plan);
     for (const IndexRange& range : plan.drop)

@@ -51,7 +51,7 @@ TEST(Tova, BehavesAsEveryScoredPolicy) {
 
 TEST(Tova, IsDescribedByItsSpec) {
   const auto policy = test::policy_of_tables("tova");
-  EXPECT_EQ(policy->traits().reductions, std::vector{MassReduction::kMean});
+  EXPECT_EQ(reductions_of(*policy), std::vector{MassReduction::kMean});
   EXPECT_EQ(policy->traits().scope, PolicyScope::kLayer);
   EXPECT_EQ(policy->bound(), 1025);
   EXPECT_EQ(test::policy_of_tables("tova:every=8,budget=10")->bound(), 18);

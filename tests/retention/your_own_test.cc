@@ -9,6 +9,8 @@ namespace {
 using test::PassShape;
 using test::TableMass;
 
+#include "recent_reads.inc"
+
 struct NaiveFading {
   std::int64_t budget = 0;
   std::int64_t recent = 0;
@@ -50,6 +52,30 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
   EXPECT_FALSE(make_policy("fading:halflife=0.5").ok());
   EXPECT_FALSE(make_policy("fading:budget=100").ok());
   EXPECT_NE(make_policy("nothing").status().message().find("fading"), std::string::npos);
+}
+
+TEST(YourOwn, WithoutTheBaseItHasTheCoreAndOneCapability) {
+  RecentReadsPolicy policy({.spec = "recent_reads:size=4"}, 4);
+  policy.begin({});
+  EXPECT_EQ(policy.observes_masses(), nullptr);
+  EXPECT_EQ(policy.hides_ranges(), nullptr);
+  KeepPlan plan;
+  policy.end_chunk({.first = 0, .rows = 6, .prompt = true}, 0, plan);
+  EXPECT_TRUE(plan.empty() && all_read(policy));
+  std::vector<IndexRange> ranges;
+  EXPECT_FALSE(policy.reads({.first = 0, .rows = 6, .prompt = true}, 0, ranges));
+  EXPECT_TRUE(policy.reads({.first = 6, .rows = 1}, 0, ranges));
+  EXPECT_EQ(ranges, (std::vector<IndexRange>{{3, 7}}));
+  policy.end_chunk({.first = 6, .rows = 1}, 0, plan);
+  EXPECT_FALSE(all_read(policy));
+  std::vector<std::byte> saved;
+  ByteWriter out(&saved);
+  policy.save(out);
+  RecentReadsPolicy other({.spec = "recent_reads:size=4"}, 4);
+  ByteReader in(saved);
+  ASSERT_TRUE(other.restore(in).ok());
+  EXPECT_EQ(other.seen(), 7);
+  EXPECT_FALSE(other.all_read());
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ NEVER = {
 MAY_NAME_A_BACKEND = {'backend', 'runtime', 'cli'}
 
 # Libraries that only these know.
-MAY_INCLUDE = {'nlohmann': {'cli', 'hub', 'report', 'server'}}
+MAY_INCLUDE = {'nlohmann': {'cli', 'hub', 'jinja', 'report', 'server'}}
 
 
 def declared(src):

@@ -293,7 +293,11 @@ Status Chat::set_system(const std::string& text) {
     return {};
   }
   SessionOptions fresh = options_.session;
-  if (loaded_) fresh.policy = without_protection(session_->kv().policy);
+  if (loaded_) {
+    Result<PolicySpec> spec = PolicySpec::parse(session_->kv().policy);
+    if (!spec.ok()) return spec.status();
+    fresh.policy = without_protection(std::move(*spec)).text();
+  }
   fresh.protect = protected_tokens(engine_, text);
   // Refused before the conversation is given up.
   const auto plan = engine_.plan({.policy = fresh.policy, .protect = fresh.protect, .prompt = 1, .max_tokens = 0});

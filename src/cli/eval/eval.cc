@@ -51,8 +51,8 @@ void add_report_option(CLI::App& command, std::string& file) {
 Status check_policies(std::vector<std::string>& policies, bool evaluation_only) {
   if (policies.empty()) policies = {"full"};
   for (const std::string& policy : policies) {
-    KVASIR_RETURN_IF_ERROR(evaluation_only && is_evaluation_only(policy) ? PolicySpec::parse(policy).status()
-                                                                         : make_policy(policy).status());
+    KVASIR_ASSIGN_OR_RETURN(const PolicySpec spec, PolicySpec::parse(policy));
+    if (!evaluation_only || !spec.evaluation_only()) KVASIR_RETURN_IF_ERROR(make_policy(spec).status());
   }
   return {};
 }
@@ -73,7 +73,8 @@ Status check_report(const std::string& file, std::span<const std::string> inputs
 }
 
 void note_idle(const std::string& policy, std::int64_t prefill, std::int64_t tokens) {
-  if (const auto made = make_policy(policy); made.ok() && (*made)->traits().selects) return;  // it never drops anything
+  if (const auto made = make_policy(policy); made.ok() && (*made)->leaves_unread() != nullptr)
+    return;  // it never drops anything
   std::string_view remedy = "a longer text, a smaller size or a smaller --chunk would change that";
   if (prefill == 0)
     remedy =

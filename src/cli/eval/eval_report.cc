@@ -10,7 +10,7 @@
 
 #include "cli/command.h"
 #include "cli/eval/eval.h"
-#include "retention/composed.h"
+#include "retention/policy_spec.h"
 
 namespace kvasir::cli {
 namespace {
@@ -60,9 +60,11 @@ bool spans_decade(const std::vector<double>& values) {
 
 // Returns the policy's name without options, such as "snapkv+tova".
 std::string family(const std::string& spec) {
-  const auto name = [](std::string_view one) { return std::string(one.substr(0, one.find(':'))); };
-  const auto two = split_composed(spec);
-  return two.ok() && *two ? name((*two)->first) + "+" + name((*two)->second) : name(spec);
+  const Result<PolicySpec> parsed = PolicySpec::parse(spec);
+  if (!parsed.ok()) return spec;
+  std::string names;
+  for (const PolicyOptions& part : parsed->parts) names += (names.empty() ? "" : "+") + part.name();
+  return names;
 }
 
 // -- Perplexity --

@@ -53,9 +53,9 @@ Status look_through(const AttentionTrace& trace) {
   });
 }
 
-Result<Run> replay_one(const AttentionTrace& trace, const std::string& spec, const ReplayOptions& options) {
+Result<Run> replay_one(const AttentionTrace& trace, const PolicySpec& spec, const ReplayOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
-  ProgressBar bar(printable(spec, 40));
+  ProgressBar bar(printable(spec.text(), 40));
   KVASIR_ASSIGN_OR_RETURN(ReplayResult result,
                           replay(trace, *policy, options, [&](std::int64_t done, std::int64_t total) {
                             bar.update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(total), "rows");
@@ -171,10 +171,13 @@ class RunsTable {
 
 Status replay_traces(const ReplayCommand& command) {
   KVASIR_ASSIGN_OR_RETURN(const ReplayOptions options, options_of(command));
-  std::vector<std::string> specs;
+  std::vector<PolicySpec> policies;
+  std::vector<std::string> specs;  // canonical
   for (const std::string& policy : command.policies) {
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(policy));
+    KVASIR_ASSIGN_OR_RETURN(PolicySpec spec, PolicySpec::parse(policy));
+    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(spec));
     KVASIR_RETURN_IF_ERROR(check_replayable(*made));
+    policies.push_back(std::move(spec));
     specs.push_back(made->traits().spec);
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, files_at(command.trace, ".npy", "trace"));
@@ -191,7 +194,7 @@ Status replay_traces(const ReplayCommand& command) {
   Json runs = Json::array();
   for (const AttentionTrace& trace : traces) KVASIR_RETURN_IF_ERROR(look_through(trace));
   for (const AttentionTrace& trace : traces) {
-    for (const std::string& policy : command.policies) {
+    for (const PolicySpec& policy : policies) {
       KVASIR_ASSIGN_OR_RETURN(const Run run, replay_one(trace, policy, options));
       if (single) return command.json ? print_json(to_json(trace, run, options)) : print(layers_table(trace, run));
       if (!command.json) KVASIR_RETURN_IF_ERROR(table.add(trace, run));

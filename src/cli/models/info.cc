@@ -115,9 +115,9 @@ Result<Needs> needs_of(const gguf::File& file) {
   conditions.workspace_bytes = [&](const Backend::WorkspaceRequest& work) {
     return needs.workspace = cpu_workspace_bytes(backend_shape(config), work, usable_cores());
   };
-  if (const Result<CacheSize> taken = size_cache(conditions, "", 1); taken.ok())
+  if (const Result<CacheSize> taken = size_cache(conditions, {}, 1); taken.ok())
     needs.default_run = taken->policy->traits().spec;
-  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy("full"));
+  KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> full, make_policy(PolicySpec::named("full")));
   const CacheFit fit = fit_cache(conditions, *full);
   needs.kv = fit.needed;
   needs.fit = fit.fits();

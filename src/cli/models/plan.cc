@@ -54,8 +54,8 @@ struct RunDecision {
   Status refusal;      // ok: it would run
 };
 
-RunDecision decide(const PlanOptions& options, const ModelConfig& config, const KvCacheShape& shape,
-                   std::uint64_t weight_bytes, std::int64_t prompt) {
+RunDecision decide(const PlanOptions& options, const std::optional<PolicySpec>& asked, const ModelConfig& config,
+                   const KvCacheShape& shape, std::uint64_t weight_bytes, std::int64_t prompt) {
   const std::uint64_t memory = options.memory > 0 ? options.memory : memory_for_run(usable_cores());
   RunDecision decision{options.chunk, {}, {}};
   if (weight_bytes >= memory) {
@@ -66,7 +66,7 @@ RunDecision decide(const PlanOptions& options, const ModelConfig& config, const 
       shape, config.context, options.chunk, 0, memory - weight_bytes, [&](const Backend::WorkspaceRequest& work) {
         return cpu_workspace_bytes(backend_shape(config), work, usable_cores());
       }};
-  const Result<CacheSize> size = size_cache(conditions, options.policy, 1);
+  const Result<CacheSize> size = size_cache(conditions, asked, 1);
   if (!size.ok()) {
     decision.refusal = size.status();
     return decision;
@@ -96,24 +96,27 @@ Status plan(PlanOptions options) {
   if (options.batch < 1 || options.batch > 65536)
     return invalid_argument("--batch {} is outside 1 to 65536 sequences", options.batch);
   KVASIR_RETURN_IF_ERROR(check_chunk(options.chunk));
-  const std::string spec = options.policy.empty()
-                               ? fmt::format("streaming:cap={}", std::max<std::int64_t>(config.context, 5))
-                               : options.policy;
+  std::optional<PolicySpec> asked;
+  if (!options.policy.empty()) {
+    KVASIR_ASSIGN_OR_RETURN(asked, PolicySpec::parse(options.policy));
+  }
+  PolicySpec spec = asked.value_or(PolicySpec::named("streaming"));
+  if (!asked) spec.parts.front().set("cap", std::max<std::int64_t>(config.context, 5));
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> policy, make_policy(spec));
   const PolicyModel model{nullptr, config.governed_layers(), config.governed().kv_heads, config.governed().window};
-  KVASIR_RETURN_IF_ERROR(policy->check_model(model));
+  KVASIR_RETURN_IF_ERROR(check_model(*policy, model));
   KVASIR_RETURN_IF_ERROR(policy->check_pages(model, shape.page));
   const ColdTier any(nullptr, 0);  // only whether there is one matters
   KVASIR_RETURN_IF_ERROR(check_offload(*policy, shape.page, &any));
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, config.context));
   if (std::min(policy->bound().value_or(context), context) > kMostPlannedTokens)
-    return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec,
+    return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec.text(),
                             std::min(policy->bound().value_or(context), context));
 
   // `run` holds the tokenizer too, which counts where the address space is limited.
   std::optional<Result<ModelHeader>> held;
   if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
-  const RunDecision decision = decide(options, config, shape, weight_bytes, prompt);
+  const RunDecision decision = decide(options, asked, config, shape, weight_bytes, prompt);
   const int chunk = prompt_chunk(*policy, options.policy.empty() ? options.chunk : decision.chunk);
   const KvMemory kv = plan_kv_memory(shape, *policy, {context, prompt, chunk, options.batch});
   const int rows = static_cast<int>(std::min<std::int64_t>(chunk, context));

@@ -244,7 +244,8 @@ std::int64_t protected_tokens(const Engine& engine, const std::string& system) {
 }
 
 void note_partly_protected(const std::string& policy, std::int64_t tokens) {
-  const std::int64_t protects = protected_by(policy);
+  const Result<PolicySpec> spec = PolicySpec::parse(policy);
+  const std::int64_t protects = spec.ok() ? protected_by(*spec) : 0;
   if (protects > 0 && protects < tokens)
     note("kvasir: of the {} of the system message the first {} are protected ({}): a larger cache would protect all\n",
          counted(tokens, "token"), protects, printable(policy, 200));

@@ -89,7 +89,8 @@ Status check_save(const RunOptions& options, bool reads_input) {
   for (const std::string& file : options.files)
     if (file != "-") inputs.push_back(file);
   if (reads_input) inputs.emplace_back("/dev/stdin");
-  KVASIR_RETURN_IF_ERROR(check_saveable(options.session.policy));
+  if (const Result<PolicySpec> spec = PolicySpec::parse(options.session.policy); spec.ok())  // the engine says why not
+    KVASIR_RETURN_IF_ERROR(check_saveable(*spec));
   return check_session_output(options.save, inputs);
 }
 
@@ -131,9 +132,10 @@ Status run(RunOptions options) {
   if (options.context > 0 && options.session.policy.empty()) {
     options.session.policy = fmt::format("streaming:cap={}", options.context);
   } else if (options.context > 0) {
-    Result<std::string> sized = with_size(options.session.policy, options.context);
-    if (!sized.ok()) return sized.status().with_message("-c: " + sized.status().message());
-    options.session.policy = std::move(*sized);
+    Result<PolicySpec> spec = PolicySpec::parse(options.session.policy);
+    if (spec.ok()) spec = with_size(std::move(*spec), options.context);
+    if (!spec.ok()) return spec.status().with_message("-c: " + spec.status().message());
+    options.session.policy = spec->text();
   }
   KVASIR_RETURN_IF_ERROR(apply_demote(options.demote, options.session.policy, options.engine));
   const auto stdins = std::ranges::count(options.files, "-");

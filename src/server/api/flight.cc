@@ -54,9 +54,11 @@ Result<SessionOptions> fresh_session(const RequestOptions& options, const std::s
   SessionOptions fresh{.policy = with_demotion(options.policy.empty() ? servers : options.policy, options.demote),
                        .protect = options.protect,
                        .codec = options.codec};
-  const Status saveable = check_saveable(fresh.policy);
+  const Result<PolicySpec> spec = PolicySpec::parse(fresh.policy);
+  if (!spec.ok()) return fresh;  // the default, or none: the engine says why
+  const Status saveable = check_saveable(*spec);
   if (saveable.ok()) return fresh;
-  const bool demotes = split_demotion(fresh.policy).demotion.has_value();
+  const bool demotes = spec->demotion.has_value();
   if (demotes && !options.demote.empty()) return Status(saveable).about({"demote"});
   if (!options.policy.empty()) return Status(saveable).about({"policy"});
   return unsupported(
