@@ -58,14 +58,18 @@ TEST(Schedule, AShortPromptPassesALongOne) {
   EXPECT_EQ(rows_of({{100000}, {300}}, 9), (std::vector{5, 4}));
   EXPECT_EQ(rows_of({{100000}, {300}}, 1), (std::vector{1, 0}));
   // One that has not begun passes those that have not begun either, for want of rows.
-  EXPECT_EQ(rows_of({{100000}, {5000, 0, false}, {300, 0, false}}), (std::vector{128, 0, 128}));
+  EXPECT_EQ(rows_of({{.left = 100000}, {.left = 5000, .holds = false}, {.left = 300, .holds = false}}),
+            (std::vector{128, 0, 128}));
+  const Reader too_large{.left = 5000, .holds = false, .bytes = 101};
   // It does not pass one that waits for memory, and its rows are not lost.
-  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false, 50}, {700}}), (std::vector{40, 0, 0, 216}));
-  EXPECT_EQ(rows_of({{40}, {5000, 0, false, 101}, {20, 0, false, 15}, {700}}), (std::vector{40, 0, 20, 196}))
+  EXPECT_EQ(rows_of({{.left = 40}, too_large, {.left = 20, .holds = false, .bytes = 50}, {.left = 700}}),
+            (std::vector{40, 0, 0, 216}));
+  EXPECT_EQ(rows_of({{.left = 40}, too_large, {.left = 20, .holds = false, .bytes = 15}, {.left = 700}}),
+            (std::vector{40, 0, 20, 196}))
       << "small";
   // Nor a better priority.
-  EXPECT_EQ(rows_of({{100000}, {300, 1}}), (std::vector{256, 0}));
-  EXPECT_EQ(rows_of({{100, -1}, {100000}, {300}}), (std::vector{100, 156, 0}));
+  EXPECT_EQ(rows_of({{.left = 100000}, {.left = 300, .priority = 1}}), (std::vector{256, 0}));
+  EXPECT_EQ(rows_of({{.left = 100, .priority = -1}, {.left = 100000}, {.left = 300}}), (std::vector{100, 156, 0}));
 }
 
 using D = Decision;
@@ -79,30 +83,35 @@ std::vector<Decision> decide(const std::vector<ScheduleTask>& tasks, std::uint64
   return decisions;
 }
 
+// A task that holds pages: its next row takes `bytes`, and it holds `held`.
+ScheduleTask grows(std::uint64_t bytes, std::uint64_t held) {
+  return {.holds = true, .rows = 1, .bytes = bytes, .held = held};
+}
+// A task that has not begun and takes `bytes`.
+ScheduleTask starts(std::uint64_t bytes, int rows = 8) {
+  return {.holds = false, .rows = rows, .bytes = bytes};
+}
+
 TEST(Schedule, TheYoungestGiveWay) {
   // All fit.
-  EXPECT_EQ(decide({{true, 1, 10, 50}, {true, 1, 10, 50}}, 20, 64), (std::vector{D::kRun, D::kRun}));
+  EXPECT_EQ(decide({grows(10, 50), grows(10, 50)}, 20, 64), (std::vector{D::kRun, D::kRun}));
   // The youngest whose pages are enough, and no more of them.
-  EXPECT_EQ(decide({{true, 1, 10, 50}, {true, 1, 10, 50}, {true, 1, 10, 50}}, 15, 64),
+  EXPECT_EQ(decide({grows(10, 50), grows(10, 50), grows(10, 50)}, 15, 64),
             (std::vector{D::kRun, D::kRun, D::kPreempt}));
   // Nobody is preempted for a task that would not fit even then; younger ones that hold pages go on.
-  EXPECT_EQ(decide({{true, 1, 5, 50}, {true, 1, 90, 50}, {true, 1, 5, 20}}, 15, 64),
-            (std::vector{D::kRun, D::kWait, D::kRun}));
+  EXPECT_EQ(decide({grows(5, 50), grows(90, 50), grows(5, 20)}, 15, 64), (std::vector{D::kRun, D::kWait, D::kRun}));
   // But the oldest takes all that there is, and is asked again.
-  EXPECT_EQ(decide({{true, 1, 90, 50}, {true, 1, 5, 20}, {true, 1, 5, 20}}, 15, 64),
+  EXPECT_EQ(decide({grows(90, 50), grows(5, 20), grows(5, 20)}, 15, 64),
             (std::vector{D::kWait, D::kPreempt, D::kPreempt}));
-  EXPECT_EQ(decide({{true, 1, 90, 50}, {false, 1, 25, 0}, {false, 1, 25, 0}}, 50, 64),
-            (std::vector{D::kReject, D::kWait, D::kWait}));
-  EXPECT_EQ(decide({{true, 1, 90, 50}, {false, 1, 25, 0}}, 90, 64), (std::vector{D::kRun, D::kWait}));
+  EXPECT_EQ(decide({grows(90, 50), starts(25), starts(25)}, 50, 64), (std::vector{D::kReject, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({grows(90, 50), starts(25)}, 90, 64), (std::vector{D::kRun, D::kWait}));
 }
 
 TEST(Schedule, TasksStartInOrder) {
   // No younger one starts before one that waits for memory, for a place, or for rows.
-  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 8, 60, 0}, {false, 8, 5, 0}}, 40, 64),
-            (std::vector{D::kRun, D::kWait, D::kWait}));
-  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 8, 5, 0}, {false, 8, 5, 0}}, 40, 2),
-            (std::vector{D::kRun, D::kRun, D::kWait}));
-  EXPECT_EQ(decide({{true, 1, 10, 50}, {false, 0, 5, 0}, {false, 8, 5, 0}, {true, 1, 5, 9}}, 40, 64),
+  EXPECT_EQ(decide({grows(10, 50), starts(60), starts(5)}, 40, 64), (std::vector{D::kRun, D::kWait, D::kWait}));
+  EXPECT_EQ(decide({grows(10, 50), starts(5), starts(5)}, 40, 2), (std::vector{D::kRun, D::kRun, D::kWait}));
+  EXPECT_EQ(decide({grows(10, 50), starts(5, 0), starts(5), grows(5, 9)}, 40, 64),
             (std::vector{D::kRun, D::kWait, D::kWait, D::kRun}));
   EXPECT_TRUE(decide({}, 40, 64).empty());
 }
@@ -149,8 +158,11 @@ class World {
     for (const Imagined& task : tasks_) {
       const int rows = task.reads() ? static_cast<int>(std::min<std::uint64_t>(task.known - task.done, 32)) : 1;
       // What comes back is only known to be at least so much.
-      asked.push_back({task.holds, rows, task.holds ? static_cast<std::uint64_t>(rows) : task.known + 4,
-                       draw(0, 3) == 0 ? 0 : task.done, task.reads()});
+      asked.push_back({.holds = task.holds,
+                       .rows = rows,
+                       .bytes = task.holds ? static_cast<std::uint64_t>(rows) : task.known + 4,
+                       .held = draw(0, 3) == 0 ? 0 : task.done,
+                       .reads = task.reads()});
     }
     std::vector<Decision> decisions;
     std::vector<int> rows;
