@@ -7,7 +7,7 @@
 
 #include "base/mapped_file.h"
 #include "gguf/bytes.h"
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 
 namespace kvasir::gguf {
 namespace {

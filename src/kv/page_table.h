@@ -175,8 +175,6 @@ class PageTable {
   Position stored_rotation(std::uint32_t column, int slot, const Frame& frame) const {
     return original_ ? index(column, slot) : column_[column].base + slot + frame.rotation;
   }
-  // Where the newest token is. REQUIRES: something was appended and the newest token is retained.
-  std::uint32_t newest_column() const { return runs_.front().entries[newest_frame().end - 1].column; }
 
   // Bytes charged for the arrays of a table that has held at most `columns` columns at once.
   static std::uint64_t bytes_at(int lanes, int slots, const Layout& layout, std::int64_t columns);

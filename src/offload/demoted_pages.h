@@ -91,10 +91,6 @@ class DemotedPages {
     return all.data() + static_cast<std::size_t>(lane) * layout_.lane_floats();
   }
   int chunks(std::int64_t column) const { return (std::popcount(live(column)) + kChunk - 1) / kChunk; }
-  // Tokens of the open column, by slot.
-  std::span<const TokenIndex> open_tokens() const {
-    return std::span(open_tokens_).first(static_cast<std::size_t>(used_));
-  }
 
   // Seconds waited for room in the file's buffers.
   double seconds_writing() const { return seconds_writing_; }

@@ -6,8 +6,8 @@
 
 #include "base/check.h"
 #include "base/status.h"
-#include "retention/head_profile.h"
-#include "retention/scored.h"
+#include "retention/registry.h"
+#include "retention/synckv_options.h"
 
 namespace kvasir {
 namespace {
@@ -31,35 +31,6 @@ constexpr std::int64_t kSampleRows = 128;
 constexpr std::int64_t kSampleStep = 4;
 constexpr std::size_t kSampleTop = 64;
 constexpr std::uint64_t kSampleSeed = 1;
-constexpr std::size_t kChecksumDigits = 16;
-
-struct SyncKvOptions {
-  std::int64_t mem = 0;  // millionths; 0: budget counts
-  Budget budget;
-  std::int64_t static_millionths = 0;
-  std::int64_t stride = 5;
-  int reps = 0;  // 0: auto
-  std::int64_t recent = 32;
-  bool offloads = false;
-
-  int reps_of(int heads) const { return reps > 0 ? reps : default_representatives(heads); }
-
-  // k: tokens that NR heads read besides the tail, behind a prompt of n tokens; see the definition of mem in
-  // docs/policies/synckv.md. With mem=100% all.
-  std::int64_t selected(std::int64_t n, int heads) const {
-    if (mem == 0) return budget.at(n);
-    if (mem == Budget::kWhole) return kMostTokens;
-    const std::int64_t all = Budget::kWhole, own = mem * heads - reps_of(heads) * all;
-    if (own <= 0) return 0;
-    const std::int64_t share = (heads - reps_of(heads)) * all;
-    const auto k = static_cast<__int128>(n) * own / share;
-    return static_cast<std::int64_t>(k);
-  }
-  // Of k, those that stay for good.
-  std::int64_t fixed(std::int64_t k) const {
-    return static_cast<std::int64_t>(static_cast<__int128>(k) * static_millionths / Budget::kWhole);
-  }
-};
 
 class SyncKvPolicy final : public RetentionPolicy,
                            public ObservesMasses,
@@ -438,75 +409,12 @@ bool SyncKvPolicy::restore_state(ByteReader& in) {
   return true;
 }
 
-// Splits "FILE#0123456789abcdef", the canonical form, which names the content too.
-struct ProfileName {
-  std::string file;
-  std::string checksum;  // may be empty
-};
-ProfileName split_profile_name(std::string_view text) {
-  const std::size_t hash = text.rfind('#');
-  const std::string_view digits = hash == std::string_view::npos ? "" : text.substr(hash + 1);
-  if (digits.size() != kChecksumDigits || digits.find_first_not_of("0123456789abcdef") != std::string_view::npos)
-    return {std::string(text), ""};
-  return {std::string(text.substr(0, hash)), std::string(digits)};
-}
-
 Result<std::unique_ptr<RetentionPolicy>> make_synckv(const PolicyOptions& given) {
-  PolicyOptions filled = given;
-  SyncKvOptions options;
-  if (filled.has("budget") && filled.value("budget") != "-") {
-    if (filled.has("mem")) return invalid_argument("policy 'synckv': mem and budget say the same; give one of them");
-    KVASIR_ASSIGN_OR_RETURN(options.budget, filled.get_budget("budget", kMostTokens));
-  } else {
-    const Result<Budget> mem = filled.get_budget("mem", kMostTokens);
-    if (!mem.ok() || !mem->is_share())
-      return invalid_argument("policy 'synckv': mem={} must be a percentage such as 30%", filled.value("mem"));
-    options.mem = mem->millionths;
-  }
-  KVASIR_ASSIGN_OR_RETURN(const double share, filled.get_double("static", 0, 1));
-  options.static_millionths = std::llround(share * Budget::kWhole);
-  KVASIR_ASSIGN_OR_RETURN(options.stride, filled.get_int("stride", 1, kMostTokens));
-  KVASIR_ASSIGN_OR_RETURN(options.recent, filled.get_int("recent", 0, kMostTokens));
-  if (filled.value("reps") != "auto") {
-    KVASIR_ASSIGN_OR_RETURN(const std::int64_t reps, filled.get_int("reps", 1, kMostProfileHeads));
-    options.reps = static_cast<int>(reps);
-  }
-  constexpr std::string_view kPlaces[] = {"off", "file"};
-  KVASIR_ASSIGN_OR_RETURN(const std::string place, filled.get_choice("offload", kPlaces));
-  if (place != "off" && options.mem == Budget::kWhole)
-    return invalid_argument(
-        "policy 'synckv': with mem=100% every head reads everything, and nothing can be offloaded; "
-        "give less, or offload=off");
-  std::shared_ptr<HeadProfile> profile;
-  if (filled.value("profile") != "-") {
-    const ProfileName name = split_profile_name(filled.value("profile"));
-    Result<HeadProfile> found = read_head_profile(name.file);
-    if (!found.ok() && !name.checksum.empty())  // of a saved session
-      return found.status().with_message(found.status().message() +
-                                         "; it is the head profile that this was begun with: put it there again");
-    KVASIR_ASSIGN_OR_RETURN(HeadProfile read, std::move(found));
-    const std::string text = format_head_profile(read);
-    Hasher hasher;
-    hasher.add(std::as_bytes(std::span(text)));
-    const std::string checksum = hasher.digest().hex().substr(0, kChecksumDigits);
-    if (!name.checksum.empty() && name.checksum != checksum)
-      return invalid_argument(
-          "policy 'synckv': the head profile '{}' is not the one of checksum {}, with which this was begun; put that "
-          "there",
-          name.file, name.checksum);
-    filled.set("profile", fmt::format("{}#{}", name.file, checksum));
-    const int reps = options.reps_of(read.kv_heads);
-    if (reps > read.kv_heads)
-      return invalid_argument("policy 'synckv': reps={} is above the {} KV heads of the profile", reps, read.kv_heads);
-    if (reps != read.reps) read.clusters = cluster_layers(read.overlap, read.kv_heads, reps, read.seed);
-    read.overlap.clear();
-    profile = std::make_shared<HeadProfile>(std::move(read));
-  }
-  options.offloads = place != "off";
+  KVASIR_ASSIGN_OR_RETURN(SyncKvSetup setup, read_synckv_options(given));
   PolicyTraits traits;
   traits.scope = PolicyScope::kHead;
-  traits.spec = options.mem > 0 ? filled.canonical({"mem"}) : filled.canonical({"budget"});
-  return {std::make_unique<SyncKvPolicy>(std::move(traits), options, std::move(profile))};
+  traits.spec = setup.filled.canonical({setup.options.mem > 0 ? "mem" : "budget"});
+  return {std::make_unique<SyncKvPolicy>(std::move(traits), setup.options, std::move(setup.profile))};
 }
 
 }  // namespace

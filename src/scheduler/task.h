@@ -58,7 +58,7 @@ class Task {
   // Takes what the pass gave. A failed pass ends the task. REQUIRES: the pass ran input().
   void take(const StepResult& result);
 
-  // Ends the generation from outside; see Generation::finish. REQUIRES: has_generation().
+  // Ends the generation from outside; see Generation::finish. REQUIRES: the task generates.
   void finish(FinishReason reason) { generation_->finish(reason); }
   // Ends the task with an error; the text has no logits then. REQUIRES: !status.ok().
   void fail(Status status);
@@ -69,7 +69,7 @@ class Task {
   std::string flush() { return generation_->flush(); }
 
   // Reports the prompt's tokens with this many of the likeliest in their places; see GenerateOptions::prompt_logprobs.
-  // REQUIRES: has_generation(), nothing has run.
+  // REQUIRES: the task generates, and nothing has run.
   void report_prompt(int likeliest) { prompt_logprobs_ = likeliest; }
   const std::vector<GeneratedToken>& prompt_choices() const { return prompt_choices_; }
 
@@ -97,7 +97,6 @@ class Task {
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(tokens_.size()); }  // that it keeps
   const Status& status() const { return status_; }
   Sequence& sequence() { return *text_->sequence; }
-  bool has_generation() const { return generation_.has_value(); }
   const Generation& generation() const { return *generation_; }
 
  private:

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "cli/program.h"
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 #include "support/random_model.h"
 
 namespace kvasir::test {

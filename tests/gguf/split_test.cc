@@ -10,7 +10,7 @@
 #include "base/part_name.h"
 #include "bytes.h"
 #include "gguf/reader.h"
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 #include "support/shared_data.h"
 #include "support/split_model.h"
 #include "tiers/small_disk.h"

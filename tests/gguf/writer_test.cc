@@ -1,4 +1,4 @@
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

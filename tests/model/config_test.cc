@@ -7,7 +7,7 @@
 #include <cmath>
 #include <functional>
 
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 
 namespace kvasir::test {
 namespace {

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "base/check.h"
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 #include "support/random_blocks.h"
 #include "tensor/dtype.h"
 

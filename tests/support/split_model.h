@@ -9,7 +9,7 @@
 #include "base/part_name.h"
 #include "base/status.h"
 #include "gguf/reader.h"
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 
 namespace kvasir::test {
 

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 #include "support/shared_data.h"
 
 namespace kvasir {

@@ -1,4 +1,4 @@
-// Writes GGUF version 3 files, for tests and small tools. Keeps the whole file in memory.
+// Writes GGUF version 3 files. Keeps the whole file in memory.
 // Thread-safety: none.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "gguf/writer.h"
+#include "support/gguf_writer.h"
 
 #include <algorithm>
 #include <cstring>
