@@ -13,16 +13,17 @@ namespace {
   const std::string variable = ::kvasir::test::gemma_model(); \
   if (!std::filesystem::exists(variable)) GTEST_SKIP() << "needs " << variable << " (scripts/test downloads it)"
 
-// llama-perplexity -c 2048 -fa off (llama.cpp 0.5.0) gives 20.7052 for this text. Both round activations to 8 bits,
-// each in its way: see real_model_test.cc, whose bound is taken.
+// llama-perplexity -c 2048 -fa off (llama.cpp 0.5.0) gives 20.6303 for this text where the weights are dequantised to
+// F32, and Kvasir 20.6306. Q4_K_M gives 20.7052 there, since activations are rounded to 8 bits: Kvasir rounds them too,
+// but 32 at a time.
 TEST(Gemma, PerplexityIsThatOfLlamaCpp) {
   KVASIR_GEMMA_OR_SKIP(model);
-  constexpr double kLlamaCpp = 20.7052;
+  constexpr double kLlamaCppF32 = 20.6303;
   const Json json = json_of({"eval", "ppl", "-m", model, "-f", source_dir() + "/examples/the-bell-of-saint-anne.txt",
                              "--window", "2048", "--json"});
   const Json& run = json["runs"][0];
   EXPECT_EQ(run["tokens"], 3 * 1023);
-  EXPECT_NEAR(run["nll"].get<double>(), std::log(kLlamaCpp), 0.005);
+  EXPECT_NEAR(run["nll"].get<double>(), std::log(kLlamaCppF32), 0.0025);
 }
 
 // llama-tokenize's ids.
