@@ -22,6 +22,7 @@
 #include "backend/page_access.h"
 #include "backend/page_store.h"
 #include "backend/row_order.h"
+#include "backend/state_mixer.h"
 #include "kvasir/status.h"
 #include "tensor/dtype.h"
 
@@ -43,6 +44,8 @@ struct LayerShape {
   bool windowed = false;  // some batches hide tokens beyond a sliding window
   int rotation = 0;       // index in BackendShape::rotations
   float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
+  // In place of attention, which then has no heads; null: the layer has attention.
+  std::shared_ptr<const StateMixer> mixer;
 
   int group() const { return heads / kv_heads; }
 };
@@ -80,6 +83,9 @@ enum class Activation : int {
   kProjected,
 };
 inline constexpr int kActivations = 9;
+// The inputs of a StateMixer, in order.
+inline constexpr Activation kMixerInputs[StateMixer::kMostInputs] = {
+    Activation::kQuery, Activation::kKey, Activation::kValue, Activation::kGate, Activation::kUp};
 
 class Backend {
  public:
@@ -148,6 +154,8 @@ class Backend {
   virtual void store(int layer) = 0;
   // kAttention = attention of kQuery over the layer's lanes. Listeners of the sequences are told.
   virtual void attend(int layer) = 0;
+  // kAttention = the output of the layer's mixer over kMixerInputs. Advances the states of the batch's sequences.
+  virtual void mix(int layer, std::span<const WeightId> parameters) = 0;
 
   // The output matrix times the norm (as rms_norm, or layer_norm with a bias) of the rows of kResidual whose logits are
   // wanted, sequence by sequence: [rows wanted][vocabulary], valid until the next pass. Overwrites kResidual.
@@ -162,12 +170,12 @@ class Backend {
     int slots = 32;
     // The page tables of one sequence, for each kind of layer whose tables are filled alike.
     struct Tables {
-      int layer = 0;             // one of those layers
-      int frames = 1;            // of a page table: the mean over the rows, rounded up; without gaps, the most
-      int of_layer = 1;          // page tables of a layer
-      int all = 1;               // page tables of all these layers
-      std::int64_t entries = 0;  // of all frames of a page table, at most
-      bool gaps = false;         // columns leave between others, so that ordinals may be far apart
+      int layer = 0;                      // one of those layers
+      int frames = 1;                     // of a page table: the mean over the rows, rounded up; without gaps, the most
+      int of_layer = 1;                   // page tables of a layer
+      int all = 1;                        // page tables of all these layers
+      std::int64_t entries = 0;           // of all frames of a page table, at most
+      bool gaps = false;                  // columns leave between others, so that ordinals may be far apart
       std::size_t staged_page_bytes = 0;  // of a page in 16 bits, where pages are encoded
       int observed_rows = 0;              // rows of one sequence that its listener wants, at most
       int reductions = 0;                 // that a listener wants

@@ -447,6 +447,34 @@ void NaiveBackend::add(Activation to, Activation x) {
     for (std::size_t i = 0; i < rows(to)[r].size(); ++i) rows(to)[r][i] += rows(x)[r][i];
 }
 
+// The mixer is the model's, so its own sums are in floats.
+void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
+  const StateMixer& mixer = *shape_.layers[static_cast<std::size_t>(layer)].mixer;
+  const auto width = static_cast<std::size_t>(mixer.output());
+  std::vector<std::vector<float>> vectors;
+  std::vector<const float*> pointers;
+  for (const WeightId id : parameters) {
+    std::vector<float>& values = vectors.emplace_back();
+    for (const Row& row : weight(id)->rows) values.push_back(static_cast<float>(row[0]));
+    pointers.push_back(values.data());
+  }
+  rows(Activation::kAttention).assign(pass_.batch->tokens.size(), Row(width));
+  for (const BatchSequence& sequence : pass_.batch->sequences)
+    for (int row = sequence.first_row; row < sequence.first_row + sequence.rows; ++row) {
+      std::vector<std::vector<float>> inputs;
+      StateMixer::Rows one{.count = 1, .parameters = pointers};
+      for (std::size_t i = 0; i < mixer.inputs().size(); ++i) {
+        const Row& input = rows(kMixerInputs[i])[static_cast<std::size_t>(row)];
+        one.inputs[i] = inputs.emplace_back(input.begin(), input.end()).data();
+      }
+      std::vector<float> output(width);
+      one.output = output.data();
+      for (int part = 0; part < mixer.parts(); ++part)
+        mixer.advance(part, one, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
+      rows(Activation::kAttention)[static_cast<std::size_t>(row)].assign(output.begin(), output.end());
+    }
+}
+
 std::span<const float> NaiveBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
   Rows wanted;
   for (const BatchSequence& sequence : pass_.batch->sequences)
@@ -492,8 +520,9 @@ double NaiveBackend::scale() const {
 NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int head) const {
   const LayerLanes& lanes = lanes_of(sequence);
   Lane lane;
-  lane.table = &pass_.batch->tables[sequence.first_table +
-                                    static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
+  lane.table =
+      &pass_.batch
+           ->tables[sequence.first_table + static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
   lane.number = lanes.first_lane + (lanes.tables > 1 ? 0 : head);
   KVASIR_CHECK(lane.number < lane.table->lanes && lane.table->rows == sequence.rows);
   return lane;
@@ -540,7 +569,9 @@ PageId NaiveBackend::page_of(const Lane& lane, std::uint32_t column) {
 
 NaivePage& NaiveBackend::staged(const Lane& lane, const SealedColumn& seal) {
   const auto [at, fresh] = staged_.try_emplace({lane.table, lane.number, seal.column});
-  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
+  if (fresh)
+    at->second =
+        seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
   return at->second;
 }
 
@@ -610,7 +641,8 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     // What is recalled takes part in the output, and not in the weights that are told.
     std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
     double sum_of_all = sum;
-    const auto chosen = recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
+    const auto chosen =
+        recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
     for (const RecalledPage& page : chosen)
       for (int slot = 0; slot < lane.table->format.slots; ++slot) {
         if ((page.live >> slot & 1) == 0) continue;
@@ -639,8 +671,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   return weights;
 }
 
-void NaiveBackend::tell(const BatchSequence& sequence, int row,
-                        const std::vector<std::vector<float>>& weights) const {
+void NaiveBackend::tell(const BatchSequence& sequence, int row, const std::vector<std::vector<float>>& weights) const {
   AttentionListener& listener = *sequence.listener;
   if (listener.wants_weights()) {
     const std::vector<std::span<const float>> of_heads(weights.begin(), weights.end());
@@ -679,8 +710,17 @@ void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane
     }
   }
   lane->read.assign(entries, ~SlotMask{0});
-  const LaneRow shown{lanes_of(sequence).observed_as,           head,           row,         lane->table, lane->number, store_, layer_shape().group(),
-                      layer_shape().head_dim, queries.data(), group * dim, score_chunks};
+  const LaneRow shown{lanes_of(sequence).observed_as,
+                      head,
+                      row,
+                      lane->table,
+                      lane->number,
+                      store_,
+                      layer_shape().group(),
+                      layer_shape().head_dim,
+                      queries.data(),
+                      group * dim,
+                      score_chunks};
   sequence.selector->select(shown, lane->read);
 }
 
@@ -693,7 +733,8 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
     const Lane& lane = lanes[static_cast<std::size_t>(head)];
     std::vector<float> queries, highest;
     for (int g = 0; g < layer_shape().group(); ++g) {
-      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
+      const auto query =
+          std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
       double most = -std::numeric_limits<double>::infinity();
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
@@ -708,8 +749,9 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
       for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
         queries.push_back(static_cast<float>(x * scale()));
     }
-    const LaneRow shown{lanes_of(sequence).observed_as,           head,           row, lane.table, lane.number, store_, layer_shape().group(),
-                        layer_shape().head_dim, queries.data(), 0};
+    const LaneRow shown{
+        lanes_of(sequence).observed_as, head,           row, lane.table, lane.number, store_, layer_shape().group(),
+        layer_shape().head_dim,         queries.data(), 0};
     sequence.recall->choose(shown, highest);
   }
   sequence.recall->fetch(lanes_of(sequence).observed_as);

@@ -66,7 +66,7 @@ class CpuAttention {
     const Table* table = nullptr;
     int observed_as = -1;  // LayerLanes::observed_as
     int number = 0;        // of the tables of this sequence in this layer
-    int first_head = 0;  // KV heads [first_head, first_head + heads)
+    int first_head = 0;    // KV heads [first_head, first_head + heads)
     int heads = 0;
     int first_lane = 0;            // of these heads in the table
     std::size_t first_query = 0;   // of its rotated queries, in units of one row's
@@ -217,6 +217,7 @@ class CpuBackend final : public Backend {
   void add(Activation to, Activation x) override;
   void store(int layer) override;
   void attend(int layer) override;
+  void mix(int layer, std::span<const WeightId> parameters) override;
   std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.
