@@ -6,6 +6,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "backend/naive_model.h"
 #include "kv/table.h"
@@ -14,6 +15,7 @@
 #include "requests/request_desk.h"
 #include "sequence/kv_report.h"
 #include "sequence/policy_cases.h"
+#include "server/api/kv_report_json.h"
 #include "session/session_blocks.h"
 #include "session/session_file.h"
 #include "support/decay_mixer.h"
@@ -32,26 +34,28 @@ const std::vector<std::string> kStatePolicies = {
     "streaming:sinks=20,window=40,every=5,slack=3,max_drop=4",
 };
 
-class StateGroups : public ::testing::TestWithParam<int> {
+// Which of the layers with attention have a window.
+enum class Windows { kNone, kSome, kAll };
+
+class StateGroups : public ::testing::TestWithParam<Windows> {
  protected:
   StateGroups() : file_(make_random_model(spec(GetParam()))) {}
 
-  // Layers 1, 3 and 4 hold states of two sizes. With a window, layers 0 and 2 have it.
-  static RandomModelSpec spec(int window) {
+  // Layers 1, 3 and 4 hold states of two sizes. Where some layers have a window, 0 and 2 do.
+  static RandomModelSpec spec(Windows windows) {
     RandomModelSpec spec = small_spec();
     spec.architecture = "decay";
     spec.layers = 6;
     spec.state_channels = {0, 40, 0, 20, 40, 0};
-    spec.sliding_window = window;
+    spec.sliding_window = windows == Windows::kNone ? 0 : 23;
+    spec.window_pattern = windows == Windows::kAll ? 1 : 0;
     spec.context = 1000;
     return spec;
   }
   std::shared_ptr<LoadedModel> load_with(const std::string& kv_type = "f16", int threads = 1, int chunk = 0) const {
-    const EngineOptions options{
-        .model = file_.path(), .threads = threads, .kv_type = kv_type, .page_slots = 16, .chunk = chunk};
-    auto model = load_model(options, {}, families_with_decay());
-    EXPECT_TRUE(model.ok()) << model.status().message();
-    return *model;
+    EngineOptions options{.threads = threads, .kv_type = kv_type, .page_slots = 16, .chunk = chunk};
+    options.demote_dir = std::filesystem::temp_directory_path().string();
+    return load(file_.path(), options);
   }
   static std::vector<std::string> policies() {
     std::vector<std::string> all = kStatePolicies;
@@ -72,8 +76,10 @@ class StateGroups : public ::testing::TestWithParam<int> {
   TemporaryFile file_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Windows, StateGroups, testing::Values(0, 23),
-                         [](const auto& info) { return info.param == 0 ? "None" : "Some"; });
+INSTANTIATE_TEST_SUITE_P(Windows, StateGroups, testing::Values(Windows::kNone, Windows::kSome, Windows::kAll),
+                         [](const auto& info) { return info.index == 0   ? "None"
+                                                       : info.index == 1 ? "Some"
+                                                                         : "All"; });
 
 constexpr std::uint64_t kStateBytes = 2 * 512 + 256;  // 40 channels of 12 bytes, twice, and 20, rounded up to 64
 
@@ -82,7 +88,8 @@ TEST_P(StateGroups, AreReadFromTheModel) {
   const KvCacheShape& shape = model->kv_shape;
   EXPECT_EQ(shape.states, (std::vector<StateGroup>{{2, 512}, {1, 256}}));
   EXPECT_EQ(shape.state_bytes(), kStateBytes);
-  if (GetParam() == 0) {
+  EXPECT_EQ(shape.window, GetParam() == Windows::kAll ? 23 : 0);
+  if (GetParam() != Windows::kSome) {
     EXPECT_EQ(shape.layers, 3);
     EXPECT_EQ(shape.group_of_layer, (std::vector<std::uint8_t>{0, 1, 0, 2, 1, 0}));
   } else {
@@ -99,11 +106,14 @@ TEST_P(StateGroups, AreReadFromTheModel) {
 }
 
 TEST_P(StateGroups, HaveTheLogitsOfTheFormula) {
-  if (GetParam() != 0) return;  // the reference has no windows for this family
   const Text text(60, 20, 3);
+  const std::vector<float> logits = run_text(*new_runner(load_with("f32"), "full"), text, 16);
+  const auto naive = load_naive(file_.path(), {.kv_type = "f32", .page_slots = 16});
+  const std::vector<float> other = run_text(*new_runner(naive, "full"), text, 16);
+  EXPECT_LT(rms_error_ratio(logits, std::vector<double>(other.begin(), other.end())), 1e-5);
+  if (GetParam() == Windows::kSome) return;  // the reference has the window in every layer, or in none
   const ReferenceModel reference(*gguf::File::open(file_.path()));
-  const std::vector<double> expected = flatten(reference.logits(text.tokens));
-  EXPECT_LT(rms_error_ratio(run_text(*new_runner(load_with("f32"), "full"), text, 16), expected), 1e-5);
+  EXPECT_LT(rms_error_ratio(logits, flatten(reference.logits(text.tokens))), 1e-5);
 }
 
 TEST_P(StateGroups, ChunksPassesAndThreadsChangeNoBits) {
@@ -133,6 +143,26 @@ TEST_P(StateGroups, ACrowdHasTheBitsOfEachAlone) {
     EXPECT_GT(crowd.events.crowded, 20);
     EXPECT_GT(crowd.events.split, 5);
     EXPECT_GT(crowd.events.forks, 0);
+  }
+}
+
+// Heads that leave memory, and tokens that are demoted, are those of layers with keys. Both are refused where all of
+// these have a window.
+TEST_P(StateGroups, PoliciesThatMoveKeysElsewhereSeeOnlyLayersWithKeys) {
+  const auto model = load_with();
+  for (const char* policy : {"synckv:budget=30,recent=6,offload=file", "tova:budget=33,pos=original@demote=q4",
+                             "window:size=40@demote=file"}) {
+    SCOPED_TRACE(policy);
+    const Text text(90, 30, 5), more(20, 20, 6);
+    const auto runner = new_runner(model, policy), divided = new_runner(model, policy);
+    ASSERT_EQ(runner->whole().status().ok(), GetParam() != Windows::kAll) << runner->whole().status().message();
+    if (GetParam() == Windows::kAll) continue;
+    divided->set_most_rows(5);
+    EXPECT_TRUE(same_bits(run_text(*divided, text, 32), run_text(*runner, text, 32)));
+    EXPECT_EQ(states_of(*divided), states_of(*runner));
+    auto fork = runner->fork();
+    ASSERT_TRUE(fork.ok());
+    EXPECT_TRUE(same_bits(run_text(**fork, more, 32), run_text(*runner, more, 32)));
   }
 }
 
@@ -251,6 +281,9 @@ TEST_P(StateGroups, ThePlanIsThePeak) {
         ASSERT_EQ(report.states.size(), 2u);
         EXPECT_EQ(report.states[0].bytes + report.states[1].bytes, kStateBytes);
         EXPECT_EQ(report.bytes, cache->budget().used());
+        nlohmann::json json;
+        add_places(report, &json);
+        EXPECT_EQ(json["states"].dump(), R"([{"bytes":1024,"layers":2},{"bytes":256,"layers":1}])");
       }
   }
 }
@@ -311,6 +344,37 @@ TEST_P(StateGroups, PreemptedRequestsAreAsAlone) {
   }
 }
 
+// States that take several parts of the file, and come back to a sequence of their own.
+TEST(LargeStates, LeaveAndComeBackInParts) {
+  RandomModelSpec spec = small_spec();
+  spec.architecture = "decay";
+  spec.d = spec.head_dim = 8;
+  spec.heads = spec.kv_heads = 1;
+  spec.layers = 3;
+  spec.state_channels = {0, 60000, 60000};
+  const TemporaryFile file(make_random_model(spec));
+  const auto model = load(file.path(), {.threads = 1, .page_slots = 16});
+  const auto cache = *new_cache(model, std::uint64_t{1} << 24);
+  SequenceRunner runner(model, cache, std::move(*make_policy("full")));
+  run_text(runner, Text(30, 2, 1), 16);
+  ASSERT_GT(runner.sequence().state_bytes(), SpillFile::kPartBytes);
+  auto spill = *SpillFile::create(std::make_unique<FaultyFile>(no_fault, 2), 16 * SpillFile::kPartBytes);
+  const auto swap = SwappedSequence::leave(spill.get(), runner.whole());
+  ASSERT_NE(swap, nullptr);
+  const auto until = [&](SwappedSequence::State state) {
+    for (int i = 0; i < 1000 && swap->state() != state; ++i) {
+      spill->poll(std::chrono::milliseconds(1));
+      swap->advance();
+    }
+    ASSERT_EQ(swap->state(), state) << swap->status().message();
+  };
+  ASSERT_NO_FATAL_FAILURE(until(SwappedSequence::State::kOut));
+  auto back = swap->arrive(model, cache, std::move(*make_policy("full")));
+  ASSERT_TRUE(back.ok());
+  ASSERT_NO_FATAL_FAILURE(until(SwappedSequence::State::kBack));
+  EXPECT_TRUE(std::ranges::equal((*back)->tables().states(), runner.sequence().states()));
+}
+
 // A prefix is continued from a snapshot, which holds the states, in memory or on disk. Pages alone serve nobody: not
 // another policy, which they would serve in a model without states.
 TEST_P(StateGroups, PrefixesAreContinuedFromSnapshots) {
@@ -345,6 +409,9 @@ TEST_P(StateGroups, PrefixesAreContinuedFromSnapshots) {
         EXPECT_EQ(first.cached_from, second ? "disk" : "");
         EXPECT_EQ(result_of("window:size=200", " of another policy").cached > 0, second);
         EXPECT_GT(result_of(policy, " and more of it").cached, 0);
+        const PrefixCache& prefixes = *desk.queue().prefixes();
+        prefixes.check_invariants();
+        EXPECT_EQ(prefixes.evictable_bytes(), desk.driver()->cache()->budget().used() - prefixes.charged_bytes());
         for (int i = 0; i < 2000 && desk.queue().settling(); ++i) {
           static_cast<void>(desk.queue().poll());
           desk.queue().settle_tiers(std::chrono::milliseconds(5));

@@ -54,7 +54,10 @@ class DecayMixer final : public StateMixer {
 };
 
 inline Status adjust_decay(Keys& keys, ModelConfig* model) {
-  const bool windows = keys.has("attention.sliding_window");
+  std::int64_t window = 0;
+  if (keys.has("attention.sliding_window")) window = static_cast<std::int64_t>(*keys.count("attention.sliding_window"));
+  // Unless all layers have the window, the last one sees all tokens.
+  const bool all = *keys.positive_or("attention.sliding_window_pattern", 1, 0) == 1;
   for (std::size_t l = 0; l < model->layers.size(); ++l) {
     LayerSpec& layer = model->layers[l];
     const std::string key = "state_channels." + std::to_string(l);
@@ -65,9 +68,7 @@ inline Status adjust_decay(Keys& keys, ModelConfig* model) {
                               .inputs = {"mix_input", "mix_gate"},
                               .output = "mix_output",
                               .parameters = {{"mix_taps", {3, channels}}, {"mix_decay", {channels}}}};
-    // The last layer with attention sees all tokens.
-    else if (windows && l + 1 < model->layers.size())
-      layer.attention.window = static_cast<std::int64_t>(*keys.count("attention.sliding_window"));
+    if (all || l + 1 < model->layers.size()) layer.attention.window = window;
   }
   return {};
 }
