@@ -16,8 +16,9 @@ namespace kvasir {
 // The KV of one text: of a session, or of one sample of a request.
 //
 // Bytes are those of the pages that its page tables refer to, each page counted once and whole, shared or not, of the
-// tables themselves and of the policy's state. So the bytes of two forks add up to more than the cache holds:
-// CacheReport counts a shared page once. A request that ends while others have its pages reports what it held before.
+// tables themselves, of the layers' states and of the policy's state. So the bytes of two forks add up to more than the
+// cache holds: CacheReport counts a shared page once. A request that ends while others have its pages reports what it
+// held before.
 struct KvReport {
   // Layers that keep a window of their own, whatever the policy, beside layers that see all tokens. The figures below
   // are those of the layers that the policy governs, but for bytes, which are those of all.
@@ -28,6 +29,12 @@ struct KvReport {
     std::uint64_t bytes = 0;  // of their pages
   };
   std::vector<WindowGroup> windows;
+  // Layers that hold a state of fixed size in place of keys and values.
+  struct StateGroup {
+    int layers = 0;
+    std::uint64_t bytes = 0;  // of their states
+  };
+  std::vector<StateGroup> states;
   std::string policy;     // canonical spec
   std::string codec;      // "f16"
   std::int64_t seen = 0;  // tokens that entered

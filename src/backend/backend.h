@@ -22,6 +22,7 @@
 #include "backend/page_access.h"
 #include "backend/page_store.h"
 #include "backend/row_order.h"
+#include "backend/state_mixer.h"
 #include "kvasir/status.h"
 #include "tensor/dtype.h"
 
@@ -43,6 +44,8 @@ struct LayerShape {
   bool windowed = false;  // some batches hide tokens beyond a sliding window
   int rotation = 0;       // index in BackendShape::rotations
   float scale = 0;        // of queries; 0: 1 / sqrt(head_dim)
+  // In place of attention, which then has no heads; null: the layer has attention.
+  std::shared_ptr<const StateMixer> mixer;
 
   int group() const { return heads / kv_heads; }
 };
@@ -80,6 +83,9 @@ enum class Activation : int {
   kProjected,
 };
 inline constexpr int kActivations = 9;
+// The inputs of a StateMixer, in order.
+inline constexpr Activation kMixerInputs[StateMixer::kMostInputs] = {
+    Activation::kQuery, Activation::kKey, Activation::kValue, Activation::kGate, Activation::kUp};
 
 class Backend {
  public:
@@ -147,6 +153,8 @@ class Backend {
   virtual void store(int layer) = 0;
   // kAttention = attention of kQuery over the layer's lanes. Listeners of the sequences are told.
   virtual void attend(int layer) = 0;
+  // kAttention = the output of the layer's mixer over kMixerInputs. Advances the states of the batch's sequences.
+  virtual void mix(int layer, std::span<const WeightId> parameters) = 0;
 
   // The output matrix times the norm (as rms_norm, or layer_norm with a bias) of the rows of kResidual whose logits are
   // wanted, sequence by sequence: [rows wanted][vocabulary], valid until the next pass. Overwrites kResidual.

@@ -107,10 +107,11 @@ class OffloadedPages;
 // of table first_table; where each head has a table, lane first_lane of table first_table + h.
 struct LayerLanes {
   int first_table = 0;  // among the sequence's tables
-  int tables = 1;       // 1, or one a KV head
+  int tables = 1;       // 1, or one a KV head; 0: the layer has a state instead
   int first_lane = 0;
   // What the sequence's listener, selector and offloaded pages call the layer; -1: they have nothing to do with it.
   int observed_as = -1;
+  std::uint64_t state = 0;  // of a layer with a state: its place in BatchSequence::states, in bytes
 };
 
 // Consecutive tokens of one sequence: its newest tokens, for which its page tables have room.
@@ -124,6 +125,7 @@ struct BatchSequence {
   AttentionListener* listener = nullptr;  // optional; told of the attention of this sequence
   EntrySelector* selector = nullptr;      // optional; chooses what its rows read (page_access.h)
   OffloadedPages* offloaded = nullptr;    // optional; pages that its tables do not hold (page_access.h)
+  std::byte* states = nullptr;            // of its layers with a state; the pass advances them. 64-byte aligned
 };
 
 struct Batch {

@@ -1,6 +1,7 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@ namespace kvasir {
 KvCacheShape KvCacheShape::governed() const {
   KvCacheShape shape = *this;
   shape.windows.clear();
+  shape.states.clear();
   shape.group_of_layer.clear();
   return shape;
 }
@@ -39,17 +41,28 @@ int KvCacheShape::all_lanes() const {
   return all;
 }
 
+std::uint64_t KvCacheShape::state_bytes() const {
+  std::uint64_t all = 0;
+  for (const StateGroup& group : states) all += static_cast<std::uint64_t>(group.layers) * group.bytes;
+  return all;
+}
+
 namespace {
 
-// Where the lanes of the model's layers are in tables of this scope and, behind them, one for each window group.
+// Where the lanes of the model's layers are in tables of this scope and, behind them, one for each window group; and
+// where the states are.
 std::vector<LayerLanes> layer_lanes(const KvCacheShape& shape, PolicyScope scope) {
   std::vector<std::uint8_t> group_of_layer = shape.group_of_layer;
   if (group_of_layer.empty()) group_of_layer.assign(static_cast<std::size_t>(shape.layers), 0);
-  std::vector<int> seen(shape.windows.size() + 1);  // layers of each group so far
+  std::vector<int> seen(1 + shape.windows.size() + shape.states.size());  // layers of each group so far
+  std::uint64_t state = 0;
   std::vector<LayerLanes> lanes;
   for (const std::uint8_t group : group_of_layer) {
     const int number = seen[group]++;
-    if (group > 0) {
+    if (group > shape.windows.size()) {
+      lanes.push_back({.tables = 0, .state = state});
+      state += shape.states[group - 1u - shape.windows.size()].bytes;
+    } else if (group > 0) {
       const WindowGroup& window = shape.windows[group - 1u];
       lanes.push_back({.first_table = shape.tables(scope) + group - 1, .first_lane = number * window.kv_heads});
     } else if (scope == PolicyScope::kSequence) {
@@ -116,7 +129,8 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   const KvCodec codec = layout.codec.value_or(shape_.codec());
   of_table.classes = classes(codec);
   of_table.recent = codec.recent;
-  KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope));
+  KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope),
+                      shape_.state_bytes(), pool_.get());
   for (int table = 0; table < sequence.governed_; ++table)
     sequence.tables_.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
   for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
@@ -131,11 +145,15 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
 }
 
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
-  KvSequence fork(sequence.scope_, sequence.codec_, sequence.governed_, sequence.layers_);
+  KvSequence fork(sequence.scope_, sequence.codec_, sequence.governed_, sequence.layers_, sequence.all_states_,
+                  pool_.get());
   for (const PageTable& table : sequence.tables_) {
     KVASIR_ASSIGN_OR_RETURN(PageTable copy, table.fork());
     fork.tables_.push_back(std::move(copy));
   }
+  if (sequence.state_bytes() == 0) return fork;
+  KVASIR_RETURN_IF_ERROR(fork.take_states());
+  std::ranges::copy(sequence.states(), fork.states_.data());
   return fork;
 }
 
@@ -172,7 +190,7 @@ void KvSequence::give_back_windows() {
 }
 
 TokenIndex KvSequence::truncatable_from() const {
-  TokenIndex most = 0;
+  TokenIndex most = all_states_ > 0 ? next_index() : 0;  // a state is that of all tokens
   for (const PageTable& table : tables_) most = std::max(most, table.truncatable_from());
   return most;
 }
@@ -193,7 +211,15 @@ KvSequence::Room KvSequence::plan_append(int tokens) const {
     room.append += table.plan_append(tokens).bytes;
     room.reserve += table.sharing_reserve(tokens > 0);
   }
+  if (tokens > 0) room.append += all_states_ - state_bytes();
   return room;
+}
+
+Status KvSequence::take_states() {
+  if (state_bytes() == all_states_) return {};
+  if (!state_charge_.try_resize(all_states_)) return kv_memory_full(tables_.front().budget(), all_states_);
+  if (has_store_) std::memset(states_.ensure(all_states_), 0, all_states_);
+  return {};
 }
 
 std::uint64_t KvSequence::table_bytes() const {
@@ -243,11 +269,13 @@ Status KvSequence::append(int tokens) {
   const Room room = plan_append(tokens);
   if (const MemoryBudget& budget = tables_.front().budget(); room.append + room.reserve > budget.available())
     return kv_memory_full(budget, room.append + room.reserve);
+  if (tokens > 0) KVASIR_RETURN_IF_ERROR(take_states());
   for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
   return {};
 }
 
 Status KvSequence::adopt(std::span<const PageId> pages) {
+  KVASIR_CHECK(all_states_ == 0);
   std::size_t all = 0;
   for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.lanes());
   KVASIR_CHECK(pages.size() % all == 0);
@@ -297,7 +325,7 @@ std::uint64_t KvCache::cost(const KvCacheShape& shape, const SequenceLayout& lay
                         static_cast<std::uint64_t>(shape.tables(layout.scope)) *
                             PageTable::bytes_at(shape.lanes_per_table(layout.scope), shape.page.slots, table, columns);
   for (const WindowGroup& group : shape.windows) bytes += cost(shape.of(group), {}, columns);
-  return bytes;
+  return bytes + shape.state_bytes();
 }
 
 std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns) {
@@ -314,8 +342,9 @@ std::int64_t KvCache::most_open_columns(const KvCacheShape& shape, const Sequenc
 void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others) const {
   pool_->check_invariants();
   PageCounts references;
-  std::uint64_t tables = 0;
+  std::uint64_t tables = 0, states = 0;
   for (const KvSequence* sequence : sequences) {
+    states += sequence->state_bytes();
     for (const PageTable& table : sequence->tables_) {
       table.check_invariants(references);
       tables += table.bytes();
@@ -323,7 +352,7 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std
   }
   for (const auto& [page, count] : references) KVASIR_CHECK(count == pool_->references(page));
   KVASIR_CHECK(references.size() == pool_->in_use());
-  KVASIR_CHECK(budget_.used() == pool_->charged() + tables + others);
+  KVASIR_CHECK(budget_.used() == pool_->charged() + tables + states + others);
 }
 
 }  // namespace kvasir

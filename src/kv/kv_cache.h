@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "kv/page_pool.h"
 #include "kv/page_table.h"
 
@@ -30,6 +31,15 @@ struct WindowGroup {
   bool operator==(const WindowGroup&) const = default;
 };
 
+// Layers that hold a state of fixed size for each sequence, in place of keys and values (backend/state_mixer.h).
+struct StateGroup {
+  int layers = 0;
+  std::uint64_t bytes = 0;  // of one sequence in one layer; a multiple of kStateAlign
+
+  bool operator==(const StateGroup&) const = default;
+};
+inline constexpr std::uint64_t kStateAlign = 64;
+
 // What the lanes of a model are. Layers that agree on KV heads, head dimension, window and rotation form a KV group.
 // The fields in front describe the group that retention policies govern: the layers that see all tokens, or all layers
 // where each has a window.
@@ -42,8 +52,9 @@ struct KvCacheShape {
   Position window = 0;
   int recent = 0;  // KvCodec::recent
   std::vector<WindowGroup> windows;
-  // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows`. Empty: all are
-  // governed.
+  std::vector<StateGroup> states;
+  // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows` or, behind these, in
+  // `states`. Empty: all are governed.
   std::vector<std::uint8_t> group_of_layer;
 
   KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
@@ -74,11 +85,13 @@ struct KvCacheShape {
   }
   // The widest of the window groups, in tokens; 0 if there are none.
   Position widest_window() const;
-  int all_lanes() const;  // of all groups
+  int all_lanes() const;              // of all groups
+  std::uint64_t state_bytes() const;  // of one sequence, in all layers
 };
 
 // One sequence's lanes, in tables of those that agree on what they keep. The lanes that its policy governs have one
-// table for all, one a layer, or one a lane; behind these tables comes one for each window group.
+// table for all, one a layer, or one a lane; behind these tables comes one for each window group. Beside them are the
+// states of layers that have no lanes; a sequence takes them with its first token.
 // Move-only; releases its pages with the last reference.
 class KvSequence {
  public:
@@ -118,6 +131,13 @@ class KvSequence {
     std::uint64_t reserve = 0;
   };
   Room plan_append(int tokens) const;
+  // The states of layers without lanes, at LayerLanes::state each. Empty where there are none, before the first token,
+  // and in a cache without a store.
+  std::span<std::byte> states() { return {states_.data(), states_.size()}; }
+  std::span<const std::byte> states() const { return {states_.data(), states_.size()}; }
+  std::uint64_t state_bytes() const { return state_charge_.bytes(); }  // charged for them
+  // Takes the states, as they begin, for a sequence that is restored with tokens. Errors: kResourceExhausted.
+  Status take_states();
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
@@ -128,7 +148,7 @@ class KvSequence {
 
   // Fills an empty sequence with the first tokens of a text, whose keys and values are in these pages ([column][lane],
   // lanes of all layers and heads) already. Succeeds whole; after an error the sequence can only be destroyed.
-  // REQUIRES: as PageTable::adopt. Errors: kResourceExhausted.
+  // REQUIRES: as PageTable::adopt; no layer has a state. Errors: kResourceExhausted.
   Status adopt(std::span<const PageId> pages);
   // From now on its references to pages count as a cache's: PagePool::mark_cached, once.
   void mark_cached() {
@@ -145,14 +165,25 @@ class KvSequence {
 
  private:
   friend class KvCache;
-  KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers)
-      : scope_(scope), codec_(codec), governed_(governed), layers_(std::move(layers)) {}
+  KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers,
+             std::uint64_t all_states, PagePool* pool)
+      : scope_(scope),
+        codec_(codec),
+        governed_(governed),
+        layers_(std::move(layers)),
+        all_states_(all_states),
+        has_store_(pool->store() != nullptr),
+        state_charge_(&pool->budget()) {}
   std::span<const PageTable> governed() const { return std::span(tables_).first(static_cast<std::size_t>(governed_)); }
   PolicyScope scope_;
   KvCodec codec_;
   int governed_;
   std::vector<LayerLanes> layers_;
   std::vector<PageTable> tables_;
+  std::uint64_t all_states_;  // bytes, once they are taken
+  bool has_store_;            // otherwise states are counted, and have no memory
+  MemoryCharge state_charge_;
+  AlignedBuffer<std::byte> states_;
 };
 
 // How a sequence is to be held.
@@ -183,7 +214,8 @@ class KvCache {
   KvSequence new_sequence(const SequenceLayout& layout = {});
   Result<KvSequence> fork(const KvSequence& sequence);
 
-  // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays.
+  // Bytes that `columns` columns in every table of one sequence cost: pages, their bookkeeping, and the tables' arrays;
+  // and the sequence's states.
   // Where pages are encoded, so many columns have open pages as a table can have at most. Of the codec of `shape`,
   // whatever the layout's.
   static std::uint64_t cost(const KvCacheShape& shape, const SequenceLayout& layout, std::int64_t columns);
@@ -200,7 +232,7 @@ class KvCache {
   const PagePool& pool() const { return *pool_; }
 
   // KVASIR_CHECKs pool and tables: references = appearances in the sequences given (which must be all that live), bytes
-  // charged = pages in use + tables + `others`.
+  // charged = pages in use + tables + states + `others`.
   void check_invariants(std::span<const KvSequence* const> sequences, std::uint64_t others = 0) const;
 
  private:

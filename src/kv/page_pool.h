@@ -22,8 +22,8 @@
 
 namespace kvasir {
 
-// A bound on bytes, and the bytes charged to it: pages, page tables and policies' states, each charged before it is
-// allocated.
+// A bound on bytes, and the bytes charged to it: pages, page tables, states of layers and of policies, each charged
+// before it is allocated.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t capacity) : capacity_(capacity) {}

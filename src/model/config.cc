@@ -39,6 +39,7 @@ Result<float> read_norm_eps(Keys& keys, NormKind norm) {
 
 // A policy decides alike for all layers that it governs.
 Status check_governed(const ModelConfig& config) {
+  if (config.governed_layers() == 0) return unsupported("no layer has attention: such models are not supported");
   for (const LayerSpec& layer : config.layers)
     if (config.is_governed(layer) && !layer.attention.shares_pages_with(config.governed()))
       return unsupported("layers that see all tokens differ in heads or rotation: such models are not supported");
@@ -52,8 +53,9 @@ std::string_view ModelConfig::architecture() const {
 }
 
 bool ModelConfig::is_governed(const LayerSpec& layer) const {
-  return layer.attention.window == 0 ||
-         std::ranges::all_of(layers, [](const LayerSpec& l) { return l.attention.window > 0; });
+  return !layer.state && (layer.attention.window == 0 || std::ranges::all_of(layers, [](const LayerSpec& l) {
+                            return l.state || l.attention.window > 0;
+                          }));
 }
 
 int ModelConfig::governed_layers() const {
@@ -64,14 +66,15 @@ const AttentionSpec& ModelConfig::governed() const {
   return std::ranges::find_if(layers, [&](const LayerSpec& layer) { return is_governed(layer); })->attention;
 }
 
-Result<ModelConfig> read_model_config(const gguf::File& file) {
+Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known) {
   ModelConfig config;
   if (file.tensors().empty() && file.find("tokenizer.ggml.tokens") != nullptr)
     return data_loss("this file has a tokenizer but no weights; give the model's own .gguf file");
   KVASIR_ASSIGN_OR_RETURN(const std::string_view architecture, file.get_string("general.architecture"));
-  config.family = find_family(architecture);
-  if (config.family == nullptr)
+  const auto family = std::ranges::find(known, architecture, &Family::name);
+  if (family == known.end())
     return unsupported("architecture '{}' is not supported; supported: {}", architecture.substr(0, 32), family_names());
+  config.family = *family;
   Keys keys(&file, architecture);
   if (file.find("general.name") != nullptr) {
     KVASIR_ASSIGN_OR_RETURN(config.name, file.get_string("general.name"));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,16 +30,18 @@ struct ModelConfig {
 
   std::string_view architecture() const;  // general.architecture
   int layer_count() const { return static_cast<int>(layers.size()); }
-  // Whether a retention policy decides what the layer keeps: it sees all tokens, or no layer of the model does. The
-  // other layers keep their windows, whatever the policy.
+  // Whether a retention policy decides what the layer keeps: it has attention, and sees all tokens, or no layer of the
+  // model does. The other layers keep their windows and states, whatever the policy.
   bool is_governed(const LayerSpec& layer) const;
   // Number of those layers, and what they have in common.
   int governed_layers() const;
   const AttentionSpec& governed() const;
 };
 
-// Errors: kUnsupported for unknown architectures (lists the known ones) and for unsupported features (named); kDataLoss
-// for values that contradict each other or the tensors.
-Result<ModelConfig> read_model_config(const gguf::File& file);
+std::span<const Family* const> families();  // all that are built in, by name (model/family.h)
+
+// `known`: the families that the file may be of. Errors: kUnsupported for unknown architectures (lists those built in)
+// and for unsupported features (named); kDataLoss for values that contradict each other or the tensors.
+Result<ModelConfig> read_model_config(const gguf::File& file, std::span<const Family* const> known = families());
 
 }  // namespace kvasir

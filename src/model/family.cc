@@ -6,12 +6,6 @@
 
 namespace kvasir {
 
-const Family* find_family(std::string_view name) {
-  for (const Family* family : families())
-    if (family->name == name) return family;
-  return nullptr;
-}
-
 std::string family_names() {
   std::string names;
   for (const Family* family : families()) {

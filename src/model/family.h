@@ -41,9 +41,8 @@ struct Family {
   Status (*adjust)(Keys& keys, ModelConfig* model) = nullptr;
 };
 
-std::span<const Family* const> families();         // all, by name; the build writes the list
-const Family* find_family(std::string_view name);  // null: not supported
-std::string family_names();                        // "gemma3, gptneox, ...", for messages
+std::span<const Family* const> families();  // all, by name; the build writes the list (model/config.h)
+std::string family_names();                 // "gemma3, gptneox, ...", for messages
 
 // For families: gives all layers the window of attention.sliding_window, if the file has it.
 Status read_window(Keys& keys, ModelConfig* model);

@@ -4,8 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "backend/activation_function.h"
+#include "backend/state_mixer.h"
 
 namespace kvasir {
 
@@ -29,6 +34,18 @@ struct AttentionSpec {
   }
 };
 
+// A recurrence in place of attention: output(mixer(inputs(x))). Its tensors are blk.N.<name>.
+struct StateSpec {
+  struct Parameter {
+    std::string name;                 // with its suffix: "shortconv.conv.weight"
+    std::vector<std::uint64_t> dims;  // as the file has them; all are read as floats, in the order of the file
+  };
+  std::shared_ptr<const StateMixer> mixer;  // never null
+  std::vector<std::string> inputs;          // matrices [mixer->inputs()[i], width], without ".weight"
+  std::string output;                       // matrix [width, mixer->output()], without ".weight"
+  std::vector<Parameter> parameters;        // that the mixer itself reads
+};
+
 // down(function(gate(x)) * up(x)) (Shazeer 2020), or without a gate down(function(up(x))).
 struct FeedForwardSpec {
   ActivationFunction function = ActivationFunction::kSilu;
@@ -38,7 +55,8 @@ struct FeedForwardSpec {
 
 // x += attention(norm(x)); x += feed_forward(norm'(x)). With norms after, what is added is itself normalised first.
 struct LayerSpec {
-  AttentionSpec attention;
+  AttentionSpec attention;         // of a layer without a state
+  std::optional<StateSpec> state;  // in place of attention
   FeedForwardSpec feed_forward;
   bool parallel = false;     // x += attention(norm(x)) + feed_forward(norm'(x)) instead of one after the other
   bool norms_after = false;  // of attention and of the feed-forward network, before they are added

@@ -9,6 +9,10 @@ BackendShape backend_shape(const ModelConfig& config) {
   for (const RotaryEmbedding& rotary : config.rotary)
     shape.rotations.push_back({rotary.dims, rotary.inverse_frequencies, rotary.magnitude});
   for (const LayerSpec& layer : config.layers) {
+    if (layer.state) {
+      shape.layers.push_back({.hidden = layer.feed_forward.hidden, .mixer = layer.state->mixer});
+      continue;
+    }
     const AttentionSpec& attention = layer.attention;
     shape.layers.push_back({.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
@@ -46,6 +50,17 @@ void Transformer::attend(int number, const AttentionSpec& spec, const LayerWeigh
 }
 
 // From kNormalized to kProjected.
+void Transformer::mix(int number, const LayerWeights& layer) const {
+  std::vector<Backend::Product> inputs;
+  for (std::size_t i = 0; i < layer.mixer_inputs.size(); ++i)
+    inputs.push_back({layer.mixer_inputs[i].matrix, layer.mixer_inputs[i].bias, kMixerInputs[i]});
+  backend_.multiply(Activation::kNormalized, inputs);
+  backend_.mix(number, layer.mixer_parameters);
+  const Backend::Product output{layer.attention_output.matrix, layer.attention_output.bias, Activation::kProjected};
+  backend_.multiply(Activation::kAttention, {&output, 1});
+}
+
+// From kNormalized to kProjected.
 void Transformer::feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const {
   const Backend::Product up{layer.up.matrix, layer.up.bias, Activation::kUp};
   if (spec.gated) {
@@ -73,7 +88,11 @@ std::span<const float> Transformer::forward(const Backend::Pass& pass) const {
     const LayerSpec& spec = config_.layers[static_cast<std::size_t>(l)];
     const LayerWeights& layer = weights_.layers[static_cast<std::size_t>(l)];
     normalize(Activation::kResidual, layer.attention_norm, Activation::kNormalized);
-    attend(l, spec.attention, layer);
+    if (spec.state) {
+      mix(l, layer);
+    } else {
+      attend(l, spec.attention, layer);
+    }
     // The feed-forward network reads the attention's result, or beside it what the attention read.
     if (spec.parallel) normalize(Activation::kResidual, layer.ffn_norm, Activation::kNormalized);
     add(spec, layer.attention_norm_after);

@@ -29,6 +29,7 @@ class Transformer {
  private:
   void normalize(Activation from, const Norm& norm, Activation to) const;
   void attend(int number, const AttentionSpec& spec, const LayerWeights& layer) const;
+  void mix(int number, const LayerWeights& layer) const;
   void feed_forward(const FeedForwardSpec& spec, const LayerWeights& layer) const;
   void add(const LayerSpec& spec, const Norm& norm_after) const;
 

@@ -1,9 +1,12 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <string>
 #include <unordered_set>
 
+#include "base/check.h"
 #include "base/status.h"
 #include "model/family.h"
 
@@ -32,7 +35,11 @@ class Layout {
     for (std::size_t l = 0; l < c.layers.size(); ++l) {
       LayerWeights& layer = weights->layers[l];
       const std::string prefix = fmt::format("blk.{}.", l);
-      KVASIR_RETURN_IF_ERROR(attention(prefix, c.layers[l], &layer));
+      KVASIR_RETURN_IF_ERROR(norm(prefix + "attn_norm", &layer.attention_norm));
+      KVASIR_RETURN_IF_ERROR(c.layers[l].state ? state(prefix, *c.layers[l].state, &layer)
+                                               : attention(prefix, c.layers[l], &layer));
+      if (c.layers[l].norms_after)
+        KVASIR_RETURN_IF_ERROR(norm(prefix + "post_attention_norm", &layer.attention_norm_after));
       KVASIR_RETURN_IF_ERROR(feed_forward(prefix, c.layers[l], &layer));
     }
     KVASIR_RETURN_IF_ERROR(norm("output_norm", &weights->output_norm));
@@ -68,7 +75,6 @@ class Layout {
     const int rotary = c.rotary[static_cast<std::size_t>(spec.attention.rotary)].dims;
     const bool halves = layout_.pairs == RotaryPairs::kHalves;
     const RowOrder rotated{0, head_dim, halves ? rotary : 0};
-    KVASIR_RETURN_IF_ERROR(norm(prefix + "attn_norm", &layer->attention_norm));
     const Presence bias = layout_.qkv_bias;
     const auto projection = [&](const char* name, int first, int outputs, RowOrder order, Linear* to) {
       if (!layout_.fused_qkv) return linear(prefix + name, {outputs, c.width, 0, order}, bias, to);
@@ -82,8 +88,23 @@ class Layout {
       KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_q_norm.weight", {head_dim, 1, 0, rotated}, &layer->query_norm));
       KVASIR_RETURN_IF_ERROR(vector(prefix + "attn_k_norm.weight", {head_dim, 1, 0, rotated}, &layer->key_norm));
     }
-    if (spec.norms_after) KVASIR_RETURN_IF_ERROR(norm(prefix + "post_attention_norm", &layer->attention_norm_after));
     return linear(prefix + "attn_output", {c.width, queries}, layout_.other_biases, &layer->attention_output);
+  }
+
+  Status state(const std::string& prefix, const StateSpec& spec, LayerWeights* layer) {
+    const std::span<const int> inputs = spec.mixer->inputs();
+    KVASIR_CHECK(spec.inputs.size() == inputs.size() && inputs.size() <= StateMixer::kMostInputs);
+    layer->mixer_inputs.resize(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      KVASIR_RETURN_IF_ERROR(
+          linear(prefix + spec.inputs[i], {inputs[i], config_.width}, layout_.other_biases, &layer->mixer_inputs[i]));
+    for (const StateSpec::Parameter& parameter : spec.parameters)
+      KVASIR_RETURN_IF_ERROR(floats(prefix + parameter.name, parameter.dims,
+                                    static_cast<int>(std::accumulate(parameter.dims.begin(), parameter.dims.end(),
+                                                                     std::uint64_t{1}, std::multiplies<>())),
+                                    {}, &layer->mixer_parameters.emplace_back()));
+    return linear(prefix + spec.output, {config_.width, spec.mixer->output()}, layout_.other_biases,
+                  &layer->attention_output);
   }
 
   Status feed_forward(const std::string& prefix, const LayerSpec& spec, LayerWeights* layer) {
@@ -125,12 +146,18 @@ class Layout {
   }
 
   Status vector(const std::string& name, const Shape& shape, WeightId* to) {
+    return floats(name, {shape.tensor_rows()}, shape.outputs, shape.order, to);
+  }
+
+  // `count` elements of a tensor of these dimensions.
+  Status floats(const std::string& name, const std::vector<std::uint64_t>& dims, int count, RowOrder order,
+                WeightId* to) {
     const gguf::Tensor* tensor = nullptr;
-    KVASIR_RETURN_IF_ERROR(find(name, {shape.tensor_rows()}, &tensor));
+    KVASIR_RETURN_IF_ERROR(find(name, dims, &tensor));
     const auto type = dtype_from_gguf(tensor->type);
     if (!type || is_quantized(*type))
       return unsupported("tensor {} must be of type F32, F16 or BF16; convert the model again", name);
-    *to = add(tensor, {*type, shape.outputs, 1, true, shape.order, tensor->bytes});
+    *to = add(tensor, {*type, count, 1, true, order, tensor->bytes});
     return {};
   }
 

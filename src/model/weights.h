@@ -33,8 +33,11 @@ struct LayerWeights {
   Linear value;                     // [kv_heads * head_dim, width]
   WeightId query_norm = kNoWeight;  // [head_dim], or none
   WeightId key_norm = kNoWeight;    // [head_dim], or none
-  Linear attention_output;          // [width, heads * head_dim]
-  Norm attention_norm_after;        // of what the attention adds; or none
+  Linear attention_output;          // [width, heads * head_dim], or of a mixer [width, its output]
+  // Of a layer with a state, in the order of its specification.
+  std::vector<Linear> mixer_inputs;        // [floats of the input, width]
+  std::vector<WeightId> mixer_parameters;  // vectors
+  Norm attention_norm_after;               // of what the attention adds; or none
   Norm ffn_norm;
   Linear gate;          // [hidden, width]; none without gating
   Linear up;            // [hidden, width]

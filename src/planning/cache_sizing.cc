@@ -135,7 +135,7 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
   const std::vector<int> chunks = chunks_to_try(conditions, *size.policy);
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> least, with_cap(kSinks + 1, conditions.protect));
   int chunk = 0;
-  std::int64_t columns = 0;  // that the bytes alone would hold, without windows beside them
+  std::int64_t columns = 0;  // that the bytes alone would hold, without windows and states beside them
   for (const int tried : chunks) {
     chunk = tried;
     const CacheFit all = fit_of(conditions, *size.policy, chunk);
@@ -145,8 +145,9 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
     }
     columns = static_cast<std::int64_t>(all.limit / (static_cast<std::uint64_t>(conditions.shape.lanes()) *
                                                      (conditions.shape.page.bytes() + PagePool::kPageOverhead)));
-    const bool windows_fit = conditions.shape.windows.empty() || fit_of(conditions, *least, chunk).fits();
-    if (columns * slots >= chunk * (kChunkPart + 1) && windows_fit) break;
+    const bool others = !conditions.shape.windows.empty() || !conditions.shape.states.empty();
+    const bool others_fit = !others || fit_of(conditions, *least, chunk).fits();
+    if (columns * slots >= chunk * (kChunkPart + 1) && others_fit) break;
   }
   std::int64_t low = kSinks + 1;  // the largest cap known to fit
   KVASIR_ASSIGN_OR_RETURN(size.policy, with_cap(low, conditions.protect));
@@ -201,9 +202,9 @@ std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& p
   }
   const std::int64_t held = std::max(first, policy.exact_prefix(tokens));
   const std::int64_t slots = shape.page.slots;
-  std::uint64_t windows = 0;
-  for (const WindowGroup& group : shape.windows) windows += least_kv_bytes(shape.of(group), tokens);
-  return KvCache::cost(shape.governed(), sequence_layout(policy), (held + slots - 1) / slots) + windows +
+  std::uint64_t others = shape.state_bytes();
+  for (const WindowGroup& group : shape.windows) others += least_kv_bytes(shape.of(group), tokens);
+  return KvCache::cost(shape.governed(), sequence_layout(policy), (held + slots - 1) / slots) + others +
          least_demoted_bytes(shape, policy, tokens, first);
 }
 

@@ -591,6 +591,9 @@ KvMemory plan_kv_memory(const KvCacheShape& shape, const RetentionPolicy& policy
   request.chunk = prompt_chunk(policy, wanted.chunk);
   KvMemory memory = plan_group(shape.governed(), policy, request);
   if (!shape.windows.empty()) add_windows(shape, policy, request, &memory);
+  if (request.tokens > 0)
+    memory.state_bytes = saturating_product(shape.state_bytes(), static_cast<std::uint64_t>(request.sequences));
+  memory.bytes = saturating_sum(memory.bytes, memory.state_bytes);
   return memory;
 }
 

@@ -37,6 +37,7 @@ struct KvMemory {
     std::int64_t entries_max = 0;
   };
   std::vector<Window> windows;      // [window groups]
+  std::uint64_t state_bytes = 0;    // of layers that hold states
   std::uint64_t table_bytes = 0;    // bookkeeping at the peak, per-page bookkeeping included
   std::uint64_t policy_bytes = 0;   // state of the policies and selectors, at most
   std::uint64_t demoted_bytes = 0;  // of what the policies drop and the sequences keep (offload/demotion.h), at most
@@ -45,8 +46,8 @@ struct KvMemory {
   std::uint64_t offload_bytes = 0;
   std::uint64_t offload_file_bytes = 0;
   std::uint64_t offload_buffer_bytes = 0;
-  // pages * page_bytes + open_pages * open_page_bytes, of all groups, + table_bytes + policy_bytes + demoted_bytes + offload_bytes: the
-  // least KV budget that suffices
+  // pages * page_bytes + open_pages * open_page_bytes, of all groups, + state_bytes + table_bytes + policy_bytes +
+  // demoted_bytes + offload_bytes: the least KV budget that suffices
   std::uint64_t bytes = 0;
   // Not charged to the KV budget: descriptions of the page tables for a pass, at most.
   std::uint64_t batch_bytes = 0;
@@ -56,8 +57,8 @@ struct KvMemory {
   std::int64_t entries_max = 0;      // most entries of a page table, in all its frames
 };
 
-// What any cache of `tokens` retained tokens takes at the very least, where a sliding window may hide all but its own;
-// costs nothing to compute.
+// What the pages of `tokens` retained tokens take at the very least, where a sliding window may hide all but its own;
+// costs nothing to compute. Forks may share all of it.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, std::int64_t tokens);
 // The same under a policy, which may offload some heads' tokens.
 std::uint64_t least_kv_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens);

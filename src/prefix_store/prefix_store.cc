@@ -19,7 +19,10 @@ class SequenceSnapshot final : public PrefixSnapshot {
   explicit SequenceSnapshot(std::unique_ptr<Sequence> sequence) : sequence_(std::move(sequence)) {
     sequence_->mutable_tables().mark_cached();
   }
-  std::uint64_t own_bytes() const override { return sequence_->tables().table_bytes() + sequence_->state_bytes(); }
+  std::uint64_t own_bytes() const override {
+    const KvSequence& tables = sequence_->tables();
+    return tables.table_bytes() + tables.state_bytes() + sequence_->state_bytes();
+  }
   std::uint64_t bytes_with_pages() const override { return sequence_->bytes(); }
   const Sequence& sequence() const { return *sequence_; }
 
@@ -100,7 +103,7 @@ PrefixQuery PrefixStore::query_of(const PrefixUse& use, const PrefixText& text, 
   query.tokens = text.tokens.first(static_cast<std::size_t>(known));
   query.most_exact = std::min({policy.exact_prefix(text.prompt), known - 1, model_->config.context});
   if (by_range) query.most_exact = std::min(policy.exact_prefix(known), known - 1);
-  if (codec_of(use).recent > 0) query.most_exact = 0;
+  if (codec_of(use).recent > 0 || !kv_->shape().states.empty()) query.most_exact = 0;
   if (chunk_matters(policy)) query.exact_multiple = prompt_chunk(policy, text.chunk);
   // A snapshot of a longer prompt must not lie where this one's end is felt already.
   query.most_snapshot =

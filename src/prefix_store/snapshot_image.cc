@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -43,6 +44,7 @@ Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::
 ImageWriter::ImageWriter(const Sequence& sequence) : sequence_(sequence), pages_(pages_in_order(sequence)) {
   ByteWriter out(&state_);
   write_sequence(sequence, out);
+  page_bytes_ = sequence.tables().states().size();
   for (const PageId page : pages_) page_bytes_ += sequence.cache()->pool().format(page_class(page)).bytes();
 }
 
@@ -68,6 +70,7 @@ void ImageWriter::write(const BlobKey& key, std::span<const TokenId> text, std::
     pool.store()->read(page, left.first(bytes));
     left = left.subspan(bytes);
   }
+  put(sequence_.tables().states().data(), sequence_.tables().states().size());
   seal_part(out);
 }
 
@@ -109,7 +112,9 @@ Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::in
     pool.store()->write(page, left.first(bytes));
     left = left.subspan(bytes);
   }
-  if (!left.empty()) return data_loss("it has more pages than its tables");
+  const std::span<std::byte> states = sequence->mutable_tables().states();
+  if (left.size() != states.size()) return data_loss("its pages and states are not those of its tables and layers");
+  std::ranges::copy(left, states.begin());
   return sequence;
 }
 

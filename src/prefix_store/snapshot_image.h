@@ -4,9 +4,9 @@
 // little-endian:
 //
 //   magic "KVASIRN1", lineage, salt and text of the key (16 bytes each),
-//   tokens u64, bytes of state u64, bytes of pages u64,
+//   tokens u64, bytes of state u64, bytes of pages and layers' states u64,
 //   tokens [i32], state (sequence/sequence_state.h), pages in their physical layout and in the order of pages_in_order,
-//   XXH3-128 of all before
+//   the states of layers that hold one, XXH3-128 of all before
 //
 // Thread-safety: plain values; read_image may be called by any thread.
 #pragma once
@@ -41,12 +41,12 @@ class ImageWriter {
   const Sequence& sequence_;
   std::vector<std::byte> state_;
   std::vector<PageId> pages_;
-  std::uint64_t page_bytes_ = 0;  // of all
+  std::uint64_t page_bytes_ = 0;  // of all, and of the layers' states
 };
 
 struct ImageParts {
   std::span<const std::byte> state;
-  std::span<const std::byte> pages;
+  std::span<const std::byte> pages;  // and behind them the layers' states
 };
 
 // Returns the parts of an image of exactly this text. Errors: kDataLoss with the reason, for any other bytes.

@@ -16,8 +16,9 @@ void RequestTiers::open(const Driver& driver, PrefixStore* prefixes, std::vector
   KvCache& cache = *driver.cache();
   std::vector<PrefixTiers::Form> forms;
   for (const KvCodec& codec : cache.codecs()) {
-    // Sequences of such a codec leave only snapshots. So do texts that are longer than a window of some layers.
-    if (codec.recent > 0 || !cache.shape().windows.empty()) continue;
+    // Sequences of such a codec leave only snapshots. So do texts that are longer than a window of some layers, and all
+    // of a model whose layers hold states.
+    if (codec.recent > 0 || !cache.shape().windows.empty() || !cache.shape().states.empty()) continue;
     PrefixUse use;
     use.codec = codec;
     const PageFormat page = cache.shape().with(codec).page;

@@ -1,5 +1,6 @@
 #include "requests/swap.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -21,11 +22,12 @@ SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
       codec_(sequence.shape().codec()),
       charge_(&sequence.cache()->budget()),
       pages_(pages_in_order(sequence)),
+      states_(sequence.tables().states()),
       bytes_back_(sequence.bytes()) {
   ByteWriter out(&saved_);
   write_sequence(sequence, out);
   saved_.shrink_to_fit();
-  plan_parts();
+  plan_parts(states_.size());
 }
 
 std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const Sequence& sequence) {
@@ -39,13 +41,14 @@ std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const S
 }
 
 bool SwappedSequence::has_room(const SpillFile& file, const Sequence& sequence) {
-  // A page more for each part, which holds whole pages alone.
+  // A page more for each part, which holds whole pages alone; and states begin a part.
   const std::uint64_t page = sequence.shape().page.open().bytes() + PagePool::kPageOverhead;
-  return file.has_room(static_cast<std::size_t>(sequence.bytes() / (SpillFile::kPartBytes - page) + 1));
+  const std::uint64_t parts = sequence.tables().state_bytes() > 0 ? 2 : 1;
+  return file.has_room(static_cast<std::size_t>(sequence.bytes() / (SpillFile::kPartBytes - page) + parts));
 }
 
-// Divides pages_ into parts of whole pages that fit a buffer.
-void SwappedSequence::plan_parts() {
+// Divides pages_ into parts of whole pages that fit a buffer, and then the states.
+void SwappedSequence::plan_parts(std::size_t states) {
   parts_.clear();
   bytes_ = 0;
   std::size_t room = 0;
@@ -60,6 +63,9 @@ void SwappedSequence::plan_parts() {
     room -= bytes;
     bytes_ += bytes;
   }
+  bytes_ += states;
+  for (std::size_t at = 0; at < states; at = parts_.back().end_state)
+    parts_.push_back({pages_.size(), pages_.size(), at, std::min(states, at + SpillFile::kPartBytes)});
 }
 
 void SwappedSequence::fail(const Status& why) {
@@ -78,7 +84,8 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
   KVASIR_RETURN_IF_ERROR(sequence->charge_state());
   pages_ = pages_in_order(*sequence);
-  plan_parts();
+  states_to_ = sequence->mutable_tables().states();
+  plan_parts(states_to_.size());
   KVASIR_CHECK(parts_.size() == spilled_->size());
   began_ = Clock::now();
   state_ = State::kComing;
@@ -93,6 +100,7 @@ void SwappedSequence::turn_back() {
   state_ = State::kOut;
   reading_.reset();
   pages_ = {};
+  states_to_ = {};
   parts_ = {};
 }
 
@@ -106,8 +114,10 @@ void SwappedSequence::write_parts() {
   for (; next_ < parts_.size(); ++next_) {
     const std::span<std::byte> buffer = file_->buffer();
     if (buffer.empty()) return;
-    std::size_t at = 0;
-    for (std::size_t i = parts_[next_].first; i < parts_[next_].end; ++i) {
+    const Part& part = parts_[next_];
+    std::size_t at = part.end_state - part.first_state;
+    std::ranges::copy(states_.subspan(part.first_state, at), buffer.begin());
+    for (std::size_t i = part.first; i < part.end; ++i) {
       const std::size_t bytes = pool_->format(page_class(pages_[i])).bytes();
       pool_->store()->read(pages_[i], buffer.subspan(at, bytes));
       at += bytes;
@@ -118,13 +128,16 @@ void SwappedSequence::write_parts() {
   seconds_leaving_ = seconds_since(began_);
   state_ = State::kOut;
   pages_ = {};
+  states_ = {};
   parts_ = {};
 }
 
 void SwappedSequence::read_parts() {
-  while (const std::optional<SpillReading::Part> part = reading_->take()) {
-    std::span<const std::byte> bytes = part->bytes;
-    for (std::size_t i = parts_[part->part].first; i < parts_[part->part].end; ++i) {
+  while (const std::optional<SpillReading::Part> read = reading_->take()) {
+    const Part& part = parts_[read->part];
+    std::span<const std::byte> bytes = read->bytes;
+    std::ranges::copy(bytes.first(part.end_state - part.first_state), states_to_.begin() + part.first_state);
+    for (std::size_t i = part.first; i < part.end; ++i) {
       const std::size_t size = pool_->format(page_class(pages_[i])).bytes();
       pool_->store()->write(pages_[i], bytes.first(size));
       bytes = bytes.subspan(size);

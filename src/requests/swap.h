@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kv/page_pool.h"
@@ -59,10 +60,10 @@ class SwappedSequence {
  public:
   enum class State { kLeaving, kOut, kComing, kBack, kFailed };
 
-  // Begins to write the sequence, which stays as it is. What it is without its pages stays in memory, charged to the
-  // cache's budget. Returns null where the file or the budget have no room for it, where it is within a chunk, and
-  // where its policy has demoted tokens, which no swap file holds.
-  // The file outlives this; the sequence lives until state() is no longer kLeaving.
+  // Begins to write the sequence, which stays as it is. What it is without its pages and its layers' states stays in
+  // memory, charged to the cache's budget. Returns null where the file or the budget have no room for it, where it is
+  // within a chunk, and where its policy has demoted tokens, which no swap file holds. The file outlives this; the
+  // sequence lives until state() is no longer kLeaving.
   static std::unique_ptr<SwappedSequence> leave(SpillFile* file, const Sequence& sequence);
 
   // Whether leave() would find room.
@@ -81,7 +82,7 @@ class SwappedSequence {
 
   State state() const { return state_; }
   const Status& status() const { return status_; }  // of kFailed
-  std::uint64_t bytes() const { return bytes_; }    // of the pages' content
+  std::uint64_t bytes() const { return bytes_; }    // of the content of pages and layers' states
   // Bytes of tables and pages that the sequence takes when it is back.
   std::uint64_t bytes_back() const { return bytes_back_; }
   // From leave() to kOut, and from arrive() to kBack.
@@ -93,10 +94,12 @@ class SwappedSequence {
   struct Part {
     std::size_t first = 0;  // in pages_
     std::size_t end = 0;
+    std::size_t first_state = 0;  // or of the states' bytes
+    std::size_t end_state = 0;
   };
 
   SwappedSequence(SpillFile* file, const Sequence& sequence);
-  void plan_parts();
+  void plan_parts(std::size_t states);
   void write_parts();
   void read_parts();
   void fail(const Status& why);
@@ -106,10 +109,12 @@ class SwappedSequence {
   KvCodec codec_;
   State state_ = State::kLeaving;
   Status status_;
-  std::vector<std::byte> saved_;  // by write_sequence
-  MemoryCharge charge_;           // of saved_
-  std::vector<PageId> pages_;     // while it leaves or comes
-  std::vector<Part> parts_;       // of pages_
+  std::vector<std::byte> saved_;       // by write_sequence
+  MemoryCharge charge_;                // of saved_
+  std::vector<PageId> pages_;          // while it leaves or comes
+  std::span<const std::byte> states_;  // of layers, while it leaves
+  std::span<std::byte> states_to_;     // while it comes
+  std::vector<Part> parts_;
   std::shared_ptr<SpilledParts> spilled_;
   std::shared_ptr<SpillReading> reading_;
   std::size_t next_ = 0;  // part to write or to ask for

@@ -107,8 +107,14 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
                 codec.rotated_keys, codec.rotated_values, governed.rotary};
   shape.window = governed.window;
   shape.recent = codec.recent;
+  std::vector<std::size_t> states_of;  // layers
   for (const LayerSpec& layer : config.layers) {
     if (config.is_governed(layer)) {
+      shape.group_of_layer.push_back(0);
+      continue;
+    }
+    if (layer.state) {
+      states_of.push_back(shape.group_of_layer.size());
       shape.group_of_layer.push_back(0);
       continue;
     }
@@ -122,12 +128,23 @@ Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view 
     ++shape.windows[number].layers;
     shape.group_of_layer.push_back(static_cast<std::uint8_t>(number + 1));
   }
+  // Their groups are numbered behind those of windows.
+  for (const std::size_t l : states_of) {
+    const std::uint64_t bytes =
+        (config.layers[l].state->mixer->state_bytes() + kStateAlign - 1) / kStateAlign * kStateAlign;
+    const auto same = std::ranges::find(shape.states, bytes, &StateGroup::bytes);
+    const std::size_t number = shape.windows.size() + static_cast<std::size_t>(same - shape.states.begin());
+    if (same == shape.states.end()) shape.states.push_back({0, bytes});
+    ++shape.states[number - shape.windows.size()].layers;
+    shape.group_of_layer[l] = static_cast<std::uint8_t>(number + 1);
+  }
   return shape;
 }
 
-Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat) {
+Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat,
+                                      std::span<const Family* const> known) {
   ModelHeader header;
-  KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file));
+  KVASIR_ASSIGN_OR_RETURN(header.config, read_model_config(file, known));
   header.sampling = sampling_from_gguf(file);
   KVASIR_ASSIGN_OR_RETURN(header.weights, map_weights(file, header.config));
   header.weight_bytes = cpu_weight_bytes(header.weights.parts);
@@ -142,7 +159,8 @@ Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOption
 }
 
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
-                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                                std::span<const Family* const> known) {
   auto model = std::make_shared<LoadedModel>();
   model->options = options;
   if (options.threads < 0 || options.threads > 1024)
@@ -160,7 +178,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
   ChatTemplateOptions chat;
   chat.source = options.chat_template;
   chat.arguments = options.template_arguments;
-  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat)));
+  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, std::move(chat), known));
   const std::uint64_t weight_bytes = header.weight_bytes;
   model->config = std::move(header.config);
   model->sampling = header.sampling;
@@ -238,8 +256,14 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
 std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
   // Which tokens are encoded again, and when, decides bits too: raised with every change of it.
   constexpr int kPacking = 2;
-  const std::string of_backend = backend->arithmetic_id(format);
-  return format.encoded() ? fmt::format("{}/packing-{}", of_backend, kPacking) : of_backend;
+  std::string id = backend->arithmetic_id(format);
+  if (format.encoded()) id += fmt::format("/packing-{}", kPacking);
+  std::vector<std::string> mixers;
+  for (const LayerSpec& layer : config.layers)
+    if (layer.state) mixers.push_back(layer.state->mixer->arithmetic_id());
+  std::ranges::sort(mixers);
+  mixers.erase(std::ranges::unique(mixers).begin(), mixers.end());
+  return mixers.empty() ? id : fmt::format("{}{}{}", id, kStatesOfId, fmt::join(mixers, "+"));
 }
 
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget) {

@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "backend/backend.h"
@@ -50,7 +52,9 @@ struct LoadedModel {
   Hash128 fingerprint;
 
   // Names what decides the bits of a pass: the backend (of the CPU, its kernel table), its version, page slots, entries
-  // per partial. Sequences of equal ids may be continued by each other.
+  // per partial; behind kStatesOfId the mixers of layers with states. Sequences of equal ids may be continued by each
+  // other.
+  static constexpr std::string_view kStatesOfId = "/states=";
   std::string arithmetic_id(const PageFormat& format) const;
 
   // The store behind a cache of new_cache.
@@ -74,12 +78,15 @@ struct ModelHeader {
   std::uint64_t weight_bytes = 0;  // that loading would allocate
 };
 
-// `chat`: a source in place of the file's own, unless empty. Errors: those of the file and of the template.
-Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat = {});
+// `chat`: a source in place of the file's own, unless empty. `known`: as read_model_config. Errors: those of the file
+// and of the template.
+Result<ModelHeader> read_model_header(const gguf::File& file, ChatTemplateOptions chat = {},
+                                      std::span<const Family* const> known = families());
 
 // Checks every option before any work. Errors: kInvalidArgument naming the option, and those of the file.
 Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
-                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress);
+                                                const std::function<void(std::uint64_t, std::uint64_t)>& progress,
+                                                std::span<const Family* const> known = families());
 
 // Errors: kInvalidArgument unless `chunk` is a number of tokens per forward pass that the engine takes, or 0.
 Status check_chunk(int chunk);

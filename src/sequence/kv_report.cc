@@ -27,6 +27,9 @@ KvReport kv_report(const Sequence& sequence) {
     const PageTable& table = tables.table(tables.governed_tables() + static_cast<int>(w));
     report.windows.push_back({shape.windows[w].layers, shape.windows[w].window, table.stored(), table.page_bytes()});
   }
+  for (const StateGroup& group : shape.states)
+    report.states.push_back(
+        {group.layers, tables.state_bytes() > 0 ? group.bytes * static_cast<std::uint64_t>(group.layers) : 0});
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)
     if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);

@@ -128,7 +128,8 @@ class Sequence {
   // Copies what is shared and will be written sooner or later. Errors: kResourceExhausted.
   Status own_pages();
 
-  // A sequence in the same state that shares all pages. REQUIRES: !in_chunk(). Errors: kResourceExhausted, status().
+  // A sequence in the same state that shares all pages and has copies of its layers' states. REQUIRES: !in_chunk().
+  // Errors: kResourceExhausted, status().
   Result<std::unique_ptr<Sequence>> fork() const;
 
   LoadedModel& model() { return *model_; }
@@ -141,8 +142,8 @@ class Sequence {
   RetentionPolicy& mutable_policy() { return *policy_; }
   std::int64_t kept_max() const { return kept_max_; }      // most tokens a pass saw, in any table
   std::int64_t seen_least() const { return seen_least_; }  // tokens the last pass saw, in the table that held fewest
-  // Bytes of its tables, of the pages they refer to (shared ones included), and of its state: now, and at most since it
-  // was made.
+  // Bytes of its tables, of the pages they refer to (shared ones included), of its layers' states, and of its policy's
+  // state: now, and at most since it was made.
   std::uint64_t bytes() const;
   std::uint64_t bytes_peak() const { return std::max(bytes_peak_, bytes()); }
   double seconds_observing() const;  // that the policy took for what it was shown
@@ -154,8 +155,8 @@ class Sequence {
   // The least index that is no longer retained everywhere; nothing while all are.
   std::optional<TokenIndex> first_dropped() const { return first_dropped_; }
 
-  // The least number of tokens to which the sequence could still be cut: all of them once a policy dropped any;
-  // otherwise as many as let a native sliding window find its pages. 0: to any number.
+  // The least number of tokens to which the sequence could still be cut: all of them once a policy dropped any, or
+  // where layers hold states; otherwise as many as let a native sliding window find its pages. 0: to any number.
   TokenIndex truncatable_from() const { return first_dropped_ ? tables_.next_index() : tables_.truncatable_from(); }
 
   // What a snapshot keeps beside tables and policy.

@@ -25,6 +25,7 @@ constexpr std::uint32_t tag(const char (&name)[5]) {
 constexpr std::uint32_t kHead = tag("HEAD");
 constexpr std::uint32_t kState = tag("STAT");
 constexpr std::uint32_t kPages = tag("PAGE");
+constexpr std::uint32_t kLayerStates = tag("LAYR");
 constexpr std::uint32_t kDone = tag("DONE");
 constexpr std::size_t kBlockHeader = 16;
 constexpr std::size_t kHashBytes = 16;
@@ -136,6 +137,9 @@ class BlockReader {
     return bytes;
   }
   std::size_t left() const { return left_.size(); }
+  bool next_is(std::uint32_t tag) const {
+    return left_.size() >= sizeof tag && std::memcmp(left_.data(), &tag, sizeof tag) == 0;
+  }
 
  private:
   std::span<const std::byte> left_;
@@ -263,6 +267,8 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
       status = writer.block(kPages, bytes);
     });
   KVASIR_RETURN_IF_ERROR(status);
+  if (const auto states = sequence.tables().states(); !states.empty())
+    KVASIR_RETURN_IF_ERROR(writer.block(kLayerStates, states));
   KVASIR_RETURN_IF_ERROR(writer.block(kDone, {}));
   return file.commit();
 }
@@ -282,10 +288,14 @@ Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedMo
   parts.head.kv_type = codec_name(codec.codec);
   KVASIR_ASSIGN_OR_RETURN(parts.state, reader.block(kState));
   // All checksums before anything is made of them.
-  while (reader.left() > kBlockHeader + kHashBytes) {
+  while (reader.left() > kBlockHeader + kHashBytes && !reader.next_is(kLayerStates)) {
     KVASIR_ASSIGN_OR_RETURN(parts.pages.emplace_back(), reader.block(kPages));
   }
+  if (reader.next_is(kLayerStates)) {
+    KVASIR_ASSIGN_OR_RETURN(parts.layer_states, reader.block(kLayerStates));
+  }
   KVASIR_RETURN_IF_ERROR(reader.block(kDone).status());
+  if (reader.left() != 0) return damaged("its parts are not in order");
   if (parts.head.fingerprint != model.fingerprint)
     return invalid_argument("the session file is of another model (fingerprint {}, this model's is {}); open that one",
                             parts.head.fingerprint.hex(), model.fingerprint.hex());
@@ -311,6 +321,12 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
   if (format.encoded() && version(session.head.arithmetic) != version(own))
     return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");
+  const auto mixers = [](std::string_view id) {
+    return id.substr(std::min(id.find(LoadedModel::kStatesOfId), id.size()));
+  };
+  if (mixers(session.head.arithmetic) != mixers(own))
+    return unsupported(
+        "the session file has layers' states of another layout; use the version of Kvasir that wrote it");
   session.sequence = std::make_unique<Sequence>(model, cache, std::move(policy), codec.codec);
   KVASIR_RETURN_IF_ERROR(restore_state(parts.state, *model, &session));
   std::size_t next = 0;
@@ -322,14 +338,21 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
       ++next;
     });
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
+  if (parts.layer_states.size() != session.sequence->tables().state_bytes())
+    return damaged("its states are not those of the model's layers");
   return session;
 }
 
-SessionPages::SessionPages(const SessionParts& parts, const Sequence& sequence)
-    : pool_(&sequence.cache()->pool()), columns_(parts.pages), ids_(pages_in_order(sequence)) {}
+SessionPages::SessionPages(const SessionParts& parts, Sequence& sequence)
+    : pool_(&sequence.cache()->pool()),
+      columns_(parts.pages),
+      ids_(pages_in_order(sequence)),
+      states_(parts.layer_states),
+      states_to_(sequence.mutable_tables().states().data()) {}
 
 void SessionPages::fill(std::uint64_t bytes) {
-  for (std::uint64_t copied = 0; !done() && copied < bytes; ++next_) {
+  std::uint64_t copied = 0;
+  for (; next_ < columns_.size() && copied < bytes; ++next_) {
     std::span<const std::byte> left = columns_[next_];
     copied += left.size();
     while (!left.empty()) {
@@ -339,6 +362,9 @@ void SessionPages::fill(std::uint64_t bytes) {
       left = left.subspan(bytes_of_page);
     }
   }
+  const auto states = states_.first(std::min<std::uint64_t>(states_.size(), bytes - std::min(bytes, copied)));
+  states_to_ = std::ranges::copy(states, states_to_).out;
+  states_ = states_.subspan(states.size());
 }
 
 Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,

@@ -2,7 +2,8 @@
 //
 // Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
 // of that}. HEAD says what the file is of; STAT holds page tables, policy, counters, newest tokens, logits, chat and
-// sampler; PAGE, once per column of a table, its pages in their physical layout; DONE ends the file.
+// sampler; PAGE, once per column of a table, its pages in their physical layout; LAYR, where layers hold states, all of
+// these; DONE ends the file.
 // Everything is checked before anything is used, and the tables and the policy must agree: a file is restored whole or
 // refused.
 //
@@ -59,34 +60,38 @@ struct SessionParts {
   PolicySpec policy;
   std::span<const std::byte> state;
   std::vector<std::span<const std::byte>> pages;
+  std::span<const std::byte> layer_states;
 };
 
 // Errors: as load_session.
 Result<SessionParts> read_parts(std::span<const std::byte> bytes, const LoadedModel& model);
 
 // Makes the session in a cache that allows the file's codec and has its page slots, but for the content of its pages:
-// see SessionPages. The cache may have no store. Errors: kDataLoss, kResourceExhausted.
+// see SessionPages. The cache may have no store. Errors: kDataLoss, kResourceExhausted; kUnsupported for encoded pages
+// or layers' states of another layout.
 Result<LoadedSession> restore_session(const SessionParts& parts, const std::shared_ptr<LoadedModel>& model,
                                       const std::shared_ptr<KvCache>& cache);
 
-// The content of a restored session's pages, on its way from the file. Until all of it is there the sequence must not
-// run.
+// The content of a restored session's pages and layers' states, on its way from the file. Until all of it is there the
+// sequence must not run.
 class SessionPages {
  public:
   SessionPages() = default;  // nothing to do
   // `parts`: those that the sequence was restored from. They must outlive this. REQUIRES: its cache has a store.
-  SessionPages(const SessionParts& parts, const Sequence& sequence);
+  SessionPages(const SessionParts& parts, Sequence& sequence);
 
-  bool done() const { return next_ == columns_.size(); }
+  bool done() const { return next_ == columns_.size() && states_.empty(); }
   // Copies about this many bytes. REQUIRES: the sequence lives, and nobody else uses it.
   void fill(std::uint64_t bytes);
 
  private:
   const PagePool* pool_ = nullptr;
   std::span<const std::span<const std::byte>> columns_;
-  std::vector<PageId> ids_;  // of all columns
-  std::size_t next_ = 0;     // column
-  std::size_t page_ = 0;     // in ids_
+  std::vector<PageId> ids_;            // of all columns
+  std::size_t next_ = 0;               // column
+  std::size_t page_ = 0;               // in ids_
+  std::span<const std::byte> states_;  // those left
+  std::byte* states_to_ = nullptr;
 };
 
 // A session file that was read once, to check it. Its bytes stay in the file and take no memory of the process.

@@ -447,6 +447,34 @@ void NaiveBackend::add(Activation to, Activation x) {
     for (std::size_t i = 0; i < rows(to)[r].size(); ++i) rows(to)[r][i] += rows(x)[r][i];
 }
 
+// The mixer is the model's, so its own sums are in floats.
+void NaiveBackend::mix(int layer, std::span<const WeightId> parameters) {
+  const StateMixer& mixer = *shape_.layers[static_cast<std::size_t>(layer)].mixer;
+  const auto width = static_cast<std::size_t>(mixer.output());
+  std::vector<std::vector<float>> vectors;
+  std::vector<const float*> pointers;
+  for (const WeightId id : parameters) {
+    std::vector<float>& values = vectors.emplace_back();
+    for (const Row& row : weight(id)->rows) values.push_back(static_cast<float>(row[0]));
+    pointers.push_back(values.data());
+  }
+  rows(Activation::kAttention).assign(pass_.batch->tokens.size(), Row(width));
+  for (const BatchSequence& sequence : pass_.batch->sequences)
+    for (int row = sequence.first_row; row < sequence.first_row + sequence.rows; ++row) {
+      std::vector<std::vector<float>> inputs;
+      StateMixer::Rows one{.count = 1, .parameters = pointers};
+      for (std::size_t i = 0; i < mixer.inputs().size(); ++i) {
+        const Row& input = rows(kMixerInputs[i])[static_cast<std::size_t>(row)];
+        one.inputs[i] = inputs.emplace_back(input.begin(), input.end()).data();
+      }
+      std::vector<float> output(width);
+      one.output = output.data();
+      for (int part = 0; part < mixer.parts(); ++part)
+        mixer.advance(part, one, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
+      rows(Activation::kAttention)[static_cast<std::size_t>(row)].assign(output.begin(), output.end());
+    }
+}
+
 std::span<const float> NaiveBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
   Rows wanted;
   for (const BatchSequence& sequence : pass_.batch->sequences)

@@ -13,7 +13,7 @@ inline Result<std::shared_ptr<LoadedModel>> load_on_naive_backend(const std::str
   model->options = options;
   model->threads = std::make_unique<ThreadPool>(options.threads > 0 ? options.threads : 1);
   KVASIR_ASSIGN_OR_RETURN(const gguf::File file, gguf::File::open(path));
-  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file));
+  KVASIR_ASSIGN_OR_RETURN(ModelHeader header, read_model_header(file, {}, families_with_decay()));
   model->config = std::move(header.config);
   model->chat = std::move(header.chat);
   model->tokenizer = std::move(header.tokenizer);

@@ -43,12 +43,13 @@ struct WorkspaceCase {
   bool raw = false;       // somebody listens to raw weights
   int observed_rows = 0;  // of a pass
   std::string codec = "f32";
+  RandomModelSpec spec = family_cases().front().spec;
 };
 
 // Prefill in chunks, then decoding: never more than planned, and not less than half.
 void expect_planned(const WorkspaceCase& of) {
   SCOPED_TRACE(of.policy);
-  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  const TemporaryFile file(make_random_model(of.spec));
   const auto model = load(file.path(), {.threads = 2, .kv_type = of.codec, .page_slots = 16, .chunk = of.chunk});
   const auto& backend = static_cast<const CpuBackend&>(*model->backend);
   LargestTable largest;
@@ -86,6 +87,14 @@ TEST(Workspace, OfUnobservedPassesIsPlanned) {
   expect_planned({"full", 1, 300});
   expect_planned({"full", 256, 1500, false, 0, "q4"});
   expect_planned({"full", 256, 1500, false, 0, "k=q8,v=q2,recent=64"});
+}
+
+// The inputs and outputs of a layer with a state are the widest.
+TEST(Workspace, OfLayersWithStatesIsPlanned) {
+  WorkspaceCase of{"full", 64, 400};
+  of.spec.architecture = "decay";
+  of.spec.state_channels = {0, 500};
+  expect_planned(of);
 }
 
 TEST(Workspace, OfObservedPassesIsPlanned) {

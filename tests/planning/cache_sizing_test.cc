@@ -53,6 +53,27 @@ std::uint64_t need(const CacheConditions& conditions, std::int64_t cap, int chun
       .bytes;
 }
 
+// The states of layers are as if the memory were as much smaller.
+TEST(CacheSizing, StatesAreSetAside) {
+  for (const std::optional<PolicySpec>& spec :
+       {std::optional<PolicySpec>(), std::optional(PolicySpec::named("full")), std::optional(PolicySpec::named("h2o"))})
+    for (const std::uint64_t memory : {kMiB, 3 * kMiB, 9 * kMiB}) {
+      CacheConditions without = plenty(), with = without;
+      with.shape.states = {{4, 50048}, {2, 128}};
+      without.kv_memory = memory;
+      with.kv_memory = memory + with.shape.state_bytes();
+      const auto expected = size_cache(without, spec, 1), size = size_cache(with, spec, 1);
+      ASSERT_EQ(size.ok(), expected.ok());
+      if (!size.ok()) continue;
+      EXPECT_EQ(size->policy->traits().spec, expected->policy->traits().spec);
+      EXPECT_EQ(size->chunk, expected->chunk);
+      EXPECT_EQ(fit_cache(with, *size->policy).needed,
+                fit_cache(without, *size->policy).needed + with.shape.state_bytes());
+      EXPECT_EQ(least_prompt_bytes(with.shape, *size->policy, 300, 64),
+                least_prompt_bytes(without.shape, *size->policy, 300, 64) + with.shape.state_bytes());
+    }
+}
+
 TEST(CacheSizing, ASmallMemoryIsSpentOnTokens) {
   CacheConditions conditions = plenty();
   EXPECT_EQ(size_cache(conditions, {}, 1)->chunk, 0) << "nothing is chosen where all fits";

@@ -175,7 +175,14 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
   const int queries = heads_ * head_dim_;
   const int keys = kv_heads_ * head_dim_;
   layer.attn_norm = load_norm(file, prefix + "attn_norm");
-  if (neox_) {
+  const gguf::Tensor* decay = file.find_tensor(prefix + "mix_decay");
+  const int channels = decay != nullptr ? static_cast<int>(decay->dims[0]) : 0;
+  if (channels > 0) {
+    layer.mix_input = load_linear(file, prefix + "mix_input", channels, d_);
+    layer.mix_gate = load_linear(file, prefix + "mix_gate", channels, d_);
+    layer.taps = load(file, prefix + "mix_taps", channels, 3);
+    layer.decays = load_vector(file, prefix + "mix_decay", channels);
+  } else if (neox_) {
     const Linear all = load_linear(file, prefix + "attn_qkv", queries + 2 * keys, d_);
     const auto rows = [&](int first, int count) {
       Linear part{{static_cast<std::size_t>(count), all.weight.columns, {}}, {}};
@@ -193,8 +200,8 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
     layer.q = load_linear(file, prefix + "attn_q", queries, d_);
     layer.k = load_linear(file, prefix + "attn_k", keys, d_);
     layer.v = load_linear(file, prefix + "attn_v", keys, d_);
-    layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
   }
+  if (!neox_) layer.gate = load_linear(file, prefix + "ffn_gate", ffn, d_);
   if (gemma_) {
     layer.attn_norm_after = load_norm(file, prefix + "post_attention_norm");
     layer.ffn_norm_after = load_norm(file, prefix + "post_ffw_norm");
@@ -203,7 +210,8 @@ ReferenceModel::Layer ReferenceModel::load_layer(const gguf::File& file, const s
     layer.q_norm = load_vector(file, prefix + "attn_q_norm.weight", head_dim_);
     layer.k_norm = load_vector(file, prefix + "attn_k_norm.weight", head_dim_);
   }
-  layer.o = load_linear(file, prefix + "attn_output", d_, queries);
+  layer.o = channels > 0 ? load_linear(file, prefix + "mix_output", d_, channels)
+                         : load_linear(file, prefix + "attn_output", d_, queries);
   layer.ffn_norm = load_norm(file, prefix + "ffn_norm");
   layer.up = load_linear(file, prefix + "ffn_up", ffn, d_);
   layer.down = load_linear(file, prefix + "ffn_down", d_, ffn);
@@ -244,10 +252,11 @@ void ReferenceModel::read_rope(const gguf::File& file, const std::string& arch) 
 
 ReferenceModel::ReferenceModel(const gguf::File& file) {
   const std::string arch(*file.get_string("general.architecture"));
-  KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox" || arch == "gemma3");
+  KVASIR_CHECK(arch == "llama" || arch == "qwen2" || arch == "qwen3" || arch == "gptneox" || arch == "gemma3" ||
+               arch == "decay");
   neox_ = arch == "gptneox";
   gemma_ = arch == "gemma3";
-  turn_halves_ = arch != "llama";
+  turn_halves_ = arch != "llama" && arch != "decay";
   d_ = required_int(file, arch + ".embedding_length");
   heads_ = required_int(file, arch + ".attention.head_count");
   kv_heads_ = int_or(file, arch + ".attention.head_count_kv", heads_);
@@ -323,6 +332,23 @@ std::vector<double> ReferenceModel::feed_forward(const Layer& layer, std::span<c
   return layer.down.of(hidden);
 }
 
+// The newest row's sums over all rows so far, in closed form: what entered s rows ago has decayed s times.
+std::vector<double> ReferenceModel::decayed(const Layer& layer, std::span<const std::vector<double>> inputs) {
+  std::vector<double> sums;
+  for (std::size_t channel = 0; channel < layer.decays.size(); ++channel) {
+    const double factor = 1 / (1 + std::exp(-layer.decays[channel] - 3));
+    double sum = 0;
+    for (std::size_t row = 0; row < inputs.size(); ++row) {
+      double convolved = 0;
+      for (std::size_t tap = 0; tap < 3 && tap <= row; ++tap)
+        convolved += layer.taps.row(channel)[tap] * inputs[row - tap][channel];
+      sum += std::pow(factor, static_cast<double>(inputs.size() - 1 - row)) * convolved;
+    }
+    sums.push_back(sum);
+  }
+  return sums;
+}
+
 std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tokens) const {
   return logits(tokens, full_views(static_cast<int>(tokens.size())));
 }
@@ -340,8 +366,8 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
   const std::size_t heads = static_cast<std::size_t>(heads_);
   const std::size_t group = heads / static_cast<std::size_t>(kv_heads_);
   struct Cache {
-    std::vector<std::vector<double>> keys;  // by token, not rotated
-    std::vector<std::vector<double>> values;
+    std::vector<std::vector<double>> keys;    // by token, not rotated
+    std::vector<std::vector<double>> values;  // or a state's inputs
   };
   std::vector<Cache> caches(layers_.size());
   std::map<std::pair<bool, double>, std::vector<Turn>> turns_by_position;
@@ -364,6 +390,15 @@ std::vector<std::vector<double>> ReferenceModel::logits(std::span<const int> tok
       local = pattern_ > 0 && (l + 1) % static_cast<std::size_t>(pattern_) != 0;
       Cache& cache = caches[l];
       const std::vector<double> normed = normalise(x, layer.attn_norm);
+      if (!layer.decays.empty()) {
+        cache.values.push_back(layer.mix_input.of(normed));
+        std::vector<double> mixed = decayed(layer, cache.values);
+        const std::vector<double> gate = layer.mix_gate.of(normed);
+        for (std::size_t i = 0; i < mixed.size(); ++i) mixed[i] *= gate[i] / (1 + std::exp(-gate[i]));
+        add(x, layer.o.of(mixed));
+        add(x, feed_forward(layer, normalise(x, layer.ffn_norm)));
+        continue;
+      }
       std::vector<double> query = layer.q.of(normed);
       cache.keys.push_back(layer.k.of(normed));
       cache.values.push_back(layer.v.of(normed));

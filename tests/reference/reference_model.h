@@ -83,6 +83,10 @@ class ReferenceModel {
     Norm attn_norm_after, ffn_norm_after;  // of Gemma
     Linear q, k, v, o, gate, up, down;
     std::vector<double> q_norm, k_norm;  // may be empty
+    // Of a layer of the test family `decay` that holds a state (support/decay_mixer.h), which has no q, k, v.
+    Linear mix_input, mix_gate;
+    Matrix taps;                 // [channels][3]
+    std::vector<double> decays;  // [channels], before the logistic function; empty: the layer has attention
   };
   static Matrix load(const gguf::File& file, std::string_view name, int rows, int columns);
   static std::vector<double> load_vector(const gguf::File& file, std::string_view name, int length);
@@ -94,6 +98,7 @@ class ReferenceModel {
   void normalise_heads(std::vector<double>& x, std::span<const double> weight) const;
   void turn(std::span<double> head, const std::vector<Turn>& turns) const;
   std::vector<double> feed_forward(const Layer& layer, std::span<const double> x) const;
+  static std::vector<double> decayed(const Layer& layer, std::span<const std::vector<double>> inputs);
 
   int d_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, vocab_ = 0;
   bool neox_ = false;         // GPT-NeoX: one matrix for queries, keys and values, GELU

@@ -17,6 +17,7 @@
 #include "retention/registry.h"
 #include "runtime/loaded_model.h"
 #include "sequence/sequence_runner.h"
+#include "support/decay_mixer.h"
 #include "support/random_model.h"
 
 namespace kvasir::test {
@@ -42,7 +43,7 @@ class TemporaryFile {
 
 inline std::shared_ptr<LoadedModel> load(const std::string& path, EngineOptions options = {}) {
   options.model = path;
-  auto model = load_model(options, {});
+  auto model = load_model(options, {}, families_with_decay());
   EXPECT_TRUE(model.ok()) << model.status().message();
   return model.ok() ? *model : nullptr;
 }

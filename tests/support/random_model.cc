@@ -174,6 +174,8 @@ void set_hyper_parameters(gguf::Writer& writer, const RandomModelSpec& spec) {
   }
   if (spec.sliding_window > 0) count("attention.sliding_window", spec.sliding_window);
   if (spec.window_pattern > 0) count("attention.sliding_window_pattern", spec.window_pattern);
+  for (std::size_t l = 0; l < spec.state_channels.size(); ++l)
+    count(("state_channels." + std::to_string(l)).c_str(), spec.state_channels[l]);
   writer.set_float32(key("rope.freq_base"), spec.rope_base);
   count("rope.dimension_count", spec.rotary > 0 ? spec.rotary : spec.head_dim);
   if (spec.rope_scaling == RopeScaling::kLinear || spec.rope_scaling == RopeScaling::kYarn) {
@@ -212,7 +214,9 @@ class TensorWriter {
   const WeightSource& weights_;
 };
 
-void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::string& prefix) {
+void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, int layer) {
+  const std::string prefix = "blk." + std::to_string(layer) + ".";
+  const int channels = spec.state_channels.empty() ? 0 : spec.state_channels[static_cast<std::size_t>(layer)];
   const bool neox = spec.architecture == "gptneox";
   const bool qkv_bias = neox || spec.biases || spec.architecture == "qwen2";
   const bool other_biases = neox || spec.biases;
@@ -223,7 +227,11 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::st
     if (neox) tensors.vector(prefix + name + ".bias", spec.d);
   };
   norm("attn_norm");
-  if (neox) {
+  if (channels > 0) {
+    for (const char* input : {"mix_input", "mix_gate"}) tensors.linear(prefix + input, channels, spec.d, false);
+    tensors.matrix(prefix + "mix_taps", channels, 3);
+    tensors.vector(prefix + "mix_decay", channels);
+  } else if (neox) {
     tensors.linear(prefix + "attn_qkv", queries + 2 * keys, spec.d, true);
   } else {
     tensors.linear(prefix + "attn_q", queries, spec.d, qkv_bias);
@@ -235,7 +243,11 @@ void add_layer(TensorWriter& tensors, const RandomModelSpec& spec, const std::st
     tensors.vector(prefix + "attn_q_norm.weight", spec.head_dim);
     tensors.vector(prefix + "attn_k_norm.weight", spec.head_dim);
   }
-  tensors.linear(prefix + "attn_output", spec.d, queries, other_biases);
+  if (channels > 0) {
+    tensors.linear(prefix + "mix_output", spec.d, channels, false);
+  } else {
+    tensors.linear(prefix + "attn_output", spec.d, queries, other_biases);
+  }
   if (gemma) norm("post_attention_norm");
   norm("ffn_norm");
   if (!neox) tensors.linear(prefix + "ffn_gate", spec.ffn, spec.d, other_biases);
@@ -258,7 +270,7 @@ gguf::Writer write_model(const RandomModelSpec& spec, const WeightSource& weight
 
   TensorWriter tensors(writer, spec, weights);
   tensors.matrix("token_embd.weight", spec.vocab, spec.d);
-  for (int layer = 0; layer < spec.layers; ++layer) add_layer(tensors, spec, "blk." + std::to_string(layer) + ".");
+  for (int layer = 0; layer < spec.layers; ++layer) add_layer(tensors, spec, layer);
   tensors.vector("output_norm.weight", spec.d);
   if (spec.architecture == "gptneox") tensors.vector("output_norm.bias", spec.d);
   if (!spec.tied || spec.architecture == "gptneox") tensors.matrix("output.weight", spec.vocab, spec.d);

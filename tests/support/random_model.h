@@ -21,7 +21,7 @@ enum class RopeScaling {
 };
 
 struct RandomModelSpec {
-  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox or gemma3
+  std::string architecture = "llama";  // llama, qwen2, qwen3, gptneox, gemma3, or decay (decay_mixer.h)
   int layers = 2;
   int d = 64;
   int heads = 4;
@@ -33,10 +33,11 @@ struct RandomModelSpec {
   // Of the matrices: f32, f16, bf16, q8_0, or another type's name in lower case (its blocks are then random bits of the
   // spread that was asked for, and no given values). Rows are whole blocks. Norms and biases are always f32.
   std::string dtype = "f32";
-  bool biases = false;            // of all projections of a llama model, which has none otherwise
-  bool parallel_residual = true;  // of gptneox
-  int sliding_window = 0;         // 0: none
-  int window_pattern = 0;         // of gemma3: every so many layers one sees everything; 0: the file does not say
+  bool biases = false;              // of all projections of a llama model, which has none otherwise
+  bool parallel_residual = true;    // of gptneox
+  int sliding_window = 0;           // 0: none
+  int window_pattern = 0;           // of gemma3: every so many layers one sees everything; 0: the file does not say
+  std::vector<int> state_channels;  // of decay, [layers]: of a layer with a state; 0: it has attention
   bool tied = true;
   float rope_base = 10000;
   int context = 256;

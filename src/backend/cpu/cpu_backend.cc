@@ -186,6 +186,26 @@ void CpuBackend::attend(int layer) {
   attention_.attend(layer, query, ensure(Activation::kAttention, shape.heads * shape.head_dim));
 }
 
+void CpuBackend::mix(int layer, std::span<const WeightId> parameters) {
+  const StateMixer& mixer = *shape_.layers[static_cast<std::size_t>(layer)].mixer;
+  const std::span<const int> widths = mixer.inputs();
+  std::vector<const float*> vectors;
+  for (const WeightId parameter : parameters) vectors.push_back(weights_.vector(parameter));
+  float* out = ensure(Activation::kAttention, mixer.output());
+  const std::vector<BatchSequence>& sequences = pass_.batch->sequences;
+  const int parts = mixer.parts();
+  threads_.parallel_for(static_cast<int>(sequences.size()) * parts, [&](int task) {
+    const BatchSequence& sequence = sequences[static_cast<std::size_t>(task / parts)];
+    StateMixer::Rows rows;
+    rows.count = sequence.rows;
+    for (std::size_t i = 0; i < widths.size(); ++i)
+      rows.inputs[i] = tensor(kMixerInputs[i]).data.data() + product(sequence.first_row, widths[i]);
+    rows.parameters = vectors;
+    rows.output = out + product(sequence.first_row, mixer.output());
+    mixer.advance(task % parts, rows, sequence.states + sequence.layers[static_cast<std::size_t>(layer)].state);
+  });
+}
+
 std::span<const float> CpuBackend::logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) {
   const int width = shape_.width;
   float* x = tensor(Activation::kResidual).data.data();

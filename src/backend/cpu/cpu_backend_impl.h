@@ -215,6 +215,7 @@ class CpuBackend final : public Backend {
   void add(Activation to, Activation x) override;
   void store(int layer) override;
   void attend(int layer) override;
+  void mix(int layer, std::span<const WeightId> parameters) override;
   std::span<const float> logits(WeightId output, WeightId norm, WeightId norm_bias, float eps) override;
   std::uint64_t workspace_bytes(const WorkspaceRequest& request) const override;
   // Bytes of all buffers that workspace_bytes plans, as they stand.

@@ -27,18 +27,33 @@ std::uint64_t CpuBackend::workspace_bytes(const WorkspaceRequest& request) const
 std::uint64_t cpu_workspace_bytes(const BackendShape& s, const Backend::WorkspaceRequest& request, int threads) {
   const int rows = request.rows;
   const auto floats = [&](int per_row) { return product(rows, per_row) * sizeof(float); };
-  int attention = 0, keys = 0, hidden = 0;
+  int widths[kActivations] = {};
+  const auto widen = [&](Activation activation, int width) {
+    int& most = widths[static_cast<std::size_t>(activation)];
+    most = std::max(most, width);
+  };
+  int multiplied = s.width;  // floats of a row that a matrix is multiplied with
+  for (const Activation activation : {Activation::kResidual, Activation::kNormalized, Activation::kProjected})
+    widen(activation, s.width);
   for (const LayerShape& layer : s.layers) {
-    attention = std::max(attention, layer.heads * layer.head_dim);
-    keys = std::max(keys, layer.kv_heads * layer.head_dim);
-    hidden = std::max(hidden, layer.hidden);
+    const int queries = layer.heads * layer.head_dim, keys = layer.kv_heads * layer.head_dim;
+    const std::span<const int> inputs = layer.mixer != nullptr ? layer.mixer->inputs() : std::span<const int>();
+    const int mixed = layer.mixer != nullptr ? layer.mixer->output() : queries;
+    for (std::size_t i = 0; i < inputs.size(); ++i) widen(kMixerInputs[i], inputs[i]);
+    widen(Activation::kQuery, queries);
+    widen(Activation::kKey, keys);
+    widen(Activation::kValue, keys);
+    widen(Activation::kAttention, mixed);
+    widen(Activation::kGate, layer.hidden);
+    widen(Activation::kUp, layer.hidden);
+    multiplied = std::max({multiplied, mixed, layer.hidden});
   }
   const std::uint64_t groups = rounded_up(static_cast<std::uint64_t>(rows), kRowGroup);
-  const int widest = std::max({s.width, attention, hidden});
-  const std::uint64_t activations = floats(s.width) * 3 + floats(attention) * 2 + floats(2 * keys) + floats(2 * hidden);
+  std::uint64_t activations = 0;
+  for (const int width : widths) activations += floats(width);
   const std::uint64_t quantized =
-      groups * static_cast<std::uint64_t>(widest) +
-      groups * static_cast<std::uint64_t>((widest + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
+      groups * static_cast<std::uint64_t>(multiplied) +
+      groups * static_cast<std::uint64_t>((multiplied + kQ8Block - 1) / kQ8Block) * kQ8BlockSums;
   return activations + quantized + CpuAttention::workspace_bytes(s, request, threads) +
          product(request.logits, s.vocabulary) * sizeof(float);
 }

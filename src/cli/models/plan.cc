@@ -168,6 +168,9 @@ Status plan(PlanOptions options) {
                                    {"open_pages", window.open_pages},
                                    {"open_page_bytes", window.open_page_bytes}});
     }
+    for (const StateGroup& group : shape.states)
+      out["kv_states"].push_back({{"layers", group.layers},
+                                  {"bytes", group.bytes * static_cast<std::uint64_t>(group.layers * options.batch)}});
     if (!decision.refusal.ok()) out["run_refuses"] = decision.refusal.message();
     out["run_policy"] = decision.policy;
     if (options.memory > 0) {
@@ -193,6 +196,10 @@ Status plan(PlanOptions options) {
                        human_bytes(window.pages * window.page_bytes + window.open_pages * window.open_page_bytes),
                        counted(shape.windows[w].layers, "layer"), shape.windows[w].window);
   }
+  for (const StateGroup& group : shape.states)
+    out += fmt::format("  states       {:>10}   (of {}, whatever the text)\n",
+                       human_bytes(group.bytes * static_cast<std::uint64_t>(group.layers * options.batch)),
+                       counted(group.layers, "layer"));
   out += fmt::format("  KV tables    {:>10}\n", human_bytes(kv.table_bytes));
   if (kv.policy_bytes > 0) out += fmt::format("  policy state {:>10}   (at most)\n", human_bytes(kv.policy_bytes));
   if (kv.demoted_bytes > 0) out += fmt::format("  demoted      {:>10}   (at most)\n", human_bytes(kv.demoted_bytes));

@@ -15,13 +15,15 @@ Json fetched_json(const KvReport::Fetched& fetched) {
           {"seconds", fetched.seconds}};
 }
 
-// Adds `windows` where layers of the model keep windows of their own, and `demotion` and `offload` where the policy
-// demotes or offloads.
+// Adds `windows` and `states` where layers of the model keep windows of their own or states, and `demotion` and
+// `offload` where the policy demotes or offloads.
 template <class Json>
 void add_places(const KvReport& kv, Json* json) {
   for (const KvReport::WindowGroup& group : kv.windows)
     (*json)["windows"].push_back(
         {{"layers", group.layers}, {"window", group.window}, {"kept", group.kept}, {"bytes", group.bytes}});
+  for (const KvReport::StateGroup& group : kv.states)
+    (*json)["states"].push_back({{"layers", group.layers}, {"bytes", group.bytes}});
   if (kv.demotes)
     (*json)["demotion"] = {
         {"tokens", kv.demoted},    {"bytes", kv.demoted_bytes}, {"file_bytes", kv.demoted_file_bytes},
