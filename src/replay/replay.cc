@@ -303,7 +303,7 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 }
 
 Status check_replayable(const RetentionPolicy& policy) {
-  if (policy.reads_keys() != nullptr)
+  if (policy.reads_kv() != nullptr)
     return unsupported("policy '{}' looks at keys, and a recording of attention has none; replay another policy",
                        policy.traits().spec)
         .about({"policy"});

@@ -287,6 +287,11 @@ void NaivePageStore::read_keys(PageId page, float* keys) const {
     for (const double x : key) *keys++ = static_cast<float>(x);
 }
 
+void NaivePageStore::read_values(PageId page, float* values) const {
+  for (const std::vector<double>& value : this->page(page).values)
+    for (const double x : value) *values++ = static_cast<float>(x);
+}
+
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
   KVASIR_CHECK(out.size() == format(id).bytes() && !format(id).encoded());
   std::byte* to = out.data();
@@ -492,8 +497,9 @@ double NaiveBackend::scale() const {
 NaiveBackend::Lane NaiveBackend::lane_of(const BatchSequence& sequence, int head) const {
   const LayerLanes& lanes = lanes_of(sequence);
   Lane lane;
-  lane.table = &pass_.batch->tables[sequence.first_table +
-                                    static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
+  lane.table =
+      &pass_.batch
+           ->tables[sequence.first_table + static_cast<std::size_t>(lanes.first_table + (lanes.tables > 1 ? head : 0))];
   lane.number = lanes.first_lane + (lanes.tables > 1 ? 0 : head);
   KVASIR_CHECK(lane.number < lane.table->lanes && lane.table->rows == sequence.rows);
   return lane;
@@ -540,7 +546,9 @@ PageId NaiveBackend::page_of(const Lane& lane, std::uint32_t column) {
 
 NaivePage& NaiveBackend::staged(const Lane& lane, const SealedColumn& seal) {
   const auto [at, fresh] = staged_.try_emplace({lane.table, lane.number, seal.column});
-  if (fresh) at->second = seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
+  if (fresh)
+    at->second =
+        seal.open != nullptr ? store_->page(seal.open[lane.number]) : NaivePageStore::zeros(lane.table->format);
   return at->second;
 }
 
@@ -610,7 +618,8 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
     // What is recalled takes part in the output, and not in the weights that are told.
     std::vector<std::pair<double, const Row*>> recalled;  // exp(score - highest), value
     double sum_of_all = sum;
-    const auto chosen = recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
+    const auto chosen =
+        recalls ? sequence.recall->chosen(head / layer_shape().group()) : std::span<const RecalledPage>();
     for (const RecalledPage& page : chosen)
       for (int slot = 0; slot < lane.table->format.slots; ++slot) {
         if ((page.live >> slot & 1) == 0) continue;
@@ -639,14 +648,22 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
   return weights;
 }
 
-void NaiveBackend::tell(const BatchSequence& sequence, int row,
-                        const std::vector<std::vector<float>>& weights) const {
+void NaiveBackend::tell(const BatchSequence& sequence, int row, const std::vector<std::vector<float>>& weights) const {
   AttentionListener& listener = *sequence.listener;
   if (listener.wants_weights()) {
     const std::vector<std::span<const float>> of_heads(weights.begin(), weights.end());
     listener.hear_weights({lanes_of(sequence).observed_as, row, 1, layer_shape().heads, of_heads});
   }
   const std::span<const MassReduction> reductions = listener.reductions();
+  if (listener.wants_queries()) {
+    const Row& of_row =
+        activations_[static_cast<std::size_t>(Activation::kQuery)][static_cast<std::size_t>(sequence.first_row + row)];
+    const std::vector<float> queries(of_row.begin(), of_row.end());
+    const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
+    for (int head = 0; head < layer_shape().heads; ++head)
+      listener.hear_queries({lanes_of(sequence).observed_as, head, row, 1, dim, dim,
+                             queries.data() + static_cast<std::size_t>(head) * dim});
+  }
   if (reductions.empty() || !listener.wants_row(row)) return;
   const int tables = lanes_of(sequence).tables;
   const auto heads = static_cast<std::size_t>(layer_shape().heads / tables);
@@ -679,8 +696,17 @@ void NaiveBackend::select(const BatchSequence& sequence, int head, int row, Lane
     }
   }
   lane->read.assign(entries, ~SlotMask{0});
-  const LaneRow shown{lanes_of(sequence).observed_as,           head,           row,         lane->table, lane->number, store_, layer_shape().group(),
-                      layer_shape().head_dim, queries.data(), group * dim, score_chunks};
+  const LaneRow shown{lanes_of(sequence).observed_as,
+                      head,
+                      row,
+                      lane->table,
+                      lane->number,
+                      store_,
+                      layer_shape().group(),
+                      layer_shape().head_dim,
+                      queries.data(),
+                      group * dim,
+                      score_chunks};
   sequence.selector->select(shown, lane->read);
 }
 
@@ -693,7 +719,8 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
     const Lane& lane = lanes[static_cast<std::size_t>(head)];
     std::vector<float> queries, highest;
     for (int g = 0; g < layer_shape().group(); ++g) {
-      const auto query = std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
+      const auto query =
+          std::span(of_row).subspan(static_cast<std::size_t>(head * layer_shape().group() + g) * dim, dim);
       double most = -std::numeric_limits<double>::infinity();
       for (const Place& token : places(lane, row)) {
         if (!token.visible) continue;
@@ -708,8 +735,9 @@ void NaiveBackend::recall(const BatchSequence& sequence, std::span<const Lane> l
       for (const double x : rotated(query, lane.table->query_position(lane.table->frames.size() - 1, row)))
         queries.push_back(static_cast<float>(x * scale()));
     }
-    const LaneRow shown{lanes_of(sequence).observed_as,           head,           row, lane.table, lane.number, store_, layer_shape().group(),
-                        layer_shape().head_dim, queries.data(), 0};
+    const LaneRow shown{
+        lanes_of(sequence).observed_as, head,           row, lane.table, lane.number, store_, layer_shape().group(),
+        layer_shape().head_dim,         queries.data(), 0};
     sequence.recall->choose(shown, highest);
   }
   sequence.recall->fetch(lanes_of(sequence).observed_as);

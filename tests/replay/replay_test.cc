@@ -435,10 +435,10 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
 }
 
 // A recording has no keys.
-class KeyReader final : public TestPolicy, public ReadsKeys {
+class KeyReader final : public TestPolicy, public ReadsKv {
  public:
-  const ReadsKeys* reads_keys() const override { return this; }
-  void read_keys(const PolicyChunk&, int, const ChunkKeys&) override {}
+  const ReadsKv* reads_kv() const override { return this; }
+  void read_kv(const PolicyChunk&, int, const ChunkKv&) override {}
 };
 
 TEST(ReplayTest, PoliciesThatLookAtKeysAreRefused) {

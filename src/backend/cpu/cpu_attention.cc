@@ -210,8 +210,8 @@ void CpuAttention::rotate_queries(const float* query) {
     const float* rotation = query_rotation_.data() + table->table->first_query + own * floats;
     kernels_.rope(query + (static_cast<std::size_t>(table->sequence->first_row) + row) * stride +
                       product(table->first_head * group, layer_shape().head_dim),
-                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation, rotation + floats / 2, scale,
-                  out + number * stride);
+                  table->heads * group, layer_shape().head_dim, static_cast<int>(floats), rotation,
+                  rotation + floats / 2, scale, out + number * stride);
     // Selectors are shown queries that are not transformed yet.
     if (table->table->batch->format.rotated_keys && !table->selects)
       hadamard(out + number * stride, table->heads * group, layer_shape().head_dim);
@@ -260,8 +260,8 @@ void CpuAttention::select_slots() {
     }
     if (!batch.format.rotated_keys) return;
     for (std::size_t q = 0; q < batch.query_positions.size(); ++q)
-      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim), group,
-               layer_shape().head_dim);
+      hadamard(rotated_.data() + (table->first_query + q) * stride + product(index * group, layer_shape().head_dim),
+               group, layer_shape().head_dim);
   });
 }
 
@@ -275,6 +275,7 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
       sequence.fetch->fetch(number);
   const std::unique_ptr<PageLease> lease = pass_.source != nullptr ? pass_.source->lease(layer, *pass_.batch) : nullptr;
   lease_ = lease.get();
+  tell_queries(query);
   rotate_queries(query);
   select_slots();
   attend_unobserved();

@@ -66,7 +66,7 @@ class CpuAttention {
     const Table* table = nullptr;
     int observed_as = -1;  // LayerLanes::observed_as
     int number = 0;        // of the tables of this sequence in this layer
-    int first_head = 0;  // KV heads [first_head, first_head + heads)
+    int first_head = 0;    // KV heads [first_head, first_head + heads)
     int heads = 0;
     int first_lane = 0;            // of these heads in the table
     std::size_t first_query = 0;   // of its rotated queries, in units of one row's
@@ -114,6 +114,7 @@ class CpuAttention {
   void observe_units(std::span<const Unit> units);
   // Floats for the weights of one row in layer tables [first, last).
   std::size_t weights_of_row(std::size_t first, std::size_t last) const;
+  void tell_queries(const float* query) const;
   void tell(const Unit& unit, std::size_t observed);
   void tell_masses(const Unit& unit, std::size_t observed);
   // Adds tasks of tiles of at most `queries` queries.

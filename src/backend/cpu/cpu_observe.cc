@@ -97,8 +97,8 @@ void CpuAttention::observe_units(std::span<const Unit> units) {
       const std::size_t begin = tasks_.size();
       add_tasks(layer_tables_[t], unit.begin, unit.end, kNarrowTile);
       for (std::size_t task = begin; task < tasks_.size(); ++task)
-        tasks_[task].observed =
-            (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) * static_cast<std::size_t>(layer_shape().heads);
+        tasks_[task].observed = (rows + static_cast<std::size_t>(tasks_[task].row - unit.begin)) *
+                                static_cast<std::size_t>(layer_shape().heads);
     }
     rows += static_cast<std::size_t>(unit.rows());
   }
@@ -129,6 +129,20 @@ void CpuAttention::observe_units(std::span<const Unit> units) {
   for (const Unit& unit : units) {
     tell(unit, observed);
     observed += static_cast<std::size_t>(unit.rows() * layer_shape().heads);
+  }
+}
+
+void CpuAttention::tell_queries(const float* query) const {
+  const LayerShape& shape = layer_shape();
+  const std::size_t dim = static_cast<std::size_t>(shape.head_dim), stride = product(shape.heads, shape.head_dim);
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    const int layer = sequence.layers[static_cast<std::size_t>(layer_)].observed_as;
+    if (sequence.listener == nullptr || layer < 0 || !sequence.listener->wants_queries()) continue;
+    threads_.parallel_for(shape.heads, [&](int head) {
+      const float* first =
+          query + static_cast<std::size_t>(sequence.first_row) * stride + product(head, shape.head_dim);
+      sequence.listener->hear_queries({layer, head, 0, sequence.rows, dim, stride, first});
+    });
   }
 }
 
