@@ -22,22 +22,6 @@ struct ObservedAttention {
   }
 };
 
-// Receives the raw attention of a sequence: per pass all layers in order, per layer all rows in order, in blocks.
-class AttentionObserver {
- public:
-  virtual ~AttentionObserver() = default;
-  virtual void observe(const ObservedAttention& attention) = 0;
-};
-
-// The masses of one row in one page table: one span for each reduction asked for, on each token that the row sees, in
-// order of index. Valid during the call.
-struct ObservedMasses {
-  int layer = 0;
-  int table = 0;                                    // of this layer: 0, or the KV head
-  int row = 0;                                      // of the sequence's rows in this pass
-  std::span<const std::span<const double>> masses;  // [reductions]
-};
-
 // The queries of some rows of one query head, before they are rotated and scaled. Valid during the call.
 struct ObservedQueries {
   int layer = 0;
@@ -49,6 +33,25 @@ struct ObservedQueries {
   const float* queries = nullptr;  // of the first of the rows
 
   std::span<const float> of(int row) const { return {queries + static_cast<std::size_t>(row) * row_stride, head_dim}; }
+};
+
+// Receives the raw attention of a sequence: per pass all layers in order, per layer all rows in order, in blocks.
+class AttentionObserver {
+ public:
+  virtual ~AttentionObserver() = default;
+  virtual void observe(const ObservedAttention& attention) = 0;
+  // Queries come before the layer's attention, each head's rows in order, from several threads at once.
+  virtual bool wants_queries() const { return false; }
+  virtual void observe_queries(const ObservedQueries& queries) { static_cast<void>(queries); }
+};
+
+// The masses of one row in one page table: one span for each reduction asked for, on each token that the row sees, in
+// order of index. Valid during the call.
+struct ObservedMasses {
+  int layer = 0;
+  int table = 0;                                    // of this layer: 0, or the KV head
+  int row = 0;                                      // of the sequence's rows in this pass
+  std::span<const std::span<const double>> masses;  // [reductions]
 };
 
 class AttentionListener {

@@ -57,9 +57,10 @@ class Sequence::Listener final : public AttentionListener {
     return masses_ != nullptr && masses_->wants_row(sequence_.chunk_, sequence_.done_ + row);
   }
   bool wants_weights() const override { return tap != nullptr; }
-  bool wants_queries() const override { return wants_queries_; }
+  bool wants_queries() const override { return wants_queries_ || (tap != nullptr && tap->wants_queries()); }
 
   void hear_queries(const ObservedQueries& queries) override {
+    if (tap != nullptr && tap->wants_queries()) tap->observe_queries(queries);
     const int head = queries.layer * sequence_.shape_.query_heads + queries.head;
     for (int row = 0; row < queries.rows; ++row)
       if (sequence_.inputs_.wants_queries(sequence_.chunk_, sequence_.done_ + queries.first_row + row))

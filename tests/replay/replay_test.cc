@@ -215,14 +215,14 @@ TEST(ReplayTest, FollowsTheProtocol) {
   EXPECT_EQ(policy.layout_.heads, 1);
   const std::vector<std::string> expected = {
       "observe table 0: 0+2 prompt 1 row 0 on 1", "observe table 0: 0+2 prompt 1 row 1 on 2",
-      "end table 0: 0+2 prompt 1 row 0 on 0",     "observe table 1: 0+2 prompt 1 row 0 on 1",
-      "observe table 1: 0+2 prompt 1 row 1 on 2", "end table 1: 0+2 prompt 1 row 0 on 0",
+      "observe table 1: 0+2 prompt 1 row 0 on 1", "observe table 1: 0+2 prompt 1 row 1 on 2",
+      "end table 0: 0+2 prompt 1 row 0 on 0",     "end table 1: 0+2 prompt 1 row 0 on 0",
       "finish table 0: 0+2 prompt 1 row 0 on 0",  "finish table 1: 0+2 prompt 1 row 0 on 0",
-      "observe table 0: 2+1 prompt 0 row 0 on 3", "end table 0: 2+1 prompt 0 row 0 on 0",
-      "observe table 1: 2+1 prompt 0 row 0 on 3", "end table 1: 2+1 prompt 0 row 0 on 0",
+      "observe table 0: 2+1 prompt 0 row 0 on 3", "observe table 1: 2+1 prompt 0 row 0 on 3",
+      "end table 0: 2+1 prompt 0 row 0 on 0",     "end table 1: 2+1 prompt 0 row 0 on 0",
       "finish table 0: 2+1 prompt 0 row 0 on 0",  "finish table 1: 2+1 prompt 0 row 0 on 0",
-      "observe table 0: 3+1 0 row 0 on 4",        "end table 0: 3+1 0 row 0 on 0",
-      "observe table 1: 3+1 0 row 0 on 4",        "end table 1: 3+1 0 row 0 on 0",
+      "observe table 0: 3+1 0 row 0 on 4",        "observe table 1: 3+1 0 row 0 on 4",
+      "end table 0: 3+1 0 row 0 on 0",            "end table 1: 3+1 0 row 0 on 0",
       "finish table 0: 3+1 0 row 0 on 0",         "finish table 1: 3+1 0 row 0 on 0"};
   EXPECT_EQ(policy.calls_, expected);
   for (const ReplayedLayer& layer : result.layers) {
@@ -434,7 +434,7 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
   EXPECT_EQ(compared, 5);
 }
 
-// A recording has no keys.
+// This recording has no keys.
 class KeyReader final : public TestPolicy, public ReadsKv {
  public:
   const ReadsKv* reads_kv() const override { return this; }
