@@ -80,6 +80,9 @@ struct BatchTable {
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
   std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
+  // [entries of all frames]: what is added to the logits of an entry's slots, [lanes][slots], finite; null: nothing. No
+  // entry that lies apart has any. Empty: all null.
+  std::span<const float* const> biases;
   // The first so many entries of the first frame lie apart: their tokens are not in `pages`, and no row is written to
   // them. apart_rows empty: entry e is the page apart_pages[e]. Otherwise its live slots, in order, are the rows
   // apart_rows[apart_first[e]], ... of apart_pages (PageStore::put_row), of which a page has as many as slots.

@@ -38,6 +38,7 @@ class Description {
     out_.retained_masks.clear();
     out_.seals.clear();
     out_.format = table_.format();
+    out_.biases = {};
     out_.apart = 0;
     out_.apart_pages = {};
     out_.apart_rows = out_.apart_first = {};

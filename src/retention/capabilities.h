@@ -172,6 +172,25 @@ class SumsQueries {
   SumsQueries& operator=(const SumsQueries&) = default;
 };
 
+// It gives retained tokens a bias, which is added to the logits of all queries that attend to them (Attention Matching,
+// arXiv 2602.16284). The policy keeps the biases in its state. Weights and masses that are observed, and recordings,
+// are those that come of it. REQUIRES: PolicyTraits::compacts, and not FollowsHeads; no bias other than 0 in a prefix
+// of exact_prefix(n). What is demoted has no bias.
+class WeighsSlots {
+ public:
+  virtual ~WeighsSlots() = default;
+
+  // Writes the biases of all tokens that a table retained before the chunk under way, in order of index, in a lane of
+  // the table: finite numbers. Returns false, and writes nothing, if all are 0. Tokens of the chunk have none. The
+  // answer does not change during a chunk.
+  virtual bool biases(int table, int lane, std::span<float> biases) const = 0;
+
+ protected:
+  WeighsSlots() = default;
+  WeighsSlots(const WeighsSlots&) = default;
+  WeighsSlots& operator=(const WeighsSlots&) = default;
+};
+
 // It evicts ranges of old tokens, and hides them from rows of the chunk in which they go.
 class HidesRanges {
  public:

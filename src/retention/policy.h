@@ -14,6 +14,7 @@
 //   HidesRanges::chunk_rows(want)          how many of the next tokens form a chunk
 //   HidesRanges::hidden, will_drop         before the chunk's first pass: which tokens a row does not see
 //   LeavesUnread::reads(chunk, table)      before the pass of a generated token: which tokens it reads
+//   WeighsSlots::biases(table, lane)       before each pass of a chunk: what is added to the logits of its tokens
 //   ObservesMasses::observe(chunk, table)  after the pass of a row, if the policy wants it: rows of a table in order
 //   SumsQueries::read_queries(chunk, ...)  once per table, when all rows of the chunk have run, if it wants any
 //   ReadsKv::read_kv(chunk, table, kv)     once per table, when all rows of the chunk have run
@@ -163,6 +164,7 @@ class RetentionPolicy {
   virtual const ObservesMasses* observes_masses() const { return nullptr; }
   virtual const ReadsKv* reads_kv() const { return nullptr; }
   virtual const SumsQueries* sums_queries() const { return nullptr; }
+  virtual const WeighsSlots* weighs_slots() const { return nullptr; }
   virtual const HidesRanges* hides_ranges() const { return nullptr; }
   virtual const LeavesUnread* leaves_unread() const { return nullptr; }
   virtual const RanksChunks* ranks_chunks() const { return nullptr; }

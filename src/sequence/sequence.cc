@@ -98,6 +98,7 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
       cache_(std::move(cache)),
       policy_(std::move(policy)),
       inputs_(policy_.get()),
+      biases_(*policy_),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
       layout_(table_layout(cache_->shape(), policy_->traits().scope)),
@@ -130,6 +131,7 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       cache_(other.cache_),
       policy_(other.policy_->clone()),
       inputs_(policy_.get()),
+      biases_(*policy_),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
       layout_(other.layout_),
@@ -162,7 +164,8 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   // step, which doubling and a fresh state of this size cover.
   if (now > most) most += 2 * now;
   if (selector_ != nullptr) most += selector_->bytes_for(chunk.end());
-  return most + inputs_.bytes_for(shape_, policy_->traits().scope, chunk);
+  return most + inputs_.bytes_for(shape_, policy_->traits().scope, chunk) +
+         biases_.bytes_for(shape_, tables_, chunk.rows);
 }
 
 std::uint64_t Sequence::allocated_state() const {
@@ -298,6 +301,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
     const bool selects = unread_ != nullptr && unread_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.governed().window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
+    biases_.describe(tables_, t, chunk_.first, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
     if (followers_ != nullptr)
       followers_->describe(t, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
   }
@@ -313,6 +317,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
 
 void Sequence::finish_pass(const PassPlan& plan) {
   tables_.end_pass();
+  biases_.clear();
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
     inputs_.finish(shape_, chunk_, tables_, *cache_->pool().store(), kv_tap_);

@@ -21,6 +21,7 @@
 #include "runtime/loaded_model.h"
 #include "sequence/policy_inputs.h"
 #include "sequence/sequence_selector.h"
+#include "sequence/slot_biases.h"
 
 namespace kvasir {
 
@@ -187,6 +188,7 @@ class Sequence {
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
   PolicyInputs inputs_;
+  SlotBiases biases_;
   const HidesRanges* ranges_;   // of the policy; null: it hides nothing
   const LeavesUnread* unread_;  // of the policy; null: its rows read all
   TableLayout layout_;          // of the tables that the policy governs

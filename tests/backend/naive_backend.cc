@@ -573,11 +573,14 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
         if (block.frame == f && e >= block.begin && e < block.end && row >= block.first_row && row < block.end_row)
           visible = retained = 0;
       if (!lane.read.empty()) visible &= lane.read[number];
+      const auto bias = [&, of_lanes = table.biases.empty() ? nullptr : table.biases[number]](int slot) {
+        return of_lanes != nullptr ? of_lanes[lane.number * table.format.slots + slot] : 0.0;
+      };
       const NaivePage* page = &store_->page(page_of(lane, entry.column));
       for (const SealedColumn& seal : table.seals)
         if (seal.column == entry.column && row < seal.first_row) page = &staged_.at({&table, lane.number, seal.column});
       for (int slot = 0; slot < lane.table->format.slots; ++slot)
-        if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0});
+        if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0, bias(slot)});
     }
   }
   return places;
@@ -608,7 +611,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
         const Row& key = token.page->keys[static_cast<std::size_t>(token.slot)];
         score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame[token.frame][d] * key[d];
-        score *= scale();
+        score = score * scale() + token.bias;
       }
       scores.push_back(score);
       highest = std::max(highest, score);

@@ -113,6 +113,7 @@ class NaiveBackend final : public Backend {
     const NaivePage* page = nullptr;
     int slot = 0;
     bool visible = false;
+    double bias = 0;
   };
 
   Rows& rows(Activation activation) { return activations_[static_cast<std::size_t>(activation)]; }

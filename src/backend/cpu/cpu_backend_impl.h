@@ -129,6 +129,9 @@ class CpuAttention {
   const std::byte* first_page(const Task& task, std::size_t partial) const;
   // Returns the page that an entry of the task's table has for its lane.
   PageId page_of(const Task& task, const PageEntry& entry) const;
+  // Attends to the entries of a partial that have biases with the generic kernel, which gives every kernel table the
+  // same sums, and to the others as ever.
+  void attend_weighed(const Task& task, const Partial& part, AttentionPartial run, const AttentionState& into) const;
   void attend_gathered(const BatchTable& batch, const Partial& part, int apart, const AttentionPartial& run,
                        const AttentionState& into) const;
   void ensure_staged();
