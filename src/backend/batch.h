@@ -80,6 +80,9 @@ struct BatchTable {
   std::vector<WriteSlot> slots;           // [rows]: where a new token's key and value go
   std::vector<SealedColumn> seals;        // in order of token
   std::int64_t retained_before = 0;       // tokens that row 0 sees beside itself
+  // [entries of all frames]: what is added to the logits of an entry's slots, [lanes][slots], finite; null: nothing. No
+  // offloaded entry has any. Empty: all null.
+  std::span<const float* const> biases;
   // The first so many entries of the first frame are offloaded: their tokens are not in `pages`, and no row is written
   // to them. offloaded_rows empty: entry e is the page offloaded_pages[e]. Otherwise its live slots, in order, are the
   // rows offloaded_rows[offloaded_first[e]], ... of offloaded_pages (PageStore::put_row); a page has as many as slots.

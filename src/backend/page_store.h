@@ -68,6 +68,8 @@ class PageStore {
   // Writes a page's keys as attention multiplies them with queries that are not transformed by a Hadamard matrix:
   // decoded, and that matrix undone; [slots][head_dim]. May be called from several threads at once.
   virtual void read_keys(PageId page, float* keys) const = 0;
+  // The same of its values, as attention adds them up.
+  virtual void read_values(PageId page, float* values) const = 0;
 
   // Rows: the key and the value of one token, [key][value], elements as the page's format has them. The three may be
   // called from several threads at once, for different pages or rows. REQUIRES: the format is not encoded.

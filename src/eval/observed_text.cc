@@ -25,6 +25,11 @@ class RowSplitter final : public AttentionObserver {
     }
   }
 
+  bool wants_queries() const override { return observer_.wants_queries(); }
+  void observe_queries(const ObservedQueries& queries) override {
+    observer_.observe_queries(seen_.first() + queries.first_row, queries);
+  }
+
   const Status& status() const { return status_; }
 
  private:
@@ -96,6 +101,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   SeenTokens seen(&runner, *model);
   RowSplitter rows(&seen, &observer, model->config.governed().heads);
   runner.set_tap(&rows);
+  runner.whole().set_kv_tap(observer.kv());
   Status status;
   const auto on_pass = [&](std::int64_t, int, std::span<const float>) {
     seen.next_pass();

@@ -57,6 +57,13 @@ class RowObserver {
   virtual ~RowObserver() = default;
   // Called for the rows of a layer in order of their queries; layers alternate. An error ends the reading.
   virtual Status observe(const ObservedRow& row) = 0;
+  // Keys and values of the text; null: not wanted.
+  virtual ReadsKv* kv() { return nullptr; }
+  // Queries of rows from token `first` on (AttentionObserver::observe_queries).
+  virtual bool wants_queries() const { return false; }
+  virtual void observe_queries(TokenIndex first, const ObservedQueries& queries) {
+    static_cast<void>(first), static_cast<void>(queries);
+  }
 };
 
 // Checks whether a text of `tokens` tokens can be read with these options. Errors: kInvalidArgument.

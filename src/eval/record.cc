@@ -1,5 +1,7 @@
 #include "eval/record.h"
 
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -8,13 +10,14 @@ namespace kvasir {
 namespace {
 
 // Spreads the weights of each row over the places of their tokens; tokens not seen get zero.
-class Recorder final : public RowObserver {
+class Recorder final : public RowObserver, public ReadsKv {
  public:
-  Recorder(AttentionTraceWriter* writer, int heads) : writer_(*writer), heads_(heads) {}
+  explicit Recorder(AttentionTraceWriter* writer) : writer_(*writer) {}
 
   Status observe(const ObservedRow& observed) override {
+    KVASIR_RETURN_IF_ERROR(status());
     const TokenIndex query = observed.query();
-    for (int head = 0; head < heads_; ++head) {
+    for (int head = 0; head < writer_.shape().heads; ++head) {
       const std::span<const TokenIndex> ids = observed.ids(head);
       const std::span<const float> weights = observed.weights(head);
       row_.assign(static_cast<std::size_t>(query) + 1, 0.0F);
@@ -24,10 +27,44 @@ class Recorder final : public RowObserver {
     return {};
   }
 
+  ReadsKv* kv() override { return writer_.shape().has_kv() ? this : nullptr; }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
+    const std::int64_t kv_heads = writer_.shape().kv_heads;
+    for (int lane = 0; lane < kv.lanes; ++lane)
+      for (int row = 0; row < kv.rows; ++row) {
+        const std::int64_t number = std::int64_t{table} * kv.lanes + lane;
+        const auto write = [&](TraceArray array, std::span<const float> floats) {
+          note(writer_.write_row(array, number / kv_heads, number % kv_heads, chunk.first + row, floats));
+        };
+        const auto rotation = static_cast<float>(kv.rotations[static_cast<std::size_t>(row)]);
+        write(TraceArray::kKeys, kv.key(lane, row));
+        write(TraceArray::kValues, kv.value(lane, row));
+        write(TraceArray::kRotations, {&rotation, 1});
+      }
+  }
+  bool wants_queries() const override { return writer_.shape().has_kv(); }
+  void observe_queries(TokenIndex first, const ObservedQueries& queries) override {
+    for (int row = 0; row < queries.rows; ++row)
+      note(writer_.write_row(TraceArray::kQueries, queries.layer, queries.head, first + row, queries.of(row)));
+  }
+
+  // The first error of keys, values and queries.
+  Status status() {
+    const std::scoped_lock lock(mutex_);
+    return status_;
+  }
+
  private:
+  void note(Status status) {
+    if (status.ok()) return;
+    const std::scoped_lock lock(mutex_);
+    if (status_.ok()) status_ = std::move(status);
+  }
+
   AttentionTraceWriter& writer_;
-  int heads_;
   std::vector<float> row_;
+  std::mutex mutex_;  // queries come from several threads
+  Status status_;
 };
 
 }  // namespace
@@ -39,17 +76,24 @@ Status check_record_options(const LoadedModel& model, std::int64_t tokens, const
   return check_observed_text(model, tokens, options);
 }
 
-std::uint64_t trace_bytes(const LoadedModel& model, std::int64_t tokens) {
-  return static_cast<std::uint64_t>(model.config.governed_layers()) * static_cast<std::uint64_t>(model.config.governed().heads) *
-         static_cast<std::uint64_t>(tokens) * static_cast<std::uint64_t>(tokens) * sizeof(float);
+TraceShape trace_shape(const LoadedModel& model, std::int64_t tokens, bool with_keys) {
+  const AttentionSpec& governed = model.config.governed();
+  TraceShape shape{.layers = model.config.governed_layers(), .heads = governed.heads, .tokens = tokens};
+  if (with_keys) {
+    shape.kv_heads = governed.kv_heads;
+    shape.head_dim = governed.head_dim;
+  }
+  return shape;
 }
 
 Result<ObservedText> record_attention(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> text,
                                       const ObservedTextOptions& options, AttentionTraceWriter& writer,
                                       const Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, static_cast<std::int64_t>(text.size()), options));
-  Recorder recorder(&writer, model->config.governed().heads);
-  return read_observed(model, text, options, recorder, progress);
+  Recorder recorder(&writer);
+  Result<ObservedText> result = read_observed(model, text, options, recorder, progress);
+  KVASIR_RETURN_IF_ERROR(recorder.status());
+  return result;
 }
 
 }  // namespace kvasir

@@ -38,6 +38,7 @@ class Description {
     out_.retained_masks.clear();
     out_.seals.clear();
     out_.format = table_.format();
+    out_.biases = {};
     out_.offloaded = 0;
     out_.offloaded_pages = {};
     out_.offloaded_rows = out_.offloaded_first = {};

@@ -56,6 +56,7 @@ struct KvCacheShape {
   // [layers of the model]: 0 for a layer that is governed, otherwise 1 + its place in `windows` or, behind these, in
   // `states`. Empty: all are governed.
   std::vector<std::uint8_t> group_of_layer;
+  int query_heads = 0;  // of a governed layer: no page depends on it, but what policies are shown does
 
   KvCodec codec() const { return {page.key, page.value, recent, page.rotated_keys, page.rotated_values}; }
   // The same lanes in pages of another codec.

@@ -504,6 +504,7 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   // Where pages are encoded, the plan of a table that is run knows both the most and the least; and the table may be
   // longer at the end than at the moment when its pages take most.
   memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.observes_masses() == nullptr &&
+                 policy.reads_kv() == nullptr && policy.sums_queries() == nullptr &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
                  (!shape.page.encoded() || (peak.least == bytes_of_pages(shape, peak.sealed, peak.open) &&
                                             arrays_of(peak.columns_then) == arrays_of(peak.columns)));
@@ -540,11 +541,12 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   memory.frames_max = most_frames(shape, policy);
   memory.chunk_frames_max = most_chunk_frames(shape, policy);
   memory.entries_max = most_entries(shape, policy, peak.columns);
-  // Query heads do not matter to what is stored.
-  const TableLayout tables{.layers = layout.scope == PolicyScope::kSequence ? 1 : shape.layers,
-                           .per_layer = layout.scope == PolicyScope::kHead ? shape.kv_heads : 1};
+  const TableLayout tables = table_layout(shape, layout.scope);
+  const int rows = request.prompt > 0 ? static_cast<int>(std::min<std::int64_t>(request.chunk, request.prompt)) : 1;
   memory.policy_bytes = saturating_product(
-      policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk), sequences);
+      policy.most_state_bytes(tables, std::min(request.tokens, kMostPlannedTokens), request.chunk) +
+          PolicyInputs::most_bytes(policy, shape, rows) + SlotBiases::most_bytes(policy, shape, memory.entries_max),
+      sequences);
   if (const auto selector = new_selector(policy, shape)) {
     const std::uint64_t bounds = selector->bytes_for(std::min(request.tokens, kMostPlannedTokens));
     memory.policy_bytes = saturating_sum(memory.policy_bytes, saturating_product(bounds, sequences));

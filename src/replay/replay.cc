@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/counted.h"
 #include "base/status.h"
+#include "retention/query_accumulator.h"
 
 namespace kvasir {
 namespace {
@@ -53,12 +54,16 @@ class Replay {
         policy_(policy),
         observer_(policy.observes_masses()),
         unread_(policy.leaves_unread()),
+        kv_(policy.reads_kv()),
+        queries_(policy.sums_queries()),
         options_(options) {
-    const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
+    const std::int64_t kv_heads = replayed_kv_heads(trace, options);
     const PolicyScope scope = policy.traits().scope;
     layout_.layers = scope == PolicyScope::kSequence ? 1 : static_cast<int>(trace.layers());
     layout_.per_layer = scope == PolicyScope::kHead ? static_cast<int>(kv_heads) : 1;
     layout_.heads = static_cast<int>(trace.heads()) / layout_.per_layer;
+    layout_.lanes = static_cast<int>(trace.layers() * kv_heads) / layout_.tables();
+    layout_.head_dim = static_cast<int>(trace.shape().head_dim);
     tables_.resize(static_cast<std::size_t>(layout_.tables()));
     tallies_.resize(static_cast<std::size_t>(trace.layers() * layout_.per_layer));
     prunes_.resize(static_cast<std::size_t>(trace.layers()));
@@ -86,6 +91,8 @@ class Replay {
   void read_row(std::int64_t layer, const Table& table, int head_group, TokenIndex query,
                 std::span<const TokenIndex> seen);
   void show_row(const PolicyChunk& chunk, int index, int row, int seen);
+  void show_queries(const PolicyChunk& chunk);
+  void show_kv(const PolicyChunk& chunk);
   void end_chunk(const PolicyChunk& chunk, int index);
   void finish_chunk(const PolicyChunk& chunk, int index);
   void count_steps(const PolicyChunk& chunk);
@@ -105,6 +112,8 @@ class Replay {
   RetentionPolicy& policy_;
   ObservesMasses* observer_;    // null: the policy does not look at attention
   const LeavesUnread* unread_;  // null: its rows read all
+  ReadsKv* kv_;                 // null: it reads neither keys nor values
+  SumsQueries* queries_;        // null: it does not look at queries
   const ReplayOptions& options_;
   TableLayout layout_;
   std::vector<Table> tables_;
@@ -186,6 +195,52 @@ Status Replay::observe(const PolicyChunk& chunk, int index, const AttentionTrace
     show_row(chunk, index, row, static_cast<int>(seen.size()));
   }
   return {};
+}
+
+void Replay::show_queries(const PolicyChunk& chunk) {
+  std::vector<int> rows;
+  for (int row = 0; row < chunk.rows; ++row)
+    if (queries_->wants_queries(chunk, row)) rows.push_back(row);
+  if (rows.empty()) return;
+  const auto all = static_cast<int>(trace_.layers() * trace_.heads());
+  QueryAccumulator sums;
+  sums.begin(all, layout_.head_dim);
+  row_.resize(static_cast<std::size_t>(layout_.head_dim));
+  for (int head = 0; head < all; ++head)
+    for (const int row : rows) {
+      trace_.read(TraceArray::kQueries, head / trace_.heads(), head % trace_.heads(), chunk.first + row, row_);
+      sums.add(head, row_);
+    }
+  const int own = all / layout_.tables();
+  for (int index = 0; index < layout_.tables(); ++index)
+    queries_->read_queries(chunk, index, sums.of(index * own, own, std::ssize(rows)));
+}
+
+void Replay::show_kv(const PolicyChunk& chunk) {
+  const auto dim = static_cast<std::size_t>(layout_.head_dim), rows = static_cast<std::size_t>(chunk.rows);
+  const std::int64_t kv_heads = trace_.shape().kv_heads;
+  std::vector<float> keys, values;
+  std::vector<std::int64_t> rotations(rows);
+  for (int index = 0; index < layout_.tables(); ++index) {
+    const auto read = [&](TraceArray array, bool wanted, std::vector<float>& out) {
+      out.resize(wanted ? static_cast<std::size_t>(layout_.lanes) * rows * dim : 0);
+      for (std::size_t at = 0; at < out.size(); at += dim) {
+        const std::int64_t lane = std::int64_t{index} * layout_.lanes + static_cast<std::int64_t>(at / dim / rows);
+        trace_.read(array, lane / kv_heads, lane % kv_heads, chunk.first + static_cast<std::int64_t>(at / dim % rows),
+                    std::span(out).subspan(at, dim));
+      }
+    };
+    read(TraceArray::kKeys, kv_->wants_keys(), keys);
+    read(TraceArray::kValues, kv_->wants_values(), values);
+    const std::int64_t lane = std::int64_t{index} * layout_.lanes;
+    for (std::size_t row = 0; row < rows; ++row) {
+      float rotation = 0;
+      trace_.read(TraceArray::kRotations, lane / kv_heads, lane % kv_heads,
+                  chunk.first + static_cast<std::int64_t>(row), {&rotation, 1});
+      rotations[row] = static_cast<std::int64_t>(rotation);
+    }
+    kv_->read_kv(chunk, index, {layout_.lanes, chunk.rows, layout_.head_dim, keys, values, rotations});
+  }
 }
 
 void Replay::apply(const KeepPlan& plan, std::vector<TokenIndex>& tokens) {
@@ -272,10 +327,10 @@ Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
       table(index).reads.clear();  // before any table observes
       static_cast<void>(unread_->reads(chunk, index, table(index).reads));
     }
-    for (int index = 0; index < layout_.tables(); ++index) {
-      KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
-      end_chunk(chunk, index);
-    }
+    for (int index = 0; index < layout_.tables(); ++index) KVASIR_RETURN_IF_ERROR(observe(chunk, index, progress));
+    if (queries_ != nullptr) show_queries(chunk);
+    if (kv_ != nullptr) show_kv(chunk);
+    for (int index = 0; index < layout_.tables(); ++index) end_chunk(chunk, index);
     for (int index = 0; index < layout_.tables(); ++index) finish_chunk(chunk, index);
     count_steps(chunk);
     first += chunk.rows;
@@ -284,6 +339,11 @@ Result<ReplayResult> Replay::run(const AttentionTrace::Progress& progress) {
 }
 
 }  // namespace
+
+std::int64_t replayed_kv_heads(const AttentionTrace& trace, const ReplayOptions& options) {
+  if (options.kv_heads > 0) return options.kv_heads;
+  return trace.shape().has_kv() ? trace.shape().kv_heads : trace.heads();
+}
 
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options) {
   constexpr std::int64_t kMostLayers = 4096;
@@ -302,26 +362,33 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
   return {};
 }
 
-Status check_replayable(const RetentionPolicy& policy) {
-  if (policy.reads_keys() != nullptr)
-    return unsupported("policy '{}' looks at keys, and a recording of attention has none; replay another policy",
-                       policy.traits().spec)
+Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options) {
+  const std::string& spec = policy.traits().spec;
+  if (policy.ranks_chunks() != nullptr)
+    return unsupported(
+               "policy '{}' chooses what to read where queries and keys are, which replay cannot do; replay another "
+               "policy",
+               spec)
         .about({"policy"});
-  if (policy.ranks_chunks() == nullptr) return {};
-  return unsupported(
-             "policy '{}' chooses what to read by queries and keys, and a recording of attention has neither; replay "
-             "another policy",
-             policy.traits().spec)
-      .about({"policy"});
+  if (policy.reads_kv() == nullptr && policy.sums_queries() == nullptr) return {};
+  if (!trace.shape().has_kv())
+    return unsupported(
+               "policy '{}' reads keys, values or queries, and '{}' has attention alone; record the text again with "
+               "'kvasir record --with-keys'",
+               spec, trace.path())
+        .about({"policy"});
+  if (replayed_kv_heads(trace, options) == trace.shape().kv_heads) return {};
+  return invalid_argument("policy '{}' reads keys, values or queries, which '{}' has for {}, not {}", spec,
+                          trace.path(), counted(trace.shape().kv_heads, "KV head"), options.kv_heads)
+      .about({"kv_heads"});
 }
 
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress) {
   KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
-  KVASIR_RETURN_IF_ERROR(check_replayable(policy));
-  const std::int64_t kv_heads = options.kv_heads > 0 ? options.kv_heads : trace.heads();
-  KVASIR_RETURN_IF_ERROR(
-      check_model(policy, {nullptr, static_cast<int>(trace.layers()), static_cast<int>(kv_heads), 0}));
+  KVASIR_RETURN_IF_ERROR(check_replayable(trace, policy, options));
+  KVASIR_RETURN_IF_ERROR(check_model(
+      policy, {nullptr, static_cast<int>(trace.layers()), static_cast<int>(replayed_kv_heads(trace, options)), 0}));
   return Replay(trace, policy, options).run(progress);
 }
 

@@ -4,7 +4,7 @@
 // A step is one token: it enters, the forward pass sees the token and what the policy holds, then the policy prunes. In
 // a prompt chunk, the policy's tables do not change while all rows are observed; the chunk's tokens are then inserted
 // and pruned one at a time, each as a step. Each recorded row is restricted to the tokens it would see and renormalised
-// before the policy observes it (backend/attention_mass.h).
+// before the policy observes it (backend/attention_mass.h). Keys, values and queries are shown as recorded.
 //
 // Thread-safety: none; different calls share only the trace.
 #pragma once
@@ -21,7 +21,7 @@ namespace kvasir {
 struct ReplayOptions {
   std::int64_t prefill = 0;   // the first tokens are a prompt; the others are generated, one at a time
   std::int64_t chunk = 0;     // tokens of the prompt per chunk; 0: all of them
-  std::int64_t kv_heads = 0;  // groups of consecutive query heads; 0: one group per query head
+  std::int64_t kv_heads = 0;  // groups of consecutive query heads; 0: those recorded, or one group per query head
 };
 
 struct ReplayFigures {
@@ -46,11 +46,15 @@ struct ReplayResult {
   std::vector<ReplayedLayer> layers;
 };
 
+// Groups of query heads that share a KV head.
+std::int64_t replayed_kv_heads(const AttentionTrace& trace, const ReplayOptions& options);
+
 // Errors: kInvalidArgument for options that do not fit the trace.
 Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& options);
 
-// Errors: kUnsupported for a policy that chooses what to read by keys, which a recording does not have.
-Status check_replayable(const RetentionPolicy& policy);
+// Errors: kUnsupported for a policy that chooses where queries and keys are what to read, and for one that reads keys,
+// values or queries which the trace does not have; kInvalidArgument if it reads them for other KV heads than it has.
+Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options);
 
 // REQUIRES: `policy` has taken in nothing yet, and the trace passed AttentionTrace::check (otherwise the figures are
 // meaningless). Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -33,7 +34,35 @@ Status system_error(const char* what, const std::string& path) {
   return make_status(code, "cannot {} '{}': {}", what, path, std::strerror(error));
 }
 
+std::uint64_t floats_of(const std::array<std::int64_t, 4>& shape) {
+  std::uint64_t floats = 1;
+  for (const std::int64_t size : shape) floats *= static_cast<std::uint64_t>(size);
+  return floats;
+}
+
 }  // namespace
+
+std::array<std::int64_t, 4> TraceShape::of(TraceArray array) const {
+  switch (array) {
+    case TraceArray::kWeights: return {layers, heads, tokens, tokens};
+    case TraceArray::kRotations: return {layers, kv_heads, tokens, 1};
+    case TraceArray::kQueries: return {layers, heads, tokens, head_dim};
+    default: return {layers, kv_heads, tokens, head_dim};
+  }
+}
+
+std::uint64_t TraceShape::bytes() const {
+  std::uint64_t floats = 0;
+  for (int i = 0; i < arrays(); ++i) floats += floats_of(of(TraceArray{i}));
+  return floats * sizeof(float);
+}
+
+std::uint64_t TraceShape::place(TraceArray array, std::int64_t layer, std::int64_t head, std::int64_t token) const {
+  const auto [all, own, rows, width] = of(array);
+  KVASIR_CHECK(static_cast<int>(array) < arrays() && layer >= 0 && layer < all && head >= 0 && head < own &&
+               token >= 0 && token < rows);
+  return static_cast<std::uint64_t>(((layer * own + head) * rows + token) * width);
+}
 
 Result<AttentionTrace> AttentionTrace::open(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::open(path));
@@ -48,14 +77,38 @@ Result<AttentionTrace> AttentionTrace::parse(std::span<const std::byte> bytes, s
   trace.path_ = std::move(name);
   KVASIR_ASSIGN_OR_RETURN(const NpyHeader header, parse_npy_header(bytes, trace.path_));
   KVASIR_RETURN_IF_ERROR(trace.set_shape(header));
-  trace.data_ = bytes.subspan(header.data_offset);
-  if (trace.data_.size() < header.data_bytes)
-    return data_loss("'{}' is truncated: {} of weights instead of {}", trace.path_,
-                     counted(std::ssize(trace.data_), "byte"), header.data_bytes);
-  if (trace.data_.size() > header.data_bytes)
-    return data_loss("'{}' is damaged: {} too many behind the array", trace.path_,
-                     counted(std::ssize(trace.data_) - static_cast<std::int64_t>(header.data_bytes), "byte"));
+  const std::span<const std::byte> data = bytes.subspan(header.data_offset);
+  if (data.size() < header.data_bytes)
+    return data_loss("'{}' is truncated: {} of weights instead of {}", trace.path_, counted(std::ssize(data), "byte"),
+                     header.data_bytes);
+  trace.data_.front() = data.first(header.data_bytes);
+  if (data.size() > header.data_bytes) KVASIR_RETURN_IF_ERROR(trace.parse_kv(data.subspan(header.data_bytes)));
   return trace;
+}
+
+// The arrays behind the weights.
+Status AttentionTrace::parse_kv(std::span<const std::byte> bytes) {
+  if (bytes.front() != std::byte{0x93})
+    return data_loss("'{}' is damaged: {} too many behind the array", path_, counted(std::ssize(bytes), "byte"));
+  for (int i = 1; i < kTraceArrays; ++i) {
+    KVASIR_ASSIGN_OR_RETURN(const NpyHeader header, parse_npy_header(bytes, path_));
+    if (i == 1 && header.shape.size() == 4) {
+      shape_.kv_heads = header.shape[1];
+      shape_.head_dim = header.shape[3];
+    }
+    const std::array<std::int64_t, 4> expected = shape_.of(TraceArray{i});
+    if (!std::ranges::equal(header.shape, expected) || header.data_bytes == 0 || shape_.heads % shape_.kv_heads != 0)
+      return unsupported("'{}': array {} has the shape {}, which does not go with attention of {}", path_, i + 1,
+                         npy_shape_text(header.shape), npy_shape_text(shape_.of(TraceArray::kWeights)));
+    bytes = bytes.subspan(header.data_offset);
+    if (bytes.size() < header.data_bytes)
+      return data_loss("'{}' is truncated: {} of array {} instead of {}", path_, counted(std::ssize(bytes), "byte"),
+                       i + 1, header.data_bytes);
+    data_[static_cast<std::size_t>(i)] = bytes.first(header.data_bytes);
+    bytes = bytes.subspan(header.data_bytes);
+  }
+  if (bytes.empty()) return {};
+  return data_loss("'{}' is damaged: {} too many behind the arrays", path_, counted(std::ssize(bytes), "byte"));
 }
 
 Status AttentionTrace::set_shape(const NpyHeader& header) {
@@ -67,18 +120,18 @@ Status AttentionTrace::set_shape(const NpyHeader& header) {
   if (shape[3] > kMostTraceTokens)
     return unsupported("'{}' has {} tokens (shape {}); a trace has at most {}", path_, shape[3], found,
                        kMostTraceTokens);
-  layers_ = shape[0];
-  heads_ = shape[1];
-  tokens_ = shape[3];
+  shape_ = {.layers = shape[0], .heads = shape[1], .tokens = shape[3]};
   return {};
 }
 
-void AttentionTrace::read(std::int64_t layer, std::int64_t head, std::int64_t row, std::span<float> weights) const {
-  KVASIR_CHECK(layer >= 0 && layer < layers_ && head >= 0 && head < heads_ && row >= 0 && row < tokens_ &&
-               weights.size() <= static_cast<std::size_t>(tokens_));
-  // The header may leave the weights misaligned, so copy bytes.
-  const auto first = static_cast<std::size_t>(((layer * heads_ + head) * tokens_ + row) * tokens_);
-  if (!weights.empty()) std::memcpy(weights.data(), data_.data() + first * sizeof(float), weights.size_bytes());
+void AttentionTrace::read(TraceArray array, std::int64_t layer, std::int64_t head, std::int64_t token,
+                          std::span<float> floats) const {
+  // The headers may leave the floats misaligned, so copy bytes.
+  const std::uint64_t first = shape_.place(array, layer, head, token);
+  KVASIR_CHECK(std::ssize(floats) <= shape_.of(array)[3]);
+  if (!floats.empty())
+    std::memcpy(floats.data(), data_[static_cast<std::size_t>(array)].data() + first * sizeof(float),
+                floats.size_bytes());
 }
 
 Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int64_t row,
@@ -107,40 +160,63 @@ Status AttentionTrace::check_row(std::int64_t layer, std::int64_t head, std::int
 }
 
 Status AttentionTrace::check(const Progress& progress) const {
-  std::vector<float> weights(static_cast<std::size_t>(tokens_));
-  for (std::int64_t layer = 0; layer < layers_; ++layer)
-    for (std::int64_t head = 0; head < heads_; ++head) {
-      if (progress && !progress(layer * heads_ + head, layers_ * heads_))
+  std::vector<float> weights(static_cast<std::size_t>(tokens()));
+  for (std::int64_t layer = 0; layer < layers(); ++layer)
+    for (std::int64_t head = 0; head < heads(); ++head) {
+      if (progress && !progress(layer * heads() + head, layers() * heads()))
         return Status(StatusCode::kCancelled, "stopped");
-      for (std::int64_t row = 0; row < tokens_; ++row) KVASIR_RETURN_IF_ERROR(check_row(layer, head, row, weights));
+      for (std::int64_t row = 0; row < tokens(); ++row) KVASIR_RETURN_IF_ERROR(check_row(layer, head, row, weights));
     }
+  for (int array = 1; array < shape_.arrays(); ++array) KVASIR_RETURN_IF_ERROR(check_array(TraceArray{array}));
   return {};
 }
 
-Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path, std::int64_t layers,
-                                                        std::int64_t heads, std::int64_t tokens) {
-  std::int64_t bytes = sizeof(float);
-  for (const std::int64_t size : {layers, heads, tokens, tokens})
-    if (size < 1 || __builtin_mul_overflow(bytes, size, &bytes))
-      return invalid_argument("a trace of {} layers, {} heads and {} tokens is not possible", layers, heads, tokens);
-  if (tokens > kMostTraceTokens)
-    return invalid_argument("a trace has at most {} tokens, not {}", kMostTraceTokens, tokens);
+Status AttentionTrace::check_array(TraceArray array) const {
+  const auto [layers, heads, tokens, width] = shape_.of(array);
+  std::vector<float> row(static_cast<std::size_t>(width));
+  for (std::int64_t layer = 0; layer < layers; ++layer)
+    for (std::int64_t head = 0; head < heads; ++head)
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        read(array, layer, head, token, row);
+        for (const float x : row)
+          if (!std::isfinite(x) || (array == TraceArray::kRotations && std::abs(x) > 0x1p24F))
+            return data_loss("'{}': {} in row [{}, {}, {}] of array {}", path_, x, layer, head, token,
+                             static_cast<int>(array) + 1);
+      }
+  return {};
+}
+
+Result<AttentionTraceWriter> AttentionTraceWriter::open(const std::string& path, const TraceShape& shape) {
+  std::int64_t bytes = 0;
+  for (int i = 0; i < shape.arrays(); ++i) {
+    std::int64_t own = sizeof(float);
+    bool fits = true;
+    for (const std::int64_t size : shape.of(TraceArray{i}))
+      fits = fits && size >= 1 && !__builtin_mul_overflow(own, size, &own);
+    if (!fits || __builtin_add_overflow(bytes, own, &bytes))
+      return invalid_argument("a trace of {} layers, {} heads and {} tokens is not possible", shape.layers, shape.heads,
+                              shape.tokens);
+  }
+  if (shape.tokens > kMostTraceTokens)
+    return invalid_argument("a trace has at most {} tokens, not {}", kMostTraceTokens, shape.tokens);
 
   KVASIR_ASSIGN_OR_RETURN(const ReplaceTarget target, replace_target(path));
   AttentionTraceWriter writer;
   writer.path_ = path;
   writer.target_ = target.path;
   writer.temporary_ = temporary_name(writer.target_);
-  writer.layers_ = layers;
-  writer.heads_ = heads;
-  writer.tokens_ = tokens;
+  writer.shape_ = shape;
   writer.fd_ = ::open(writer.temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode);
   if (writer.fd_ < 0) return system_error("create", writer.temporary_);
-  const std::string header = npy_header(std::array{layers, heads, tokens, tokens});
-  writer.data_offset_ = header.size();
-  if (::ftruncate(writer.fd_, static_cast<off_t>(header.size()) + bytes) != 0)
-    return system_error("make room for", writer.temporary_);
-  KVASIR_RETURN_IF_ERROR(writer.write(0, std::as_bytes(std::span(header))));
+  std::uint64_t end = 0;
+  for (int i = 0; i < shape.arrays(); ++i) {
+    const std::array<std::int64_t, 4> own = shape.of(TraceArray{i});
+    const std::string header = npy_header(own);
+    KVASIR_RETURN_IF_ERROR(writer.write(end, std::as_bytes(std::span(header))));
+    writer.offsets_[static_cast<std::size_t>(i)] = end + header.size();
+    end += header.size() + floats_of(own) * sizeof(float);
+  }
+  if (::ftruncate(writer.fd_, static_cast<off_t>(end)) != 0) return system_error("make room for", writer.temporary_);
   return writer;
 }
 
@@ -153,10 +229,8 @@ AttentionTraceWriter& AttentionTraceWriter::operator=(AttentionTraceWriter&& oth
   std::swap(target_, other.target_);
   std::swap(temporary_, other.temporary_);
   std::swap(fd_, other.fd_);
-  std::swap(data_offset_, other.data_offset_);
-  std::swap(layers_, other.layers_);
-  std::swap(heads_, other.heads_);
-  std::swap(tokens_, other.tokens_);
+  std::swap(shape_, other.shape_);
+  std::swap(offsets_, other.offsets_);
   return *this;
 }
 
@@ -170,7 +244,7 @@ void AttentionTraceWriter::discard() {
   ::unlink(temporary_.c_str());
 }
 
-Status AttentionTraceWriter::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+Status AttentionTraceWriter::write(std::uint64_t offset, std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
@@ -183,10 +257,16 @@ Status AttentionTraceWriter::write(std::uint64_t offset, std::span<const std::by
 
 Status AttentionTraceWriter::write_row(std::int64_t layer, std::int64_t head, std::int64_t row,
                                        std::span<const float> weights) {
-  KVASIR_CHECK(fd_ >= 0 && layer >= 0 && layer < layers_ && head >= 0 && head < heads_ && row >= 0 && row < tokens_);
-  KVASIR_CHECK(weights.size() == static_cast<std::size_t>(row) + 1);
-  const auto first = static_cast<std::uint64_t>(((layer * heads_ + head) * tokens_ + row) * tokens_);
-  return write(data_offset_ + first * sizeof(float), std::as_bytes(weights));
+  KVASIR_CHECK(fd_ >= 0 && weights.size() == static_cast<std::size_t>(row) + 1);
+  return write(offsets_.front() + shape_.place(TraceArray::kWeights, layer, head, row) * sizeof(float),
+               std::as_bytes(weights));
+}
+
+Status AttentionTraceWriter::write_row(TraceArray array, std::int64_t layer, std::int64_t head, std::int64_t token,
+                                       std::span<const float> floats) const {
+  KVASIR_CHECK(fd_ >= 0 && std::ssize(floats) == shape_.of(array)[3]);
+  return write(offsets_[static_cast<std::size_t>(array)] + shape_.place(array, layer, head, token) * sizeof(float),
+               std::as_bytes(floats));
 }
 
 Status AttentionTraceWriter::finish() {

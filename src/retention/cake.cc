@@ -55,7 +55,9 @@ class CakePolicy final : public PromptWindowPolicy {
     std::int64_t earlier = 0;  // tokens before the window
   };
 
-  std::uint64_t table_state_bytes() const override { return PromptWindowPolicy::table_state_bytes() + sizeof(Head); }
+  std::uint64_t table_state_bytes(const TableLayout& layout) const override {
+    return PromptWindowPolicy::table_state_bytes(layout) + sizeof(Head);
+  }
   void save_table(int table, ByteWriter& out) const override {
     PromptWindowPolicy::save_table(table, out);
     out.put(heads_[static_cast<std::size_t>(table)].dispersion);  // the others are of the chunk that ends a prompt

@@ -91,7 +91,7 @@ class CascadePolicy final : public ScoredPolicy {
     std::int64_t clock = 0;                           // tokens offered
   };
 
-  std::uint64_t table_state_bytes() const override { return sizeof(State); }
+  std::uint64_t table_state_bytes(const TableLayout&) const override { return sizeof(State); }
   void save_table(int table, ByteWriter& out) const override {
     const State& state = states_[static_cast<std::size_t>(table)];
     out.put(state.sinks);

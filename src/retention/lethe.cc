@@ -63,7 +63,7 @@ class LethePolicy final : public ScoredPolicy, public KnowsPromptEnd {
     TokenIndex prompt_end = -1;  // of the prompt whose rows came last; -1: they were generated
   };
 
-  std::uint64_t table_state_bytes() const override { return sizeof(State); }
+  std::uint64_t table_state_bytes(const TableLayout&) const override { return sizeof(State); }
   void save_table(int table, ByteWriter& out) const override {
     const State& state = states_[static_cast<std::size_t>(table)];
     out.put(state.threshold);

@@ -58,7 +58,7 @@ class PromptWindowPolicy : public ScoredPolicy, public KnowsPromptEnd {
 
   const PromptWindowOptions& options() const { return options_; }
   // A class with state of its own adds it to these.
-  std::uint64_t table_state_bytes() const override { return sizeof(Window); }
+  std::uint64_t table_state_bytes(const TableLayout&) const override { return sizeof(Window); }
   void save_table(int table, ByteWriter& out) const override;
   bool restore_table(int table, ByteReader& in) override;
 

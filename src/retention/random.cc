@@ -37,7 +37,7 @@ class RandomPolicy final : public ScoredPolicy {
  private:
   std::int64_t most_kept(std::int64_t seen) const override { return rule_.most_kept(seen); }
   std::int64_t undropped(std::int64_t n) const override { return rule_.undropped(n); }
-  std::uint64_t table_state_bytes() const override { return sizeof(SplitMix); }
+  std::uint64_t table_state_bytes(const TableLayout&) const override { return sizeof(SplitMix); }
   void save_table(int table, ByteWriter& out) const override {
     out.put(draws_[static_cast<std::size_t>(table)].state());
   }

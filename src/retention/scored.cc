@@ -166,7 +166,9 @@ bool ScoredPolicy::restore_state(ByteReader& in) {
   std::int32_t layers = 0, per_layer = 0, heads = 0;
   TokenIndex seen = 0;
   if (!in.get(layers) || !in.get(per_layer) || !in.get(heads) || !in.get(seen)) return false;
-  if (!(layout_ == TableLayout{layers, per_layer, heads}) || seen < 0 || seen > kMostSeen) return false;
+  if (layers != layout_.layers || per_layer != layout_.per_layer || heads != layout_.heads || seen < 0 ||
+      seen > kMostSeen)
+    return false;
   // What it charges for (most_state_bytes) rests on this.
   const std::int64_t most = acts_ == Acts::kAlways ? most_kept(seen) : seen;
   for (int table = 0; table < layout_.tables(); ++table)
@@ -176,7 +178,7 @@ bool ScoredPolicy::restore_state(ByteReader& in) {
 }
 
 std::uint64_t ScoredPolicy::state_bytes() const {
-  std::uint64_t bytes = lists_.capacity() * sizeof(ScoreList) + lists_.size() * table_state_bytes();
+  std::uint64_t bytes = lists_.capacity() * sizeof(ScoreList) + lists_.size() * table_state_bytes(layout_);
   for (const ScoreList& list : lists_) bytes += list.bytes();
   return bytes;
 }
@@ -187,7 +189,7 @@ std::uint64_t ScoredPolicy::most_state_bytes(const TableLayout& layout, std::int
   const std::int64_t kept = acts_ == Acts::kAlways ? most_kept(tokens) : tokens;
   const auto entered = static_cast<std::size_t>(std::min(tokens, kept + rows));
   return static_cast<std::uint64_t>(layout.tables()) *
-         (sizeof(ScoreList) + table_state_bytes() +
+         (sizeof(ScoreList) + table_state_bytes(layout) +
           ScoreList::most_bytes(columns_, entered, most_held(rows), rows, by_row_));
 }
 

@@ -115,7 +115,10 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Joins
 
   // State by table beside the list of scores: its size, where all tables have the same; and how it is saved and
   // restored (false for bytes that save_table does not write). The list was restored before.
-  virtual std::uint64_t table_state_bytes() const { return 0; }
+  virtual std::uint64_t table_state_bytes(const TableLayout& layout) const {
+    static_cast<void>(layout);
+    return 0;
+  }
   virtual void save_table(int table, ByteWriter& out) const { static_cast<void>(table), static_cast<void>(out); }
   virtual bool restore_table(int table, ByteReader& in) {
     static_cast<void>(table), static_cast<void>(in);

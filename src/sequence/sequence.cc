@@ -1,7 +1,6 @@
 #include "sequence/sequence.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <utility>
 
@@ -58,7 +57,15 @@ class Sequence::Listener final : public AttentionListener {
     return masses_ != nullptr && masses_->wants_row(sequence_.chunk_, sequence_.done_ + row);
   }
   bool wants_weights() const override { return tap != nullptr; }
+  bool wants_queries() const override { return wants_queries_ || (tap != nullptr && tap->wants_queries()); }
 
+  void hear_queries(const ObservedQueries& queries) override {
+    if (tap != nullptr && tap->wants_queries()) tap->observe_queries(queries);
+    const int head = queries.layer * sequence_.shape_.query_heads + queries.head;
+    for (int row = 0; row < queries.rows; ++row)
+      if (sequence_.inputs_.wants_queries(sequence_.chunk_, sequence_.done_ + queries.first_row + row))
+        sequence_.inputs_.add(head, queries.of(row));
+  }
   void hear_masses(const ObservedMasses& masses) override {
     const auto start = std::chrono::steady_clock::now();
     const int table = masses.layer * sequence_.layout_.per_layer + masses.table;
@@ -71,7 +78,8 @@ class Sequence::Listener final : public AttentionListener {
   bool begin_pass(int rows) {
     wanted_ = false;
     for (int row = 0; row < rows && masses_ != nullptr; ++row) wanted_ = wanted_ || wants_row(row);
-    return wanted_ || tap != nullptr;
+    wants_queries_ = sequence_.inputs_.wants_queries(sequence_.chunk_, sequence_.done_, rows);
+    return wanted_ || wants_queries_ || tap != nullptr;
   }
 
   AttentionObserver* tap = nullptr;
@@ -81,6 +89,7 @@ class Sequence::Listener final : public AttentionListener {
   Sequence& sequence_;
   ObservesMasses* masses_;  // of its policy; null: it does not look at attention
   bool wanted_ = false;
+  bool wants_queries_ = false;
 };
 
 Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache,
@@ -88,10 +97,11 @@ Sequence::Sequence(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> 
     : model_(std::move(model)),
       cache_(std::move(cache)),
       policy_(std::move(policy)),
-      keys_(policy_->reads_keys()),
+      inputs_(policy_.get()),
+      biases_(*policy_),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
-      layout_(table_layout(*model_, policy_->traits().scope)),
+      layout_(table_layout(cache_->shape(), policy_->traits().scope)),
       tables_(cache_->new_sequence(sequence_layout(*policy_, codec))),
       shape_(cache_->shape().with(tables_.codec())),
       listener_(std::make_unique<Listener>(this)),
@@ -120,7 +130,8 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
     : model_(other.model_),
       cache_(other.cache_),
       policy_(other.policy_->clone()),
-      keys_(policy_->reads_keys()),
+      inputs_(policy_.get()),
+      biases_(*policy_),
       ranges_(policy_->hides_ranges()),
       unread_(policy_->leaves_unread()),
       layout_(other.layout_),
@@ -135,15 +146,6 @@ Sequence::Sequence(const Sequence& other, KvSequence tables)
       seen_least_(other.seen_least_) {}
 
 Sequence::~Sequence() = default;
-
-TableLayout Sequence::table_layout(const LoadedModel& model, PolicyScope scope) {
-  const AttentionSpec& governed = model.config.governed();
-  TableLayout layout;
-  layout.layers = scope == PolicyScope::kSequence ? 1 : model.config.governed_layers();
-  layout.per_layer = scope == PolicyScope::kHead ? governed.kv_heads : 1;
-  layout.heads = governed.heads / layout.per_layer;
-  return layout;
-}
 
 void Sequence::set_tap(AttentionObserver* tap) {
   listener_->tap = tap;
@@ -162,7 +164,8 @@ std::uint64_t Sequence::most_state(const PolicyChunk& chunk) const {
   // step, which doubling and a fresh state of this size cover.
   if (now > most) most += 2 * now;
   if (selector_ != nullptr) most += selector_->bytes_for(chunk.end());
-  return most;
+  return most + inputs_.bytes_for(shape_, policy_->traits().scope, chunk) +
+         biases_.bytes_for(shape_, tables_, chunk.rows);
 }
 
 std::uint64_t Sequence::allocated_state() const {
@@ -243,6 +246,7 @@ Status Sequence::make_room(const PassPlan& plan) {
     hidden_.assign(static_cast<std::size_t>(chunk_.rows), {});
     if (ranges_ != nullptr) ranges_->hidden(chunk_, hidden_);
     if (selector_ != nullptr) selector_->reserve(chunk_.end());
+    inputs_.begin(shape_, chunk_);
   }
   kept_max_ = std::max(kept_max_, tables_.longest());
   seen_least_ = tables_.shortest();
@@ -298,6 +302,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
     const bool selects = unread_ != nullptr && unread_->reads(chunk_, t, reads_);
     describe_table(tables_.table(t), hidden, model_->config.governed().window,
                    &batch->tables[sequence.first_table + static_cast<std::size_t>(t)], selects ? &reads_ : nullptr);
+    biases_.describe(tables_, t, chunk_.first, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
     if (followers_ != nullptr)
       followers_->describe(t, &batch->tables[sequence.first_table + static_cast<std::size_t>(t)]);
   }
@@ -313,9 +318,10 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
 
 void Sequence::finish_pass(const PassPlan& plan) {
   tables_.end_pass();
+  biases_.clear();
   done_ += plan.rows;
   if (done_ == chunk_.rows) {
-    if (keys_ != nullptr) show_keys();
+    inputs_.finish(shape_, chunk_, tables_, *cache_->pool().store(), kv_tap_);
     prune();
     offload();
     done_ = 0;
@@ -323,34 +329,6 @@ void Sequence::finish_pass(const PassPlan& plan) {
     KVASIR_CHECK(state <= state_.bytes() && state_.try_resize(state));
   }
   status_ = recall_status();
-}
-
-// The chunk's tokens are the newest of run 0, so their columns are the last of its newest frame.
-void Sequence::show_keys() {
-  const auto dim = static_cast<std::size_t>(shape_.page.head_dim), rows = static_cast<std::size_t>(chunk_.rows);
-  page_keys_.resize(static_cast<std::size_t>(shape_.page.slots) * dim);
-  for (int t = 0; t < tables_.governed_tables(); ++t) {
-    const PageTable& table = tables_.table(t);
-    const auto lanes = static_cast<std::size_t>(table.lanes());
-    chunk_keys_.resize(lanes * rows * dim);
-    std::size_t left = rows;
-    const std::span<const PageEntry> entries = table.entries_of(table.newest_frame());
-    for (auto entry = entries.rbegin(); entry != entries.rend() && left > 0; ++entry) {
-      const SlotMask slots = entry->live & table.slots_of(entry->column, chunk_.first, chunk_.end());
-      left -= static_cast<std::size_t>(std::popcount(slots));
-      for (std::size_t lane = 0; lane < lanes && slots != 0; ++lane) {
-        cache_->pool().store()->read_keys(table.pages_of(entry->column)[lane], page_keys_.data());
-        for (SlotMask rest = slots; rest != 0; rest &= rest - 1) {
-          const int slot = std::countr_zero(rest);
-          const auto row = static_cast<std::size_t>(table.index(entry->column, slot) - chunk_.first);
-          std::copy_n(page_keys_.data() + static_cast<std::size_t>(slot) * dim, dim,
-                      chunk_keys_.data() + (lane * rows + row) * dim);
-        }
-      }
-    }
-    KVASIR_CHECK(left == 0);
-    keys_->read_keys(chunk_, t, {chunk_keys_, table.lanes(), chunk_.rows, shape_.page.head_dim});
-  }
 }
 
 void Sequence::prune() {

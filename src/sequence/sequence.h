@@ -19,7 +19,9 @@
 #include "offload/follower_heads.h"
 #include "retention/policy.h"
 #include "runtime/loaded_model.h"
+#include "sequence/policy_inputs.h"
 #include "sequence/sequence_selector.h"
+#include "sequence/slot_biases.h"
 
 namespace kvasir {
 
@@ -105,6 +107,9 @@ class Sequence {
   // tables that the policy governs give back no page behind a sliding window; a memory plan that is to hold then takes
   // a shape without a window.
   void set_tap(AttentionObserver* tap);
+  // Optional second reader of keys and values, of all chunks; may be null. Must outlive the passes. What it takes is
+  // not charged.
+  void set_kv_tap(ReadsKv* tap) { kv_tap_ = tap; }
   // For tests: in place of the policy's own. REQUIRES: no pass has run.
   void set_selector(std::unique_ptr<SequenceSelector> selector) { selector_ = std::move(selector); }
   // Chooses what its rows read; null: all that they see.
@@ -174,10 +179,8 @@ class Sequence {
   Sequence(const Sequence& other, KvSequence tables);
   std::uint64_t most_state(const PolicyChunk& chunk) const;
   std::uint64_t allocated_state() const;
-  static TableLayout table_layout(const LoadedModel& model, PolicyScope scope);
   bool rotates() const { return ranges_ != nullptr && policy_->traits().realign == Realign::kRotate; }
   void prepare_tables(const PolicyChunk& chunk);
-  void show_keys();
   void prune();
   void offload();
   Status add_followers();
@@ -185,7 +188,8 @@ class Sequence {
   std::shared_ptr<LoadedModel> model_;
   std::shared_ptr<KvCache> cache_;
   std::unique_ptr<RetentionPolicy> policy_;
-  ReadsKeys* keys_;             // of the policy; null: it does not look at keys
+  PolicyInputs inputs_;
+  SlotBiases biases_;
   const HidesRanges* ranges_;   // of the policy; null: it hides nothing
   const LeavesUnread* unread_;  // of the policy; null: its rows read all
   TableLayout layout_;          // of the tables that the policy governs
@@ -205,7 +209,7 @@ class Sequence {
   std::vector<IndexRange> nothing_hidden_;  // [rows of a pass]
   std::vector<IndexRange> reads_;           // of a table, while it is described
   KeepPlan plan_;
-  std::vector<float> page_keys_, chunk_keys_;  // of a table, while they are shown
+  ReadsKv* kv_tap_ = nullptr;
 
   std::optional<TokenIndex> first_dropped_;
   std::int64_t kept_max_ = 0;

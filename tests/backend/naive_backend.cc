@@ -287,6 +287,11 @@ void NaivePageStore::read_keys(PageId page, float* keys) const {
     for (const double x : key) *keys++ = static_cast<float>(x);
 }
 
+void NaivePageStore::read_values(PageId page, float* values) const {
+  for (const std::vector<double>& value : this->page(page).values)
+    for (const double x : value) *values++ = static_cast<float>(x);
+}
+
 void NaivePageStore::read(PageId id, std::span<std::byte> out) const {
   KVASIR_CHECK(out.size() == format(id).bytes() && !format(id).encoded());
   std::byte* to = out.data();
@@ -596,11 +601,14 @@ std::vector<NaiveBackend::Place> NaiveBackend::places(const Lane& lane, int row)
         if (block.frame == f && e >= block.begin && e < block.end && row >= block.first_row && row < block.end_row)
           visible = retained = 0;
       if (!lane.read.empty()) visible &= lane.read[number];
+      const auto bias = [&, of_lanes = table.biases.empty() ? nullptr : table.biases[number]](int slot) {
+        return of_lanes != nullptr ? of_lanes[lane.number * table.format.slots + slot] : 0.0;
+      };
       const NaivePage* page = &store_->page(page_of(lane, entry.column));
       for (const SealedColumn& seal : table.seals)
         if (seal.column == entry.column && row < seal.first_row) page = &staged_.at({&table, lane.number, seal.column});
       for (int slot = 0; slot < lane.table->format.slots; ++slot)
-        if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0});
+        if ((retained >> slot & 1) != 0) places.push_back({f, page, slot, (visible >> slot & 1) != 0, bias(slot)});
     }
   }
   return places;
@@ -632,7 +640,7 @@ std::vector<std::vector<float>> NaiveBackend::attend_row(const BatchSequence& se
         const Row& key = token.page->keys[static_cast<std::size_t>(token.slot)];
         score = 0;
         for (std::size_t d = 0; d < dim; ++d) score += by_frame[token.frame][d] * key[d];
-        score *= scale();
+        score = score * scale() + token.bias;
       }
       scores.push_back(score);
       highest = std::max(highest, score);
@@ -679,6 +687,15 @@ void NaiveBackend::tell(const BatchSequence& sequence, int row, const std::vecto
     listener.hear_weights({lanes_of(sequence).observed_as, row, 1, layer_shape().heads, of_heads});
   }
   const std::span<const MassReduction> reductions = listener.reductions();
+  if (listener.wants_queries()) {
+    const Row& of_row =
+        activations_[static_cast<std::size_t>(Activation::kQuery)][static_cast<std::size_t>(sequence.first_row + row)];
+    const std::vector<float> queries(of_row.begin(), of_row.end());
+    const auto dim = static_cast<std::size_t>(layer_shape().head_dim);
+    for (int head = 0; head < layer_shape().heads; ++head)
+      listener.hear_queries({lanes_of(sequence).observed_as, head, row, 1, dim, dim,
+                             queries.data() + static_cast<std::size_t>(head) * dim});
+  }
   if (reductions.empty() || !listener.wants_row(row)) return;
   const int tables = lanes_of(sequence).tables;
   const auto heads = static_cast<std::size_t>(layer_shape().heads / tables);

@@ -45,6 +45,7 @@ class NaivePageStore final : public PageStore {
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
   void read_keys(PageId page, float* keys) const override;
+  void read_values(PageId page, float* values) const override;
   // No table of the naive backend has offloaded entries.
   void read_rows(PageId, int, int, std::byte*) const override { std::abort(); }
   void write_rows(PageId, int, int, const std::byte*) override { std::abort(); }
@@ -113,6 +114,7 @@ class NaiveBackend final : public Backend {
     const NaivePage* page = nullptr;
     int slot = 0;
     bool visible = false;
+    double bias = 0;
   };
 
   Rows& rows(Activation activation) { return activations_[static_cast<std::size_t>(activation)]; }

@@ -58,7 +58,7 @@ class Inspect : public ::testing::Test {
   static Attention record(const std::vector<TokenId>& text, const ObservedTextOptions& options) {
     const std::string path = file_->path() + ".npy";
     const auto tokens = static_cast<std::int64_t>(text.size());
-    auto out = AttentionTraceWriter::open(path, kInspectedModel.layers, kInspectedModel.heads, tokens);
+    auto out = AttentionTraceWriter::open(path, {kInspectedModel.layers, kInspectedModel.heads, tokens});
     EXPECT_TRUE(out.ok());
     EXPECT_TRUE(record_attention(model_, text, options, *out, {}).ok());
     EXPECT_TRUE(out->finish().ok());

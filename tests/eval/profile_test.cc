@@ -41,7 +41,7 @@ class Profile : public ::testing::Test {
   static int add_overlaps(std::span<const TokenId> article, int top, std::vector<std::vector<double>>& sums) {
     const std::string path = file_->path() + ".npy";
     const auto tokens = static_cast<std::int64_t>(article.size());
-    auto out = AttentionTraceWriter::open(path, kProfiledModel.layers, kProfiledModel.heads, tokens);
+    auto out = AttentionTraceWriter::open(path, {kProfiledModel.layers, kProfiledModel.heads, tokens});
     EXPECT_TRUE(out.ok());
     EXPECT_TRUE(record_attention(model_, article, {"full", tokens, 0}, *out, {}).ok());
     EXPECT_TRUE(out->finish().ok());
@@ -128,7 +128,7 @@ TEST_F(Profile, ReplayReadsWhatTheEngineRead) {
   double under_full = 0;
   for (const std::string& recorded : {policy, std::string("full")}) {
     const std::string path = file_->path() + ".npy";
-    auto out = AttentionTraceWriter::open(path, kProfiledModel.layers, kProfiledModel.heads, 120);
+    auto out = AttentionTraceWriter::open(path, {kProfiledModel.layers, kProfiledModel.heads, 120});
     ASSERT_TRUE(out.ok());
     ASSERT_TRUE(record_attention(model_, tokens, {recorded, 90, 0}, *out, {}).ok());
     ASSERT_TRUE(out->finish().ok());

@@ -51,14 +51,14 @@ class Record : public ::testing::Test {
     file_.reset();
   }
 
-  static Result<AttentionTraceWriter> writer(std::int64_t tokens) {
-    return AttentionTraceWriter::open(path(), kRecordedModel.layers, kRecordedModel.heads, tokens);
+  static Result<AttentionTraceWriter> writer(std::int64_t tokens, bool with_keys = false) {
+    return AttentionTraceWriter::open(path(), trace_shape(*model_, tokens, with_keys));
   }
   static std::string path() { return file_->path() + ".npy"; }
 
-  static Recorded record(int tokens, const ObservedTextOptions& options) {
+  static Recorded record(int tokens, const ObservedTextOptions& options, bool with_keys = false) {
     Recorded recorded;
-    auto out = writer(tokens);
+    auto out = writer(tokens, with_keys);
     EXPECT_TRUE(out.ok()) << out.status().message();
     auto result = record_attention(model_, random_tokens(tokens, kRecordedModel.vocab, 11), options, *out, {});
     EXPECT_TRUE(result.ok()) << result.status().message();
@@ -157,6 +157,97 @@ TEST_F(Record, ReplayKeepsWhatTheEngineHeld) {
     }
   }
   EXPECT_EQ(by_table, static_cast<int>(kSmall.size() + kSmallOfPrompts.size()));
+}
+
+// Once a prompt has ended, keeps the tokens of each KV head whose keys and values are the largest in the directions of
+// its queries' mean and covariance: whatever it is shown takes part.
+class JudgeAtEnd final : public RetentionPolicy, public ReadsKv, public SumsQueries {
+ public:
+  JudgeAtEnd()
+      : RetentionPolicy({.spec = "judge",
+                         .scope = PolicyScope::kHead,
+                         .positions = PositionMode::kOriginal,
+                         .compacts = true,
+                         .holds_prompts = true}) {}
+
+  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<JudgeAtEnd>(*this); }
+  void begin(const TableLayout& layout) override { scores_.resize(static_cast<std::size_t>(layout.tables())); }
+  TokenIndex seen() const override { return seen_; }
+  void retained(int, int, std::vector<IndexRange>&) const override {}
+  std::int64_t exact_prefix(std::int64_t) const override { return 0; }
+  std::uint64_t state_bytes() const override { return 0; }
+  std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
+
+  const ReadsKv* reads_kv() const override { return this; }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
+    for (int row = 0; row < chunk.rows; ++row) {
+      double& score = scores_[static_cast<std::size_t>(table)].emplace_back(
+          0.01 * static_cast<double>(kv.rotations[static_cast<std::size_t>(row)]));
+      for (int i = 0; i < kv.head_dim; ++i) {
+        const double key = kv.key(0, row)[static_cast<std::size_t>(i)];
+        score += key * mean_[static_cast<std::size_t>(table)][static_cast<std::size_t>(i)] +
+                 std::abs(kv.value(0, row)[static_cast<std::size_t>(i)]);
+      }
+    }
+  }
+  const SumsQueries* sums_queries() const override { return this; }
+  bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 2 == 0; }
+  void read_queries(const PolicyChunk&, int table, const QuerySums& queries) override {
+    std::vector<double>& mean = mean_[table];
+    mean.assign(static_cast<std::size_t>(queries.head_dim), 0.0);
+    for (int head = 0; head < queries.heads; ++head)
+      for (int i = 0; i < queries.head_dim; ++i)
+        mean[static_cast<std::size_t>(i)] +=
+            (queries.sum(head, i) + queries.product(head, 0, i)) / static_cast<double>(queries.rows);
+  }
+  void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {
+    seen_ = chunk.end();
+    if (!chunk.ends_prompt()) return;
+    const std::vector<double>& scores = scores_[static_cast<std::size_t>(table)];
+    std::vector<double> sorted = scores;
+    std::ranges::sort(sorted);
+    for (TokenIndex token = 0; token < std::ssize(scores); ++token)
+      if (scores[static_cast<std::size_t>(token)] < sorted[sorted.size() / 2]) plan.add_drop({token, token + 1});
+  }
+
+ private:
+  void save_state(ByteWriter&) const override {}
+  bool restore_state(ByteReader&) override { return false; }
+
+  std::vector<std::vector<double>> scores_;
+  std::map<int, std::vector<double>> mean_;
+  TokenIndex seen_ = 0;
+};
+
+TEST_F(Record, ReplayShowsThePolicyTheSameKeysValuesAndQueries) {
+  constexpr int kFits = 60;
+  for (const int chunk : {16, 60}) {
+    SequenceRunner runner(model_, *new_cache(model_, std::uint64_t{1} << 28), std::make_unique<JudgeAtEnd>());
+    ASSERT_TRUE(runner.feed(random_tokens(kFits, kRecordedModel.vocab, 11), chunk, Logits::kNone, {}).ok());
+    const Recorded recorded = record(kFits, {"full", kFits, 23}, true);
+    ASSERT_NE(recorded.trace, nullptr);
+    JudgeAtEnd policy;
+    const auto result = replay(*recorded.trace, policy, {kFits, chunk}, {});
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    const auto held = retained_by_layer(runner.sequence(), kRecordedModel.layers);
+    for (std::size_t layer = 0; layer < held.size(); ++layer)
+      for (std::size_t head = 0; head < held[layer].size(); ++head) {
+        EXPECT_EQ(held[layer][head].size(), kFits / 2u);
+        EXPECT_EQ(result->layers[layer].tables[head].final, held[layer][head]) << layer << " " << head;
+      }
+    EXPECT_NE(held[0][0], held[0][1]);
+  }
+}
+
+TEST_F(Record, APolicyThatReadsWhatIsNotThereIsRefused) {
+  JudgeAtEnd policy;
+  const Status missing = replay(*record(20, {"full", 20, 8}).trace, policy, {20, 8}, {}).status();
+  EXPECT_EQ(missing.code(), StatusCode::kUnsupported);
+  EXPECT_NE(missing.message().find("kvasir record --with-keys"), std::string::npos) << missing.message();
+  const Status other = replay(*record(20, {"full", 20, 8}, true).trace, policy, {20, 8, 4}, {}).status();
+  EXPECT_EQ(other.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(other.message().find("2 KV heads, not 4"), std::string::npos) << other.message();
 }
 
 TEST_F(Record, ReplayKeepsWhatWasHeldByRangeToo) {
@@ -272,7 +363,7 @@ TEST(RecordDamaged, AttentionThatIsNotANumber) {
   const auto model = load(file.path(), {.threads = 1, .kv_type = "f32"});
   ASSERT_NE(model, nullptr);
   const std::string path = file.path() + ".npy";
-  auto out = AttentionTraceWriter::open(path, kRecordedModel.layers, kRecordedModel.heads, 5);
+  auto out = AttentionTraceWriter::open(path, {kRecordedModel.layers, kRecordedModel.heads, 5});
   ASSERT_TRUE(out.ok());
   const auto result = record_attention(model, random_tokens(5, kRecordedModel.vocab, 1), {"full"}, *out, {});
   EXPECT_EQ(result.status().code(), StatusCode::kDataLoss);

@@ -70,6 +70,7 @@ class WatchedStore final : public PageStore {
   void seal(int, std::span<const PageSeal>) override { ADD_FAILURE() << "pages are not encoded"; }
   void rotate(int, std::span<const SlotRotation>, std::int64_t) override { ADD_FAILURE() << "lists move, or stay"; }
   void read_keys(PageId page, float* keys) const override { pages_.read_keys(page, keys); }
+  void read_values(PageId page, float* values) const override { pages_.read_values(page, values); }
   void read_rows(PageId page, int first, int count, std::byte* out) const override {
     pages_.read_rows(page, first, count, out);
   }

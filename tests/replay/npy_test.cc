@@ -199,6 +199,43 @@ TEST(TraceTest, CheckCanBeStopped) {
   EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3}));
 }
 
+// The arrays behind the weights, of 2 layers, 2 query heads, 1 KV head, 3 tokens and 4 dimensions.
+std::string kv_arrays(const std::string& queries = "(2, 2, 3, 4)") {
+  return npy_bytes(npy_dictionary("(2, 1, 3, 4)"), std::vector<float>(24, 0.5F)) +
+         npy_bytes(npy_dictionary("(2, 1, 3, 4)"), std::vector<float>(24, 0.25F)) +
+         npy_bytes(npy_dictionary("(2, 1, 3, 1)"), std::vector<float>(6, 2.0F)) +
+         npy_bytes(npy_dictionary(queries), std::vector<float>(48, 0.125F));
+}
+
+TEST(TraceTest, KeysValuesAndQueriesFollowTheWeights) {
+  const std::string weights = trace_bytes(2, 2, 3, test::uniform_weight);
+  EXPECT_FALSE(parse(weights)->shape().has_kv());
+  const std::string bytes = weights + kv_arrays();
+  const auto trace = parse(bytes);
+  ASSERT_TRUE(trace.ok()) << trace.status().message();
+  EXPECT_TRUE(trace->check({}).ok());
+  EXPECT_EQ(trace->shape().kv_heads, 1);
+  EXPECT_EQ(trace->shape().head_dim, 4);
+  std::vector<float> row(4);
+  trace->read(TraceArray::kValues, 1, 0, 2, row);
+  EXPECT_EQ(row, std::vector<float>(4, 0.25F));
+  trace->read(TraceArray::kQueries, 1, 1, 2, row);
+  EXPECT_EQ(row, std::vector<float>(4, 0.125F));
+  for (std::size_t cut = 1; cut < kv_arrays().size(); cut += 7) {
+    const std::string shorter = bytes.substr(0, bytes.size() - cut);
+    EXPECT_EQ(parse(shorter).status().code(), StatusCode::kDataLoss) << cut;
+  }
+  const std::string longer = bytes + "x";
+  EXPECT_EQ(parse(longer).status().code(), StatusCode::kDataLoss);
+  const std::string other = weights + kv_arrays("(2, 2, 4, 3)");
+  EXPECT_EQ(parse(other).status().code(), StatusCode::kUnsupported);
+  std::string infinite = bytes;
+  infinite.replace(infinite.size() - 4, 4, std::string("\0\0\x80\x7f", 4));
+  const auto damaged = parse(infinite);
+  ASSERT_TRUE(damaged.ok());
+  EXPECT_EQ(damaged->check({}).code(), StatusCode::kDataLoss);
+}
+
 TEST(TraceTest, OpenErrors) {
   const Folder folder;
   EXPECT_EQ(AttentionTrace::open(folder.path("none")).status().code(), StatusCode::kNotFound);
@@ -210,7 +247,7 @@ TEST(TraceTest, OpenErrors) {
 TEST(TraceWriterTest, WhatIsWrittenIsRead) {
   const Folder folder;
   const std::vector<float> values = trace_values(3, 2, 7, test::uneven_weight);
-  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), 3, 2, 7);
+  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), {3, 2, 7});
   ASSERT_TRUE(writer.ok()) << writer.status().message();
   AttentionTraceWriter moved = std::move(*writer);
   for (int layer = 2; layer >= 0; --layer)  // any order
@@ -236,7 +273,7 @@ TEST(TraceWriterTest, WhatIsWrittenIsRead) {
 
 TEST(TraceWriterTest, TakesSpaceOnlyForWhatIsWritten) {
   const Folder folder;
-  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), 6, 6, 2048);
+  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), {6, 6, 2048});
   ASSERT_TRUE(writer.ok()) << writer.status().message();
   ASSERT_TRUE(writer->write_row(5, 5, 0, std::vector<float>{1}).ok());
   ASSERT_TRUE(writer->finish().ok());
@@ -253,7 +290,7 @@ TEST(TraceWriterTest, LeavesNothingBehindUnlessFinished) {
   const Folder folder;
   folder.make("a.npy", "precious");
   {
-    auto writer = AttentionTraceWriter::open(folder.path("a.npy"), 1, 1, 2);
+    auto writer = AttentionTraceWriter::open(folder.path("a.npy"), {1, 1, 2});
     ASSERT_TRUE(writer.ok());
     ASSERT_TRUE(writer->write_row(0, 0, 0, std::vector<float>{1}).ok());
     EXPECT_EQ(folder.files(), 2);
@@ -266,7 +303,7 @@ TEST(TraceWriterTest, Errors) {
   const Folder folder;
   folder.make("file", "x");
   const auto code = [&](const std::string& path, std::int64_t layers, std::int64_t heads, std::int64_t tokens) {
-    const auto writer = AttentionTraceWriter::open(path, layers, heads, tokens);
+    const auto writer = AttentionTraceWriter::open(path, {layers, heads, tokens});
     EXPECT_FALSE(writer.status().message().empty());
     return writer.status().code();
   };
@@ -288,12 +325,12 @@ TEST(TraceWriterTest, NoRoomIsOneLineAndKeepsTheOldFile) {
   folder.make("a.npy", "precious");
   {
     test::FileSizeLimit limit(4096);
-    const auto writer = AttentionTraceWriter::open(folder.path("a.npy"), 1, 1, 100);
+    const auto writer = AttentionTraceWriter::open(folder.path("a.npy"), {1, 1, 100});
     EXPECT_EQ(writer.status().code(), StatusCode::kResourceExhausted);
     EXPECT_NE(writer.status().message().find(folder.path("a.npy")), std::string::npos) << writer.status().message();
   }
   EXPECT_EQ(folder.files(), 1);
-  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), 1, 1, 100);
+  auto writer = AttentionTraceWriter::open(folder.path("a.npy"), {1, 1, 100});
   ASSERT_TRUE(writer.ok());
   {
     test::FileSizeLimit limit(4096);  // the disk fills up later

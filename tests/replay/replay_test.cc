@@ -213,17 +213,26 @@ TEST(ReplayTest, FollowsTheProtocol) {
   EXPECT_EQ(policy.layout_.layers, 2);
   EXPECT_EQ(policy.layout_.per_layer, 1);
   EXPECT_EQ(policy.layout_.heads, 1);
-  const std::vector<std::string> expected = {
-      "observe table 0: 0+2 prompt 1 row 0 on 1", "observe table 0: 0+2 prompt 1 row 1 on 2",
-      "end table 0: 0+2 prompt 1 row 0 on 0",     "observe table 1: 0+2 prompt 1 row 0 on 1",
-      "observe table 1: 0+2 prompt 1 row 1 on 2", "end table 1: 0+2 prompt 1 row 0 on 0",
-      "finish table 0: 0+2 prompt 1 row 0 on 0",  "finish table 1: 0+2 prompt 1 row 0 on 0",
-      "observe table 0: 2+1 prompt 0 row 0 on 3", "end table 0: 2+1 prompt 0 row 0 on 0",
-      "observe table 1: 2+1 prompt 0 row 0 on 3", "end table 1: 2+1 prompt 0 row 0 on 0",
-      "finish table 0: 2+1 prompt 0 row 0 on 0",  "finish table 1: 2+1 prompt 0 row 0 on 0",
-      "observe table 0: 3+1 0 row 0 on 4",        "end table 0: 3+1 0 row 0 on 0",
-      "observe table 1: 3+1 0 row 0 on 4",        "end table 1: 3+1 0 row 0 on 0",
-      "finish table 0: 3+1 0 row 0 on 0",         "finish table 1: 3+1 0 row 0 on 0"};
+  const std::vector<std::string> expected = {"observe table 0: 0+2 prompt 1 row 0 on 1",
+                                             "observe table 0: 0+2 prompt 1 row 1 on 2",
+                                             "observe table 1: 0+2 prompt 1 row 0 on 1",
+                                             "observe table 1: 0+2 prompt 1 row 1 on 2",
+                                             "end table 0: 0+2 prompt 1 row 0 on 0",
+                                             "end table 1: 0+2 prompt 1 row 0 on 0",
+                                             "finish table 0: 0+2 prompt 1 row 0 on 0",
+                                             "finish table 1: 0+2 prompt 1 row 0 on 0",
+                                             "observe table 0: 2+1 prompt 0 row 0 on 3",
+                                             "observe table 1: 2+1 prompt 0 row 0 on 3",
+                                             "end table 0: 2+1 prompt 0 row 0 on 0",
+                                             "end table 1: 2+1 prompt 0 row 0 on 0",
+                                             "finish table 0: 2+1 prompt 0 row 0 on 0",
+                                             "finish table 1: 2+1 prompt 0 row 0 on 0",
+                                             "observe table 0: 3+1 0 row 0 on 4",
+                                             "observe table 1: 3+1 0 row 0 on 4",
+                                             "end table 0: 3+1 0 row 0 on 0",
+                                             "end table 1: 3+1 0 row 0 on 0",
+                                             "finish table 0: 3+1 0 row 0 on 0",
+                                             "finish table 1: 3+1 0 row 0 on 0"};
   EXPECT_EQ(policy.calls_, expected);
   for (const ReplayedLayer& layer : result.layers) {
     EXPECT_EQ(layer.tables[0].final, ids(0, 4));
@@ -434,11 +443,11 @@ TEST(ReplayTest, KeepsWhatTheExampleKeeps) {
   EXPECT_EQ(compared, 5);
 }
 
-// A recording has no keys.
-class KeyReader final : public TestPolicy, public ReadsKeys {
+// This recording has no keys.
+class KeyReader final : public TestPolicy, public ReadsKv {
  public:
-  const ReadsKeys* reads_keys() const override { return this; }
-  void read_keys(const PolicyChunk&, int, const ChunkKeys&) override {}
+  const ReadsKv* reads_kv() const override { return this; }
+  void read_kv(const PolicyChunk&, int, const ChunkKv&) override {}
 };
 
 TEST(ReplayTest, PoliciesThatLookAtKeysAreRefused) {

@@ -191,6 +191,7 @@ void CpuAttention::attend(int layer, const float* query, float* out) {
     if (const int number = sequence.layers[static_cast<std::size_t>(layer)].observed_as;
         sequence.offloaded != nullptr && number >= 0)
       sequence.offloaded->fetch(number);
+  tell_queries(query);
   rotate_queries(query);
   select_slots();
   attend_unobserved();
@@ -419,7 +420,27 @@ void CpuAttention::run_partial(const Task& task, std::size_t number, int index, 
     run.weight_maximum_stride = table.entries;
   }
   if (gathers) return attend_gathered(batch, part, offloaded, run, into);
+  if (!batch.biases.empty()) return attend_weighed(task, part, run, into);
   kernels_.attend(run, into);
+}
+
+void CpuAttention::attend_weighed(const Task& task, const Partial& part, AttentionPartial run,
+                                  const AttentionState& into) const {
+  const BatchTable& batch = *task.table->table->batch;
+  const auto lane = static_cast<std::size_t>(task.table->first_lane + task.head - task.table->first_head);
+  const float* biases[kPartialEntries];
+  for (int e = 0; e < run.entries; ++e) {
+    const float* of_lanes = batch.biases[part.first + static_cast<std::uint32_t>(e)];
+    biases[e] = of_lanes != nullptr ? of_lanes + lane * static_cast<std::size_t>(run.slots) : nullptr;
+  }
+  for (int e = 0; e < run.entries;) {
+    int end = e + 1;
+    while (end < run.entries && (biases[end] == nullptr) == (biases[e] == nullptr)) ++end;
+    AttentionPartial some = entries_of_partial(run, e, end - e);
+    if (biases[e] != nullptr) some.biases = biases + e;
+    (biases[e] != nullptr ? generic_kernels() : kernels_).attend(some, into);
+    e = end;
+  }
 }
 
 // Attends to entries whose rows are gathered first, then to the others: a state is added to entry by entry, in order.

@@ -114,6 +114,7 @@ class CpuAttention {
   void observe_units(std::span<const Unit> units);
   // Floats for the weights of one row in layer tables [first, last).
   std::size_t weights_of_row(std::size_t first, std::size_t last) const;
+  void tell_queries(const float* query) const;
   void tell(const Unit& unit, std::size_t observed);
   void tell_masses(const Unit& unit, std::size_t observed);
   // Adds tasks of tiles of at most `queries` queries.
@@ -127,6 +128,9 @@ class CpuAttention {
   const std::byte* first_page(const Task& task, std::size_t partial) const;
   // Returns the page that an entry of the task's table has for its lane.
   PageId page_of(const Task& task, const PageEntry& entry) const;
+  // Attends to the entries of a partial that have biases with the generic kernel, which gives every kernel table the
+  // same sums, and to the others as ever.
+  void attend_weighed(const Task& task, const Partial& part, AttentionPartial run, const AttentionState& into) const;
   void attend_gathered(const BatchTable& batch, const Partial& part, int gathered, const AttentionPartial& run,
                        const AttentionState& into) const;
   void ensure_staged();

@@ -132,6 +132,20 @@ void CpuAttention::observe_units(std::span<const Unit> units) {
   }
 }
 
+void CpuAttention::tell_queries(const float* query) const {
+  const LayerShape& shape = layer_shape();
+  const std::size_t dim = static_cast<std::size_t>(shape.head_dim), stride = product(shape.heads, shape.head_dim);
+  for (const BatchSequence& sequence : pass_.batch->sequences) {
+    const int layer = sequence.layers[static_cast<std::size_t>(layer_)].observed_as;
+    if (sequence.listener == nullptr || layer < 0 || !sequence.listener->wants_queries()) continue;
+    threads_.parallel_for(shape.heads, [&](int head) {
+      const float* first =
+          query + static_cast<std::size_t>(sequence.first_row) * stride + product(head, shape.head_dim);
+      sequence.listener->hear_queries({layer, head, 0, sequence.rows, dim, stride, first});
+    });
+  }
+}
+
 void CpuAttention::tell(const Unit& unit, std::size_t observed) {
   AttentionListener& listener = *unit.sequence->listener;
   if (listener.wants_weights())

@@ -57,7 +57,8 @@ class CpuPageStore final : public PageStore {
   void repack(int lanes, std::span<const SlotMove> moves) override;
   void seal(int lanes, std::span<const PageSeal> seals) override;
   void rotate(int lanes, std::span<const SlotRotation> rotations, std::int64_t shift) override;
-  void read_keys(PageId page, float* keys) const override;                           // cpu_page_keys.cc
+  void read_keys(PageId page, float* keys) const override;                           // cpu_page_floats.cc
+  void read_values(PageId page, float* values) const override;                       // cpu_page_floats.cc
   void read_rows(PageId page, int first, int count, std::byte* out) const override;  // cpu_page_rows.cc
   void write_rows(PageId page, int first, int count, const std::byte* in) override;
   void put_row(PageId page, int row, const std::byte* in) override;
@@ -90,7 +91,7 @@ class CpuPageStore final : public PageStore {
   ThreadPool& threads_;
   std::vector<RotationTable> rotations_;
   std::array<Arena, kMaxPageClasses> arenas_;
-  std::vector<float> turns_;        // rotations of the moves at hand, all of lanes that are rotated alike
+  std::vector<float> turns_;     // rotations of the moves at hand, all of lanes that are rotated alike
   std::size_t turn_floats_ = 0;  // of one
 };
 

@@ -24,6 +24,7 @@ struct RecordCommand {
   std::int64_t tokens = 0;
   std::optional<int> chunk;
   ObservedTextOptions record;
+  bool with_keys = false;
   bool json = false;
 };
 
@@ -57,7 +58,7 @@ Json to_json(const RecordCommand& command, const LoadedModel& model, const Obser
           {"kv_heads", model.config.governed().kv_heads},
           {"prefill", command.record.prefill},
           {"chunk", result.chunk},
-          {"bytes", trace_bytes(model, tokens)},
+          {"bytes", trace_shape(model, tokens, command.with_keys).bytes()},
           {"kept_max", result.kept_max},
           {"layers", std::move(layers)}};
 }
@@ -91,10 +92,10 @@ Status record(const RecordCommand& command) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   KVASIR_RETURN_IF_ERROR(check_record_options(*model, count, command.record));
   KVASIR_ASSIGN_OR_RETURN(AttentionTraceWriter writer,
-                          AttentionTraceWriter::open(command.out, model->config.governed_layers(), model->config.governed().heads, count));
+                          AttentionTraceWriter::open(command.out, trace_shape(*model, count, command.with_keys)));
   note("kvasir: {} of {}, {}: '{}' will have {}\n", counted(model->config.governed_layers(), "layer"),
        counted(model->config.governed().heads, "query head"), counted(count, "token"), printable(command.out, 200),
-       human_bytes(trace_bytes(*model, count)));
+       human_bytes(writer.shape().bytes()));
   catch_interrupts();
   ObservedText result;
   {
@@ -129,6 +130,8 @@ void add_record(CLI::App& program, Outcome& outcome) {
   command->add_option("-o,--out", options->out, "File to write: NumPy, float32 [layers, query heads, tokens, tokens]")
       ->required()
       ->type_name("FILE");
+  command->add_flag("--with-keys", options->with_keys,
+                    "Also record keys, values and queries, for policies that read them");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] {
     options->record.chunk = options->chunk.value_or(0);

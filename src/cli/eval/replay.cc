@@ -99,7 +99,7 @@ Json to_json(const AttentionTrace& trace, const Run& run, const ReplayOptions& o
           {"policy", run.policy},
           {"tokens", trace.tokens()},
           {"query_heads", trace.heads()},
-          {"kv_heads", options.kv_heads > 0 ? options.kv_heads : trace.heads()},
+          {"kv_heads", replayed_kv_heads(trace, options)},
           {"prefill", options.prefill},
           {"chunk", options.chunk > 0 ? options.chunk : options.prefill},
           {"layers", std::move(layers)}};
@@ -173,18 +173,19 @@ Status replay_traces(const ReplayCommand& command) {
   KVASIR_ASSIGN_OR_RETURN(const ReplayOptions options, options_of(command));
   std::vector<PolicySpec> policies;
   std::vector<std::string> specs;  // canonical
+  std::vector<std::unique_ptr<RetentionPolicy>> made;
   for (const std::string& policy : command.policies) {
     KVASIR_ASSIGN_OR_RETURN(PolicySpec spec, PolicySpec::parse(policy));
-    KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<RetentionPolicy> made, make_policy(spec));
-    KVASIR_RETURN_IF_ERROR(check_replayable(*made));
+    KVASIR_ASSIGN_OR_RETURN(made.emplace_back(), make_policy(spec));
     policies.push_back(std::move(spec));
-    specs.push_back(made->traits().spec);
+    specs.push_back(made.back()->traits().spec);
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> paths, files_at(command.trace, ".npy", "trace"));
   std::vector<AttentionTrace> traces;
   for (const std::string& path : paths) {
     KVASIR_ASSIGN_OR_RETURN(AttentionTrace trace, AttentionTrace::open(path));
     KVASIR_RETURN_IF_ERROR(check_replay_options(trace, options));
+    for (const auto& policy : made) KVASIR_RETURN_IF_ERROR(check_replayable(trace, *policy, options));
     traces.push_back(std::move(trace));
   }
   catch_interrupts();
@@ -223,7 +224,7 @@ void add_replay(CLI::App& program, Outcome& outcome) {
       ->capture_default_str();
   command->add_option("--chunk", options->chunk, "Tokens of the prompt per pass (default: the whole prompt)");
   command->add_option("--kv-heads", options->kv_heads,
-                      "KV heads that share the query heads (default: one for each query head)");
+                      "KV heads that share the query heads (default: those recorded, else one for each query head)");
   command->add_flag("--json", options->json, "One JSON object on standard output");
   command->callback([options, &outcome] { outcome.status = replay_traces(*options); });
 }

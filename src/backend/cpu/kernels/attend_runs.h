@@ -18,6 +18,7 @@ inline AttentionPartial entries_of_partial(const AttentionPartial& partial, int 
   }
   part.formats += first;
   part.masks += first;
+  if (part.biases != nullptr) part.biases += first;
   if (part.weights != nullptr) {
     part.weights += static_cast<std::ptrdiff_t>(first) * partial.slots;
     part.weight_maxima += first;

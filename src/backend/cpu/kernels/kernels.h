@@ -89,6 +89,9 @@ struct AttentionPartial {
   // [rows][entries], live slots a row may see; row stride below. REQUIRES: no bit at or beyond `slots`.
   const SlotMask* masks = nullptr;
   std::size_t mask_row_stride = 0;
+  // [entries]: what is added to the scores of an entry's slots, [slots], or null. Only the generic table's attend
+  // honours it: REQUIRES for others that it is null.
+  const float* const* biases = nullptr;
   // What observe_weights makes softmax weights of, if wanted: exp(score - highest score up to this entry) for each live
   // slot, [rows * group][entries][slots], and that highest score, [rows * group][entries]; strides in floats.
   float* weights = nullptr;

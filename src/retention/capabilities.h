@@ -1,0 +1,348 @@
+// What a policy may do besides the core (policy.h): it inherits the capabilities that it has, and returns itself where
+// RetentionPolicy asks for them. What it lacks costs nothing. policy.h says when each function is called.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/mass_reduction.h"
+#include "base/hash.h"
+#include "kv/keep_plan.h"
+#include "kvasir/status.h"
+#include "retention/budget.h"
+
+namespace kvasir {
+
+// The tables of a sequence: table = layer * per_layer + (KV head, if per_layer is more than 1). A policy of scope
+// kSequence has one table in all.
+struct TableLayout {
+  int layers = 1;
+  int per_layer = 1;  // tables of one layer: 1, or the number of KV heads
+  int heads = 1;      // query heads of one table; of scope kSequence, those of one layer
+  int lanes = 1;      // KV heads of one table; of scope kSequence, those of all layers
+  int head_dim = 0;   // of a key and of a value; 0: not known, and neither is shown
+
+  int tables() const { return layers * per_layer; }
+  bool operator==(const TableLayout&) const = default;
+};
+
+// Consecutive tokens that share a decision.
+struct PolicyChunk {
+  TokenIndex first = 0;  // of row 0
+  int rows = 0;
+  bool prompt = false;           // the rows are of a prompt; otherwise they were generated
+  std::int64_t prompt_left = 0;  // tokens of the prompt that come after this chunk; 0: the chunk ends the prompt
+
+  TokenIndex end() const { return first + rows; }
+  bool ends_prompt() const { return prompt && prompt_left == 0; }
+};
+
+// What a policy may need to know of a model.
+struct PolicyModel {
+  const Hash128* fingerprint = nullptr;  // null: not known
+  int layers = 1;
+  int kv_heads = 1;
+  std::int64_t sliding_window = 0;
+};
+
+// It looks at attention: at the mass that queries give to the tokens they see. REQUIRES: a scope of kLayer or kHead.
+class ObservesMasses {
+ public:
+  virtual ~ObservesMasses() = default;
+
+  // How the weights of a table's query heads become masses: one mass each, in this order. Not empty.
+  const std::vector<MassReduction>& reductions() const { return reductions_; }
+
+  // Whether a row's mass of reductions()[reduction] matters. Where it does not, masses[reduction] may be empty.
+  virtual bool wants(const PolicyChunk& chunk, int row, int reduction) const {
+    static_cast<void>(chunk), static_cast<void>(row), static_cast<void>(reduction);
+    return true;
+  }
+  // Whether any of them matters. Where none does, observe need not be called for the row.
+  bool wants_row(const PolicyChunk& chunk, int row) const {
+    for (int reduction = 0; reduction < std::ssize(reductions_); ++reduction)
+      if (wants(chunk, row, reduction)) return true;
+    return false;
+  }
+
+  // Receives the masses of one row on every token that it sees, in order of index: those the table held before the
+  // chunk, then the chunk's own up to the row itself. Rows come in order.
+  virtual void observe(const PolicyChunk& chunk, int table, int row,
+                       std::span<const std::span<const double>> masses) = 0;
+
+ protected:
+  explicit ObservesMasses(std::vector<MassReduction> reductions) : reductions_(std::move(reductions)) {}
+  ObservesMasses(const ObservesMasses&) = default;
+  ObservesMasses& operator=(const ObservesMasses&) = default;
+
+ private:
+  std::vector<MassReduction> reductions_;
+};
+
+// Keys and values of a chunk's tokens in a table, as attention reads them: decoded from the pages, so rounded to what
+// the pages hold, and without the pages' Hadamard matrix.
+struct ChunkKv {
+  int lanes = 0;  // TableLayout::lanes
+  int rows = 0;
+  int head_dim = 0;
+  std::span<const float> keys;    // [lanes][rows][head_dim]; empty: not wanted
+  std::span<const float> values;  // the same
+  // [rows]: the position that a row's keys were rotated by (RoPE). Pair (2 i, 2 i + 1) of a key was turned by that
+  // times the model's inverse frequency i. With PositionMode::kOriginal it is the token index; otherwise it counts from
+  // the origin of a frame. Differences between rows of a chunk are differences of positions either way.
+  std::span<const std::int64_t> rotations;
+
+  std::span<const float> key(int lane, int row) const { return of(keys, lane, row); }
+  std::span<const float> value(int lane, int row) const { return of(values, lane, row); }
+
+ private:
+  std::span<const float> of(std::span<const float> floats, int lane, int row) const {
+    const auto dim = static_cast<std::size_t>(head_dim);
+    return floats.subspan(
+        (static_cast<std::size_t>(lane) * static_cast<std::size_t>(rows) + static_cast<std::size_t>(row)) * dim, dim);
+  }
+};
+
+// It reads keys, values or both. REQUIRES: exact_prefix(n) is 0, since tokens of a prefix that a cache stood in for are
+// not shown.
+class ReadsKv {
+ public:
+  virtual ~ReadsKv() = default;
+
+  // Which of the two it reads; the answers never change.
+  virtual bool wants_keys() const { return true; }
+  virtual bool wants_values() const { return true; }
+
+  // Receives what the chunk's tokens have in a table, once for each table, when all rows of the chunk have run and were
+  // observed, before any end_chunk.
+  virtual void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) = 0;
+
+ protected:
+  ReadsKv() = default;
+  ReadsKv(const ReadsKv&) = default;
+  ReadsKv& operator=(const ReadsKv&) = default;
+};
+
+// Sums over rows of a chunk of the queries of a table's query heads, as they are before rotation and scaling. Every sum
+// is taken in double, row by row in order, so its bits do not depend on passes, batches or threads. With scope
+// kSequence the heads are those of all layers in turn.
+struct QuerySums {
+  std::int64_t rows = 0;
+  int heads = 0;
+  int head_dim = 0;
+  std::span<const double> sums;      // [heads][head_dim]
+  std::span<const double> products;  // [heads][head_dim * (head_dim + 1) / 2]: lower triangles, row by row
+
+  double sum(int head, int i) const { return sums[index(head, head_dim) + static_cast<std::size_t>(i)]; }
+  // The sum of q[i] * q[j].
+  double product(int head, int i, int j) const {
+    if (i < j) std::swap(i, j);
+    return products[index(head, head_dim * (head_dim + 1) / 2) + static_cast<std::size_t>(i * (i + 1) / 2 + j)];
+  }
+
+ private:
+  static std::size_t index(int head, int size) {
+    return static_cast<std::size_t>(head) * static_cast<std::size_t>(size);
+  }
+};
+
+// It looks at the sums of queries, from which their mean and covariance follow. REQUIRES: no row before exact_prefix(n)
+// is wanted.
+class SumsQueries {
+ public:
+  virtual ~SumsQueries() = default;
+
+  // Whether a row's queries are added.
+  virtual bool wants_queries(const PolicyChunk& chunk, int row) const {
+    static_cast<void>(chunk), static_cast<void>(row);
+    return true;
+  }
+
+  // Receives the sums over the wanted rows of a chunk, once for each table, when all its rows have run and were
+  // observed, before any end_chunk and before read_kv of that table. Not called for a chunk without such rows.
+  virtual void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) = 0;
+
+ protected:
+  SumsQueries() = default;
+  SumsQueries(const SumsQueries&) = default;
+  SumsQueries& operator=(const SumsQueries&) = default;
+};
+
+// It gives retained tokens a bias, which is added to the logits of all queries that attend to them (Attention Matching,
+// arXiv 2602.16284). The policy keeps the biases in its state. Weights and masses that are observed, and recordings,
+// are those that come of it. REQUIRES: PolicyTraits::compacts, and not FollowsHeads; no bias other than 0 in a prefix
+// of exact_prefix(n). What is demoted has no bias.
+class WeighsSlots {
+ public:
+  virtual ~WeighsSlots() = default;
+
+  // Writes the biases of all tokens that a table retained before the chunk under way, in order of index, in a lane of
+  // the table: finite numbers. Returns false, and writes nothing, if all are 0. Tokens of the chunk have none. The
+  // answer does not change during a chunk.
+  virtual bool biases(int table, int lane, std::span<float> biases) const = 0;
+
+ protected:
+  WeighsSlots() = default;
+  WeighsSlots(const WeighsSlots&) = default;
+  WeighsSlots& operator=(const WeighsSlots&) = default;
+};
+
+// It evicts ranges of old tokens, and hides them from rows of the chunk in which they go.
+class HidesRanges {
+ public:
+  virtual ~HidesRanges() = default;
+
+  // Returns how many of the next `want` tokens may form one chunk, from 1 to `want`: fewer where the table's frames
+  // change in between.
+  virtual int chunk_rows(int want) const = 0;
+
+  // Sets rows[r] to the range that row r does not see, of the tokens retained before the chunk and the chunk's own.
+  // Each range is empty, or begins at the oldest token that is not a sink; the ends of those that are not empty lie
+  // within fewer tokens than there are rows. REQUIRES: rows.size() == chunk.rows.
+  virtual void hidden(const PolicyChunk& chunk, std::span<IndexRange> rows) const = 0;
+
+  // Returns the range that end_chunk will evict. With Realign::kRotate, keys behind it will then be written.
+  virtual IndexRange will_drop(const PolicyChunk& chunk) const = 0;
+
+ protected:
+  HidesRanges() = default;
+  HidesRanges(const HidesRanges&) = default;
+  HidesRanges& operator=(const HidesRanges&) = default;
+};
+
+// Rows of generated tokens leave retained tokens unread. The keys and values of generated tokens are then not those
+// that another policy has.
+class LeavesUnread {
+ public:
+  virtual ~LeavesUnread() = default;
+
+  // Whether every row so far read all that was retained for it.
+  virtual bool all_read() const = 0;
+
+  // Appends what the row of a generated token reads in a table, of the retained tokens and its own: ascending, disjoint
+  // ranges that do not touch, the row's own token among them. Returns false, and appends nothing, if the row reads all.
+  // A token that is not read stays retained, and its mass is zero.
+  virtual bool reads(const PolicyChunk& chunk, int table, std::vector<IndexRange>& ranges) const {
+    static_cast<void>(chunk), static_cast<void>(table), static_cast<void>(ranges);
+    return false;
+  }
+
+ protected:
+  LeavesUnread() = default;
+  LeavesUnread(const LeavesUnread&) = default;
+  LeavesUnread& operator=(const LeavesUnread&) = default;
+};
+
+// Generated tokens read the chunks of 16 tokens whose keys may fit their queries best. The engine ranks the chunks
+// where the queries are (sequence/quest_selector.h). Replay refuses such a policy, since recordings have no keys.
+// REQUIRES: LeavesUnread, and that nothing is evicted.
+class RanksChunks {
+ public:
+  virtual ~RanksChunks() = default;
+
+  // How many tokens a generated token reads in each KV head.
+  virtual const Budget& chunk_budget() const = 0;
+
+ protected:
+  RanksChunks() = default;
+  RanksChunks(const RanksChunks&) = default;
+  RanksChunks& operator=(const RanksChunks&) = default;
+};
+
+// Some tables follow another of their layer: they read what that one chose, and what they leave unread leaves memory
+// (offload/follower_heads.h). REQUIRES: LeavesUnread, ObservesMasses, and a scope of kHead.
+class FollowsHeads {
+ public:
+  virtual ~FollowsHeads() = default;
+
+  // Returns the table that decides what this one reads: itself, or another of its layer, with which it then agrees on
+  // reads(); -1: not known yet. Once known it stays.
+  virtual int leader(int table) const = 0;
+
+  // Of tokens before this one, reads() names to a table that does not lead only those that were chosen: when the token
+  // `next` is generated, or, with `prompt`, if a prompt that is being read ended before it or were given up there.
+  virtual TokenIndex settled(TokenIndex next, bool prompt) const = 0;
+
+  // Returns how many tokens before settled() reads() names at most, until another prompt has ended.
+  virtual std::int64_t chosen() const = 0;
+
+  // What the memory of offloading depends on.
+  struct Bounds {
+    int leaders = 0;          // tables of a layer that lead, at least
+    bool known = false;       // leader() is known before the first token
+    std::int64_t chosen = 0;  // tokens of a table that reads() names of those before settled(), at most
+    std::int64_t recent = 0;  // newest tokens that are not settled, at most, when a chunk ends
+  };
+  // Behind a prompt of up to `tokens` tokens, with so many tables a layer.
+  virtual Bounds bounds(int per_layer, std::int64_t tokens) const = 0;
+
+ protected:
+  FollowsHeads() = default;
+  FollowsHeads(const FollowsHeads&) = default;
+  FollowsHeads& operator=(const FollowsHeads&) = default;
+};
+
+// Where a prompt ends shows in the state before the prompt has ended.
+class KnowsPromptEnd {
+ public:
+  virtual ~KnowsPromptEnd() = default;
+
+  // Returns the longest prefix of an n-token prompt after which the state is what it would be in any longer prompt that
+  // begins alike, once move_prompt_end was called. Depends on options only.
+  virtual std::int64_t shared_prefix(std::int64_t n) const { return n; }
+
+  // Says that the prompt under way ends at `end`, not where its chunks so far said. REQUIRES: no chunk is under way.
+  virtual void move_prompt_end(TokenIndex end) { static_cast<void>(end); }
+
+ protected:
+  KnowsPromptEnd() = default;
+  KnowsPromptEnd(const KnowsPromptEnd&) = default;
+  KnowsPromptEnd& operator=(const KnowsPromptEnd&) = default;
+};
+
+// It serves some models and not others.
+class DependsOnModel {
+ public:
+  virtual ~DependsOnModel() = default;
+
+  // Whether the policy can serve a model. Errors: kInvalidArgument, kUnsupported.
+  virtual Status check_model(const PolicyModel& model) const = 0;
+
+  // What a user should be told once of the policy with a model, as a sentence without a full stop; empty: nothing.
+  virtual std::string remark(int kv_heads) const = 0;
+
+ protected:
+  DependsOnModel() = default;
+  DependsOnModel(const DependsOnModel&) = default;
+  DependsOnModel& operator=(const DependsOnModel&) = default;
+};
+
+class RetentionPolicy;
+
+// The two places in a composition (retention/composed.h).
+enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
+
+// It can be part of a composition.
+class JoinsAnother {
+ public:
+  virtual ~JoinsAnother() = default;
+
+  // Returns a fresh policy, which joins another too: it evicts any tokens, keeps what this one keeps, and acts in its
+  // place alone. Errors: kInvalidArgument if it cannot; the message says why.
+  virtual Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const = 0;
+
+  // Says that the other part evicted tokens; this part must forget them too. Called after its own end_chunk or
+  // finish_chunk.
+  virtual void forget(int table, std::span<const IndexRange> dropped) = 0;
+
+ protected:
+  JoinsAnother() = default;
+  JoinsAnother(const JoinsAnother&) = default;
+  JoinsAnother& operator=(const JoinsAnother&) = default;
+};
+
+}  // namespace kvasir

@@ -1,0 +1,44 @@
+// Adds up the queries of a chunk (QuerySums, retention/capabilities.h): the one place that does, for the engine and for
+// replay, so that they agree bit for bit.
+// Thread-safety: add may be called for different heads from several threads at once; otherwise none.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "retention/capabilities.h"
+
+namespace kvasir {
+
+class QueryAccumulator {
+ public:
+  // Bytes of the sums of so many query heads, which begin allocates.
+  static std::uint64_t bytes_for(int heads, int head_dim) {
+    return static_cast<std::uint64_t>(heads) * doubles(head_dim) * sizeof(double);
+  }
+  std::uint64_t bytes() const { return sums_.capacity() * sizeof(double); }
+
+  // Makes room for so many heads, with sums of zero.
+  void begin(int heads, int head_dim);
+  // Adds one query to a head: query.size() is head_dim. Rows are to be added in order.
+  void add(int head, std::span<const float> query);
+  // The sums of heads [first, first + count), which are of `rows` rows. Valid until begin or end.
+  QuerySums of(int first, int count, std::int64_t rows) const;
+  // Gives the memory back.
+  void end() { sums_ = std::vector<double>(); }
+
+ private:
+  static constexpr std::uint64_t triangle(int head_dim) {
+    return static_cast<std::uint64_t>(head_dim) * (static_cast<std::uint64_t>(head_dim) + 1) / 2;
+  }
+  static constexpr std::uint64_t doubles(int head_dim) {
+    return static_cast<std::uint64_t>(head_dim) + triangle(head_dim);
+  }
+
+  int heads_ = 0;
+  int head_dim_ = 0;
+  std::vector<double> sums_;  // [heads][head_dim], then [heads][triangle]
+};
+
+}  // namespace kvasir

@@ -1,0 +1,276 @@
+// What policies are shown of a chunk beside masses: keys, values and sums of queries, whatever passes it runs in.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <map>
+
+#include "planning/memory_plan.h"
+#include "sequence/policy_cases.h"
+#include "support/families.h"
+
+namespace kvasir::test {
+namespace {
+
+using Place = std::pair<int, TokenIndex>;  // table and token
+
+// What a policy was shown. Keys and values: of all lanes.
+struct Shown {
+  std::map<Place, std::vector<float>> keys, values;
+  std::map<Place, std::int64_t> rotations;
+  // Of the chunk that begins at the token: rows, then sums and products of each head.
+  std::map<Place, std::vector<double>> queries;
+
+  bool operator==(const Shown&) const = default;
+};
+
+// Evicts the second token of every eight, so that tables have holes and frames; writes down what it is shown. It wants
+// the queries of each third token.
+class Spy final : public RetentionPolicy, public ReadsKv, public SumsQueries {
+ public:
+  struct Wants {
+    PolicyScope scope = PolicyScope::kLayer;
+    bool keys = true;
+    bool values = true;
+    bool queries = true;
+    int chunk = 24;
+    PositionMode positions = PositionMode::kOriginal;
+  };
+  Spy(const Wants& wants, Shown* shown)
+      : RetentionPolicy({.spec = "spy",
+                         .scope = wants.scope,
+                         .positions = wants.positions,
+                         .chunk = wants.chunk,
+                         .compacts = true}),
+        wants_(wants),
+        shown_(*shown) {}
+
+  std::optional<std::int64_t> bound() const override { return std::nullopt; }
+  std::unique_ptr<RetentionPolicy> clone() const override { return std::make_unique<Spy>(*this); }
+  TokenIndex seen() const override { return seen_; }
+  void retained(int, int, std::vector<IndexRange>& ranges) const override {
+    for (TokenIndex id = 0; id < seen_; ++id)
+      if (id % 8 != 1) add(ranges, id);
+  }
+  std::int64_t exact_prefix(std::int64_t) const override { return 0; }
+  void end_chunk(const PolicyChunk& chunk, int, KeepPlan& plan) override {
+    seen_ = chunk.end();
+    for (TokenIndex id = chunk.first; id < chunk.end(); ++id)
+      if (id % 8 == 1) plan.add_drop({id, id + 1});
+  }
+  std::uint64_t state_bytes() const override { return 0; }
+  std::uint64_t most_state_bytes(const TableLayout&, std::int64_t, int) const override { return 0; }
+
+  const ReadsKv* reads_kv() const override { return wants_.keys || wants_.values ? this : nullptr; }
+  bool wants_keys() const override { return wants_.keys; }
+  bool wants_values() const override { return wants_.values; }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
+    ASSERT_EQ(kv.rows, chunk.rows);
+    ASSERT_EQ(kv.keys.empty(), !wants_.keys);
+    ASSERT_EQ(kv.values.empty(), !wants_.values);
+    for (int row = 0; row < kv.rows; ++row) {
+      const Place place{table, chunk.first + row};
+      ASSERT_TRUE(shown_.rotations.emplace(place, kv.rotations[static_cast<std::size_t>(row)]).second) << "twice";
+      for (int lane = 0; lane < kv.lanes; ++lane) {
+        if (wants_.keys) append(shown_.keys[place], kv.key(lane, row));
+        if (wants_.values) append(shown_.values[place], kv.value(lane, row));
+      }
+    }
+  }
+  const SumsQueries* sums_queries() const override { return wants_.queries ? this : nullptr; }
+  bool wants_queries(const PolicyChunk& chunk, int row) const override { return (chunk.first + row) % 3 == 0; }
+  void read_queries(const PolicyChunk& chunk, int table, const QuerySums& queries) override {
+    std::vector<double>& out = shown_.queries[{table, chunk.first}];
+    ASSERT_TRUE(out.empty()) << "twice";
+    out.push_back(static_cast<double>(queries.rows));
+    out.insert(out.end(), queries.sums.begin(), queries.sums.end());
+    out.insert(out.end(), queries.products.begin(), queries.products.end());
+    EXPECT_EQ(queries.product(0, 0, 1), queries.products[1]);
+    EXPECT_EQ(queries.product(queries.heads - 1, queries.head_dim - 1, queries.head_dim - 1), queries.products.back());
+  }
+
+ private:
+  static void append(std::vector<float>& to, std::span<const float> floats) {
+    to.insert(to.end(), floats.begin(), floats.end());
+  }
+  static void add(std::vector<IndexRange>& ranges, TokenIndex id) {
+    if (!ranges.empty() && ranges.back().end == id)
+      ++ranges.back().end;
+    else
+      ranges.push_back({id, id + 1});
+  }
+
+  void save_state(ByteWriter& out) const override { out.put(seen_); }
+  bool restore_state(ByteReader& in) override { return in.get(seen_); }
+
+  Wants wants_;
+  Shown& shown_;
+  TokenIndex seen_ = 0;
+};
+
+// Keys are stored rotated by their place in the text, and encoded pages alone change what they hold.
+void expect_those_of_pages(const PageStore& store, const KvSequence& sequence, const Shown& shown) {
+  std::vector<float> page(64 * 1024);
+  std::int64_t compared = 0;
+  for (int t = 0; t < sequence.governed_tables(); ++t) {
+    const PageTable& table = sequence.table(t);
+    const auto lanes = static_cast<std::size_t>(table.lanes());
+    for (const auto& frame : table.frames())
+      for (const PageEntry& entry : table.entries_of(frame))
+        for (std::size_t lane = 0; lane < lanes; ++lane)
+          for (const auto* side : {&shown.keys, &shown.values}) {
+            const PageId id = table.pages_of(entry.column)[lane];
+            side == &shown.keys ? store.read_keys(id, page.data()) : store.read_values(id, page.data());
+            for (SlotMask rest = entry.live; rest != 0; rest &= rest - 1) {
+              const int slot = std::countr_zero(rest);
+              const TokenIndex token = table.index(entry.column, slot);
+              const std::vector<float>& floats = side->at({t, token});
+              const std::size_t dim = floats.size() / lanes;
+              const auto first = page.begin() + static_cast<std::ptrdiff_t>(dim) * slot;
+              const auto own = floats.begin() + static_cast<std::ptrdiff_t>(dim * lane);
+              ASSERT_TRUE(std::equal(own, own + static_cast<std::ptrdiff_t>(dim), first));
+              EXPECT_EQ(shown.rotations.at({t, token}), token);
+              ++compared;
+            }
+          }
+  }
+  EXPECT_GT(compared, 0);
+}
+
+TEST(PolicyInputs, AreThoseOfThePagesWhateverThePasses) {
+  const RandomModelSpec spec = family_cases().front().spec;
+  const TemporaryFile file(make_random_model(spec));
+  const Text text(70, 9, 1);
+  for (const char* type : {"f32", "f16", "q8"})
+    for (const PolicyScope scope : {PolicyScope::kSequence, PolicyScope::kLayer, PolicyScope::kHead}) {
+      SCOPED_TRACE(std::string(type) + " " + std::to_string(static_cast<int>(scope)));
+      Shown first;
+      for (const auto& [rows, threads] : {std::pair{1000, 2}, std::pair{5, 1}}) {
+        const auto model = load(file.path(), {.threads = threads, .kv_type = type, .page_slots = 16});
+        Shown shown;
+        SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
+                              std::make_unique<Spy>(Spy::Wants{.scope = scope}, &shown));
+        runner.set_most_rows(rows);
+        run_text(runner, text, 0);
+        const KvCacheShape& shape = model->kv_shape;
+        EXPECT_EQ(std::ssize(shown.keys), (70 + 9) * shape.tables(scope));
+        // Chunks of the prompt, and of the generated tokens those of which the query is wanted.
+        EXPECT_EQ(std::ssize(shown.queries), (3 + 3) * shape.tables(scope));
+        const auto floats = static_cast<std::size_t>(shape.lanes_per_table(scope) * shape.page.head_dim);
+        for (const auto& [place, keys] : shown.keys) ASSERT_EQ(keys.size(), floats);
+        for (const auto& [place, values] : shown.values) ASSERT_EQ(values.size(), floats);
+        if (std::string(type) != "q8")
+          expect_those_of_pages(*runner.whole().cache()->pool().store(), runner.sequence(), shown);
+        if (first.keys.empty()) first = shown;
+        EXPECT_EQ(shown, first);
+        // Nothing is held between chunks.
+        EXPECT_EQ(runner.whole().state_bytes(), 0u);
+      }
+    }
+}
+
+// Takes down the attention of each row.
+class Weights final : public kvasir::AttentionObserver {
+ public:
+  void observe(const ObservedAttention& attention) override {
+    for (int row = 0; row < attention.rows; ++row)
+      for (int head = 0; head < attention.heads; ++head) {
+        const std::span<const float> weights = attention.of(row, head);
+        rows_[{attention.layer, head, std::ssize(weights) - 1}].assign(weights.begin(), weights.end());
+      }
+  }
+  const std::vector<float>& of(int layer, int head, std::int64_t token) const { return rows_.at({layer, head, token}); }
+
+ private:
+  std::map<std::tuple<int, int, std::int64_t>, std::vector<float>> rows_;
+};
+
+// Queries, turned by the formula of RoPE, and keys give the weights that the engine used. Sums of chunks of several
+// rows are sums of those of one.
+TEST(PolicyInputs, QueriesAndKeysGiveTheAttention) {
+  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  const auto model = load(file.path(), {.threads = 2, .kv_type = "f32", .page_slots = 16});
+  const KvCacheShape& shape = model->kv_shape;
+  const auto heads = static_cast<std::size_t>(shape.query_heads), dim = static_cast<std::size_t>(shape.page.head_dim);
+  const std::size_t group = heads / static_cast<std::size_t>(shape.kv_heads);
+  const RotaryEmbedding& rotary = model->config.rotary.front();
+  const Text text(20, 1, 3);
+  std::map<int, Shown> by_chunk;
+  Weights weights;
+  for (const int chunk : {1, 20}) {
+    SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28),
+                          std::make_unique<Spy>(Spy::Wants{.chunk = chunk}, &by_chunk[chunk]));
+    if (chunk == 20) runner.set_tap(&weights);
+    run_text(runner, text, chunk);
+  }
+  const Shown& shown = by_chunk[20];
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    std::vector<double> sums(1 + heads * (dim + dim * (dim + 1) / 2));
+    for (TokenIndex token = 0; token < 20; token += 3) {
+      // With another chunk tokens are dropped earlier, which the first layer does not see in its queries.
+      if (layer > 0) break;
+      const std::vector<double>& own = by_chunk[1].queries.at({layer, token});
+      sums[0] += 1;
+      for (std::size_t h = 0; h < heads; ++h) {
+        const auto query = [&](std::size_t i) { return own[1 + h * dim + i]; };
+        std::size_t at = 1 + heads * dim + h * (dim * (dim + 1) / 2);
+        for (std::size_t i = 0; i < dim; ++i) {
+          sums[1 + h * dim + i] += query(i);
+          for (std::size_t j = 0; j <= i; ++j) sums[at++] += query(i) * query(j);
+        }
+        std::vector<double> turned;
+        for (std::size_t i = 0; i < dim; i += 2) {
+          const double angle = i / 2 < rotary.inverse_frequencies.size()
+                                   ? static_cast<double>(token) * rotary.inverse_frequencies[i / 2]
+                                   : 0.0;
+          turned.push_back(query(i) * std::cos(angle) - query(i + 1) * std::sin(angle));
+          turned.push_back(query(i) * std::sin(angle) + query(i + 1) * std::cos(angle));
+        }
+        const std::vector<float>& of_row = weights.of(layer, static_cast<int>(h), token);
+        std::vector<double> expected;
+        double sum = 0;
+        for (TokenIndex t = 0; t <= token; ++t) {
+          double score = 0;
+          const std::vector<float>& keys = shown.keys.at({layer, t});
+          for (std::size_t i = 0; i < dim; ++i) score += turned[i] * static_cast<double>(keys[h / group * dim + i]);
+          sum += expected.emplace_back(std::exp(score / std::sqrt(static_cast<double>(dim))));
+        }
+        for (std::size_t t = 0; t < expected.size(); ++t) ASSERT_NEAR(of_row[t], expected[t] / sum, 1e-5);
+      }
+    }
+    if (layer == 0) {
+      EXPECT_EQ(shown.queries.at({layer, 0}), sums);
+    }
+  }
+}
+
+// A sequence never takes more than was planned, and what one input less takes is less by just that.
+TEST(PolicyInputs, ArePlannedToTheByte) {
+  const TemporaryFile file(make_random_model(family_cases().front().spec));
+  const auto model = load(file.path(), {.threads = 2, .kv_type = "f16", .page_slots = 16});
+  const KvCacheShape& shape = model->kv_shape;
+  const auto planned = [&](const Spy::Wants& wants) {
+    Shown shown;
+    return plan_kv_memory(shape, Spy(wants, &shown), {70, 70, 0, 1}).policy_bytes;
+  };
+  const auto dim = static_cast<std::uint64_t>(shape.page.head_dim);
+  const std::uint64_t side = static_cast<std::uint64_t>(shape.kv_heads) * 24 * dim * sizeof(float);
+  const std::uint64_t page_and_places = 16 * dim * sizeof(float) + 24 * sizeof(std::int64_t);
+  const std::uint64_t sums =
+      static_cast<std::uint64_t>(shape.layers * shape.query_heads) * (dim + dim * (dim + 1) / 2) * sizeof(double);
+  EXPECT_EQ(planned({.keys = false, .values = false, .queries = false}), 0u);
+  EXPECT_EQ(planned({.values = false, .queries = false}), side + page_and_places);
+  EXPECT_EQ(planned({.keys = false, .queries = false}), side + page_and_places);
+  EXPECT_EQ(planned({.keys = false, .values = false}), sums);
+  EXPECT_EQ(planned({}), 2 * side + page_and_places + sums);
+  // The same is charged while a chunk is under way.
+  Shown shown;
+  SequenceRunner runner(model, *new_cache(model, std::uint64_t{1} << 28), std::make_unique<Spy>(Spy::Wants{}, &shown));
+  std::uint64_t most = 0;
+  runner.set_watch([&](const KvSequence&) { most = std::max(most, runner.whole().state_bytes()); });
+  run_text(runner, Text(70, 9, 1), 0);
+  EXPECT_EQ(most, planned({}));
+}
+
+}  // namespace
+}  // namespace kvasir::test
