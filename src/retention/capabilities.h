@@ -96,6 +96,13 @@ struct ChunkKv {
   // the origin of a frame. Differences between rows of a chunk are differences of positions either way.
   std::span<const std::int64_t> rotations;
 
+  // What a reader that wants these sides is shown of it.
+  ChunkKv only(bool wants_keys, bool wants_values) const {
+    ChunkKv kv = *this;
+    if (!wants_keys) kv.keys = {};
+    if (!wants_values) kv.values = {};
+    return kv;
+  }
   std::span<const float> key(int lane, int row) const { return of(keys, lane, row); }
   std::span<const float> value(int lane, int row) const { return of(values, lane, row); }
 
@@ -326,7 +333,7 @@ class RetentionPolicy;
 // The two places in a composition (retention/composed.h).
 enum class PolicyPart { kAtPromptEnd, kWhileGenerating };
 
-// It can be part of a composition.
+// It can be part of a composition. REQUIRES: neither WeighsSlots nor SumsQueries.
 class JoinsAnother {
  public:
   virtual ~JoinsAnother() = default;

@@ -14,17 +14,13 @@ constexpr std::size_t kMostReductions = 8;
 // One of the two, and where the masses that it asks for stand among those of the composition.
 class Part {
  public:
-  Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all)
-      : policy_(std::move(policy)), masses_(policy_->observes_masses()), joins_(policy_->joins_another()) {
+  Part(std::unique_ptr<RetentionPolicy> policy, std::span<const MassReduction> all) : Part(std::move(policy)) {
     for (const MassReduction reduction : reductions_of(*policy_))
       sources_.push_back(std::ranges::find(all, reduction) - all.begin());
-    KVASIR_CHECK(joins_ != nullptr && sources_.size() <= kMostReductions);
+    KVASIR_CHECK(joins_ != nullptr && policy_->weighs_slots() == nullptr && policy_->sums_queries() == nullptr &&
+                 sources_.size() <= kMostReductions);
   }
-  Part(const Part& other)
-      : policy_(other.policy_->clone()),
-        masses_(policy_->observes_masses()),
-        joins_(policy_->joins_another()),
-        sources_(other.sources_) {}
+  Part(const Part& other) : Part(other.policy_->clone()) { sources_ = other.sources_; }
   Part& operator=(const Part&) = delete;
 
   RetentionPolicy* operator->() { return policy_.get(); }
@@ -48,14 +44,27 @@ class Part {
 
   void forget(int table, std::span<const IndexRange> dropped) { joins_->forget(table, dropped); }
 
+  bool wants_keys() const { return kv_ != nullptr && kv_->wants_keys(); }
+  bool wants_values() const { return kv_ != nullptr && kv_->wants_values(); }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) {
+    if (kv_ != nullptr) kv_->read_kv(chunk, table, kv.only(wants_keys(), wants_values()));
+  }
+
  private:
+  explicit Part(std::unique_ptr<RetentionPolicy> policy)
+      : policy_(std::move(policy)),
+        masses_(policy_->observes_masses()),
+        kv_(policy_->reads_kv()),
+        joins_(policy_->joins_another()) {}
+
   std::unique_ptr<RetentionPolicy> policy_;
   ObservesMasses* masses_;  // null: it does not look at attention
+  ReadsKv* kv_;             // null: it reads neither keys nor values
   JoinsAnother* joins_;
   std::vector<std::ptrdiff_t> sources_;  // [its reductions]
 };
 
-class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, public KnowsPromptEnd {
+class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, public ReadsKv, public KnowsPromptEnd {
  public:
   ComposedPolicy(PolicyTraits traits, std::vector<MassReduction> all, std::unique_ptr<RetentionPolicy> first,
                  std::unique_ptr<RetentionPolicy> second)
@@ -65,6 +74,7 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
         second_(std::move(second), reductions()) {}
 
   const ObservesMasses* observes_masses() const override { return reductions().empty() ? nullptr : this; }
+  const ReadsKv* reads_kv() const override { return wants_keys() || wants_values() ? this : nullptr; }
   const KnowsPromptEnd* knows_prompt_end() const override { return this; }
 
   // A prompt is held whole until its end.
@@ -100,6 +110,13 @@ class ComposedPolicy final : public RetentionPolicy, public ObservesMasses, publ
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) override {
     first_.observe(chunk, table, row, masses);
     second_.observe(chunk, table, row, masses);
+  }
+
+  bool wants_keys() const override { return first_.wants_keys() || second_.wants_keys(); }
+  bool wants_values() const override { return first_.wants_values() || second_.wants_values(); }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) override {
+    first_.read_kv(chunk, table, kv);
+    second_.read_kv(chunk, table, kv);
   }
 
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override {

@@ -62,9 +62,11 @@ ScoredPolicy::ScoredPolicy(const Traits& traits)
       ObservesMasses(traits.reduction ? std::vector{*traits.reduction} : std::vector<MassReduction>()),
       acts_(traits.acts),
       columns_(traits.columns),
-      by_row_(traits.by_row) {
+      by_row_(traits.by_row),
+      keys_(traits.keys),
+      values_(traits.values) {
   KVASIR_CHECK(!traits.reduction || traits.scope != PolicyScope::kSequence);
-  KVASIR_CHECK(!by_row_ || (columns_ > 0 && traits.reduction));
+  KVASIR_CHECK(!by_row_ || (columns_ > 0 && traits.reduction && !keys_ && !values_));
 }
 
 void ScoredPolicy::begin(const TableLayout& layout) {
@@ -78,6 +80,7 @@ void ScoredPolicy::retained(int table, int run, std::vector<IndexRange>& ranges)
 }
 
 std::int64_t ScoredPolicy::exact_prefix(std::int64_t n) const {
+  if (reads_kv() != nullptr) return 0;
   n = std::max<std::int64_t>(n, 0);
   if (acts_ == Acts::kAlways) return reductions().empty() ? undropped(n) : 0;
   if (!reductions().empty() && !by_row_) return 0;
@@ -137,6 +140,12 @@ void ScoredPolicy::observe(const PolicyChunk& chunk, int table, int row,
   for (std::int64_t i = 0; i < count; ++i)
     scores[static_cast<std::size_t>(i)] = mass[static_cast<std::size_t>(list.place_in_chunk(i))];
   insert(list, step);
+}
+
+void ScoredPolicy::read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) {
+  ScoreList& list = this->list(table);
+  list.enter(chunk, false, most_held(chunk.rows));
+  for (int row = 0; row < chunk.rows; ++row) score_kv(list, list.size() + row, {chunk, table, row}, kv);
 }
 
 void ScoredPolicy::end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) {

@@ -1,10 +1,10 @@
 // The base of policies that may drop any token, table by table, mostly by the attention that they observe. A policy
-// says how a row's mass becomes scores (score) and what to drop once a token was inserted (prune); the bookkeeping is
-// here.
+// says how a row's mass, or a token's key and value, become scores (score, score_kv) and what to drop once a token was
+// inserted (prune); the bookkeeping is here.
 //
-// One chunk: its tokens enter; all its rows are observed, in order; then its tokens are inserted one at a time, in
-// order, each followed by prune. Where the decision looks at the current row alone (by_row), each token is inserted as
-// soon as its row was observed; that comes to the same and needs no memory of rows.
+// One chunk: its tokens enter; all its rows are observed, in order; score_kv is called for each token; then its tokens
+// are inserted one at a time, in order, each followed by prune. Where the decision looks at the current row alone
+// (by_row), each token is inserted as soon as its row was observed; that comes to the same and needs no memory of rows.
 //
 // Thread-safety: as RetentionPolicy's. Tables share no state.
 #pragma once
@@ -58,7 +58,7 @@ struct KeepRule {
   void drop_excess(ScoreList& list, std::int64_t seen, std::span<const double> scores) const;
 };
 
-class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public JoinsAnother {
+class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public ReadsKv, public JoinsAnother {
  public:
   // When prune is called.
   enum class Acts { kAlways, kAtPromptEnd, kWhileGenerating };
@@ -71,6 +71,8 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Joins
     Acts acts = Acts::kAlways;
     int columns = 1;      // numbers per token
     bool by_row = false;  // prune looks at the current row alone
+    bool keys = false;    // score_kv is shown keys. REQUIRES: not by_row
+    bool values = false;  // the same of values
     std::vector<std::int64_t> run_capacities = {};
   };
 
@@ -95,10 +97,14 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Joins
   std::int64_t exact_prefix(std::int64_t n) const override;
   bool wants(const PolicyChunk& chunk, int row, int reduction) const override;
   void observe(const PolicyChunk& chunk, int table, int row, std::span<const std::span<const double>> masses) final;
+  bool wants_keys() const final { return keys_; }
+  bool wants_values() const final { return values_; }
+  void read_kv(const PolicyChunk& chunk, int table, const ChunkKv& kv) final;
   void end_chunk(const PolicyChunk& chunk, int table, KeepPlan& plan) override;
   std::uint64_t state_bytes() const final;
   std::uint64_t most_state_bytes(const TableLayout& layout, std::int64_t tokens, int chunk) const final;
   const ObservesMasses* observes_masses() const final { return reductions().empty() ? nullptr : this; }
+  const ReadsKv* reads_kv() const final { return keys_ || values_ ? this : nullptr; }
   const JoinsAnother* joins_another() const final { return this; }
   Result<std::unique_ptr<RetentionPolicy>> as_part(PolicyPart part) const override;
   void forget(int table, std::span<const IndexRange> dropped) override { list(table).forget(dropped); }
@@ -109,6 +115,12 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Joins
   // Receives a row's mass on all tokens that it sees; mass[i] belongs to place i. The default adds it to column 0. Not
   // called for policies with by_row: there column 0 holds the current row's mass when prune is called.
   virtual void score(ScoreList& list, const Step& step, std::span<const double> mass);
+
+  // Receives the key and the value of the step's token, which is row step.row of `kv`; its numbers are at `place`.
+  // Called for the tokens of a chunk in order, after all its rows were observed and before any is inserted.
+  virtual void score_kv(ScoreList& list, std::int64_t place, const Step& step, const ChunkKv& kv) {
+    static_cast<void>(list), static_cast<void>(place), static_cast<void>(step), static_cast<void>(kv);
+  }
 
   // Called after the step's token was inserted: drops tokens.
   virtual void prune(ScoreList& list, const Step& step) = 0;
@@ -155,6 +167,8 @@ class ScoredPolicy : public RetentionPolicy, public ObservesMasses, public Joins
   Acts acts_;
   int columns_;
   bool by_row_;
+  bool keys_;
+  bool values_;
   TableLayout layout_;
   std::vector<ScoreList> lists_;
 };

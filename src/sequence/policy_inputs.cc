@@ -138,13 +138,8 @@ void PolicyInputs::finish(const KvCacheShape& shape, const PolicyChunk& chunk, c
   };
   for (int t = 0; t < tables.governed_tables(); ++t) {
     const ChunkKv kv = reader.read(tables.table(t), wants(&ReadsKv::wants_keys), wants(&ReadsKv::wants_values));
-    for (ReadsKv* receiver : {kv_, other}) {
-      if (receiver == nullptr) continue;
-      ChunkKv own = kv;
-      if (!receiver->wants_keys()) own.keys = {};
-      if (!receiver->wants_values()) own.values = {};
-      receiver->read_kv(chunk, t, own);
-    }
+    for (ReadsKv* receiver : {kv_, other})
+      if (receiver != nullptr) receiver->read_kv(chunk, t, kv.only(receiver->wants_keys(), receiver->wants_values()));
   }
 }
 

@@ -28,7 +28,7 @@ BegunPolicy::BegunPolicy(const std::string& spec) {
   if (!made.ok()) return;
   policy = std::move(*made);
   if (policy->traits().compacts || policy->observes_masses() != nullptr)
-    layout = {.layers = 3, .per_layer = 2, .heads = 2};
+    layout = {.layers = 3, .per_layer = 2, .heads = 2, .head_dim = 4};
   policy->begin(layout);
 }
 
@@ -167,7 +167,7 @@ void check_exact_prefix(const std::string& spec) {
       const BegunPolicy cold(spec);
       TableDriver driver(*cold.policy, cold.layout, skewed_mass(5));
       const std::int64_t claimed = cold.policy->exact_prefix(n);
-      std::int64_t most = n;
+      std::int64_t most = cold.policy->reads_kv() != nullptr ? 0 : n;  // every token is to be shown to it
       for (int left = n; left > 0;) {
         PolicyChunk now{n - left, chunk_rows(*cold.policy, std::min(left, chunk)), true, 0};
         left -= now.rows;

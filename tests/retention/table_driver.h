@@ -55,6 +55,13 @@ inline std::unique_ptr<RetentionPolicy> policy_of_tables(const std::string& spec
   return std::move(*policy);
 }
 
+// An element of the key that a token has in a table of one lane.
+inline float key_element(int table, TokenIndex token, int i) {
+  return static_cast<float>(
+      hashed(99, static_cast<std::uint64_t>(table), static_cast<std::uint64_t>(token), static_cast<std::uint64_t>(i)) -
+      0.3);
+}
+
 class TableDriver {
  public:
   enum class Order { kAscending, kDescending, kThreads };
@@ -147,6 +154,7 @@ class TableDriver {
     std::vector<KeepPlan> plans(tables_.size());
     for_each_table([&](int t) {
       if (split_seed_ == 0) observe(chunk, t, 0, chunk.rows);
+      show_keys(chunk, t);
       policy_->end_chunk(chunk, t, plans[static_cast<std::size_t>(t)]);
     });
     for (std::size_t t = 0; t < tables_.size(); ++t) apply(plans[t], tables_[t]);
@@ -173,6 +181,19 @@ class TableDriver {
       const std::vector<std::span<const double>> masses(reductions, mass);  // one source for all reductions
       policy_->observes_masses()->observe(chunk, t, row, masses);
     }
+  }
+
+  void show_keys(const PolicyChunk& chunk, int t) {
+    ReadsKv* reader = policy_->reads_kv();
+    if (reader == nullptr) return;
+    std::vector<float> keys;
+    std::vector<std::int64_t> rotations;
+    for (TokenIndex token = chunk.first; token < chunk.end(); ++token) {
+      rotations.push_back(token);
+      for (int i = 0; i < layout_.head_dim; ++i) keys.push_back(key_element(t, token, i));
+    }
+    ASSERT_TRUE(layout_.lanes == 1 && layout_.head_dim > 0 && !reader->wants_values());
+    reader->read_kv(chunk, t, {1, chunk.rows, layout_.head_dim, keys, {}, rotations});
   }
 
   void check_state() {

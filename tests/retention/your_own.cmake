@@ -1,4 +1,4 @@
-# Follows docs/policies/your-own.md: takes the code of its first block, the line for registry.h and the one for
+# Follows docs/policies/your-own.md: takes the code of its two policies, the line for registry.h and the one for
 # registry.cc, and puts them where the page says, in a copy below the build folder.
 set(page_file ${PROJECT_SOURCE_DIR}/docs/policies/your-own.md)
 set(retention ${PROJECT_SOURCE_DIR}/src/retention)
@@ -33,10 +33,14 @@ endfunction()
 
 file(READ ${page_file} page)
 between("${page}" "```cpp\n" "```" code)
-between("${page}" "whole but for its options:\n\n```cpp\n" "```" without_base)
+between("${page}" "registered likewise as `kDistinctPolicy`:\n\n```cpp\n" "```" key_reader)
 between("${page}" "In `registry.h`, beside the others:\n\n    " "\n" declaration)
 between("${page}" "In the list `kPolicies` of `registry.cc`:\n\n    " "\n" entry)
 file(CONFIGURE OUTPUT ${your_own_dir}/fading.cc CONTENT "${code}" @ONLY)
-file(CONFIGURE OUTPUT ${your_own_dir}/recent_reads.inc CONTENT "${without_base}" @ONLY)
+file(CONFIGURE OUTPUT ${your_own_dir}/distinct.cc CONTENT "${key_reader}" @ONLY)
+foreach(line declaration entry)
+  string(REPLACE "kFadingPolicy" "kDistinctPolicy" second "${${line}}")
+  string(APPEND ${line} "\n${second}")
+endforeach()
 insert_line(registry.h "extern const PolicyInfo kFullPolicy;" "${declaration}")
 insert_line(registry.cc "&kFullPolicy," "${entry}")

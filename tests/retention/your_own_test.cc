@@ -1,15 +1,18 @@
-// The policy of docs/policies/your-own.md, registered as that page says: it is what the page promises.
+// The policies of docs/policies/your-own.md, registered as that page says: they are what the page promises.
+#include <array>
 #include <cmath>
+#include <filesystem>
 
+#include "eval/record.h"
+#include "replay/replay.h"
 #include "retention/scored_checks.h"
+#include "support/engine_fixture.h"
 
 namespace kvasir {
 namespace {
 
 using test::PassShape;
 using test::TableMass;
-
-#include "recent_reads.inc"
 
 struct NaiveFading {
   std::int64_t budget = 0;
@@ -54,28 +57,78 @@ TEST(YourOwn, IsAPolicyLikeTheOthers) {
   EXPECT_NE(make_policy("nothing").status().message().find("fading"), std::string::npos);
 }
 
-TEST(YourOwn, WithoutTheBaseItHasTheCoreAndOneCapability) {
-  RecentReadsPolicy policy({.spec = "recent_reads:size=4"}, 4);
-  policy.begin({});
-  EXPECT_EQ(policy.observes_masses(), nullptr);
-  EXPECT_EQ(policy.hides_ranges(), nullptr);
-  KeepPlan plan;
-  policy.end_chunk({.first = 0, .rows = 6, .prompt = true}, 0, plan);
-  EXPECT_TRUE(plan.empty() && all_read(policy));
-  std::vector<IndexRange> ranges;
-  EXPECT_FALSE(policy.reads({.first = 0, .rows = 6, .prompt = true}, 0, ranges));
-  EXPECT_TRUE(policy.reads({.first = 6, .rows = 1}, 0, ranges));
-  EXPECT_EQ(ranges, (std::vector<IndexRange>{{3, 7}}));
-  policy.end_chunk({.first = 6, .rows = 1}, 0, plan);
-  EXPECT_FALSE(all_read(policy));
-  std::vector<std::byte> saved;
-  ByteWriter out(&saved);
-  policy.save(out);
-  RecentReadsPolicy other({.spec = "recent_reads:size=4"}, 4);
-  ByteReader in(saved);
-  ASSERT_TRUE(other.restore(in).ok());
-  EXPECT_EQ(other.seen(), 7);
-  EXPECT_FALSE(other.all_read());
+// By the page's formula, in long double.
+struct NaiveDistinct {
+  static constexpr int kDims = 4;
+  int number = 0;
+  std::int64_t budget = 0;
+  std::int64_t recent = 0;
+  std::vector<TokenIndex> kept;
+  std::map<TokenIndex, long double> score;
+  std::array<long double, kDims> sum{};
+
+  void pass(TokenIndex first, const PassShape& shape, const TableMass&) {
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
+      long double dot = 0, of_key = 0, of_sum = 0;
+      for (int i = 0; i < kDims; ++i) {
+        const long double x = test::key_element(number, id, i);
+        dot += x * sum[static_cast<std::size_t>(i)];
+        of_key += x * x;
+        of_sum += sum[static_cast<std::size_t>(i)] * sum[static_cast<std::size_t>(i)];
+      }
+      score[id] = of_sum > 0 ? -dot / std::sqrt(of_key * of_sum) : 0;
+      for (int i = 0; i < kDims; ++i)
+        sum[static_cast<std::size_t>(i)] += test::key_element(number, id, i) / std::sqrt(of_key);
+    }
+    for (TokenIndex id = first; id < first + shape.rows; ++id) {
+      kept.push_back(id);
+      if (std::ssize(kept) <= budget) continue;
+      const auto last = kept.end() - recent;
+      kept.erase(std::min_element(kept.begin(), last, [&](TokenIndex a, TokenIndex b) { return score[a] < score[b]; }));
+    }
+  }
+};
+
+TEST(YourOwn, TheKeyReaderKeepsWhatThePageSays) {
+  for (const auto& schedule : test::schedules())
+    test::compare_with("distinct:budget=20,recent=6", test::random_mass(1), schedule,
+                       [](int table) { return NaiveDistinct{.number = table, .budget = 20, .recent = 6}; },
+                       {.layers = 2, .per_layer = 2, .head_dim = NaiveDistinct::kDims});
+}
+
+TEST(YourOwn, TheKeyReaderIsAPolicyLikeTheOthers) {
+  for (const char* spec : {"distinct:budget=20,recent=6", "distinct:budget=30%,recent=2",
+                           "snapkv:budget=20,window=6+distinct:budget=25,recent=5"})
+    test::check_scored_policy(spec);
+  const auto policy = make_policy("distinct");
+  ASSERT_TRUE((*policy)->reads_kv() != nullptr && (*policy)->observes_masses() == nullptr);
+  EXPECT_TRUE((*policy)->reads_kv()->wants_keys() && !(*policy)->reads_kv()->wants_values());
+  EXPECT_EQ((*policy)->exact_prefix(100), 0);
+}
+
+// The engine keeps what replay keeps of a recording of the policy's own keys.
+TEST(YourOwn, TheKeyReaderKeepsTheSameInReplay) {
+  const test::TemporaryFile file(test::make_random_model({.layers = 3, .heads = 4, .kv_heads = 2, .context = 64}));
+  const auto model = test::load(file.path(), {.threads = 2, .kv_type = "f32"});
+  const std::vector<TokenId> text = test::random_tokens(60, 256, 11);
+  for (const auto& [prefill, chunk] : {std::pair{0, 0}, {40, 16}, {60, 13}}) {
+    const ObservedTextOptions options{"distinct:budget=20,recent=4", prefill, chunk};
+    const std::string path = file.path() + ".npy";
+    auto writer = AttentionTraceWriter::open(path, trace_shape(*model, 60, true));
+    ASSERT_TRUE(writer.ok());
+    const auto recorded = record_attention(model, text, options, *writer, {});
+    ASSERT_TRUE(recorded.ok() && writer->finish().ok()) << recorded.status().message();
+    const auto trace = AttentionTrace::open(path);
+    std::filesystem::remove(path);
+    const auto policy = make_policy(options.policy);
+    const auto replayed = replay(*trace, **policy, {prefill, prefill > 0 ? chunk : 0}, {});
+    ASSERT_TRUE(replayed.ok()) << replayed.status().message();
+    for (std::size_t layer = 0; layer < 3; ++layer)
+      for (std::size_t head = 0; head < 2; ++head) {
+        EXPECT_EQ(recorded->final[layer][head].size(), 20u);
+        EXPECT_EQ(replayed->layers[layer].tables[head].final, recorded->final[layer][head]);
+      }
+  }
 }
 
 }  // namespace
