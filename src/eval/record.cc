@@ -7,7 +7,7 @@
 namespace kvasir {
 namespace {
 
-// Spreads the weights of each row over the places of their tokens; tokens not seen get zero.
+// Spreads the weights of each row over their tokens' positions; tokens not seen get zero.
 class Recorder final : public RowObserver {
  public:
   Recorder(AttentionTraceWriter* writer, int heads) : writer_(*writer), heads_(heads) {}
