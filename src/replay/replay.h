@@ -1,9 +1,9 @@
 // Drives a retention policy from recorded attention, without a model: the same policy object and protocol as in the
-// engine (retention/policy.h), with lists of tokens in place of pages.
+// engine (retention/policy.h), with lists of tokens instead of pages.
 //
-// A step is one token: it enters, the forward pass sees the token and what the policy holds, then the policy prunes. In
-// a prompt chunk, the policy's tables do not change while all rows are observed; the chunk's tokens are then inserted
-// and pruned one at a time, each as a step. Each recorded row is restricted to the tokens it would see and renormalised
+// A step is one token: it enters, the forward pass sees the token and all held tokens, then the policy prunes. In a
+// prompt chunk the policy's tables do not change while all rows are observed; then the chunk's tokens are inserted and
+// pruned one at a time, each as a step. Each recorded row is restricted to the tokens it would see and renormalised
 // before the policy observes it (backend/attention_mass.h).
 //
 // Thread-safety: none; different calls share only the trace.
@@ -19,15 +19,15 @@
 namespace kvasir {
 
 struct ReplayOptions {
-  std::int64_t prefill = 0;   // the first tokens are a prompt; the others are generated, one at a time
-  std::int64_t chunk = 0;     // tokens of the prompt per chunk; 0: all of them
+  std::int64_t prefill = 0;   // first tokens that are a prompt; the others are generated, one at a time
+  std::int64_t chunk = 0;     // prompt tokens per chunk; 0: all of them
   std::int64_t kv_heads = 0;  // groups of consecutive query heads; 0: one group per query head
 };
 
 struct ReplayFigures {
   double kept_mean = 0;  // tokens held after each step: mean over steps
   std::int64_t kept_max = 0;
-  double recall = 0;  // share of the recorded weight on tokens the pass saw, its own included: mean over steps, heads
+  double recall = 0;  // share of the recorded weight on tokens the pass saw, itself included: mean over steps, heads
   std::int64_t prunes = 0;  // steps at which a token was dropped
 };
 
@@ -37,7 +37,7 @@ struct ReplayedTable {
 };
 
 struct ReplayedLayer {
-  ReplayFigures figures;  // mean over its tables; kept_max: largest; prunes: steps at which any table dropped
+  ReplayFigures figures;  // means over its tables; kept_max: largest; prunes: steps at which any table dropped
   std::vector<ReplayedTable> tables;  // one, or one for each KV head
 };
 
@@ -52,9 +52,9 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 // Errors: kUnsupported for a policy that chooses what to read by keys, which a recording does not have.
 Status check_replayable(const RetentionPolicy& policy);
 
-// REQUIRES: `policy` has taken in nothing yet, and the trace passed AttentionTrace::check (otherwise the figures are
-// meaningless). Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a
-// policy can reduce; kCancelled when `progress` returns false.
+// REQUIRES: a new `policy`, and a trace that passed AttentionTrace::check (otherwise the figures are meaningless).
+// Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a policy can
+// reduce; kCancelled when `progress` returns false.
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress);
 

@@ -21,7 +21,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "traces are read as they are stored");
 
-constexpr double kMostSumError = 0.01;  // softmax rows that were computed in bf16 stay within 0.004
+constexpr double kMostSumError = 0.01;  // softmax rows computed in bf16 stay within 0.004
 
 Status system_error(const char* what, const std::string& path) {
   const int error = errno;
@@ -76,7 +76,7 @@ Status AttentionTrace::set_shape(const NpyHeader& header) {
 void AttentionTrace::read(std::int64_t layer, std::int64_t head, std::int64_t row, std::span<float> weights) const {
   KVASIR_CHECK(layer >= 0 && layer < layers_ && head >= 0 && head < heads_ && row >= 0 && row < tokens_ &&
                weights.size() <= static_cast<std::size_t>(tokens_));
-  // The header may leave the weights misaligned, so copy bytes.
+  // The header may misalign the weights, so they are copied as bytes.
   const auto first = static_cast<std::size_t>(((layer * heads_ + head) * tokens_ + row) * tokens_);
   if (!weights.empty()) std::memcpy(weights.data(), data_.data() + first * sizeof(float), weights.size_bytes());
 }
@@ -191,7 +191,7 @@ Status AttentionTraceWriter::write_row(std::int64_t layer, std::int64_t head, st
 
 Status AttentionTraceWriter::finish() {
   KVASIR_CHECK(fd_ >= 0);
-  // A full disk may be reported only here.
+  // A full disk may be reported only on closing.
   Status status;
   if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
     status = system_error("write", path_);

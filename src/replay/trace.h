@@ -24,7 +24,7 @@ class AttentionTrace {
   // Reads header, shape and size only; check() verifies the weights. Errors: those of MappedFile::open and
   // parse_npy_header; kUnsupported for another shape or more than kMostTraceTokens; kDataLoss for a truncated file.
   static Result<AttentionTrace> open(const std::string& path);
-  // The same for bytes in memory, which must outlive the trace.
+  // As open, for bytes in memory, which must outlive the trace.
   static Result<AttentionTrace> parse(std::span<const std::byte> bytes, std::string name);
 
   const std::string& path() const { return path_; }
@@ -32,7 +32,7 @@ class AttentionTrace {
   std::int64_t heads() const { return heads_; }
   std::int64_t tokens() const { return tokens_; }
 
-  // Receives units of work done and in total; return false to stop.
+  // Receives units of work done and in total; returns false to stop.
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
   // Checks every weight. Errors: kDataLoss for a weight that is negative or not finite, for a non-zero weight beyond
@@ -48,7 +48,7 @@ class AttentionTrace {
   Status check_row(std::int64_t layer, std::int64_t head, std::int64_t row, std::span<float> weights) const;
 
   std::string path_;
-  std::shared_ptr<const MappedFile> file_;  // null where the bytes are the caller's
+  std::shared_ptr<const MappedFile> file_;  // null if the caller owns the bytes
   std::span<const std::byte> data_;         // the array
   std::int64_t layers_ = 0;
   std::int64_t heads_ = 0;
