@@ -16,7 +16,7 @@ void RequestTiers::open(const Driver& driver, PrefixStore* prefixes, std::vector
   KvCache& cache = *driver.cache();
   std::vector<PrefixTiers::Form> forms;
   for (const KvCodec& codec : cache.codecs()) {
-    // Sequences of such a codec leave only snapshots. So do texts that are longer than a window of some layers.
+    // Sequences of such a codec leave only snapshots, and so do texts longer than some layers' window.
     if (codec.recent > 0 || !cache.shape().windows.empty()) continue;
     PrefixUse use;
     use.codec = codec;

@@ -39,7 +39,7 @@ std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const S
 }
 
 bool SwappedSequence::has_room(const SpillFile& file, const Sequence& sequence) {
-  // A page more for each part, which holds whole pages alone.
+  // One page more per part, since parts hold only whole pages.
   const std::uint64_t page = sequence.shape().page.open().bytes() + PagePool::kPageOverhead;
   return file.has_room(static_cast<std::size_t>(sequence.bytes() / (SpillFile::kPartBytes - page) + 1));
 }
