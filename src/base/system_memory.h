@@ -18,7 +18,6 @@ namespace kvasir {
 //     map for other purposes.
 // Missing or malformed figures bound nothing. Returns 0 if more than a limit is in use, and nullopt if nothing is
 // known.
-// at all is known.
 //
 // `root` is prepended to /proc and /sys/fs/cgroup. Groups are looked for where systems mount them: version 2 in
 // /sys/fs/cgroup or its folder unified, version 1 in its folder memory. If the process's path does not exist there, as

@@ -90,12 +90,10 @@ class ChatTemplate {
   // newest. Writes what the template's loop over the messages writes from message `first` on. Hence:
   //   - The start of a conversation (BOS, a default system message) comes with the first message only.
   //   - A leading system message that the template writes as part of the next one gives no text yet, as with Llama 2
-  //   and
-  //     Mistral. Once it is written, the template no longer sees it.
+  //     and Mistral. Once it is written, the template no longer sees it.
   //   - Text in the context never changes, although render() might write it differently later: Qwen3 and DeepSeek drop
-  //   the
-  //     thoughts of earlier answers, Mistral Nemo moves the system message to the newest user message, DeepSeek moves a
-  //     later one to the top.
+  //     the thoughts of earlier answers, Mistral Nemo moves the system message to the newest user message, DeepSeek
+  //     moves a later one to the top.
   //   - What follows the loop is written with `open_answer` only, so a conversation's end (such as Phi-3's EOS) is not.
   // A system message that the template would drop, or place before text in the context, is an error. If no loop of the
   // template writes the messages in order, the text must start with that of messages[0, first); else kUnsupported: the

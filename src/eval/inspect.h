@@ -31,9 +31,9 @@ struct InspectedLayer {
   std::vector<double> hoyer;       // [bins] Hoyer sparsity (Lethe, Eq. 1) of the mass summed over heads
   double hoyer_mean = 0;           // over all queries that see more than one token
   std::vector<double> kept;        // [bins] tokens that a query sees, mean over KV heads
-  std::vector<double> drift;       // overlap of top sets with the reference query's (SyncKV, Fig. 2)
+  std::vector<double> drift;       // [bins] overlap of top sets with the reference query's (SyncKV, Fig. 2)
   std::vector<double> locality;    // [lags] overlap of the top sets of two queries `lag` tokens apart (SyncKV, Fig. 2)
-  std::vector<double> by_chance;   // [lags] the same for random top sets: top / tokens seen, of the later query
+  std::vector<double> by_chance;   // [lags] the same for random top sets: top / tokens seen, of the query seeing more
   std::vector<double> similarity;  // [KV heads, KV heads] overlap of their top sets at the same query
   std::vector<double> query_similarity;  // [query heads, query heads] the same without pooling
   // [cells, cells] weight of a cell's queries on a cell's tokens, mean over heads and queries (Cascading KV, Fig. 8).

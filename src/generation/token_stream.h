@@ -36,7 +36,6 @@ class TokenStream {
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();
 
-  // Returns true if the tokens so far end inside a character.
   bool mid_character() const { return !pending_.empty(); }
 
  private:

@@ -71,7 +71,6 @@ bool has_all(const HubCache& cache, const ModelName& name, const std::string& co
          });
 }
 
-// Checks that the disk has room for what is missing.
 Status check_room(const HubCache& cache, const std::string& repo, const std::vector<HubFile>& files) {
   std::uint64_t missing = 0;
   for (const HubFile& file : files)
@@ -123,7 +122,6 @@ class NamingTransfer : public FileTransfer {
   const ModelName& name_;
 };
 
-// Fetches the files whose content is missing.
 Status fetch_files(const HubCache& cache, const ModelName& name, const std::string& address,
                    const std::vector<HubFile>& files, const PullOptions& options) {
   std::vector<std::unique_ptr<NamingTransfer>> transfers;

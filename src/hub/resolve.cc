@@ -41,7 +41,6 @@ std::uint64_t bytes_of(const std::string& path) {
   return error ? 0 : bytes;
 }
 
-// Returns the names of a folder's GGUF files, in order.
 std::vector<std::string> gguf_files(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;

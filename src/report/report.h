@@ -7,8 +7,7 @@
 //   - A value that is not finite is a gap.
 //   - Figures and sections keep their order.
 //   - A title names a figure and the CSV file that a reader can save of it. A note below it says in a sentence or two
-//   what
-//     is shown and how to read it. Both may be empty.
+//     what is shown and how to read it. Both may be empty.
 //   - Numbers are stored with five significant digits or four decimals, whichever keeps more; integers are exact. Heat
 //     maps and coloured text store 24 bits per value: a relative error of at most 2^-16.
 // Thread-safety: plain values; the functions may be called from any thread.

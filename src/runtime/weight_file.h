@@ -7,7 +7,6 @@
 // changes. It belongs to a model file: if that file's size or modification time differ from those noted, the model's
 // weights are compared by checksum (XXH3-128). A split model has the file of the whole model, noted by the sizes and
 // times of all its parts. The packed weights have no checksum of their own: the file is trusted like the model file.
-// trusted as the model file is.
 // Thread-safety: one caller at a time. Processes that make files in one folder wait for each other.
 #pragma once
 

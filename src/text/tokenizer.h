@@ -71,8 +71,7 @@ class Tokenizer {
 
 // Makes the SentencePiece BPE tokenizer of Llama 2 (GGUF's tokenizer.ggml.model = "llama").
 //   - Starts from single characters and merges the adjacent pair whose union scores best, the leftmost on a tie, until
-//   no
-//     union is in the vocabulary.
+//     no union is in the vocabulary.
 //   - A character not in the vocabulary falls back to its bytes, or to the unknown token if a byte token is missing.
 //   - Merges never produce control, unknown or byte tokens.
 // Errors: kDataLoss for ids out of range, malformed byte tokens, missing byte tokens without an unknown token, and BOS
