@@ -95,7 +95,7 @@ struct SwapReport {
   std::uint64_t used = 0;      // bytes of it in use
   std::uint64_t buffers = 0;   // bytes of memory between the file and the pages, outside the KV budget
   std::int64_t out = 0;        // preempted requests written whole
-  std::int64_t in = 0;         // of those, restored from the file
+  std::int64_t in = 0;         // those restored from the file
   std::int64_t failed = 0;     // recomputed: a transfer failed, or there was no memory for the saved state
   std::string why_failed;      // the newest failure
   std::uint64_t bytes_out = 0;

@@ -22,11 +22,11 @@ struct SequenceView {
   std::string label;  // RequestOptions::label
   int sample = 0;
   State state = State::kWaiting;
-  std::string policy;              // canonical spec
-  std::string codec;               // of its pages
-  std::int64_t prompt_tokens = 0;  // of the prompt
-  std::int64_t tokens = 0;         // prompt tokens plus tokens generated so far
-  std::int64_t cached = 0;         // prompt tokens from the prefix cache
+  std::string policy;  // canonical spec
+  std::string codec;   // of its pages
+  std::int64_t prompt_tokens = 0;
+  std::int64_t tokens = 0;  // prompt tokens plus tokens generated so far
+  std::int64_t cached = 0;  // prompt tokens from the prefix cache
   // As in KvReport; zero while the sample holds no pages. kEnded: the last values.
   std::int64_t seen = 0;
   std::int64_t kept = 0;

@@ -405,7 +405,7 @@ std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::i
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
   if (!traits.compacts) return tokens;  // it drops nothing, or at a time that depends on the text
-  // Of a composition the policy that keeps less decides.
+  // In a composition, the policy that keeps less decides.
   std::optional<std::int64_t> kept;
   for (const PolicyOptions& options : spec->parts) {
     if (const auto part = make_policy(PolicySpec{{options}, {}}); part.ok() && (*part)->bound()) {

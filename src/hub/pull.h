@@ -27,7 +27,7 @@ struct PulledModel {
   std::vector<std::string> files;  // paths of all parts, the one to open first
   std::string commit;
   std::uint64_t bytes = 0;    // of all files
-  std::uint64_t fetched = 0;  // of these, in this call
+  std::uint64_t fetched = 0;  // part fetched in this call
 };
 
 // What the cache has of a hub model.

@@ -14,7 +14,7 @@ namespace kvasir {
 
 struct MemoryRequest {
   std::int64_t tokens = 0;  // per sequence
-  std::int64_t prompt = 0;  // of these, read in chunks; the others come one at a time
+  std::int64_t prompt = 0;  // part of `tokens` read in chunks; the others come one at a time
   int chunk = 0;            // 0: the policy's own
   int sequences = 1;        // independent, in parallel
   // Passes may end anywhere within a chunk, as they do if requests share them. Encoded pages are then planned for the

@@ -33,10 +33,10 @@ struct RequestCounters {
   std::int64_t prefix_hits = 0;     // those found in it
   // Preemption.
   std::int64_t preempted = 0;        // requests that gave up their pages
-  std::int64_t preempted_twice = 0;  // of these, before a token since the last time
-  std::int64_t swapped_out = 0;      // of `preempted`, those written to the swap file
-  std::int64_t swapped_in = 0;       // of these, restored from there
-  std::int64_t swap_failed = 0;      // of these, recomputed because the file could not be written or read
+  std::int64_t preempted_twice = 0;  // of these, before a token since their last preemption
+  std::int64_t swapped_out = 0;      // preempted requests written to the swap file
+  std::int64_t swapped_in = 0;       // restored from there
+  std::int64_t swap_failed = 0;      // recomputed because the file could not be written or read
   std::string why_swap_failed;       // the newest reason
   std::uint64_t swap_bytes_out = 0;
   std::uint64_t swap_bytes_in = 0;

@@ -39,7 +39,7 @@ struct LoadedModel {
   std::unique_ptr<Backend> backend;
   Weights weights;
   std::uint64_t weight_bytes = 0;     // allocated
-  std::uint64_t embedding_bytes = 0;  // of these, the embedding's
+  std::uint64_t embedding_bytes = 0;  // part of weight_bytes: the embedding
   std::unique_ptr<Transformer> transformer;
   std::unique_ptr<DemotionFile> demotion_file;  // demoted pages of all sequences; null: no folder was given
 

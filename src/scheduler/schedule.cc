@@ -28,7 +28,7 @@ struct Tenant {
   std::int64_t ceiling = 0;   // 0: none
   std::int64_t used = 0;      // by its tasks, including those added in this pass
   std::int64_t due = 0;       // still to come for its tasks that hold pages
-  std::int64_t spared = 0;    // of these, due to spared tasks
+  std::int64_t spared = 0;    // part of `due` for spared tasks
   std::int64_t reserved = 0;  // estimates of its tasks that hold pages
   int holding = 0;            // tasks
   bool met = false;           // its best-ranked task is decided; later ones do not take pages for it
@@ -436,11 +436,11 @@ class Round {
   std::int64_t beyond_mark_ = 0;   // bytes above the preempt mark
   std::int64_t for_requests_ = 0;  // bytes not held outside requests
   std::int64_t due_ = 0;           // of tasks that hold pages
-  std::int64_t spared_ = 0;        // of these, due to spared tasks
+  std::int64_t spared_ = 0;        // part of due_ for spared tasks
   std::int64_t reserved_ = 0;      // estimates of tasks that hold pages
   int holding_ = 0;
   int prompt_rows_ = 0;             // not yet given to a task
-  int kept_rows_ = 0;               // of these, kept for shortest_ until its turn
+  int kept_rows_ = 0;               // part of prompt_rows_, kept for shortest_ until its turn
   std::size_t shortest_ = kNone;    // task whose prompt has the fewest rows left
   std::size_t blocked_by_ = kNone;  // first task that waits to start, or for room
   bool cramped_ = false;            // a task that holds pages waits for room

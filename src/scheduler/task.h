@@ -107,9 +107,9 @@ class Task {
   TextState* text_;
   bool replayable_ = false;      // it began without a sequence
   std::vector<TokenId> tokens_;  // the prompt, then, if replayable_, generated tokens: all that recomputing takes
-  std::size_t prompt_ = 0;       // of these, the prompt's
-  std::size_t run_ = 0;          // of these, those that the sequence holds
-  std::size_t noted_ = 0;        // of these, those that have entered text_->newest
+  std::size_t prompt_ = 0;       // number of prompt tokens in tokens_
+  std::size_t run_ = 0;          // number of tokens_ that the sequence holds
+  std::size_t noted_ = 0;        // number of tokens_ that have entered text_->newest
   std::optional<Generation> generation_;
   TokenId next_ = kNoToken;  // drawn but not run yet
   std::string fresh_;        // text that take_text will return

@@ -14,11 +14,11 @@ namespace kvasir::tenants {
 
 struct UsageFigures {
   std::int64_t requests = 0;   // ended, with any outcome
-  std::int64_t failed = 0;     // of these, ended with an error
-  std::int64_t abandoned = 0;  // of these, abandoned by the client
+  std::int64_t failed = 0;     // those that ended with an error
+  std::int64_t abandoned = 0;  // those abandoned by the client
   std::int64_t refused = 0;    // by a rate limit; not among `requests`
   std::int64_t prompt_tokens = 0;
-  std::int64_t cached_tokens = 0;      // of the prompt tokens, from the prefix cache
+  std::int64_t cached_tokens = 0;      // prompt tokens from the prefix cache
   std::int64_t recomputed_tokens = 0;  // computed again after preemptions
   std::int64_t generated_tokens = 0;
   std::int64_t preemptions = 0;

@@ -91,7 +91,7 @@ class ColdFetch {
 
 class ColdTier {
  public:
-  static constexpr std::size_t kBuffers = 64;  // of a part each, for each size of part
+  static constexpr std::size_t kBuffers = 64;  // per size of part; each holds one part
   // Queued bytes beyond which write() waits.
   static constexpr std::uint64_t kMostQueued = std::uint64_t{4} << 20;
 

@@ -337,7 +337,7 @@ class LineEditor final : public LineReader {
   HistoryFile file_ = HistoryFile::of_user();
   std::wstring prompt_;
   std::string input_;      // bytes read
-  std::size_t taken_ = 0;  // of these, decoded
+  std::size_t taken_ = 0;  // bytes of input_ that are decoded
   std::string unfinished_;
   bool broken_ = false;        // by an interrupt
   bool ended_ = false;         // end of input
