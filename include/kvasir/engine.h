@@ -140,13 +140,12 @@ class Engine {
 
   virtual const ModelSummary& model() const = 0;
 
-  // Returns the model's tokenizer and chat template, which live as long as the engine. Any thread may use them at any
-  // time.
+  // Returns the model's tokenizer and chat template, which live as long as the engine. Any thread may use them.
   virtual const ModelText& text() const = 0;
 
-  // Returns what a request would take, by the arithmetic of admission; changes nothing. Any thread may call it once a
-  // first session or request has made the cache. Errors: kInvalidArgument (the policy, figures out of range). A request
-  // that can never fit is not an error: see RequestPlan::refusal.
+  // Returns what a request would take, by the arithmetic of admission; changes nothing. Any thread may call it at any
+  // time once a first session or request has made the cache. Errors: kInvalidArgument (the policy, figures out of
+  // range). A request that can never fit is not an error: see RequestPlan::refusal.
   virtual Result<RequestPlan> plan(const PlanRequest& request) const = 0;
 
   // Creates a session. All sessions and forks share one cache. Without EngineOptions::kv_memory the first session's
@@ -163,9 +162,9 @@ class Engine {
   // format), kResourceExhausted.
   virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
   // As load_session, but only reads and checks the file: the session takes KV memory when it is first used. A request
-  // that continues it is admitted with the file's size, and loads it at its start, within its tenant's quota. Until
-  // then the file must not be modified, but may be replaced by a rename. Any thread may call it once a first session or
-  // request has made the cache. Errors: as load_session; kInvalidArgument without a cache.
+  // that continues it is admitted with what the file holds, and loads that at its start, within its tenant's quota.
+  // Until then the file must not be modified, but may be replaced by a rename. Any thread may call this at any time
+  // once a first session or request has made the cache. Errors: as load_session; kInvalidArgument without a cache.
   virtual Result<LoadedSession> open_session(const std::string& path) const = 0;
 
   // Takes a request, which runs in later calls of poll(). Checks everything first: after an error the engine is
@@ -183,12 +182,12 @@ class Engine {
   // (RequestOptions::releases_session).
   //
   // EngineOptions::scheduler says when requests start. If the KV memory cannot hold the next tokens of all, the
-  // lowest-ranked are preempted: first those that borrow beyond their tenant's floor, then worse priority, then later
-  // arrival. A preempted request gives up its pages and reads its tokens again when there is room. That costs time,
-  // changes no bit, and happens to no request twice before it has produced a token. The best-ranked request is never
-  // preempted. It ends with kKvMemory if it cannot continue although no other request holds pages (of its tenant, for a
-  // ceiling), because the memory is too small or a session holds it. Errors: kResourceExhausted when the system refuses
-  // memory: events that were not returned come with the next call.
+  // lowest-ranked wait. Those that hold pages are preempted: first what borrows beyond its tenant's floor, then the
+  // worst priority, then the least cost of bringing it back. A preempted request gives up its pages, and reads its
+  // tokens again when there is room. That costs time, changes no bit, and happens to no request twice before it has
+  // produced a token. The best-ranked request always goes on. It ends with kKvMemory if it cannot although no other
+  // request holds pages (of its tenant, for a ceiling), because the memory is too small or a session holds it. Errors:
+  // kResourceExhausted when the system refuses memory: events that were not returned come with the next call.
   virtual Result<std::vector<Event>> poll() = 0;
 
   // Ends a request between two passes. Its pages are free on return. The next poll() returns, for each of its samples
@@ -210,7 +209,7 @@ class Engine {
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
 
   // Reports every exact block in the prefix cache to the listener now, and each later change. May be null. The listener
-  // must outlive the engine or be replaced before it is destroyed. Nothing is reported when the engine ends.
+  // must outlive the engine, or be replaced before its destruction. Nothing is reported when the engine ends.
   virtual void set_prefix_listener(PrefixListener* listener) = 0;
 
   // Returns the cache of all sessions and requests.

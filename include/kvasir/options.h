@@ -70,8 +70,8 @@ struct EngineOptions {
   std::vector<std::string> kv_types;
   int page_slots = 32;          // tokens per page: 16, 32 or 64
   std::uint64_t kv_memory = 0;  // byte budget for all KV, tables included; 0: what one session needs
-  // Bytes of kv_memory for cached prefixes of ended requests. They are freed whenever a request needs them. 0: no
-  // prefix cache.
+  // Bytes of kv_memory for prefixes that requests leave for others with the same first tokens. They are freed whenever
+  // a request needs them. 0: no prefix cache.
   std::uint64_t prefix_memory = 0;
   // Folder for a file that takes preempted requests' pages where that is cheaper than recomputing them; empty: none.
   // The file has no name and is deleted with the engine.
@@ -107,7 +107,8 @@ struct SessionOptions {
   std::string policy;  // retention policy spec, "name:key=value,..."; empty: streaming, with the smaller of the trained
                        // context and what kv_memory holds as its cap
   // First tokens of the text that the policy never drops, such as a system message: sets protect= of policies that have
-  // this option (docs/policies), unless `policy` gives it; capped at half of what the policy keeps. 0: none.
+  // this option (docs/policies), unless `policy` gives it. If that is more than half of what the policy keeps: as many
+  // as it accepts. 0: none.
   std::int64_t protect = 0;
   std::string codec;  // of the pages: the engine's kv_type or one of its kv_types; empty: kv_type
   int sequences =
