@@ -1,13 +1,13 @@
-// The library's front door: open a model, then either hold a session, or submit requests.
+// Opens a model, and runs it through sessions or requests.
 //
-// A session is one text that the caller reads and continues, call by call:
+// A session is one text that the caller reads and continues call by call:
 //
 //   auto engine = kvasir::Engine::open({.model = "model.gguf"});
 //   auto session = (*engine)->new_session({});
 //   (*session)->read("Once upon a time");
 //   auto result = (*session)->generate({.max_tokens = 100}, [](std::string_view text) { return true; });
 //
-// Requests are many texts that the engine moves on together, one forward pass for all of them at a time:
+// Requests are many texts that the engine advances together, in one forward pass at a time:
 //
 //   (*engine)->submit({.prompt = "Once upon a time", .generate = {.max_tokens = 100}});
 //   (*engine)->submit({.messages = {{"user", "Who are you?"}}, .policy = "streaming:window=508"});
@@ -15,13 +15,13 @@
 //     if (auto events = (*engine)->poll(); events.ok())
 //       for (const kvasir::Event& event : *events) { ... }  // kvasir/request.h
 //
-// Both share one KV cache. A call of a session runs its own passes and no others; requests move in poll() alone.
-// Neither takes pages from the other: a session that finds no room gets kResourceExhausted or ends with kKvMemory while
-// waiting requests hold pages, and requests wait or end while sessions do.
+// Both share one KV cache. A call of a session runs only its own passes; requests advance only in poll(). Neither takes
+// pages from the other. While requests hold the pages, a session gets kResourceExhausted or ends with kKvMemory; while
+// sessions hold them, requests wait or end.
 //
 // Thread-safety: an Engine, its sessions and its requests belong to one thread at a time (they share one set of kernel
-// threads). Two things may be used by other threads meanwhile: text(), and plan() as it says. Ownership: sessions keep
-// their engine's parts alive through a shared pointer; either may go first. Requests end with their engine.
+// threads). Exceptions: text(), plan(), open_session() and Session::save(), as each says. Ownership: sessions keep the
+// engine's parts alive through a shared pointer, so either may be destroyed first. Requests end with their engine.
 #pragma once
 
 #include <cstdint>
@@ -60,48 +60,48 @@ struct ModelSummary {
   std::uint64_t weight_bytes = 0;
   std::string isa;
   int threads = 0;
-  std::string chat_template;           // "jinja": one that is interpreted; without one "markers", "chatml" or "plain"
-  bool chat_template_unknown = false;  // the file's template is no template: messages are refused with what is wrong
-  bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; it is as GPT-2 does
-  int kv_heads = 0;                    // of a layer
-  SamplingOptions sampling;            // that the file recommends (general.sampling.*); elsewhere the defaults
+  std::string chat_template;  // "jinja": a template that is interpreted; otherwise "markers", "chatml" or "plain"
+  bool chat_template_unknown = false;  // the file's template does not parse: messages are refused with the reason
+  bool pre_tokenizer_assumed = false;  // the file does not say how text is cut into words; GPT-2's way is used
+  int kv_heads = 0;                    // per layer
+  SamplingOptions sampling;            // recommended by the file (general.sampling.*); defaults for the rest
 };
 
 class Session {
  public:
   virtual ~Session() = default;
 
-  // Called between forward passes with tokens done and tokens in all; return false to stop (kCancelled).
+  // Called between forward passes with the tokens done and the total; returns false to stop (kCancelled).
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
-  // Reads text, or one chat message, into the session's context. Text that continues what is there already is taken as
-  // it stands; a message first closes the answer before it, if that ended without. A user's message ends with the start
-  // of an answer, which generate() continues and an "assistant" message fills. A message that the model's chat template
-  // makes part of the next one (the system message of Llama 2 and Mistral) is read with that. Errors: kInvalidArgument
-  // (invalid UTF-8, text longer than 256 MiB, a message that the template has no place for), kResourceExhausted (before
-  // any of it is read: the context or the KV budget can never hold what the policy holds of the text; or others hold
-  // the budget), kCancelled. After an error the session holds what was read before it.
+  // Reads text, or one chat message, into the session's context. Text is appended as it is. A message first closes an
+  // answer that broke off. A user's message ends with the opening of an answer, which generate() continues and an
+  // "assistant" message fills. A message that the chat template writes as part of the next one (the system message of
+  // Llama 2 and Mistral) is read with that one. Errors: kInvalidArgument (invalid UTF-8, text longer than 256 MiB, a
+  // message that the template has no place for), kResourceExhausted (before any of it is read: the context or the KV
+  // budget can never hold what the policy keeps of the text, or others hold the budget), kCancelled. After an error the
+  // session holds what was read before it.
   virtual Status read(std::string_view text, const Progress& progress = {}) = 0;
   virtual Status say(std::string_view role, std::string_view content, const Progress& progress = {}) = 0;
 
-  // Continues the context. `on_text` gets text as it becomes complete and returns false to stop; it is not called
-  // again then. The result's text is all that grows without end with the tokens generated, where the policy has a
-  // bound. REQUIRES: something was read. Errors: kInvalidArgument for options, kResourceExhausted, kDataLoss (the
-  // model's output is NaN). After kDataLoss, or where the system refused memory in the middle of a pass, the session
-  // can only be looked at: every other call returns that error.
+  // Continues the context. `on_text` gets text as it becomes complete; after it returns false it is not called again.
+  // Under a policy with a bound only the result's text grows with the tokens generated. REQUIRES: something was read.
+  // Errors: kInvalidArgument for options, kResourceExhausted, kDataLoss (the model's output is NaN). After kDataLoss,
+  // or if the system refused memory in the middle of a pass, the session can only be inspected: every other call
+  // returns that error.
   virtual Result<GenerateResult> generate(const GenerateOptions& options,
                                           const std::function<bool(std::string_view)>& on_text) = 0;
 
-  // Samples `count` continuations of the context side by side, sample i with seed + i; they share the context's pages.
-  // `on_text` gets the number of a sample and its text as it becomes complete, and returns false to cancel that sample.
-  // A sample that fails does so alone: its result has the text so far, FinishReason::kFailed and a status. The session
-  // stays as it is. REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1 to 64, and if a
-  // sample's seed would exceed 2^64 - 1.
+  // Samples `count` continuations of the context in parallel, sample i with seed + i; they share the context's pages.
+  // `on_text` gets a sample's number and its text as it becomes complete, and returns false to cancel that sample. A
+  // sample fails alone: its result has the text so far, FinishReason::kFailed and a status. The session is unchanged.
+  // REQUIRES: as generate. Errors: as generate; kInvalidArgument for a count outside 1 to 64, and if a sample's seed
+  // would exceed 2^64 - 1.
   virtual Result<std::vector<GenerateResult>> sample(
       const GenerateOptions& options, int count, const std::function<bool(std::size_t, std::string_view)>& on_text) = 0;
 
   // Returns the continuations of highest probability that a beam search finds, best first. `progress` (may be empty)
-  // is called with the tokens done; return false to stop. The session stays as it is. Errors: as sample.
+  // gets the tokens done and returns false to stop. The session is unchanged. Errors: as sample.
   virtual Result<std::vector<BeamResult>> beam_search(const BeamOptions& options,
                                                       const std::function<bool(std::int64_t)>& progress) = 0;
 
@@ -109,13 +109,13 @@ class Session {
   // Errors: kResourceExhausted.
   virtual Result<std::unique_ptr<Session>> fork() const = 0;
 
-  // Writes the session to a file that Engine::load_session continues as if it had never stopped: written whole or not
-  // at all. May run on any thread while the engine goes on, if nothing else uses the session meanwhile. Errors:
-  // kInvalidArgument (the place), kResourceExhausted (a full disk).
+  // Writes a file, whole or not at all, from which Engine::load_session continues the session exactly. May run on any
+  // thread beside the engine if nothing else uses the session meanwhile. Errors: kInvalidArgument (the path),
+  // kResourceExhausted (a full disk).
   virtual Status save(const std::string& path) const = 0;
 
-  // The id of the first token dropped (in any layer) and how many were, so far (on average over layers, rounded up);
-  // dropped is 0 while nothing is forgotten.
+  // The id of the first token dropped in any layer, and the number dropped so far (mean over layers, rounded up; 0:
+  // none).
   struct Forgotten {
     std::int64_t first = 0;
     std::int64_t dropped = 0;
@@ -132,96 +132,94 @@ struct TenantQuota {
 
 class Engine {
  public:
-  // `progress` (may be empty) is called with the bytes of weights loaded and in all. Errors: any, each with one line
-  // that says what and how to mend it.
+  // `progress` (may be empty) gets the bytes of weights loaded and their total. Errors: any code, with a one-line
+  // message that says what is wrong and how to mend it.
   static Result<std::unique_ptr<Engine>> open(const EngineOptions& options,
                                               const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
   virtual ~Engine() = default;
 
   virtual const ModelSummary& model() const = 0;
 
-  // The model's tokenizer and chat template; lives as long as the engine. Any thread may use it at any time.
+  // Returns the model's tokenizer and chat template, which live as long as the engine. Any thread may use them.
   virtual const ModelText& text() const = 0;
 
-  // Says what a request would take, by the arithmetic of admission; changes nothing. Once a first session or request
-  // has made the cache, any thread may call it at any time. Errors: kInvalidArgument (the policy, figures out of
-  // range). What can never fit is no error: see RequestPlan::refusal.
+  // Returns what a request would take, by the arithmetic of admission; changes nothing. Any thread may call it at any
+  // time once a first session or request has made the cache. Errors: kInvalidArgument (the policy, figures out of
+  // range). A request that can never fit is not an error: see RequestPlan::refusal.
   virtual Result<RequestPlan> plan(const PlanRequest& request) const = 0;
 
-  // All sessions and forks share one cache. Without EngineOptions::kv_memory the policy of the first session sizes it,
-  // for that session alone; give kv_memory to hold several. Errors: kInvalidArgument (the policy, or kv_memory too
-  // small for it), kResourceExhausted (memory, or a bounded policy that this cache can never hold).
+  // Creates a session. All sessions and forks share one cache. Without EngineOptions::kv_memory the first session's
+  // policy sizes it for that session alone; set kv_memory to hold several. Errors: kInvalidArgument (the policy, or
+  // kv_memory too small for it), kResourceExhausted (memory, or a bounded policy that this cache can never hold).
   virtual Result<std::unique_ptr<Session>> new_session(const SessionOptions& options) = 0;
 
   struct LoadedSession {
     std::unique_ptr<Session> session;
-    bool other_arithmetic = false;  // written by other kernels: later tokens may differ from what they would have been
+    bool other_arithmetic = false;  // written by other kernels: later tokens may differ
   };
-  // Continues a session that Session::save wrote. Policy, page type and page size are the file's, whatever the options.
-  // `sequences`: as in SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model),
-  // kUnsupported (another format), kResourceExhausted.
+  // Continues a session that Session::save wrote, with the file's policy, page type and page size. `sequences`: as in
+  // SessionOptions. Errors: kNotFound, kDataLoss (damaged), kInvalidArgument (of another model), kUnsupported (another
+  // format), kResourceExhausted.
   virtual Result<LoadedSession> load_session(const std::string& path, int sequences = 1) = 0;
-  // The same, but the file is only read and checked: the session takes KV memory from its first use on. A request that
-  // continues it is admitted with what the file holds, and loads that when it starts, within its tenant's quota. The
-  // file must not be changed until then, but another may be renamed to its place. Once a first session or request has
-  // made the cache, any thread may call it at any time. Errors: as load_session; kInvalidArgument without a cache.
+  // As load_session, but only reads and checks the file: the session takes KV memory when it is first used. A request
+  // that continues it is admitted with what the file holds, and loads that at its start, within its tenant's quota.
+  // Until then the file must not be modified, but may be replaced by a rename. Any thread may call this at any time
+  // once a first session or request has made the cache. Errors: as load_session; kInvalidArgument without a cache.
   virtual Result<LoadedSession> open_session(const std::string& path) const = 0;
 
-  // Takes a request, which runs in the calls of poll() that follow. Everything is checked before anything is kept:
-  // after an error the engine is as it was. Without EngineOptions::kv_memory a first request sizes the cache for
-  // itself, as a first session does; later ones then wait for each other. Errors: kInvalidArgument (no prompt or
-  // several, invalid UTF-8, an unknown token id, a message that the template has no place for, the policy, options of
-  // generation, the number of samples), kResourceExhausted (a prompt that its policy, the trained context, the whole
-  // cache or its tenant's ceiling can never hold; the message has the figures). What is generated is not counted there:
-  // a text may end early, and one that does not ends with kKvMemory.
+  // Takes a request, which runs in later calls of poll(). Checks everything first: after an error the engine is
+  // unchanged. Without EngineOptions::kv_memory the first request sizes the cache for itself, as a first session does;
+  // later ones then wait for each other. Errors: kInvalidArgument (no prompt or several, invalid UTF-8, an unknown
+  // token id, a message that the template has no place for, the policy, options of generation, the number of samples),
+  // kResourceExhausted (a prompt that its policy, the trained context, the whole cache or its tenant's ceiling can
+  // never hold; the message has the figures). Tokens to generate are not checked: a text may end early, and one that
+  // does not ends with kKvMemory.
   virtual Result<RequestId> submit(const RequestOptions& options) = 0;
 
-  // Runs one forward pass for the requests that have work, and returns what happened since the last call, in order;
-  // within a pass in order of priority, then of arrival. Prompts share a bounded number of rows in a pass, the
-  // best-ranked first, so that requests which are generating go on in every pass. Runs no pass when there is no
-  // request, and while all of them wait for sessions (RequestOptions::releases_session).
+  // Runs one forward pass for the requests that have work. Returns the events since the last call, in order; those of a
+  // pass by priority, then by arrival. The prompts of a pass share a bounded number of rows, best-ranked first, so that
+  // generating requests advance in every pass. Runs no pass when there is no request, or when all wait for sessions
+  // (RequestOptions::releases_session).
   //
-  // EngineOptions::scheduler says when requests start. Where the KV memory does not hold the next tokens of all, those
-  // that rank last wait: what borrows beyond its tenant's floor, then the worse priority, then the later arrival. One
-  // that held pages gives them up and reads its tokens again when there is room: that costs time and changes no bit,
-  // and it happens to no request twice before it has produced a token. The best-ranked request always goes on; if it
-  // cannot although no other request holds pages (of its tenant, for a ceiling), as the memory is too small or a
-  // session holds it, it ends with kKvMemory. Errors: kResourceExhausted when the system refuses memory: events that
-  // were not returned come with the next call.
+  // EngineOptions::scheduler says when requests start. If the KV memory cannot hold the next tokens of all, the
+  // lowest-ranked wait. Those that hold pages are preempted: first what borrows beyond its tenant's floor, then the
+  // worst priority, then the least cost of bringing it back. A preempted request gives up its pages, and reads its
+  // tokens again when there is room. That costs time, changes no bit, and happens to no request twice before it has
+  // produced a token. The best-ranked request always goes on. It ends with kKvMemory if it cannot although no other
+  // request holds pages (of its tenant, for a ceiling), because the memory is too small or a session holds it. Errors:
+  // kResourceExhausted when the system refuses memory: events that were not returned come with the next call.
   virtual Result<std::vector<Event>> poll() = 0;
 
-  // Ends a request between two passes: its pages are free on return, and the next poll() returns kFinished with
-  // FinishReason::kCancelled and the text so far for each of its samples that had not ended. Errors: kNotFound for an
-  // id that is unknown, or whose samples have all ended.
+  // Ends a request between two passes. Its pages are free on return. The next poll() returns, for each of its samples
+  // that had not ended, kFinished with FinishReason::kCancelled and the text so far. Errors: kNotFound for an id that
+  // is unknown, or whose samples have all ended.
   virtual Status cancel(RequestId request) = 0;
 
-  // Requests whose last event poll() has not returned yet.
+  // Returns the number of requests whose last event poll() has not returned yet.
   virtual std::int64_t unfinished() const = 0;
-  // Whether prefixes are still on their way to places outside memory. They get there by themselves; poll() then frees
-  // buffers and brings report() up to date.
+  // Returns whether prefixes are still being written to places outside memory. That needs no call; poll() afterwards
+  // frees buffers and updates report().
   virtual bool settling() const { return false; }
 
-  // Sets what the requests of a tenant may hold together: `floor` bytes are theirs whatever others want, and what they
-  // hold beyond is borrowed, and goes first where others need it; `ceiling` bytes (0: no limit) is the most. A request
-  // is charged for the pages it refers to. Samples divide those they share, and so do requests that continue the same
-  // exact pages as long as their policies have dropped nothing. Cached prefixes count for nobody. Errors:
-  // kInvalidArgument (a negative tenant, a ceiling below its floor, floors that add up to more than the cache, where
-  // its size is known).
+  // Sets what a tenant's requests may hold together. `floor` bytes are guaranteed; bytes beyond are borrowed, and
+  // preempted first when others need them. `ceiling` bytes (0: no limit) is the most. A request is charged for the
+  // pages it refers to. Samples divide the pages they share; so do requests that continue the same exact pages, while
+  // their policies have dropped nothing. Cached prefixes are charged to no tenant. Errors: kInvalidArgument (a negative
+  // tenant, a ceiling below its floor, floors that add up to more than the cache, where its size is known).
   virtual Status set_quota(int tenant, const TenantQuota& quota) = 0;
 
-  // Optional; may be null. Tells the listener of every exact block that the prefix cache holds now, and from then on of
-  // each change. The listener must outlive the engine, or be replaced before it goes. Nothing is reported at the
-  // engine's end.
+  // Reports every exact block in the prefix cache to the listener now, and each later change. May be null. The listener
+  // must outlive the engine, or be replaced before its destruction. Nothing is reported when the engine ends.
   virtual void set_prefix_listener(PrefixListener* listener) = 0;
 
-  // The cache of all sessions and requests.
+  // Returns the cache of all sessions and requests.
   virtual CacheReport cache() const = 0;
   virtual EngineReport report() const = 0;
 
-  // What a tenant's requests hold; at most `most` samples.
+  // Returns what a tenant's requests hold, for at most `most` samples.
   virtual SequenceList sequences(int tenant, std::size_t most) const = 0;
-  // Which tokens of one sample are kept; takes less than a millisecond, whatever the length. Errors: kNotFound for a
-  // request that is unknown, has ended (but see RequestOptions::inspect) or is another tenant's.
+  // Returns which tokens of one sample are kept, in less than a millisecond for any length. Errors: kNotFound for a
+  // request that is unknown, has ended (unless RequestOptions::inspect) or is another tenant's.
   virtual Result<TokenView> tokens_of(const TokenQuery& query) const = 0;
 };
 

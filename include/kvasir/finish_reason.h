@@ -9,11 +9,11 @@ namespace kvasir {
 enum class FinishReason {
   kEnd,        // the model ended its text
   kLength,     // max_tokens were generated
-  kStop,       // a stop string came
-  kContext,    // policy full: the model's trained context is exhausted
+  kStop,       // a stop string was generated
+  kContext,    // under policy full: the model's trained context is exhausted
   kKvMemory,   // the KV budget is exhausted
   kCancelled,  // the caller asked to stop
-  kFailed,     // it could not go on: GenerateResult::status says why
+  kFailed,     // an error: see GenerateResult::status
 };
 
 // Returns "end", "length", "stop", "context", "kv_memory", "cancelled" or "failed".

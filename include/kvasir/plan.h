@@ -1,4 +1,4 @@
-// What a request would take of the KV memory, before it runs.
+// The KV memory that a request would take, planned before it runs.
 // Thread-safety: plain values.
 #pragma once
 
@@ -14,37 +14,36 @@ struct PlanRequest {
   std::int64_t protect = 0;      // as SessionOptions::protect
   std::string codec;             // as SessionOptions::codec
   std::int64_t prompt = 0;       // tokens of the prompt
-  std::int64_t max_tokens = -1;  // to generate; -1: up to RequestPlan::most_tokens
-  int samples = 1;               // several share the whole pages of the prompt, where the policy keeps them all: then
-                                 // bytes are a bound
-  int tenant = 0;                // whose ceiling bounds what there is
+  std::int64_t max_tokens = -1;  // tokens to generate; -1: RequestPlan::most_tokens
+  int samples = 1;               // share the prompt's whole pages if the policy keeps them all; then bytes are a bound
+  int tenant = 0;                // its ceiling bounds the memory
 };
 
-// Bytes are the same figures as those of `kvasir plan` for as many tokens.
+// Bytes are those of `kvasir plan` for the same number of tokens.
 struct RequestPlan {
   std::string policy;  // canonical spec
   std::string codec;
   std::int64_t prompt = 0;
-  // The most tokens that can be generated behind such a prompt: what is left of the trained context or, if that is
-  // less, of the whole KV memory. Under a policy that neither of them ends: the trained context.
+  // The most tokens that can be generated behind the prompt: what is left of the trained context or of the whole KV
+  // memory, whichever is less. The trained context under a policy that neither of them ends.
   std::int64_t most_tokens = 0;
   bool endless = false;              // neither context nor memory ends a text under this policy
-  std::int64_t max_tokens = 0;       // that the plan is for
-  std::int64_t tokens = 0;           // prompt + max_tokens: of each sample
-  std::int64_t tokens_seen_max = 0;  // most that a forward pass sees
-  std::uint64_t pages = 0;           // at the peak; where they are encoded, those that are
+  std::int64_t max_tokens = 0;       // tokens to generate that the plan is for
+  std::int64_t tokens = 0;           // prompt + max_tokens, per sample
+  std::int64_t tokens_seen_max = 0;  // most tokens that a forward pass sees
+  std::uint64_t pages = 0;           // at the peak; only encoded pages if the codec encodes
   std::uint64_t page_bytes = 0;
-  std::uint64_t open_pages = 0;  // at the peak: in 16 bits, where others are encoded
+  std::uint64_t open_pages = 0;  // at the peak: 16-bit pages that are not encoded yet
   std::uint64_t open_page_bytes = 0;
   std::uint64_t table_bytes = 0;
   std::uint64_t policy_bytes = 0;   // at most
-  std::uint64_t demoted_bytes = 0;  // of what the policy drops and the sequence keeps in memory, at most
-  // Of heads that the policy offloads (docs/policies/synckv.md), at most: in memory, beside pages; in the file.
+  std::uint64_t demoted_bytes = 0;  // dropped tokens that the sequence keeps in memory, at most
+  // Keys and values that the policy offloads (docs/policies/synckv.md), at most: in memory beside pages; in the file.
   std::uint64_t offload_bytes = 0;
   std::uint64_t offload_file_bytes = 0;
-  std::uint64_t bytes = 0;  // in all, at the peak: pages, tables, policy, demoted, offloaded
-  bool exact = true;  // otherwise: at most, as it depends on the text or, of encoded pages, on who shares the passes
-  std::uint64_t bytes_per_token = 0;  // that a policy without a bound takes for one more
+  std::uint64_t bytes = 0;  // total at the peak: pages, tables, policy, demoted, offloaded
+  bool exact = true;  // false: an upper bound; it depends on the text or, for encoded pages, on what shares the passes
+  std::uint64_t bytes_per_token = 0;  // for one more token, if the policy has no bound
   std::uint64_t budget = 0;           // of the whole cache
   Status refusal;                     // why it can never run to its end; ok if it can
 };

@@ -1,4 +1,4 @@
-// Requests: texts that an engine reads and continues side by side, pass after pass.
+// Requests: texts that an engine reads and continues in parallel, pass after pass.
 //
 //   auto id = engine->submit({.prompt = "Once upon a time", .generate = {.max_tokens = 100}});
 //   while (engine->unfinished() > 0) {
@@ -8,8 +8,8 @@
 //       if (event.kind == kvasir::Event::Kind::kText) std::cout << event.text;
 //   }
 //
-// A request has the tokens and the text that a Session of the same policy and options would have, whatever runs beside
-// it.
+// A request gives the tokens and the text that a Session with the same policy and options would give, whatever runs
+// beside it.
 // Thread-safety: plain values.
 #pragma once
 
@@ -27,7 +27,7 @@ namespace kvasir {
 
 class Session;
 
-// How the prompt made of messages ends.
+// How a prompt made of messages ends.
 enum class PromptEnd {
   kAuto,      // kContinue after a message of the assistant, kOpen after any other
   kOpen,      // with the opening of an answer
@@ -42,70 +42,70 @@ struct Message {
 };
 
 struct RequestOptions {
-  // What is read: exactly one of these three is not empty.
-  std::string prompt;             // text, read as Session::read does
-  std::vector<Message> messages;  // as the model's chat template writes them; of a session as Session::say reads them
-  std::vector<std::int32_t> tokens;  // token ids, read as they stand: the engine adds no BOS
+  // The input: exactly one of these three is not empty.
+  std::string prompt;                // text, read as Session::read does
+  std::vector<Message> messages;     // written by the chat template; for a session read as Session::say reads them
+  std::vector<std::int32_t> tokens;  // token ids, read unchanged: no BOS is added
 
-  // Of `messages`. A session's request takes kAuto alone.
+  // For `messages`. A session's request takes only kAuto.
   PromptEnd prompt_end = PromptEnd::kAuto;
 
-  // Of `prompt`: control tokens written out in it, such as "<|im_start|>", become these tokens. In messages they never
-  // do.
+  // For `prompt`: control tokens written out in it, such as "<|im_start|>", become tokens. In messages they never do.
   bool parse_special = false;
 
-  // Of `messages`: variables of the chat template besides EngineOptions::template_arguments, in the same form. Where
-  // names are equal, these count.
+  // For `messages`: variables of the chat template in the form of EngineOptions::template_arguments, which they
+  // override.
   std::vector<std::pair<std::string, std::string>> template_arguments;
-  // Of `tokens` that ModelText::encode_prompt made: PromptTokens::stops. They end the text as `generate.stop` does.
+  // For `tokens` that ModelText::encode_prompt made: its PromptTokens::stops. They end the text as `generate.stop`
+  // does.
   std::vector<std::string> template_stops;
 
-  // A session to continue; may be null. The prompt is read behind what the session holds, and prompt and answer stay in
-  // it: when kFinished has been told, the session is what it would be after Session::say (or read) and generate. A
-  // request that fails, is cancelled, or ends before its prompt has been read leaves the session as it was. REQUIRES:
-  // nothing else uses the session until then; one sample, no template_arguments; `policy` and `codec` empty or the
-  // session's own.
+  // A session to continue; may be null. The prompt is appended to the session's context, and prompt and answer stay in
+  // it: after kFinished the session is as after Session::say (or read) and generate. A request that fails, is
+  // cancelled, or ends before its prompt has been read leaves the session unchanged. REQUIRES: nothing else uses the
+  // session until then; one sample, no template_arguments; `policy` and `codec` empty or the session's own.
   std::shared_ptr<Session> session;
-  // The caller destroys the session soon after the request has ended (it saves it, say). Until then what the session
-  // holds counts for the request's tenant, and requests that need its memory wait instead of ending with kKvMemory.
+  // The caller destroys the session soon after the request has ended, for example after saving it. Until then the
+  // session's memory is charged to the request's tenant, and requests that need it wait instead of ending with
+  // kKvMemory.
   bool releases_session = false;
 
   std::string policy;  // as SessionOptions::policy
-  // As SessionOptions::protect; a session keeps its own. A chat sets it to PromptTokens::system_tokens.
+  // As SessionOptions::protect; a session keeps its own. For a chat: PromptTokens::system_tokens.
   std::int64_t protect = 0;
   std::string codec;  // as SessionOptions::codec
-  // Where what the policy drops goes, in place of what the policy's spec says: "q4", "file", "q4,file", "off"
-  // (docs/policies/demotion.md); empty: as the spec says.
+  // Where dropped tokens go, overriding the policy's spec: "q4", "file", "q4,file", "off" (docs/policies/demotion.md);
+  // empty: as the spec says.
   std::string demote;
   GenerateOptions generate;  // `resume` has no effect
   // Continuations of the prompt, 1 to 64, numbered from 0; sample i has seed + i, at most 2^64 - 1. They share the
   // prompt's pages.
   int samples = 1;
 
-  // When it runs: less runs earlier; among equals, the one that arrived first.
+  // Lower runs earlier; among equals, the one that arrived first.
   int priority = 0;
-  // On whose quota its pages count: see Engine::set_quota.
+  // Tenant whose quota its pages are charged to: see Engine::set_quota.
   int tenant = 0;
 
   // Requests share cached prefixes only where their salts are equal.
   std::string salt;
   bool bypass = false;  // neither continues a cached prefix nor leaves one
-  bool pin = false;     // the prefix that it leaves goes last, after all that are not pinned
-  double ttl = 0;       // seconds for which the prefix that it leaves can be continued; 0: for as long as there is room
+  bool pin = false;     // its prefix is evicted after all that are not pinned
+  double ttl = 0;       // seconds for which its prefix can be continued; 0: while there is room
 
-  // By what views name the request (kvasir/view.h); any text.
+  // Name of the request in views (kvasir/view.h); any text.
   std::string label;
-  // Keeps the view of its tokens for Engine::tokens_of when it has ended, until several more such requests have ended.
+  // Keeps the view of its tokens for Engine::tokens_of after it has ended, until several more such requests have ended.
   bool inspect = false;
 };
 
-// Names a request of one engine; never used twice.
+// Identifies a request of one engine; never reused.
 enum class RequestId : std::uint64_t {};
 
-// What happened to one sample of a request in a pass.
+// An event of one sample in a pass.
 struct Event {
   enum class Kind {
-    kPrompt,  // prompt tokens were read: `done` of `total`. Told of sample 0 alone, which reads for all
+    kPrompt,  // prompt tokens were read: `done` of `total`. Only for sample 0, which reads for all
     kText,    // `text` became complete: UTF-8 that no stop string can begin in. The texts of a sample concatenated are
               // its result's text
     kFinished,  // the sample has ended: `result`. Its last event
@@ -117,8 +117,8 @@ struct Event {
   std::int64_t done = 0;
   std::int64_t total = 0;
   std::string text;
-  // With GenerateOptions::logprobs, of kText and kFinished: the tokens that were accepted since the last such event of
-  // this sample. Concatenated they are the result's `choices`.
+  // With GenerateOptions::logprobs, on kText and kFinished: the tokens accepted since the last such event of this
+  // sample. Concatenated they are the result's `choices`.
   std::vector<GeneratedToken> choices;
   GenerateResult result;
   // kFailed: kDataLoss (the model's output is NaN), kResourceExhausted (the system's memory, or a prompt that outgrew

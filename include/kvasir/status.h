@@ -1,8 +1,8 @@
-// Status and Result<T>: how every expected failure is told.
+// Status and Result<T>: how every expected failure is reported.
 //
-// An expected failure (bad file, bad option, no memory left) is a Status whose message is one line that says what is
+// An expected failure (bad file, bad option, no memory left) is a Status with a one-line message that says what is
 // wrong and how to mend it, in words that suit every front end. settings() names the options concerned by their fields,
-// such as `kv_memory`; a front end adds its own spelling of them (--kv-memory). A bug is a KVASIR_CHECK
+// such as `kv_memory`; a front end substitutes its own spelling (--kv-memory). A bug is a KVASIR_CHECK
 // (src/base/check.h). Nothing in the library throws across its API.
 // Thread-safety: values; safe to copy between threads.
 #pragma once
@@ -22,7 +22,7 @@ enum class StatusCode {
   kNotFound,           // a file or a name that does not exist
   kDataLoss,           // a file is truncated or malformed
   kUnsupported,        // well-formed, but not something Kvasir can run
-  kResourceExhausted,  // memory, budget or disk does not suffice
+  kResourceExhausted,  // not enough memory, budget or disk
   kIo,                 // the operating system refused
   kCancelled,          // the caller asked to stop
 };
@@ -38,17 +38,17 @@ class [[nodiscard]] Status {
   StatusCode code() const { return code_; }
   const std::string& message() const { return message_; }
 
-  // Fields of the option structs (options.h, and those of src/) that would mend the failure, the likeliest first: a
-  // value is out of range, or another would do. Often empty.
+  // Fields of the option structs (options.h and those in src/) whose change would mend the failure, the likeliest
+  // first. Often empty.
   const std::vector<std::string_view>& settings() const { return settings_; }
 
-  // The same Status with these settings. REQUIRES: string literals, which the Status does not copy.
+  // Returns this Status with these settings. REQUIRES: string literals, which are not copied.
   Status about(std::initializer_list<std::string_view> settings) && {
     settings_.assign(settings);
     return std::move(*this);
   }
 
-  // The same Status in other words.
+  // Returns this Status with another message.
   Status with_message(std::string message) const {
     Status other = *this;
     other.message_ = std::move(message);

@@ -1,4 +1,4 @@
-// What an engine's requests hold of their texts, for whoever watches them.
+// Views of what an engine's requests hold of their texts.
 // Thread-safety: plain values.
 #pragma once
 
@@ -22,44 +22,44 @@ struct SequenceView {
   std::string label;  // RequestOptions::label
   int sample = 0;
   State state = State::kWaiting;
-  std::string policy;              // canonical spec
-  std::string codec;               // of its pages
-  std::int64_t prompt_tokens = 0;  // of the prompt
-  std::int64_t tokens = 0;         // of the prompt, and generated so far
-  std::int64_t cached = 0;         // of the prompt, from the prefix cache
-  // As in KvReport, of what it holds now; zero while it holds no pages. kEnded: of what it held last.
+  std::string policy;  // canonical spec
+  std::string codec;   // of its pages
+  std::int64_t prompt_tokens = 0;
+  std::int64_t tokens = 0;  // prompt tokens plus tokens generated so far
+  std::int64_t cached = 0;  // prompt tokens from the prefix cache
+  // As in KvReport; zero while the sample holds no pages. kEnded: the last values.
   std::int64_t seen = 0;
   std::int64_t kept = 0;
-  std::int64_t pages = 0;  // of all its lanes, shared ones included
+  std::int64_t pages = 0;  // over all its lanes, shared pages included
   std::uint64_t bytes = 0;
 };
 
 // Samples that have not ended.
 struct SequenceList {
   std::vector<SequenceView> sequences;  // of one tenant, in the order in which they run
-  std::int64_t left_out = 0;            // of the same tenant, for which there was no place in the list
+  std::int64_t left_out = 0;            // samples of the same tenant left out for lack of room
 };
 
 struct TokenQuery {
-  std::string label;  // of the request; of several, the newest
+  std::string label;  // label of the request; the newest if several share it
   int tenant = 0;     // its tenant
   int sample = 0;
   std::int64_t first = 0;   // first token whose text is wanted: 0, or TokenView::next() of an earlier view
-  std::int64_t most = 512;  // texts at most
+  std::int64_t most = 512;  // most texts returned
 };
 
 // Which tokens of one sample are kept, token by token and page by page.
 //
-// The cost of a view is bounded: of a long text, several neighbouring tokens are counted together (`bucket`), and of a
-// policy whose layers or heads differ, only some page tables are looked at (`tables_shown`).
+// The cost of a view is bounded: in a long text, neighbouring tokens are counted together (`bucket`); if the layers or
+// heads of a policy differ, only some page tables are examined (`tables_shown`).
 struct TokenView {
-  // A series of buckets of tokens that are kept alike. level: 0 if no table looked at keeps any of them, kLevels if all
-  // keep all, and otherwise the share that is kept, rounded to a level between.
+  // A run of adjacent buckets with equal level: 0 if no examined table keeps any of their tokens, kLevels if all tables
+  // keep all, otherwise the kept share rounded to a level in between.
   struct Kept {
     std::int64_t buckets = 0;
     int level = 0;
   };
-  // A series of pages with as many live tokens each.
+  // A run of adjacent pages with equal numbers of live tokens.
   struct Pages {
     std::int64_t pages = 0;
     int live = 0;
@@ -71,15 +71,15 @@ struct TokenView {
   std::vector<Kept> kept;                 // of the first `sequence.seen` tokens
   std::int64_t bucket = 1;                // tokens
   int page_slots = 0;                     // tokens per page
-  int tables = 0;                         // page tables: 1, one for each layer, or one for each layer and KV head
-  int tables_shown = 0;                   // of these, looked at
-  std::vector<std::vector<Pages>> pages;  // by table looked at, oldest first
+  int tables = 0;                         // page tables: 1, one per layer, or one per layer and KV head
+  int tables_shown = 0;                   // those examined
+  std::vector<std::vector<Pages>> pages;  // by examined table, oldest first
 
-  // Text of tokens `first`, `first` + 1, ... A token that ends inside a character has an empty text, and the token that
-  // completes it has all of it. Of a control token: its name.
+  // Texts of tokens `first`, `first` + 1, ... If several tokens make one character, the last of them has its text and
+  // the others are empty. A control token has its name.
   std::int64_t first = 0;
   std::vector<std::string> texts;
-  std::vector<std::int64_t> controls;  // tokens, of those with texts, that are control tokens or markers
+  std::vector<std::int64_t> controls;  // tokens in this view that are control tokens or markers
 
   std::int64_t next() const { return first + static_cast<std::int64_t>(texts.size()); }
 };

@@ -1,4 +1,4 @@
-// A grow-only scratch array, aligned for vector loads. Its content is lost when it grows.
+// A grow-only scratch array, aligned for vector loads. Growing discards its content.
 // Thread-safety: none.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace kvasir {
 template <class T>
 class AlignedBuffer {
  public:
-  // At least `count` elements; uninitialised after growth. Frees the old elements first.
+  // Returns at least `count` elements, uninitialised after growth. Frees the old elements before it allocates.
   T* ensure(std::size_t count) {
     if (count > size_) {
       data_.reset();

@@ -14,14 +14,14 @@ namespace kvasir {
 
 class AtomicFile {
  public:
-  // Creates PATH.partial, with a number added if that name is taken. Follows symbolic links. A file that replaces
-  // another takes over its permissions, and its owner where the system allows it; a new one has the permissions
-  // `new_mode`. Errors: as replace_target and check_replaceable (base/mapped_file.h).
+  // Creates PATH.partial, with a number added if that name is taken. Follows symbolic links. Keeps the permissions of
+  // the file it replaces, and its owner where the system allows it; a new file gets `new_mode`. Errors: as
+  // replace_target and check_replaceable (base/mapped_file.h).
   static Result<AtomicFile> create(const std::string& path, mode_t new_mode = 0644);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
-  // Removes the partial file, unless it was committed. A process that is killed leaves it behind. No later writer
-  // removes it: a file of that name need not be a dead writer's.
+  // Removes the partial file, unless it was committed. A killed process leaves it behind, and no later writer removes
+  // it: it cannot tell a dead writer's file from another.
   ~AtomicFile();
 
   // Errors: kResourceExhausted for a full disk; the system's otherwise.

@@ -34,7 +34,7 @@ std::optional<std::uint64_t> unit_bytes(std::string_view text) {
   return bytes;
 }
 
-// A size as it is written.
+// A size split as written.
 struct Parts {
   std::string_view whole, fraction;  // digits
   std::uint64_t unit = 1;            // bytes
@@ -69,7 +69,7 @@ std::optional<std::uint64_t> parse_byte_size(std::string_view text) {
     number = number * 10 + value;
   }
   if (number > kMost / parts->unit) return std::nullopt;
-  // From the last digit: rounding down after each step rounds the whole down. 10 * 1024^6 is less than 2^64.
+  // Goes from the last digit, since rounding down after each step rounds the whole down. 10 * 1024^6 is less than 2^64.
   std::uint64_t part = 0;
   for (auto digit = parts->fraction.rbegin(); digit != parts->fraction.rend(); ++digit)
     part = (static_cast<std::uint64_t>(*digit - '0') * parts->unit + part) / 10;

@@ -1,4 +1,4 @@
-// Where exceptions end: what the system refuses becomes a Status.
+// Turns exceptions into a Status: out of memory, lengths, and resources that the system refuses.
 // Thread-safety: none of its own.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace kvasir {
 
-// What `call` returns, a Status or a Result.
+// Returns what `call` returns, a Status or a Result.
 template <class Call>
 auto guarded(Call&& call) -> decltype(call()) {
   try {

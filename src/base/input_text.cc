@@ -11,7 +11,7 @@ namespace kvasir {
 Result<InputText> InputText::open(const std::string& path, std::size_t max_bytes) {
   InputText input;
   struct stat st {};
-  // Some files of the system (/proc) are regular and have no size, but a text.
+  // Files of /proc are regular and report size 0, but have content.
   if (path != "-" && ::stat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0) {
     KVASIR_ASSIGN_OR_RETURN(input.file_, MappedFile::open(path));
     if (input.file_->bytes().size() > max_bytes)

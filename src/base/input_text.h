@@ -13,8 +13,8 @@
 
 namespace kvasir {
 
-// A regular file is mapped, so that its text takes no memory of the process's own; anything else is copied. A mapped
-// file must not become shorter while the text is in use: the system would end the process (SIGBUS).
+// Maps a regular file, so that its text takes no memory of the process's own; copies anything else. A mapped file must
+// not be truncated while the text is in use: the system would end the process (SIGBUS).
 class InputText {
  public:
   // `path`: "-" is standard input. Errors: as read_file.

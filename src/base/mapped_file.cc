@@ -165,7 +165,7 @@ Status check_replaceable(const std::string& path) {
 
 namespace {
 
-// The target of write_file: written directly if it is not a regular file, replaced by a temporary file otherwise.
+// Where write_file writes: directly into what is not a regular file, otherwise to a temporary file that replaces it.
 struct Destination {
   bool in_place = false;
   bool exists = false;

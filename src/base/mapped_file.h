@@ -28,7 +28,7 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::string& path() const { return path_; }
-  // When the file was last modified, as it was opened: nanoseconds since 1970.
+  // When the file had last been modified when it was opened: nanoseconds since 1970.
   std::int64_t modified() const { return modified_; }
 
   // Advises the system that [offset, offset + size) is not needed again and need not stay resident.
@@ -42,7 +42,7 @@ class MappedFile {
   std::int64_t modified_ = 0;
 };
 
-// Of what fstat says.
+// Returns the modification time in a result of fstat, nanoseconds since 1970.
 std::int64_t modified_of(const struct stat& status);
 
 // Reads a whole file, or standard input when `path` is "-". Errors: as for a mapped file; kResourceExhausted if there
@@ -57,19 +57,19 @@ Status write_file(const std::string& path, std::span<const std::byte> content);
 // `target`.partial, with a number appended if needed.
 std::string temporary_name(const std::string& target);
 
-// The file that takes the place of what a path names, once it is complete.
+// The file that a complete temporary file will replace.
 struct ReplaceTarget {
   std::string path;    // symbolic links followed
-  mode_t mode = 0644;  // permissions: those of the file that is there
+  mode_t mode = 0644;  // permissions of the existing file
 };
 
-// Finds what would be replaced at a path. Errors: kInvalidArgument for an empty path, for what is not a regular file (a
-// folder, a device, a pipe) and for a file that may not be written; the system's for a symbolic link that leads
-// nowhere.
+// Finds the file at a path that would be replaced. Errors: kInvalidArgument for an empty path, for anything but a
+// regular file (a folder, a device, a pipe) and for a file that may not be written; the system's for a dangling
+// symbolic link.
 Result<ReplaceTarget> replace_target(const std::string& path);
 
-// Checks whether a file could replace what a path names now, so that long work can fail early. Changes nothing. Errors:
-// as replace_target; the system's if no file can be made beside it.
+// Checks whether a file could replace the one at a path now, so that long work can fail early. Changes nothing. Errors:
+// as replace_target; the system's if no file can be created beside it.
 Status check_replaceable(const std::string& path);
 
 // Returns the error of the last system call (errno): "cannot WHAT 'PATH': REASON".

@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-constexpr std::size_t kMostLength = 64;  // a longer name is no slip of the pen
+constexpr std::size_t kMostLength = 64;  // longer names are not taken for typing errors
 
 std::string folded(std::string_view name) {
   std::string out(name);
@@ -24,7 +24,7 @@ std::string folded(std::string_view name) {
 int edit_distance(std::string_view first, std::string_view second) {
   const std::string a = folded(first);
   const std::string b = folded(second);
-  // Rows of the table of distances between beginnings: of the last two lengths of `a`, and of this one.
+  // Rows of the table of distances between prefixes: for the last two lengths of `a`, and for this one.
   std::vector<int> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
   for (std::size_t i = 1; i <= a.size(); ++i) {

@@ -9,14 +9,13 @@
 
 namespace kvasir {
 
-// Returns how many characters must be inserted, removed, replaced or swapped with their neighbour to make one name of
-// the other. Case does not count, and '_' equals '-'.
+// Returns the least number of characters to insert, remove, replace or swap with their neighbour to turn one name into
+// the other. Ignores case; '_' equals '-'.
 int edit_distance(std::string_view a, std::string_view b);
 
-// Returns the name most likely meant: one at an edit distance of 1; else the first of which `typed` is the beginning
-// (from 3 characters on) or that is the beginning of `typed` (from 4 on); else the one of smallest edit distance, the
-// first on a tie, if that is at most a third of the longer name's length. Names shorter than 2 characters resemble
-// nothing.
+// Returns the name most likely meant: one at an edit distance of 1; else the first that starts with `typed` (of at
+// least 3 characters) or starts `typed` (at least 4); else the one of smallest edit distance, the first on a tie, if
+// that is at most a third of the longer name's length. Names shorter than 2 characters resemble nothing.
 std::optional<std::string_view> nearest_name(std::string_view typed, std::span<const std::string_view> names);
 
 // Returns "; did you mean 'NAME'?", or "" where no name is near.

@@ -24,7 +24,7 @@ struct PartName {
   PartPlace place;
 };
 
-// Returns nullopt for a path that is not named as a part. Symbolic links are not followed.
+// Returns nullopt for a path that is not named as a part. Does not follow symbolic links.
 std::optional<PartName> parse_part_name(std::string_view path);
 
 // Returns the path of a part. REQUIRES: 1 <= number <= count <= kMostParts.

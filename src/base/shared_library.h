@@ -1,5 +1,5 @@
-// A library that is loaded when it is first needed, for those that few commands use: each brings a dozen others, for
-// which the rest should take neither time nor address space.
+// A library that is loaded when first needed. Each of them loads a dozen others, which would cost all other commands
+// time and address space.
 // Thread-safety: any thread, on different objects.
 #pragma once
 

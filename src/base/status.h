@@ -1,4 +1,4 @@
-// Short hands for writing functions that return Status or Result.
+// Shorthands for functions that return Status or Result.
 #pragma once
 
 #include <fmt/core.h>

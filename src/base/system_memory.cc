@@ -17,9 +17,8 @@ namespace kvasir {
 namespace {
 
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
-constexpr std::size_t kMostRead = std::size_t{1} << 20;  // of one of the system's files
+constexpr std::size_t kMostRead = std::size_t{1} << 20;  // of one of the system's files, bytes
 
-// Returns what is left of `limit` when `used` bytes are in use.
 std::uint64_t left_of(std::uint64_t limit, std::uint64_t used) {
   return limit > used ? limit - used : 0;
 }
@@ -61,14 +60,14 @@ std::optional<std::uint64_t> number_of(std::string_view text, std::string_view k
   return std::nullopt;
 }
 
-// The same in KiB, as bytes.
+// As number_of, for a number in KiB; returns bytes.
 std::optional<std::uint64_t> kib_of(std::string_view text, std::string_view key) {
   const std::optional<std::uint64_t> kib = number_of(text, key);
   if (!kib || *kib > kUnlimited / 1024) return std::nullopt;
   return *kib * 1024;
 }
 
-// A group's own bound, without its parents'.
+// Returns a group's own bound, without its parents'.
 std::uint64_t left_in_group_v1(const std::string& folder) {
   const std::string stat = text_of(folder + "/memory.stat");
   // The smallest limit of the group and its parents, whether these are visible or not.
@@ -80,7 +79,7 @@ std::uint64_t left_in_group_v1(const std::string& folder) {
 }
 
 std::uint64_t left_in_group_v2(const std::string& folder) {
-  // Beyond `high` a process is not killed, but slowed down until it hardly runs.
+  // Above `high` a process is not killed, but slowed down until it hardly runs.
   const std::uint64_t limit = std::min(number_in(folder + "/memory.max").value_or(kUnlimited),
                                        number_in(folder + "/memory.high").value_or(kUnlimited));
   if (limit == kUnlimited) return kUnlimited;

@@ -7,7 +7,7 @@
 namespace kvasir {
 namespace {
 
-// Spins before a worker sleeps: parallel regions follow each other within microseconds while a model runs.
+// Spins before a worker sleeps. Parallel regions follow each other within microseconds while a model runs.
 constexpr int kSpins = 4000;
 
 void pause() {

@@ -39,8 +39,8 @@ class ThreadPool {
   Call call_ = nullptr;
   void* context_ = nullptr;
   int count_ = 0;
-  // Holds whether a region is open, and how many workers are inside. A region ends when all its indices are taken and
-  // all workers inside have left. A worker that wakes up late finds the gate closed; the caller does not wait for it.
+  // Whether a region is open, and the number of workers inside. A region ends when all its indices are taken and all
+  // workers inside have left. A worker that wakes up late finds the gate closed, and the caller does not wait for it.
   static constexpr unsigned kOpen = 1u << 31;
   alignas(64) std::atomic<unsigned> gate_{0};
   alignas(64) std::atomic<unsigned> generation_{0};

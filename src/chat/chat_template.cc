@@ -17,11 +17,11 @@ using jinja::Origin;
 using jinja::Text;
 using jinja::Value;
 
-// Contents of messages by which a template is asked how it writes.
+// Contents of messages that probe how a template writes them.
 constexpr std::string_view kProbe = "Kvasir0";
 const ChatMessage kProbeUser = {"user", std::string(kProbe)};
 
-// Of the renders by which a template is asked how it writes, before anybody talks to the model.
+// Limits of the probing renders, which run before the first request.
 jinja::Limits probe_limits(const jinja::Limits& limits) {
   return {.steps = std::min<std::int64_t>(limits.steps, 500'000),
           .output_bytes = limits.output_bytes,
@@ -47,7 +47,8 @@ Status check_messages(std::span<const ChatMessage> messages, std::size_t first) 
   return {};
 }
 
-// The loop that writes the messages: the one that writes most of those that take them in order, the newest included.
+// Returns the loop that writes the messages: of those that take messages in order up to the newest, the one that writes
+// most.
 const jinja::Trace::Loop* message_loop(const jinja::Trace& trace) {
   const jinja::Trace::Loop* chosen = nullptr;
   const auto size = [](const jinja::Trace::Loop& loop) { return loop.end - loop.rounds.front().from; };
@@ -84,7 +85,7 @@ Status add_arguments(std::span<const std::pair<std::string, std::string>> argume
 }
 
 Result<jinja::Variables> variables_of(const ChatTemplateOptions& options, const Vocabulary& vocabulary) {
-  // As transformers passes them.
+  // The variables that transformers passes.
   jinja::Variables variables = {
       {"bos_token", Value::string(piece_of(vocabulary, vocabulary.bos), Origin::kTemplate)},
       {"eos_token", Value::string(piece_of(vocabulary, vocabulary.eos), Origin::kTemplate)},
@@ -118,7 +119,7 @@ ChatTemplate::ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed,
   if (parsed_) system_ = find_system_place();
   const std::optional<Text> after = parsed_ ? text_after_answer() : std::nullopt;
   closing_ = split_closing(after ? after->bytes() : piece_of(vocabulary, vocabulary.eos), vocabulary);
-  // What the caller's variables write after an answer spells no control token.
+  // What the caller's variables write after an answer is never a control token.
   closing_.control = form_.control && (!after || after->origin() == Origin::kTemplate);
   if (!closing_.control) closing_ = {"", "", closing_.before + closing_.end + closing_.after};
   end_token_ = find_marker(vocabulary, closing_.end);
@@ -138,8 +139,8 @@ Result<std::unique_ptr<ChatTemplate>> ChatTemplate::with_arguments(
   return std::make_unique<ChatTemplate>(std::move(form), parsed_, failure_, std::move(variables), options, vocabulary);
 }
 
-// Contents never produce control tokens. User-defined tokens are reserved only if the template writes them and they
-// look like markers; others, such as runs of spaces, may occur in any text.
+// Reserves tokens that contents must not produce. User-defined tokens are reserved only if the template writes them and
+// they look like markers; others, such as runs of spaces, may occur in any text.
 void ChatTemplate::reserve(const Vocabulary& vocabulary) {
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {
     const std::string& piece = vocabulary.pieces[i];
@@ -154,7 +155,7 @@ Result<ChatTemplate::Written> ChatTemplate::write(std::span<const ChatMessage> m
   if (!parsed_) return failure_;
   jinja::Trace trace;
   for (const ChatMessage& message : messages)
-    // The roles are checked, so the program vouches for them: templates write them inside their marks.
+    // The roles are checked, so they count as the template's text: templates write them inside their marks.
     trace.subjects.push_back(Value::dict(
         {{"role", Value::string(message.role, Origin::kTemplate)}, {"content", Value::string(message.content)}}));
   jinja::Variables variables = variables_;
@@ -236,7 +237,7 @@ Result<ChatPrompt> ChatTemplate::render_unfinished(std::span<const ChatMessage> 
   const bool placed = written.starts.size() > messages.size();
   const std::size_t first = placed ? written.starts[messages.size() - 1] : 0;
   const std::size_t last = placed ? written.starts[messages.size()] : written.text.size();
-  // The content is the last thing in the message's own part that is not the template's.
+  // The content is the last text in the message's own part that is not the template's.
   std::size_t begin = 0;
   std::string_view said;
   std::size_t end = 0;
@@ -286,15 +287,15 @@ Result<ChatPrompt> ChatTemplate::render_next(std::span<const ChatMessage> messag
   return prompt_of(text, starts);
 }
 
-// The messages, followed by a user's: many templates refuse a conversation without one, and end the newest message
-// otherwise than they end it later.
+// Returns the messages followed by a user's. Many templates refuse a conversation without one, and end the newest
+// message differently from how they end it later.
 std::vector<ChatMessage> ChatTemplate::messages_behind(std::span<const ChatMessage> messages) {
   std::vector<ChatMessage> more(messages.begin(), messages.end());
   more.push_back(kProbeUser);
   return more;
 }
 
-// What the template writes about messages[first, ...), with all that it writes in front if `first` is 0.
+// Returns what the template writes for messages[first, ...), with all that precedes them if `first` is 0.
 Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std::size_t first,
                                       bool open_answer) const {
   const std::size_t count = messages.size();
@@ -309,7 +310,7 @@ Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std
   const Text& text = written.text;
   std::size_t from = 0;
   if (first == count || (first > 0 && written.starts.empty())) {
-    // An answer may be opened inside the loop.
+    // Some templates open the answer inside the loop.
     KVASIR_ASSIGN_OR_RETURN(const Written before, write(messages.first(first), false));
     from = before.starts.empty() ? before.text.size() : before.starts[first];
     if (!text.bytes().starts_with(std::string_view(before.text.bytes()).substr(0, from)))
@@ -324,7 +325,7 @@ Result<Text> ChatTemplate::write_from(std::span<const ChatMessage> messages, std
   if (open_answer || count == 0 || written.starts.empty()) return newest;
   const std::string closing = closing_.before + closing_.end + closing_.after;
   if (messages.back().role == "assistant" && newest.bytes().ends_with(closing)) return newest;
-  // The newest message may stay without its end until something follows it.
+  // Some templates end the newest message only once another follows.
   const Result<Written> later = write(messages_behind(messages), false);
   if (!later.ok() || later->starts.empty()) return newest;
   const std::size_t begin = first == 0 ? 0 : later->starts[first];

@@ -1,7 +1,7 @@
 // Writes conversations by a model's chat template, which is interpreted (src/jinja).
 //
-// The text comes in segments. Control tokens written out in the template's own text become these tokens; in what a
-// person or a program gave, contents of messages and other variables, they stay plain text.
+// The text comes in segments. Control tokens written out in the template's own text become tokens; in contents of
+// messages and other variables, which a person or a program gave, they stay plain text.
 // Thread-safety: a ChatTemplate is immutable.
 #pragma once
 
@@ -36,44 +36,44 @@ struct ChatPrompt {
 
 struct ChatTemplateOptions {
   std::string source;  // Jinja; empty: the model has no template, and a stand-in takes its place
-  // A source that is no template makes render() fail; false: it makes no ChatTemplate.
+  // true: a source that does not parse makes render() fail; false: it makes no ChatTemplate.
   bool defer_errors = false;
   std::time_t now = std::time(nullptr);  // the date for templates that write today's, in local time
-  // More variables for the template: name and value, which is read as JSON if it is JSON; any other is a string.
+  // More variables for the template: name and value. A value that is valid JSON is read as JSON; any other is a string.
   std::vector<std::pair<std::string, std::string>> arguments;
   jinja::Limits limits;  // of one render
 };
 
 // A template's source before it is parsed.
 struct ChatForm {
-  std::string name;  // "jinja": the model's own, or one given instead; "markers", "chatml" or "plain": a stand-in
+  std::string name;  // "jinja": the model's or a given one; "markers", "chatml" or "plain": a stand-in
   std::string source;
   bool control = true;             // control tokens written out in the template's text become these tokens
   std::vector<std::string> stops;  // strings that end an answer, beside end tokens
 };
 
 // What a template writes after an answer: before, end, after. The model writes `end` itself, as its last token. If the
-// answer broke off, `end` is missing, and so is `before`, which few templates have.
+// answer broke off, `end` and `before` (which few templates have) are missing.
 struct ChatClosing {
   std::string before;
-  std::string end;       // empty if there is none, or if a variable of the caller's writes a part of the closing
-  std::string after;     // up to the next message, such as a new line
+  std::string end;       // empty if there is none, or if a caller's variable writes a part of the closing
+  std::string after;     // up to the next message, such as a line break
   bool control = false;  // control tokens written out in these texts become these tokens
 };
 
 class ChatTemplate {
  public:
-  // `parsed`: null, or `form.source` parsed; null makes render() fail with `failure`.
+  // `parsed`: `form.source` parsed; null makes render() fail with `failure`.
   ChatTemplate(ChatForm form, std::optional<jinja::Template> parsed, Status failure, jinja::Variables variables,
                const ChatTemplateOptions& options, const Vocabulary& vocabulary);
 
-  // Returns the template as it would be with these arguments besides, which replace those of the same name. Errors:
-  // kInvalidArgument for an argument that is a variable of every template.
+  // Returns this template with further arguments, which replace those of the same name. Errors: kInvalidArgument for an
+  // argument that is a variable of every template.
   Result<std::unique_ptr<ChatTemplate>> with_arguments(std::span<const std::pair<std::string, std::string>> arguments,
                                                        const Vocabulary& vocabulary) const;
 
   std::string_view name() const { return form_.name; }
-  // What is wrong with the template's source; OK if it can be used.
+  // Why the template's source cannot be used; OK if it can.
   const Status& failure() const { return failure_; }
 
   // Writes a whole conversation, character by character as the model's template does. `open_answer`: end with the
@@ -87,7 +87,7 @@ class ChatTemplate {
   Result<ChatPrompt> render_unfinished(std::span<const ChatMessage> messages) const;
 
   // Writes messages[first, ...) behind a context that already holds messages[0, first), each written when it was the
-  // newest. It is what the template's loop over the messages writes from message `first` on. Hence:
+  // newest. Writes what the template's loop over the messages writes from message `first` on. Hence:
   //   - The start of a conversation (BOS, a default system message) comes with the first message only.
   //   - A leading system message that the template writes as part of the next one gives no text yet, as with Llama 2
   //     and Mistral. Once it is written, the template no longer sees it.
@@ -95,30 +95,29 @@ class ChatTemplate {
   //     the thoughts of earlier answers, Mistral Nemo moves the system message to the newest user message, DeepSeek
   //     moves a later one to the top.
   //   - What follows the loop is written with `open_answer` only, so a conversation's end (such as Phi-3's EOS) is not.
-  // A system message that the template would drop, or place before text in the context, is an error. Where no loop of
-  // the template writes the messages in their order, the text must start with that of messages[0, first), or the
-  // conversation cannot be continued: kUnsupported. Other errors: as render().
-  // REQUIRES: first <= messages.size().
+  // A system message that the template would drop, or place before text in the context, is an error. If no loop of the
+  // template writes the messages in order, the text must start with that of messages[0, first); else kUnsupported: the
+  // conversation cannot be continued. Other errors: as render(). REQUIRES: first <= messages.size().
   Result<ChatPrompt> render_next(std::span<const ChatMessage> messages, std::size_t first, bool open_answer) const;
 
   const ChatClosing& closing() const { return closing_; }
 
-  // The token of `closing().end`, if the vocabulary has it. It ends generation whether or not the file says so.
+  // The token of `closing().end`, if the vocabulary has it. It ends generation even if the file does not name it.
   std::optional<TokenId> end_token() const { return end_token_; }
 
-  // Strings that end an answer, in addition to end tokens. Each is the start of the text that follows an answer:
-  // closing(), then a message.
+  // Strings that end an answer, besides end tokens. Each is the start of the text that follows an answer: closing(),
+  // then a message.
   const std::vector<std::string>& stop() const { return form_.stops; }
 
  private:
   // The text of a conversation, and where in it the messages are.
   struct Written {
     jinja::Text text;
-    // Where the template's loop over the messages writes each of them, and at last where the loop ends. Empty if no
-    // loop writes them in their order.
+    // Offset of each message that the template's loop writes, then of the loop's end. Empty if no loop writes them in
+    // order.
     std::vector<std::size_t> starts;
   };
-  // Where a system message that leads the conversation is written.
+  // Where a leading system message is written.
   enum class SystemPlace { kOwn, kInUser, kNone };
 
   Result<Written> write(std::span<const ChatMessage> messages, bool open_answer) const;
@@ -131,7 +130,7 @@ class ChatTemplate {
   void reserve(const Vocabulary& vocabulary);
 
   ChatForm form_;
-  std::vector<std::string> given_stops_;  // of `form`: without what the probes found
+  std::vector<std::string> given_stops_;  // of `form`: without those the probes found
   std::optional<jinja::Template> parsed_;
   Status failure_;
   jinja::Variables variables_;  // all but the messages and add_generation_prompt
@@ -154,7 +153,7 @@ Result<std::unique_ptr<ChatTemplate>> make_chat_template(const Vocabulary& vocab
                                                          const ChatTemplateOptions& options);
 
 // Returns the token ids of a prompt. `start`: the context is empty, so BOS is added, once, if the template or the
-// vocabulary asks for it; EOS is never added. `continues`: as in EncodeOptions. Errors: as Tokenizer::encode().
+// vocabulary asks for it; EOS never is. `continues`: as in EncodeOptions. Errors: as Tokenizer::encode().
 Result<std::vector<TokenId>> encode_chat(const Tokenizer& tokenizer, const ChatPrompt& prompt, bool start = true,
                                          bool continues = false);
 

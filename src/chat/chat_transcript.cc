@@ -114,9 +114,9 @@ std::span<const std::string> ChatTranscript::stops() const {
   return chat_->stop();
 }
 
-// Writes messages[first, ...). `fills`, on input: true if the context already ends with the opening of this answer,
-// which is then not written again. On output: false if the template would open it differently. An opening that lets the
-// model think (DeepSeek R1) is filled behind an empty thought, as such models write it.
+// Writes messages[first, ...). `fills`, on input: the context already ends with the opening of this answer, which is
+// then not written again. On output: false if the template would open it differently. An opening that lets the model
+// think (DeepSeek R1) is filled behind an empty thought, as such models write it.
 Result<ChatPrompt> ChatTranscript::render_newest(std::span<const ChatMessage> messages, std::size_t first,
                                                  bool* fills) const {
   KVASIR_ASSIGN_OR_RETURN(ChatPrompt prompt, chat_->render_next(messages, first, messages.back().role == "user"));
@@ -170,7 +170,7 @@ Result<std::string> ChatTranscript::missing_closing(std::span<const TokenId> new
 }
 
 // Returns whether the context ends with `text`, a part of the closing text. Compares tokens if the template closes with
-// a control token, bytes otherwise.
+// a control token, else bytes.
 Result<bool> ChatTranscript::ends_with_closing(std::string_view text, std::span<const TokenId> newest) const {
   if (!chat_->closing().control || !chat_->end_token()) return ends_with(text, newest);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<TokenId> tokens,
@@ -198,7 +198,7 @@ bool ChatTranscript::ends_with(std::string_view text, std::span<const TokenId> n
   return end.ends_with(text);
 }
 
-// Returns whether the context ends inside a text: a control or user-defined token ends a text.
+// Returns whether the context ends in plain text, that is not with a control or user-defined token.
 bool ChatTranscript::ends_in_text(std::span<const TokenId> newest) const {
   if (newest.empty()) return false;
   const TokenKind kind = tokenizer_->vocabulary().kinds[static_cast<std::size_t>(newest.back())];

@@ -1,10 +1,8 @@
-// Records the messages of one conversation and how its context ends, which determines the text a new message needs in
-// front of it.
+// Records the messages of one conversation and how its context ends.
 //
 // The transcript does not run tokens. A message takes two calls: render() returns its token ids and changes nothing;
 // add() records it once the caller knows how many of them entered the context. A refused message is never added, so
-// nothing has to be rolled back. Between messages the caller reports what else enters the context: plain text and
-// generations.
+// nothing has to be rolled back. The caller also reports plain text and generations that enter the context.
 // Thread-safety: none; copies (forks) are independent. Refers to tokenizer and template, which must outlive it.
 #pragma once
 
@@ -28,7 +26,7 @@ struct ChatEnding {
     kClosed,    // no message is open: nothing is needed
     kAwaited,   // the context ends with the opening of an answer, which a message of the assistant fills
     kOpen,      // a message is unfinished: the template's closing text is needed
-    kEndToken,  // the model ended its text with `token`, which is not in the context yet: it is needed
+    kEndToken,  // the model ended its text with `token`, which is not in the context yet and is needed
     kStop,      // the context ends with `stop`, a stop string of the template: the start of what follows an answer
   };
   Kind kind = Kind::kClosed;
@@ -43,10 +41,10 @@ struct ChatState {
   ChatEnding ending;
 };
 
-// The end of the context that a message is written behind.
+// The end of the context behind which a message is written.
 struct ContextEnd {
   std::int64_t tokens = 0;          // in the whole context
-  std::span<const TokenId> newest;  // the last of them, oldest first; more tokens than the template's closing text has
+  std::span<const TokenId> newest;  // the newest, oldest first; more of them than the template's closing text has
 };
 
 class ChatTranscript {
@@ -60,7 +58,7 @@ class ChatTranscript {
   // A message that is ready to enter the context.
   struct Rendered {
     std::vector<ChatMessage> messages;  // the messages; each question without an answer is followed by an empty one
-    std::vector<TokenId> tokens;        // to run: the closing of the previous message, then these
+    std::vector<TokenId> tokens;        // to run: the closing of the previous message, then the messages' own
     bool waits = false;                 // the template writes it as part of the next message: nothing to run yet
     bool opens_answer = false;          // the tokens end with the opening of an answer
     std::size_t position = 0;           // number of messages before
@@ -69,12 +67,12 @@ class ChatTranscript {
   // Writes a message behind the context. Errors: kInvalidArgument for a role or an order of roles that the template
   // does not support, and for invalid UTF-8, also in a message that waits.
   Result<Rendered> render(std::string_view role, std::string_view content, const ContextEnd& context) const;
-  // The same for several messages at once, which the template is run for only once. REQUIRES: not empty.
+  // As above for several messages, in one run of the template. REQUIRES: not empty.
   Result<Rendered> render(std::span<const ChatMessage> messages, const ContextEnd& context) const;
 
-  // Records a rendered message of which `read` tokens entered the context. Zero means that the message was refused; it
-  // is then not recorded, unless it waits. A message that entered in part stays open. REQUIRES: 0 <= read <=
-  // tokens.size(); the transcript has not changed since render().
+  // Records a rendered message of which `read` tokens entered the context. A message with 0 tokens read was refused and
+  // is not recorded, unless it waits; one read in part stays open. REQUIRES: 0 <= read <= tokens.size(); the transcript
+  // has not changed since render().
   void add(Rendered message, std::int64_t read);
 
   // Records that plain text entered the context; it continues an open message.
@@ -83,7 +81,7 @@ class ChatTranscript {
   // Marks the newest message as open: a generation starts to continue the context.
   void begin_answer();
 
-  // How a generation ended.
+  // The end of a generation.
   struct Answer {
     std::string_view text;
     FinishReason finish_reason = FinishReason::kLength;

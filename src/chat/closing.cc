@@ -10,7 +10,7 @@ struct Found {
   std::size_t size = 0;
 };
 
-// The longest of the pieces that are found first.
+// Finds the first control or user-defined token in `text`; the longest if several start there.
 Found find_control_token(std::string_view text, const Vocabulary& vocabulary) {
   Found found;
   for (std::size_t i = 0; i < vocabulary.pieces.size(); ++i) {

@@ -1,4 +1,4 @@
-// Takes apart what a template writes after an answer.
+// Splits what a template writes after an answer.
 // Thread-safety: pure function.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace kvasir {
 
-// Its end is the first control token of the vocabulary that is written out in `text`, or the first mark <...> or [...];
-// if there is neither, it is empty.
+// The end is the first control or user-defined token written out in `text`, else the first mark <...> or [...], else
+// empty.
 ChatClosing split_closing(std::string_view text, const Vocabulary& vocabulary);
 
 }  // namespace kvasir

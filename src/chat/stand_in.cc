@@ -25,7 +25,7 @@ ChatForm stand_in(const Vocabulary& vocabulary) {
             "{% for message in messages %}"
             "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"};
-  // An opened answer has no space behind its label: the model's first word starts with one.
+  // An opened answer has no space after its label: the model's first word starts with one.
   return {"plain",
           "{% for message in messages %}{{ message.role | capitalize + ': ' + message.content + '\\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",

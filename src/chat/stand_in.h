@@ -1,4 +1,4 @@
-// The templates of models that bring none.
+// Templates for models that bring none.
 // Thread-safety: pure functions.
 #pragma once
 

@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-// Two texts of a user that share no prefix: what both conversations begin with comes before the user's text.
+// Two texts of a user that share no prefix: the common prefix of both conversations ends before the user's text.
 constexpr std::string_view kOneText = "a";
 constexpr std::string_view kOtherText = "7";
 
@@ -22,7 +22,7 @@ std::string common_prefix(const std::string& a, const std::string& b) {
   return a.substr(0, static_cast<std::size_t>(std::ranges::mismatch(a, b).in1 - a.begin()));
 }
 
-// Whether `opening`, what a conversation begins with, is what opens a later turn of the user.
+// Returns whether `opening`, the start of a conversation, is merely what opens any turn of the user.
 bool opens_any_turn(const ChatTemplate& chat, const std::string& opening) {
   const std::vector<ChatMessage> said = {{"user", "a"}, {"assistant", "b"}};
   const auto one = asked(chat, said, kOneText), other = asked(chat, said, kOtherText);

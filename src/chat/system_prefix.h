@@ -1,4 +1,4 @@
-// How much of a conversation's beginning stands for its system message.
+// The tokens at a conversation's start that stand for its system message.
 // Thread-safety: pure.
 #pragma once
 
@@ -10,10 +10,9 @@
 
 namespace kvasir {
 
-// Returns how many tokens of a conversation come before the text of its first user message, where that is more than the
-// opening of a user's turn: BOS, the system message given or written by the template itself, and what the template
-// writes around it. 0 if there is no such message, or if the template refuses it. Only the system messages that lead
-// `messages` count.
+// Returns the number of tokens before the text of the first user message, if they are more than the opening of a user's
+// turn: BOS, the system message (given or the template's own), and what the template writes around it. 0 if there is no
+// such message, or if the template refuses it. Only the system messages that lead `messages` count.
 std::int64_t system_tokens(const Tokenizer& tokenizer, const ChatTemplate& chat, std::span<const ChatMessage> messages);
 
 }  // namespace kvasir

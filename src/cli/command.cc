@@ -207,12 +207,12 @@ Status print(std::string_view text) {
       pollfd output{STDOUT_FILENO, POLLOUT, 0};
       ::poll(&output, 1, -1);
     } else if (written < 0 && error == EPIPE) {
-      return Status(StatusCode::kCancelled, "");  // as `| head` ends it: nothing to say
+      return Status(StatusCode::kCancelled, "");  // ends like any program before `| head`, without a message
     } else if (written < 0 && error != EINTR) {
       return Status(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
                     fmt::format("cannot write to standard output: {}", std::strerror(error)));
     }
-    // Ctrl-C starts a stopped terminal again. Whoever else reads may never go on.
+    // A terminal stopped by Ctrl-S continues at Ctrl-C, so the loop goes on; any other reader may never continue.
     if (interrupted() && !(interrupting_signal() == SIGINT && ::isatty(STDOUT_FILENO) != 0))
       return Status(StatusCode::kCancelled, "stopped while standard output took no more");
   }
@@ -239,7 +239,7 @@ void note_kv_memory(std::uint64_t kv_memory) {
 
 namespace {
 
-// Returns the most tokens that a query sees under a policy by range; nullopt for other policies and without bound.
+// Returns the most tokens that a query sees under a bounded policy by range; nullopt for all other policies.
 std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
   const auto made = make_policy(policy);
   return made.ok() && !(*made)->traits().compacts ? (*made)->bound() : std::nullopt;
@@ -248,7 +248,7 @@ std::optional<std::int64_t> most_seen_by_range(const std::string& policy) {
 }  // namespace
 
 bool may_see_beyond(const std::string& policy, std::int64_t context) {
-  // A query sees itself besides what is kept. That one more is no reason to warn of the default policy.
+  // A query sees itself besides the kept tokens. One token more is no reason to warn of the default policy.
   return most_seen_by_range(policy).value_or(0) > context + 1;
 }
 
@@ -283,7 +283,7 @@ bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::i
                           std::string_view remedy) {
   const auto made = make_policy(policy);
   if (!made.ok()) return false;
-  // What attention-scored policies hold depends on the text, except while they hold all of it.
+  // What attention-scored policies keep depends on the text, except while they keep all of it.
   const PolicyTraits& traits = (*made)->traits();
   if (traits.compacts && !traits.holds_prompts) return false;
   const std::int64_t seen = std::min(tokens, most_seen_by_range(policy).value_or(tokens));
@@ -304,9 +304,9 @@ std::string human_bytes(std::uint64_t bytes) {
 std::string printable(std::string_view text, std::size_t limit) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   text =
-      text.substr(0, limit < text.size() ? limit + 4 : text.size());  // one character of up to 4 bytes behind the limit
+      text.substr(0, limit < text.size() ? limit + 4 : text.size());  // one character of up to 4 bytes beyond the limit
   std::string out;
-  std::size_t valid = 0;  // the text is valid up to there
+  std::size_t valid = 0;  // the text is valid up to here
   for (std::size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
     if (i == valid) valid = i + find_invalid_utf8(text.substr(i)).value_or(text.size() - i);
@@ -404,8 +404,8 @@ std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::i
   if (!made.ok()) return std::nullopt;
   if (const auto bound = (*made)->bound()) return std::min(tokens, *bound - 1);
   const PolicyTraits& traits = (*made)->traits();
-  if (!traits.compacts) return tokens;  // it drops nothing, or nobody knows when
-  // Of two policies the one that keeps less decides.
+  if (!traits.compacts) return tokens;  // it drops nothing, or at a time that depends on the text
+  // In a composition, the policy that keeps less decides.
   std::optional<std::int64_t> kept;
   for (const PolicyOptions& options : spec->parts) {
     if (const auto part = make_policy(PolicySpec{{options}, {}}); part.ok() && (*part)->bound()) {

@@ -25,16 +25,16 @@ namespace kvasir::cli {
 
 using Json = nlohmann::ordered_json;
 
-// Exit codes: 0 done; 1 a run failed; 2 the command line or an input was wrong.
+// Returns 0: done; 1: the run failed; 2: the command line or an input was wrong.
 int exit_code(const Status& status);
 
-// What a command is given, and where it leaves the status of its run.
+// The input of a command, and the status of its run.
 struct Outcome {
   const CommandLine& line;
   Status status;
 };
 
-// One function per command, each in its file: adds the subcommand to the program.
+// One function per command, each in its own file; each adds its subcommand to the program.
 void add_run(CLI::App& program, Outcome& outcome);
 void add_serve(CLI::App& program, Outcome& outcome);
 void add_keys(CLI::App& program, Outcome& outcome);
@@ -54,24 +54,24 @@ void add_pull(CLI::App& program, Outcome& outcome);
 void add_models(CLI::App& program, Outcome& outcome);
 void add_shell(CLI::App& program, Outcome& outcome);  // completion and man, which help does not show
 
-// -m, or the first argument by its place; --offline. `path` is what was given until resolve_model_option().
+// Adds -m (or the first argument by place) and --offline. `path` is as typed until resolve_model_option().
 void add_model_option(CLI::App& command, std::string& path);
 std::string kv_type_help();
-// --demote, --demote-dir and --demote-size.
+// Adds --demote, --demote-dir and --demote-size.
 void add_demote_options(CLI::App& command, std::string& demote, EngineOptions& options);
-// Gives the engine a folder where a policy demotes or offloads to a file and none was named.
+// Sets the engine's folder for demotion if a policy demotes or offloads to a file and none was named.
 Status add_demote_dir(const std::string& policy, EngineOptions& options);
-// Adds --demote to a policy, and then as add_demote_dir().
-// Errors: kInvalidArgument where there is no policy to add it to.
+// Adds --demote to a policy, then acts as add_demote_dir(). Errors: kInvalidArgument if there is no policy to add it
+// to.
 Status apply_demote(const std::string& demote, std::string& policy, EngineOptions& options);
 void add_engine_options(CLI::App& command, EngineOptions& options);  // -m, -t, --isa, --kv-type, --page
-// The same; --kv-type may be repeated.
+// As above, with --kv-type repeatable.
 void add_engine_options(CLI::App& command, EngineOptions& options, std::vector<std::string>& kv_types);
 void add_chunk_option(CLI::App& command, EngineOptions& options);      // --chunk
 void add_kv_memory_option(CLI::App& command, EngineOptions& options);  // --kv-memory
-// Adds --kv, one policy. Refuses an empty name, which would be taken for the default.
+// Adds --kv, one policy. Refuses an empty name, which would mean the default.
 CLI::Option* add_policy_option(CLI::App& command, std::string& policy, const std::string& help);
-// Turns a size such as 512MiB or 2GiB into its bytes.
+// Converts a size such as 512MiB or 2GiB to bytes.
 CLI::Validator to_bytes();
 // Adds an option for such a size.
 CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::uint64_t& bytes,
@@ -80,8 +80,8 @@ CLI::Option* add_bytes_option(CLI::App& command, const std::string& name, std::u
 // Adds --quiet, which silences note() and ProgressBar, to every command. Call it after all commands are added.
 void add_quiet_option(CLI::App& program);
 
-// Write to standard error: an error always, a note unless --quiet was given. Ignore failures: a full disk under a log
-// file does not end a run.
+// Write to standard error: an error always, a note unless --quiet was given. They ignore failures: a full disk under a
+// log file does not end a run.
 void write_error(std::string_view text);
 void write_note(std::string_view text);
 
@@ -90,26 +90,26 @@ void note(fmt::format_string<Args...> format, Args&&... args) {
   write_note(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// Writes to standard output, unbuffered. Errors: kResourceExhausted for a full disk; kCancelled for an interrupt while
-// the reader took no more; otherwise kIo, also for a closed pipe.
+// Writes to standard output, unbuffered. Errors: kResourceExhausted for a full disk; kCancelled for a closed pipe
+// (without a message), and for an interrupt while the reader took no more; otherwise kIo.
 Status print(std::string_view text);
 Status print_json(const Json& json);
 
-// Warns if --kv-memory is more than the memory that the system has left.
+// Warns if --kv-memory exceeds the memory that the system has left.
 void note_kv_memory(std::uint64_t kv_memory);
 
-// Warns if the kernels are plain C++ and that was not asked for. `asked`: the value of --isa; `used`: the kernels.
+// Warns if the kernels are plain C++ although not asked for. `asked`: the value of --isa; `used`: the kernels.
 void note_slow_kernels(std::string_view asked, std::string_view used);
 
-// Prints what there is to say of a policy with a model of so many KV heads (DependsOnModel::remark).
+// Prints the policy's remark about a model with so many KV heads (DependsOnModel::remark).
 void note_policy(const std::string& policy, int kv_heads);
 
 // Warns if a query saw more tokens than the model was trained for. `kept_max`: most tokens in the cache during a pass.
-// It includes those of a chunk that a policy by range hides from later queries; they are not counted. `saw`: the verb.
+// Tokens of a chunk that a policy by range hides from later queries are in it, but not counted. `saw`: the verb.
 void note_beyond_context(const std::string& policy, std::int64_t kept_max, std::int64_t context,
                          std::string_view saw = "saw");
-// Warns of the same before `tokens` tokens are read, where it is known by then. `remedy`: ends the line. Returns
-// whether it did.
+// Warns of the same before `tokens` tokens are read, if it is known by then. `remedy`: ends the line. Returns whether
+// it warned.
 bool note_will_see_beyond(const std::string& policy, std::int64_t tokens, std::int64_t context,
                           std::string_view remedy);
 // Returns whether note_beyond_context could warn of a policy by range with a bound.
@@ -117,46 +117,46 @@ bool may_see_beyond(const std::string& policy, std::int64_t context);
 
 // Returns whether a policy keeps the first tokens of a text and the newest, and drops those between.
 bool drops_ranges(const std::string& policy);
-// Returns whether what it drops moves to demoted pages, which later tokens may read again.
+// Returns whether dropped tokens move to demoted pages, which later tokens may read again.
 bool demotes(const std::string& policy);
 
 std::string human_bytes(std::uint64_t bytes);  // "3.4 MiB"
 
-// Checks that an output file is not one of the inputs. Errors: kInvalidArgument.
+// Checks that an output file is not an input. Errors: kInvalidArgument.
 Status check_output(const std::string& path, std::span<const std::string> inputs);
 
-// Checks that a session can be written to `path`, and replaces nothing but a session file. Errors: kInvalidArgument;
+// Checks that a session can be written to `path` and replaces nothing but a session file. Errors: kInvalidArgument;
 // those of check_replaceable.
 Status check_session_output(const std::string& path, std::span<const std::string> inputs);
 
-// Returns `path` if it is a file; for a folder, its files whose names end in `extension`, sorted by name. `what`: the
-// files' content, for messages. Errors: kIo; kInvalidArgument for a folder without such a file.
+// Returns `path` if it is a file; for a folder, its files whose names end in `extension`, sorted by name. `what`: their
+// content, for messages. Errors: kIo; kInvalidArgument for a folder without such a file.
 Result<std::vector<std::string>> files_at(const std::string& path, std::string_view extension, std::string_view what);
 
-// Formats ascending numbers as ranges, such as "0-3 7 40-47"; cut at a space before `limit` bytes.
+// Formats ascending numbers as ranges, such as "0-3 7 40-47", cut at a space before `limit` bytes.
 std::string id_ranges(std::span<const std::int64_t> ids, std::size_t limit);
 
-// Makes text safe to show on one line of a terminal: escapes control characters and bytes that are not valid UTF-8, and
-// cuts the text at the first character boundary after `limit` bytes.
+// Escapes control characters and bytes that are not valid UTF-8, so that the text is safe on one line of a terminal.
+// Cuts it at the first character boundary after `limit` bytes.
 std::string printable(std::string_view text, std::size_t limit);
 
-// Returns the time of a clock that only moves forward.
+// Returns the seconds of a monotonic clock.
 double steady_seconds();
 
-// The work of reading a text under a policy, in windows of `window` tokens unless that is 0.
+// Returns the work of reading a text under a policy, in windows of `window` tokens unless that is 0.
 ReadingWork reading_work(const std::string& policy, std::int64_t window = 0);
 
-// Returns how many of `tokens` tokens a policy keeps when they have been read; nullopt where that depends on the text.
+// Returns how many of the `tokens` tokens read a policy keeps; nullopt if that depends on the text.
 std::optional<std::int64_t> kept_behind_prompt(const std::string& policy, std::int64_t tokens);
 
-// A progress bar on standard error. Where that is no terminal, a line now and then.
+// A progress bar on standard error; occasional lines if that is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label, const ReadingWork& work = {});
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();  // clears the line
-  // Tells that so much was done before the bar was made, which takes no part in the estimate of the time left.
+  // Sets the work done before the bar was made, which the estimate of the time left leaves out.
   void start_at(std::uint64_t done) { before_ = done; }
   void update(std::uint64_t done, std::uint64_t total, std::string_view unit = {});
 

@@ -17,7 +17,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Names that other programs have for some options.
+// Names that other programs use for some options.
 constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"temperature", "--temp"},
     {"max-tokens", "--tokens"},
@@ -48,14 +48,14 @@ constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
     {"silent", "--quiet"},
 };
 
-// An option of another program, and what it is here.
+// An option of another program and its counterpart here.
 struct Foreign {
   enum Value { kNone, kMay, kNeeded };
   std::string_view name;
   std::string_view other_name;
   Value value = kNone;
   std::string_view here;    // the option here; empty: there is none, and `why` says why none is needed
-  std::string_view prefix;  // of its value
+  std::string_view prefix;  // put before its value
   std::string_view why;
 };
 constexpr Foreign kForeign[] = {
@@ -69,12 +69,12 @@ constexpr Foreign kForeign[] = {
     {"--mmap", "--no-mmap", Foreign::kNone, {}, {}, "weights are always packed for the kernels"},
 };
 
-// Whether a text is the value of an option that may stand without one.
+// Returns whether a text is the value of an option that may stand without one.
 bool is_switch(std::string_view text) {
   return text == "on" || text == "off" || text == "auto" || text == "0" || text == "1";
 }
 
-// Returns the program and the (sub)commands that were parsed.
+// Returns the program, followed by the (sub)commands that were parsed.
 std::vector<const CLI::App*> commands(const CLI::App& program) {
   std::vector<const CLI::App*> path = {&program};
   while (!path.back()->get_subcommands().empty()) path.push_back(path.back()->get_subcommands().front());
@@ -117,14 +117,14 @@ std::string no_argument(std::string_view argument, const CLI::App& app) {
   return fmt::format("the argument '{}' is not expected{}", argument, question);
 }
 
-// Adds where help on the last of the commands is.
+// Adds how to get help on the last of the commands.
 std::string with_hint(std::string_view problem, const std::vector<const CLI::App*>& path) {
   std::string command;
   for (const CLI::App* app : path) command += (command.empty() ? "" : " ") + app->get_name();
   return fmt::format("{} (see '{} --help')", printable(problem, 300), command);
 }
 
-// Returns the option that gives a setting its value, or null.
+// Returns the option that sets a setting, or null.
 const CLI::Option* option_of(std::string_view setting, const CLI::App& command) {
   // Settings whose options have other names.
   static constexpr std::pair<std::string_view, const char*> kOptions[] = {{"policy", "--kv"},
@@ -173,7 +173,7 @@ std::vector<std::string> CommandLine::translate(const CLI::App& program) {
     }
     std::optional<std::string> value;
     if (name != argument) value = argument.substr(name.size() + 1);
-    // A value that may be left out is one only if it looks like it.
+    // An optional value is taken only if it looks like one.
     const bool may_follow =
         i + 1 < arguments_.size() &&
         (foreign->value == Foreign::kNeeded || (foreign->value == Foreign::kMay && is_switch(arguments_[i + 1])));
@@ -261,7 +261,7 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
   const CLI::App& command = *commands(program).back();
   std::string message = status.message();
   std::string options;
-  // An option that nobody gave is named as those beside it: where one of them stands in the file, it can too.
+  // An option not given is named as a line of the file if one of the others is in the file.
   const bool in_file = std::ranges::any_of(status.settings(), [&](std::string_view setting) {
     const CLI::Option* option = option_of(setting, command);
     return option != nullptr && is_configured(*option, command);
@@ -274,7 +274,7 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
   const auto add = [&](const CLI::Option& option) { options += (options.empty() ? " [" : ", ") + name_in(option); };
   for (const std::string_view setting : status.settings()) {
     const CLI::Option* option = option_of(setting, command);
-    if (option == nullptr) continue;  // Options of other commands are omitted.
+    if (option == nullptr) continue;  // an option of another command
     const std::string_view rest = std::string_view(message).substr(std::min(setting.size(), message.size()));
     if (message.starts_with(setting) && (rest.starts_with('=') || rest.starts_with(" is "))) {
       message = name_in(*option) + " " + std::string(rest.substr(1));
@@ -282,7 +282,7 @@ std::string CommandLine::error_text(const Status& status, const CLI::App& progra
       add(*option);
     }
   }
-  // These errors have no settings: whether a variable or the configuration is at fault is told by the message.
+  // These errors have no settings. The message tells whether a variable or the configuration is at fault.
   const auto is_from_elsewhere = [&](const CLI::Option* option) {
     return option != nullptr && options.empty() && option->count() == 1 &&
            (!gives(*option) || is_configured(*option, command));
@@ -305,7 +305,7 @@ std::string CommandLine::error_text(const CLI::ParseError& error, const CLI::App
   const CLI::App& at = *path.back();
   const std::vector<std::string> rest = at.remaining();
   std::string problem = error.what();
-  // The name as typed, where there is such an option.
+  // Returns the name as typed if there is such an option.
   const auto typed = [&](const std::string& name) {
     const CLI::Option* option = at.get_option_no_throw(name);
     return option != nullptr ? name_of(*option) : name;
@@ -319,7 +319,7 @@ std::string CommandLine::error_text(const CLI::ParseError& error, const CLI::App
                   ? fmt::format("{}; did you mean 'run {}'?", no_command(rest.front(), at), rest.front())
                   : no_command(rest.front(), at);
   } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && unknown != rest.end()) {
-    problem = no_argument(*unknown, at);  // perhaps the option that is missing, misspelt
+    problem = no_argument(*unknown, at);  // perhaps the missing option, misspelt
   } else if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !rest.empty()) {
     problem = no_argument(unknown != rest.end() ? *unknown : rest.front(), at);
   } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {

@@ -16,14 +16,14 @@
 namespace {
 
 // Replaces closed standard streams by a descriptor that refuses reads or writes. Otherwise the next file opened would
-// take the stream's number, and be read or written in its place.
+// take the stream's number and be read or written in its place.
 void occupy_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == 0 ? O_WRONLY : O_RDONLY);
 }
 
-#ifndef KVASIR_SANITIZED  // whose runtimes are not ready before main()
-// Memory may be too short for what is allocated before main(), where nothing can catch an exception.
+#ifndef KVASIR_SANITIZED  // sanitizer runtimes are not ready before main()
+// Handles a lack of memory before main(), where no exception can be caught.
 void end_without_memory() {
   constexpr std::string_view kLine = "kvasir: not enough memory to start; raise the limit (ulimit -v)\n";
   (void)!::write(2, kLine.data(), kLine.size());
@@ -80,7 +80,7 @@ int run_program(int argc, char** argv) {
     for (const std::string& option : dropped) note("kvasir: {}\n", printable(option, 200));
     line.check_places(program);
     outcome.status = resolve_model_option(program);
-    if (!outcome.status.ok()) throw CLI::RuntimeError(1);  // told below
+    if (!outcome.status.ok()) throw CLI::RuntimeError(1);  // reported below
   });
   ignore_write_signals();
   explain_bus_errors();
@@ -116,7 +116,7 @@ int run_program(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // What the system refuses where no Status can say it: memory for a string, a thread, a descriptor of an event loop.
+  // Errors that no Status can report: no memory for a string, a thread, or a descriptor of an event loop.
   try {
     return run_program(argc, argv);
   } catch (const std::bad_alloc&) {

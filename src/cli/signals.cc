@@ -15,13 +15,13 @@ namespace kvasir::cli {
 namespace {
 
 std::atomic<bool> g_interrupted{false};
-std::atomic<int> g_signal{0};  // that interrupted
+std::atomic<int> g_signal{0};  // the newest interrupt
 int g_wake[2] = {-1, -1};      // a pipe, so that an interrupt just before a wait also ends that wait
 std::atomic<void (*)()> g_restore{nullptr};
 constexpr int kInterrupts[] = {SIGINT, SIGTERM, SIGHUP};
-struct sigaction g_before[3];  // their actions before catch_interrupts()
+struct sigaction g_before[3];  // actions before catch_interrupts()
 
-// Returns if the signal is blocked, as in its own handler: it acts when that returns.
+// Returns if the signal is blocked, as in its own handler: it then acts when the handler returns.
 void raise_default(int signal) {
   struct sigaction action {};
   action.sa_handler = SIG_DFL;
@@ -51,7 +51,7 @@ void ignore_write_signals() {
 void explain_bus_errors() {
   struct sigaction action {};
   action.sa_handler = [](int) {
-    // Several threads may read the file. The first one to come here writes and ends the process.
+    // Several threads may read the file. The first one here writes and ends the process.
     static std::atomic_flag written_once = ATOMIC_FLAG_INIT;
     while (written_once.test_and_set()) ::pause();
     static constexpr std::string_view kLine =

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
-// Names what is surely no text in UTF-8, for a better message than that of its first invalid byte.
+// Names content that cannot be UTF-8 text, for a better message than that of its first invalid byte.
 Status check_kind(std::string_view bytes, const std::string& source) {
   using namespace std::string_view_literals;
   if (bytes.starts_with("GGUF"))

@@ -9,9 +9,9 @@
 
 namespace kvasir::cli {
 
-// Returns what a file holds without the byte-order mark of UTF-8 at its start. `path`: where the bytes are from, for
-// messages; "-" is standard input. Errors: kInvalidArgument naming the file and the first byte that is not valid UTF-8,
-// counted from the start of the file.
+// Returns the content of a file without a UTF-8 byte-order mark. `path`: the source in messages; "-" is standard input.
+// Errors: kInvalidArgument naming the file and the first byte that is not valid UTF-8, counted from the start of the
+// file.
 Result<std::string_view> text_in(std::string_view bytes, const std::string& path);
 
 // Reads a text from a file, or standard input if `path` is "-". Errors: those of read_file and text_in.

@@ -36,12 +36,12 @@ double TimeLeft::seconds() const {
   double per_attended = (at_ * nn_ - nt_ * na_) / determinant;
   if (per_attended < 0) per_token = nt_ / nn_, per_attended = 0;
   if (per_token < 0) per_token = 0, per_attended = at_ / aa_;
-  // The fit's share of what is left, in terms of what has passed: errors of the fit do not move the present.
+  // Scales the fit to the time passed, so that its errors do not shift the present.
   const double passed = per_token * done_ + per_attended * work_.attended(done_);
   const double all = per_token * total_ + per_attended * work_.attended(total_);
   if (passed <= 0) return even;
   const double fitted = time_ * (all - passed) / passed;
-  const double trust = std::min(1.0, done_ / total_ / 0.05);  // the first passes say little of growth
+  const double trust = std::min(1.0, done_ / total_ / 0.05);  // the first passes say little about growth
   return even + trust * (fitted - even);
 }
 

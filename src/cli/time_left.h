@@ -1,5 +1,5 @@
-// Estimates how long a task still takes whose later parts cost more than its earlier ones: each token of a text attends
-// to those that are kept of the text before it. Thread-safety: none; one caller at a time.
+// Estimates the time left of a task whose later parts cost more: each token of a text attends to the kept tokens before
+// it. Thread-safety: none; one caller at a time.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace kvasir::cli {
 
-// What attention costs while a text is read.
+// The cost of attention while a text is read.
 struct ReadingWork {
-  std::int64_t most_kept = 0;  // most tokens that one attends to; 0: all units of work cost the same
-  std::int64_t window = std::numeric_limits<std::int64_t>::max();  // after as many tokens nothing is kept
+  std::int64_t most_kept = 0;  // most tokens that one token attends to; 0: all units of work cost the same
+  std::int64_t window = std::numeric_limits<std::int64_t>::max();  // tokens after which the cache starts empty again
 
-  // Tokens attended to by the first `tokens` tokens together.
+  // Returns the sum of tokens attended to over the first `tokens` tokens.
   double attended(double tokens) const;
 };
 
@@ -21,7 +21,7 @@ class TimeLeft {
  public:
   explicit TimeLeft(const ReadingWork& work) : work_(work) {}
 
-  // `seconds` since the start, when `done` of `total` tokens are done. Ascending.
+  // `seconds` since the start, when `done` of `total` tokens are done. In ascending order.
   void add(double seconds, std::int64_t done, std::int64_t total);
   // Returns the seconds left after the last call of add; 0 before any.
   double seconds() const;
@@ -35,7 +35,7 @@ class TimeLeft {
   double nn_ = 0, na_ = 0, aa_ = 0, nt_ = 0, at_ = 0;
 };
 
-// When lines of progress are due: after 5 seconds, and then whenever the time has doubled or a minute has passed.
+// Says when lines of progress are due: after 5 seconds, then whenever the time has doubled or a minute has passed.
 class LineTimes {
  public:
   // `seconds` since the start, ascending.

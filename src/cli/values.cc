@@ -12,7 +12,7 @@
 namespace kvasir::cli {
 namespace {
 
-// The values that an option accepts, for people; the commands check them. Those of one command come first.
+// The values that an option accepts, in words; the commands check them. Entries of one command come first.
 struct Range {
   std::string_view command;  // empty: any
   std::string_view option;
@@ -130,7 +130,7 @@ void check_values(CLI::App& program) {
     if (type == "FILE") option->check(CLI::Validator(named("a file"), ""));
     if (type == "FOLDER") option->check(CLI::Validator(named("a folder"), ""));
     if (type == "NAME") option->check(CLI::Validator(named("a model"), ""));
-    // CLI11 reads an empty one as 0.
+    // CLI11 reads an empty value as 0.
     if (type == "FLOAT") check_number(program, option, [](const std::string& text) { return !text.empty(); });
     if (type == "INT") check_number(program, option, is_number<std::int64_t>);
     if (type == "UINT") check_number(program, option, is_number<std::uint64_t>);

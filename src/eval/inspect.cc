@@ -36,7 +36,7 @@ std::vector<double> values(const std::vector<Mean>& means) {
   return result;
 }
 
-// The indices of a head's most important tokens, ascending; empty if it saw too few.
+// A head's most important tokens, ascending; empty if it saw too few.
 struct TopSet {
   std::vector<TokenIndex> ids;
   std::size_t seen = 0;
@@ -171,7 +171,7 @@ class LayerStudy {
         if (!sets[a].ids.empty() && !sets[b].ids.empty()) means[a * sets.size() + b].add(overlap(sets[a], sets[b]));
   }
 
-  // Sums the queries of one row of cells and writes the row when it is complete; queries come in order.
+  // Sums the queries of one row of cells, and writes the row when it is complete; queries come in order.
   void add_to_matrix(TokenIndex query) {
     for (std::size_t id = 0; id < by_id_.size(); ++id) {
       if (std::isnan(by_id_[id])) continue;
@@ -202,8 +202,8 @@ class LayerStudy {
   std::vector<std::vector<TopSet>> ring_;  // [query % kRing][KV heads]
   std::vector<TopSet> reference_;          // [KV heads]
   std::vector<TopSet> query_sets_;         // [query heads] of this row
-  // Of this row.
-  std::vector<double> by_id_;  // NaN: no head sees it
+  // For the current row:
+  std::vector<double> by_id_;  // NaN: no head attends to it
   std::vector<double> mass_;
   std::vector<float> pooled_;
   std::vector<std::size_t> order_;

@@ -1,5 +1,5 @@
-// Measures attention on a text under a policy, layer by layer: its sparsity, how its most important tokens change over
-// time and between heads, where it goes, and what the policy keeps.
+// Measures attention on a text under a policy, layer by layer: its sparsity, how the most important tokens change over
+// time and between heads, where the weight goes, and what the policy keeps.
 //
 // The top set of a KV head at a query holds the `top` tokens of largest weight, after max-pooling over the query heads
 // of its group (SyncKV, "A Syncopated Scheduling Approach to KV Cache Compression"); ties go to the younger token. Two
@@ -31,13 +31,13 @@ struct InspectedLayer {
   std::vector<double> hoyer;       // [bins] Hoyer sparsity (Lethe, Eq. 1) of the mass summed over heads
   double hoyer_mean = 0;           // over all queries that see more than one token
   std::vector<double> kept;        // [bins] tokens that a query sees, mean over KV heads
-  std::vector<double> drift;       // [bins] overlap of top sets with those of the reference query (SyncKV, Fig. 2)
+  std::vector<double> drift;       // [bins] overlap of top sets with the reference query's (SyncKV, Fig. 2)
   std::vector<double> locality;    // [lags] overlap of the top sets of two queries `lag` tokens apart (SyncKV, Fig. 2)
   std::vector<double> by_chance;   // [lags] the same for random top sets: top / tokens seen, of the query seeing more
   std::vector<double> similarity;  // [KV heads, KV heads] overlap of their top sets at the same query
   std::vector<double> query_similarity;  // [query heads, query heads] the same without pooling
-  // [cells, cells] weight of a cell's queries on a cell's tokens, mean over heads and queries (Cascading KV, Fig. 8): a
-  // row sums to 1. NaN where no query sees a token.
+  // [cells, cells] weight of a cell's queries on a cell's tokens, mean over heads and queries (Cascading KV, Fig. 8).
+  // Rows sum to 1. NaN where no query sees a token.
   std::vector<float> matrix;
 };
 

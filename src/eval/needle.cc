@@ -28,7 +28,7 @@ constexpr std::string_view kNouns[] = {"lantern", "key",      "tower",   "garden
                                        "library", "fountain", "anchor",  "lighthouse", "bell",   "crown",  "map",
                                        "door",    "statue",   "well",    "mill"};
 
-// Random numbers that are the same on every platform, unlike those of the standard library's distributions.
+// Random numbers that are equal on every platform, unlike those of the standard library's distributions.
 class Draw {
  public:
   Draw(std::uint64_t seed, std::int64_t length, int trial) {
@@ -92,7 +92,7 @@ bool is_space(char c) {
   return c == ' ' || c == '\n' || c == '\r' || c == '\t';
 }
 
-// Returns the offsets at which a sentence has ended and the next token starts a word or a line.
+// Returns the offsets of tokens that start a word or a line after the end of a sentence.
 std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<const TokenId> tokens) {
   std::vector<std::size_t> begins;
   bool ended = false;
@@ -110,8 +110,8 @@ std::vector<std::size_t> sentence_begins(const Tokenizer& tokenizer, std::span<c
   return begins;
 }
 
-// Encodes a line in the middle of a text. Errors: kInvalidArgument if it is not UTF-8 or the vocabulary cannot express
-// it.
+// Encodes a line in the middle of a text. Errors: kInvalidArgument for invalid UTF-8, or if the vocabulary cannot
+// express it.
 Result<std::vector<TokenId>> encode_line(const Tokenizer& tokenizer, const std::string& line) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
                           tokenizer.encode(line, {.add_special = false, .continues = true}));
@@ -145,7 +145,7 @@ Result<NeedlePrompts> NeedlePrompts::create(const Tokenizer& tokenizer, std::str
 Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenizer, std::int64_t length,
                                                        int number) const {
   Draw draw(options_.seed, length, number);
-  // Each draw is a statement: within one expression the compiler would choose their order.
+  // Each draw is a statement of its own: within one expression their order would be unspecified.
   const std::string_view noun = kNouns[draw.below(std::size(kNouns))];
   const std::string_view adjective = kAdjectives[draw.below(std::size(kAdjectives))];
   const std::string key = std::string(adjective) + " " + std::string(noun);
@@ -181,7 +181,7 @@ Result<NeedlePrompts::Trial> NeedlePrompts::make_trial(const Tokenizer& tokenize
         .about({"lengths"});
   const std::size_t last = filler_.size() - trial.filler_size;
   const auto choices = std::ranges::upper_bound(sentences_, last) - sentences_.begin();
-  const std::size_t chosen = draw.below(static_cast<std::size_t>(choices) + 1);  // the beginning of the text is one too
+  const std::size_t chosen = draw.below(static_cast<std::size_t>(choices) + 1);  // + 1: the start of the text
   trial.filler_begin = chosen == 0 ? 0 : sentences_[chosen - 1];
   return trial;
 }

@@ -13,7 +13,7 @@
 namespace kvasir {
 namespace {
 
-// Splits the engine's blocks of rows into rows, and checks their weights.
+// Splits the engine's blocks of rows into rows and checks their weights.
 class RowSplitter final : public AttentionObserver {
  public:
   RowSplitter(SeenTokens* seen, RowObserver* observer, int heads) : seen_(*seen), observer_(*observer), heads_(heads) {}
@@ -55,9 +55,8 @@ int next_pass(const RetentionPolicy& policy, const ObservedTextOptions& options,
   return next_chunk_rows(done, options.prefill, tokens, prompt_chunk(policy, options.chunk));
 }
 
-// Applies check_room (sequence/context_rules.h), with two differences. Observation may go beyond the trained context
-// under a bounded policy that keeps original positions. And an overlong text is an invalid argument, since the caller
-// chose its length.
+// Applies check_room (sequence/context_rules.h), with two differences. Under a bounded policy, observation may go
+// beyond the trained context. An overlong text is an invalid argument, since the caller chose its length.
 Status check_text_room(const RetentionPolicy& policy, ContextPlace place, std::int64_t rest, std::int64_t next,
                        std::int64_t context) {
   if (policy.bound()) return {};
@@ -87,7 +86,7 @@ Result<ObservedText> read_observed(const std::shared_ptr<LoadedModel>& model, st
   KVASIR_RETURN_IF_ERROR(check_observed_text(*model, tokens, options));
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy, make_policy(options.policy));
   const MemoryRequest request{tokens, options.prefill, options.chunk, 1};
-  // The weights of all retained tokens are wanted, beyond a sliding window too: zeros.
+  // Observers want the weights of all retained tokens: those beyond a sliding window are zero.
   KvCacheShape shape = model->kv_shape;
   shape.window = 0;
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache,

@@ -1,4 +1,4 @@
-// Reads a text under a policy and passes the attention of every row to an observer. Recording and inspection share it.
+// Reads a text under a policy and passes the attention of every row to an observer, for recording and inspection.
 // Thread-safety: one reading at a time per model.
 #pragma once
 
@@ -22,15 +22,15 @@ struct ObservedTextOptions {
   int chunk = 0;             // prompt tokens per pass; 0: the policy's default, otherwise the engine's
 };
 
-// How the text was read, and what the policy holds of it at the end.
+// How the text was read, and what the policy retains at the end.
 struct ObservedText {
   std::string policy;
   std::string codec;
-  int chunk = 0;                                            // as used; 0 without a prompt
-  std::int64_t kept_max = 0;                                // most tokens a forward pass saw
-  std::int64_t seen_least = 0;                              // tokens the last pass saw, in the table holding fewest
-  bool by_head = false;                                     // the policy decides for each KV head
-  std::vector<std::vector<std::vector<TokenIndex>>> final;  // [layer][1 or KV heads]: held at the end, ascending
+  int chunk = 0;                // as used; 0 without a prompt
+  std::int64_t kept_max = 0;    // most tokens a forward pass saw
+  std::int64_t seen_least = 0;  // tokens seen by the last pass, in the table with the fewest
+  bool by_head = false;         // the policy decides for each KV head
+  std::vector<std::vector<std::vector<TokenIndex>>> final;  // [layer][1 or KV heads]: retained at the end, ascending
 };
 
 // One row of one layer: the softmax weights of a token's query heads. No weight is NaN or infinite.
@@ -42,8 +42,8 @@ class ObservedRow {
   int layer() const { return attention_.layer; }
   TokenIndex query() const { return seen_.first() + attention_.first_row + row_; }
   std::span<const float> weights(int head) const { return attention_.of(row_, head); }
-  // Returns the tokens that the weights belong to, ascending, the query last. Query heads of one KV head share them.
-  // Valid until the next call.
+  // Returns the tokens that the weights belong to, ascending, the query last; the same for all query heads of a KV
+  // head. Valid until the next call.
   std::span<const TokenIndex> ids(int head) const { return seen_.of(layer(), head, attention_.first_row + row_); }
 
  private:
@@ -55,7 +55,8 @@ class ObservedRow {
 class RowObserver {
  public:
   virtual ~RowObserver() = default;
-  // Called for the rows of a layer in order of their queries; layers alternate. An error ends the reading.
+  // Called for the rows of a layer in order of their queries; rows of different layers alternate. An error ends the
+  // reading.
   virtual Status observe(const ObservedRow& row) = 0;
   // Keys and values of the text; null: not wanted.
   virtual ReadsKv* kv() { return nullptr; }

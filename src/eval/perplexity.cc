@@ -20,7 +20,7 @@ std::int64_t first_row(const PerplexityOptions& options) {
   const std::int64_t first = options.window == 0     ? options.first_scored
                              : options.whole_windows ? 0
                                                      : options.window / 2;
-  // The last row of a prompt is what the policy left untouched.
+  // The prompt's last row precedes anything the policy drops.
   return std::max(first, options.prefill);
 }
 
@@ -84,13 +84,13 @@ void finish(PerplexityResult& result) {
   }
 }
 
-// A policy on a codec.
+// A policy with a codec.
 struct Run {
   std::string policy;
   KvCacheShape shape;
 };
 
-// The full cache's logits of the rows that a policy has yet to be compared with.
+// The full cache's logits of the rows that some policy has yet to be compared with.
 class KeptRows {
  public:
   explicit KeptRows(int vocabulary) : vocabulary_(static_cast<std::size_t>(vocabulary)) {}
@@ -117,7 +117,7 @@ class KeptRows {
   std::vector<float> logits_;
 };
 
-// Policies that read the same text side by side: the least advanced runs its next pass.
+// Policies that read the same text in parallel: the least advanced runs its next pass.
 class SideBySide {
  public:
   SideBySide(const std::shared_ptr<LoadedModel>& model, std::span<const TokenId> tokens,
@@ -168,7 +168,7 @@ class SideBySide {
       KVASIR_RETURN_IF_ERROR(make_track(tracks_[i], runs[i].policy, runs[i].shape, budget));
       if (options_.compare_full && full_ == nullptr && runs[i].shape.codec() == KvCodec{} &&
           tracks_[i].result.policy == "full")
-        full_ = &tracks_[i];  // serves as its own reference: no second reading is needed
+        full_ = &tracks_[i];  // its own reference: no second reading is needed
     }
     if (options_.compare_full && full_ == nullptr) {
       full_ = &tracks_.back();
@@ -214,8 +214,8 @@ class SideBySide {
     return {};
   }
 
-  // Where the chunk is free and changes no bit, a policy that drops while it reads runs in short ones, so that its
-  // memory is that of the tokens kept and not of the whole text.
+  // A policy that drops while it reads runs in short chunks if the chunk is free and changes no bit. Its memory is then
+  // that of the tokens kept, not of the whole text.
   int chunk_for(const RetentionPolicy& policy, std::int64_t tokens) const {
     constexpr int kShort = 32;
     const PolicyTraits& traits = policy.traits();

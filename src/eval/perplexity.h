@@ -1,8 +1,8 @@
 // Measures the perplexity of a text under retention policies, and the distance of their predictions from the full
 // cache's. The text is one long stream, or windows of fixed length. Thread-safety: one evaluation at a time per model.
 //
-// Rows and positions: row r of a stream (or window) is the model's prediction after reading r + 1 tokens. It is scored
-// against token r + 1, whose position is r + 1.
+// Row r of a stream (or window) is the model's prediction after reading r + 1 tokens. It is scored against token r + 1,
+// whose position is r + 1.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,14 @@ struct PerplexityOptions {
                                // model wants one. 0: the text is one stream
   bool whole_windows = false;  // true: score every token of a window; false: only its second half, as llama.cpp's
                                // llama-perplexity does
-  int chunk = 1;               // tokens per forward pass; 1: they count as generated, otherwise as a prompt
-  // Tokens at the start of the stream, or of each window, that are a prompt read in passes of `chunk` tokens, and not
-  // scored; those behind it come one at a time, as if generated. 0: `chunk` holds for all.
+  int chunk = 1;               // tokens per forward pass; 1: read as generated tokens, otherwise as a prompt
+  // Tokens at the start of the stream, or of each window, that are a prompt: read in passes of `chunk` tokens and not
+  // scored. Later tokens come one at a time, as if generated. 0: `chunk` holds for all.
   std::int64_t prefill = 0;
   std::int64_t first_scored = 0;  // streams only: rows before this one are read but not scored
   bool compare_full = false;      // compare with policy `full` and f16 pages
   std::int64_t bins = 0;          // points of the curve over the positions scored; 0: no curve
-  std::int64_t bins_over = 0;     // tokens of the longest text, if several texts share their bins; 0: of this text
+  std::int64_t bins_over = 0;     // tokens of the longest of several texts that share their bins; 0: of this text
 };
 
 inline constexpr std::int64_t kMostBins = 10000;
@@ -62,19 +62,19 @@ struct PerplexityResult {
   double ppl = 0;           // exp(nll)
   double ppl_error = 0;     // standard error: ppl * sd(nll) / sqrt(tokens)
   std::optional<FullComparison> full;
-  // Means over the tokens scored, of the forward pass that predicted each:
+  // Means over the scored tokens, of the forward pass that predicted each:
   double kept_mean = 0;   // tokens that the pass saw (its own included), mean over layers and KV heads
-  double dead_share = 0;  // share of written slots in pages still held whose token was dropped
-  // How often the codec encoded a token that is retained at the end of the stream or window, of those whose page is
-  // encoded: mean and most.
+  double dead_share = 0;  // share of written slots, in pages still held, whose token was dropped
+  // Number of times the codec encoded a token retained in an encoded page at the end of the stream or window: mean and
+  // most.
   double encodings_mean = 0;
   int encodings_max = 0;
   std::uint64_t kv_bytes_peak = 0;
   std::int64_t kept_max = 0;  // most tokens a forward pass saw, in any layer and KV head
-  // Tokens that the last pass of the stream saw, in the layer and KV head holding fewest; with windows, the least of
-  // them.
+  // Tokens seen by the last pass of the stream, in the layer and KV head with the fewest; with windows, the least of
+  // all.
   std::int64_t seen_least = std::numeric_limits<std::int64_t>::max();
-  double tpot_ms = 0;  // median time per token, forward and cache together, of this policy's passes alone
+  double tpot_ms = 0;  // median time per token, forward and cache together, of this policy's passes only
   double tpot_p10_ms = 0;
   double tpot_p90_ms = 0;
   double forward_ms = 0;                    // mean per token
@@ -90,17 +90,16 @@ Status check_perplexity(std::int64_t tokens, const PerplexityOptions& options);
 
 // Returns one result per policy and codec: those of the first policy first, in order of codec. `tokens`: the text, with
 // BOS in front if the model wants one.
-//   - Without compare_full, the runs come one after the other.
-//   - With compare_full, all runs and one full cache read the text side by side, pass by pass.
-//     Only the full cache's logits of a pass or two are stored.
-//   - All caches are then in memory at once. The model's kv_memory bounds the cache of each run, but not the full
-//     cache.
+//   - Without compare_full, one run follows another.
+//   - With compare_full, all runs and one full cache read the text in parallel, pass by pass. Only the full cache's
+//     logits of a pass or two are stored, but all caches are in memory at once. The model's kv_memory bounds the cache
+//     of each run, but not the full cache.
 // `progress` receives tokens done and in total. Errors: those of check_perplexity, kResourceExhausted, kCancelled.
 Result<std::vector<PerplexityResult>> evaluate_perplexity(const std::shared_ptr<LoadedModel>& model,
                                                           std::span<const TokenId> tokens,
                                                           const PerplexityOptions& options, const Progress& progress);
 
-// Pools one policy's results of several texts: every token counts equally, times cover all passes, peaks are the
+// Pools one policy's results on several texts: every token counts equally, times cover all passes, peaks are the
 // largest. REQUIRES: at least one result; all made with the same options, `bins_over` included.
 PerplexityResult pool_perplexity(std::span<const PerplexityResult> results);
 

@@ -1,4 +1,4 @@
-// Sums over scored tokens and timed passes, from which the figures of an evaluation follow. Thread-safety: plain
+// Sums over scored tokens and timed passes, from which an evaluation's figures are computed. Thread-safety: plain
 // values.
 #pragma once
 
@@ -45,7 +45,7 @@ struct PerplexitySums {
   double nll_squares = 0;
   double kept = 0;
   double dead_share = 0;
-  double encodings = 0;  // of the tokens retained at the end of each stream or window
+  double encodings = 0;  // over the tokens retained at the end of each stream or window
   std::int64_t encoded = 0;
   std::int64_t agreed = 0;
   std::vector<double> klds;  // [tokens], or empty without a comparison

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kArticleTokens = 1000;
 
-// Adds up the overlaps of all pairs of heads at the sampled queries of one article after the other.
+// Sums the overlaps of all pairs of heads at the sampled queries, article by article.
 class HeadStudy final : public RowObserver {
  public:
   HeadStudy(const ModelConfig& config, std::size_t top_k)
@@ -24,7 +24,7 @@ class HeadStudy final : public RowObserver {
                                   0.0)),
         sets_(static_cast<std::size_t>(config.governed().kv_heads)) {}
 
-  // Queries of the next article, ascending.
+  // Sets the queries of the next article, ascending.
   void begin_article(std::vector<TokenIndex> queries) { queries_ = std::move(queries); }
 
   Status observe(const ObservedRow& row) override {
@@ -57,7 +57,7 @@ class HeadStudy final : public RowObserver {
   std::size_t top_k_;
   std::vector<TokenIndex> queries_;
   std::vector<std::vector<double>> sums_;  // [layers][KV heads * KV heads]
-  // Of this row.
+  // For the current row:
   std::vector<std::vector<std::uint32_t>> sets_;  // [KV heads]
   std::vector<double> pooled_;
   std::vector<std::uint32_t> order_;

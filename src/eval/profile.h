@@ -1,7 +1,7 @@
-// Profiles the KV heads of a model on texts: which of them attend to the same tokens (retention/head_profile.h).
+// Profiles a model's KV heads on texts: which of them attend to the same tokens (retention/head_profile.h).
 //
-// Every text is cut into articles of `tokens` tokens, read apart, each from an empty cache, under `full`. In each
-// article `queries` of the queries that see more than `top_k` tokens are drawn without repetition.
+// Every text is cut into articles of `tokens` tokens, each read under `full` from an empty cache. In each article,
+// `queries` of the queries that see more than `top_k` tokens are drawn without repetition.
 // Thread-safety: one profile at a time per model.
 #pragma once
 
@@ -17,20 +17,20 @@
 namespace kvasir {
 
 struct ProfileOptions {
-  std::int64_t tokens = 0;     // of an article; 0: 1,000, or the model's trained context if that is less
-  std::int64_t articles = 50;  // at most, the texts' first in turn; 0: all
+  std::int64_t tokens = 0;     // per article; 0: 1,000, or the model's trained context if that is less
+  std::int64_t articles = 50;  // most articles, taken from the texts in turn; 0: all
   int top_k = 64;
-  int queries = 32;  // sampled of each article
-  int reps = 0;      // clusters of a layer; 0: default_representatives
+  int queries = 32;  // sampled per article
+  int reps = 0;      // clusters per layer; 0: default_representatives
   std::uint64_t seed = 1;
 };
 
-// The articles of texts: pieces of `tokens` tokens, what is shorter left out; one of each text in turn, at most
-// `articles` (0: all). Errors: kInvalidArgument if there is none.
+// Returns the articles of texts: consecutive pieces of `tokens` tokens, without shorter rests, one of each text in
+// turn, at most `articles` (0: all). Errors: kInvalidArgument if there is none.
 Result<std::vector<std::span<const TokenId>>> cut_articles(std::span<const std::vector<TokenId>> texts,
                                                            std::int64_t tokens, std::int64_t articles);
 
-// Tokens of an article as used.
+// Returns the tokens per article that `options` mean.
 std::int64_t article_tokens(const LoadedModel& model, const ProfileOptions& options);
 
 // Errors: kInvalidArgument for options out of range.

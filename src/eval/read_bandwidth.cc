@@ -14,10 +14,10 @@ namespace kvasir {
 namespace {
 
 constexpr std::size_t kMost = std::size_t{512} << 20;
-constexpr std::size_t kShare = std::size_t{1} << 20;  // bytes that a thread reads in one go
+constexpr std::size_t kShare = std::size_t{1} << 20;  // bytes that a thread reads per task
 constexpr int kSums = 8;                              // a cache line, fetched while another is read: two in a row
                                                       // are read more slowly
-constexpr std::size_t kAhead = 8192;                  // bytes; as far as the kernels fetch weights ahead
+constexpr std::size_t kAhead = 8192;                  // bytes; as far as the kernels prefetch weights
 
 }  // namespace
 
@@ -31,7 +31,7 @@ Result<ReadBandwidth> ReadBandwidth::make(ThreadPool& threads) {
   if (memory == MAP_FAILED) return exhausted("there is no memory to measure the speed of memory with");
   ::madvise(memory, bytes, MADV_HUGEPAGE);
   ReadBandwidth bandwidth(threads, Memory(static_cast<std::uint64_t*>(memory), Unmap{bytes}));
-  // Pages that were never written are all the same one.
+  // Pages that were never written all map to one page.
   std::fill_n(bandwidth.memory_.get(), bytes / sizeof(std::uint64_t), std::uint64_t{1});
   return bandwidth;
 }
@@ -50,7 +50,7 @@ double ReadBandwidth::measure() {
     }
     std::uint64_t sum = 0;
     for (const std::uint64_t s : sums) sum += s;
-    total += sum;  // what nobody uses would not be read
+    total += sum;  // used, so that the compiler keeps the reads
   });
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   KVASIR_CHECK(total == bytes / sizeof(std::uint64_t));

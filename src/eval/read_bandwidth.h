@@ -1,5 +1,5 @@
-// Measures how fast the threads of a pool read memory: the limit of whatever reads more than caches hold, as decoding
-// does. Thread-safety: none; uses the pool.
+// Measures how fast a pool's threads read memory. This limits whatever reads more than caches hold, such as decoding.
+// Thread-safety: none; uses the pool.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace kvasir {
 
 class ReadBandwidth {
  public:
-  // Takes 512 MiB of memory, or a quarter of what the machine has left. Errors: kResourceExhausted.
+  // Takes 512 MiB of memory, or a quarter of what is available. Errors: kResourceExhausted.
   static Result<ReadBandwidth> make(ThreadPool& threads);
 
   // Reads all of it once. Returns 10^9 bytes per second.

@@ -50,7 +50,7 @@ Result<RestreamResult> evaluate_restream(const std::shared_ptr<LoadedModel>& mod
   const auto fill = static_cast<std::int64_t>(text.size());
   const std::int64_t all = std::accumulate(options.distances.begin(), options.distances.end(), fill);
   const std::int64_t most = fill + std::ranges::max(options.distances);
-  // A fork shares pages with the original; in the worst case it replaces all of them.
+  // A fork shares the original's pages; in the worst case it replaces all of them.
   const MemoryRequest request{most, most, options.chunk, 2};
   KVASIR_RETURN_IF_ERROR(check_positions(*policy, options.chunk, model->config.context, most));
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<KvCache> cache, make_evaluation_cache(model, *policy, {&request, 1}));

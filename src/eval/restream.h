@@ -1,6 +1,6 @@
 // Measures how far back a policy remembers: the last D tokens of a text are read a second time, for several D. A model
-// that can copy predicts them well as long as their first occurrence is still in the cache (after Willette et al.,
-// arXiv 2406.17808, fig. 3). Thread-safety: one evaluation at a time per model.
+// that can copy predicts them well while their first occurrence is in the cache (after Willette et al., arXiv
+// 2406.17808, fig. 3). Thread-safety: one evaluation at a time per model.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RestreamOptions {
 
 struct RestreamPoint {
   std::int64_t distance = 0;
-  std::int64_t tokens = 0;  // scored: D - 1, since nothing predicts the first
+  std::int64_t tokens = 0;  // scored: D - 1, since the first has no prediction
   double first_nll = 0;     // of these tokens in the first pass: mean negative log-likelihood, nats
   double first_ppl = 0;     // exp(first_nll)
   double nll = 0;           // of the same tokens in the second pass

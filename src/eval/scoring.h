@@ -1,4 +1,4 @@
-// Shared by evaluations: makes a cache for a policy, and scores a sequence's predictions.
+// Shared by evaluations: makes a cache for a policy and scores a sequence's predictions.
 // Thread-safety: one evaluation at a time per model.
 #pragma once
 
@@ -42,26 +42,26 @@ Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<Loa
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 
-// The same for a given shape and budget. `budget` in bytes; 0: what the sequences need.
+// As above, with another shape and budget. `budget` in bytes; 0: what the sequences need.
 Result<std::shared_ptr<KvCache>> make_evaluation_cache(const std::shared_ptr<LoadedModel>& model,
                                                        const KvCacheShape& shape, std::uint64_t budget,
                                                        const RetentionPolicy& policy,
                                                        std::span<const MemoryRequest> requests);
 
-// Returns how tokens read in chunks count: a chunk of 1 reads them as generated tokens, a larger one as a prompt.
+// Returns how tokens read in chunks count: as generated tokens if `chunk` is 1, otherwise as a prompt.
 inline SequenceRunner::Source source_of(int chunk) {
   return chunk == 1 ? SequenceRunner::Source::kGenerated : SequenceRunner::Source::kPrompt;
 }
 
 // Appends a text to the sequence, in passes of up to `chunk` tokens, and scores each of its tokens but the first:
-// result[i] belongs to text[i + 1]. `on_read` (may be empty) receives after each pass the number of tokens read; return
-// false to stop. Errors: those of SequenceRunner::feed.
+// result[i] belongs to text[i + 1]. `on_read` (may be empty) receives the number of tokens read after each pass, and
+// returns false to stop. Errors: those of SequenceRunner::feed.
 Result<std::vector<TokenScore>> score_text(SequenceRunner& runner, std::span<const TokenId> text, int chunk,
                                            const std::function<bool(std::int64_t)>& on_read);
 
-// Reads a prompt into a new sequence in passes of up to `chunk` tokens, then the answer token by token as if it were
-// generated, and scores each token of the answer. The last token of the answer is scored but not read. `on_read`: as
-// above, counting prompt and answer together.
+// Reads a prompt into a new sequence in passes of up to `chunk` tokens, then the answer token by token as if generated,
+// and scores each token of the answer. The answer's last token is scored but not read. `on_read`: as above, counting
+// prompt and answer together.
 Result<std::vector<TokenScore>> score_answer(SequenceRunner& runner, std::span<const TokenId> prompt,
                                              std::span<const TokenId> answer, int chunk,
                                              const std::function<bool(std::int64_t)>& on_read);

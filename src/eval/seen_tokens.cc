@@ -7,7 +7,7 @@ namespace kvasir {
 
 void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids) {
   ids.clear();
-  // Frames are in order of token.
+  // Frames are in order of their tokens.
   for (const PageTable::Frame& frame : table.frames())
     for (const PageEntry& entry : table.entries_of(frame))
       for (SlotMask live = entry.live; live != 0; live &= live - 1)
@@ -58,7 +58,7 @@ int SeenTokens::table(int layer, int query_head) const {
   return per_layer_ == 0 ? 0 : layer * per_layer_ + query_head / heads_;
 }
 
-// Sets the tokens a row sees: those retained before the pass and the pass's up to the row, minus hidden ones.
+// Sets the tokens a row sees: those retained before the pass, plus the pass's up to the row, minus hidden ones.
 void SeenTokens::set_row(int row) {
   if (row == row_) return;
   row_ = row;

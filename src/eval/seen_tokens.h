@@ -15,7 +15,7 @@ namespace kvasir {
 // Appends the token indices that a table holds, ascending.
 void retained_ids(const PageTable& table, std::vector<TokenIndex>& ids);
 
-// Returns the same for all tables of a sequence, as [layer][KV head]; a layer whose heads agree has one list.
+// Returns the retained tokens of all tables of a sequence, as [layer][KV head]; one list for a layer whose heads agree.
 std::vector<std::vector<std::vector<TokenIndex>>> retained_by_layer(const KvSequence& sequence, int layers);
 
 class SeenTokens {
@@ -23,7 +23,7 @@ class SeenTokens {
   // Starts at the runner's current state. REQUIRES: the runner outlives the object.
   SeenTokens(const SequenceRunner* runner, const LoadedModel& model);
 
-  // Moves on to the next pass. Must be called after each pass has run and pruned.
+  // Moves on to the next pass. REQUIRES: called after each pass has run and pruned.
   void next_pass();
 
   TokenIndex first() const { return first_; }  // token index of row 0 of the pass
@@ -40,14 +40,14 @@ class SeenTokens {
   int per_layer_ = 1;  // tables of a layer; 0: one for all layers
   int heads_ = 1;      // query heads of a table
   TokenIndex first_ = 0;
-  // By table: the indices that each held before the pass, then those of the pass.
+  // By table: the tokens held before the pass, then those of the pass.
   std::vector<std::vector<TokenIndex>> ids_;
   std::vector<std::size_t> held_;
-  // For a policy that drops ranges: a copy of it one pass behind, to compute what each row sees.
+  // For a policy that drops ranges: a copy one pass behind, to compute what each row sees.
   std::unique_ptr<RetentionPolicy> shadow_;
   KeepPlan plan_;
   std::vector<IndexRange> before_;  // retained before the pass
-  std::vector<IndexRange> hidden_;  // [rows of the pass]; empty: not yet asked for
+  std::vector<IndexRange> hidden_;  // [rows of the pass]; empty: not yet computed
   int row_ = -1;
 };
 

@@ -33,8 +33,8 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Returns the bytes of weights that decoding one token reads: all of them, except an embedding that is not also the
-// output matrix, of which one row is read.
+// Returns the bytes of weights read to decode one token: all, except an embedding separate from the output matrix, of
+// which only one row is read.
 std::uint64_t weight_bytes_read(const LoadedModel& model) {
   if (model.weights.output == model.weights.embedding) return model.weight_bytes;
   return model.weight_bytes - model.embedding_bytes;
@@ -85,7 +85,7 @@ Status check_options(const SpeedOptions& options) {
   return {};
 }
 
-// Lists the measurements, policy by policy; every policy has the same tests in the same order.
+// Lists the measurements by policy; every policy has the same tests in the same order.
 Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) {
   std::vector<Measurement> measurements;
   const std::size_t tests =
@@ -112,7 +112,7 @@ Result<std::vector<Measurement>> make_measurements(const SpeedOptions& options) 
   return measurements;
 }
 
-// Groups the measurements by what they start from, and notes in each which base that is.
+// Groups the measurements by their starting state, and sets the base of each.
 std::vector<Base> make_bases(std::vector<Measurement>& measurements) {
   std::vector<Base> bases;
   for (Measurement& m : measurements) {
@@ -125,7 +125,7 @@ std::vector<Base> make_bases(std::vector<Measurement>& measurements) {
   return bases;
 }
 
-// Plans a sequence of the measurement's policy that holds `tokens`.
+// Plans a sequence of `tokens` tokens under the measurement's policy.
 KvMemory planned(const LoadedModel& model, const Measurement& m, std::int64_t tokens, std::int64_t prompt) {
   return plan_kv_memory(model.kv_shape, *m.policy, {tokens, prompt, model.options.chunk, 1});
 }
@@ -134,14 +134,14 @@ std::uint64_t planned_base_bytes(const LoadedModel& model, const Measurement& m)
   return planned(model, m, m.figure.depth + 1, m.figure.depth).bytes;
 }
 
-// Returns the most bytes that the forks of a measurement need beside what they are forked from.
+// Returns the most bytes that the forks of a measurement need besides their base's.
 std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
   const std::int64_t depth = m.figure.depth, end = depth + m.figure.tokens + 1;
   const KvMemory whole = planned(model, m, end, m.prefill() ? end : depth);
   const auto batch = static_cast<std::uint64_t>(m.figure.batch);
-  // Under a compacting policy a fork comes to own all its pages.
+  // Under a compacting policy a fork ends up with its own copy of every page.
   if (m.policy->traits().compacts) return batch * whole.bytes;
-  // Any other owns its tables, its bounds of chunks, its copy of the open page, and the pages it adds.
+  // Under any other it owns its tables, its chunk bounds, its copy of the open page, and the pages it adds.
   const std::uint64_t base = planned_base_bytes(model, m);
   const std::uint64_t added = whole.bytes > base ? whole.bytes - base : 0;
   const std::uint64_t bounds = m.policy->ranks_chunks() != nullptr ? whole.policy_bytes : 0;
@@ -149,7 +149,7 @@ std::uint64_t fork_bytes(const LoadedModel& model, const Measurement& m) {
                   KvCache::cost(model.kv_shape, {}, (depth + 2 * m.figure.tokens) / model.kv_shape.page.slots + 4));
 }
 
-// Returns the bytes that all bases need, and behind them the forks of one measurement at a time.
+// Returns the bytes needed by all bases, plus the largest measurement's forks.
 Result<std::uint64_t> bytes_needed(const LoadedModel& model, std::span<const Base> bases,
                                    std::span<const Measurement> measurements) {
   std::vector<std::uint64_t> base_bytes(bases.size());
@@ -173,7 +173,7 @@ Result<std::uint64_t> bytes_needed(const LoadedModel& model, std::span<const Bas
   return bytes;
 }
 
-// Runs the passes of measurements, and tells how far they are.
+// Runs the passes of measurements and reports progress.
 class Passes {
  public:
   Passes(const std::shared_ptr<LoadedModel>& model, const std::shared_ptr<KvCache>& cache,
@@ -251,7 +251,7 @@ class Passes {
   std::int64_t done_ = 0;
 };
 
-// Sums up what the repetitions of a measurement took. `first`: what it is compared with.
+// Computes a measurement's figures from its repetitions. `first`: the measurement it is compared with.
 void conclude(Measurement& m, const Measurement& first, const LoadedModel& model, const Base& base) {
   const auto tokens = static_cast<double>(m.figure.tokens * m.figure.batch);
   m.figure.median = tokens / median(m.seconds);

@@ -1,7 +1,7 @@
 // Measures the speed of one model on this machine: prefill and decoding at given cache depths, and how fast the same
-// threads read memory, the limit of decoding. Every figure is a median over repetitions, with the extremes. Repetitions
-// of all figures and policies are interleaved, so that a temporary slowdown of the machine affects all of them.
-// Thread-safety: one measurement at a time per model.
+// threads read memory, which limits decoding. Every figure is a median over repetitions, with the extremes. Repetitions
+// of all figures and policies are interleaved, so that a temporary slowdown affects all of them alike. Thread-safety:
+// one measurement at a time per model.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct SpeedFigure {
 
 struct Speed {
   std::vector<SpeedFigure> figures;
-  double read_gigabytes_per_s = 0;  // memory that the model's threads only read: median over repetitions
+  double read_gigabytes_per_s = 0;  // with threads that only read memory: median over repetitions
 };
 
 // Errors: kInvalidArgument, kResourceExhausted, kCancelled when progress returns false.

@@ -21,12 +21,12 @@ class CachedReader final : public TextReader {
       : runner_(model, cache, policy.clone()),
         tokens_(tokens),
         chunk_(chunk),
-        // A chunk of 1 reads as if generated, unless a prompt is asked for.
+        // A chunk of 1 reads tokens as generated, unless there is a prompt.
         prompt_(prefill > 0                                           ? prefill
                 : source_of(chunk) == SequenceRunner::Source::kPrompt ? size()
                                                                       : 0) {
     runner_.set_watch([this](const KvSequence& sequence) {
-      // Range policies never show a row more than their bound, however many rows a pass has.
+      // Range policies never show a row more than their bound, whatever the number of rows.
       const auto& policy = runner_.policy();
       const double most = policy.traits().compacts
                               ? std::numeric_limits<double>::infinity()
@@ -84,7 +84,7 @@ class RecomputeReader final : public TextReader {
     full_ = std::move(*full);
   }
 
-  // There is no token behind the last row to score it against.
+  // The last row has no next token to be scored against.
   bool done() const override { return row_ + 1 >= static_cast<std::int64_t>(tokens_.size()); }
   std::int64_t next_row() const override { return row_; }
   std::int64_t pass_limit() const override { return row_ + 1; }

@@ -1,4 +1,4 @@
-// Reads a text under a policy, one forward pass at a time, so that several policies can read it side by side.
+// Reads a text under a policy, one forward pass at a time, so that several policies can read it in parallel.
 // Thread-safety: one caller at a time; readers of one model take turns.
 #pragma once
 
@@ -36,19 +36,20 @@ class TextReader {
 
   virtual std::int64_t tokens_timed() const = 0;  // tokens that times() covers
   virtual StepTimes times() const = 0;
-  // Of the tokens retained now.
+  // Returns the encodings of the tokens retained now.
   virtual PageTable::Encodings encodings() const { return {}; }
   virtual std::int64_t kept_max() const = 0;
   virtual std::int64_t seen_least() const = 0;  // as SequenceRunner's
 };
 
-// Gives every row of the text, from one sequence in `cache`. `tokens` must outlive the reader. `prefill`: the first
-// tokens that are a prompt, in chunks of `chunk`; the others then come one at a time. 0: all are as source_of says.
+// Makes a reader that gives every row of the text, from one sequence in `cache`. `tokens` must outlive it. `prefill`:
+// first tokens, which are a prompt in chunks of `chunk`; the others come one at a time. 0: all tokens as
+// source_of(chunk) says.
 std::unique_ptr<TextReader> make_cached_reader(const std::shared_ptr<LoadedModel>& model,
                                                const std::shared_ptr<KvCache>& cache, const RetentionPolicy& policy,
                                                std::span<const TokenId> tokens, int chunk, std::int64_t prefill = 0);
 
-// The policy `recompute`, which keeps no cache: each row comes from a new sequence of the last `size` tokens.
+// Policy `recompute`, which keeps no cache: each row comes from a new sequence of the last `size` tokens.
 struct RecomputeSpec {
   std::int64_t size = 0;
   std::int64_t stride = 1;     // every stride-th row

@@ -36,7 +36,7 @@ std::unordered_map<TokenId, double> DryPenalty::penalties() const {
   // No repetition is longer than the run of tokens since the last breaker.
   std::size_t most = 0;
   while (most < count && newest(most) != kNoToken) ++most;
-  // The Z-function of the context read backwards: length[i] tokens up to the one of age i are the newest ones too.
+  // Z-function of the context read backwards: the length[i] tokens up to the one of age i equal the newest ones.
   std::vector<std::size_t> length(count, 0);
   std::size_t left = 0, right = 0;
   for (std::size_t i = 1; i < count; ++i) {

@@ -1,6 +1,6 @@
 // The DRY penalty ("don't repeat yourself"): lowers the logits of tokens that would lengthen a repetition.
 //
-// Where the last n tokens of the context stood before, followed by token t, and n >= allowed_length is the longest such
+// If the last n tokens of the context occurred before, followed by token t, and n >= allowed_length is the largest such
 // n, the logit of t loses multiplier * base^(n - allowed_length), at most 10^6. A repetition does not reach across a
 // breaker, and a breaker is never lowered.
 // Source: the DRY sampler of p-e-w, text-generation-webui pull request 5677 (2024).

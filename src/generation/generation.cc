@@ -28,7 +28,7 @@ bool is_token(const Tokenizer& tokenizer, TokenId token) {
   return token >= 0 && static_cast<std::size_t>(token) < tokenizer.vocabulary().pieces.size();
 }
 
-// Checks what a state says as a whole; sampler, matcher and stream check their own parts.
+// Checks a state as a whole; sampler, matcher and stream check their own parts.
 Status check(const Tokenizer& tokenizer, const GenerationState& state) {
   const auto damaged = [](const char* what) { return data_loss("the state of a generation is damaged: {}", what); };
   const std::int64_t pending = state.pending ? 1 : 0;

@@ -1,4 +1,4 @@
-// Continues one request without knowing the model: takes logits, returns the next token and text.
+// Continues one request without running the model: takes logits, returns the next token and text.
 //
 //   Generation generation(tokenizer, options, stops, newest);
 //   while (const std::optional<TokenId> token = *generation.push(logits)) {
@@ -73,22 +73,22 @@ class Generation {
   // became complete; may be empty. Finishes with kStop if a stop string is complete. REQUIRES: token == *pending().
   std::string accept(TokenId token);
 
-  // Finishes from outside, for example with kContext, kKvMemory or kCancelled. A generation that has finished keeps its
-  // first reason. A pending token is dropped, and its draw is undone: who continues from the sampler's state and the
-  // same logits draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
+  // Finishes from outside, for example with kContext, kKvMemory or kCancelled. Has no effect on a finished generation.
+  // Drops a pending token and undoes its draw, so that a continuation from the sampler's state and the same logits
+  // draws it again. REQUIRES: reason is none of kEnd, kStop and kFailed.
   void finish(FinishReason reason);
 
   // Returns the next piece of held-back text, or "" when none is left. After kStop and kCancelled always returns "":
   // the text belongs to the stop string, or the caller has gone. REQUIRES: finished.
   std::string flush();
 
-  // Returns what GenerateOptions::logprobs reports of a token: `logits` [vocabulary] are those of its place,
-  // `likeliest` is how many of the others are reported.
+  // Returns what GenerateOptions::logprobs reports of a token. `logits` [vocabulary]: those it was drawn from.
+  // `likeliest`: the number of other tokens reported.
   GeneratedToken describe(std::span<const float> logits, TokenId token, int likeliest) const;
 
   // Restarts the random draws with another seed, so that copies differ.
   void reseed(std::uint64_t seed) { sampler_.reseed(seed); }
-  // Goes on with the draws of another generation; the tokens that count for penalties stay.
+  // Continues the draws of another generation; the tokens that count for penalties stay.
   void resume(const SamplerState& other) { sampler_.set_random(other.random); }
 
   bool finished() const { return finish_reason_.has_value(); }
@@ -97,9 +97,9 @@ class Generation {
   std::optional<TokenId> pending() const { return pending_; }      // the token to run, not accepted yet
   std::int64_t tokens() const { return tokens_; }                  // accepted
   const std::string& text() const { return text_; }                // all that accept() and flush() returned
-  // With GenerateOptions::logprobs: of the tokens accepted, and of the pending one.
+  // With GenerateOptions::logprobs: one per accepted token, and one for the pending token.
   const std::vector<GeneratedToken>& choices() const { return choices_; }
-  const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // the same of end_token()
+  const std::optional<GeneratedToken>& end_choice() const { return end_choice_; }  // for end_token()
 
   // Returns true while the accepted tokens end inside a UTF-8 character that has not been flushed.
   bool mid_character() const { return stream_.mid_character(); }

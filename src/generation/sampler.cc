@@ -169,7 +169,7 @@ std::span<const float> Sampler::adjusted(std::span<const float> logits) {
   return adjusted_;
 }
 
-// Returns the first of the largest, or kNoToken if all are NaN. Lanes of their own let the compiler use vectors.
+// Returns the first largest token, or kNoToken if all are NaN. Separate lanes let the compiler use vectors.
 TokenId Sampler::largest(std::span<const float> logits) {
   float lanes[kLanes];
   std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
@@ -183,7 +183,8 @@ TokenId Sampler::largest(std::span<const float> logits) {
   return found == logits.end() ? kNoToken : static_cast<TokenId>(found - logits.begin());
 }
 
-// Collects the top-k tokens whose logit is not NaN, likeliest first; if there are no more than k, all of them by token.
+// Collects the top-k tokens whose logit is not NaN, likeliest first; all of them, by token, if there are no more than
+// k.
 void Sampler::gather(std::span<const float> logits) {
   const auto k = static_cast<std::size_t>(options_.top_k);
   sorted_ = k > 0 && k < logits.size() && k <= kMostHeaped && gather_few(logits, k);
@@ -199,8 +200,8 @@ void Sampler::gather(std::span<const float> logits) {
   sorted_ = true;
 }
 
-// Collects the top k in a heap, whose first is the least likely: of most tokens, only the logit is compared with it.
-// Returns whether there are more than k.
+// Collects the top k in a heap with the least likely on top, so that most tokens cost one comparison. Returns whether
+// there are more than k.
 bool Sampler::gather_few(std::span<const float> logits, std::size_t k) {
   candidates_.clear();
   std::size_t i = 0;

@@ -39,7 +39,7 @@ class Sampler {
   static Result<Sampler> from_state(const SamplerState& state);
   SamplerState state() const;
 
-  // The generator's words. REQUIRES of set_random: those of a sampler.
+  // REQUIRES of set_random: words of a sampler.
   const std::array<std::uint64_t, 4>& random() const { return random_; }
   void set_random(const std::array<std::uint64_t, 4>& words) { random_ = words; }
 
@@ -50,7 +50,7 @@ class Sampler {
   // `dry_window` for DRY. `breaks`: no repetition reaches across the token.
   void observe(TokenId token, bool breaks = false);
 
-  // Whether observe() needs to know which tokens break repetitions.
+  // Returns whether observe() needs `breaks`.
   bool watches_repetitions() const { return dry_.active(); }
 
   // Chooses a token, without observing it. `logits` [vocabulary] is not changed.

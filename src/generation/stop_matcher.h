@@ -27,7 +27,7 @@ class StopMatcher {
   static Result<StopMatcher> from_state(std::vector<std::string> stops, StopMatcherState state);
   StopMatcherState state() const { return {held_, stopped_}; }
 
-  // Adds text to the stream and returns the text that may be shown now. Never returns a stop string or what follows it.
+  // Adds text to the stream. Returns the text that may be shown now: never a stop string or what follows it.
   std::string push(std::string_view text);
 
   // Returns the text held back. Call it when the stream has ended without a stop string.

@@ -48,7 +48,7 @@ std::string TokenStream::push(TokenId token) {
 
 std::string TokenStream::push_shown(TokenId token) {
   std::string text = push(token);
-  // A marker's text is complete, so it stands at the end.
+  // A marker's bytes are a complete text, so they stand at the end.
   if (is_marker(tokenizer_->vocabulary(), token)) text.resize(text.size() - tokenizer_->bytes_of(token).size());
   return text;
 }

@@ -30,13 +30,12 @@ class TokenStream {
   // Adds a token and returns the text that it completes; may be empty.
   std::string push(TokenId token);
 
-  // As push, but leaves out the text of a marker (is_marker): what was generated is shown without it.
+  // As push, but leaves out the text of a marker (is_marker), which generated text does not show.
   std::string push_shown(TokenId token);
 
   // Returns U+FFFD for an incomplete character, or "" if there is none. Call it after the last token.
   std::string flush();
 
-  // Returns true if the tokens so far end inside a character.
   bool mid_character() const { return !pending_.empty(); }
 
  private:

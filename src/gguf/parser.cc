@@ -23,7 +23,7 @@ constexpr int kDeepestArray = 4;
 constexpr std::uint32_t kDefaultAlignment = 32;
 constexpr std::uint32_t kLeastAlignment = 8;
 constexpr std::uint32_t kMostDims = 4;
-// Cap on memory reserved ahead. A count has been checked against the bytes left, but elements are larger in memory than
+// Most elements reserved ahead. A count has been checked against the bytes left, but elements are larger in memory than
 // in a file, so larger vectors grow only as elements are read.
 constexpr std::uint64_t kMostReserved = 1 << 16;
 
@@ -38,7 +38,7 @@ bool mul_overflows(std::uint64_t a, std::uint64_t b, std::uint64_t* out) {
   return __builtin_mul_overflow(a, b, out);
 }
 
-// 0 for strings and arrays, whose size varies; nullopt for a number that is no type.
+// Returns 0 for strings and arrays, whose size varies; nullopt for an unknown type number.
 std::optional<std::uint64_t> scalar_bytes(std::uint32_t type) {
   switch (static_cast<ValueType>(type)) {
     case ValueType::kUint8:
@@ -58,7 +58,7 @@ std::optional<std::uint64_t> scalar_bytes(std::uint32_t type) {
   return std::nullopt;
 }
 
-// The parser's place in the file; formatted only when a message needs it.
+// The parser's position; formatted only when a message needs it.
 struct Place {
   enum Kind { kHeader, kKey, kMetadata, kTensorName, kTensor } kind;
   std::uint64_t index = 0;
@@ -95,7 +95,7 @@ class Parser {
                      bytes_.size());
   }
 
-  // Fails unless `count` things of at least `least` bytes each can follow.
+  // Fails unless `count` items of at least `least` bytes each can follow.
   Status check_count(std::uint64_t count, std::uint64_t least, const char* what, const Place& place) const {
     if (count <= cursor_.remaining() / least) return {};
     return data_loss(
@@ -312,7 +312,7 @@ Status Parser::read_tensors() {
   return {};
 }
 
-// Leaves the offset as in the file: from the start of the data section.
+// Leaves the offset as stored: from the start of the data section.
 Status Parser::read_tensor(Tensor* tensor, std::uint64_t index) {
   KVASIR_RETURN_IF_ERROR(read_string(&tensor->name, {Place::kTensorName, index}));
   const Place place{Place::kTensor, index, tensor->name};
@@ -341,7 +341,7 @@ Status Parser::place_tensors() {
   return check_overlaps();
 }
 
-// Returns the data's size in bytes. REQUIRES: the row length is a multiple of the block.
+// Sets the data's size in bytes; returns true on overflow. REQUIRES: the row length is a multiple of the block.
 bool size_overflows(const Tensor& tensor, const DTypeTraits& traits, std::uint64_t* size) {
   return mul_overflows(tensor.elements / traits.block_elements, traits.block_bytes, size);
 }

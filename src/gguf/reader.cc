@@ -25,7 +25,7 @@ Result<Contents> parse_or_exhausted(std::span<const std::byte> bytes, const Open
   }
 }
 
-// Returns the index in `items` of the one named `name` (by `name_of`), or items.size().
+// Returns the index in `items` of the item named `name` (by `name_of`), or items.size().
 template <class T, class NameOf>
 std::size_t find_sorted(const std::vector<T>& items, const std::vector<std::size_t>& order, std::string_view name,
                         NameOf name_of) {
@@ -51,7 +51,7 @@ const Array* array_of(const Value& value, Types... types) {
   return array != nullptr && ((array->type == types) || ...) ? array : nullptr;
 }
 
-// REQUIRES: `type` is an integer or bool. nullopt: a u64 beyond int64.
+// Returns nullopt for a u64 beyond int64. REQUIRES: `type` is an integer or bool.
 std::optional<std::int64_t> load_int(ValueType type, const std::byte* p) {
   switch (type) {
     case ValueType::kInt8: return load<std::int8_t>(p);

@@ -1,12 +1,11 @@
 // Reads GGUF files, versions 2 and 3 (little-endian). No knowledge of models.
 //
 // A split file (base/part_name.h) is opened by the name of any of its parts and reads as the whole file that was split:
-// metadata of the first part, without the keys split.*; tensors of all parts, in order. Each part is a GGUF file whose
-// keys split.no (from 0), split.count and split.tensors.count (over all parts) place it; the first may have no tensors.
-// A file with no split.count, or one of 0 or 1, is whole, whatever its name. header_bytes() and
-// Tensor::offset are then those of the whole file as converters lay it out: version 3, tensors in this order, each
-// padded to the alignment. So what is derived from them (fingerprints, packed weights) is the same for the parts and
-// for the whole file.
+// the first part's metadata without the keys split.*, and the tensors of all parts in order. Each part is a GGUF file
+// with the keys split.no (from 0), split.count and split.tensors.count (over all parts); the first may have no tensors.
+// A file with no split.count, or one of 0 or 1, is whole, whatever its name. header_bytes() and Tensor::offset are
+// those of the whole file as converters lay it out: version 3, tensors in this order, each padded to the alignment. So
+// fingerprints and packed weights are the same for the parts and for the whole file.
 //
 // Files are untrusted:
 //   - every length is checked against the bytes that remain before memory is allocated for it;
@@ -82,22 +81,22 @@ struct Tensor {
   std::uint32_t part = 0;            // index into File::parts()
 };
 
-// A file on disk, or bytes in memory, that a File was read from.
+// The source of a File: a file on disk, or bytes in memory.
 struct Part {
   std::string path;              // as it was opened; empty: bytes in memory
   std::uint64_t size_bytes = 0;  // of the whole file
-  std::int64_t modified = 0;     // MappedFile::modified; 0 of bytes in memory
+  std::int64_t modified = 0;     // MappedFile::modified; 0 for bytes in memory
 };
 
 struct OpenOptions {
-  // Accept a file whose tensor data is missing or cut off: enough for `info` and `plan`.
+  // Accept a file whose tensor data is missing or truncated: enough for `info` and `plan`.
   bool header_only = false;
 };
 
 class File {
  public:
-  // Opens a file, or all parts of a split file by the name of one. Errors, each naming the file: kNotFound for a part
-  // that is missing, kInvalidArgument for one that is not named as a part, kDataLoss for parts that do not belong
+  // Opens a file, or all parts of a split file by the name of one. Errors, each naming the file: kNotFound for a
+  // missing part, kInvalidArgument for a part with another kind of name, kDataLoss for parts that do not belong
   // together; see also above.
   static Result<File> open(const std::string& path, const OpenOptions& options = {});
   // Parses bytes that the caller owns. They must outlive the File. kUnsupported for a part of a split file.
@@ -132,14 +131,14 @@ class File {
   // Returns the bytes before the first tensor's data: metadata (vocabulary included) and the tensor table.
   std::span<const std::byte> header_bytes() const;
 
-  // Hints that `size` of a tensor's bytes from `begin` on will not be read again, so they need not stay resident.
+  // Hints that `size` bytes of a tensor from `begin` on will not be read again, so they need not stay resident.
   // REQUIRES: a tensor of this file.
   void release(const Tensor& tensor, std::uint64_t begin, std::uint64_t size) const;
 
  private:
   struct Impl;
   explicit File(std::unique_ptr<Impl> impl);
-  // One file, whether whole or a part.
+  // Opens or parses one file, whole or a part.
   static Result<File> open_one(const std::string& path, const OpenOptions& options);
   static Result<File> parse_one(std::span<const std::byte> bytes, const OpenOptions& options);
   // Makes one File of all parts. REQUIRES: at least one.

@@ -23,13 +23,13 @@ constexpr std::string_view kCountKey = "split.count";
 constexpr std::string_view kIndexKey = "split.no";
 constexpr std::string_view kTensorsKey = "split.tensors.count";
 
-// The keys that place a part.
+// The keys that identify a part.
 struct SplitKeys {
   PartPlace place;
   std::optional<std::uint64_t> tensors;  // of all parts
 };
 
-// nullopt: the file is whole.
+// Returns nullopt if the file is whole.
 Result<std::optional<SplitKeys>> read_split_keys(const File& file) {
   std::optional<SplitKeys> keys;
   if (file.find(kCountKey) == nullptr) return keys;
@@ -49,7 +49,7 @@ Result<std::optional<SplitKeys>> read_split_keys(const File& file) {
   return keys;
 }
 
-// A part in messages: its path, or its number if it is in memory.
+// Returns a part's name in messages: its path, or its number if it is in memory.
 std::string name_of(const Part& part, std::size_t index) {
   return part.path.empty() ? fmt::format("part {}", index + 1) : fmt::format("'{}'", part.path);
 }
@@ -70,7 +70,7 @@ Status check_place(const std::string& name, const std::optional<SplitKeys>& keys
       name, keys->place.number, keys->place.count, place.number, place.count);
 }
 
-// Looks for all files at once, so that one message says how many there are to fetch.
+// Looks for all parts at once, so that one message says how many are missing.
 Status check_present(const PartName& name) {
   std::string first;
   std::uint64_t number = 0;
@@ -96,7 +96,7 @@ const std::string_view* text_of(const File& file, std::string_view key) {
   return value == nullptr ? nullptr : std::get_if<std::string_view>(&value->data);
 }
 
-// Compares what a part says of the model with what the first says. Most say nothing.
+// Checks that a part's model keys, if any, are those of the first part. Most parts have none.
 Status check_same_model(const File& part, const File& first, const std::string& name, const std::string& first_name) {
   for (const std::string_view key : {std::string_view("general.architecture"), std::string_view("general.name")}) {
     const std::string_view* own = text_of(part, key);
@@ -108,8 +108,8 @@ Status check_same_model(const File& part, const File& first, const std::string& 
   return {};
 }
 
-// Checks that each file is the part that its place says, and of one model. Sets the number of tensors that the first
-// announces.
+// Checks that each file is the part of its place, and that all are of one model. Sets the number of tensors that the
+// first part announces.
 Status check_parts(const std::vector<File>& parts, const std::vector<std::string>& names,
                    std::optional<std::uint64_t>* tensors) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -133,7 +133,7 @@ void add_tensors(std::vector<Tensor> tensors, std::uint32_t part, std::vector<Te
   }
 }
 
-// Sorts the tensors of all parts by name. Checks that there is one of each, and as many as were announced.
+// Sorts the tensors of all parts by name. Checks that names are unique and that the number is the announced one.
 Status check_tensors(Contents* contents, const std::vector<std::string>& names,
                      const std::optional<std::uint64_t>& expected) {
   const auto& all = contents->tensors;
@@ -170,7 +170,7 @@ void drop_split_keys(Contents* contents) {
   sort_by_name(contents->metadata, &contents->metadata_by_key, [](const Entry& e) { return e.key; });
 }
 
-// Returns the header of the whole file, and sets the tensors' offsets in it. nullopt: they overflow.
+// Returns the header of the whole file and sets the tensors' offsets in it; nullopt if they overflow.
 std::optional<std::vector<std::byte>> lay_out(Contents* contents) {
   constexpr std::uint32_t kVersion = 3;
   std::vector<std::byte> out;

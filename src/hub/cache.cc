@@ -33,7 +33,7 @@ std::string folder_name(std::string_view repo) {
   return std::string(kPrefix) + std::string(repo.substr(0, slash)) + "--" + std::string(repo.substr(slash + 1));
 }
 
-// The repository of a folder's name; "" for other folders.
+// Returns the repository that a folder is named for; "" for other folders.
 std::string repo_of(std::string_view folder) {
   if (!folder.starts_with(kPrefix)) return "";
   folder.remove_prefix(kPrefix.size());
@@ -67,11 +67,11 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// Returns the paths below a folder that are no folders, by their paths from it, in order; none if there is no such
-// folder. Follows no links to folders. Errors: kIo where a part of them could not be listed.
+// Returns the paths below a folder that are not folders, relative to it, in order; none if the folder does not exist.
+// Does not follow links to folders. Errors: kIo if a part could not be listed.
 Result<std::vector<std::string>> all_below(const std::string& folder) {
   std::error_code error;
-  for (int tries = 0; tries < 5; ++tries) {  // a folder may go while it is listed
+  for (int tries = 0; tries < 5; ++tries) {  // a folder may vanish while it is listed
     std::vector<std::string> paths;
     error.clear();
     if (!fs::exists(folder, error)) return paths;
@@ -87,13 +87,13 @@ Result<std::vector<std::string>> all_below(const std::string& folder) {
   return make_status(StatusCode::kIo, "cannot list '{}': {}", folder, error.message());
 }
 
-// The same, but for what could not be listed.
+// As all_below, but none where the listing failed.
 std::vector<std::string> paths_below(const std::string& folder) {
   Result<std::vector<std::string>> paths = all_below(folder);
   return paths.ok() ? std::move(*paths) : std::vector<std::string>();
 }
 
-// Removes a folder and those in it, as far as they are empty.
+// Removes a folder and its subfolders, as far as they are empty.
 void remove_empty(const std::string& folder) {
   std::vector<std::string> folders = {folder};
   std::error_code error;
@@ -105,7 +105,7 @@ void remove_empty(const std::string& folder) {
   for (; !folders.empty(); folders.pop_back()) ::rmdir(folders.back().c_str());
 }
 
-// Removes a file or link, if it is there. Adds a file's size to `freed`.
+// Removes a file or link, if it exists. Adds a file's size to `freed`.
 Status unlink_counted(const std::string& path, std::uint64_t& freed) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0) return {};
@@ -114,7 +114,7 @@ Status unlink_counted(const std::string& path, std::uint64_t& freed) {
   return {};
 }
 
-// A folder that is open, so that what happens to its path does not matter.
+// An open folder, immune to changes of its path.
 class OpenFolder {
  public:
   explicit OpenFolder(int descriptor) : descriptor_(descriptor) {}
@@ -124,7 +124,7 @@ class OpenFolder {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   int get() const { return descriptor_; }
-  // Goes on to a folder in this one, made if it is missing. Follows no symbolic link.
+  // Enters a subfolder, which is made if missing. Does not follow symbolic links.
   bool enter(const std::string& name) {
     (void)::mkdirat(descriptor_, name.c_str(), 0755);
     const int next = ::openat(descriptor_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -165,7 +165,7 @@ std::string HubCache::content_of(const std::string& repo, const std::string& lin
   std::error_code error, missing;
   const fs::path target = fs::read_symlink(link, error);
   if (error) return "";
-  // Another program may have written an absolute link, or one by another name of the cache.
+  // Another program may have written an absolute link, or one through another path to the cache.
   const fs::path whole = fs::weakly_canonical(fs::path(link).parent_path() / target, error);
   const fs::path blobs = fs::weakly_canonical(folder(repo) + "/blobs", missing);
   return !error && !missing && whole.parent_path() == blobs ? whole.filename().string() : "";
@@ -258,8 +258,7 @@ Result<ContentLock> HubCache::lock(const std::string& repo, const std::string& h
       if (!waits()) return Status(StatusCode::kCancelled, "stopped while another process fetches the same file");
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    // The process that held the lock may have removed the file. This lock is then on a file that no other process
-    // finds.
+    // The process that held the lock may have removed the file. Then no other process finds the locked file.
     struct stat held {
     }, named{};
     if (::fstat(descriptor, &held) == 0 && ::stat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino)
@@ -287,7 +286,7 @@ Status HubCache::link(const std::string& repo, const std::string& commit, const 
     rest.erase(0, slash + 1);
     if (rest.find('/') != std::string::npos) target.insert(0, "../");
   }
-  // Not among the snapshots, where it would count as a reference if this process ended here.
+  // Not among the snapshots, where it would count as a reference if this process died here.
   const std::string temporary = blob(repo, hash) + ".link";
   (void)::unlink(temporary.c_str());
   if (::symlink(target.c_str(), temporary.c_str()) != 0) return failed("create");
@@ -348,7 +347,8 @@ Result<std::uint64_t> HubCache::remove_loose(const std::string& repo) const {
     KVASIR_ASSIGN_OR_RETURN(const std::set<std::string> linked, this->linked(repo));
     if (!linked.contains(name)) KVASIR_RETURN_IF_ERROR(unlink_counted(blobs + "/" + name, freed));
   }
-  // Without contents and links only names of revisions are left. Nothing goes that another process has begun meanwhile.
+  // Without contents and links only names of revisions are left. Nothing is removed that another process has begun
+  // meanwhile.
   if (::rmdir(blobs.c_str()) == 0) {
     std::error_code error;
     remove_empty(folder(repo) + "/snapshots");

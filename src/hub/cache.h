@@ -1,8 +1,8 @@
-// The Hugging Face tools' cache of models, which Kvasir reads and writes as they do:
+// The Hugging Face tools' cache of models, in their layout and with their locks:
 //   models--USER--REPO/refs/REVISION                  the commit
 //   models--USER--REPO/snapshots/COMMIT/PATH          a link to the content
 //   models--USER--REPO/blobs/HASH[.incomplete]
-//   .locks/models--USER--REPO/HASH.lock               held (flock) by who fetches this content
+//   .locks/models--USER--REPO/HASH.lock               held (flock) by the process that fetches this content
 // Thread-safety: any thread; processes exclude each other by locks where a function says so.
 #pragma once
 
@@ -35,12 +35,12 @@ class ContentLock {
 // A snapshot of a repository, with the weights in it.
 struct CachedSnapshot {
   std::string repo;
-  std::string revision;  // the first of its names; the commit where it has none
+  std::string revision;  // the first of its names; the commit if it has none
   std::string commit;
-  std::vector<std::string> paths;  // GGUF files whose content is there, in order
+  std::vector<std::string> paths;  // GGUF files whose content is present, in order
 };
 
-// Contents of a repository that no snapshot refers to: those of files that are not fetched whole.
+// Contents of a repository that no snapshot refers to, from files that were not fetched whole.
 struct LooseContents {
   std::string repo;
   std::uint64_t bytes = 0;
@@ -55,24 +55,23 @@ class HubCache {
   std::string blob(const std::string& repo, const std::string& hash) const;
   std::string partial(const std::string& repo, const std::string& hash) const;
 
-  // The commit that a revision had when it was last fetched; nullopt: never.
+  // Returns the commit that a revision had when it was last fetched; nullopt if it never was.
   std::optional<std::string> commit_of(const std::string& repo, const std::string& revision) const;
-  // The GGUF files of a snapshot whose content is there, by their paths inside it, in order.
+  // Returns the GGUF files of a snapshot whose content is present: paths inside the snapshot, in order.
   std::vector<std::string> files_of(const std::string& repo, const std::string& commit) const;
-  // All snapshots that hold a GGUF file.
+  // Returns all snapshots that hold a GGUF file.
   std::vector<CachedSnapshot> snapshots() const;
-  // All repositories with loose contents, in order.
+  // Returns all repositories with loose contents, in order.
   std::vector<LooseContents> loose() const;
 
   // Makes the folders for a repository's contents. Errors: the system's.
   Status prepare(const std::string& repo) const;
-  // Locks a content. `waits` is called while another process has the lock, some ten times a second; it returns false to
+  // Locks a content. `waits` is called some ten times a second while another process has the lock; it returns false to
   // give up. Errors: kCancelled; the system's.
   Result<ContentLock> lock(const std::string& repo, const std::string& hash, const std::function<bool()>& waits) const;
-  // Gives a complete partial file its name. REQUIRES: the lock.
+  // Renames a complete partial file to its final name. REQUIRES: the lock.
   Status commit_blob(const std::string& repo, const std::string& hash) const;
-  // Makes `path` of a snapshot a link to a content. Follows no symbolic link on the way. REQUIRES: is_safe_path(path);
-  // the lock.
+  // Makes `path` of a snapshot a link to a content. Follows no symbolic link. REQUIRES: is_safe_path(path); the lock.
   Status link(const std::string& repo, const std::string& commit, const std::string& path,
               const std::string& hash) const;
   Status set_commit(const std::string& repo, const std::string& revision, const std::string& commit) const;
@@ -81,15 +80,15 @@ class HubCache {
   // kInvalidArgument while another process fetches one of them; the system's.
   Result<std::uint64_t> remove(const std::string& repo, const std::string& commit,
                                const std::vector<std::string>& paths) const;
-  // Removes a repository's loose contents, but for those that another process fetches. Returns the bytes freed. Errors:
-  // the system's.
+  // Removes a repository's loose contents, except those that another process is fetching. Returns the bytes freed.
+  // Errors: the system's.
   Result<std::uint64_t> remove_loose(const std::string& repo) const;
 
  private:
   std::string folder(const std::string& repo) const;
-  // The content that a link refers to; "" if it is none of this repository.
+  // Returns the hash of the content that a link refers to; "" if it is not in this repository.
   std::string content_of(const std::string& repo, const std::string& link) const;
-  // The contents that the snapshots of a repository refer to. Errors: kIo.
+  // Returns the hashes of the contents that a repository's snapshots refer to. Errors: kIo.
   Result<std::set<std::string>> linked(const std::string& repo) const;
 
   std::string root_;

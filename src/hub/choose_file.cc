@@ -33,7 +33,7 @@ bool is_quant(std::string_view word) {
   return false;
 }
 
-// Returns whether `tag` stands in the path between separators, '-', '.' and '/'. Both are in upper case.
+// Returns whether `tag` occurs in the path between separators: '-', '.' or '/'. Both are in upper case.
 bool has_tag(std::string_view path, std::string_view tag) {
   const auto separates = [&](std::size_t at) {
     return std::string_view("-./").find(path[at]) != std::string_view::npos;
@@ -45,7 +45,7 @@ bool has_tag(std::string_view path, std::string_view tag) {
   return false;
 }
 
-// Returns the paths that models are opened by: whole files and first parts.
+// Returns the paths by which models are opened: whole files and first parts.
 std::vector<std::string> openable(std::span<const std::string> paths) {
   std::vector<std::string> found;
   for (const std::string& path : paths) {
@@ -55,7 +55,7 @@ std::vector<std::string> openable(std::span<const std::string> paths) {
   return found;
 }
 
-// Returns the first path with the tag, one whose quantization is just that before others.
+// Returns the first path whose quantization is exactly `quant`, else the first that contains it as a tag.
 const std::string* with_quant(const std::vector<std::string>& paths, std::string_view quant) {
   const std::string tag = upper(quant);
   for (const std::string& path : paths)
@@ -65,7 +65,7 @@ const std::string* with_quant(const std::vector<std::string>& paths, std::string
   return nullptr;
 }
 
-// Lists what may follow the ':' or, where quantizations do not tell files apart or `files` are wanted, the files.
+// Lists what may follow the ':'; the files if `files`, or if quantizations do not tell them apart.
 std::string what_there_is(const std::vector<std::string>& paths, bool files) {
   std::vector<std::string> quants;
   for (const std::string& path : paths) quants.push_back(quant_of(path));
@@ -90,7 +90,7 @@ std::string quant_of(std::string_view path) {
   std::string name = upper(base_name(path));
   if (name.ends_with(".GGUF")) name.resize(name.size() - 5);
   if (const std::optional<PartName> split = parse_part_name(path)) name = upper(base_name(split->stem));
-  // The last word between '-' and '.'; else the last between '_' too, up to the name's end.
+  // Takes the last such word between '-' and '.', or the last part of one behind a '_'.
   for (std::size_t end = name.size(); end > 0;) {
     const std::size_t mark = name.find_last_of("-.", end - 1);
     const std::size_t begin = mark == std::string::npos ? 0 : mark + 1;

@@ -11,7 +11,7 @@ namespace kvasir::hub {
 
 class ContentHash {
  public:
-  // SHA-256 of the content; or git's SHA-1 of content of `size` bytes.
+  // SHA-256 of the content, or git's SHA-1 of content of `size` bytes.
   ContentHash(bool sha256, std::uint64_t size);
   ContentHash(ContentHash&&) noexcept;
   ContentHash& operator=(ContentHash&&) noexcept;

@@ -1,5 +1,5 @@
-// libcurl, loaded when it is first needed: it brings some twenty libraries, for which no other command should take time
-// or address space.
+// libcurl, loaded when first needed: it loads some twenty libraries, which would cost other commands time and address
+// space.
 // Thread-safety: any thread.
 #pragma once
 

@@ -15,7 +15,7 @@ std::string expand_home(const std::string& path, const HubEnvironment& environme
   return path;
 }
 
-// The folder for files that can be fetched again; "" where none is known.
+// Returns the folder for files that can be fetched again; "" if unknown.
 std::string cache_home(const HubEnvironment& environment) {
   if (!environment.xdg_cache_home.empty()) return expand_home(environment.xdg_cache_home, environment);
   return environment.home.empty() ? "" : environment.home + "/.cache";

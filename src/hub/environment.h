@@ -22,31 +22,33 @@ struct HubEnvironment {
   std::string hf_endpoint;
   std::string kvasir_cache;
   std::string ollama_models;
-  std::string executable;  // path of the running program, beside which a bundled model may be
+  std::string executable;  // path of the running program, next to which a bundled model may be
   bool offline = false;    // HF_HUB_OFFLINE or --offline: nothing is fetched
 };
 
-// Cache of the Hugging Face tools: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub,
-// ~/.cache/huggingface/hub. Errors: kInvalidArgument where none of them is set.
+// Returns the cache of the Hugging Face tools: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, HF_HOME/hub,
+// XDG_CACHE_HOME/huggingface/hub, ~/.cache/huggingface/hub. Errors: kInvalidArgument if none of them is set.
 Result<std::string> hub_cache(const HubEnvironment& environment);
 
-// Kvasir's own models: KVASIR_CACHE/models, XDG_CACHE_HOME/kvasir/models, ~/.cache/kvasir/models; "" where none is set.
+// Returns Kvasir's folder: KVASIR_CACHE/models, XDG_CACHE_HOME/kvasir/models, ~/.cache/kvasir/models; "" if none is
+// set.
 std::string own_models(const HubEnvironment& environment);
 
-// Folders that ollama may keep models in: OLLAMA_MODELS alone, or that of the user and those of the system's service.
+// Returns ollama's possible folders: only OLLAMA_MODELS if set, else the user's and those of the system's service.
 std::vector<std::string> ollama_folders(const HubEnvironment& environment);
 
-// Folders that LM Studio may keep models in.
+// Returns LM Studio's possible folders.
 std::vector<std::string> lmstudio_folders(const HubEnvironment& environment);
 
-// Folder of the bundled model, as installed or in the source tree; "" where there is none.
+// Returns the folder of the bundled model, as installed or in the source tree; "" if there is none.
 std::string bundled_models(const HubEnvironment& environment);
 
-// Address of the hub without a slash at its end: HF_ENDPOINT or https://huggingface.co. Errors: kInvalidArgument.
+// Returns the hub's address without a slash at its end: HF_ENDPOINT or https://huggingface.co. Errors:
+// kInvalidArgument.
 Result<std::string> hub_endpoint(const HubEnvironment& environment);
 
-// HF_TOKEN, else the content of HF_TOKEN_PATH or HF_HOME/token; "" where there is none. Errors: kInvalidArgument for a
-// token with characters that no token has.
+// Returns HF_TOKEN, else the content of HF_TOKEN_PATH or HF_HOME/token; "" if there is none. Errors: kInvalidArgument
+// for characters that no token has.
 Result<std::string> hub_token(const HubEnvironment& environment);
 
 }  // namespace kvasir::hub

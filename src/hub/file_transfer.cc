@@ -25,7 +25,7 @@ std::optional<std::uint64_t> read_number(std::string_view text) {
   return value;
 }
 
-// Returns whether a Content-Range says that the answer goes on at `offset` in content of `size` bytes.
+// Returns whether a Content-Range continues at `offset` in content of `size` bytes.
 bool continues_at(std::string_view range, std::uint64_t offset, std::uint64_t size) {
   const std::size_t dash = range.find('-');
   const std::size_t slash = range.find('/');
@@ -122,7 +122,7 @@ Verdict FileTransfer::answered(const Response& response) {
       if (Status status = restart(); !status.ok()) return {std::move(status)};
   }
   const std::string etag = response.header("etag");
-  etag_ = etag.starts_with("W/") ? "" : etag;  // a weak one does not promise the same bytes
+  etag_ = etag.starts_with("W/") ? "" : etag;  // a weak ETag does not promise the same bytes
   return {};
 }
 
@@ -149,7 +149,7 @@ Verdict FileTransfer::end() {
         make_status(StatusCode::kIo, "the server ended '{}' after {} of {} bytes", file_.path, written_, file_.size),
         true};
   if (hash_->hex() != file_.oid) {
-    // Once more from the start: what was there before may have been wrong.
+    // Tries once more from the start: the bytes of earlier tries may have been wrong.
     if (Status status = restart(); !status.ok()) return {std::move(status)};
     if (++mismatches_ == 1)
       return {make_status(StatusCode::kIo, "the content of '{}' does not have the hash that the hub lists", file_.path),

@@ -1,4 +1,4 @@
-// Downloads one file of a repository into a partial file that a later try goes on with, and checks its content.
+// Downloads one file of a repository into a partial file, which a later try continues, and checks its content.
 // Thread-safety: none.
 #pragma once
 
@@ -14,9 +14,9 @@ namespace kvasir::hub {
 
 class FileTransfer : public Transfer {
  public:
-  // `file`: what the hub lists. `partial`: path of the partial file, named after the content's hash, so that it never
-  // holds the beginning of other content. The partial file stays when a transfer ends early, and is removed when its
-  // content is wrong.
+  // `file`: as the hub lists it. `partial`: path of the partial file, named for the content's hash, so that it never
+  // holds a part of other content. The partial file stays when a transfer ends early, and is removed when its content
+  // is wrong.
   FileTransfer(std::string url, HubFile file, std::string partial, std::function<bool()> cancelled);
   ~FileTransfer() override;
 
@@ -28,7 +28,7 @@ class FileTransfer : public Transfer {
   Verdict end() override;
 
   const HubFile& file() const { return file_; }
-  std::uint64_t written() const { return written_; }  // bytes of the content that are there
+  std::uint64_t written() const { return written_; }  // bytes of the content written so far
 
  private:
   Status read_what_is_there();
@@ -42,7 +42,7 @@ class FileTransfer : public Transfer {
   int descriptor_ = -1;
   std::uint64_t written_ = 0;
   std::optional<ContentHash> hash_;  // of the bytes written
-  std::string etag_;                 // of the answer they came with
+  std::string etag_;                 // of the answer that the bytes came with
   int mismatches_ = 0;
 };
 

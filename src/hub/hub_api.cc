@@ -13,7 +13,7 @@ namespace {
 
 using HubJson = nlohmann::json;
 
-// Returns null for text that is not JSON, or is nested deeper than the API's answers are.
+// Returns null for text that is not JSON, or nested deeper than the API's answers.
 HubJson parse_hub_json(std::string_view text) {
   const auto shallow = [](int depth, HubJson::parse_event_t, HubJson&) { return depth <= 8; };
   HubJson json = HubJson::parse(text, shallow, false);

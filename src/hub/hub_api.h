@@ -1,4 +1,4 @@
-// Reads the answers of the hub's API, JSON and headers, with distrust.
+// Reads the answers of the hub's API, JSON and headers, as untrusted input.
 // Thread-safety: pure functions.
 #pragma once
 
@@ -19,23 +19,23 @@ struct HubFile {
   bool is_sha256 = false;
 };
 
-// The commit in the answer about a revision. Errors: kDataLoss.
+// Returns the commit in the answer about a revision. Errors: kDataLoss.
 Result<std::string> parse_commit(std::string_view json);
 
-// Appends the GGUF files of one page of a listing; other files are skipped. Errors: kDataLoss for anything malformed,
-// and for names of GGUF files that would leave the folder they are put in.
+// Appends the GGUF files of one page of a listing; skips other files. Errors: kDataLoss for anything malformed, and for
+// names of GGUF files that would escape their folder.
 Status parse_tree(std::string_view json, std::vector<HubFile>& files);
 
-// The address of the next page in a Link header; "" where there is none.
+// Returns the address of the next page in a Link header; "" if there is none.
 std::string next_page(std::string_view link);
 
-// An ETag without W/ and quotes.
+// Returns an ETag without W/ and quotes.
 std::string plain_etag(std::string_view etag);
 
-// Escapes all but letters, digits, '-', '.', '_', '~' and, if wanted, '/'.
+// Escapes all characters but letters, digits, '-', '.', '_', '~' and, if `keep_slashes`, '/'.
 std::string url_escaped(std::string_view text, bool keep_slashes);
 
-// scheme://host[:port] of an address, in lower case; "" for what is neither http nor https, or has a user's name.
+// Returns scheme://host[:port] of an address, in lower case; "" unless it is http or https without a user name.
 std::string origin_of(std::string_view url);
 
 }  // namespace kvasir::hub

@@ -95,7 +95,7 @@ Result<ModelName> read_ollama(std::string_view text, std::string_view typed) {
 
 bool is_repo_id(std::string_view text) {
   const std::size_t slash = text.find('/');
-  // The cache's folders are named USER--REPO: a user with "--" would share one with somebody else's repository.
+  // Folders of the cache are named USER--REPO: a user with "--" could share a folder with another user's repository.
   return text.size() <= 256 && slash != std::string_view::npos && is_part(text.substr(0, slash)) &&
          is_part(text.substr(slash + 1)) && text.substr(0, slash).find("--") == std::string_view::npos;
 }

@@ -24,21 +24,22 @@ struct ModelName {
 //   hf:USER/REPO[:QUANT][@REVISION]   hf:USER/REPO/FILE.gguf[@REVISION]
 //   ollama:[HOST/][NAMESPACE/]NAME[:TAG]
 //   lmstudio:PUBLISHER/REPO[:QUANT]   lmstudio:PUBLISHER/REPO/FILE.gguf
-// Anything else is a path, which is not looked at. Errors: kInvalidArgument.
+// Any other text is a path, which is not checked. Errors: kInvalidArgument.
 Result<ModelName> parse_model_name(std::string_view text);
 
-// The name as parse_model_name reads it.
+// Returns the name as parse_model_name reads it.
 std::string to_string(const ModelName& name);
 
-// Returns what to type instead of something that is no file, such as "USER/REPO"; "" where that is not known.
+// Returns what to type instead of something that is no file, such as "USER/REPO"; "" if unknown.
 std::string name_meant(std::string_view text);
 
-// USER/REPO: at most 256 bytes, letters, digits, '.', '_' and '-'; no part begins with '.' or '-', none has "..".
+// Returns whether a text is USER/REPO: at most 256 bytes of letters, digits, '.', '_' and '-'; no part begins with '.'
+// or '-', none has "..".
 bool is_repo_id(std::string_view text);
-// A name that git allows for a branch, of letters, digits, '.', '_', '-' and '/'; at most 255 bytes.
+// Returns whether git allows a branch of this name: letters, digits, '.', '_', '-' and '/'; at most 255 bytes.
 bool is_revision(std::string_view text);
-// A relative path that stays in its folder: no empty part, "." or "..", no backslash, no control characters; parts
-// of at most 255 bytes, 1,024 in all.
+// Returns whether a relative path stays in its folder: no empty part, "." or "..", no backslash, no control characters;
+// parts of at most 255 bytes, 1,024 in all.
 bool is_safe_path(std::string_view text);
 bool is_hex(std::string_view text, std::size_t digits);  // in lower case
 

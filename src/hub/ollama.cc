@@ -57,7 +57,7 @@ Result<OllamaWeights> parse_ollama_manifest(std::string_view text) {
   const Manifest json = Manifest::parse(text, shallow, false);
   if (!json.is_object()) return data_loss("ollama's manifest is malformed; pull the model again with ollama");
   OllamaWeights weights;
-  // A list has one manifest for each program that could run the model.
+  // A list has one manifest per program that could run the model.
   if (const auto list = json.find("manifests"); list != json.end() && list->is_array()) {
     for (const Manifest& child : *list)
       if (string_in(child, "format") == "gguf" && !digest_in(child).empty())

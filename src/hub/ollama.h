@@ -1,4 +1,4 @@
-// Models that ollama has fetched, read where they are.
+// Finds the models that ollama has fetched, and reads them in place.
 // Thread-safety: pure functions of what is on disk.
 #pragma once
 
@@ -15,12 +15,12 @@ namespace kvasir::hub {
 struct OllamaWeights {
   std::string digest;  // 64 hex digits
   std::uint64_t bytes = 0;
-  bool is_manifest = false;  // the digest is that of another manifest, whose weights count
+  bool is_manifest = false;  // the digest is that of another manifest, which names the weights
 };
 Result<OllamaWeights> parse_ollama_manifest(std::string_view json);
 
-// Returns the path of the weights of a model in one of ollama's folders. REQUIRES: name.place is kOllama. Errors:
-// kNotFound, with the models that there are; those of parse_ollama_manifest.
+// Returns the path of a model's weights in one of ollama's folders. REQUIRES: name.place is kOllama. Errors: kNotFound,
+// with the models that exist; those of parse_ollama_manifest.
 Result<std::string> find_ollama_model(const ModelName& name, const std::vector<std::string>& folders);
 
 struct OllamaModel {
@@ -28,7 +28,7 @@ struct OllamaModel {
   std::string path;
   std::uint64_t bytes = 0;
 };
-// All models whose weights are there.
+// Returns all models whose weights are present.
 std::vector<OllamaModel> ollama_models(const std::vector<std::string>& folders);
 
 }  // namespace kvasir::hub

@@ -53,14 +53,14 @@ std::uint64_t size_of(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
 }
 
-// Whether the content of a file is there. One of another size is damaged: what is fetched takes its place.
+// Returns whether the content of a file is present. A content of another size is damaged and will be replaced.
 bool has(const HubCache& cache, const std::string& repo, const HubFile& file) {
   struct stat status {};
   return ::stat(cache.blob(repo, file.oid).c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
          static_cast<std::uint64_t>(status.st_size) == file.size;
 }
 
-// Whether all of a snapshot's files are there and named.
+// Returns whether all of a snapshot's files are present and linked.
 bool has_all(const HubCache& cache, const ModelName& name, const std::string& commit,
              const std::vector<HubFile>& files) {
   std::error_code error;
@@ -71,7 +71,6 @@ bool has_all(const HubCache& cache, const ModelName& name, const std::string& co
          });
 }
 
-// Checks that the disk has room for what is missing.
 Status check_room(const HubCache& cache, const std::string& repo, const std::vector<HubFile>& files) {
   std::uint64_t missing = 0;
   for (const HubFile& file : files)
@@ -84,8 +83,7 @@ Status check_room(const HubCache& cache, const std::string& repo, const std::vec
                    cache.root(), room, missing);
 }
 
-// Locks all files, those that are there too: nobody removes them before they have names. In an order that all processes
-// share.
+// Locks all files, present ones too, so that none is removed before it is linked. All processes lock in the same order.
 Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFile> files,
                 const TransferOptions& transfer, std::vector<ContentLock>& locks) {
   std::ranges::sort(files, {}, &HubFile::oid);
@@ -104,7 +102,7 @@ Status lock_all(const HubCache& cache, const ModelName& name, std::vector<HubFil
   return {};
 }
 
-// Gives each file its name as soon as it is complete.
+// Links each file as soon as it is complete.
 class NamingTransfer : public FileTransfer {
  public:
   NamingTransfer(std::string url, const HubFile& file, const HubCache& cache, const ModelName& name,
@@ -124,7 +122,6 @@ class NamingTransfer : public FileTransfer {
   const ModelName& name_;
 };
 
-// Fetches the files whose content is not there.
 Status fetch_files(const HubCache& cache, const ModelName& name, const std::string& address,
                    const std::vector<HubFile>& files, const PullOptions& options) {
   std::vector<std::unique_ptr<NamingTransfer>> transfers;
@@ -158,7 +155,7 @@ std::optional<CachedModel> find_cached(const HubCache& cache, const ModelName& n
   const std::vector<std::string> paths = cache.files_of(name.repo, *commit);
   Result<std::vector<std::string>> chosen = choose_files(paths, name);
   if (!chosen.ok()) return std::nullopt;
-  // Another file may be nearer to what was asked for, or to the usual choice, and not be fetched yet.
+  // A file nearer to the request, or to the usual choice, may exist without having been fetched.
   const std::string wanted = name.quant.empty() ? "Q4_K_M" : upper(name.quant);
   const bool sure = !name.file.empty() || quant_of(chosen->front()) == wanted;
   return CachedModel{*commit, std::move(*chosen), sure};
@@ -203,7 +200,7 @@ Result<PulledModel> pull(const ModelName& name, const HubEnvironment& environmen
 
   pulled.commit = listing.commit;
   for (const HubFile& file : files) pulled.bytes += file.size;
-  if (has_all(cache, name, listing.commit, files)) {  // so that a cache that cannot be written will do
+  if (has_all(cache, name, listing.commit, files)) {  // so that a read-only cache suffices
     for (const HubFile& file : files) add(file.path);
     return pulled;
   }

@@ -41,7 +41,6 @@ std::uint64_t bytes_of(const std::string& path) {
   return error ? 0 : bytes;
 }
 
-// GGUF files of a folder by their names, in order.
 std::vector<std::string> gguf_files(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -70,7 +69,7 @@ Result<std::string> resolve_hub(const ModelName& name, const HubEnvironment& env
   const auto path = [&] { return cache.snapshot(name.repo, cached->commit) + "/" + cached->files.front(); };
   if (cached && (cached->sure || environment.offline)) return path();
   PullOptions once = options;
-  if (cached) once.transfer.tries = 1;  // there is something to fall back to
+  if (cached) once.transfer.tries = 1;  // the cache is a fallback
   Result<PulledModel> pulled = pull(name, environment, once);
   if (pulled.ok()) return std::move(pulled->path);
   const StatusCode code = pulled.status().code();
@@ -112,7 +111,7 @@ Result<std::string> resolve_path(const std::string& path) {
                      path, meant);
 }
 
-// Returns the paths of all parts of a split model that are there, or the path itself.
+// Returns the paths of all present parts of a split model, or the path itself.
 std::vector<std::string> all_parts(const std::string& path) {
   const std::optional<PartName> split = parse_part_name(path);
   if (!split) return {path};
@@ -138,7 +137,7 @@ void add_files(const std::string& folder, const std::string& where, std::vector<
   }
 }
 
-// The models of one repository: each named by its quantization where that leads to it.
+// Appends the models of one repository, each named by its quantization if that selects it, else by its file.
 void add_repo(ModelName name, const std::string& folder, const std::vector<std::string>& paths,
               const std::string& where, std::vector<LocalModel>& models) {
   for (const std::string& path : paths) {
@@ -149,7 +148,7 @@ void add_repo(ModelName name, const std::string& folder, const std::vector<std::
     const auto chosen = choose_files(paths, name);
     if (name.quant.empty() || !chosen.ok() || chosen->front() != path) name.file = path;
     const auto parts = choose_files(paths, name);
-    if (!parts.ok()) continue;  // parts are missing
+    if (!parts.ok()) continue;  // a part is missing
     LocalModel model{to_string(name), folder + "/" + path, quant_of(path), where, 0};
     for (const std::string& part : *parts) model.bytes += bytes_of(folder + "/" + part);
     models.push_back(std::move(model));
@@ -225,7 +224,7 @@ std::vector<LocalModel> local_models(const HubEnvironment& environment) {
 
 namespace {
 
-// Removes a file of Kvasir's own folder, given by its path or by its name there.
+// Removes a file of Kvasir's own folder, given by its path or its name there.
 Result<RemovedModel> remove_file(const std::string& text, const HubEnvironment& environment) {
   const std::string own = own_models(environment);
   std::error_code error;
@@ -250,7 +249,7 @@ Result<RemovedModel> remove_file(const std::string& text, const HubEnvironment& 
   return removed;
 }
 
-// Says that the cache does not have a model, and what it has of the repository.
+// Returns the error that the cache lacks a model, with what it has of the repository.
 Status not_cached(const std::string& text, const ModelName& name, const HubCache& cache) {
   std::vector<LocalModel> models;
   for (const CachedSnapshot& snapshot : cache.snapshots())
@@ -280,7 +279,7 @@ Result<RemovedModel> remove_model(const std::string& text, const HubEnvironment&
   const Result<std::vector<std::string>> found = choose_files(paths, name);
   if (paths.empty() || !found.ok()) return not_cached(text, name, cache);
   const std::vector<std::string>& chosen = *found;
-  // Without a quantization or file it would be a guess which of several is meant.
+  // Without a quantization or file, which of several files is meant would be a guess.
   if (name.file.empty() && name.quant.empty() && chosen.size() < paths.size())
     return invalid_argument(
         "the cache has several files of {}; add :QUANT or /FILE.gguf, as 'kvasir models' lists them", name.repo);

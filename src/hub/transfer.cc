@@ -27,13 +27,13 @@ Clock::duration in_seconds(double seconds) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// scheme://host:port of an address, for messages.
+// Returns scheme://host:port of an address, for messages.
 std::string site_of(const std::string& url) {
   const std::string origin = origin_of(url);
   return origin.empty() ? url.substr(0, 100) : origin;
 }
 
-// One transfer's state over its tries.
+// The state of one transfer over its tries.
 class Run {
  public:
   Run(Transfer& transfer, const TransferOptions& options, const CurlLibrary& curl)
@@ -46,11 +46,12 @@ class Run {
   State state() const { return state_; }
   Clock::time_point due() const { return due_; }
   CURL* handle() const { return handle_; }
-  // Adds time in which nothing but the network was waited for: while this process hashes, the server is not silent.
+  // Adds time spent waiting for the network. Time in which this process hashes does not count: the server is not
+  // silent.
   void listened(Clock::duration time) { silent_ += time; }
   bool stalled() const { return silent_ > in_seconds(options_.stall_seconds); }
 
-  // Starts a try. kDone without a request if nothing is missing.
+  // Starts a try. Sets kDone without a request if nothing is missing.
   Status start() {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<std::uint64_t> offset, transfer_.begin());
     if (!offset) {
@@ -88,7 +89,7 @@ class Run {
     return {};
   }
 
-  // Ends a try that was stopped from outside. REQUIRES: the handle is no part of a curl_multi.
+  // Ends a try that was stopped from outside. REQUIRES: the handle is not in a curl_multi.
   Status stall() {
     drop();
     return judge(
@@ -255,7 +256,7 @@ class Run {
   Transfer& transfer_;
   const TransferOptions& options_;
   const CurlLibrary& curl_;
-  std::string url_;  // of this request: that of the transfer, or where it was redirected to
+  std::string url_;  // of this request: the transfer's, or the redirect's target
   State state_ = State::kWaits;
   Clock::time_point due_ = Clock::now();
   Clock::duration silent_{};  // since the last byte
@@ -267,13 +268,13 @@ class Run {
   bool reached_ = false;       // whether a server has answered
   std::uint64_t refused_ = 0;  // bytes of an answer without content
   std::uint64_t offset_ = 0;
-  std::uint64_t brought_ = 0;   // bytes of this try
-  std::uint64_t furthest_ = 0;  // bytes of the content up to which some try came
-  int failed_ = 0;              // tries in a row
+  std::uint64_t brought_ = 0;   // bytes received in this try
+  std::uint64_t furthest_ = 0;  // offset that the best try reached
+  int failed_ = 0;              // tries in a row without enough progress
   int redirects_ = 0;           // of this try
 };
 
-// Owns a curl_multi and takes handles out of it in time.
+// Owns a curl_multi and removes its handles in time.
 class Multi {
  public:
   explicit Multi(const CurlLibrary& curl) : curl_(curl), multi_(curl.multi_init()) {}
@@ -339,7 +340,7 @@ Status run_transfers(std::span<Transfer* const> transfers, const TransferOptions
   KVASIR_ASSIGN_OR_RETURN(const CurlLibrary* const curl, CurlLibrary::load());
   std::vector<std::unique_ptr<Run>> runs;
   for (Transfer* transfer : transfers) runs.push_back(std::make_unique<Run>(*transfer, options, *curl));
-  Multi multi(*curl);  // ends before the runs, whose handles it refers to
+  Multi multi(*curl);  // destroyed before the runs, whose handles it refers to
   if (multi.get() == nullptr) return make_status(StatusCode::kIo, "libcurl cannot start");
   const auto is_done = [](const auto& run) { return run->state() == Run::State::kDone; };
   while (!std::ranges::all_of(runs, is_done)) {
@@ -373,7 +374,7 @@ Status run_transfers(std::span<Transfer* const> transfers, const TransferOptions
     if (starts || std::ranges::all_of(runs, is_done)) continue;
     const Clock::time_point before = Clock::now();
     curl->multi_poll(multi.get(), nullptr, 0, kPollMilliseconds, nullptr);
-    // Bounded, since the process may have been stopped meanwhile.
+    // Bounded, since the process may have been suspended meanwhile.
     const Clock::duration waited =
         std::min<Clock::duration>(Clock::now() - before, std::chrono::milliseconds(2 * kPollMilliseconds));
     for (const auto& run : runs) run->listened(waited);

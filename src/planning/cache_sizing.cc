@@ -14,14 +14,14 @@
 namespace kvasir {
 namespace {
 
-constexpr std::int64_t kSinks = 4;  // of the default policy
+constexpr std::int64_t kSinks = 4;  // default policy's
 constexpr int kLeastChosenChunk = 16;
-// Most tokens of a chosen chunk, as a part of the default policy's cap.
+// Divides the default policy's cap to give the largest chosen chunk.
 constexpr std::int64_t kChunkPart = 16;
-// Tokens of a text without end: the plan of a bounded policy is periodic, and costs no more than for a short text.
+// Length of an endless text. The plan of a bounded policy is periodic, so it costs no more than for a short text.
 constexpr std::int64_t kEndless = std::int64_t{1} << 50;
 
-// Keys that are rotated again at each prune are rounded again, so there, too, the chunk shows in the bits.
+// With realign=rotate keys are rounded again at each prune, so there, too, the chunk shows in the bits.
 bool chunk_decides(const RetentionPolicy& policy) {
   return policy.traits().chunk > 0 || policy.traits().realign == Realign::kRotate;
 }
@@ -36,7 +36,7 @@ std::vector<int> chunks_to_try(const CacheConditions& conditions, const Retentio
   return chunks;
 }
 
-// As size_cache returns it.
+// Returns the chunk to report: the conditions' own if that gives the same.
 int told_chunk(const CacheConditions& conditions, const RetentionPolicy& policy, int chunk) {
   return chunk == prompt_chunk(policy, conditions.chunk) ? conditions.chunk : chunk;
 }
@@ -47,20 +47,20 @@ std::uint64_t limit_beside(const CacheConditions& conditions, std::uint64_t work
   return std::min(available / 10 * 8, available - std::min(available, workspace));
 }
 
-// Of a pass of one sequence, in whichever codec takes most. `kv`: the plan for that of the conditions.
+// Workspace of a pass of one sequence, in the codec that takes most. `kv`: the plan for the conditions' codec.
 std::uint64_t most_workspace(const CacheConditions& conditions, const RetentionPolicy& policy, const KvMemory& kv,
                              const MemoryRequest& request) {
   const auto of = [&](const KvCacheShape& shape, const KvMemory& memory) {
     return conditions.workspace_bytes(plan_workspace(shape, policy, memory, request.chunk, 1));
   };
   std::uint64_t most = of(conditions.shape, kv);
-  if (conditions.kv_memory > 0) return most;  // it does not matter then
+  if (conditions.kv_memory > 0) return most;  // with a given kv_memory it does not matter
   for (const KvCacheShape& other : conditions.others)
     most = std::max(most, of(other, plan_kv_memory(other, policy, request)));
   return most;
 }
 
-// Whether a sequence takes no more than a bound, however long its text is. What a policy demotes grows with the text.
+// Returns whether a sequence's memory is bounded, however long its text. Demoted tokens grow with the text.
 bool has_bound(const RetentionPolicy& policy) {
   return policy.bound().has_value() && !policy.traits().demotion;
 }
@@ -70,8 +70,8 @@ CacheFit fit_of(const CacheConditions& conditions, const RetentionPolicy& policy
   fit.chunk = chunk;
   const std::int64_t tokens = has_bound(policy) ? kEndless : conditions.context;
   const std::uint64_t least = least_kv_bytes(conditions.shape, policy, policy.bound().value_or(tokens));
-  // This bound is enough to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller may
-  // set kv_memory to the one in the error message.
+  // This lower bound suffices to refuse a policy that is far too large. Otherwise the figure is exact, so that a caller
+  // may set kv_memory to the one in the error message.
   if (least > limit_beside(conditions, 0) && policy.bound().value_or(0) > kMostPlannedTokens) {
     fit.needed = least;
     fit.limit = limit_beside(conditions, 0);
@@ -117,7 +117,7 @@ Result<std::unique_ptr<RetentionPolicy>> with_cap(std::int64_t cap, std::int64_t
   return make_policy(with_protection(spec, protect));
 }
 
-// Makes the policy of an explicit spec, with the protection of the conditions.
+// Makes the policy of an explicit spec, with `conditions.protect`.
 Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& conditions, const PolicySpec& spec) {
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<RetentionPolicy> policy,
                           make_policy(with_protection(spec, conditions.protect)));
@@ -125,7 +125,7 @@ Result<std::unique_ptr<RetentionPolicy>> make_asked(const CacheConditions& condi
   return policy;
 }
 
-// Returns `streaming`, which equals `full` until its cap is reached, and the chunk for it. `conditions.kv_memory` is at
+// Returns `streaming`, which equals `full` until its cap is reached, with a chunk. REQUIRES: conditions.kv_memory is at
 // most what is available.
 Result<CacheSize> default_size(const CacheConditions& conditions) {
   CacheSize size;
@@ -161,8 +161,8 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
     if (chosen || chunk == 1) return std::move(status).about({"kv_memory"});
     return std::move(status).about({"kv_memory", "chunk"});
   }
-  // A pass in chunks needs a little more than what is kept. So search from just below the cap that the bytes alone
-  // would hold, down to a step of one token in 4,096.
+  // A pass in chunks needs a little more than the kept tokens. So the search starts just below the cap that the bytes
+  // alone would hold, and ends at a step of one token in 4,096.
   std::int64_t high = std::min(context, (columns + 1) * slots);  // the smallest cap known not to fit
   bool close = true;
   while (high - low > 1 + high / 4096) {
@@ -181,7 +181,7 @@ Result<CacheSize> default_size(const CacheConditions& conditions) {
   return size;
 }
 
-// Bytes in memory of what a policy has demoted of a text at least: all but what it keeps and a chunk.
+// Returns the least bytes in memory of demoted tokens of a text: all but the kept ones and a chunk.
 std::uint64_t least_demoted_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
                                   std::int64_t chunk) {
   if (!policy.traits().demotion) return 0;
@@ -189,8 +189,8 @@ std::uint64_t least_demoted_bytes(const KvCacheShape& shape, const RetentionPoli
   return SequenceDemotion::most_bytes(policy, shape, std::min(tokens - kept, kMostPlannedTokens));
 }
 
-// Bytes that reading a prompt takes under a policy without bound, if the sequence is new; the least where the policy
-// may drop parts of a prompt that is still being read. `first`: tokens of its first chunk.
+// Returns the bytes that a new sequence takes to read a prompt under a policy without a bound; the least of them if the
+// policy may drop parts of a prompt while it is read. `first`: tokens of its first chunk.
 std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t tokens,
                              std::int64_t first, int chunk) {
   const PolicyTraits& traits = policy.traits();
@@ -208,7 +208,7 @@ std::uint64_t need_of_prompt(const KvCacheShape& shape, const RetentionPolicy& p
          least_demoted_bytes(shape, policy, tokens, first);
 }
 
-// The least that a sequence takes when it has read more of a prompt.
+// Returns the least that a sequence takes when it has read `tokens` more of a prompt.
 std::uint64_t least_with_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, std::int64_t least_held,
                                 std::int64_t tokens) {
   if (policy.traits().compacts && !policy.traits().holds_prompts) return 0;
@@ -226,8 +226,8 @@ CacheFit fit_cache(const CacheConditions& conditions, const RetentionPolicy& pol
   CacheFit fit;
   for (const int chunk : chunks_to_try(conditions, policy)) {
     fit = fit_of(conditions, policy, chunk);
-    // Without a bound the policy may still serve short texts: then it is the workspace alone that a smaller chunk
-    // eases.
+    // Without a bound the policy may still serve short texts. Then a smaller chunk is worth trying only for the
+    // workspace.
     if (fit.fits() || (!has_bound(policy) && fit.limit >= limit_beside(conditions, 0))) break;
   }
   return fit;

@@ -59,16 +59,15 @@ namespace {
 
 struct Peak {
   std::uint64_t columns = 0;
-  std::int64_t seen = 0;  // by one forward pass
-  // Columns whose pages are encoded, and sets of open pages, at the moment when they take most bytes. Of a cache whose
-  // pages are not encoded, all are among the first.
+  std::int64_t seen = 0;  // most tokens seen by one forward pass
+  // Encoded columns and sets of open pages when these take most bytes. Without encoding all columns count as sealed.
   std::uint64_t sealed = 0;
   std::uint64_t open = 0;
-  std::uint64_t columns_then = 0;  // of the table at that moment
-  std::uint64_t least = 0;         // bytes of a lane's pages at the peak, however chunks are divided into passes
+  std::uint64_t columns_then = 0;  // columns of the table at that moment
+  std::uint64_t least = 0;  // least bytes of a lane's pages at the peak, over all divisions of chunks into passes
 };
 
-// With a bound on what there can be of either kind.
+// Sets upper bounds of sealed and open pages.
 Peak with_most_pages(const KvCacheShape& shape, const SequenceLayout& layout, Peak peak) {
   const auto columns = static_cast<std::int64_t>(peak.columns);
   peak.open = static_cast<std::uint64_t>(KvCache::most_open_columns(shape, layout, columns));
@@ -76,7 +75,7 @@ Peak with_most_pages(const KvCacheShape& shape, const SequenceLayout& layout, Pe
   return peak;
 }
 
-// Bytes of a lane's pages.
+// Returns the bytes of a lane's pages.
 std::uint64_t bytes_of_pages(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t open) {
   return sealed * (shape.page.bytes() + PagePool::kPageOverhead) +
          open * (shape.page.open().bytes() + PagePool::kPageOverhead);
@@ -91,9 +90,8 @@ void note_most(const KvCacheShape& shape, std::uint64_t sealed, std::uint64_t op
   peak->open = open;
 }
 
-// The moments of a chunk, of which the passes may end anywhere, by formula. Tokens before `n` seal the columns of which
-// the newest token is before n - 1 - recent (PageTable::append); columns are opened by the tokens of multiples of their
-// slots.
+// The memory within a chunk whose passes may end anywhere, by formula. After `n` tokens those columns are sealed whose
+// newest token is before n - 1 - recent (PageTable::append). Tokens at multiples of the page's slots open columns.
 class DividedChunk {
  public:
   // `table`: before the chunk.
@@ -113,8 +111,8 @@ class DividedChunk {
     KVASIR_CHECK(std::ssize(lasts_) == table.open_columns());
   }
 
-  // Takes its costliest moment into account. Without the open pages that a pass keeps, it is worth as much in the next
-  // page. So only the last moments count, and those that seal what the chunk found open.
+  // Adds the chunk's costliest moment to *peak. Apart from the open pages that a pass keeps, cost repeats from page to
+  // page. So only the last moments count, and those that seal a column that was open before the chunk.
   void note(Peak* peak) const {
     note_until(end_, peak);
     for (const TokenIndex last : lasts_) note_until(last + 2 + recent_, peak);
@@ -134,19 +132,19 @@ class DividedChunk {
 
   std::int64_t opened(TokenIndex done) const { return (done + slots_ - 1) / slots_; }
   std::int64_t sealed(TokenIndex done) const { return std::max<std::int64_t>(done - 1 - recent_, 0) / slots_; }
-  // Of the columns that the chunk found open.
+  // Returns how many of the columns open before the chunk are sealed after `done` tokens.
   std::int64_t sealed_of_found(TokenIndex done) const {
     return std::ranges::lower_bound(lasts_, done - 1 - recent_) - lasts_.begin();
   }
 
   Counts count(TokenIndex done) const {
-    const std::int64_t first = opened(begin_);  // column of the chunk
+    const std::int64_t first = opened(begin_);  // first column of the chunk
     const std::int64_t open = std::ssize(lasts_) - sealed_of_found(done) +
                               std::max<std::int64_t>(opened(done) - std::max(first, sealed(done)), 0);
     return {static_cast<std::uint64_t>(columns_ + opened(done) - first - open), static_cast<std::uint64_t>(open)};
   }
 
-  // Columns that were open after `before` tokens, and which a pass from there to `done` seals.
+  // Returns the columns open after `before` tokens that a pass from there to `done` seals.
   std::int64_t kept(TokenIndex before, TokenIndex done) const {
     const std::int64_t first = opened(begin_);
     return sealed_of_found(done) - sealed_of_found(before) +
@@ -169,10 +167,10 @@ class DividedChunk {
   const TokenIndex begin_;
   const TokenIndex end_;
   const std::int64_t columns_;
-  std::vector<TokenIndex> lasts_;  // newest tokens, once they are full, of the columns that are open before; ascending
+  std::vector<TokenIndex> lasts_;  // last token of each column open before the chunk, once full; ascending
 };
 
-// Appends the rows of a chunk to a table of one lane, in one pass, and takes it into account in the midst of it.
+// Appends a chunk to a table of one lane in one pass, and adds the moment within the pass to *peak.
 void append_chunk(const KvCacheShape& shape, int rows, bool divided, PageTable* table, Peak* peak) {
   const bool encoded = shape.page.encoded();
   if (encoded && divided && rows > 1) DividedChunk(shape, *table, rows).note(peak);
@@ -190,8 +188,8 @@ void append_chunk(const KvCacheShape& shape, int rows, bool divided, PageTable* 
   table->end_pass();
 }
 
-// The most columns that a table can come to under a policy that decides by table: what it keeps is its own affair, but
-// not how much, nor how many dead slots are left between (PageTable::apply).
+// Returns the most columns of a table under a policy that decides by table. Which tokens it keeps is unknown, but not
+// how many, nor how many dead slots remain between them (PageTable::apply).
 Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const std::int64_t slots = shape.page.slots;
   const auto columns = [&](std::int64_t tokens) { return (tokens + slots - 1) / slots; };
@@ -205,7 +203,7 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
     in_others += capacity;
   }
   if (in_others > 0) {
-    // Sinks and a ring, each with a page that is not full at its end.
+    // Sinks and a ring, each with a page that may be partly filled at its end.
     const std::int64_t kept = policy.bound() ? *policy.bound() - 1 - in_others : request.tokens;
     most = std::min(most, columns(kept + rows) + 2);
     others = std::min(others, most * static_cast<std::int64_t>(policy.traits().run_capacities.size()));
@@ -215,7 +213,7 @@ Peak find_table_peak(const KvCacheShape& shape, const RetentionPolicy& policy, c
   return with_most_pages(shape, sequence_layout(policy), {static_cast<std::uint64_t>(most + others), seen});
 }
 
-// Of a table that keeps all: only the last chunks and tokens can be its peak.
+// Returns the peak of a table that keeps all: only the last chunks and tokens can reach it.
 Peak find_whole_peak(const KvCacheShape& shape, const MemoryRequest& request) {
   const std::int64_t slots = shape.page.slots;
   const std::int64_t tokens = request.tokens;
@@ -242,8 +240,8 @@ Peak find_whole_peak(const KvCacheShape& shape, const MemoryRequest& request) {
   return peak;
 }
 
-// The most columns of a table that drops nothing, but gives back what is beyond a sliding window: at the end of each
-// chunk, as PageTable::give_back does.
+// Returns the most columns of a table that drops nothing but gives back columns beyond a sliding window, at the end of
+// each chunk as PageTable::give_back does.
 std::uint64_t most_windowed_columns(const KvCacheShape& shape, const RetentionPolicy& policy,
                                     const MemoryRequest& request) {
   const std::int64_t slots = shape.page.slots;
@@ -253,7 +251,7 @@ std::uint64_t most_windowed_columns(const KvCacheShape& shape, const RetentionPo
   };
   std::int64_t most = 0;
   const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t prompt) {
-    // Once columns are given back, chunks repeat themselves with the grids of chunks and pages.
+    // Once columns are given back, chunks repeat with the common period of chunks and pages.
     const std::int64_t period = prompt > 0 ? std::lcm<std::int64_t>(request.chunk, slots) : slots;
     const std::int64_t steady = shape.window + (sinks + 2) * slots + request.chunk;
     to = std::min(to, std::max(from, steady) + 2 * period);
@@ -269,12 +267,12 @@ std::uint64_t most_windowed_columns(const KvCacheShape& shape, const RetentionPo
   return static_cast<std::uint64_t>(most);
 }
 
-// Runs the table of a single lane under a policy by ranges that has a bound: all lanes of a sequence agree. Calls
-// append(table, done, rows), which appends a chunk, with `done` tokens behind it.
+// Runs the table of a single lane under a bounded policy by ranges (all lanes of a sequence agree). Calls append(table,
+// done, rows) to append a chunk behind `done` tokens.
 //
-// Once the hole has left the sinks' last page, where a prune falls on the grids of chunks and pages and how much is
-// then kept decide all that follows: whole periods ahead repeat what was seen, and are left out, from where
-// settled(table, done, hole) holds. hole: its first token.
+// Once the hole has left the sinks' last page, all that follows depends on where a prune falls within chunk and page,
+// and on how much is kept then. So after settled(table, done, hole), with the hole's first token, whole periods are
+// skipped when such a state recurs.
 template <class Append, class Settled>
 void run_bounded(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
                  const Append& append, const Settled& settled) {
@@ -327,7 +325,7 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
     peak.seen = std::max(peak.seen, table.length());
   };
   const auto settled = [&](const PageTable& table, std::int64_t done, TokenIndex hole) {
-    // The pages in front of the hole are sealed, where they are encoded; a sliding window has begun to give back.
+    // Encoded pages in front of the hole must be sealed, and a sliding window must have begun to give back.
     if (shape.page.encoded() && done < hole + 2 * shape.page.slots + shape.recent) return false;
     return shape.window == 0 || shape.window >= *policy.bound() + request.chunk || !table.given_back().empty();
   };
@@ -335,12 +333,12 @@ Peak find_peak(const KvCacheShape& shape, const RetentionPolicy& policy, const M
   return peak;
 }
 
-// The columns of all groups at the moment when they take most bytes together, and the bytes of the arrays then: of
-// policies whose columns depend on the number of tokens alone, with pages that are not encoded.
+// The columns of all groups, and the bytes of their arrays, when they take most bytes together. For policies whose
+// columns depend only on the number of tokens, with pages that are not encoded.
 struct JointPeak {
   std::uint64_t governed = 0;
   std::vector<std::uint64_t> windows;  // [window groups]
-  std::uint64_t bytes = 0;             // of one sequence: pages, their bookkeeping, arrays
+  std::uint64_t bytes = 0;             // per sequence: pages, their bookkeeping, arrays
   std::uint64_t arrays = 0;
 };
 
@@ -375,7 +373,7 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
     peak.governed = columns[0];
     peak.windows.assign(columns.begin() + 1, columns.end());
   };
-  // `done` tokens are behind the chunk of `rows` more.
+  // Counts the windows' columns during a chunk of `rows` tokens behind `done` others.
   const auto count_windows = [&](std::int64_t done, std::int64_t rows) {
     for (std::size_t g = 1; g < groups.size(); ++g)
       columns[g] = static_cast<std::uint64_t>((done + rows + slots - 1) / slots -
@@ -383,7 +381,7 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
   };
   const std::int64_t period = std::lcm<std::int64_t>(request.chunk, slots);
   if (!policy.bound()) {
-    // The governed tables only grow: the peak is near the end of the prompt, or of the text. Windows are full before.
+    // The governed tables only grow, so the peak is near the end of the prompt or of the text. Windows are full before.
     const auto read = [&](std::int64_t from, std::int64_t to, std::int64_t of_prompt) {
       const std::int64_t own_period = of_prompt > 0 ? period : slots;
       const std::int64_t steady = widest + 2 * own_period + 2 * slots;
@@ -412,41 +410,41 @@ JointPeak find_joint_peak(const KvCacheShape& shape, const RetentionPolicy& poli
   return peak;
 }
 
-// Whether each hole may make a frame: lists with compact positions and one run.
+// Returns whether each hole may make a frame: for lists with compact positions and one run.
 bool splits_at_holes(const PolicyTraits& traits) {
   return traits.compacts && traits.run_capacities.empty() && traits.positions != PositionMode::kOriginal;
 }
 
-// The most frames of a page table.
+// Returns the most frames of a page table.
 int most_frames(const KvCacheShape& shape, const RetentionPolicy& policy) {
   const PolicyTraits& traits = policy.traits();
-  // Sinks and what follows the hole.
+  // One for the sinks, one for what follows the hole.
   if (!traits.compacts) return traits.sinks > 0 ? 2 : 1;
   if (!traits.run_capacities.empty()) return static_cast<int>(traits.run_capacities.size()) + 2;
   if (!splits_at_holes(traits)) return 1;
   return shape.page.encoded() ? PageTable::kMaxEncodedFrames : PageTable::kMaxFrames;
 }
 
-// The same in a chunk of more than Sequence::kFewRows rows.
+// As most_frames, in a chunk of more than Sequence::kFewRows rows.
 int most_chunk_frames(const KvCacheShape& shape, const RetentionPolicy& policy) {
   if (!splits_at_holes(policy.traits())) return most_frames(shape, policy);
   return shape.page.encoded() ? Sequence::kMostEncodedChunkFrames : Sequence::kMostChunkFrames;
 }
 
-// The most entries of a page table: one for each column, and one more where a frame begins within a column. Compaction
-// keeps lists with compact positions to two per column, unless their pages are encoded.
+// Returns the most entries of a page table: one per column, and one more where a frame begins within a column.
+// Compaction keeps lists with compact positions to two per column, unless their pages are encoded.
 std::int64_t most_entries(const KvCacheShape& shape, const RetentionPolicy& policy, std::uint64_t columns) {
   const auto count = static_cast<std::int64_t>(columns);
   if (splits_at_holes(policy.traits()) && !shape.page.encoded()) return 2 * count + 2;
   return count + most_frames(shape, policy);
 }
 
-// The most pages that `tokens` consecutive tokens touch.
+// Returns the most pages that `tokens` consecutive tokens touch.
 std::uint64_t pages_touched(std::uint64_t tokens, std::uint64_t slots) {
   return tokens == 0 ? 0 : (tokens + slots - 2) / slots + 1;
 }
 
-// What describe_table writes for all tables of a sequence, at most.
+// Returns the most bytes that describe_table writes for all tables of a sequence.
 std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
                                std::uint64_t columns) {
   const PolicyTraits& traits = policy.traits();
@@ -459,11 +457,11 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   const auto frames = static_cast<std::uint64_t>(most_frames(shape, policy));
   std::uint64_t masks = 0, queries = 0;
   const auto count = [&](std::uint64_t rows, std::uint64_t of_frames) {
-    std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that some rows come before
+    std::uint64_t entries = pages_touched(rows - 1, slots);  // of tokens that only some rows come after
     // The ends of hidden ranges lie within as many tokens as there are rows (HidesRanges::hidden).
     if (hides) entries += pages_touched(rows, slots);
-    // So does the edge of a window, except in front of sinks: what is hidden from later rows moves the sinks nearer to
-    // them. A hole that left a frame behind may share a page with what comes after it.
+    // So does a window's edge, except before sinks: ranges hidden from later rows move the sinks nearer to these. A
+    // hole that left a frame behind may share a page with what follows it.
     if (window && traits.compacts) entries += std::min(rows, pages_touched(rows, slots) + 2 * of_frames);
     if (window && !traits.compacts)
       entries += pages_touched(rows, slots) + (static_cast<std::uint64_t>(traits.sinks) + slots - 1) / slots;
@@ -472,7 +470,7 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
   };
   count(most_rows, static_cast<std::uint64_t>(most_chunk_frames(shape, policy)));
   count(std::min<std::uint64_t>(most_rows, Sequence::kFewRows), frames);
-  // The one row of a pass that leaves tokens unread has a mask for each entry, and another of what it retains.
+  // If a pass of one row leaves tokens unread, it has a mask for each entry, and another of what it retains.
   if (selects) masks = std::max(masks, columns) + columns;
   const std::uint64_t blocks = (most_rows > 1 || selects ? 1 : 0) + (hides ? 1 : 0) + (window ? frames : 0);
   const std::uint64_t seals =
@@ -490,7 +488,7 @@ std::uint64_t most_batch_bytes(const KvCacheShape& shape, const RetentionPolicy&
 
 namespace {
 
-// Of one group.
+// Plans one group.
 KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request) {
   const Peak peak = find_peak(shape, policy, request);
   const SequenceLayout layout = sequence_layout(policy);
@@ -501,8 +499,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
     return KvCache::cost(shape, layout, static_cast<std::int64_t>(columns)) -
            KvCache::page_cost(shape, layout, static_cast<std::int64_t>(columns));
   };
-  // Where pages are encoded, the plan of a table that is run knows both the most and the least; and the table may be
-  // longer at the end than at the moment when its pages take most.
+  // With encoded pages, a table that was run gives both the most and the least. The table may be longer at the end than
+  // when its pages take most.
   memory.exact = !policy.traits().compacts && !policy.traits().demotion && policy.observes_masses() == nullptr &&
                  policy.reads_kv() == nullptr && policy.sums_queries() == nullptr &&
                  !(shape.page.encoded() && shape.window > 0 && !policy.bound()) &&
@@ -511,8 +509,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   memory.page_bytes = shape.page.bytes();
   memory.pages = saturating_product(peak.sealed * lanes, sequences);
   const std::int64_t planned = std::min(request.tokens, kMostPlannedTokens);
-  std::uint64_t away = 0;       // columns of a table that follows which never are in memory together with the others
-  std::uint64_t following = 0;  // such tables
+  std::uint64_t away = 0;       // columns of a follower's table that are never in memory together with its others
+  std::uint64_t following = 0;  // followers' tables
   if (policy.follows_heads() != nullptr && peak.columns > 0) {
     const FollowerMemory followers =
         plan_followers(shape, policy, planned, std::min(request.prompt, planned), request.chunk);
@@ -560,8 +558,8 @@ KvMemory plan_group(const KvCacheShape& shape, const RetentionPolicy& policy, co
   return memory;
 }
 
-// Adds the groups that keep windows of their own: what each takes at most, or, where the number of tokens alone decides
-// all, what is taken when all groups together take most.
+// Adds the window groups: the most that each takes; or, if the number of tokens alone decides, their share when all
+// groups together take most.
 void add_windows(const KvCacheShape& shape, const RetentionPolicy& policy, const MemoryRequest& request,
                  KvMemory* memory) {
   const std::unique_ptr<RetentionPolicy> full = std::move(*make_policy(PolicySpec::named("full")));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
-// Returns how many of `tokens` are held at a time, at most, between two chunks.
+// Returns the most of `tokens` tokens that are held between two chunks.
 std::int64_t most_held(const RetentionPolicy& policy, std::int64_t tokens) {
   return std::min(tokens, policy.bound().value_or(tokens));
 }
@@ -22,14 +22,14 @@ KvMemory memory_of(const KvCacheShape& shape, const CacheSize& place, std::int64
                         {tokens, std::min(prompt, tokens), prompt_chunk(*place.policy, place.chunk), sequences, true});
 }
 
-// Takes out of the plan of several samples the pages of the prompt that they share: those that are sealed before the
-// samples part, each counted once.
+// Deducts the pages of the prompt that several samples share, so that each counts once: those sealed before the samples
+// diverge.
 void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, const PlanRequest& request,
                   KvMemory* memory) {
   if (!keeps_all(policy, shape)) return;
   const std::int64_t columns = std::max<std::int64_t>(0, request.prompt - shape.recent) / shape.page.slots;
   const auto samples = static_cast<std::uint64_t>(request.samples);
-  // Where pages are encoded, the peak may be a moment at which fewer are.
+  // With encoded pages the peak may be a moment with fewer of them.
   const std::uint64_t of_each = std::min(static_cast<std::uint64_t>(columns * shape.lanes()), memory->pages / samples);
   const std::uint64_t pages = (samples - 1) * of_each;
   memory->pages -= pages;
@@ -37,11 +37,11 @@ void share_prompt(const KvCacheShape& shape, const RetentionPolicy& policy, cons
   memory->bytes -= pages * (memory->page_bytes + PagePool::kPageOverhead);
 }
 
-// Returns how many of `most` tokens behind a prompt the whole cache holds at most, under a policy without a bound.
+// Returns how many of `most` tokens behind a prompt the whole cache can hold, under a policy without a bound.
 std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt,
                              std::int64_t most) {
   const auto fits = [&](std::int64_t tokens) {
-    // How much is demoted is not known before: a request is refused for what it takes at the least.
+    // The demoted bytes are not known in advance: a request is refused only for its least.
     if (place.policy->traits().demotion)
       return check_prompt(shape, *place.policy, {}, 0, tokens, place.chunk, kUnlimitedContext, place.bytes).ok();
     return least_kv_bytes(shape, *place.policy, most_held(*place.policy, tokens)) <= place.bytes &&
@@ -60,7 +60,7 @@ std::int64_t tokens_that_fit(const KvCacheShape& shape, const CacheSize& place, 
   return least;
 }
 
-// `held`: tokens of the prompt that are kept.
+// `held`: prompt tokens that are kept.
 Status prompt_too_long(const KvCacheShape& shape, const CacheSize& place, std::int64_t prompt, std::int64_t held) {
   if (held > kMostPlannedTokens)
     return exhausted("the prompt's {} tokens take at least {} bytes of KV memory, and there are {}", held,

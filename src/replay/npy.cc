@@ -90,7 +90,7 @@ std::optional<Entries> parse_dictionary(std::string_view text) {
   return entries;
 }
 
-// Returns the numbers of a tuple; nullopt if it is not a tuple, or a number does not fit.
+// Returns the numbers of a tuple; nullopt if it is not a tuple or a number does not fit.
 std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   const auto body = inside(text, '(', ')');
   if (!body) return std::nullopt;
@@ -108,7 +108,7 @@ std::optional<std::vector<std::int64_t>> parse_shape(std::string_view text) {
   return shape;
 }
 
-// Returns the dictionary's text. It is preceded by the magic, two version bytes, and a length of two or four bytes.
+// Returns the dictionary's text. It follows the magic, two version bytes, and a length of two or four bytes.
 Result<std::string_view> find_dictionary(std::span<const std::byte> file, const std::string& name) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   if (text.empty() || text.substr(0, kMagic.size()) != kMagic.substr(0, text.size()))

@@ -19,8 +19,8 @@ struct NpyHeader {
   std::uint64_t data_bytes = 0;     // data size by the shape; the file may hold less or more
 };
 
-// Reads the header of a C-ordered float32 array from the beginning of a file. `name` is for messages.
-// Errors: kDataLoss if this is not a .npy file, or a damaged or truncated one; kUnsupported for other kinds of arrays.
+// Reads the header of a C-ordered float32 array from the beginning of a file. `name` is for messages. Errors: kDataLoss
+// for anything but an undamaged .npy file; kUnsupported for other kinds of arrays.
 Result<NpyHeader> parse_npy_header(std::span<const std::byte> file, const std::string& name);
 
 // Formats a shape as Python does: "(1, 2, 48, 48)".

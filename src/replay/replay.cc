@@ -100,7 +100,7 @@ class Replay {
   ReplayResult result() const;
 
   Table& table(int index) { return tables_[static_cast<std::size_t>(index)]; }
-  // The table that decides for one of a layer's head groups.
+  // Returns the table that decides for a head group of a layer.
   int table_of(std::int64_t layer, int head_group) const {
     return layout_.layers == 1 ? head_group : static_cast<int>(layer) * layout_.per_layer + head_group;
   }
@@ -110,7 +110,7 @@ class Replay {
 
   const AttentionTrace& trace_;
   RetentionPolicy& policy_;
-  ObservesMasses* observer_;    // null: the policy does not look at attention
+  ObservesMasses* observer_;    // null: the policy ignores attention
   const LeavesUnread* unread_;  // null: its rows read all
   ReadsKv* kv_;                 // null: it reads neither keys nor values
   SumsQueries* queries_;        // null: it does not look at queries
@@ -120,10 +120,10 @@ class Replay {
   std::vector<Tally> tallies_;        // [layer][head group]: several may share a table
   std::vector<std::int64_t> prunes_;  // [layer]: steps at which any of its tables dropped a token
   std::vector<IndexRange> hidden_;    // [rows of the chunk]
-  // Of the row being observed.
+  // For the row being observed:
   std::vector<TokenIndex> visible_;
   std::vector<float> row_;                   // its weights as recorded
-  std::vector<std::vector<float>> weights_;  // [query head of the table]: those on what the row sees
+  std::vector<std::vector<float>> weights_;  // [query head of the table]: weights on the tokens the row sees
   std::vector<std::vector<double>> masses_;  // [reduction]
 };
 
@@ -132,7 +132,7 @@ PolicyChunk Replay::chunk_from(TokenIndex first) const {
   if (first >= options_.prefill) return chunk;
   chunk.prompt = true;
   const std::int64_t left = options_.prefill - first;
-  // On a grid anchored at token 0, whatever shorter chunks a policy asks for.
+  // The grid is anchored at token 0, even if a policy asks for shorter chunks.
   const std::int64_t want = options_.chunk > 0 ? std::min(options_.chunk - first % options_.chunk, left) : left;
   chunk.rows = chunk_rows(policy_, static_cast<int>(want));
   KVASIR_CHECK(chunk.rows >= 1 && chunk.rows <= want);
@@ -140,7 +140,7 @@ PolicyChunk Replay::chunk_from(TokenIndex first) const {
   return chunk;
 }
 
-// Returns the tokens that a row sees: those held before the chunk and the chunk's up to the row, minus hidden ones.
+// Returns the tokens that a row sees: those held before the chunk, plus the chunk's up to the row, minus hidden ones.
 std::span<const TokenIndex> Replay::seen_by(const PolicyChunk& chunk, const Table& table, int row) {
   const std::size_t behind = table.tokens.size() - static_cast<std::size_t>(chunk.rows - 1 - row);
   const IndexRange hidden = hidden_[static_cast<std::size_t>(row)];
@@ -166,7 +166,7 @@ void Replay::read_row(std::int64_t layer, const Table& table, int head_group, To
   }
 }
 
-// Passes the weights read for a row to the policy.
+// Passes the recorded weights of a row to the policy.
 void Replay::show_row(const PolicyChunk& chunk, int index, int row, int seen) {
   if (observer_ == nullptr || !observer_->wants_row(chunk, row)) return;
   std::vector<const float*> heads;
@@ -255,7 +255,7 @@ void Replay::apply(const KeepPlan& plan, std::vector<TokenIndex>& tokens) {
     while (next != plan.drop.end() && next->end <= token) ++next;
     return next != plan.drop.end() && next->begin <= token;
   });
-  // Runs only matter for pages; here they are only checked to name tokens that are held.
+  // Moves only matter for pages; here they are only checked to name held tokens.
   for (const KeepPlan::Move& move : plan.moves) KVASIR_CHECK(std::ranges::binary_search(tokens, move.index));
 }
 

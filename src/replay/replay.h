@@ -1,5 +1,5 @@
 // Drives a retention policy from recorded attention, without a model: the same policy object and protocol as in the
-// engine (retention/policy.h), with lists of tokens in place of pages.
+// engine (retention/policy.h), with lists of tokens instead of pages.
 //
 // A step is one token: it enters, the forward pass sees the token and what the policy holds, then the policy prunes. In
 // a prompt chunk, the policy's tables do not change while all rows are observed; the chunk's tokens are then inserted
@@ -27,7 +27,7 @@ struct ReplayOptions {
 struct ReplayFigures {
   double kept_mean = 0;  // tokens held after each step: mean over steps
   std::int64_t kept_max = 0;
-  double recall = 0;  // share of the recorded weight on tokens the pass saw, its own included: mean over steps, heads
+  double recall = 0;  // share of the recorded weight on tokens the pass saw, itself included: mean over steps, heads
   std::int64_t prunes = 0;  // steps at which a token was dropped
 };
 
@@ -37,7 +37,7 @@ struct ReplayedTable {
 };
 
 struct ReplayedLayer {
-  ReplayFigures figures;  // mean over its tables; kept_max: largest; prunes: steps at which any table dropped
+  ReplayFigures figures;  // means over its tables; kept_max: largest; prunes: steps at which any table dropped
   std::vector<ReplayedTable> tables;  // one, or one for each KV head
 };
 
@@ -56,9 +56,9 @@ Status check_replay_options(const AttentionTrace& trace, const ReplayOptions& op
 // values or queries which the trace does not have; kInvalidArgument if it reads them for other KV heads than it has.
 Status check_replayable(const AttentionTrace& trace, const RetentionPolicy& policy, const ReplayOptions& options);
 
-// REQUIRES: `policy` has taken in nothing yet, and the trace passed AttentionTrace::check (otherwise the figures are
-// meaningless). Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a
-// policy can reduce; kCancelled when `progress` returns false.
+// REQUIRES: a new `policy`, and a trace that passed AttentionTrace::check (otherwise the figures are meaningless).
+// Errors: those of check_replay_options and check_replayable; kUnsupported for more query heads than a policy can
+// reduce; kCancelled when `progress` returns false.
 Result<ReplayResult> replay(const AttentionTrace& trace, RetentionPolicy& policy, const ReplayOptions& options,
                             const AttentionTrace::Progress& progress);
 

@@ -22,7 +22,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "traces are read as they are stored");
 
-constexpr double kMostSumError = 0.01;  // softmax rows that were computed in bf16 stay within 0.004
+constexpr double kMostSumError = 0.01;  // softmax rows computed in bf16 stay within 0.004
 
 Status system_error(const char* what, const std::string& path) {
   const int error = errno;
@@ -271,7 +271,7 @@ Status AttentionTraceWriter::write_row(TraceArray array, std::int64_t layer, std
 
 Status AttentionTraceWriter::finish() {
   KVASIR_CHECK(fd_ >= 0);
-  // A full disk may be reported only here.
+  // A full disk may be reported only on closing.
   Status status;
   if (::close(std::exchange(fd_, -1)) != 0 || ::rename(temporary_.c_str(), target_.c_str()) != 0) {
     status = system_error("write", path_);

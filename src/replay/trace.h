@@ -54,7 +54,7 @@ class AttentionTrace {
   // Reads headers, shapes and sizes only; check() verifies the weights. Errors: those of MappedFile::open and
   // parse_npy_header; kUnsupported for other shapes or more than kMostTraceTokens; kDataLoss for a truncated file.
   static Result<AttentionTrace> open(const std::string& path);
-  // The same for bytes in memory, which must outlive the trace.
+  // As open, for bytes in memory, which must outlive the trace.
   static Result<AttentionTrace> parse(std::span<const std::byte> bytes, std::string name);
 
   const std::string& path() const { return path_; }
@@ -63,7 +63,7 @@ class AttentionTrace {
   std::int64_t heads() const { return shape_.heads; }
   std::int64_t tokens() const { return shape_.tokens; }
 
-  // Receives units of work done and in total; return false to stop.
+  // Receives units of work done and in total; returns false to stop.
   using Progress = std::function<bool(std::int64_t done, std::int64_t total)>;
 
   // Checks every float. Errors: kDataLoss for a weight that is negative or not finite, for a non-zero weight beyond

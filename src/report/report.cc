@@ -52,8 +52,8 @@ std::string html_text(std::string_view text) {
   return out;
 }
 
-// Returns the page's nonce. Scripts without it do not run, so injected markup could not execute. It is FNV-1a of the
-// data: equal data gives equal bytes, and a string cannot predict the nonce of the page that contains it.
+// Returns the page's nonce: FNV-1a of the data. Scripts without it do not run, so injected markup cannot execute. Equal
+// data gives equal bytes, and a string cannot predict the nonce of the page that contains it.
 std::string nonce_of(std::string_view data) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : data) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;

@@ -6,8 +6,8 @@
 //   - All strings are plain text and are never interpreted as HTML; bytes that are not UTF-8 show as U+FFFD.
 //   - A value that is not finite is a gap.
 //   - Figures and sections keep their order.
-//   - A title names a figure, and the CSV file that a reader can save of it. A note below the title says in a sentence
-//     or two what is shown and how to read it. Both may be empty.
+//   - A title names a figure and the CSV file that a reader can save of it. A note below it says in a sentence or two
+//     what is shown and how to read it. Both may be empty.
 //   - Numbers are stored with five significant digits or four decimals, whichever keeps more; integers are exact. Heat
 //     maps and coloured text store 24 bits per value: a relative error of at most 2^-16.
 // Thread-safety: plain values; the functions may be called from any thread.
@@ -82,7 +82,7 @@ struct HeatMapAxis {
 inline constexpr std::int64_t kMostHeatMapCells = 2048;
 
 // Row 0 is at the top, column 0 at the left. At most 2048 x 2048 cells: the caller reduces larger matrices, since only
-// the caller knows whether a mean or a maximum is meant.
+// the caller knows whether to take a mean or a maximum.
 struct HeatMap {
   std::string title;
   std::string note;
@@ -120,8 +120,8 @@ struct TokenLayer {
   std::vector<float> values;
 };
 
-// A text whose tokens are coloured by a value. With more than one layer, the reader chooses which layer's values are
-// shown, initially the first's.
+// A text whose tokens are coloured by a value. With several layers the reader chooses whose values are shown, initially
+// the first's.
 struct TokenText {
   std::string title;
   std::string note;

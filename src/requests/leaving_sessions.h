@@ -1,4 +1,4 @@
-// Sessions of requests that have ended, which their owners are about to destroy. What they hold comes free then.
+// Sessions of ended requests that their owners are about to destroy, which frees their memory.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -15,10 +15,10 @@ class LeavingSessions {
  public:
   // Adds the session that a group continued.
   void add(const RequestGroup& group);
-  // Forgets those that have been destroyed.
+  // Removes the sessions that have been destroyed.
   void forget_destroyed();
   bool empty() const { return sessions_.empty(); }
-  // Adds a task for each of them behind those of requests. REQUIRES: some task.
+  // Adds a task per session behind those of requests. REQUIRES: `tasks` is not empty.
   void add_to(std::vector<ScheduleTask>& tasks, const Admissions& admissions) const;
 
  private:

@@ -122,7 +122,7 @@ TextState Request::end() {
   fetch_.reset();
   pages_ = {};
   state_ = RequestState::kEnded;
-  return std::move(text_);  // its chunk stays: prefix_text() needs it
+  return std::move(text_);  // the chunk stays: prefix_text() needs it
 }
 
 }  // namespace kvasir

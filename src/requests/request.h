@@ -1,10 +1,9 @@
 // One request on its way through the queue, as a state machine.
 //
-// What a caller submits asks for one or more samples of a text. Each sample is a Request: it has a sequence of its own,
-// and it is scheduled, preempted and ended by itself. RequestGroup (request_group.h) holds what the samples have in
-// common.
+// A submission asks for one or more samples of a text. Each sample is a Request with its own sequence, and is
+// scheduled, preempted and ended on its own. RequestGroup (request_group.h) holds what the samples have in common.
 //
-// These calls lead from one state to the next. A call from any other state fails a KVASIR_CHECK.
+// These calls change the state. A call from any other state fails a KVASIR_CHECK.
 //
 //   call             from          to             what has happened
 //   begin_fetch      kWaiting      kFetching      its first tokens are read from a disk or a server
@@ -55,53 +54,53 @@ enum class RequestState { kWaiting, kFetching, kRunning, kSwappingOut, kSwapped,
 // Returns "waiting", "swapping out" and so on.
 std::string_view request_state_name(RequestState state);
 
-// How far a request has come. Counts tokens unless it says otherwise.
+// How far a request has come, in tokens unless noted otherwise.
 struct RequestProgress {
-  // Notes that the sequence holds this many of the tokens now. Returns how many of them were run before a preemption.
+  // Sets how many of the tokens the sequence holds now. Returns how many of them had run before a preemption.
   std::int64_t note_run(std::int64_t tokens);
 
-  std::int64_t run = 0;          // that its sequence holds
-  std::int64_t most_run = 0;     // that some sequence of it has held
-  std::int64_t generated = 0;    // when its last pass had run
+  std::int64_t run = 0;          // held by its sequence
+  std::int64_t most_run = 0;     // most that any sequence of it has held
+  std::int64_t generated = 0;    // after its last pass
   std::int64_t recomputed = 0;   // run again after a preemption
-  std::int64_t preemptions = 0;  // number of times that it gave up its pages
-  bool spared = false;           // it gave up its pages and has produced no token since
-  std::size_t told_choices = 0;  // of Generation::choices(), those that events told of
+  std::int64_t preemptions = 0;  // number of times
+  bool spared = false;           // it was preempted and has produced no token since
+  std::size_t told_choices = 0;  // number of Generation::choices() reported in events
 };
 
-// What the prefix cache has for a request, and what the request has left there.
+// What the prefix cache has for a request, and what the request has put there.
 struct RequestPrefix {
-  std::int64_t found = 0;           // tokens that the cache has of its text
-  std::uint64_t found_version = 0;  // version of the cache when it was asked; 0: it is to be asked again
-  // Of its newest start.
-  std::int64_t start_tokens = 0;  // that the cache had
+  std::int64_t found = 0;           // tokens of its text that the cache has
+  std::uint64_t found_version = 0;  // version of the cache at the last query; 0: query again
+  // Of its newest start:
+  std::int64_t start_tokens = 0;  // tokens from the cache
   bool start_snapshot = false;    // they came from a snapshot
   PrefixMiss start_miss = PrefixMiss::kUnknown;
-  // Of stores outside memory.
+  // Of stores outside memory:
   bool asked_stores = false;             // since its newest start
-  std::int64_t found_before_fetch = -1;  // tokens that the cache had before anything was fetched; -1: nothing was
+  std::int64_t found_before_fetch = -1;  // tokens that the cache had before the first fetch; -1: no fetch
   std::string_view fetched_from;         // PrefixFetch::from of the newest fetch that brought something
-  std::int64_t published = 0;            // prompt tokens that had run when it last left a prefix in the cache
+  std::int64_t published = 0;            // prompt tokens that had run when it last put a prefix into the cache
 };
 
-// The bytes of KV memory that a request is counted with.
+// Bytes of KV memory in the accounts of a request.
 struct RequestBytes {
-  std::uint64_t to_start = 0;        // that it needs before it starts
-  std::uint64_t shared_prefix = 0;   // of its peak, those of a prefix that another request held when this one started
+  std::uint64_t to_start = 0;        // needed before it starts
+  std::uint64_t shared_prefix = 0;   // part of its peak: a prefix that another request held when this one started
   std::optional<KvReport> released;  // of the sequence that it gave up last, until it holds as much again
 };
 
 class Request {
  public:
-  // `begin`: where the text stands before its first token. REQUIRES: it has no sequence.
+  // `begin`: the state of the text before its first token. REQUIRES: it has no sequence.
   Request(RequestGroup* group, int sample, TextState begin);
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
   // Sets what it runs. Call it once, before any transition but start().
   void set_task(std::vector<TokenId> prompt, Generation generation);
-  // Returns sample `sample` of the same text, which goes on from here with draws of its own. `sequence`: a fork of the
-  // one that this holds, or null: then the sample runs all tokens itself.
+  // Returns sample `sample` of the same text, which continues from here with its own draws. `sequence`: a fork of this
+  // request's; null: the sample runs all tokens itself.
   std::unique_ptr<Request> fork(int sample, std::unique_ptr<Sequence> sequence) const;
 
   RequestState state() const { return state_; }
@@ -111,7 +110,7 @@ class Request {
   // The transitions: see the table above.
   void begin_fetch(std::shared_ptr<PrefixFetch> fetch);
   void end_fetch();
-  // `pages`: of the session that it continues, those of the sequence that are still to be filled.
+  // `pages`: of the session that it continues, those that must still be filled.
   void start(std::unique_ptr<Sequence> sequence, SessionPages pages = {});
   void release();
   void begin_swap_out(std::unique_ptr<SwappedSequence> swap);
@@ -119,7 +118,7 @@ class Request {
   void begin_swap_in(std::unique_ptr<Sequence> sequence);
   void end_swap_in();
   void cancel_swap_in();
-  // Returns the text, with the sequence if it held one.
+  // Returns the text, with its sequence if it held one.
   TextState end();
 
   RequestGroup& group() const { return *group_; }
@@ -128,11 +127,11 @@ class Request {
   const Task& task() const { return *task_; }
   const TextState& text() const { return text_; }
   const Sequence* sequence() const { return text_.sequence.get(); }
-  // What it has run, as the prefix cache needs it.
+  // Returns what it has run, as the prefix cache needs it.
   PrefixText prefix_text() const;
   SwappedSequence& swap() { return *swap_; }        // REQUIRES: kSwappingOut, kSwapped or kSwappingIn
   PrefixFetch& fetch() { return *fetch_; }          // REQUIRES: kFetching
-  SessionPages& session_pages() { return pages_; }  // of its sequence that are still to be filled
+  SessionPages& session_pages() { return pages_; }  // pages of its sequence that must still be filled
 
   RequestProgress progress;
   RequestPrefix prefix;

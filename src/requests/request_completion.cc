@@ -10,7 +10,7 @@ namespace kvasir {
 void RequestCompletion::end_if_done(Request& request) {
   const bool may_run =
       request.is(RequestState::kWaiting) || request.is(RequestState::kFetching) || request.is(RequestState::kRunning);
-  // One that is swapped had something to run when it left.
+  // A swapped request had something to run when it left.
   if (may_run && !request.task().prepare()) end(request);
 }
 
@@ -24,7 +24,7 @@ void RequestCompletion::end(Request& request, const Status& why) {
 
 void RequestCompletion::reject(Request& request, Decision decision) {
   if (decision != Decision::kReject && decision != Decision::kOverCeiling) return;
-  // Pages on their way to the swap file come free soon, and swapped tasks still hold some bytes that can be freed.
+  // Pages on their way to the swap file will be free soon, and swapped tasks still hold some bytes that can be freed.
   if (decision == Decision::kReject && (parts_.preemption->swapping() || parts_.preemption->give_up_one_swapped()))
     return;
   const std::uint64_t bytes = parts_.driver->plan(Turn{&request.task()}).bytes;
@@ -54,7 +54,7 @@ void RequestCompletion::end_one(Request& request, const Status& why) {
 }
 
 void RequestCompletion::fail(Request& request) {
-  // The request may have left pages in the cache with the same damage. A damaged file of its own says nothing of them.
+  // The request may have put pages with the same damage into the cache, unless only its own file was damaged.
   const bool own_file = request.holds_pages() && !request.sequence()->recall_status().ok();
   if (request.task().status().code() == StatusCode::kDataLoss && !own_file) parts_.prefixes->discard(request);
   parts_.events->add_failed(request);
@@ -70,8 +70,8 @@ void RequestCompletion::finish(Request& request, const Status& why) {
   parts_.events->add_finished(request, why, kv, parts_.prefixes->miss_name(group));
   TextState text = request.end();
   if (group.session.base == nullptr) return parts_.prefixes->publish_last(request, std::move(text.sequence));
-  // A cancelled request leaves the session as it was. Otherwise it would be chance whether the session changes: only a
-  // request that holds pages can hand them over.
+  // A cancelled request leaves the session unchanged. Otherwise chance would decide, since only a request that holds
+  // pages can hand them over.
   const bool cancelled = *task.generation().finish_reason() == FinishReason::kCancelled;
   if (!group.has_read_prompt() || task.left() > 0 || cancelled || text.sequence == nullptr) return;
   group.session.base->end(std::move(text), task.generation(), mid_character);

@@ -1,4 +1,4 @@
-// The end of requests: their last events, and what becomes of what they held.
+// Ends requests: sends their last events, and releases or keeps what they held.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -14,12 +14,12 @@ class RequestCompletion {
 
   // Ends a request that has nothing left to run.
   void end_if_done(Request& request);
-  // Ends a request whose task has finished or failed. If its prompt was not read to the end, the samples that would
-  // have been forked from it end in the same way. `why`: see RequestEvents::add_finished.
+  // Ends a request whose task has finished or failed. If its prompt was not read to the end, ends the samples still to
+  // be forked in the same way. `why`: see RequestEvents::add_finished.
   void end(Request& request, const Status& why = {});
-  // Ends a request that can never go on. Does nothing after another decision than these: kReject, kOverCeiling.
+  // Ends a request that can never go on: on kReject and kOverCeiling only.
   void reject(Request& request, Decision decision);
-  // Removes the groups of which all samples have ended.
+  // Removes the groups whose samples have all ended.
   void remove_ended();
 
   const EndedViews& views() const { return views_; }

@@ -16,16 +16,16 @@ Event event_of(const Request& request, Event::Kind kind) {
   return event;
 }
 
-// Returns the choices that no event has told of.
+// Returns the choices not yet reported.
 std::vector<GeneratedToken> take_choices(Request& request) {
   const Generation& generation = request.task().generation();
-  const std::vector<GeneratedToken>& all = generation.choices();  // with one that is not accepted yet, perhaps
+  const std::vector<GeneratedToken>& all = generation.choices();  // perhaps with one that is not accepted yet
   const std::size_t accepted = std::min(all.size(), static_cast<std::size_t>(generation.tokens()));
   const auto first = static_cast<std::ptrdiff_t>(std::exchange(request.progress.told_choices, accepted));
   return {all.begin() + first, all.begin() + static_cast<std::ptrdiff_t>(accepted)};
 }
 
-// Returns what a request has come to, but for what it held.
+// Returns a request's result, without the report of what it held.
 GenerateResult result_of(const Request& request) {
   const Task& task = request.task();
   const Generation& generation = task.generation();

@@ -37,7 +37,7 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
   }
   group->shape = driver.cache()->shape();
   if (codec) group->shape = group->shape.with(*codec);
-  // A session's text does not begin with the request's; a cached prefix has no log-probabilities.
+  // A session's text begins before the request's; a cached prefix has no log-probabilities.
   const bool bypass = options.bypass || options.session != nullptr || generate.prompt_logprobs >= 0;
   group->prefix.use = {bypass, options.salt, options.pin, options.ttl, options.tenant, group->shape.codec()};
   std::vector<TokenId> newest = begin.newest;

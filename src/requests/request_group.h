@@ -1,6 +1,6 @@
-// What a caller submitted: its settings, and its requests, one for each sample. And the list of all that callers have.
+// A submission: its settings, and its requests, one per sample; and the list of all submissions.
 //
-// The first request reads the prompt for all. When the prompt has been read the other samples are forked from it.
+// The first request reads the prompt for all; then the other samples are forked from it.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -38,36 +38,36 @@ struct ContinuedSession {
 struct GroupPrefix {
   PrefixUse use;
   bool counted = false;     // the figures below are set
-  std::int64_t cached = 0;  // prompt tokens that came from the cache
+  std::int64_t cached = 0;  // prompt tokens from the cache
   std::string_view cached_from;
   PrefixMiss miss = PrefixMiss::kUnknown;
-  std::map<RequestId, std::int64_t> common_with;  // prompt tokens that another group's prompt begins with, too
+  std::map<RequestId, std::int64_t> common_with;  // length of the common prefix with another group's prompt, tokens
 };
 
 struct RequestGroup {
-  // Whether events have told of the whole prompt.
+  // Returns whether events have reported the whole prompt.
   bool has_read_prompt() const { return told == requests.front()->task().prompt_tokens(); }
-  // Whether all samples have ended.
+  // Returns whether all samples have ended.
   bool has_ended() const;
 
   RequestId id{};
   int samples = 1;
   std::uint64_t seed = 0;
-  std::unique_ptr<RetentionPolicy> policy;  // as it stands at its start
+  std::unique_ptr<RetentionPolicy> policy;  // in its initial state
   KvCacheShape shape;                       // the cache's, with pages of the group's codec
   int priority = 0;
   int tenant = 0;
   std::string label;
   bool inspect = false;
   std::uint64_t peak = 0;         // bytes of one sample, as Admissions::counted
-  std::uint64_t shared_peak = 0;  // of these, those that the samples share as long as they live
+  std::uint64_t shared_peak = 0;  // part of it that the samples share while they live
   ContinuedSession session;
   GroupPrefix prefix;
   std::vector<std::unique_ptr<Request>> requests;  // by sample
-  std::int64_t told = 0;                           // prompt tokens that events told of
+  std::int64_t told = 0;                           // prompt tokens reported in events
   RequestClock::time_point submitted = RequestClock::now();
   std::optional<RequestClock::time_point> started;  // when its first pass began
-  RequestClock::time_point read = submitted;        // when the prompt was
+  RequestClock::time_point read = submitted;        // when the prompt was read
 };
 
 // Makes a group with its first request. See RequestQueue::add.
@@ -76,28 +76,28 @@ std::unique_ptr<RequestGroup> make_group(RequestId id, const RequestOptions& opt
                                          std::optional<KvCodec> codec, const Driver& driver,
                                          const Admissions& admissions);
 
-// Returns the bytes that all tokens of a request take, and `ahead` tokens more: see ScheduleLimits::ahead.
+// Returns the bytes of all of a request's tokens and of `ahead` more: see ScheduleLimits::ahead.
 std::uint64_t bytes_to_start(const Request& request, int ahead);
 
-// Makes the samples behind the first. A sample that finds no room for its page tables reads the prompt itself, later.
+// Makes the samples behind the first. A sample without room for its page tables reads the prompt itself, later.
 void fork_samples(RequestGroup& group, int ahead);
 
-// The groups of a queue, in order of priority and then of arrival.
+// The groups of a queue, by priority, then by arrival.
 class RequestList {
  public:
-  // Puts a group behind those of its priority.
+  // Adds a group behind those of its priority.
   void add(std::unique_ptr<RequestGroup> group);
   RequestGroup* find(RequestId id) const;  // null if there is none
-  // Removes the groups of which all samples have ended. Returns how many these were.
+  // Removes the groups whose samples have all ended. Returns their number.
   std::int64_t remove_ended();
   void clear() { groups_.clear(); }
 
   bool empty() const { return groups_.empty(); }
   std::int64_t size() const { return std::ssize(groups_); }  // groups
-  std::int64_t holding_pages() const;                        // groups of which some sample holds pages
-  // Returns the requests that have not ended, group by group.
+  std::int64_t holding_pages() const;                        // groups with a sample that holds pages
+  // Returns the requests that have not ended, by group.
   std::vector<Request*> active() const;
-  // Whether any request is in this state.
+  // Returns whether any request is in this state.
   bool has(RequestState state) const;
 
  private:

@@ -9,12 +9,12 @@
 namespace kvasir {
 namespace {
 
-// Returns the bytes of the pages that hold these whole columns in all lanes.
+// Returns the bytes of the pages of so many whole columns, in all lanes.
 std::uint64_t bytes_of_columns(const KvCacheShape& shape, std::int64_t columns) {
   return static_cast<std::uint64_t>(columns * shape.lanes()) * (shape.page.bytes() + PagePool::kPageOverhead);
 }
 
-// Returns how many of the first columns of two texts are the same pages. REQUIRES: nothing was dropped of either.
+// Returns how many of the first columns of two texts are the same pages. REQUIRES: neither has dropped tokens.
 std::int64_t common_columns(const Sequence& a, const Sequence& b) {
   const auto same = [&](std::int64_t column) {
     return a.tables().table(0).pages_of_whole(column).front() == b.tables().table(0).pages_of_whole(column).front();
@@ -33,8 +33,8 @@ std::int64_t common_columns(const Sequence& a, const Sequence& b) {
   return common;
 }
 
-// Returns what one text is counted with for columns that it shares. `sharers`: for each other text, how many of its
-// first columns it shares. Each column is divided among all that share it.
+// Returns one text's part of the columns that it shares: each column is divided among all that share it. `sharers`: for
+// each other text, the number of its first columns that it shares.
 std::uint64_t divided_bytes(const KvCacheShape& shape, std::vector<std::int64_t> sharers) {
   std::ranges::sort(sharers);
   std::uint64_t bytes = 0;
@@ -58,7 +58,7 @@ std::uint64_t RequestMemory::available() const {
 std::uint64_t RequestMemory::estimate(const Request& request) const {
   const RequestGroup& group = request.group();
   if (request.sample() > 0 || std::ssize(group.requests) == group.samples) {
-    // Samples share what they never write again.
+    // Samples share pages that they never write again.
     const std::uint64_t shared = group.samples > 1 ? group.shared_peak : 0;
     return group.peak - shared + shared / static_cast<std::uint64_t>(group.samples);
   }
@@ -135,7 +135,7 @@ KvReport RequestMemory::report(const Request& request) const {
   }
   if (released) return *released;
   if (group.session.base != nullptr) return kv_report(*group.session.base->held().sequence);
-  // It never held anything: a report of zeros.
+  // A report of zeros: it never held anything.
   return kv_report(Sequence(driver_->model(), driver_->cache(), group.policy->clone(), group.shape.codec()));
 }
 

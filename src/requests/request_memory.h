@@ -1,4 +1,4 @@
-// How many bytes of KV memory requests hold, will need, and share with each other.
+// Computes the bytes of KV memory that requests hold, will need, and share.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -20,29 +20,29 @@ class RequestMemory {
   RequestMemory(std::shared_ptr<Driver> driver, const RequestPrefixes* prefixes);
 
   std::uint64_t capacity() const { return driver_->cache()->budget().capacity(); }
-  // Returns the bytes that sequences may have: those that nobody holds, and those that the prefix cache can give back.
+  // Returns the bytes available to sequences: free ones, and those that the prefix cache can give back.
   std::uint64_t available() const;
 
-  // Returns the bytes of the peak of a request, and of the samples that will be forked from it.
+  // Returns the bytes of the peak of a request and of the samples still to be forked from it.
   std::uint64_t estimate(const Request& request) const;
-  // Returns the bytes that a request holds. Pages that several samples share are divided among these. Pages that it
-  // shares with a session do not count: they do not come back with it. REQUIRES: it holds pages.
+  // Returns the bytes that a request holds. Pages shared by samples are divided among them. Pages shared with a session
+  // do not count, since preempting does not free them. REQUIRES: it holds pages.
   std::uint64_t used(const Request& request) const;
-  // Returns the bytes that come back when a request gives up its pages. REQUIRES: it holds pages.
+  // Returns the bytes freed when a request gives up its pages. REQUIRES: it holds pages.
   std::uint64_t freed_by_preemption(const Request& request) const;
-  // Returns the bytes that the next rows of a request take.
+  // Returns the bytes of a request's next rows.
   std::uint64_t next_rows(Request& request, int rows) const;
-  // Returns at most how many of these are for copies of pages that are shared with nothing but the prefix cache.
+  // Returns an upper bound of those bytes that are copies of pages shared only with the prefix cache.
   std::uint64_t copies_for_prefixes(Request& request, int rows) const;
 
-  // Returns the bytes of the pages that a request would continue from the prefix cache, if a running one of the same
-  // text holds them.
+  // Returns the bytes of the pages that a request would continue from the prefix cache, if a running request of the
+  // same text holds them.
   std::uint64_t shared_prefix(const Request& request, std::span<Request* const> all) const;
-  // Divides the pages that several requests of one tenant share among these: lowers ScheduleTask::used. `tasks`: of
+  // Divides pages that several requests of one tenant share among them: lowers ScheduleTask::used. `tasks`: those of
   // `all`.
   static void divide_shared(std::span<Request* const> all, std::vector<ScheduleTask>& tasks);
 
-  // Returns the report of what a request holds. While it has not caught up with what it gave up: of that.
+  // Returns the report of what a request holds, or of what it gave up until it holds as much again.
   KvReport report(const Request& request) const;
 
  private:

@@ -1,4 +1,4 @@
-// What a RequestQueue consists of, for those of its parts that work with most of the others. All of it outlives them.
+// The parts of a RequestQueue, for those parts that use most of the others. All parts outlive these pointers.
 #pragma once
 
 #include <memory>

@@ -9,7 +9,7 @@
 namespace kvasir {
 namespace {
 
-// How long a round waits for a file or a store where there is nothing else to do.
+// How long a round waits for a file or a store if there is nothing else to do.
 constexpr std::chrono::milliseconds kTransferWait(20);
 
 }  // namespace
@@ -27,13 +27,13 @@ void RequestPasses::Pass::pop_back() {
 
 void RequestPasses::advance() {
   if (parts_.requests->empty()) parts_.prefixes->tiers().advance();
-  // A round without a pass has made requests give up pages, or end.
+  // A round without a pass made requests give up pages, or end.
   while (!parts_.requests->empty() && !run_round()) {
   }
 }
 
-// Returns whether the caller is to be asked again before the next round: a pass has run, or only time or the caller can
-// move the requests on.
+// Returns whether to return to the caller before the next round: a pass has run, or only time or the caller can help
+// the requests.
 bool RequestPasses::run_round() {
   const std::vector<Request*> all = begin_round();
   if (all.empty()) return wait_for_transfers();
@@ -59,7 +59,7 @@ bool RequestPasses::run_round() {
   return !parts_.sessions->empty() && !pass.loading;
 }
 
-// Takes what has happened since the last round. Returns the requests that may take part in a pass, or wait for one.
+// Takes what has happened since the last round. Returns the requests that may take part in a pass or wait for one.
 std::vector<Request*> RequestPasses::begin_round() {
   parts_.prefixes->expire();
   parts_.sessions->forget_destroyed();
@@ -75,8 +75,8 @@ std::vector<Request*> RequestPasses::begin_round() {
   return all;
 }
 
-// Waits a little for what is on its way from or to a file or a store. Returns whether anything is. The caller may have
-// requests, or cancel some, meanwhile.
+// Waits briefly for transfers from or to a file or a store. Returns whether any is under way. Meanwhile the caller may
+// submit or cancel requests.
 bool RequestPasses::wait_for_transfers() {
   if (parts_.preemption->swapping()) {
     parts_.preemption->wait(kTransferWait);
@@ -88,8 +88,8 @@ bool RequestPasses::wait_for_transfers() {
   return true;
 }
 
-// Gives a request its turn, and starts it first if it holds nothing. A request whose pages are on their way gets no
-// turn.
+// Gives a request its turn, and starts it first if it holds no pages. A request whose pages are still being transferred
+// gets no turn.
 void RequestPasses::add_turn(Request& request, int rows, Pass& pass) {
   bool starts = false;
   if (!request.holds_pages()) {
@@ -113,8 +113,8 @@ void RequestPasses::add_turn(Request& request, int rows, Pass& pass) {
   pass.starts.push_back(starts);
 }
 
-// Begins to fetch what the stores have of a request, where that is faster than to compute it. Returns whether the
-// request fetches now: then it takes part in no pass.
+// Begins to fetch a request's tokens from the stores if that is faster than computing them. Returns whether the request
+// now fetches and so takes part in no pass.
 bool RequestPasses::begin_fetch(Request& request) {
   if (!request.is(RequestState::kWaiting)) return false;
   const int rows = parts_.admissions->most().prompt_rows;
@@ -139,8 +139,8 @@ Status RequestPasses::start_behind_session(Request& request) {
   return {};
 }
 
-// Makes room for a request that could not start, where nothing else runs or leaves. If no swapped request can give way,
-// the request fails.
+// Makes room for a request that could not start although nothing else runs or leaves. If no swapped request can give
+// way, the request fails.
 void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
   if (unstarted.is(RequestState::kSwapped)) {
     parts_.preemption->give_up_swap(unstarted, why.message());
@@ -149,7 +149,7 @@ void RequestPasses::give_way_to(Request& unstarted, const Status& why) {
   }
 }
 
-// Drops turns for which there is no room: the bytes of a request that starts were an estimate.
+// Drops turns without room: the bytes of starting requests were estimates.
 void RequestPasses::fit(Pass& pass) {
   const Driver& driver = *parts_.driver;
   while (pass.estimated && pass.turns.size() > 1 && driver.plan(pass.turns).bytes > parts_.memory->available()) {
@@ -158,11 +158,11 @@ void RequestPasses::fit(Pass& pass) {
   }
   if (parts_.preemption->swapping()) drop_what_waits_for_swap(pass);
   const bool fits = driver.cache()->budget().make_available(driver.plan(pass.turns).bytes);
-  // One that starts alone holds its place now: the next round rejects it if even its first rows find no room.
+  // A request that starts alone keeps its place: the next round rejects it if even its first rows do not fit.
   if (pass.turns.size() == 1 && pass.starts.front() && !fits) pass.pop_back();
 }
 
-// The scheduler counts what leaves as gone already: turns for which there is no room yet wait until it is.
+// The scheduler counts leaving pages as free: turns without room wait until they are.
 void RequestPasses::drop_what_waits_for_swap(Pass& pass) {
   if (pass.turns.empty() || parts_.driver->plan(pass.turns).bytes <= parts_.memory->available()) return;
   Pass left;
@@ -207,7 +207,7 @@ void RequestPasses::count(const Pass& pass, const Rows& rows) {
   counters.longest_expected = std::max(counters.longest_expected, expected);
 }
 
-// Runs the pass, and gives each request its results.
+// Runs the pass and gives each request its results.
 void RequestPasses::run(const Pass& pass) {
   const Rows rows = rows_of(pass);
   count(pass, rows);
@@ -224,12 +224,12 @@ void RequestPasses::run(const Pass& pass) {
   const int prompt_rows = std::min(rows.prompt, static_cast<int>(run));
   if (status.ok()) parts_.admissions->note_pass(prompt_rows, rows.other, seconds);
   for (Request* request : pass.requests) {
-    if (!status.ok()) request->task().fail(status);  // the system's memory: the pass was given up halfway
+    if (!status.ok()) request->task().fail(status);  // no system memory: the pass was abandoned halfway
     take_results(*request);
   }
 }
 
-// Tells of what a pass gave a request, and leaves a prefix for others.
+// Reports what a pass gave a request, and puts a prefix into the cache.
 void RequestPasses::take_results(Request& request) {
   RequestGroup& group = request.group();
   const Task& task = request.task();

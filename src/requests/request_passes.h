@@ -1,4 +1,4 @@
-// Moves the requests on: each round decides who runs, starts and preempts requests, and runs one pass.
+// Advances the requests: each round decides who runs, starts and preempts requests, and runs one pass.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -24,18 +24,18 @@ class RequestPasses {
   void set_load_bytes(std::uint64_t bytes) { load_bytes_ = bytes; }
 
  private:
-  // The pass that a round makes.
+  // The pass that a round builds.
   struct Pass {
     void pop_back();
 
-    // One for each turn.
+    // One per turn:
     std::vector<Turn> turns;
     std::vector<Request*> requests;
     std::vector<bool> starts;      // the request starts in this pass
-    bool estimated = false;        // some request started: its bytes were an estimate
+    bool estimated = false;        // some request starts: its bytes are an estimate
     bool loading = false;          // pages of a session were filled
     std::uint64_t load = 0;        // bytes of sessions that may still be filled
-    Request* unstarted = nullptr;  // the newest that found no room to start
+    Request* unstarted = nullptr;  // the newest that had no room to start
     Status why_unstarted;
   };
 
@@ -45,7 +45,7 @@ class RequestPasses {
 
     int prompt = 0;
     int other = 0;
-    std::int64_t left = 0;  // tokens that its requests are to run, these rows included
+    std::int64_t left = 0;  // tokens left to run, these rows included
   };
 
   bool run_round();

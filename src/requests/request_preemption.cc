@@ -6,8 +6,8 @@
 namespace kvasir {
 namespace {
 
-// Whether a request shares pages with the session that it continues, or with samples of its group. Swapped, it would
-// come back with copies of its own, more than it was admitted with.
+// Returns whether a request shares pages with its session or with samples of its group. After a swap it would come back
+// with its own copies, more than it was admitted with.
 bool shares_pages(const Request& request) {
   const RequestGroup& group = request.group();
   if (group.session.base != nullptr && !group.session.base->stored()) return true;
@@ -18,7 +18,7 @@ bool shares_pages(const Request& request) {
 
 }  // namespace
 
-// Adds the time that it lives to what swapping takes between two passes.
+// Adds its lifetime to the seconds that swapping takes between two passes.
 class RequestPreemption::PauseTimer {
  public:
   explicit PauseTimer(RequestPreemption* of) : of_(of) {}
@@ -56,13 +56,13 @@ PreemptionCost RequestPreemption::cost(Request& request) const {
   work.cached = prefixes_->find(request);
   PreemptionCost cost = admissions_->cost(work);
   if (!can_swap(request)) return cost;
-  // Leaving and coming back take a pass each, at least.
+  // Leaving and coming back take at least one pass each.
   cost.swap = rates_.seconds(request.sequence()->bytes()) + 2 * admissions_->rates().rates().pass;
   if (always_) cost.swap = 0;
   return cost;
 }
 
-// Whether the pages of a request can go to the swap file. A sequence can be saved only between chunks. Pages of a
+// Returns whether a request's pages can go to the swap file. A sequence can be saved only between chunks. Pages of a
 // session that is still being loaded are in a file already.
 bool RequestPreemption::can_swap(Request& request) const {
   const Sequence& sequence = *request.sequence();
@@ -80,7 +80,7 @@ void RequestPreemption::preempt(Request& request) {
   if (!begin_swap_out(request)) recompute(request);
 }
 
-// Sends a request's pages to the swap file. False: recomputing is cheaper, or there is no room.
+// Sends a request's pages to the swap file. Returns false if recomputing is cheaper or there is no room.
 bool RequestPreemption::begin_swap_out(Request& request) {
   const PauseTimer timer(this);
   const PreemptionCost cost = this->cost(request);
@@ -97,7 +97,7 @@ bool RequestPreemption::begin_swap_out(Request& request) {
   return true;
 }
 
-// Gives up what a request holds. It runs its tokens again later.
+// Frees what a request holds; it runs its tokens again later.
 void RequestPreemption::recompute(Request& request) {
   request.release();
   request.bytes.to_start = bytes_to_start(request, admissions_->most().ahead);
@@ -122,7 +122,7 @@ void RequestPreemption::advance() {
   if (!swapping()) return;
   const PauseTimer timer(this);
   file_->poll(std::chrono::milliseconds(0));
-  // Requests that leave come first: they make room for those that come back.
+  // Leaving requests first: they make room for those that come back.
   const std::vector<Request*> active = requests_->active();
   for (const RequestState state : {RequestState::kSwappingOut, RequestState::kSwappingIn})
     for (Request* request : active)

@@ -1,7 +1,7 @@
-// Preemption: how requests give up their pages, and how those that were swapped out come back.
+// Preempts requests, and brings swapped ones back.
 //
-// A preempted request is recomputed from its tokens, or its pages go to the swap file and come back from there,
-// whichever is faster by the measured rates. A swap that fails falls back to recomputing.
+// A preempted request is recomputed from its tokens, or its pages go to the swap file and back, whichever is faster by
+// the measured rates. A failed swap falls back to recomputing.
 //
 //   preempt()      kRunning      to kSwappingOut, or to kWaiting: it is recomputed
 //                  kSwappingIn   to kSwapped: it goes back
@@ -29,7 +29,7 @@ namespace kvasir {
 
 class RequestPreemption {
  public:
-  // What is pointed to outlives this. But the requests in the list end before this does: their swaps use the file.
+  // The pointed-to objects outlive this. Requests in the list end before this does: their swaps use the file.
   RequestPreemption(std::shared_ptr<Driver> driver, const RequestList* requests, RequestPrefixes* prefixes,
                     const RequestMemory* memory, const Admissions* admissions, RequestCounters* counters);
 
@@ -43,22 +43,22 @@ class RequestPreemption {
 
   // Begins to bring a request back from the swap file. Errors: kResourceExhausted.
   Status swap_in(Request& request);
-  // Moves all swaps on by what the buffers of the file take. Between two passes.
+  // Advances all swaps as far as the file's buffers allow. Call it between two passes.
   void advance();
-  // Waits until the file has moved something, or so long.
+  // Waits until the file has made progress, at most so long.
   void wait(std::chrono::milliseconds most);
-  // Has a swapped request recomputed.
+  // Makes a swapped request be recomputed.
   void give_up_swap(Request& request, std::string why);
-  // Has one request that is in the swap file recomputed, as what it keeps in memory is missing. It is one of the least
-  // urgent, and of these the one that ran the fewest tokens. False: there is none.
+  // Makes one request in the swap file be recomputed, to free what it keeps in memory: of the least urgent, the one
+  // that ran the fewest tokens. Returns false if there is none.
   bool give_up_one_swapped();
 
-  // Whether some pages are on their way to the file or back.
+  // Returns whether pages are on their way to the file or back.
   bool swapping() const;
-  // Returns the bytes that come free once what is swapped out has left.
+  // Returns the bytes that will be free once all requests being swapped out have left.
   std::uint64_t leaving_bytes() const;
-  // Whether cached prefixes are to give way to a request that starts: not where that would not suffice, and not where
-  // it need only wait for memory that is on its way out.
+  // Returns whether cached prefixes must give way to a request that starts: not if that would not suffice, nor if it
+  // only has to wait for memory that is on its way out.
   bool may_evict_for(const Request& request) const;
   SwapReport report() const;
 
@@ -79,7 +79,7 @@ class RequestPreemption {
   std::unique_ptr<SpillFile> file_;  // null: nothing is swapped
   SwapRates rates_;
   double pause_ = 0;     // seconds that swapping has taken since the last pass
-  bool always_ = false;  // for tests: swaps wherever it is possible
+  bool always_ = false;  // for tests: swaps whenever possible
 };
 
 }  // namespace kvasir

@@ -8,15 +8,15 @@
 namespace kvasir {
 namespace {
 
-// Most groups with whose prompts one group's prompt was compared and whose common beginnings are remembered.
+// Most groups whose common prefix with one group's prompt is remembered.
 constexpr std::size_t kMostRemembered = 256;
 
 std::span<const TokenId> prompt_of(const Request& request) {
   return request.task().tokens().first(static_cast<std::size_t>(request.task().prompt_tokens()));
 }
 
-// Returns how many tokens the prompts of two groups have in common. Prompts do not change, and this is asked before
-// each pass: so it is remembered.
+// Returns how many tokens the prompts of two groups have in common. Remembered, since prompts do not change and this is
+// asked before each pass.
 std::int64_t common_prompt(const Request& request, const Request& other) {
   auto& common_with = request.group().prefix.common_with;
   if (const auto known = common_with.find(other.group().id); known != common_with.end()) return known->second;
@@ -88,7 +88,7 @@ bool RequestPrefixes::waits_for_prompt(const Request& request, std::span<Request
   if (store_ == nullptr) return false;
   const RequestGroup& group = request.group();
   return std::ranges::any_of(before, [&](const Request* other) {
-    // A preempted request goes on before others begin. If it waited for one of them, both would wait for ever.
+    // A preempted request goes on before others begin. If it waited for one of them, both would wait forever.
     const bool begins_first = other->group().tenant == group.tenant && other->group().priority <= group.priority &&
                               (!request.progress.spared || other->progress.spared);
     const bool first = other->holds_pages() || begins_first;
@@ -127,7 +127,7 @@ void RequestPrefixes::count_start(Request& request) {
   if (group.prefix.use.bypass) return;
   group.prefix.cached = prefix.start_tokens;
   group.prefix.miss = prefix.start_miss;
-  // While a fetch that brought nothing was under way, another request may have computed the same tokens.
+  // While a fetch without result was under way, another request may have computed the same tokens.
   const bool fetched =
       prefix.found_before_fetch >= 0 && prefix.start_tokens > prefix.found_before_fetch && !prefix.fetched_from.empty();
   if (prefix.start_tokens > 0)

@@ -9,7 +9,7 @@
 namespace kvasir {
 namespace {
 
-// Most requests that ask the prefix cache before a pass. How many start in one pass is far less.
+// Most requests that query the prefix cache before a pass. Far fewer start in one pass.
 constexpr int kMostLookups = 64;
 
 bool gives_way(const Verdict& verdict) {
@@ -23,7 +23,7 @@ RequestScheduler::RequestScheduler(RequestPrefixes* prefixes, const RequestMemor
                                    const Admissions* admissions)
     : prefixes_(prefixes), memory_(memory), preemption_(preemption), sessions_(sessions), admissions_(admissions) {}
 
-// Returns what is known of a request without asking the prefix cache or other requests.
+// Returns what is known of a request without the prefix cache or other requests.
 ScheduleTask RequestScheduler::task_of(Request& request) const {
   ScheduleTask task;
   task.holds = request.holds_pages();
@@ -37,7 +37,7 @@ ScheduleTask RequestScheduler::task_of(Request& request) const {
   return task;
 }
 
-// Deducts the pages that another request holds already. A request that starts is not counted with them.
+// Deducts the pages that another request already holds, with which a starting request is not charged.
 void RequestScheduler::deduct_shared_prefix(Request& request, std::span<Request* const> all, ScheduleTask* task) const {
   if (!task->holds) {
     request.bytes.shared_prefix = memory_->shared_prefix(request, all);
@@ -48,15 +48,15 @@ void RequestScheduler::deduct_shared_prefix(Request& request, std::span<Request*
 
 std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> all, int prompt_rows) const {
   std::vector<ScheduleTask> tasks;
-  std::int64_t asked = 0;                                         // rows of prompts
-  std::int64_t least = std::numeric_limits<std::int64_t>::max();  // left of a prompt
+  std::int64_t asked = 0;                                         // prompt rows asked for
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();  // rows left of a prompt
   int lookups = 0;
   for (Request* request : all) {
     ScheduleTask task = task_of(*request);
     if (task.reads) {
       std::int64_t left = request->task().left();
-      // Asks the cache only of those that may get a row: the first that fill the pass, the one with the least left, and
-      // small ones, which may pass others.
+      // Queries the cache only for requests that may get a row: the first that fill the pass, the one with the least
+      // left, and small ones, which may pass others.
       const bool may_pass = is_small(task, memory_->capacity(), admissions_->most());
       if (request->is(RequestState::kWaiting) && (asked < prompt_rows || left < least || may_pass) &&
           lookups < kMostLookups) {
@@ -84,14 +84,14 @@ std::vector<ScheduleTask> RequestScheduler::tasks_of(std::span<Request* const> a
   return tasks;
 }
 
-// Decides with numbers that do not depend on the length of texts. Counts what a preemption gives back and costs only
-// where one is due. `without_prefixes`: as if the prefix cache held nothing.
+// Decides from numbers that do not depend on the length of texts. Computes what a preemption frees and costs only if
+// one is due. `without_prefixes`: as if the prefix cache were empty.
 std::vector<Verdict> RequestScheduler::decide_once(std::span<Request* const> all, bool without_prefixes) const {
   const auto generating = std::ranges::count_if(
       all, [](const Request* request) { return request->holds_pages() && !request->task().reads(); });
   const ScheduleLimits limits = admissions_->limits(static_cast<int>(generating));
   std::vector<ScheduleTask> tasks = tasks_of(all, limits.prompt_rows);
-  // What leaves for the swap file counts as gone: otherwise others would be preempted in its place.
+  // Pages leaving for the swap file count as free, or others would be preempted in their place.
   ScheduleMemory memory{memory_->capacity(), memory_->available() + preemption_->leaving_bytes()};
   if (without_prefixes) memory.available += prefixes_->charged_bytes();
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -104,8 +104,8 @@ std::vector<Verdict> RequestScheduler::decide_once(std::span<Request* const> all
   }
   sessions_->add_to(tasks, *admissions_);
   std::vector<Verdict> verdicts = schedule(tasks, admissions_->quotas(), memory, limits);
-  // This assumed that a preemption frees all bytes of a request. If it preempts nobody even so, the true bytes change
-  // nothing.
+  // This assumed that a preemption frees all bytes of a request. If it preempts none even so, the true bytes do not
+  // matter.
   if (std::ranges::none_of(verdicts, [](const Verdict& v) { return v.decision == Decision::kPreempt; }))
     return verdicts;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -116,10 +116,9 @@ std::vector<Verdict> RequestScheduler::decide_once(std::span<Request* const> all
   return schedule(tasks, admissions_->quotas(), memory, limits);
 }
 
-// The pages that evicting frees count as available already. So evicting changes a decision only where tasks need not
-// copy pages any more that they share with a cached prefix, or where what the cache's own structures take is missing.
-// Otherwise nothing is evicted: a task that is preempted for a place, or for its tenant's ceiling, costs nobody a
-// prefix.
+// Pages that eviction would free already count as available. So eviction changes a decision only if tasks no longer
+// need to copy pages shared with a cached prefix, or if the bytes of the cache's own structures are missing. Otherwise
+// nothing is evicted: a task preempted for a place, or for its tenant's ceiling, costs no prefix.
 std::vector<Verdict> RequestScheduler::decide(std::span<Request* const> all) {
   std::vector<Verdict> verdicts = decide_once(all);
   const auto alike = [](const Verdict& a, const Verdict& b) {

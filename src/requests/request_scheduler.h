@@ -1,4 +1,4 @@
-// Asks the scheduler (scheduler/schedule.h) which requests run: tells it of them in plain numbers.
+// Asks the scheduler (scheduler/schedule.h) which requests run, and describes them to it in plain numbers.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -18,12 +18,12 @@ namespace kvasir {
 
 class RequestScheduler {
  public:
-  // What is pointed to outlives this.
+  // The pointed-to objects outlive this.
   RequestScheduler(RequestPrefixes* prefixes, const RequestMemory* memory, const RequestPreemption* preemption,
                    const LeavingSessions* sessions, const Admissions* admissions);
 
-  // Decides for each request, so that nothing which runs gives way to the prefix cache. `all`: those that may take part
-  // in a pass, or wait for one, in their order. REQUIRES: some request.
+  // Decides for each request; evicts prefixes before a running request gives way to the prefix cache. `all`: those that
+  // may take part in a pass or wait for one, in order. REQUIRES: `all` is not empty.
   std::vector<Verdict> decide(std::span<Request* const> all);
 
  private:

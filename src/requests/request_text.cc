@@ -33,9 +33,9 @@ Result<RequestText> encode_messages(const LoadedModel& model, const RequestOptio
   RequestText text;
   KVASIR_ASSIGN_OR_RETURN(text.tokens, encode_chat(tokenizer, prompt));
   text.stops = chat.stop();
-  // Without a message of the user the conversation ends before it.
+  // Without a user's message the conversation ends before it.
   text.system_tokens = std::min(system_tokens(tokenizer, chat, said), static_cast<std::int64_t>(text.tokens.size()));
-  // An end token that only the request's own arguments bring is not among those of the tokenizer.
+  // An end token that only the request's own arguments write is not among the tokenizer's.
   if (const auto end = chat.end_token(); end && !tokenizer.is_end(*end)) text.stops.push_back(chat.closing().end);
   return text;
 }
@@ -64,7 +64,7 @@ Result<RequestText> encode(const LoadedModel& model, const RequestOptions& optio
   return RequestText{options.tokens, options.template_stops};
 }
 
-// `options` has one prompt. Its settings other than the text are not looked at.
+// REQUIRES: `options` has one prompt. Only its text is read.
 Result<RequestText> encode_one(const LoadedModel& model, const RequestOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const std::string_view field, prompt_field(options));
   Result<RequestText> text = encode(model, options);

@@ -1,4 +1,4 @@
-// Checks what a caller asks for, and makes tokens of its text. Any thread may call these.
+// Checks what a caller asks for and encodes its text. Any thread may call these.
 #pragma once
 
 #include <memory>
@@ -10,17 +10,17 @@
 
 namespace kvasir {
 
-// Checks the settings of a request but its policy. Errors: kInvalidArgument naming the field.
+// Checks the settings of a request except its policy. Errors: kInvalidArgument naming the field.
 Status check_request(const LoadedModel& model, const RequestOptions& options);
-// Returns the field that holds the prompt. Errors: kInvalidArgument unless it is one.
+// Returns the field that holds the prompt. Errors: kInvalidArgument unless there is exactly one.
 Result<std::string_view> prompt_field(const RequestOptions& options);
 // See Engine::text.
 std::unique_ptr<ModelText> make_model_text(std::shared_ptr<const LoadedModel> model);
 
-// Does what check_request does, and encodes the prompt. Errors: kInvalidArgument naming the field.
+// Checks as check_request and encodes the prompt. Errors: kInvalidArgument naming the field.
 Result<RequestText> encode_request(const LoadedModel& model, const RequestOptions& options);
 
-// Returns the Status, said to be about the field of RequestOptions that it came from unless it names others.
+// Returns the Status, with this field of RequestOptions as its setting unless it names others.
 Status about_unless_said(Status status, std::string_view field);
 
 }  // namespace kvasir

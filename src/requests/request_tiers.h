@@ -1,4 +1,5 @@
-// Stores outside memory, a disk or a server, as requests use them: prefixes are fetched from there and written there.
+// Stores outside memory, on a disk or a server, from which requests' prefixes are fetched and to which they are
+// written.
 // Thread-safety: as RequestQueue.
 #pragma once
 
@@ -16,37 +17,37 @@ namespace kvasir {
 
 class RequestTiers {
  public:
-  // Opens the stores, from near to far. `prefixes` outlives this.
+  // Opens the stores, nearest first. `prefixes` outlives this.
   void open(const Driver& driver, PrefixStore* prefixes, std::vector<std::unique_ptr<BlobStore>> stores,
             PrefixTiers::Warn warn);
 
-  // Whether anything may be fetched for a request that starts.
+  // Returns whether anything may be fetched for a request that starts.
   bool may_fetch(const Request& request) const;
-  // Begins to fetch the first tokens of such a request, where that is worth it. Returns whether the request fetches
-  // now. `found`: tokens that the prefix cache has of it. REQUIRES: kWaiting, may_fetch().
+  // Begins to fetch the first tokens of such a request, if that pays. Returns whether the request now fetches. `found`:
+  // tokens of it in the prefix cache. REQUIRES: kWaiting, may_fetch().
   bool begin_fetch(Request& request, std::int64_t found, double seconds_per_token);
-  // Ends the fetch of a request if it is done. Returns whether it goes on. REQUIRES: kFetching.
+  // Ends the fetch of a request if it is done; returns whether it continues. REQUIRES: kFetching.
   static bool still_fetches(Request& request);
   bool fetching() const { return tiers_ != nullptr && tiers_->fetching(); }
 
-  // Writes what the prefix cache holds of the first `seen` tokens of a request. What has a time to live stays in memory
-  // alone. `from`: tokens for which this was done before.
+  // Writes what the prefix cache holds of a request's first `seen` tokens, unless it has a time to live. `from`: tokens
+  // already written.
   void write_pages(const Request& request, std::int64_t seen, std::int64_t from);
   // Writes a snapshot of the request as it is now. REQUIRES: it holds a sequence, at the end of a chunk of its prompt.
   void write_snapshot(const Request& request);
 
-  // Takes what the stores have answered. Between two passes.
+  // Takes the stores' answers. Call it between two passes.
   void advance();
-  // Waits until a store has answered, or so long.
+  // Waits until a store has answered, at most so long.
   void wait(std::chrono::milliseconds most);
-  // Whether a store was asked for anything that it has not answered.
+  // Returns whether any store has yet to answer.
   bool busy() const { return tiers_ != nullptr && tiers_->busy(); }
   std::uint64_t buffer_bytes() const { return tiers_ != nullptr ? tiers_->buffer_bytes() : 0; }
   std::vector<PrefixTierReport> report() const;
 
  private:
   PrefixStore* prefixes_ = nullptr;
-  std::unique_ptr<PrefixTiers> tiers_;  // null: prefixes are in memory alone
+  std::unique_ptr<PrefixTiers> tiers_;  // null: prefixes are only in memory
 };
 
 }  // namespace kvasir

@@ -13,13 +13,13 @@
 namespace kvasir {
 namespace {
 
-// What bounds the time of a view: a text's tokens are counted in at most kMostBuckets buckets, and page tables are
-// looked at until they hold kMostSlots tokens together.
+// Bounds of a view's time: a text's tokens are counted in at most kMostBuckets buckets, and page tables are examined
+// until they hold kMostSlots tokens together.
 constexpr std::int64_t kMostBuckets = 8192;
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 17;
 constexpr int kMostTables = 32;
 
-// Counts, in each bucket, the tokens that tables keep.
+// Counts the tokens that tables keep, by bucket.
 class KeptCounter {
  public:
   explicit KeptCounter(std::int64_t tokens) {
@@ -72,7 +72,7 @@ void count_entry(const PageTable& table, const PageEntry& entry, KeptCounter& co
   }
 }
 
-// Visits the entries of a table: counts its tokens, and its pages.
+// Counts a table's tokens and pages.
 std::vector<TokenView::Pages> view_table(const PageTable& table, KeptCounter& counter) {
   std::vector<TokenView::Pages> pages;
   std::vector<bool> seen(table.pages().size() / static_cast<std::size_t>(table.lanes()));
@@ -112,7 +112,7 @@ SequenceView view_sample(const SampleInfo& sample) {
   return view;
 }
 
-// Of the text, the first token that the task knows: it may continue a session.
+// Returns the index in the text of the first token that the task knows: it may continue a session.
 std::int64_t first_known(const SampleInfo& sample) {
   return sample.sequence != nullptr ? sample.sequence->tables().next_index() - sample.task->tokens_run() : 0;
 }
@@ -131,7 +131,7 @@ bool is_control_or_marker(const Vocabulary& vocabulary, TokenId token) {
   return vocabulary.kinds[static_cast<std::size_t>(token)] == TokenKind::kControl || is_marker(vocabulary, token);
 }
 
-// Adds the texts of the tokens that the query asks for. `tokens` begins with token `first_token` of the text.
+// Adds the texts of the tokens asked for. `tokens` begins with token `first_token` of the text.
 void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std::int64_t first_token,
                const TokenQuery& query, TokenView& view) {
   const std::int64_t known = first_token + static_cast<std::int64_t>(tokens.size());
@@ -146,7 +146,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
   const std::int64_t end = std::min(known, view.first + std::max<std::int64_t>(query.most, 0));
   std::int64_t complete = view.first;
   for (std::int64_t index = view.first; index < end; ++index) {
-    if (index == answer) {  // an answer is a text of its own, as Generation has it
+    if (index == answer) {  // an answer is a text of its own, as for Generation
       if (!view.texts.empty()) view.texts.back() += stream.flush();
       stream = TokenStream(tokenizer, false);
     }
@@ -154,7 +154,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
     const bool control = is_control_or_marker(tokenizer.vocabulary(), token);
     std::string text = stream.push_shown(token);
     if (control) {
-      // Text of push_shown() stands here for a character that the tokens before began and never ended.
+      // Here push_shown() returns text only for a character that earlier tokens began and never completed.
       if (!view.texts.empty()) view.texts.back() += std::exchange(text, {});
       text += tokenizer.bytes_of(token, true);
       view.controls.push_back(index);
@@ -162,7 +162,7 @@ void add_texts(const Tokenizer& tokenizer, std::span<const TokenId> tokens, std:
     view.texts.push_back(std::move(text));
     if (!stream.mid_character()) complete = index + 1;
   }
-  // Tokens that end inside a character come with those that complete it; at the end of a text they never do.
+  // Tokens that end inside a character are returned with those that complete it; at the end of a text none do.
   if (complete == view.first || (view.sequence.state == SequenceView::State::kEnded && end == known)) {
     if (!view.texts.empty()) view.texts.back() += stream.flush();
   } else {

@@ -17,24 +17,24 @@ namespace kvasir {
 class Request;
 class RequestQueue;
 
-// What views say of one sample of a request.
+// What views report of one sample of a request.
 struct SampleInfo {
   RequestId request{};
   std::string_view label;
   int tenant = 0;
   int sample = 0;
-  std::int64_t cached = 0;  // prompt tokens that came from the prefix cache
+  std::int64_t cached = 0;  // prompt tokens from the prefix cache
   const Task* task = nullptr;
   const Sequence* sequence = nullptr;  // null while it holds no pages
   const RetentionPolicy* policy = nullptr;
   KvCodec codec;
-  bool preempted = false;  // it gave up its pages and holds none
+  bool preempted = false;  // it was preempted and holds no pages
 };
 
 SampleInfo sample_info(const Request& request);
 
-// The newest views of samples that have ended and whose requests ask for it (RequestOptions::inspect): at most kMost,
-// and at most kMostTokens tokens in all.
+// The newest views of ended samples whose requests asked for it (RequestOptions::inspect): at most kMost, and at most
+// kMostTokens tokens together.
 class EndedViews {
  public:
   static constexpr std::size_t kMost = 32;
@@ -48,7 +48,7 @@ class EndedViews {
     std::int64_t first_token = 0;  // index of tokens.front() in the text
   };
 
-  // Keeps the view of a sample. Call it while the sample still has its sequence.
+  // Keeps the view of a sample. REQUIRES: the sample still has its sequence, if it held one.
   void add(const SampleInfo& sample);
   const View* find(const TokenQuery& query) const;  // null if there is none
 
@@ -57,7 +57,7 @@ class EndedViews {
   std::size_t tokens_ = 0;
 };
 
-// Sets what `view` says of kept tokens and page tables.
+// Sets the parts of `view` about kept tokens and page tables.
 void view_tables(const KvSequence& tables, TokenView& view);
 
 SequenceList list_sequences(const RequestQueue& queue, int tenant, std::size_t most);

@@ -1,11 +1,11 @@
-// A sequence that leaves memory for a spill file, and comes back: the same bits, while passes go on.
+// A sequence that leaves memory for a spill file and comes back with the same bits, while passes go on.
 //
 //   auto swap = SwappedSequence::leave(&file, sequence);     // null: not now
 //   ... swap->advance() between passes, until state() is kOut or kFailed: then destroy the sequence
 //   ... swap->arrive(model, cache, policy), then swap->advance() until state() is kBack or kFailed
 //
-// Each advance() copies what the buffers of the file take and waits for nothing. Nobody may change or run the sequence
-// while it leaves or comes.
+// Each advance() copies what the file's buffers take, without waiting. The sequence must not be changed or run while it
+// leaves or comes.
 // Thread-safety: one caller at a time, the one of the sequence and of the file.
 #pragma once
 
@@ -22,9 +22,9 @@
 
 namespace kvasir {
 
-// How fast sequences leave and come, as measured on those that fill the buffers several times: of others the time says
-// what passes take. Rates that keep a queue from swapping return to what is assumed of an unknown file, so that a file
-// which was slow, or full, is tried again.
+// The measured speed of leaving and coming, from sequences that fill the buffers several times (for smaller ones the
+// time is mostly that of passes). Rates that keep a queue from swapping move back to the initial assumption, so that a
+// file that was slow or full is tried again.
 class SwapRates {
  public:
   void note_out(std::uint64_t bytes, double seconds) { note(&out_, bytes, seconds); }
@@ -38,9 +38,9 @@ class SwapRates {
     out_ += (kUnknown - out_) / 16;
     in_ += (kUnknown - in_) / 16;
   }
-  // Seconds for so many bytes to leave and to come back.
+  // Returns the seconds for so many bytes to leave and come back.
   double seconds(std::uint64_t bytes) const { return static_cast<double>(bytes) * (out_ + in_); }
-  double out() const { return 1 / out_; }  // bytes a second
+  double out() const { return 1 / out_; }  // bytes per second
   double in() const { return 1 / in_; }
 
  private:
@@ -52,7 +52,7 @@ class SwapRates {
     *seconds_per_byte += 0.25 * (seconds / static_cast<double>(bytes) - *seconds_per_byte);
   }
 
-  double out_ = kUnknown;  // seconds a byte
+  double out_ = kUnknown;  // seconds per byte
   double in_ = kUnknown;
 };
 
@@ -66,16 +66,16 @@ class SwappedSequence {
   // sequence lives until state() is no longer kLeaving.
   static std::unique_ptr<SwappedSequence> leave(SpillFile* file, const Sequence& sequence);
 
-  // Whether leave() would find room.
+  // Returns whether leave() would find room.
   static bool has_room(const SpillFile& file, const Sequence& sequence);
 
-  // Begins to read the sequence into a new one, under `policy` as it stands at its start. Errors: kResourceExhausted,
+  // Begins to read the sequence into a new one, under `policy` in its initial state. Errors: kResourceExhausted:
   // nothing has changed. REQUIRES: kOut.
   Result<std::unique_ptr<Sequence>> arrive(const std::shared_ptr<LoadedModel>& model,
                                            const std::shared_ptr<KvCache>& cache,
                                            std::unique_ptr<RetentionPolicy> policy);
 
-  // Gives up coming back: the file still has all. The new sequence may then be destroyed. REQUIRES: kComing.
+  // Stops coming back: the file still has everything, and the new sequence may be destroyed. REQUIRES: kComing.
   void turn_back();
 
   void advance();
@@ -85,7 +85,7 @@ class SwappedSequence {
   std::uint64_t bytes() const { return bytes_; }    // of the content of pages and layers' states
   // Bytes of tables and pages that the sequence takes when it is back.
   std::uint64_t bytes_back() const { return bytes_back_; }
-  // From leave() to kOut, and from arrive() to kBack.
+  // Seconds from leave() to kOut, and from arrive() to kBack.
   double seconds_leaving() const { return seconds_leaving_; }
   double seconds_coming() const { return seconds_coming_; }
 

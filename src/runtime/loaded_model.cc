@@ -27,7 +27,7 @@ Hash128 fingerprint_of(const gguf::File& file) {
   return hasher.digest();
 }
 
-// Of all that the weights are made of. The file's pages are given back.
+// Returns the checksum of all tensor data, and releases the file's pages.
 Hash128 checksum_of(const gguf::File& file) {
   constexpr std::size_t kSlice = std::size_t{32} << 20;
   Hasher hasher;
@@ -41,7 +41,7 @@ Hash128 checksum_of(const gguf::File& file) {
   return hasher.digest();
 }
 
-// Of the model, and of what is packed where: which tensor is which weight, in which order of rows.
+// Identifies the model and its packing: which tensor is which weight, in which order of rows.
 Hash128 identity_of(const Hash128& fingerprint, const WeightMap& weights) {
   Hasher hasher;
   hasher.add(std::as_bytes(std::span(&fingerprint, 1)));
@@ -60,7 +60,7 @@ Hash128 identity_of(const Hash128& fingerprint, const WeightMap& weights) {
   return hasher.digest();
 }
 
-// Of a model whose heads are not known yet.
+// Checks the codec before the model's heads are known.
 Result<KvCodec> checked_codec(std::string_view kv_type, int page_slots) {
   KVASIR_RETURN_IF_ERROR(check_kv_type(kv_type));
   if (page_slots != 16 && page_slots != 32 && page_slots != 64)
@@ -82,7 +82,7 @@ Status check_kv_type(std::string_view kv_type) {
 }
 
 Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options) {
-  constexpr std::size_t kMost = 7;  // each may have two forms, of each head dimension and rotation
+  constexpr std::size_t kMost = 7;  // each has up to two page forms per head dimension and rotation
   KVASIR_RETURN_IF_ERROR(check_kv_type(options.kv_type));
   std::vector<KvCodec> codecs = {parse_codec(options.kv_type).codec};
   for (const std::string& name : options.kv_types) {
@@ -194,7 +194,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                counted(static_cast<std::int64_t>(given), "byte"), model->kv_shape.all_lanes(), least)
         .about({"kv_memory"});
   const int threads = options.threads > 0 ? options.threads : usable_cores();
-  // glibc reserves 64 MiB of address space and more for each thread that allocates.
+  // glibc reserves at least 64 MiB of address space for each thread that allocates.
   if (address_space_is_limited()) ::mallopt(M_ARENA_MAX, 1);
   model->fingerprint = fingerprint_of(file);
   if (!options.weight_dir.empty()) {
@@ -206,10 +206,10 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
     if (!weights.ok()) return Status(weights.status()).about({"weight_dir"});
     model->weight_file = std::move(*weights);
   }
-  // Weights that are in a file already may be in memory too, shared with others.
+  // Weights that are already in a file may be in memory too, shared with other processes.
   const std::uint64_t new_weights =
       model->weight_file != nullptr && model->weight_file->is_complete() ? 0 : weight_bytes;
-  // Of a pass of one token.
+  // Workspace of a pass of one token.
   const std::uint64_t work = cpu_workspace_bytes(backend_shape(model->config), {.rows = 1}, threads);
   if (const std::uint64_t available = memory_for_run(threads);
       new_weights > available || work > available - new_weights)
@@ -226,7 +226,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                  "them",
                  options.demote_size, least)
           .about({"demote_size"});
-    // A folder that cannot be written is found now, not when a request needs it.
+    // Finds a folder that cannot be written now, not when a request needs it.
     if (const auto scratch = create_scratch_file(options.demote_dir); !scratch.ok())
       return Status(scratch.status()).about({"demote_dir"});
     model->demotion_file = std::make_unique<DemotionFile>(
@@ -255,7 +255,7 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
 }
 
 std::string LoadedModel::arithmetic_id(const PageFormat& format) const {
-  // Which tokens are encoded again, and when, decides bits too: raised with every change of it.
+  // Which tokens are encoded again, and when, also decides bits: raise this with every change of it.
   constexpr int kPacking = 2;
   std::string id = backend->arithmetic_id(format);
   if (format.encoded()) id += fmt::format("/packing-{}", kPacking);

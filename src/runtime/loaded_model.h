@@ -1,4 +1,4 @@
-// A model ready to run: header, tokenizer, weights, kernels, threads. Shared by everything that runs it.
+// A model ready to run: header, tokenizer, weights, kernels, threads.
 // Thread-safety: one caller at a time (the transformer has one workspace).
 #pragma once
 
@@ -30,25 +30,25 @@ namespace kvasir {
 struct LoadedModel {
   EngineOptions options;
   ModelConfig config;
-  SamplingOptions sampling;  // that the file recommends
+  SamplingOptions sampling;  // recommended by the file
   KvCacheShape kv_shape;
-  std::vector<KvCodec> codecs;  // that sequences may have; first that of kv_shape
+  std::vector<KvCodec> codecs;  // available to sequences, kv_shape's first
   const KernelTable* kernels = nullptr;
   std::unique_ptr<ThreadPool> threads;  // never null
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat;
-  std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in memory of its own
+  std::unique_ptr<WeightFile> weight_file;  // holds the backend's weights; null: they are in private memory
   std::unique_ptr<Backend> backend;
   Weights weights;
   std::uint64_t weight_bytes = 0;     // allocated
-  std::uint64_t embedding_bytes = 0;  // of these, the embedding's
+  std::uint64_t embedding_bytes = 0;  // part of weight_bytes: the embedding
   std::unique_ptr<Transformer> transformer;
-  std::unique_ptr<DemotionFile> demotion_file;  // of all sequences' demoted pages; null: there is no folder for it
+  std::unique_ptr<DemotionFile> demotion_file;  // demoted pages of all sequences; null: no folder was given
 
-  std::unique_ptr<ColdTier> cold_tier;  // of all sequences' offloaded heads; null: there is no folder for it
+  std::unique_ptr<ColdTier> cold_tier;  // offloaded heads of all sequences; null: no folder was given
 
   // XXH3-128 over the file's header and the first and last 64 KiB of each tensor. A split file has the fingerprint of
-  // the whole file (gguf/reader.h), so sessions, stored prefixes and packed weights of one serve the other.
+  // the whole file (gguf/reader.h), so sessions, stored prefixes and packed weights serve both.
   Hash128 fingerprint;
 
   // Names what decides the bits of a pass: the backend (of the CPU, its kernel table), its version, page slots, entries
@@ -57,25 +57,25 @@ struct LoadedModel {
   static constexpr std::string_view kStatesOfId = "/states=";
   std::string arithmetic_id(const PageFormat& format) const;
 
-  // The store behind a cache of new_cache.
+  // Returns the store behind a cache of new_cache.
   PageStore* store_of(const KvCache& cache) const { return cache.pool().store(); }
 };
 
-// A cache for sequences of the model, in any of its codecs, with the pages' bytes in the model's backend. Errors:
+// Makes a cache for sequences of the model in any of its codecs, with the pages' bytes in the model's backend. Errors:
 // kResourceExhausted.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, std::uint64_t budget);
-// The same of another shape than the model's, and that alone.
+// As above, only for the given shape.
 Result<std::shared_ptr<KvCache>> new_cache(const std::shared_ptr<LoadedModel>& model, const KvCacheShape& shape,
                                            std::uint64_t budget);
 
-// All that a file says of its model, checked, but for the weights themselves.
+// All that a file says of its model, checked, except the weights.
 struct ModelHeader {
   ModelConfig config;
-  SamplingOptions sampling;  // that the file recommends
+  SamplingOptions sampling;  // recommended by the file
   std::unique_ptr<ChatTemplate> chat;
   std::unique_ptr<Tokenizer> tokenizer;
   WeightMap weights;               // valid while the file is open
-  std::uint64_t weight_bytes = 0;  // that loading would allocate
+  std::uint64_t weight_bytes = 0;  // allocated by loading
 };
 
 // `chat`: a source in place of the file's own, unless empty. `known`: as read_model_config. Errors: those of the file
@@ -88,16 +88,16 @@ Result<std::shared_ptr<LoadedModel>> load_model(const EngineOptions& options,
                                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress,
                                                 std::span<const Family* const> known = families());
 
-// Errors: kInvalidArgument unless `chunk` is a number of tokens per forward pass that the engine takes, or 0.
+// Errors: kInvalidArgument unless `chunk` is 0 or a number of tokens per forward pass that the engine takes.
 Status check_chunk(int chunk);
 
 // Errors: kInvalidArgument unless this names a codec (parse_codec).
 Status check_kv_type(std::string_view kv_type);
 
-// The codecs of EngineOptions, each once: kv_type, then those of kv_types. Errors: kInvalidArgument, too many also.
+// Returns the codecs of EngineOptions, each once: kv_type, then kv_types. Errors: kInvalidArgument, also for too many.
 Result<std::vector<KvCodec>> codecs_of(const EngineOptions& options);
 
-// The page shape that options ask of a model. Errors: kInvalidArgument.
+// Returns the page shape that options ask of a model. Errors: kInvalidArgument.
 Result<KvCacheShape> kv_cache_shape(const ModelConfig& config, std::string_view kv_type, int page_slots);
 
 }  // namespace kvasir

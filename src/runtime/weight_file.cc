@@ -25,7 +25,7 @@ std::uint64_t total_bytes(const std::vector<gguf::Part>& files) {
   return sum;
 }
 
-// Differs once any of the files is modified. Of a single file, the time of that.
+// Returns a stamp that differs once any file is modified; for a single file its modification time.
 std::int64_t modified_stamp(const std::vector<gguf::Part>& files) {
   if (files.size() == 1) return files.front().modified;
   std::vector<std::uint64_t> numbers;
@@ -54,7 +54,7 @@ struct WeightFile::Header {
   std::uint64_t model_bytes = 0;
   std::int64_t model_modified = 0;
   std::uint64_t weight_bytes = 0;
-  std::uint64_t own_hash = 0;  // of all before it
+  std::uint64_t own_hash = 0;  // of all fields before it
 
   explicit Header(const Model& model)
       : identity(model.identity),
@@ -65,7 +65,7 @@ struct WeightFile::Header {
     model.packing.copy(packing, sizeof packing);
   }
   std::uint64_t hash() const { return hash64({reinterpret_cast<const std::byte*>(this), offsetof(Header, own_hash)}); }
-  // Whether the weights were packed alike, from a model of the same metadata.
+  // Returns whether both headers have the same packing and model metadata.
   bool fits(const Header& other) const {
     return std::memcmp(magic, other.magic, sizeof magic) == 0 &&
            std::memcmp(packing, other.packing, sizeof packing) == 0 && identity == other.identity &&
@@ -85,7 +85,7 @@ Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::string& folder, 
   KVASIR_RETURN_IF_ERROR(file->map_existing());
   if (file->complete_) {
     file->unlock_folder();
-    file->model_.checksum = nullptr;  // what it refers to need not live on
+    file->model_.checksum = nullptr;  // its captures need not live on
   } else {
     KVASIR_RETURN_IF_ERROR(file->make());
   }
@@ -101,7 +101,7 @@ WeightFile::~WeightFile() {
   unlock_folder();
 }
 
-// Where the file system has no locks, processes that start at once pack for themselves, and the last one's file stays.
+// Where the file system has no locks, processes that start at once each pack, and the last one's file stays.
 Status WeightFile::lock_folder() {
   if (::mkdir(folder_.c_str(), 0755) != 0 && errno != EEXIST) return errno_status("make the folder", folder_);
   folder_descriptor_ = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -119,7 +119,7 @@ void WeightFile::unlock_folder() {
   folder_descriptor_ = -1;
 }
 
-// Whoever may write to the file may change the weights of a running process, or end it by shortening the file.
+// A user who may write to the file could change a running process's weights, or crash it by truncating the file.
 Status WeightFile::check_owner(const std::string& path, int descriptor) const {
   struct stat status {
   }, folder{};
@@ -138,7 +138,7 @@ Status WeightFile::map(int descriptor, int protection) {
   return {};
 }
 
-// A file that is there but not of this model, or of an older version, counts as none.
+// Ignores a file of another model or an older version.
 Status WeightFile::map_existing() {
   const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return errno == ENOENT ? Status() : errno_status("open", path_);
@@ -164,7 +164,7 @@ Status WeightFile::map_existing() {
   return status;
 }
 
-// The name is that of a file which a process may have left that was killed.
+// A killed process may have left a file of this name.
 Status WeightFile::make() {
   descriptor_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
   if (descriptor_ < 0) return errno_status("write packed weights to", folder_);

@@ -3,11 +3,10 @@
 //   header      4,096 bytes: what the weights are of, and the header's own hash
 //   weights     as Backend::load leaves them
 //
-// A file is named after the model and the packing, so one folder serves many. It appears whole or not at all, and is
-// never changed. It belongs to the model file: where that file's size and time of modification are not those that were
-// noted, its weights are compared by checksum (XXH3-128). A model split into parts has the file of the whole model, and
-// is noted by the sizes and times of all its parts. The weights in the file have no checksum of their own: it is
-// trusted as the model file is.
+// A file is named after the model and the packing, so one folder serves many. It appears whole or not at all, and never
+// changes. It belongs to a model file: if that file's size or modification time differ from those noted, the model's
+// weights are compared by checksum (XXH3-128). A split model has the file of the whole model, noted by the sizes and
+// times of all its parts. The packed weights have no checksum of their own: the file is trusted like the model file.
 // Thread-safety: one caller at a time. Processes that make files in one folder wait for each other.
 #pragma once
 
@@ -28,28 +27,28 @@ namespace kvasir {
 class WeightFile {
  public:
   struct Model {
-    std::vector<gguf::Part> files;      // the model file as it was opened, or all parts of a split one
-    Hash128 identity;                   // of its metadata, and of which of its rows are packed where
-    std::function<Hash128()> checksum;  // of all that the weights are made of; takes as long as reading it
+    std::vector<gguf::Part> files;      // the opened model file, or all parts of a split one
+    Hash128 identity;                   // of its metadata, and of which rows are packed where
+    std::function<Hash128()> checksum;  // of all weights' data; takes as long as reading it
     std::string packing;                // WeightPacking::name: 1 to 31 bytes
     std::uint64_t bytes = 0;            // of the packed weights
   };
 
-  // Maps the model's file in `folder`, which is made if it is not there, read-only; or where there is none, or one that
-  // does not belong to the model, makes room for one, which complete() puts in its place. Errors: kInvalidArgument for
-  // what is no folder, and for a file that others may change; the system's, kResourceExhausted for a full disk.
+  // Maps the model's file in `folder` read-only, and makes the folder if missing. Without a file that belongs to the
+  // model, makes room for one, which complete() puts in place. Errors: kInvalidArgument if `folder` is not a folder,
+  // and for a file that other users may change; the system's; kResourceExhausted for a full disk.
   static Result<std::unique_ptr<WeightFile>> open(const std::string& folder, const Model& model);
   WeightFile(const WeightFile&) = delete;
   WeightFile& operator=(const WeightFile&) = delete;
   // Removes a file that was not completed.
   ~WeightFile();
 
-  // Whether the weights are there already. Otherwise they are to be written.
+  // Returns whether the weights are present; otherwise the caller must write them.
   bool is_complete() const { return complete_; }
   std::byte* weights() { return data_ + kHeaderBytes; }
 
-  // Makes what was written durable and gives it its name. REQUIRES: not complete. Errors: kDataLoss if the model file
-  // was modified since it was opened; the system's.
+  // Makes the written weights durable and renames the file to its name. REQUIRES: not complete. Errors: kDataLoss if
+  // the model file was modified since it was opened; the system's.
   Status complete();
 
   static constexpr std::size_t kHeaderBytes = 4096;
@@ -71,7 +70,7 @@ class WeightFile {
   std::string partial_;  // the name before it is complete
   Model model_;
   std::byte* data_ = nullptr;
-  int folder_descriptor_ = -1;  // locked while a file is looked for or made
+  int folder_descriptor_ = -1;  // locked while a file is looked up or made
   int descriptor_ = -1;         // of the partial file
   bool complete_ = false;
 };

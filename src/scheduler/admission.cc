@@ -39,8 +39,7 @@ ScheduleLimits limits_of(const SchedulerOptions& options) {
 std::uint64_t peak_bytes(const KvCacheShape& shape, const RetentionPolicy& policy, const RequestSize& size) {
   std::int64_t tokens = kMostPlannedTokens;
   if (size.max_tokens >= 0) tokens = size.prompt + std::min(size.max_tokens, kMostPlannedTokens);
-  // Longer texts than the context come to no higher peak where a policy has a bound, and to no end of their own where
-  // it has none.
+  // Beyond the context, a bounded policy reaches no higher peak, and an unbounded one cannot go.
   if (policy.bound()) {
     const std::int64_t bound = *policy.bound() + prompt_chunk(policy, size.chunk) + shape.widest_window();
     tokens = std::min(tokens, std::max(size.prompt, 4 * bound));

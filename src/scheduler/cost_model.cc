@@ -6,9 +6,9 @@
 namespace kvasir {
 namespace {
 
-constexpr double kForget = 0.98;         // the weight of a pass falls by this with each pass after it
+constexpr double kForget = 0.98;         // factor by which a pass's weight falls with each later pass
 constexpr double kLeast = 1e-7;          // seconds
-constexpr double kMostCovariance = 1e6;  // of a term that passes have not told anything of for long
+constexpr double kMostCovariance = 1e6;  // of a term that passes have long said nothing about
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void RateEstimator::note(int prompt_rows, int generated_rows, double seconds) {
     error -= fit_[a] * rows[a];
   }
   ++passes_;
-  // Passes that take long for reasons of the machine's are a bound for passes to come, not a change of the rates.
+  // Passes slowed down by the machine raise the bound for later passes, not the rates.
   excess_ = 0.95 * excess_ + (error > 0 ? 0.1 * error : 0);
   const double trace = covariance_[0][0] + covariance_[1][1] + covariance_[2][2];
   const double forget = trace < kMostCovariance ? kForget : 1;

@@ -18,8 +18,8 @@ Status Driver::pass(std::span<const Turn> turns) {
   std::vector<StepResult> results(requests.size());
   std::vector<std::exception_ptr> failures(requests.size());  // nothing may throw between the step and take()
   KVASIR_RETURN_IF_ERROR(step_.run(step_.plan(requests), requests, results));
-  // A row of logits is as long as the vocabulary: copying 16 of them and drawing from them takes milliseconds on one
-  // thread. Tasks share only what none of them changes: the logits, the model's configuration and its tokenizer.
+  // A row of logits is as long as the vocabulary: copying and drawing from 16 of them takes milliseconds on one thread.
+  // Tasks share only what none of them changes: the logits, the model's configuration and its tokenizer.
   model_->threads->parallel_for(static_cast<int>(turns.size()), [&](int index) {
     const auto i = static_cast<std::size_t>(index);
     try {

@@ -12,12 +12,12 @@
 
 namespace kvasir {
 
-// A task's part in a pass. REQUIRES: its prepare() returned true, its text has a sequence.
+// A task's part in a pass. REQUIRES: its prepare() returned true; its text has a sequence.
 struct Turn {
   Task* task = nullptr;
   int most_rows = std::numeric_limits<int>::max();
-  // Whether the pass calls prepare() behind take(), so that tasks draw their next tokens on all threads. False where
-  // something else comes first, such as a fork.
+  // The pass calls prepare() after take(), so that tasks draw their next tokens on all threads. False if something
+  // else, such as a fork, must come first.
   bool prepares = false;
 };
 
@@ -26,12 +26,12 @@ class Driver {
   Driver(std::shared_ptr<LoadedModel> model, std::shared_ptr<KvCache> cache)
       : model_(model), cache_(cache), step_(std::move(model), std::move(cache)) {}
 
-  // What a pass would run and take. Changes nothing.
+  // Returns what a pass would run and take. Changes nothing.
   Step::Plan plan(std::span<const Turn> turns) const { return step_.plan(requests_of(turns)); }
   Step::Plan plan(const Turn& turn) const { return plan({&turn, 1}); }
 
-  // Runs one pass, and gives each task its result, on all threads; a task that fails does so alone (Task::status).
-  // Errors: kResourceExhausted for a pass that does not fit: nothing has happened.
+  // Runs one pass and gives each task its result, on all threads; a task fails alone (Task::status). Errors:
+  // kResourceExhausted for a pass that does not fit: nothing has happened.
   Status pass(std::span<const Turn> turns);
   Status pass(Task& task) {
     const Turn turn{&task};

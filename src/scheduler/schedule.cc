@@ -7,7 +7,7 @@
 namespace kvasir {
 namespace {
 
-// More than any memory, and little enough for sums of many.
+// More than any memory, and small enough for sums of many.
 constexpr std::uint64_t kMostCounted = std::uint64_t{1} << 52;
 
 std::int64_t bytes_of(std::uint64_t bytes) {
@@ -20,19 +20,19 @@ std::int64_t share_of(std::int64_t bytes, double share) {
 
 constexpr auto kNone = static_cast<std::size_t>(-1);
 
-// How much of what a task holds is borrowed.
+// How much of a task's memory is borrowed.
 enum class Standing : std::uint8_t { kWithinFloor, kStraddles, kBorrows };
 
 struct Tenant {
   std::int64_t floor = 0;
   std::int64_t ceiling = 0;   // 0: none
-  std::int64_t used = 0;      // by its tasks, those that this pass adds included
-  std::int64_t due = 0;       // to its tasks that hold pages, and still to come
-  std::int64_t spared = 0;    // of these, due to spared tasks
+  std::int64_t used = 0;      // by its tasks, including those added in this pass
+  std::int64_t due = 0;       // still to come for its tasks that hold pages
+  std::int64_t spared = 0;    // part of `due` for spared tasks
   std::int64_t reserved = 0;  // estimates of its tasks that hold pages
   int holding = 0;            // tasks
-  bool met = false;           // its best-ranked task has been decided; those that follow do not take pages for it
-  bool met_holder = false;    // the same of those that hold pages
+  bool met = false;           // its best-ranked task is decided; later ones do not take pages for it
+  bool met_holder = false;    // the same among tasks that hold pages
   bool waits = false;         // one of its tasks waits for its ceiling
   int at_ceiling = 0;         // tasks that hold pages and wait for its ceiling
 };
@@ -133,8 +133,8 @@ class Round {
     std::ranges::stable_sort(order_, {}, [&](std::size_t i) { return standing_[i]; });
   }
 
-  // A task that has begun and gave up its pages comes before those of its rank that have not begun: it may have passed
-  // them as the shortest, and would wait for all of them in the middle of its answer.
+  // Puts a preempted task before those of its rank that have not begun. It may have passed them as the shortest, and
+  // would otherwise wait for all of them in the middle of its answer.
   void put_preempted_first() {
     std::size_t fresh = 0;  // place of the first of its rank that has not begun
     const auto ranks_alike = [&](std::size_t a, std::size_t b) {
@@ -179,7 +179,7 @@ class Round {
   bool is_first() const { return place_ == 0; }
   bool others_hold(const ScheduleTask& task) const { return holding_ > (task.holds ? 1 : 0); }
 
-  // Whether it may use what lies beyond the marks.
+  // Returns whether a task may use the memory beyond the marks.
   bool privileged(std::size_t i) const {
     return is_first() || standing_[i] == Standing::kWithinFloor || owns_[i] || (tasks_[i].holds && tasks_[i].spared);
   }
@@ -198,9 +198,9 @@ class Round {
     return other.priority > task.priority;
   }
 
-  // Tasks behind this one whose pages it may take, those to be taken first in front. `of_tenant`: of its tenant alone.
-  // What lies within its tenant's floor may also take other tenants' that wait in front of it: it ranks behind them
-  // only for the sake of tasks that have not begun.
+  // Returns the tasks ranked behind this one whose pages it may take, the first to be taken in front. `of_tenant`: only
+  // of its tenant. A task that holds pages within its tenant's floor may also take those of other tenants that rank
+  // before it: they do so only because the floor is also claimed by tasks that have not begun.
   std::vector<std::size_t> victims_of(std::size_t i, bool of_tenant) const {
     std::vector<std::size_t> victims;
     for (std::size_t place = owns_[i] ? 0 : place_ + 1; place < order_.size(); ++place) {
@@ -222,7 +222,7 @@ class Round {
     move(task, -1);
   }
 
-  // Takes a task that holds pages out of the sums, or (sign 1) back into them.
+  // Subtracts a task that holds pages from the sums, or (sign 1) adds it back.
   void move(const ScheduleTask& task, int sign) {
     free_ -= sign * bytes_of(task.held);
     due_ += sign * bytes_of(task.due);
@@ -239,7 +239,7 @@ class Round {
     }
   }
 
-  // Preempts the first of the victims, as few as it takes for `fits` to hold; none if all are not enough.
+  // Preempts as few of the first victims as make `fits` hold; none if all are not enough.
   template <class Fits>
   bool make_fit(std::span<const std::size_t> victims, const Fits& fits) {
     std::size_t taken = 0;
@@ -257,10 +257,10 @@ class Round {
 
   static std::int64_t own_due(const ScheduleTask& task) { return task.holds && task.spared ? bytes_of(task.due) : 0; }
 
-  // Bytes that others are not promised.
+  // Returns the bytes not promised to others.
   std::int64_t open_to(const ScheduleTask& task) const { return free_ - spared_ + own_due(task); }
 
-  // The same below the ceiling of its tenant.
+  // As above, below the ceiling of its tenant.
   static std::int64_t open_below_ceiling(const Tenant& tenant, const ScheduleTask& task) {
     return tenant.ceiling - tenant.used - tenant.spared + own_due(task);
   }
@@ -295,7 +295,7 @@ class Round {
     });
   }
 
-  // Preempts all victims; nothing, if spared tasks are on their way to leave.
+  // Preempts all victims; none while another spared task holds pages, since that one goes on first.
   void take_all(std::size_t i, bool of_tenant) {
     if (any_spared(of_tenant, tasks_[i])) return;
     for (const std::size_t victim : victims_of(i, of_tenant)) preempt(victim);
@@ -331,7 +331,7 @@ class Round {
     verdicts_[i].decision = Decision::kReject;
   }
 
-  // Whether the estimates of all, and what other tenants have not used of their floors, fit.
+  // Returns whether the estimates of all tasks and the unused floors of other tenants fit.
   bool can_reserve(const ScheduleTask& task) {
     const Tenant* own = tenant_of(task);
     std::int64_t sum = reserved_ + bytes_of(std::max(task.estimate, task.bytes));
@@ -344,7 +344,7 @@ class Round {
 
   void begin(std::size_t i) {
     const ScheduleTask& task = tasks_[i];
-    if (is_first() && holding_ == 0) return run(i);  // alone it may have all: what it takes is known when it has begun
+    if (is_first() && holding_ == 0) return run(i);  // alone it may have all; what it takes is known once it has begun
     const std::int64_t bytes = bytes_of(task.bytes);
     const std::int64_t whole = std::max(bytes, bytes_of(task.estimate));
     const bool reserves = limits_.admission == Admission::kReserve;
@@ -379,16 +379,16 @@ class Round {
     if (!is_first()) pass(i);
   }
 
-  // From here on no task starts, but small ones of the same rank as the first that waits.
+  // From here on no task starts except small ones of the first waiting task's rank.
   void block(std::size_t i) {
     if (blocked_by_ == kNone) blocked_by_ = i;
     cramped_ = cramped_ || tasks_[i].holds;
   }
 
-  // Starts a small task although one before it, or it itself, waits to start.
+  // Starts a small task although an earlier one, or itself, waits to start.
   void pass(std::size_t i) {
     const ScheduleTask& task = tasks_[i];
-    // What waits for all of the memory would wait for ever.
+    // A task that waits for all of the memory would wait forever.
     if (blocked_by_ == order_.front() || bytes_of(tasks_[blocked_by_].bytes) > for_requests_) return;
     if (limits_.admission == Admission::kReserve || cramped_ || !is_small(task, memory_.capacity, limits_) ||
         holding_ >= limits_.running)
@@ -406,8 +406,8 @@ class Round {
     run(i);
   }
 
-  // Nothing runs, though there is work: spared tasks, reservations and floors have come to hold each other up, which
-  // takes others than requests that hold the memory. The best-ranked that holds pages gets those of all others.
+  // Handles that nothing runs although there is work. Spared tasks, reservations and floors block each other, which can
+  // only happen while others than requests hold memory. The best-ranked holder gets the pages of all others.
   void break_tie() {
     std::vector<std::size_t> holders;
     for (const std::size_t i : order_)
@@ -417,8 +417,8 @@ class Round {
       if (holders[k] != order_.front()) verdicts_[holders[k]].decision = Decision::kPreempt;
   }
 
-  // All tasks of a tenant that hold pages wait for its ceiling, spared ones among them: only other tenants' tasks go
-  // on. The best-ranked gets the pages of the others.
+  // Handles that all of a tenant's tasks that hold pages wait for its ceiling, spared ones included. The best-ranked
+  // gets the pages of the others.
   void break_tie_of(const Tenant& tenant) {
     bool first = true;
     for (const std::size_t i : order_) {
@@ -434,21 +434,21 @@ class Round {
   std::int64_t capacity_ = 0;
   std::int64_t free_ = 0;
   std::int64_t beyond_mark_ = 0;   // bytes above the preempt mark
-  std::int64_t for_requests_ = 0;  // bytes that others than requests do not hold
+  std::int64_t for_requests_ = 0;  // bytes not held outside requests
   std::int64_t due_ = 0;           // of tasks that hold pages
-  std::int64_t spared_ = 0;        // of these, due to spared tasks
+  std::int64_t spared_ = 0;        // part of due_ for spared tasks
   std::int64_t reserved_ = 0;      // estimates of tasks that hold pages
   int holding_ = 0;
-  int prompt_rows_ = 0;             // not given to a task yet
-  int kept_rows_ = 0;               // of these, for shortest_, until its turn
-  std::size_t shortest_ = kNone;    // task whose prompt has the least left
+  int prompt_rows_ = 0;             // not yet given to a task
+  int kept_rows_ = 0;               // part of prompt_rows_, kept for shortest_ until its turn
+  std::size_t shortest_ = kNone;    // task whose prompt has the fewest rows left
   std::size_t blocked_by_ = kNone;  // first task that waits to start, or for room
   bool cramped_ = false;            // a task that holds pages waits for room
   std::int64_t small_ = 0;          // estimates of small tasks that hold pages
-  std::size_t place_ = 0;           // in order_, of the task whose turn it is
+  std::size_t place_ = 0;           // index in order_ of the current task
   std::vector<Tenant> tenants_;
   std::vector<std::size_t> order_;  // tasks by rank
-  std::vector<Standing> standing_;  // where tasks that have not begun claim floors too
+  std::vector<Standing> standing_;  // tasks that have not begun claim floors too
   std::vector<bool> owns_;          // it holds pages, all within its tenant's floor
   std::vector<Verdict> verdicts_;
 };

@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// Rows of a pass that has logits of all of them: a row of logits is as long as the vocabulary.
+// Most rows of a pass with logits for all rows: a row of logits is as long as the vocabulary.
 constexpr int kLogitRows = 32;
 
 }  // namespace
@@ -63,7 +63,7 @@ bool Task::prepare() {
 }
 
 bool Task::reads() const {
-  // In replay, chunks change nothing where ranges are dropped and all rows read alike.
+  // In replay, chunks change nothing if ranges are dropped and all rows read alike.
   return run_ < prompt_ ||
          (run_ < tokens_.size() && text_->sequence != nullptr && !text_->sequence->policy().by_token());
 }
@@ -72,8 +72,8 @@ int Task::chunk() const {
   if (run_ < prompt_ || !reads() || text_->sequence == nullptr) return text_->chunk;
   const KvCacheShape& shape = text_->sequence->shape();
   if (!text_->sequence->policy().bound() && shape.window == 0 && shape.windows.empty()) return text_->chunk;
-  // A chunk holds what its first row sees until its last is done. One that ends with its page needs no page more than
-  // its tokens would alone, which is what was planned of what is generated.
+  // A chunk holds what its first row sees until its last row is done. If it ends with its page, it needs no more pages
+  // than single tokens would, which is what was planned for generated tokens.
   return std::min(prompt_chunk(text_->sequence->policy(), text_->chunk), text_->sequence->shape().page.slots);
 }
 
@@ -88,7 +88,7 @@ Sequence::Input Task::input(int most_rows) const {
   }
   const std::size_t end = run_ < prompt_ ? prompt_ : tokens_.size();
   input.rest = std::span(tokens_).subspan(run_, end - run_);
-  // In replay the next token is known already.
+  // In replay the next token is already known.
   const bool replays = generation_ && (generation_->pending() || tokens_.size() > prompt_);
   if (replays) input.logits = Logits::kNone;
   if (run_ < prompt_ && reports_prompt()) {
@@ -120,7 +120,7 @@ void Task::take(const StepResult& result) {
   if (generated) fresh_ += generation_->accept(std::exchange(next_, kNoToken));
 }
 
-// Each row's logits are those of the token behind it. Rows that ran again after release() were reported before.
+// Each row's logits predict the next token. Rows that ran again after release() were reported before.
 void Task::note_prompt(const StepResult& result) {
   const std::size_t vocabulary = result.logits.size() / static_cast<std::size_t>(std::max(result.rows, 1));
   const std::size_t first = run_ - static_cast<std::size_t>(result.rows);  // index of the first row's token
@@ -134,7 +134,7 @@ void Task::note_prompt(const StepResult& result) {
 
 void Task::fail(Status status) {
   status_ = std::move(status);
-  text_->logits.clear();  // they are not those of the newest token
+  text_->logits.clear();  // they do not belong to the newest token
 }
 
 void Task::note_newest(std::span<const TokenId> tokens) {

@@ -18,7 +18,7 @@ struct LiveBeam {
   std::vector<float> logits;
 };
 
-// A live beam and one more token.
+// A live beam extended by one token.
 struct Candidate {
   std::size_t parent = 0;
   TokenId token = 0;
@@ -53,7 +53,7 @@ class Search {
   }
 
  private:
-  // Ended beams come in order of score; of equal scores the first found stays first.
+  // Keeps ended beams in order of score; of equal scores the first found stays first.
   void finish(Beam beam) {
     beam.score = score_of(beam.log_probability, beam.tokens.size() + (beam.finish_reason == FinishReason::kEnd ? 1 : 0),
                           options_.length_penalty);
@@ -67,7 +67,7 @@ class Search {
     live_.clear();
   }
 
-  // Whether some live beam could still become one of the best: probabilities only fall, lengths only grow.
+  // Returns whether no live beam can still become one of the best: probabilities only fall, lengths only grow.
   bool hopeless(double best_log_probability, std::size_t tokens) const {
     if (finished_.size() < static_cast<std::size_t>(options_.width)) return false;
     const double longest =
@@ -87,7 +87,7 @@ class Search {
     for (std::size_t c = 0; c < candidates.size() && chosen.size() < static_cast<std::size_t>(options_.width); ++c) {
       const Candidate& candidate = candidates[c];
       if (!options_.ignore_eos && tokenizer_.is_end(candidate.token)) {
-        // As published: an end counts while it is among the best `width`.
+        // As published: an end counts if it is among the best `width` candidates.
         if (c < static_cast<std::size_t>(options_.width))
           finish({live_[candidate.parent].tokens, candidate.log_probability, 0, FinishReason::kEnd});
       } else {
@@ -101,12 +101,12 @@ class Search {
     return advance(chosen);
   }
 
-  // Gives each chosen candidate a sequence of its own and runs their tokens.
+  // Gives each chosen candidate its own sequence and runs their tokens.
   Status advance(std::span<const Candidate> chosen) {
     std::vector<LiveBeam> next(chosen.size());
     std::vector<std::size_t> uses(live_.size(), 0);
     for (const Candidate& candidate : chosen) ++uses[candidate.parent];
-    // Those that nothing continues give their pages back before others are copied.
+    // Beams without a successor free their pages before others are copied.
     for (std::size_t b = 0; b < live_.size(); ++b)
       if (uses[b] == 0) live_[b].sequence.reset();
     std::vector<TokenId> tokens;
@@ -140,7 +140,7 @@ class Search {
     return {};
   }
 
-  // Ends the beams as they were before the token that found no room. A search without a first token has no result.
+  // Ends the beams as they were before the token that did not fit. A search without a first token has no result.
   Status out_of_memory() {
     if (live_.front().tokens.empty())
       return exhausted(

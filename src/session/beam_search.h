@@ -1,4 +1,4 @@
-// Beam search: the continuations of a context of highest probability that a search of a given width finds.
+// Beam search: finds continuations of high probability, with a given number of beams.
 //
 // Beams are forks that share pages until they diverge; each step extends all of them in one pass. A finished beam of n
 // tokens scores log p / n^length_penalty (Wu et al. 2016, equation 14, in the form that Hugging Face's and vLLM's
@@ -33,10 +33,10 @@ struct Beam {
   FinishReason finish_reason = FinishReason::kLength;
 };
 
-// Returns up to `width` beams, best first. `logits`: of the newest token of `root`. `progress` (may be empty) is called
-// with the number of tokens done; return false to stop (kCancelled). Where memory does not hold another token of all
-// beams, the live ones end as they are (kKvMemory). Errors: kInvalidArgument; kResourceExhausted where memory does not
-// hold even the first token of all beams; kDataLoss.
+// Returns up to `width` beams, best first. `logits`: of the newest token of `root`. `progress` (may be empty) gets the
+// number of tokens done and returns false to stop (kCancelled). If memory cannot hold another token of all beams, the
+// live ones end as they are (kKvMemory). Errors: kInvalidArgument; kResourceExhausted if memory cannot hold even the
+// first token of all beams; kDataLoss.
 Result<std::vector<Beam>> beam_search(Step& step, std::unique_ptr<Sequence> root, std::span<const float> logits,
                                       const Tokenizer& tokenizer, const BeamSearchOptions& options,
                                       const std::function<bool(std::int64_t)>& progress);

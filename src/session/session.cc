@@ -26,8 +26,8 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Joins what a session consists of: a text with its sequence, a ChatTranscript that writes messages behind the context,
-// and a Generation for each answer. Each call is one task, or several, that the engine's driver runs.
+// Joins a sequence, a ChatTranscript that writes messages behind its context, and a Generation per answer. Each call is
+// one or several tasks that the engine's driver runs.
 class SessionImpl final : public Session, public SessionBase {
  public:
   SessionImpl(std::shared_ptr<Driver> driver, std::unique_ptr<RetentionPolicy> policy, std::optional<KvCodec> codec,
@@ -119,7 +119,7 @@ class SessionImpl final : public Session, public SessionBase {
     return {};
   }
 
-  // Calls `use` once the session is in the engine's cache. Errors: those of load(), and of `use`.
+  // Calls `use` once the session is in the engine's cache. Errors: those of load() and of `use`.
   template <class Use>
   std::invoke_result_t<Use> when_loaded(const Use& use) {
     return guarded([&]() -> std::invoke_result_t<Use> {
@@ -158,11 +158,11 @@ class SessionImpl final : public Session, public SessionBase {
   std::shared_ptr<Driver> driver_;
   TextState text_;
   std::int64_t unreported_ = 0;  // tokens read since the last generate()
-  double prompt_seconds_ = 0;    // and the time it took
+  double prompt_seconds_ = 0;    // and the seconds it took
   ChatTranscript transcript_;
   std::optional<SamplerState> sampler_;            // of the last generation
   std::optional<ChatTranscript::Rendered> asked_;  // messages of the request that continues the session
-  std::shared_ptr<const SessionImage> image_;      // of its pages, until they are loaded; null: they are
+  std::shared_ptr<const SessionImage> image_;      // holds its pages until they are loaded; null: they are loaded
   const std::shared_ptr<const void> life_ = std::make_shared<char>();
 };
 
@@ -171,7 +171,7 @@ Result<SessionBase::Copy> SessionImpl::copy() const {
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> fork, text_.sequence->fork());
     return Copy{std::move(fork), {}};
   }
-  // All at once: a file is not read twice because cached prefixes had to go first.
+  // Makes all room at once, so that the file is not read again after cached prefixes are evicted.
   static_cast<void>(driver_->cache()->budget().make_available(text_.sequence->bytes()));
   KVASIR_ASSIGN_OR_RETURN(LoadedSession loaded, restore_session(image_->parts, model_, driver_->cache()));
   SessionPages pages(image_->parts, *loaded.sequence);
@@ -243,7 +243,7 @@ void SessionImpl::end(TextState text, const Generation& generation, bool mid_cha
     transcript_.add_text();
   }
   sampler_ = generation.state().sampler;
-  // An answer that was not to be written stays open, as after say().
+  // Without any token the answer stays open, as after say().
   if (generation.tokens() == 0 && !generation.end_token()) return;
   transcript_.begin_answer();
   transcript_.end_answer({generation.text(), *generation.finish_reason(), generation.end_token(), mid_character},
@@ -304,7 +304,7 @@ Generation SessionImpl::new_generation(const GenerateOptions& options) const {
   GenerateOptions chosen = with_seed(options);
   const bool resumes = options.resume && sampler_;
   if (resumes) chosen.sampling = sampler_->options;
-  // What was read since the last generation counts for penalties, too.
+  // Tokens read since the last generation count for penalties, too.
   Generation generation(*model_->tokenizer, chosen, transcript_.stops(), text_.newest);
   if (resumes) generation.resume(*sampler_);
   return generation;
@@ -357,8 +357,8 @@ Result<std::vector<GenerateResult>> SessionImpl::sample_texts(
   return results;
 }
 
-// Runs all samples to their ends; one that fails does so alone (Task::status). Where memory does not hold the next
-// token of all, the newest end first.
+// Runs all samples to their ends; a sample fails alone (Task::status). If memory cannot hold the next token of all, the
+// newest end first.
 Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> texts, std::span<GenerateResult> results,
                                 const std::function<bool(std::size_t, std::string_view)>& on_text) {
   std::vector<Turn> turns;
@@ -376,7 +376,7 @@ Status SessionImpl::run_samples(std::span<Task> tasks, std::span<TextState> text
       const std::size_t newest = running.back();
       tasks[newest].finish(FinishReason::kKvMemory);
       results[newest].kv = kv_report(*texts[newest].sequence);
-      texts[newest].sequence.reset();  // its pages go to the others
+      texts[newest].sequence.reset();  // frees its pages for the others
       turns.pop_back();
       running.pop_back();
     }

@@ -87,7 +87,7 @@ void put_sampler(ByteWriter& out, const SamplerState& state) {
   out.put(static_cast<std::int32_t>(o.dry_allowed_length));
   out.put(static_cast<std::int32_t>(o.dry_window));
   out.put_vector(state.dry);
-  // Behind the rest, so that files of sessions without any are as they were before there was a logit bias.
+  // At the end, so that files without a logit bias equal those of older versions.
   if (o.logit_bias.empty()) return;
   out.put(static_cast<std::uint64_t>(o.logit_bias.size()));
   for (const auto& [token, bias] : o.logit_bias) {
@@ -114,7 +114,7 @@ class BlockReader {
  public:
   explicit BlockReader(std::span<const std::byte> bytes) : left_(bytes) {}
 
-  // The bytes of the next block, which has to be of this kind. Errors: kDataLoss.
+  // Returns the bytes of the next block, which must have this tag. Errors: kDataLoss.
   Result<std::span<const std::byte>> block(std::uint32_t tag) {
     if (left_.size() < kBlockHeader + kHashBytes) return damaged("it ends in the middle");
     ByteReader header(left_);
@@ -317,7 +317,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
   const PageFormat format = cache->shape().with(codec.codec).page;
   const std::string own = model->arithmetic_id(format);
   session.other_arithmetic = session.head.arithmetic != own;
-  // Behind the name of the table: what the layout of encoded pages depends on.
+  // The part behind the kernel table's name: the layout of encoded pages depends on it.
   const auto version = [](std::string_view id) { return id.substr(std::min(id.find('/'), id.size())); };
   if (format.encoded() && version(session.head.arithmetic) != version(own))
     return unsupported("the session file has encoded pages of another layout; use the version of Kvasir that wrote it");

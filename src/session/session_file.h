@@ -1,4 +1,4 @@
-// Session files: a snapshot of a sequence, with what a session needs beside it.
+// Session files: a snapshot of a sequence, and what a session needs besides.
 //
 // Format 2, little-endian: the magic "KVASIRS2", then blocks of {tag u32, zero u32, length u64, bytes, XXH3-128 of all
 // of that}. HEAD says what the file is of; STAT holds page tables, policy, counters, newest tokens, logits, chat and
@@ -26,7 +26,7 @@
 
 namespace kvasir {
 
-// What a session keeps beside its sequence.
+// A session's data besides its sequence.
 struct SessionExtras {
   std::vector<TokenId> newest;  // tokens of the context, the newest last
   std::vector<float> logits;    // [vocabulary] of the newest token, or empty
@@ -37,13 +37,13 @@ struct SessionExtras {
 struct SessionHead {
   Hash128 fingerprint;     // of the model: see LoadedModel::fingerprint
   std::string arithmetic;  // as LoadedModel::arithmetic_id
-  std::string policy;      // as the file names it
+  std::string policy;      // as written in the file
   std::string kv_type;     // as codec_name; in the file as stored_codec_name
   int page_slots = 0;
-  int chunk = 0;  // of prompts, as the engine was told; 0: the policy's own
+  int chunk = 0;  // of prompts, as set for the engine; 0: the policy's own
 };
 
-// Writes the file whole or not at all: until it is complete, what stood at `path` stays. REQUIRES: !in_chunk(). Errors:
+// Writes the file whole or not at all: an existing file at `path` stays until then. REQUIRES: !in_chunk(). Errors:
 // kInvalidArgument, kResourceExhausted (a full disk) with the system's reason; Sequence::status.
 Status save_session(const std::string& path, const Sequence& sequence, int chunk, const SessionExtras& extras);
 
@@ -51,10 +51,10 @@ struct LoadedSession {
   SessionHead head;
   std::unique_ptr<Sequence> sequence;
   SessionExtras extras;
-  bool other_arithmetic = false;  // later tokens may differ from those of the session that was saved
+  bool other_arithmetic = false;  // later tokens may differ from the saved session's
 };
 
-// The parts of a session file: views of its bytes, whose checksums, model, policy and chunk were checked.
+// The parts of a session file: views of its bytes, with checksums, model, policy and chunk checked.
 struct SessionParts {
   SessionHead head;
   PolicySpec policy;
@@ -94,7 +94,7 @@ class SessionPages {
   std::byte* states_to_ = nullptr;
 };
 
-// A session file that was read once, to check it. Its bytes stay in the file and take no memory of the process.
+// A checked session file. Its bytes stay in the file and take no memory of the process.
 struct SessionImage {
   MappedFile file;
   SessionParts parts;
@@ -103,16 +103,16 @@ struct SessionImage {
 // Errors: as load_session. Any thread may call it.
 Result<std::shared_ptr<const SessionImage>> open_image(const std::string& path, const LoadedModel& model);
 
-// Makes the cache for a session of a file, given its head and its policy as it stands at its start.
+// Makes the cache for a session file, given its head and its policy in the initial state.
 using SessionCacheMaker =
     std::function<Result<std::shared_ptr<KvCache>>(const SessionHead& head, const RetentionPolicy& policy)>;
 
-// Errors: kNotFound, kDataLoss for a file that is cut off, damaged or not one (with the reason), kInvalidArgument for
-// one of another model, kUnsupported for another format, kResourceExhausted.
+// Errors: kNotFound, kDataLoss for a file that is truncated, damaged or not a session (with the reason),
+// kInvalidArgument for one of another model, kUnsupported for another format, kResourceExhausted.
 Result<LoadedSession> load_session(const std::string& path, const std::shared_ptr<LoadedModel>& model,
                                    const SessionCacheMaker& make_cache);
 
-// The same of a file's bytes. For tests and fuzzing.
+// As load_session, for a file's bytes. For tests and fuzzing.
 Result<LoadedSession> parse_session(std::span<const std::byte> bytes, const std::shared_ptr<LoadedModel>& model,
                                     const SessionCacheMaker& make_cache);
 

@@ -11,17 +11,17 @@ std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::
   const RetentionPolicy& policy = held.policy();
   const std::uint64_t bytes = held.bytes();
   std::int64_t seen = held.tables().next_index();
-  // Two bounds, of which the lesser holds: what is there and what comes, and one new text of both. The second is far
-  // too high where a policy holds all of a prompt, of which the session kept little.
+  // The smaller of: session plus request; both as one new text. The second is far too high if a policy holds a prompt
+  // whole and the session kept little of it.
   std::uint64_t need = 0;
   if (__builtin_add_overflow(bytes, plan(0), &need)) need = ~std::uint64_t{0};
   if (!policy.traits().holds_prompts) {
-    // A policy with a bound has come to its peak long before.
+    // A policy with a bound reaches its peak long before.
     if (policy.bound())
       seen = std::min(
           seen, 4 * (*policy.bound() + prompt_chunk(policy, session.held().chunk) + held.shape().widest_window()));
     const std::uint64_t whole = std::max(bytes, plan(seen));
-    // A selector's memory is that of the whole text, and a fork does not have it yet.
+    // A selector's memory covers the whole text, and a fork does not have it yet.
     need = policy.leaves_unread() != nullptr ? whole : std::min(need, whole);
   }
   if (!keeps_all(policy, held.shape()) || session.stored()) return need;

@@ -1,4 +1,4 @@
-// What a request takes that continues a session, beside the session itself.
+// The memory of a request that continues a session, besides the session's own.
 // Thread-safety: pure function.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace kvasir {
 
-// Returns the bytes of a request's copy of the session and what it adds. `plan` returns what the request's tokens take
-// at the most behind a number of others, all of them read by one new sequence. Pages that the copy shares with a loaded
-// session, and that its policy never writes, are the session's. What a stored session holds is all the request's.
+// Returns the bytes of a request's copy of the session plus what it adds. `plan` returns the most that the request's
+// tokens take behind `before` others, all read by one new sequence. Pages that the copy shares with a loaded session,
+// and that its policy never writes, count for the session. All that a stored session holds counts for the request.
 std::uint64_t bytes_behind(const SessionBase& session, const std::function<std::uint64_t(std::int64_t before)>& plan);
 
 }  // namespace kvasir

@@ -8,7 +8,7 @@
 namespace kvasir::tenants {
 namespace {
 
-// Reads digits alone. Returns nullopt for anything else.
+// Returns the value of a text of digits; nullopt for any other text.
 std::optional<int> digits(std::string_view text) {
   int number = 0;
   if (text.empty() || text.front() < '0' || text.front() > '9') return std::nullopt;
@@ -17,7 +17,7 @@ std::optional<int> digits(std::string_view text) {
   return number;
 }
 
-// Reads numbers at the places where `form` has digits; all else must be as in `form`.
+// Returns whether a text has digits where `form` has them and equals it elsewhere.
 bool has_form(std::string_view text, std::string_view form) {
   if (text.size() != form.size()) return false;
   for (std::size_t i = 0; i < form.size(); ++i) {

@@ -46,9 +46,8 @@ std::string shown(std::string_view text) {
   return safe;
 }
 
-// Returns the text with other characters than ASCII replaced in lines that are comments. toml++ 3.3 has undefined
-// behaviour where some such characters (U+FEBF, for one) begin a key, and no field has a use for any. Errors: kDataLoss
-// for one in another line.
+// Returns the text with non-ASCII characters in comment lines replaced. toml++ 3.3 has undefined behaviour if a key
+// begins with some of them (such as U+FEBF), and no field needs any. Errors: kDataLoss for one in another line.
 Result<std::string> ascii_of(std::string_view text) {
   std::string ascii(text);
   bool comment = false, begins = true;
@@ -70,12 +69,12 @@ Result<std::string> ascii_of(std::string_view text) {
   return ascii;
 }
 
-// Reads the fields of one table, and says which one is wrong.
+// Reads the fields of one table, and reports the one that is wrong.
 class FieldReader {
  public:
   FieldReader(const toml::table& table, std::string where) : table_(table), where_(std::move(where)) {}
 
-  // Refuses fields that none of the reads named: a misspelt limit would not limit.
+  // Refuses fields that no read named: a misspelt limit would not limit.
   Status done() {
     for (const auto& [name, value] : table_) {
       if (!status_.ok()) break;
@@ -153,7 +152,7 @@ class FieldReader {
     value = *read;
   }
 
-  // Return null where there is none.
+  // Returns null if there is none.
   const toml::table* table(std::string_view name) {
     const toml::node* node = find(name, false);
     if (node != nullptr && !node->is_table()) fail(name, "must be tables, each headed [tenants.NAME]");
@@ -388,7 +387,7 @@ Status save_key_file(const std::string& path, const KeyFile& file) {
 }
 
 Result<KeyFileLock> KeyFileLock::take(const std::string& path) {
-  // The folder's lock and not the file's, which is another file after each edit.
+  // Locks the folder, not the file, which each edit replaces.
   const std::size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   KeyFileLock lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

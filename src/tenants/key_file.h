@@ -1,5 +1,5 @@
-// The keys file: tenants with their limits, and API keys as hashes. A person can read it (TOML), `kvasir keys` edits
-// it, and the server reads it again whenever it changes.
+// The keys file: tenants with their limits, and API keys as hashes. It is TOML; `kvasir keys` edits it, and the server
+// reads it again whenever it changes.
 //
 //   version = 1
 //   secret = "..."                # 32 random bytes, base64url: the key of all hashes
@@ -24,7 +24,7 @@
 //
 // A limit that is missing or 0 does not limit. A revoked key keeps its entry, with `revoked` in place of `hash`.
 //
-// The secret makes hashes of one file useless for another. It must stay secret all the same: prefix-cache salts come
+// The secret makes hashes of one file useless for another. It must stay secret, since prefix-cache salts are derived
 // from it (KeyRing).
 //
 // Thread-safety: plain values and pure functions; the functions of files may be called from any thread.
@@ -42,7 +42,7 @@ namespace kvasir::tenants {
 
 struct Tenant {
   std::string name;           // 1 to 64 letters, digits, '-' and '_'
-  std::string id;             // of the same form, or empty, as in files of before: see KeyRing::Entry::salt
+  std::string id;             // in the same form; empty in files of older versions: see KeyRing::Entry::salt
   std::uint64_t floor = 0;    // bytes
   std::uint64_t ceiling = 0;  // bytes; 0: no limit
   std::int64_t requests_per_minute = 0;
@@ -56,10 +56,10 @@ struct Tenant {
 struct ApiKey {
   std::string id;
   std::string tenant;
-  Digest hash{};  // of a key that was not revoked
+  Digest hash{};  // of a key that is not revoked
   std::int64_t created = 0;
   std::int64_t expires = 0;  // 0: never
-  std::int64_t revoked = 0;  // 0: it was not
+  std::int64_t revoked = 0;  // 0: not revoked
   int priority = 0;
   bool is_operator = false;  // may read figures of the whole server, which show other tenants
   bool operator==(const ApiKey&) const = default;
@@ -71,7 +71,7 @@ struct KeyFile {
   std::vector<ApiKey> keys;
   bool operator==(const KeyFile&) const = default;
 
-  // Return null for a name or an id that is not there.
+  // Return null for an unknown name or id.
   Tenant* tenant(std::string_view name);
   ApiKey* key(std::string_view id);
 };
@@ -82,11 +82,11 @@ constexpr std::size_t kMostKeys = 10000;
 // Returns the hash by which a key is stored.
 Digest api_key_hash(const Digest& secret, std::string_view key);
 
-// Errors: kInvalidArgument naming the field, the tenant or key, and the values that it takes: also for names that occur
+// Errors: kInvalidArgument naming the field, the tenant or key, and the accepted values; also for names that occur
 // twice, a key of an unknown tenant, a ceiling below its floor, and too many of either.
 Status check_key_file(const KeyFile& file);
 
-// Reads the text of a file. Errors: kDataLoss (no TOML; with the line), kUnsupported (another version),
+// Reads the text of a file. Errors: kDataLoss (not TOML; with the line), kUnsupported (another version),
 // kInvalidArgument for a field that is unknown, missing or of the wrong type; as check_key_file. No error quotes a hash
 // or the secret.
 Result<KeyFile> parse_key_file(std::string_view text);
@@ -94,16 +94,15 @@ Result<KeyFile> parse_key_file(std::string_view text);
 // Returns the text that parse_key_file reads.
 std::string key_file_text(const KeyFile& file);
 
-// Reads a file of at most 16 MiB. Errors: kNotFound; kInvalidArgument if others than its owner and group may read it,
-// or others than its owner may write it; as parse_key_file, with the path in front.
+// Reads a file of at most 16 MiB. Errors: kNotFound; kInvalidArgument if users other than its owner and group may read
+// it, or users other than its owner may write it; as parse_key_file, with the path in front.
 Result<KeyFile> load_key_file(const std::string& path);
 
-// Writes a file atomically; a new one can be read by its owner alone. Comments of the old file are lost. Errors: as
+// Writes a file atomically; a new file can be read only by its owner. Comments of the old file are lost. Errors: as
 // check_key_file and AtomicFile.
 Status save_key_file(const std::string& path, const KeyFile& file);
 
-// Keeps other processes from editing the same file meanwhile, while it lives: `kvasir keys` twice at once loses
-// nothing.
+// Keeps other processes from editing the same file while it lives, so that two `kvasir keys` at once lose nothing.
 class KeyFileLock {
  public:
   // Waits. Errors: those of opening the file's folder.

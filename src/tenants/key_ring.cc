@@ -26,7 +26,7 @@ KeyRing::KeyRing(const KeyFile& file, TenantNumbers& numbers) : secret_(file.sec
     Entry& entry = tenants[tenant.name];
     entry.tenant = tenant.name;
     entry.tenant_number = numbers.number_of(tenant.name);
-    // No name has a space. A tenant without an id keeps the salt, and so the prefixes, of before there were ids.
+    // No name has a space. A tenant without an id keeps the salt, and so the prefixes, of versions without ids.
     const std::string whose = tenant.id.empty() ? tenant.name : tenant.name + " " + tenant.id;
     entry.salt = digest_text(keyed_hash(file.secret, "prefix salt", whose));
     entry.priority = tenant.priority;

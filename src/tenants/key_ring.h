@@ -1,5 +1,5 @@
-// The keys of one keys file, to find a caller by: what the server holds of the file until it changes.
-// Thread-safety: const after construction, but for a counter; one thread at a time.
+// The keys of one keys file, as the server holds them until the file changes.
+// Thread-safety: one thread at a time; const functions change only a counter.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@
 
 namespace kvasir::tenants {
 
-// Numbers tenants for the engine (RequestOptions::tenant), from 1. A name keeps its number for as long as this lives,
-// also while the keys file does not have it.
+// Numbers tenants for the engine (RequestOptions::tenant), from 1. A name keeps its number while this lives, even when
+// it is no longer in the keys file.
 class TenantNumbers {
  public:
-  // Returns the name's number; gives it the next one at first sight.
+  // Returns the name's number; assigns the next one to a new name.
   int number_of(std::string_view name);
   // Returns the number of a name that has one.
   std::optional<int> find(std::string_view name) const;
-  // Returns "" for 0, which stands for requests without a tenant, and for a number that was not given.
+  // Returns "" for 0, which stands for requests without a tenant, and for an unassigned number.
   std::string_view name_of(int number) const;
   int count() const { return static_cast<int>(names_.size()); }
 
@@ -36,8 +36,8 @@ class KeyRing {
     std::string key_id;
     std::string tenant;
     int tenant_number = 0;
-    // Of the tenant's cached prefixes: 43 characters, the same in every run. It depends on the tenant's id too, so a
-    // later tenant of the same name finds none of them, on disk or in Redis neither.
+    // Salt of the tenant's cached prefixes: 43 characters, equal in every run. It depends on the tenant's id too, so a
+    // later tenant of the same name finds none of them, in memory, on disk or in Redis.
     std::string salt;
     int priority = 0;  // of tenant and key together
     bool is_operator = false;
@@ -47,14 +47,14 @@ class KeyRing {
   // REQUIRES: a file that check_key_file accepts.
   KeyRing(const KeyFile& file, TenantNumbers& numbers);
 
-  // Returns the entry of a key that is neither revoked nor expired; null for any other text. The presented text is
-  // hashed once and compared with every key, in a time that depends on neither the text nor on which key it is.
+  // Returns the entry of a key that is neither revoked nor expired; null for any other text. Hashes the text once and
+  // compares it with every key, in a time that depends neither on the text nor on which key matches.
   const Entry* find(std::string_view presented, std::int64_t now) const;
 
   std::size_t size() const { return entries_.size(); }
   // Keys that have not expired.
   std::size_t valid(std::int64_t now) const;
-  // Comparisons of hashes so far. For tests: that find() leaves none out.
+  // Comparisons of hashes so far, for tests.
   std::uint64_t comparisons() const { return comparisons_; }
 
  private:

@@ -1,9 +1,8 @@
-// How many requests and tokens each tenant may still use: token buckets, on a clock that the caller gives.
+// Token buckets: how many requests and tokens each tenant may still use, on the caller's clock.
 //
-// A bucket holds what a minute allows, is full at first, and fills evenly: a tenant may use a minute's worth at once,
-// and then as much as comes in. Tokens are charged when a request has ended, since nobody knows before how many it will
-// generate: a bucket may fall below zero, and no request passes until it is above again. So a tenant's rate holds over
-// time, and exceeds it for a moment by what its running requests use.
+// A bucket holds a minute's allowance, starts full and fills evenly. Tokens are charged when a request has ended, since
+// their number is not known before. So a bucket may fall below zero, and no request passes until it is above zero
+// again: a tenant's rate holds over time, and may be exceeded briefly by what its running requests use.
 //
 // Memory: one entry for each tenant that has limits, and none for unknown callers.
 // Thread-safety: one thread at a time; a Hold may be dropped on any thread.
@@ -36,25 +35,25 @@ class RateLimiter {
   enum class Limit { kRequests, kTokens, kConcurrent };
   struct Refusal {
     Limit limit{};
-    std::int64_t allowed = 0;             // a minute, or at a time
-    std::chrono::seconds retry_after{1};  // at least 1; for kConcurrent a guess
+    std::int64_t allowed = 0;             // per minute, or at a time
+    std::chrono::seconds retry_after{1};  // at least 1; for kConcurrent an estimate
   };
   struct Answer {
     std::optional<Refusal> refusal;
-    Hold hold;  // of a request that may run; null for a tenant without limits
+    Hold hold;  // for a request that may run; null for a tenant without limits
   };
 
-  // Sets the limits of tenants by number. Tenants that are not among them lose theirs. A bucket whose limit did not
-  // change keeps its level.
+  // Sets the limits of tenants by number; all other tenants lose theirs. A bucket whose limit did not change keeps its
+  // level.
   void set(const std::vector<std::pair<int, RateLimits>>& tenants, Time now);
 
-  // Takes one request from a tenant's buckets, unless one limit forbids it: then nothing is taken.
+  // Takes one request from a tenant's buckets; nothing if a limit forbids it.
   Answer take(int tenant, Time now);
 
   // Charges tokens that a request used.
   void charge(int tenant, std::int64_t tokens, Time now);
 
-  // Requests of a tenant that run now.
+  // Returns the number of a tenant's requests that run now.
   std::int64_t running(int tenant) const;
   std::size_t entries() const { return tenants_.size(); }
 
@@ -66,7 +65,7 @@ class RateLimiter {
 
     void set(std::int64_t limit, Time now);
     void fill(Time now);
-    // Returns when the bucket will hold 1; 0 if it does.
+    // Returns the time until the bucket holds 1; 0 if it does.
     std::chrono::seconds wait() const;
   };
   struct Entry {

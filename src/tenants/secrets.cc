@@ -36,7 +36,7 @@ std::string random_id() {
 Digest keyed_hash(const Digest& secret, std::string_view purpose, std::string_view text) {
   need_sodium();
   const auto bytes = [](std::string_view of) { return reinterpret_cast<const unsigned char*>(of.data()); };
-  constexpr unsigned char kEnd = 0;  // so that no purpose with its text reads like another
+  constexpr unsigned char kEnd = 0;  // keeps a purpose and its text apart
   crypto_generichash_state state;
   crypto_generichash_init(&state, secret.data(), secret.size(), Digest().size());
   crypto_generichash_update(&state, bytes(purpose), purpose.size());

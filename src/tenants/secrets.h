@@ -1,7 +1,7 @@
 // Random secrets, keyed hashes, and comparison in constant time (libsodium).
 //
-// API keys are hashed with keyed BLAKE2b-256, which is fast. That is right here, and would be wrong for passwords: a
-// key has 256 bits from the system's generator, so it cannot be found by trying, however fast the hash is.
+// API keys are hashed with keyed BLAKE2b-256. A fast hash would be wrong for passwords, but a key has 256 random bits,
+// so it cannot be guessed.
 //
 // Thread-safety: functions may be called from any thread.
 #pragma once
@@ -23,11 +23,11 @@ Digest random_secret();
 // Returns a new API key, such as "kvasir_" and 43 characters of base64url: 256 random bits.
 std::string random_api_key();
 
-// Returns 8 random hexadecimal digits, to name a key by. They are not secret and say nothing of the key.
+// Returns 8 random hexadecimal digits as the id of a key. They are not secret and not derived from the key.
 std::string random_id();
 
-// Returns the hash of a text under a secret. Hashes for different purposes are independent of each other: one says
-// nothing of another.
+// Returns the hash of a text under a secret. Hashes for different purposes are independent: one reveals nothing of
+// another.
 Digest keyed_hash(const Digest& secret, std::string_view purpose, std::string_view text);
 
 // Returns whether two hashes are equal, in a time that does not depend on where they differ.

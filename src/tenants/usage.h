@@ -13,13 +13,13 @@
 namespace kvasir::tenants {
 
 struct UsageFigures {
-  std::int64_t requests = 0;   // that ended, however they did
-  std::int64_t failed = 0;     // of these, with an error
-  std::int64_t abandoned = 0;  // of these, whose client left
+  std::int64_t requests = 0;   // ended, with any outcome
+  std::int64_t failed = 0;     // those that ended with an error
+  std::int64_t abandoned = 0;  // those abandoned by the client
   std::int64_t refused = 0;    // by a rate limit; not among `requests`
   std::int64_t prompt_tokens = 0;
-  std::int64_t cached_tokens = 0;      // of the prompt tokens, from the prefix cache
-  std::int64_t recomputed_tokens = 0;  // that were run again after preemptions
+  std::int64_t cached_tokens = 0;      // prompt tokens from the prefix cache
+  std::int64_t recomputed_tokens = 0;  // computed again after preemptions
   std::int64_t generated_tokens = 0;
   std::int64_t preemptions = 0;
   std::int64_t milliseconds = 0;  // from arrival to end, of all requests together
@@ -60,14 +60,14 @@ using UsageBatch = std::map<UsageKey, UsageFigures>;
 
 struct UsageRow {
   std::int64_t start = 0;
-  std::int64_t seconds = 0;  // an hour, or a day where the hours were added up
+  std::int64_t seconds = 0;  // 3600, or 86400 for hours that were added up
   std::string tenant;
   UsageFigures figures;
 };
 
 struct UsageQuery {
-  std::int64_t since = 0;   // periods that end after this
-  bool one_tenant = false;  // `tenant` alone
+  std::int64_t since = 0;   // only periods that end after this
+  bool one_tenant = false;  // only `tenant`
   std::string tenant;
   std::size_t limit = 100000;  // rows; the newest
 };

@@ -22,7 +22,7 @@ constexpr std::int64_t kDay = 24 * kHour;
 constexpr std::int64_t kHoursKept = 35 * kDay;
 constexpr std::int64_t kDaysKept = 400 * kDay;
 
-// The figures' names with a text around each, joined.
+// Returns the figures' names, each between `before` and `after`, joined.
 std::string columns(std::string_view before, std::string_view after, std::string_view between = ", ") {
   std::string text;
   for (const UsageField& field : kUsageFields)
@@ -110,7 +110,7 @@ struct UsageStore::Database {
     return std::int64_t{sqlite3_column_int64(statement.get(), 0)};
   }
 
-  // Runs `work` as a transaction: after an error nothing of it is left.
+  // Runs `work` as a transaction, which an error rolls back.
   template <class Work>
   Status transact(const Work& work) const {
     KVASIR_RETURN_IF_ERROR(run("BEGIN IMMEDIATE"));
@@ -121,7 +121,7 @@ struct UsageStore::Database {
     return status;
   }
 
-  // Checks whose database this is. Makes the tables of an empty one, if that is allowed.
+  // Checks that the database is ours. Makes the tables of an empty one, if allowed.
   Status check_schema(bool make) const {
     KVASIR_ASSIGN_OR_RETURN(const std::int64_t application, number("PRAGMA application_id"));
     KVASIR_ASSIGN_OR_RETURN(const std::int64_t version, number("PRAGMA user_version"));
@@ -153,7 +153,7 @@ Result<std::unique_ptr<UsageStore>> UsageStore::open(const std::string& path, Ac
                        path);
   auto database = std::make_unique<Database>();
   database->path = path;
-  // SQLite would make it with the umask's permissions; its files beside the database take over the database's.
+  // SQLite would create it with the umask's permissions. SQLite's other files take over the database's.
   if (const int made = writes ? ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1; made >= 0)
     ::close(made);
   const int flags = writes ? SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE : SQLITE_OPEN_READONLY;
@@ -222,7 +222,7 @@ Result<std::vector<UsageRow>> UsageStore::read(const UsageQuery& query) const {
 }
 
 Status UsageStore::roll_up(std::int64_t now) {
-  // Whole days alone, so that no day is added up in parts.
+  // Only whole days, so that no day is added up in parts.
   const std::int64_t before = (now - kHoursKept) / kDay * kDay;
   const std::int64_t oldest = (now - kDaysKept) / kDay * kDay;
   return database_->transact([&]() -> Status {

@@ -68,7 +68,7 @@ void UsageWriter::run() {
         const Question& question = questions.front();
         question.answer(status.ok() ? store_->read(question.query) : Result<std::vector<UsageRow>>(status));
       }
-    } catch (const std::bad_alloc&) {  // what was asked is answered after another pause
+    } catch (const std::bad_alloc&) {  // questions are answered after another pause
       const std::lock_guard lock(mutex_);
       questions_.insert(questions_.begin(), std::make_move_iterator(questions.begin()),
                         std::make_move_iterator(questions.end()));
@@ -81,7 +81,7 @@ void UsageWriter::run() {
   }
 }
 
-// Makes the store ready, and writes what is pending.
+// Makes the store ready and writes the pending figures.
 Status UsageWriter::write() {
   KVASIR_RETURN_IF_ERROR(ready_store());
   UsageBatch batch;
@@ -98,7 +98,7 @@ Status UsageWriter::write() {
   }
   if (!added.ok()) {
     put_back(std::move(batch));
-    store_.reset();  // opened anew: what was wrong with it may be over then
+    store_.reset();  // opened anew next time: the problem may be over then
     return added;
   }
   const std::int64_t day = now() / kDaySeconds;

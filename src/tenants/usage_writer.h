@@ -1,8 +1,8 @@
-// Writes usage to the database, on a thread of its own: who adds figures never waits for a disk.
+// Writes usage to the database on a thread of its own, so that callers never wait for a disk.
 //
-// Figures are added up in memory and committed twice a second, so that a process that is killed loses less than a
-// second of them. While the database cannot be written (a full disk, a lock, damage) they stay in memory, by tenant and
-// hour, and every attempt is made anew: the log gets one line when it begins and one when it is over.
+// Figures are added up in memory and committed twice a second, so a killed process loses less than a second of them.
+// While the database cannot be written (a full disk, a lock, damage) they stay in memory, by tenant and hour, and every
+// attempt opens it anew. The log gets one line when that begins and one when it is over.
 //
 // Thread-safety: any thread may call.
 #pragma once
@@ -30,22 +30,22 @@ class UsageWriter {
     std::chrono::milliseconds period{500};
     std::function<void(const std::string&)> log;  // gets one line; called on the writer's thread
     std::function<std::int64_t()> now;            // seconds since 1970; empty: the system's clock
-    std::size_t questions = 64;                   // that may wait for an answer
-    std::size_t pending = 20000;                  // rows in memory while the database cannot be written
+    std::size_t questions = 64;                   // most questions that may wait for an answer
+    std::size_t pending = 20000;                  // most rows in memory while the database cannot be written
   };
   using Answer = std::function<void(const Result<std::vector<UsageRow>>&)>;
 
   explicit UsageWriter(Options options);
   UsageWriter(const UsageWriter&) = delete;
   UsageWriter& operator=(const UsageWriter&) = delete;
-  // Tries once more to write what has not been written.
+  // Tries once more to write the pending figures.
   ~UsageWriter();
 
-  // Adds figures of a tenant to those of the hour.
+  // Adds a tenant's figures to the current hour.
   void add(const std::string& tenant, const UsageFigures& figures);
 
-  // Reads rows, with all that was added before, and hands them over on the writer's thread. Errors: kResourceExhausted
-  // while too many wait.
+  // Reads rows, including all figures added before, and passes them to `answer` on the writer's thread. Errors:
+  // kResourceExhausted while too many questions wait.
   Status ask(UsageQuery query, Answer answer);
 
  private:
@@ -68,13 +68,13 @@ class UsageWriter {
   std::deque<Question> questions_;
   bool stopping_ = false;
 
-  // Of the writer's thread alone.
+  // Used only by the writer's thread.
   std::unique_ptr<UsageStore> store_;
   std::int64_t rolled_up_ = 0;  // the day of the newest roll_up()
-  std::string problem_;         // what the log was told; empty: all is well
-  bool lost_ = false;           // the log was told that figures were dropped
+  std::string problem_;         // last logged problem; empty: none
+  bool lost_ = false;           // the log says that figures were dropped
 
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace kvasir::tenants

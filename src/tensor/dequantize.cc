@@ -18,7 +18,7 @@ float half_at(const std::byte* p, int offset) {
   return f16_to_f32(bits);
 }
 
-// Nibble i of 16 bytes: the low ones are values 0 to 15, the high ones 16 to 31.
+// Returns nibble i of 16 bytes: the low nibbles are values 0 to 15, the high ones 16 to 31.
 int nibble(const std::byte* p, int i) {
   return byte_at(p, i % 16) >> (i / 16 * 4) & 15;
 }
@@ -55,7 +55,7 @@ void q8_0(const std::byte* block, float* out) {
 }
 
 // Q2_K: 16 parts of 16 values, each with a 4-bit scale and a 4-bit minimum. Two bits per value: 32 bytes hold 128
-// values, each bit pair position 32 of them.
+// values, 32 at each bit-pair position.
 void q2_k(const std::byte* block, float* out) {
   const std::byte* quants = block + 16;
   const float d = half_at(block, 80);

@@ -1,4 +1,4 @@
-// Element types of tensors as GGUF numbers them, and the arithmetic of their blocks.
+// GGUF's element types of tensors, and the arithmetic of their blocks.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ std::span<const DType> all_dtypes();
 // Returns nullopt for types Kvasir cannot compute with (see foreign_dtype for their size and name).
 std::optional<DType> dtype_from_gguf(std::uint32_t number);
 
-// Describes every type GGUF defines, including those Kvasir cannot compute with, so that any file can be described and
+// Describes every type GGUF defines, including those Kvasir cannot compute with, so that any file can be listed and
 // bounds-checked. Returns nullopt for unknown and withdrawn numbers.
 std::optional<DTypeTraits> foreign_dtype(std::uint32_t number);
 

@@ -19,7 +19,7 @@
 namespace kvasir {
 namespace {
 
-// Limits of the word cache: long words rarely repeat, and this many of the others suffice.
+// Limits of the word cache: long words rarely repeat, and this many shorter ones suffice.
 constexpr std::size_t kLongestRemembered = 64;
 constexpr std::size_t kMostRemembered = std::size_t{1} << 18;
 
@@ -81,7 +81,7 @@ void BpeTokenizer::read_pieces() {
     if (kind == TokenKind::kControl || kind == TokenKind::kUnknown) continue;
     const std::optional<std::string> bytes = piece_to_bytes(texts_[i]);
     if (!bytes || bytes->empty()) continue;
-    // User-defined pieces are stored as plain text. One that means another text in the byte alphabet is left out.
+    // User-defined pieces are stored as plain text. A piece that spells another text in the byte alphabet is left out.
     if (kind == TokenKind::kUserDefined && *bytes != texts_[i]) continue;
     texts_[i] = *bytes;
     symbols_[texts_[i]] = static_cast<Symbol>(i);  // the last of equal pieces counts
@@ -108,7 +108,7 @@ Status BpeTokenizer::read_merge(std::size_t index) {
   const std::optional<std::string> left = piece_to_bytes(merge.substr(0, space));
   const std::optional<std::string> right = piece_to_bytes(merge.substr(space + 1));
   if (!left || !right) return data_loss("merge {} (\"{}\") is not written in byte-level BPE's alphabet", index, merge);
-  // A merge whose result has no token still counts: trimmed vocabularies have such merges, published ones do not.
+  // A merge whose result is no token still counts. Published vocabularies have none; trimmed ones do.
   const BpeMerger::Union merged{static_cast<std::uint32_t>(index), intern(*left + *right)};
   merges_.emplace(pair_key(intern(*left), intern(*right)), merged);  // the first of equal merges counts
   return {};
@@ -116,7 +116,7 @@ Status BpeTokenizer::read_merge(std::size_t index) {
 
 Status BpeTokenizer::initialize() {
   KVASIR_RETURN_IF_ERROR(check_vocabulary(vocabulary_));
-  // Every byte may need a symbol beside the tokens, every merge three.
+  // A symbol per byte may be needed besides the tokens, and three per merge.
   const std::size_t symbols = vocabulary_.pieces.size() + 256 + 3 * vocabulary_.merges.size();
   if (symbols > static_cast<std::size_t>(std::numeric_limits<Symbol>::max())) {
     return data_loss("the vocabulary has {} merges, more than it can use", vocabulary_.merges.size());
@@ -185,7 +185,7 @@ void BpeTokenizer::merge_word(std::string_view word, Encoding* encoding) const {
       [&](const MergeSymbol& symbol) { emit(symbol.value, word.substr(symbol.begin, symbol.size), encoding); });
 }
 
-// Appends the symbol's token, or the tokens of its bytes, or for a byte without one the unknown token. A file may name
+// Appends the symbol's token, or the tokens of its bytes, or the unknown token for a byte without one. A file may name
 // a control token as its unknown token (SmolLM2's is <|endoftext|>); text never becomes that, so the byte is left out.
 void BpeTokenizer::emit(Symbol symbol, std::string_view bytes, Encoding* encoding) const {
   if (is_token(symbol)) {

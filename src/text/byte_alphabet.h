@@ -1,6 +1,6 @@
-// Maps bytes to the printable characters that byte-level BPE vocabularies write them as (GPT-2's scheme). Bytes that
-// are printable in Latin-1 map to themselves; the others map, in order, to the characters from U+0100 on ("Ġ", U+0120,
-// is a space). Thread-safety: pure functions.
+// Maps bytes to the printable characters that stand for them in byte-level BPE vocabularies (GPT-2's scheme). Bytes
+// that are printable in Latin-1 map to themselves; the others map, in order, to the characters from U+0100 on ("Ġ",
+// U+0120, is a space). Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>

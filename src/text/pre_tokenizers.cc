@@ -10,8 +10,8 @@ namespace kvasir {
 namespace {
 
 // The expressions that the models publish. Some are rewritten to equivalent ones: nested character classes and
-// alternatives of single characters become one class, and a search for spaces at the end of a text starts only at the
-// first space of a run.
+// alternatives of single characters become one class; a search for spaces at the end of a text starts only at the first
+// space of a run.
 
 constexpr std::string_view kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 

@@ -1,5 +1,5 @@
-// Lists the pre-tokenizers by their names in GGUF's tokenizer.ggml.pre: how byte-level BPE cuts a text into words,
-// within which it then merges. Thread-safety: constant data.
+// Lists the pre-tokenizers by their names in GGUF's tokenizer.ggml.pre. A pre-tokenizer cuts a text into words, within
+// which byte-level BPE merges. Thread-safety: constant data.
 #pragma once
 
 #include <string_view>
@@ -19,7 +19,7 @@ struct PreTokenizer {
 // Returns all known pre-tokenizers. Each splits any text in linear time.
 const std::vector<PreTokenizer>& pre_tokenizers();
 
-// Returns the default for files that name no pre-tokenizer: GPT-2's.
+// The default for files that name no pre-tokenizer: GPT-2's.
 inline constexpr std::string_view kDefaultPreTokenizer = "gpt-2";
 
 // Errors: kUnsupported for an unknown name, with the known ones.

@@ -1,4 +1,4 @@
-// Finds the tokens that are recognised whole in a text: control, unknown and user-defined ones.
+// Finds the tokens that are recognised whole in a text: control, unknown and user-defined tokens.
 //
 // Overlaps are resolved by priority: longer tokens first, over the whole text, then lower ids; each from left to right.
 // A match lies within one part of the text and does not overlap an earlier match.

@@ -52,8 +52,8 @@ void replace_all(std::string_view text, std::string_view from, std::string_view 
   }
 }
 
-// The pairs of characters that are adjacent in some piece. No merge can join any other pair, so the text splits there
-// into runs (mostly words) that are merged separately, in little memory.
+// The pairs of characters that are adjacent in some piece. No other pair can merge, so the text splits there into runs
+// (mostly words) that are merged separately, in little memory.
 class Adjacency {
  public:
   void add_piece(std::string_view piece) {
@@ -171,7 +171,7 @@ Result<std::vector<TokenId>> SpmTokenizer::encode_parts(std::span<const TextPart
       encoding.tokens.push_back(fragment.token);
       continue;
     }
-    // A fragment at the start or after a recognised token takes the space, unless the text continues another one.
+    // A fragment at the start, or after a recognised token, gets the space, unless the text continues another one.
     escaped.assign(vocabulary_.add_space_prefix && !(continues && fragment.begin == 0) ? kSpace : "");
     replace_all(fragmented.text_of(fragment), " ", kSpace, &escaped);
     encode_text(escaped, &encoding);

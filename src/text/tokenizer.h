@@ -22,14 +22,14 @@ struct EncodeOptions {
 // Longest text that encode() accepts.
 inline constexpr std::size_t kMaxTextBytes = std::size_t{256} << 20;
 
-// A part of a text. `parse_special`: control tokens written out in it become these tokens; true for text from a
-// template, false for text from a person.
+// A part of a text. `parse_special`: control tokens written out in it become tokens; true for text from a template,
+// false for text from a person.
 struct TextSegment {
   std::string text;
   bool parse_special = false;
 };
 
-// The same of a text that the caller holds; the text must outlive the part.
+// A TextSegment that refers to the caller's text, which must outlive it.
 struct TextPart {
   std::string_view text;
   bool parse_special = false;
@@ -70,9 +70,8 @@ class Tokenizer {
 };
 
 // Makes the SentencePiece BPE tokenizer of Llama 2 (GGUF's tokenizer.ggml.model = "llama").
-//   - Starts from single characters and merges the adjacent pair whose union scores best, the leftmost on
-//     a tie.
-//     Ends when no union is in the vocabulary.
+//   - Starts from single characters and merges the adjacent pair whose union scores best, the leftmost on a tie, until
+//     no union is in the vocabulary.
 //   - A character not in the vocabulary falls back to its bytes, or to the unknown token if a byte token is missing.
 //   - Merges never produce control, unknown or byte tokens.
 // Errors: kDataLoss for ids out of range, malformed byte tokens, missing byte tokens without an unknown token, and BOS

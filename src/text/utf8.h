@@ -13,8 +13,8 @@ namespace kvasir {
 // Returns the offset of the first byte that is not part of valid UTF-8; nullopt if all are.
 std::optional<std::size_t> find_invalid_utf8(std::string_view text);
 
-// Errors: kInvalidArgument naming the first invalid byte by its offset; `before` bytes of the whole text precede
-// `text`. `what`: how the message calls the whole.
+// Errors: kInvalidArgument naming the first invalid byte by its offset in the whole text, of which `before` bytes
+// precede `text`. `what`: the name of the whole in the message.
 Status check_utf8(std::string_view text, std::size_t before = 0, std::string_view what = "the text");
 
 // Returns the length in bytes of the character that starts with `lead`. REQUIRES: `lead` starts a valid character.
@@ -29,8 +29,8 @@ std::size_t white_space_prefix(std::string_view text);
 struct Utf8Unit {
   enum class Kind { kComplete, kIncomplete, kInvalid };
   Kind kind;
-  // In bytes. kComplete: of the character. kIncomplete: of the truncated character at the end. kInvalid: of the maximal
-  // subpart that one U+FFFD replaces (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts").
+  // In bytes. kComplete: the character. kIncomplete: the truncated character at the end. kInvalid: the maximal subpart
+  // that one U+FFFD replaces (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal Subparts").
   std::size_t length;
 };
 

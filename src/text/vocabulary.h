@@ -31,7 +31,7 @@ enum class TokenizerKind : std::uint8_t {
 
 struct Vocabulary {
   TokenizerKind tokenizer = TokenizerKind::kSpm;
-  std::vector<std::string> pieces;     // as in the file: a space is U+2581 in SPM, and mapped by byte_alphabet.h in BPE
+  std::vector<std::string> pieces;     // as in the file: a space is U+2581 in SPM; BPE's are mapped by byte_alphabet.h
   std::vector<float> scores;           // same length; SPM merges the best score first
   std::vector<TokenKind> kinds;        // same length
   std::vector<std::string> merges;     // BPE: two pieces with a space between; the first is merged first
@@ -41,15 +41,15 @@ struct Vocabulary {
   std::optional<TokenId> eos;
   std::optional<TokenId> eot;  // end of turn, where a model has one beside eos
   std::optional<TokenId> unknown;
-  std::vector<TokenId> ends;         // what ends generation beside eos and eot
+  std::vector<TokenId> ends;         // tokens that end generation besides eos and eot
   std::vector<TokenId> strip_after;  // tokens after which white space is stripped
   bool add_bos = true;
   bool add_eos = false;
   bool add_space_prefix = true;  // SPM only
 };
 
-// Returns whether a token is user-defined and spelt like a control token, "<|user|>": some files call a chat template's
-// markers so. What is generated shows them no more than control tokens. REQUIRES: an id of the vocabulary.
+// Returns whether a token is user-defined but spelt like a control token, "<|user|>". Some files store a chat
+// template's markers so; like control tokens they are not shown in generated text. REQUIRES: an id of the vocabulary.
 bool is_marker(const Vocabulary& vocabulary, TokenId token);
 
 // Errors: kDataLoss if the lists differ in length, an id is out of range, or BOS or EOS is to be added but not named.

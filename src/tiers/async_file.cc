@@ -11,7 +11,7 @@
 namespace kvasir {
 namespace {
 
-// Some file systems have no files without a name.
+// Some file systems cannot make files without a name.
 int open_without_name(const std::string& folder) {
   const int descriptor = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, 0600);
   if (descriptor >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return descriptor;

@@ -78,7 +78,7 @@ std::vector<BlobAnswer> BlobQueue::answers(std::chrono::milliseconds wait) {
 }
 
 void BlobQueue::work(Lane& lane, bool to_the_end) {
-  // Signals are for other threads, and a connection that breaks is an error like others.
+  // Other threads handle signals; a broken connection is reported as an error.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -86,7 +86,7 @@ void BlobQueue::work(Lane& lane, bool to_the_end) {
   for (;;) {
     lane.changed.wait(lock, [&] { return stopping_ || !lane.waiting.empty(); });
     if (lane.waiting.empty() || (stopping_ && !to_the_end)) return;
-    // Reads that wait together are asked for together.
+    // Batches the reads that wait together.
     std::vector<Job> jobs;
     const auto is_read = [](const Job& job) { return !job.removes && job.answer.kind == BlobAnswer::Kind::kRead; };
     do {

@@ -1,8 +1,8 @@
-// A blob store that is asked without waiting: one thread reads, another writes.
+// An asynchronous blob store: one thread reads, another writes.
 //
 //   queue.read(tag, key, std::move(buffer), check);      ... for (BlobAnswer& answer : queue.answers(wait)) ...
 //
-// Measures how long the store takes, from which cost() follows.
+// Measures how long the store takes; cost() follows from that.
 // Thread-safety: one caller at a time; the store's threads run beside it.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace kvasir {
 
-// Bytes that several owners may read.
+// Bytes with shared ownership.
 class BlobBuffer {
  public:
   explicit BlobBuffer(std::size_t size) { memory_.ensure(size); }
@@ -37,10 +37,10 @@ struct BlobAnswer {
   enum class Kind { kSizes, kRead, kWrite };
   Kind kind = Kind::kRead;
   std::uint64_t tag = 0;
-  BlobKey key;  // not of kSizes
+  BlobKey key;  // unless kSizes
   Status status;
   std::vector<std::uint64_t> sizes;    // of kSizes
-  std::shared_ptr<BlobBuffer> buffer;  // of the others
+  std::shared_ptr<BlobBuffer> buffer;  // unless kSizes
 };
 
 class BlobQueue {
@@ -50,28 +50,27 @@ class BlobQueue {
   explicit BlobQueue(std::unique_ptr<BlobStore> store);
   BlobQueue(const BlobQueue&) = delete;
   BlobQueue& operator=(const BlobQueue&) = delete;
-  // Drops what has not begun, but for writes to a store that answers at once: these are ended.
+  // Drops jobs that have not begun, except writes to a store that answers at once: these are finished.
   ~BlobQueue();
 
   void sizes(std::uint64_t tag, std::vector<BlobKey> keys);
-  // Reads buffer->size() bytes, and has the reading thread check them. A blob that cannot be read or that the check
-  // refuses is removed.
+  // Reads buffer->size() bytes and runs `check` on the reading thread. Removes a blob for which the store or `check`
+  // returns kDataLoss or kNotFound.
   void read(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer, Check check);
   void write(std::uint64_t tag, const BlobKey& key, std::shared_ptr<BlobBuffer> buffer);
 
-  // Returns what has been answered since the last call. Where something is under way and nothing was answered, waits
-  // for one answer up to this long.
+  // Returns the answers since the last call. If there is none and jobs are under way, waits up to `wait` for one.
   std::vector<BlobAnswer> answers(std::chrono::milliseconds wait);
 
   BlobStore& store() { return *store_; }
   const BlobStore& store() const { return *store_; }
 
-  // Seconds that reading so many bytes takes, as measured: latency() + bytes * a rate.
+  // Returns the measured seconds for reading so many bytes: latency() + bytes / rate().
   double cost(std::uint64_t bytes) const;
   double latency() const;
-  double rate() const;  // bytes a second
-  // The measured figures move a little towards those that are assumed at first: called where they forbid a read, so
-  // that a place which was slow is tried again at some time.
+  double rate() const;  // bytes per second
+  // Moves the measured figures a little towards the initial assumptions. Called when they forbid a read, so that a
+  // place that was slow is tried again eventually.
   void doubt_figures();
 
  private:
@@ -80,7 +79,7 @@ class BlobQueue {
     BlobAnswer answer;
     std::vector<BlobKey> keys;  // of kSizes
     Check check;
-    bool removes = false;  // the blob of answer.key, and tells nobody
+    bool removes = false;  // removes the blob of answer.key; gives no answer
     bool told = false;
     Clock::time_point asked = Clock::now();
   };
@@ -101,7 +100,7 @@ class BlobQueue {
   mutable std::mutex mutex_;
   std::condition_variable answered_;
   std::vector<BlobAnswer> answers_;
-  std::size_t under_way_ = 0;  // asked, and not yet returned by answers()
+  std::size_t under_way_ = 0;  // begun, and not yet returned by answers()
   bool stopping_ = false;
   double first_latency_ = 0;  // seconds, assumed before anything was measured
   double first_per_byte_ = 0;

@@ -1,7 +1,6 @@
 // A place outside memory that holds blobs by key: a folder, or a server in the network.
 //
-// It is a cache: a blob that was written may be gone later, and one that is damaged is no better than one that is gone.
-// Who reads a blob checks what it holds.
+// It is a cache: a blob that was written may be gone or damaged later. Readers check the content.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +16,9 @@ namespace kvasir {
 
 struct BlobKey {
   Hash128 lineage;  // what wrote it
-  Hash128 salt;     // who may read it
-  Hash128 text;     // names the blob, and depends on the other two
-  // Of blobs that were used in the same second, those of a higher order are given up first.
+  Hash128 salt;     // readers that share it
+  Hash128 text;     // identifies the blob; depends on the other two
+  // Among blobs last used in the same second, higher orders are evicted first.
   std::uint32_t order = 0;
 };
 
@@ -35,32 +34,33 @@ struct BlobUsage {
   std::uint64_t capacity = 0;  // bytes; 0: unknown
 };
 
-// Thread-safety: sizes(), read() and read_all() may be called by one thread, write() and remove() by another, all
-// others by any.
+// Thread-safety: one thread may call sizes(), read() and read_all(), another write() and remove(), any thread all
+// others.
 class BlobStore {
  public:
   virtual ~BlobStore() = default;
 
-  // Returns the bytes of each blob, 0 where there is none. Errors: the place cannot be asked.
+  // Returns the bytes of each blob, 0 if there is none. Errors: the place cannot be reached.
   virtual Result<std::vector<std::uint64_t>> sizes(std::span<const BlobKey> keys) = 0;
   // Reads a blob of exactly into.size() bytes. Errors: kNotFound, kDataLoss, others with the system's reason.
   virtual Status read(const BlobKey& key, std::span<std::byte> into) = 0;
-  // Reads several, in order; calls done(i) after each, with its status. A store in the network asks for all at once.
+  // Reads several blobs in order; calls done(i) after each, with its status set. A store in the network asks for all at
+  // once.
   virtual void read_all(std::span<BlobRead> reads, const std::function<void(std::size_t)>& done) {
     for (std::size_t i = 0; i < reads.size(); ++i) {
       reads[i].status = read(reads[i].key, reads[i].into);
       done(i);
     }
   }
-  // Writes a blob, in place of one of the same key. After an error there is none. Errors: kResourceExhausted, kIo.
+  // Writes or replaces a blob. After an error there is none. Errors: kResourceExhausted, kIo.
   virtual Status write(const BlobKey& key, std::span<const std::byte> from) = 0;
   virtual void remove(const BlobKey& key) = 0;
 
-  // Whether sizes() waits for nothing, so that any thread may call it at any time.
+  // Returns whether sizes() never waits, so that any thread may call it at any time.
   virtual bool answers_at_once() const = 0;
-  // False while the place does not answer: what is asked of it then fails at once.
+  // Returns false while the place does not answer; calls then fail at once.
   virtual bool usable() const = 0;
-  // Marks a blob as used now. Waits for nothing.
+  // Marks a blob as used now, without waiting.
   virtual void touch(const BlobKey& key) = 0;
   virtual BlobUsage usage() const = 0;
   virtual std::string_view name() const = 0;  // "disk", "redis"

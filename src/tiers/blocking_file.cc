@@ -1,4 +1,4 @@
-// A file that is read and written by whoever asks: for threads of their own.
+// A file that is read and written synchronously: for threads that do nothing else.
 #include <unistd.h>
 
 #include <utility>
@@ -19,7 +19,7 @@ Status run_transfer(int descriptor, Transfer transfer) {
   return {};
 }
 
-// Where it fails the file is only longer than it need be.
+// If this fails, the file is only longer than necessary.
 void cut_off(int descriptor, std::uint64_t bytes) {
   static_cast<void>(::ftruncate(descriptor, static_cast<off_t>(bytes)) == 0);
 }

@@ -175,7 +175,7 @@ Status ColdTier::open(Write& write) {
   return {};
 }
 
-// Returns whether something was begun.
+// Returns whether any write began.
 bool ColdTier::advance_writes() {
   bool progress = false;
   while (!writes_.empty()) {
@@ -207,13 +207,13 @@ bool ColdTier::advance_writes() {
       queued_ -= write.bytes.size();
     }
     room_changed_.notify_all();
-    // The block may be destroyed with this, which takes the lock.
+    // This may destroy the block, which takes the lock.
     writes_.pop_front();
   }
   return progress;
 }
 
-// Asks for parts. Returns whether any could be.
+// Begins reads of parts. Returns whether it made progress.
 bool ColdTier::advance_fetch(ColdFetch& fetch) {
   bool progress = false;
   for (; fetch.next_ < fetch.wanted_.size(); ++fetch.next_) {
@@ -239,7 +239,7 @@ bool ColdTier::advance_fetch(ColdFetch& fetch) {
   return progress;
 }
 
-// Hands on what has come.
+// Places the parts that have arrived.
 void ColdTier::collect(ColdFetch& fetch) {
   const std::size_t end = std::min(fetch.next_ + 1, fetch.wanted_.size());
   while (fetch.placed_ < fetch.next_ && fetch.wanted_[fetch.placed_].parts.empty()) ++fetch.placed_;
@@ -255,7 +255,7 @@ void ColdTier::collect(ColdFetch& fetch) {
     }
     const bool all_asked = wanted.asked == wanted.parts.size();
     if (wanted.reading->under_way() > 0 || !all_asked) continue;
-    // What is left of them was not read.
+    // The remaining parts were not read.
     if (!wanted.reading->status().ok() && fetch.status_.ok()) fetch.status_ = wanted.reading->status();
     fetch.left_ -= wanted.parts.size();
     wanted.parts.clear();
@@ -265,7 +265,7 @@ void ColdTier::collect(ColdFetch& fetch) {
 }
 
 void ColdTier::finish(ColdFetch& fetch) {
-  // Blocks may be destroyed with this: not under the lock of the fetch.
+  // This may destroy blocks: not under the fetch's lock.
   fetch.wanted_.clear();
   const std::lock_guard lock(fetch.mutex_);
   fetch.done_ = true;

@@ -1,5 +1,5 @@
-// A file for bytes that come back in small parts while others compute: written in blocks, read part by part, by a
-// thread of its own that checks what it reads and hands it on.
+// A file whose bytes come back in small parts while others compute: written in blocks, read part by part by its own
+// thread, which checks the parts and passes them on.
 //
 //   auto block = tier.write(bytes, part_bytes);            // queued; waits only if much is
 //   auto fetch = tier.fetch({{block, {3, 4}}, ...}, place);  // begins at once
@@ -26,7 +26,7 @@ namespace kvasir {
 
 class ColdTier;
 
-// Parts that were written together. Their room is given back with the last owner. The tier outlives it.
+// Parts written together. The last owner frees their room. The tier outlives it.
 class ColdBlock {
  public:
   ColdBlock(ColdTier* tier, std::uint64_t bytes) : tier_(tier), bytes_(bytes) {}
@@ -37,9 +37,9 @@ class ColdBlock {
   std::uint64_t bytes() const { return bytes_; }
   enum class State : int { kQueued, kWritten, kFailed };
   State state() const { return state_; }
-  // Why it could not be written. REQUIRES: state() was kFailed.
+  // Why it could not be written. REQUIRES: state() is kFailed.
   const Status& status() const { return status_; }
-  // Memory that a block of so many parts takes.
+  // Returns the memory that a block of so many parts takes.
   static std::uint64_t memory_bytes(std::size_t parts) {
     return sizeof(ColdBlock) + SpilledParts::bytes_for(parts) + 4 * sizeof(void*);
   }
@@ -48,24 +48,24 @@ class ColdBlock {
   friend class ColdTier;
   ColdTier* tier_;
   std::uint64_t bytes_;
-  // Of the tier's thread.
+  // Used only by the tier's thread.
   SpillFile* file_ = nullptr;
   std::shared_ptr<SpilledParts> parts_;
   Status status_;  // why it was not written; set before state_
   std::atomic<State> state_ = State::kQueued;
 };
 
-// Parts on their way back.
+// A read of parts under way.
 class ColdFetch {
  public:
-  // Waits until all parts were placed, or the fetch failed. Returns the seconds waited.
+  // Waits until all parts are placed or the fetch has failed. Returns the seconds waited.
   double wait();
-  // REQUIRES: wait() has returned. Of the first part that could not be read.
+  // Status of the first part that could not be read. REQUIRES: wait() has returned.
   const Status& status() const { return status_; }
-  // Whether status() is that of a block that could not be written.
+  // Returns whether status() is that of a block that could not be written.
   bool unwritten() const { return unwritten_; }
-  std::uint64_t bytes() const { return bytes_; }  // of parts that were placed
-  double seconds() const { return seconds_; }     // that the tier's thread worked on it
+  std::uint64_t bytes() const { return bytes_; }  // of parts placed
+  double seconds() const { return seconds_; }     // of work on the tier's thread
 
  private:
   friend class ColdTier;
@@ -77,8 +77,8 @@ class ColdFetch {
   };
   std::function<void(std::size_t, std::uint32_t, std::span<const std::byte>)> place_;
   std::vector<Wanted> wanted_;
-  std::size_t next_ = 0;    // the first of which not all parts were asked for
-  std::size_t placed_ = 0;  // all before it are done with
+  std::size_t next_ = 0;    // the first item whose parts are not all asked for
+  std::size_t placed_ = 0;  // all items before it are done
   std::size_t left_ = 0;    // parts not placed
   Status status_;
   bool unwritten_ = false;
@@ -91,32 +91,32 @@ class ColdFetch {
 
 class ColdTier {
  public:
-  static constexpr std::size_t kBuffers = 64;  // of a part each, for each size of part
-  // Bytes that wait to be written, beyond which write() waits.
+  static constexpr std::size_t kBuffers = 64;  // per size of part; each holds one part
+  // Queued bytes beyond which write() waits.
   static constexpr std::uint64_t kMostQueued = std::uint64_t{4} << 20;
 
-  // `make` makes a file when the first part of a size is written. Holds `capacity` bytes at the most.
+  // `make` makes a file when the first part of a size is written. `capacity`: most bytes held.
   using Make = SpillFiles::Make;
   ColdTier(Make make, std::uint64_t capacity);
-  // REQUIRES: no block and no fetch is left.
+  // REQUIRES: no block and no fetch exists.
   ~ColdTier();
 
-  // Begins to write bytes, in parts of `part_bytes` but for a last one that is shorter. A block that fails says so, and
-  // fails who fetches it. `waited` is counted up by the seconds that it took to get room.
+  // Begins to write bytes in parts of `part_bytes` (the last may be shorter). If that fails, the block says why and
+  // fetches of it fail. Adds the seconds waited for room to `waited`.
   std::shared_ptr<ColdBlock> write(std::vector<std::byte> bytes, std::size_t part_bytes, double* waited);
 
   struct Item {
     std::shared_ptr<ColdBlock> block;
     std::vector<std::uint32_t> parts;
   };
-  // Begins to read parts. place(item, part, bytes) is called for each, in any order, on the tier's thread.
+  // Begins to read parts. Calls place(item, part, bytes) for each, in any order, on the tier's thread.
   std::shared_ptr<ColdFetch> fetch(std::vector<Item> items,
                                    std::function<void(std::size_t, std::uint32_t, std::span<const std::byte>)> place);
 
   std::uint64_t used() const { return used_; }
   std::uint64_t capacity() const { return capacity_; }
   void resize(std::uint64_t capacity) { capacity_ = capacity; }
-  // Waits until all that was queued is written. For tests.
+  // Waits until all queued bytes are written. For tests.
   void settle();
 
  private:
@@ -141,16 +141,16 @@ class ColdTier {
 
   mutable std::mutex mutex_;
   std::condition_variable work_changed_;  // for the tier's thread
-  std::condition_variable room_changed_;  // for who waits for room in the queue
+  std::condition_variable room_changed_;  // for callers that wait for room in the queue
   std::deque<Write> new_writes_;
   std::deque<std::shared_ptr<ColdFetch>> new_fetches_;
   std::vector<std::shared_ptr<SpilledParts>> discarded_;
-  std::uint64_t queued_ = 0;  // bytes of writes that are not under way
+  std::uint64_t queued_ = 0;  // bytes of writes not yet begun
   bool idle_ = true;
   bool stopping_ = false;
   std::thread thread_;
 
-  // Of the tier's thread.
+  // Used only by the tier's thread.
   SpillFiles files_;
   std::deque<Write> writes_;
   std::vector<std::shared_ptr<ColdBlock>> written_;  // under way

@@ -27,7 +27,7 @@ constexpr int kSchema = 1;
 constexpr int kApplication = 0x4b765066;  // "KvPf"
 constexpr std::string_view kEnding = ".part";
 
-// A key as the catalogue has it: lineage, salt, text.
+// Returns a key's form in the catalogue: lineage, salt, text.
 std::string key_text(const BlobKey& key) {
   return key.lineage.hex() + key.salt.hex() + key.text.hex();
 }
@@ -67,7 +67,7 @@ class Catalogue {
   Catalogue& operator=(const Catalogue&) = delete;
   ~Catalogue() { close(); }
 
-  // Errors: kDataLoss where the file is damaged or of another version, kInvalidArgument where it is another program's.
+  // Errors: kDataLoss for a damaged file or another version, kInvalidArgument for another program's file.
   Status open(const std::string& path) {
     // SQLite gives its other files the mode of this one.
     if (const int made = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600); made >= 0) ::close(made);
@@ -185,7 +185,7 @@ class DiskStore final : public BlobStore {
     ::close(lock_);
   }
 
-  // Reads the catalogue and removes what it does not know. Errors: kIo, kResourceExhausted.
+  // Reads the catalogue and removes files that it does not list. Errors: kIo, kResourceExhausted.
   Status load() {
     const std::string path = options_.folder + "/catalogue.db";
     Status opened = catalogue_.open(path);
@@ -317,7 +317,7 @@ class DiskStore final : public BlobStore {
     return {};
   }
 
-  // Gives up what was used longest ago until so many bytes more fit.
+  // Evicts the least recently used blobs until so many bytes more fit.
   Status make_room(std::uint64_t bytes) {
     for (;;) {
       Catalogue::Row oldest;
@@ -328,13 +328,13 @@ class DiskStore final : public BlobStore {
         oldest = found->second;
         leave(found);
       }
-      // Where the disk has no place for this, the next start removes a row without a file.
+      // If the disk has no room for this change, the next start removes the row without a file.
       static_cast<void>(catalogue_.remove(oldest.key));
       files_->remove(file_name(oldest.key.text));
     }
   }
 
-  // When blobs were used is written with the next of them; a kill may lose it.
+  // Times of use are written together with the next blob; a kill may lose them.
   void save_uses() {
     std::vector<Catalogue::Row> rows;
     {
@@ -359,11 +359,11 @@ class DiskStore final : public BlobStore {
   // Below: guarded by mutex_.
   Index index_;
   std::set<Order> order_;
-  std::set<std::string> used_;  // texts of blobs whose row has an older time
+  std::set<std::string> used_;  // texts of blobs used since their row was written
   std::uint64_t bytes_ = 0;
 };
 
-// Errors: kInvalidArgument.
+// Takes the folder's lock. Errors: kInvalidArgument.
 Result<int> lock_folder(const std::string& folder) {
   const std::string path = folder + "/lock";
   const int lock = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);

@@ -35,15 +35,15 @@ timeval timeval_of(Clock::duration duration) {
   return {static_cast<time_t>(micros / 1'000'000), static_cast<suseconds_t>(micros % 1'000'000)};
 }
 
-// What a command may send back beside a blob.
+// Most bytes of an answer besides a blob.
 constexpr std::size_t kMostAnswer = std::size_t{1} << 16;
 
-// A connection, of one thread. It is closed after any error: what a late answer belongs to would be unknown.
+// A connection, used by one thread. Any error closes it, since a late answer could no longer be assigned.
 class Connection {
  public:
   explicit Connection(const RedisOptions* options) : options_(*options) {}
 
-  // Connects, if it is not connected. Errors: kIo.
+  // Connects, unless connected. Errors: kIo.
   Status open() {
     if (context_ != nullptr) return {};
     context_.reset(redisConnectWithTimeout(options_.host.c_str(), options_.port, timeval_of(options_.connect_timeout)));
@@ -69,8 +69,7 @@ class Connection {
     redisAppendCommandArgv(context_.get(), static_cast<int>(data.size()), data.data(), sizes.data());
   }
 
-  // Sends what was appended and returns the next answer, of at most so many bytes. However slowly bytes come or go, it
-  // ends at `until`. Errors: kIo.
+  // Sends what was appended and returns the next answer, of at most `most` bytes. Gives up at `until`. Errors: kIo.
   Result<Reply> answer(Clock::time_point until, std::size_t most) {
     for (int sent = 0; sent == 0;) {
       if (!set_timeout(until)) return late();
@@ -78,7 +77,8 @@ class Connection {
     }
     const redisReader& reader = *context_->reader;
     for (;;) {
-      // The reader keeps every element of an array, however many there are. None of our commands has one as its answer.
+      // The reader stores every element of an array, however many there are. No command of ours is answered by an
+      // array.
       const bool begins = reader.ridx == -1 && reader.pos < reader.len;
       if (begins && reader.buf[reader.pos] == '*') return close("the server sends", "an array in place of one value");
       void* reply = nullptr;
@@ -95,7 +95,7 @@ class Connection {
   void close() { context_.reset(); }
 
  private:
-  // False: the time is up.
+  // Returns false if the time is up.
   bool set_timeout(Clock::time_point until) {
     const Clock::duration left = until - Clock::now();
     return left > Clock::duration::zero() && redisSetTimeout(context_.get(), timeval_of(left)) == REDIS_OK;
@@ -123,7 +123,7 @@ class RedisStore final : public BlobStore {
       for (std::size_t i = 0; i < keys.size(); ++i) {
         KVASIR_ASSIGN_OR_RETURN(const Reply reply, reads_.answer(until, kMostAnswer));
         KVASIR_RETURN_IF_ERROR(check(*reply));
-        // Of another type of value: none of ours.
+        // A value of another type is none of ours.
         const bool is_size = reply->type == REDIS_REPLY_INTEGER && reply->integer > 0;
         sizes.push_back(is_size ? static_cast<std::uint64_t>(reply->integer) : 0);
       }
@@ -139,7 +139,7 @@ class RedisStore final : public BlobStore {
     return one.status;
   }
 
-  // All are asked for before the first answer is taken.
+  // Asks for all blobs before it takes the first answer.
   void read_all(std::span<BlobRead> reads, const std::function<void(std::size_t)>& done) override {
     std::size_t next = 0;
     const Status status = attempt(reads_, [&]() -> Status {
@@ -194,7 +194,7 @@ class RedisStore final : public BlobStore {
     return options_.prefix + ":" + key.lineage.hex() + ":" + key.salt.hex() + ":" + key.text.hex();
   }
 
-  // An error that the server states, about memory, rights or the kind of a value. The connection stays sound.
+  // Returns the error that the server states, about memory, rights or the type of a value. The connection stays usable.
   static Status check(const redisReply& reply) {
     if (reply.type != REDIS_REPLY_ERROR) return {};
     const std::string_view why(reply.str, static_cast<std::size_t>(reply.len));
@@ -205,7 +205,7 @@ class RedisStore final : public BlobStore {
                        "the Redis server says: {}", why);
   }
 
-  // Runs something on an open connection; after an error the server is left alone for a while.
+  // Runs `work` on an open connection; after an error the server is not asked for a while.
   template <class Work>
   Status attempt(Connection& connection, const Work& work) {
     if (!usable()) return Status(StatusCode::kIo, "Redis did not answer, and is left alone for a while");

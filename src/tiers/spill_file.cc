@@ -23,12 +23,12 @@ Hash128 hash_of(std::span<const std::byte> bytes) {
 SpilledParts::SpilledParts(SpillFile* file, std::size_t parts) : file_(file), parts_(parts) {
   const std::size_t most = std::size_t{file->end_places_} + parts;
   if (most > file->taken_.size()) {
-    // Grows by half at least, as there may be many.
+    // Grows by at least half, so that many blocks cost linear time.
     const std::size_t places = std::max(most, file->taken_.size() * 3 / 2);
     file->free_places_.reserve(places);
     file->taken_.resize(places);
   }
-  // From here on nothing throws, nor when the places are given back.
+  // Nothing throws from here on, nor when the places are freed.
   for (Part& part : parts_) part.place = file->take_place();
   file->used_places_ += static_cast<std::uint32_t>(parts);
 }
@@ -71,7 +71,7 @@ Result<std::unique_ptr<SpillFile>> SpillFile::create(std::unique_ptr<AsyncFile> 
 }
 
 SpillFile::~SpillFile() {
-  // What transfers under way belong to gives its room back to this.
+  // Owners kept alive by transfers under way free their room when these end.
   while (std::ranges::any_of(uses_, [](const Use& use) { return use.parts != nullptr; }))
     poll(std::chrono::milliseconds(1000));
   KVASIR_CHECK(used_places_ == 0);
@@ -82,7 +82,7 @@ std::shared_ptr<SpilledParts> SpillFile::reserve(std::size_t parts) {
   return std::make_shared<SpilledParts>(this, parts);
 }
 
-// The first that is free, so that files stay short.
+// Takes the first free place, so that files stay short.
 std::uint32_t SpillFile::take_place() {
   while (!free_places_.empty()) {
     std::ranges::pop_heap(free_places_, std::greater());

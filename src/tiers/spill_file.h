@@ -1,7 +1,7 @@
-// A file of bounded size that holds bytes which left memory, in parts with checksums.
+// A file of bounded size for bytes that leave memory, in parts with checksums.
 //
-// Bytes go through a fixed number of buffers: whoever wants to write asks for one, fills it and hands it over; whoever
-// reads is handed one when its bytes have come and their checksum was found right. Nobody waits but who asks to.
+// Bytes pass through a fixed number of buffers. A writer takes a buffer, fills it and hands it over; a reader gets a
+// buffer once its bytes have arrived and their checksum is right. Only poll() with a wait blocks.
 //
 //   auto spilled = file.reserve(parts);                              // room for that many parts
 //   if (Buffer buffer = file.buffer(); !buffer.empty()) file.write(spilled, part, buffer, bytes);
@@ -29,7 +29,7 @@ namespace kvasir {
 
 class SpillFile;
 
-// Parts in a spill file; their room is given back with the last owner. The file outlives it.
+// Parts in a spill file. The last owner frees their room. The file outlives it.
 class SpilledParts {
  public:
   // Takes places of the file. REQUIRES: it has room.
@@ -39,10 +39,10 @@ class SpilledParts {
   ~SpilledParts();
 
   std::size_t size() const { return parts_.size(); }
-  // Memory that it takes.
+  // Returns the memory that it takes.
   static std::uint64_t bytes_for(std::size_t parts);
   bool written() const { return status_.ok() && written_ == parts_.size(); }
-  // Of the first write that failed.
+  // Status of the first write that failed.
   const Status& status() const { return status_; }
 
  private:
@@ -62,7 +62,7 @@ inline std::uint64_t SpilledParts::bytes_for(std::size_t parts) {
   return sizeof(SpilledParts) + parts * sizeof(Part);
 }
 
-// Parts on their way back. Gives back what nobody took when it is destroyed. The file outlives it.
+// A read of parts under way. Its destructor frees the parts not taken. The file outlives it.
 class SpillReading {
  public:
   explicit SpillReading(SpillFile* file) : file_(file) {}
@@ -74,10 +74,10 @@ class SpillReading {
     std::size_t part = 0;
     std::span<const std::byte> bytes;
   };
-  // A part that has come, in any order; none: no further one has. Valid until the next call.
+  // Returns a part that has arrived, in any order; nullopt if there is none. Valid until the next call.
   std::optional<Part> take();
   int under_way() const { return under_way_; }
-  // Of the first read that failed, or of the first part whose checksum was wrong.
+  // Status of the first read that failed, or of the first part with a wrong checksum.
   const Status& status() const { return status_; }
 
  private:
@@ -91,7 +91,7 @@ class SpillReading {
 
   SpillFile* file_;
   std::deque<Arrived> arrived_;
-  std::optional<std::size_t> taken_;  // the buffer of what take() returned last
+  std::optional<std::size_t> taken_;  // buffer of the last part that take() returned
   int under_way_ = 0;
   Status status_;
 };
@@ -100,44 +100,43 @@ class SpillFile {
  public:
   static constexpr std::size_t kPartBytes = std::size_t{1} << 20;
   static constexpr std::size_t kBuffers = 16;
-  // Memory of the buffers.
   static constexpr std::size_t kBufferBytes = kPartBytes * kBuffers;
 
-  // How a file is divided: the room of a part, and how many of them are on their way at once.
+  // The division of a file: bytes per part, and number of transfers at a time.
   struct Layout {
     std::size_t part_bytes = kPartBytes;
     std::size_t buffers = kBuffers;
   };
 
-  // Holds `capacity` bytes at the most. Errors: kResourceExhausted.
+  // `capacity`: most bytes held. Errors: kResourceExhausted.
   static Result<std::unique_ptr<SpillFile>> create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity,
                                                    const Layout& layout);
   static Result<std::unique_ptr<SpillFile>> create(std::unique_ptr<AsyncFile> file, std::uint64_t capacity) {
     return create(std::move(file), capacity, Layout());
   }
-  // REQUIRES: no SpilledParts and no SpillReading is left.
+  // REQUIRES: no SpilledParts and no SpillReading exists.
   ~SpillFile();
 
-  // Returns room for so many parts; null: there is not so much.
+  // Returns room for so many parts; null if there is not enough.
   std::shared_ptr<SpilledParts> reserve(std::size_t parts);
   bool has_room(std::size_t parts) const { return parts <= places_ - used_places_; }
-  // Bytes by which the file grows with so many parts more.
+  // Returns the bytes by which the file grows with so many more parts.
   std::uint64_t growth(std::size_t parts) const;
-  // Bytes of the file, with places that are free.
+  // Returns the bytes of the file, free places included.
   std::uint64_t disk_bytes() const { return std::uint64_t{disk_places_} * layout_.part_bytes; }
-  // Cuts off the places at its end that are free.
+  // Truncates the free places at its end.
   void trim();
 
-  // A buffer of part_bytes() to fill, and then to write or to release; empty: all are in use.
+  // Returns a buffer of part_bytes(), to be passed to write() or release(); empty if all are in use.
   std::span<std::byte> buffer();
   void release(std::span<std::byte> buffer);
   // Begins to write the first `bytes` of a buffer as a part that was not written before.
   void write(const std::shared_ptr<SpilledParts>& parts, std::size_t part, std::span<std::byte> buffer,
              std::size_t bytes);
-  // Begins to read a part. False: all buffers are in use. REQUIRES: the part was written.
+  // Begins to read a part. Returns false if all buffers are in use. REQUIRES: the part was written.
   bool read(const std::shared_ptr<SpilledParts>& parts, std::size_t part, const std::shared_ptr<SpillReading>& reading);
 
-  // Ends transfers that have come to their end; where none has, waits for one up to this long.
+  // Ends the transfers that are complete; if none is, waits up to `wait` for one.
   void poll(std::chrono::milliseconds wait);
 
   std::size_t part_bytes() const { return layout_.part_bytes; }
@@ -149,7 +148,7 @@ class SpillFile {
  private:
   friend class SpilledParts;
   friend class SpillReading;
-  // A transfer under way. What it belongs to lives until it ends.
+  // A transfer under way, which keeps its owner alive.
   struct Use {
     std::shared_ptr<SpilledParts> parts;
     std::size_t part = 0;
@@ -171,10 +170,10 @@ class SpillFile {
   std::vector<Use> uses_;  // [buffers]
   std::uint32_t places_ = 0;
   std::uint32_t used_places_ = 0;
-  std::uint32_t end_places_ = 0;            // places before the end: the last of them is taken
-  std::uint32_t disk_places_ = 0;           // places before the end of the file
+  std::uint32_t end_places_ = 0;            // places up to the last one taken
+  std::uint32_t disk_places_ = 0;           // places in the file on disk
   std::vector<char> taken_;                 // [place]
-  std::vector<std::uint32_t> free_places_;  // a heap, the first place on top; those from end_places_ on are void
+  std::vector<std::uint32_t> free_places_;  // a min-heap; entries from end_places_ on are void
   std::unique_ptr<AsyncFile> file_;         // destroyed first: its transfers use the buffers
 };
 

@@ -37,7 +37,7 @@ Result<SpillFiles::Room> SpillFiles::reserve(std::size_t part_bytes, std::size_t
   SpillFile* file = found == files_.end() ? nullptr : found->second.get();
   if (file == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<AsyncFile> made, make_());
-    // What it may have at any time is bounded above.
+    // `capacity` above bounds the bytes instead.
     constexpr std::uint64_t kAny = std::numeric_limits<std::uint64_t>::max();
     KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<SpillFile> spill,
                             SpillFile::create(std::move(made), kAny, {part_bytes, buffers_}));

@@ -16,9 +16,9 @@ constexpr int kThreads = 2;
 
 class ThreadFile final : public AsyncFile {
  public:
-  // Takes the descriptor.
+  // Takes ownership of the descriptor.
   explicit ThreadFile(int descriptor) : descriptor_(descriptor) {}
-  // Throws std::system_error where the system has no thread left.
+  // Throws std::system_error if the system refuses a thread.
   void start() {
     for (std::thread& thread : threads_) thread = std::thread([this] { work(); });
   }
@@ -63,7 +63,7 @@ class ThreadFile final : public AsyncFile {
     waiting_changed_.notify_one();
   }
 
-  // Goes on to the last transfer: what was begun is ended.
+  // Runs until the last transfer has ended, even when stopping.
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {

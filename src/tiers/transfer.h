@@ -1,4 +1,4 @@
-// What both kinds of AsyncFile know of a transfer. Private to this folder.
+// A transfer, shared by all kinds of AsyncFile. Internal to tiers.
 #pragma once
 
 #include <cerrno>
@@ -12,7 +12,7 @@ namespace kvasir {
 struct Transfer {
   std::uint64_t tag = 0;
   std::uint64_t offset = 0;
-  std::byte* data = nullptr;  // what is left of it; not written to where !reads
+  std::byte* data = nullptr;  // the rest to transfer; not written to unless `reads`
   std::size_t left = 0;
   bool reads = false;
 
@@ -23,7 +23,7 @@ struct Transfer {
   }
 };
 
-// Why a transfer ended early. `error`: of the system; 0: no byte was transferred.
+// Returns why a transfer ended early. `error`: errno; 0: no byte was transferred.
 inline Status transfer_error(const Transfer& transfer, int error) {
   if (transfer.reads && error == 0)
     return data_loss("the scratch file ends before byte {}", transfer.offset + transfer.left);
@@ -34,7 +34,7 @@ inline Status transfer_error(const Transfer& transfer, int error) {
   return data_loss("cannot {} the scratch file: {}", what, std::strerror(error));
 }
 
-// Makes a transfer, whole or as far as it goes.
+// Runs a transfer to its end, or as far as it gets.
 Status run_transfer(int descriptor, Transfer transfer);
 void cut_off(int descriptor, std::uint64_t bytes);
 

@@ -14,7 +14,7 @@ constexpr unsigned kDepth = 64;
 
 class UringFile final : public AsyncFile {
  public:
-  // Takes the descriptor and the ring.
+  // Takes ownership of the descriptor and the ring.
   UringFile(int descriptor, const io_uring& ring) : descriptor_(descriptor), ring_(ring) {}
 
   ~UringFile() override {
@@ -41,7 +41,7 @@ class UringFile final : public AsyncFile {
         io_uring_cqe_seen(&ring_, entry);
         take(id, result);
       }
-      // Entries that the kernel did not take when they were made: it had no memory then.
+      // Submits entries that the kernel refused for lack of memory when they were made.
       if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
       const auto left = until - std::chrono::steady_clock::now();
       if (!ended_.empty() || under_way_.empty() || left <= left.zero()) return std::exchange(ended_, {});
@@ -65,7 +65,7 @@ class UringFile final : public AsyncFile {
   void submit(std::uint64_t id) {
     const Transfer& transfer = under_way_.at(id);
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
-    if (entry == nullptr) {  // the queue is full of entries that the kernel did not take
+    if (entry == nullptr) {  // the queue is full of entries that the kernel refused
       ended_.push_back({transfer.tag, transfer_error(transfer, EAGAIN)});
       under_way_.erase(id);
       return;
@@ -76,7 +76,7 @@ class UringFile final : public AsyncFile {
     } else {
       io_uring_prep_write(entry, descriptor_, transfer.data, size, transfer.offset);
     }
-    // Without this, a buffered write to the page cache would be done by the caller.
+    // Without this, the caller would carry out buffered writes itself.
     io_uring_sqe_set_flags(entry, IOSQE_ASYNC);
     io_uring_sqe_set_data64(entry, id);
     io_uring_submit(&ring_);
@@ -106,7 +106,7 @@ Result<std::unique_ptr<AsyncFile>> make_uring_file(int descriptor) {
   io_uring ring{};
   if (const int error = io_uring_queue_init(kDepth, &ring, 0); error < 0)
     return unsupported("the system refuses io_uring ({}); use threads", std::strerror(-error));
-  // Old kernels know io_uring, but not these operations.
+  // Old kernels have io_uring without these operations.
   io_uring_probe* probe = io_uring_get_probe_ring(&ring);
   const bool knows = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
                      io_uring_opcode_supported(probe, IORING_OP_WRITE) != 0;

@@ -58,8 +58,8 @@ class Chat {
   }
 
   Status obey(ChatCommand command, const std::string& argument);
-  // Reads a message. If interrupted, restores the state before it, provided memory had room for a copy; then sets
-  // `taken_back`.
+  // Reads a message. If interrupted, restores the state before it and sets `taken_back`, provided memory had room for a
+  // copy.
   Status say(const std::string& message, std::string_view role, bool* taken_back);
   std::unique_ptr<Session> state_before(std::int64_t tokens) const;
   void announce(const std::string& message, std::int64_t tokens, bool can_take_back);
@@ -83,11 +83,11 @@ class Chat {
   std::unique_ptr<Session> session_;
   std::optional<Runner> runner_;     // of session_
   std::unique_ptr<Session> before_;  // the state before the last answer; null if there is none, or no memory for it
-  std::uint64_t agains_ = 0;         // of the last answer
+  std::uint64_t agains_ = 0;         // repetitions of the last answer
   std::string system_;               // the system message
-  bool loaded_ = false;              // the conversation was loaded, perhaps with another
-  std::string documents_;            // in front of the next message
-  std::string unsent_;               // the message that was stopped last, without documents; empty: it was answered
+  bool loaded_ = false;              // the conversation was loaded, perhaps with another system message
+  std::string documents_;            // put before the next message
+  std::string unsent_;               // the last interrupted message, without documents; empty: it was answered
   std::optional<GenerateResult> last_;
   bool leaves_ = false;
 };
@@ -154,13 +154,13 @@ Status Chat::obey(ChatCommand command, const std::string& argument) {
     case ChatCommand::kSet: set(argument); break;
     case ChatCommand::kKv: show_kv(); break;
     case ChatCommand::kBye: leaves_ = true; break;
-    case ChatCommand::kHelp: break;  // run() has the reader, which it depends on
+    case ChatCommand::kHelp: break;  // run() has the reader that it needs
   }
   return {};
 }
 
 Status Chat::send(const std::string& text) {
-  // Checked apart from the documents, which are known to be valid: so they stay for the next message.
+  // Checked without the documents, which are valid and so stay for the next message.
   if (const Status valid = check_utf8(text); !valid.ok()) {
     note_error(valid);
     return {};
@@ -197,7 +197,7 @@ Status Chat::send(const std::string& text) {
   return answer(generate_);
 }
 
-// The state now, if memory holds it beside a session that has read so many tokens more; else null.
+// Returns a copy of the state if memory holds it beside a session with `tokens` more tokens; else null.
 std::unique_ptr<Session> Chat::state_before(std::int64_t tokens) const {
   const KvReport kv = session_->kv();
   const auto plan = engine_.plan({.policy = kv.policy, .codec = kv.codec, .prompt = kv.seen + tokens, .max_tokens = 0});
@@ -221,7 +221,7 @@ Status Chat::say(const std::string& message, std::string_view role, bool* taken_
   const std::int64_t tokens = count_tokens(engine_, message);
   std::unique_ptr<Session> unread = state_before(tokens);
   announce(message, tokens, unread != nullptr);
-  // A message that is refused leaves /again as it was. Once one is read, the state before the last answer is of no use.
+  // A refused message leaves /again as it was. Once a message is read, the state before the last answer is useless.
   Status said = runner_->say(message, role, [this] { before_.reset(); });
   if (said.code() != StatusCode::kCancelled || unread == nullptr) return said;
   use(std::move(unread));
@@ -229,7 +229,7 @@ Status Chat::say(const std::string& message, std::string_view role, bool* taken_
   return said;
 }
 
-// Generates and prints an answer. The state before it gives up its pages if the answer has no other room.
+// Generates and prints an answer. Drops the state before it if the answer finds no other room.
 Status Chat::answer(const GenerateOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(last_, runner_->answer(options, print));
   if (last_->finish_reason == FinishReason::kKvMemory && before_ != nullptr) {
@@ -299,7 +299,7 @@ Status Chat::set_system(const std::string& text) {
     fresh.policy = without_protection(std::move(*spec)).text();
   }
   fresh.protect = protected_tokens(engine_, text);
-  // Refused before the conversation is given up.
+  // Refused before the current conversation is dropped.
   const auto plan = engine_.plan({.policy = fresh.policy, .protect = fresh.protect, .prompt = 1, .max_tokens = 0});
   if (!plan.ok()) {
     note_error(plan.status());
@@ -320,7 +320,7 @@ Status Chat::start_over(const SessionOptions& options, std::string_view done) {
   before_.reset();
   unsent_.clear();
   runner_.reset();
-  session_.reset();  // its pages are free before the new one takes some
+  session_.reset();  // frees its pages before the new session takes some
   KVASIR_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, engine_.new_session(options));
   use(std::move(session));
   note_partly_protected(session_->kv().policy, options.protect);

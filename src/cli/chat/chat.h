@@ -9,10 +9,10 @@
 
 namespace kvasir::cli {
 
-// Holds the conversation until its user ends it, then saves it if the options say so. `documents`: text that goes in
-// front of the first message. REQUIRES: standard input is a terminal; catch_interrupts() was called; the session is new
-// or loaded. Errors: those of reading, generating and saving that end a chat; kCancelled, with an empty message, if
-// SIGTERM or SIGHUP ended it.
+// Holds the conversation until its user ends it, then saves it if the options say so. `documents`: text put before the
+// first message. REQUIRES: standard input is a terminal; catch_interrupts() was called; the session is new or loaded.
+// Errors: those of reading, generating and saving that end a chat; kCancelled, with an empty message, if SIGTERM or
+// SIGHUP ended it.
 Status chat(const RunOptions& options, Engine& engine, std::unique_ptr<Session> session, std::string documents);
 
 }  // namespace kvasir::cli

@@ -1,17 +1,16 @@
 // The mode of the terminal during a chat.
 //
-// Input is taken byte by byte, without echo, and never cut at a length; the terminal marks pastes (bracketed paste). So
-// what is typed or pasted while an answer is printed neither disturbs it nor is lost.
+// Input is taken byte by byte, without echo, and never cut; the terminal marks pastes (bracketed paste). So text typed
+// or pasted while an answer is printed neither disturbs it nor is lost.
 #pragma once
 
 namespace kvasir::cli {
 
-// Whether standard input and output are terminals that can move the cursor (TERM is set and not "dumb").
+// Returns whether standard input and output are terminals that can move the cursor (TERM is set and not "dumb").
 bool is_editable_terminal();
 
-// Holds the mode while it lives. Also restores the terminal when a signal stops (Ctrl-Z) or ends the process; what
-// SIGKILL leaves behind is not in its hands.
-// REQUIRES: is_editable_terminal(); one object at a time.
+// Holds the mode while it lives. Also restores the terminal when a signal stops (Ctrl-Z) or ends the process, except
+// for SIGKILL. REQUIRES: is_editable_terminal(); one object at a time.
 class ChatTerminal {
  public:
   ChatTerminal();
@@ -19,10 +18,10 @@ class ChatTerminal {
   ChatTerminal& operator=(const ChatTerminal&) = delete;
   ~ChatTerminal();
 
-  // Sets the mode again after somebody else, such as libedit, has set another.
+  // Sets the mode again after other code, such as libedit, has set another.
   void apply();
 
-  // Return whether, since the last call, the process was stopped and continued, or the window's size changed.
+  // Return whether, since the last call, the process was stopped and continued, or the window was resized.
   bool take_continued();
   bool take_resized();
 };

@@ -44,8 +44,8 @@ std::string from_line(std::string_view line) {
   return message;
 }
 
-// Opens a regular file to write, makes it readable by its owner alone, and locks it against other chats until it is
-// closed. Returns -1 if it cannot be opened.
+// Opens a regular file for writing, restricts it to its owner, and locks it against other chats until it is closed.
+// Returns -1 if it cannot be opened.
 int open_locked(const std::string& path, int flags) {
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, 0600);
   if (fd < 0) return -1;
@@ -76,7 +76,7 @@ std::vector<std::string_view> lines_of(std::string_view content) {
   return lines;
 }
 
-// Removes all but the newest messages, in place: a chat that waits to append has this file open, and none in its stead.
+// Removes all but the newest messages in place: a chat that waits to append has this file open.
 void trim(const std::string& path) {
   const int fd = open_locked(path, O_WRONLY);
   if (fd < 0) return;
@@ -130,7 +130,7 @@ void HistoryFile::append(std::string_view message) const {
   if (path_.empty() || message.size() > kMostBytes || find_invalid_utf8(message)) return;
   int fd = open_to_append(path_);
   if (fd < 0) {
-    // The folders of XDG_STATE_HOME are private, too.
+    // Folders made for XDG_STATE_HOME are private, too.
     const mode_t before = ::umask(077);
     std::error_code error;
     std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), error);
@@ -139,7 +139,7 @@ void HistoryFile::append(std::string_view message) const {
   }
   if (fd < 0) return;
   const std::string line = to_line(message);
-  [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), line.size());  // one call: chats run side by side
+  [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), line.size());  // one call: other chats append too
   ::close(fd);
 }
 

@@ -1,6 +1,6 @@
-// The messages that a user typed in earlier chats, in a file of their own that nobody else may read.
+// The messages of earlier chats, in a file that only its user can read.
 //
-// One message a line; a line end in it is written as \n and a backslash as \\.
+// One message per line; a line end in it is written as \n and a backslash as \\.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace kvasir::cli {
 
-inline constexpr int kMostHistory = 1000;  // messages kept; the oldest go first
+inline constexpr int kMostHistory = 1000;  // messages kept; the oldest are removed first
 
 class HistoryFile {
  public:
-  // The file that KVASIR_HISTORY names (empty: none), or kvasir/history below XDG_STATE_HOME, or ~/.local/state.
+  // Returns the file named by KVASIR_HISTORY (empty: none), or kvasir/history below XDG_STATE_HOME or ~/.local/state.
   static HistoryFile of_user();
 
   // `path`: empty for no file.
@@ -22,8 +22,7 @@ class HistoryFile {
   // Returns the newest messages, oldest first; none if the file cannot be read. Removes older ones from the file.
   std::vector<std::string> load() const;
 
-  // Adds a message. One of more than 4 KiB, and one that is not valid UTF-8, is left out. Failures are ignored: history
-  // is a convenience.
+  // Adds a message, unless it is longer than 4 KiB or not valid UTF-8. Ignores failures: history is a convenience.
   void append(std::string_view message) const;
 
  private:

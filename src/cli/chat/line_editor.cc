@@ -27,12 +27,12 @@
 namespace kvasir::cli {
 namespace {
 
-// A longer paste is shown as a placeholder, which stands for it in the line.
+// Limits beyond which a paste is shown as a placeholder.
 constexpr std::ptrdiff_t kMostLinesShown = 8;
 constexpr std::size_t kMostCharactersShown = 400;
 
-// A byte that is not UTF-8 stands in the editor's line as this code point and the byte's value: an unpaired surrogate,
-// which no valid UTF-8 holds.
+// A byte that is not UTF-8 is stored in the editor's line as this code point plus the byte: an unpaired surrogate,
+// which valid UTF-8 never has.
 constexpr wchar_t kInvalidByte = 0xdc00;
 
 void append_utf8(std::string& out, wchar_t character) {
@@ -51,7 +51,7 @@ std::string to_utf8(std::wstring_view text) {
   return out;
 }
 
-// The first character of a text in the editor's form; 0 characters long if the text ends inside it.
+// The first character of a text, as stored in the editor; 0 characters long if the text ends inside it.
 struct Decoded {
   wchar_t character = 0;
   std::size_t bytes = 0;
@@ -78,7 +78,7 @@ std::wstring to_wide(std::string_view text) {
   return out;
 }
 
-// libedit encodes what it shows by the locale. Without one that is UTF-8, Debian's C.UTF-8 is taken.
+// libedit encodes its output by the locale. If that is not UTF-8, uses Debian's C.UTF-8.
 void choose_utf8_locale() {
   if (std::setlocale(LC_CTYPE, "") == nullptr || std::strcmp(::nl_langinfo(CODESET), "UTF-8") != 0)
     std::setlocale(LC_CTYPE, "C.UTF-8");
@@ -117,7 +117,7 @@ class LineEditor final : public LineReader {
   Typed read(const std::string& prompt) override {
     Typed typed;
     for (Paste& paste : pastes_) paste.in_message = false;
-    std::string remembered;  // as it was typed: placeholders stand for pastes
+    std::string remembered;  // as typed, with placeholders for pastes
     for (prompt_ = to_wide(prompt);; prompt_ = to_wide(kContinuation)) {
       const std::optional<std::wstring> line = read_line();
       if (!line) {
@@ -191,7 +191,7 @@ class LineEditor final : public LineReader {
     return std::wstring(text);
   }
 
-  // Reads one character, as libedit asks for them: 1, 0 at the end of input, -1 on an interrupt.
+  // Reads one character for libedit. Returns 1; 0 at the end of input; -1 on an interrupt.
   int next(wchar_t& character) {
     for (;;) {
       const std::string_view left = std::string_view(input_).substr(taken_);
@@ -226,8 +226,7 @@ class LineEditor final : public LineReader {
     if (terminal_.take_continued() || resized) ::el_wset(edit_, EL_REFRESH);
   }
 
-  // Takes a paste up to the mark of its end, of any length. A short one is inserted; a long one is held, and a
-  // placeholder inserted.
+  // Takes a paste up to its end mark, of any length. Inserts a short one; holds a long one and inserts a placeholder.
   unsigned char paste() {
     static constexpr std::wstring_view kEnd = L"\x1b[201~";
     std::wstring text;
@@ -255,7 +254,7 @@ class LineEditor final : public LineReader {
     return ::el_winsertstr(edit_, lines.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
   }
 
-  // Erases the character in front of the cursor, or the whole paste whose placeholder ends there.
+  // Erases the character before the cursor, or the whole paste whose placeholder ends there.
   unsigned char erase_back() {
     const LineInfoW* info = ::el_wline(edit_);
     const std::wstring_view before(info->buffer, static_cast<std::size_t>(info->cursor - info->buffer));
@@ -267,7 +266,7 @@ class LineEditor final : public LineReader {
     return CC_REFRESH;
   }
 
-  // Marks the pastes whose placeholders stand in the line, also in one that history brought back.
+  // Marks the pastes whose placeholders are in the line, also in one recalled from history.
   void note_pastes_in_line() {
     if (pastes_.empty()) return;
     const LineInfoW* info = ::el_wline(edit_);
@@ -276,7 +275,7 @@ class LineEditor final : public LineReader {
       paste.in_message = paste.in_message || line.find(paste.placeholder) != std::string::npos;
   }
 
-  // Whether a placeholder of this message was edited, so that it no longer stands for its paste.
+  // Returns whether a placeholder of this message was edited, so that it no longer stands for its paste.
   bool has_damaged_paste(std::string text) const {
     for (const Paste& paste : pastes_) {
       if (!paste.in_message) continue;
@@ -312,7 +311,7 @@ class LineEditor final : public LineReader {
     forget_pastes();
   }
 
-  // Drops the pastes that no entry of the history names, so that nothing can bring them back.
+  // Drops the pastes that no history entry names: nothing can recall them.
   void forget_pastes() {
     if (pastes_.empty()) return;
     std::vector<std::string> entries;
@@ -326,10 +325,10 @@ class LineEditor final : public LineReader {
   }
 
   struct Paste {
-    std::string beginning;  // of the placeholder, "[paste 1:"
+    std::string beginning;  // the placeholder's start, "[paste 1:"
     std::string placeholder;
     std::string text;
-    bool in_message = false;  // the one that is typed
+    bool in_message = false;  // in the message being typed
   };
 
   ChatTerminal terminal_;
@@ -337,13 +336,13 @@ class LineEditor final : public LineReader {
   HistoryW* history_ = nullptr;
   HistoryFile file_ = HistoryFile::of_user();
   std::wstring prompt_;
-  std::string input_;      // bytes that were read
-  std::size_t taken_ = 0;  // of which this many are decoded
+  std::string input_;      // bytes read
+  std::size_t taken_ = 0;  // bytes of input_ that are decoded
   std::string unfinished_;
   bool broken_ = false;        // by an interrupt
-  bool ended_ = false;         // the input
-  std::vector<Paste> pastes_;  // in the message that is typed, or in one that history names
-  int last_paste_ = 0;         // its number
+  bool ended_ = false;         // end of input
+  std::vector<Paste> pastes_;  // in the message being typed, or named by history
+  int last_paste_ = 0;         // number of the newest paste
 };
 
 }  // namespace

@@ -10,10 +10,10 @@ namespace kvasir::cli {
 
 inline constexpr const char* kContinuation = ". ";  // the prompt of a line that continues another
 
-// Whether a line goes on in the next: it ends with one backslash. Two are part of the text.
+// Returns whether a line continues in the next: it ends with one backslash. Two are part of the text.
 bool continues(std::string_view text);
 
-// Makes the editor, and sets the terminal's mode for as long as that lives. Returns null if libedit cannot start.
+// Makes the editor, and sets the terminal's mode while the editor lives. Returns null if libedit cannot start.
 // REQUIRES: is_editable_terminal().
 std::unique_ptr<LineReader> open_line_editor();
 

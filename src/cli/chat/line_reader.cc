@@ -11,7 +11,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Bytes that the terminal driver keeps of a line (N_TTY_BUF_SIZE less one for the line end); it drops the rest.
+// Bytes of a line that the terminal driver keeps (N_TTY_BUF_SIZE less one for the line end); it drops the rest.
 constexpr std::size_t kMostOfALine = 4095;
 
 class PlainReader final : public LineReader {

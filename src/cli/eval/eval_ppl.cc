@@ -38,7 +38,7 @@ constexpr const char* kAllTexts = "all";
 
 // -- Texts --
 
-// Returns the files named, and for folders their .txt files, sorted by name.
+// Returns the files named; for folders their .txt files, sorted by name.
 Result<std::vector<std::string>> text_paths(const std::vector<std::string>& given) {
   if (std::ranges::count(given, "-") > 1)
     return invalid_argument("-f -: standard input can be read only once; give it once");
@@ -50,7 +50,7 @@ Result<std::vector<std::string>> text_paths(const std::vector<std::string>& give
   return paths;
 }
 
-// Adds the text's name to a message if there is more than one text.
+// Adds the text's name to a message if there are several texts.
 Status name_text(const std::string& file, bool several, const Status& status) {
   if (status.ok() || !several) return status;
   return status.with_message(fmt::format("{}: {}", printable(file, 200), status.message()));
@@ -271,7 +271,7 @@ std::vector<std::string> note_beyond(const std::vector<Text>& texts, const Perpl
 void note_policies(const std::vector<TextRuns>& texts, const std::vector<Text>& read, const PerplexityCommand& options,
                    std::int64_t context, const std::vector<std::string>& noted) {
   for (std::size_t policy = 0; policy < options.perplexity.policies.size(); ++policy) {
-    // Codecs see as many tokens.
+    // The number of tokens is the same for all codecs.
     const std::size_t first = policy * options.perplexity.kv_types.size();
     const std::string& spec = texts.front().runs[first].policy;
     bool idle = spec != "full";

@@ -39,14 +39,14 @@ std::string title_of(const std::string& what, std::span<const Run> runs) {
   return fmt::format("{} under {} policies", what, policies);
 }
 
-// Makes a table whose first column is text and whose others are numbers.
+// Returns alignments for a table whose first column is text and whose others are numbers.
 std::vector<Align> names_and_numbers(std::size_t columns) {
   std::vector<Align> align(columns, Align::kRight);
   align.front() = Align::kLeft;
   return align;
 }
 
-// Chooses a logarithmic axis if the values span more than a decade.
+// Returns whether the values span more than a decade, so that the axis should be logarithmic.
 bool spans_decade(const std::vector<double>& values) {
   double low = std::numeric_limits<double>::infinity();
   double high = 0;
@@ -131,7 +131,7 @@ BarChart bars(std::span<const PerplexityResult> runs, const std::string& title, 
   return chart;
 }
 
-// Draws one line for each kind of policy, over its sizes.
+// Draws one line per kind of policy, over its sizes.
 template <class X, class Y>
 LineChart trade_off(std::span<const PerplexityResult> runs, LineChart chart, const X& x, const Y& y) {
   struct Point {

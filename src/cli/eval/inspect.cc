@@ -31,11 +31,11 @@ struct InspectCommand {
   std::vector<int> layers;
   InspectOptions inspect;
   std::string report;
-  bool for_report = false;  // an option was given that changes the report only
+  bool for_report = false;  // an option was given that only changes the report
   bool json = false;
 };
 
-// Cuts a text that is longer than requested to its front.
+// Reads the text, cut to the requested length.
 Result<std::vector<TokenId>> read_tokens(const InspectCommand& command, const LoadedModel& model) {
   KVASIR_ASSIGN_OR_RETURN(const std::string text, read_text(command.file));
   KVASIR_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, model.tokenizer->encode(text, {}));

@@ -154,7 +154,7 @@ HeatMap head_map(const InspectResult& result, std::string title, std::string not
                  const std::vector<double> InspectedLayer::*similarity) {
   const auto heads = static_cast<std::int64_t>(
       std::lround(std::sqrt(static_cast<double>((result.layers.front().*similarity).size()))));
-  // With more layers than the map has rows, shows evenly spread ones.
+  // Shows evenly spread layers if the map has too few rows for all.
   const std::vector<int> layers =
       spread_layers(static_cast<int>(std::max<std::int64_t>(report::kMostHeatMapCells / heads, 1)),
                     static_cast<int>(result.layers.size()));
@@ -223,7 +223,7 @@ std::vector<report::Token> tokens_of(const LoadedModel& model, const std::vector
   return tokens;
 }
 
-// Shows the tokens that a layer, or each of its KV heads, holds.
+// Shows the tokens that a layer, or each of its KV heads, retains.
 Section kept(const LoadedModel& model, const std::vector<TokenId>& text, const InspectResult& result) {
   Section section{.title = "What is kept"};
   add_curves(section, result,

@@ -10,13 +10,12 @@
 
 namespace kvasir::cli {
 
-// `file` names the text; `matrix_layers`: the layers whose attention matrix is shown.
+// `file`: the text's name. `matrix_layers`: the layers whose attention matrix is shown.
 report::Report inspect_report(const LoadedModel& model, const std::string& file, const std::vector<TokenId>& text,
                               const InspectOptions& options, const InspectResult& result,
                               const std::vector<int>& matrix_layers);
 
-// Returns min(shown, count) of `count` layers, evenly spread, the first and the last included. REQUIRES: both at
-// least 1.
+// Returns min(shown, count) of `count` layers, evenly spread, first and last included. REQUIRES: both at least 1.
 std::vector<int> spread_layers(int shown, int count);
 
 // Returns the summary table [layers + 1][columns], the header first.

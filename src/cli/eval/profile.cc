@@ -26,7 +26,7 @@ struct ProfileCommand {
   bool json = false;
 };
 
-// Mean overlap of two different heads of a layer; 1 where there is one head.
+// Returns the mean overlap of two different heads of a layer; 1 for a single head.
 double overlap_between(const HeadProfile& profile, std::size_t layer) {
   const auto heads = static_cast<std::size_t>(profile.kv_heads);
   if (heads == 1) return 1;
@@ -37,7 +37,7 @@ double overlap_between(const HeadProfile& profile, std::size_t layer) {
   return sum / static_cast<double>(heads * (heads - 1));
 }
 
-// Mean overlap of the heads that follow a representative with it; 1 where all heads are representatives.
+// Returns the mean overlap of follower heads with their representative; 1 if all heads are representatives.
 double overlap_with_representative(const HeadProfile& profile, std::size_t layer) {
   const HeadClusters& clusters = profile.clusters[layer];
   double sum = 0;

@@ -91,7 +91,7 @@ std::string type_name(std::uint32_t type) {
   return traits ? std::string(traits->name) : fmt::format("type {}", type);
 }
 
-// The memory for one sequence as long as the trained context, and what `run` makes of it.
+// The memory for one sequence as long as the trained context, and what `run` would do with it.
 struct Needs {
   std::uint64_t weights = 0;
   std::uint64_t kv = 0;
@@ -99,7 +99,7 @@ struct Needs {
   std::int64_t tokens = 0;
   std::uint64_t available = 0;
   bool fit = false;         // `run --kv full` has room for all tokens
-  std::string default_run;  // the policy that `run` takes; empty if it refuses
+  std::string default_run;  // the policy that `run` would use; empty if it refuses
 };
 
 Result<Needs> needs_of(const gguf::File& file) {
@@ -131,7 +131,7 @@ std::string memory_verdict(const Needs& needs) {
                      needs.default_run);
 }
 
-// Of a model that does not run. Returns nullptr if the vocabulary is not known.
+// Returns the chat template of a model that does not run; nullptr if the vocabulary is not known.
 std::unique_ptr<ChatTemplate> chat_template_of(const gguf::File& file, const Result<Vocabulary>& vocabulary) {
   if (!vocabulary.ok()) return nullptr;
   auto chat = chat_template_from_gguf(file, *vocabulary);
@@ -154,14 +154,14 @@ Status info(const std::string& path, bool tensors, bool json) {
     bytes += tensor.bytes.size();
     parameters += tensor.elements;
   }
-  // Stays until the memory is known, of which `run` has no more left when it decides.
+  // Kept until the memory is known, since `run` holds it too when it decides.
   Result<ModelHeader> header = read_model_header(file);
   const Status runs = header.status();
   const Result<Needs> needs = needs_of(file);
   const Result<Vocabulary> vocabulary = vocabulary_from_gguf(file);
   const std::unique_ptr<ChatTemplate> chat = header.ok() ? std::move(header->chat) : chat_template_of(file, vocabulary);
   if (json) {
-    // Keys are unique, so append without look-up, which would take time quadratic in their number.
+    // Keys are unique, so they are appended without look-ups, which would take quadratic time.
     Json::object_t metadata;
     for (const gguf::Entry& entry : file.metadata())
       metadata.emplace_back(std::string(entry.key), value_json(entry.value));

@@ -30,7 +30,7 @@ bool is_true(std::string value) {
   return value == "1" || value == "ON" || value == "YES" || value == "TRUE";
 }
 
-// Gives an option another value, and leaves what was typed, which messages refer to.
+// Gives an option another value, but keeps the typed text, which messages quote.
 void rebind(CLI::Option& option, const std::string& value) {
   const std::vector<std::string> typed = option.results();
   option.clear();
@@ -75,7 +75,7 @@ void PullWatch::show(std::uint64_t done, std::uint64_t total) {
     bar_.emplace("fetching");
     bar_->start_at(done >> 20);
   }
-  // Less than that was there: a file that could not be gone on with starts anew.
+  // `done` falls below what was present when a file that could not be continued starts anew.
   const double brought = done > *before_ ? static_cast<double>(done - *before_) : 0;
   const double rate = now > started_ ? brought / (now - started_) / (1 << 20) : 0;
   bar_->update(done >> 20, total >> 20, fmt::format("MiB, {:.1f} MiB/s", rate));

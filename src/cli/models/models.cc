@@ -1,4 +1,4 @@
-// kvasir pull and kvasir models: fetches a model, lists those that are here, removes one.
+// kvasir pull and kvasir models: fetches a model, lists the local ones, removes one.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -37,7 +37,7 @@ struct PlanOptions {
   bool json = false;
 };
 
-// By codec for keys and values alike: all that a page takes, divided by its tokens.
+// Returns, for each codec of keys and values alike, a page's bytes divided by its tokens.
 Json bytes_per_token_by_codec(KvCacheShape shape) {
   Json out = Json::array();
   for (const std::string_view name : kv_type_names()) {
@@ -47,10 +47,10 @@ Json bytes_per_token_by_codec(KvCacheShape shape) {
   return out;
 }
 
-// What `run` would do with such a text, and the memory that is given or available here.
+// What `run` would do with such a text, and the memory given or available here.
 struct RunDecision {
   int chunk = 0;       // of prompts; 0: the policy's own
-  std::string policy;  // that it would run
+  std::string policy;  // the policy it would use
   Status refusal;      // ok: it would run
 };
 
@@ -113,7 +113,7 @@ Status plan(PlanOptions options) {
     return invalid_argument("policy '{}' keeps up to {} tokens; plan at most 2^24 of them", spec.text(),
                             std::min(policy->bound().value_or(context), context));
 
-  // `run` holds the tokenizer too, which counts where the address space is limited.
+  // `run` holds the tokenizer too, which counts if the address space is limited.
   std::optional<Result<ModelHeader>> held;
   if (options.memory == 0 && address_space_is_limited()) held.emplace(read_model_header(file));
   const RunDecision decision = decide(options, asked, config, shape, weight_bytes, prompt);
@@ -128,7 +128,7 @@ Status plan(PlanOptions options) {
   const std::uint64_t fit = options.memory > others ? (options.memory - others) / one_sequence : 0;
   if (policy->context_use() == ContextUse::kNone)
     note_beyond_context(policy->traits().spec, kv.tokens_seen_max, config.context, "would see");
-  // Without --kv, `run` takes a smaller cap if its memory does not hold this one.
+  // Without --kv, `run` uses a smaller cap if its memory does not hold this one.
   const bool cap_would_shrink = options.policy.empty() && options.memory > others && total > options.memory;
   if (options.json) {
     Json out{{"policy", policy->traits().spec},

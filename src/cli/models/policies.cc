@@ -10,7 +10,7 @@
 namespace kvasir::cli {
 namespace {
 
-// `name`: of the one policy to list; empty: all.
+// `name`: the only policy to list; empty: all.
 Status list_policies(const std::string& name, bool json) {
   std::vector<const PolicyInfo*> policies(all_policies().begin(), all_policies().end());
   if (!name.empty()) {

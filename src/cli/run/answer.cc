@@ -19,7 +19,7 @@
 namespace kvasir::cli {
 namespace {
 
-constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // as far as the policy allows
+constexpr std::int64_t kMostSeen = std::numeric_limits<std::int64_t>::max();  // the most that the policy allows
 
 Json to_json(const KvReport& kv) {
   Json json{{"policy", kv.policy},
@@ -48,14 +48,14 @@ void begin_line() {
   if (::isatty(STDERR_FILENO) != 0) note("\n");
 }
 
-// The session's report, with the peak of the whole cache: that of all its samples or beams together.
+// Returns the session's report with the peak of the whole cache: that of all its samples or beams together.
 KvReport kv_of_all(const Engine& engine, const Session& session) {
   KvReport kv = session.kv();
   kv.bytes_peak = engine.cache().bytes_peak;
   return kv;
 }
 
-// Prints each sample as a block once all are finished: they are generated side by side.
+// Prints each sample as a block once all are finished, since they are generated in parallel.
 Status print_samples(const RunOptions& options, const Engine& engine, Session& session) {
   Status written;
   KVASIR_ASSIGN_OR_RETURN(
@@ -69,7 +69,7 @@ Status print_samples(const RunOptions& options, const Engine& engine, Session& s
   std::int64_t tokens = 0;
   std::int64_t longest = 0;
   bool cancelled = false;
-  Status failed;  // of the first sample that did
+  Status failed;  // the first failed sample's
   Json list = Json::array();
   for (std::size_t s = 0; s < results.size(); ++s) {
     const GenerateResult& result = results[s];
@@ -178,7 +178,7 @@ Status Runner::say(std::string_view content, std::string_view role, const std::f
 }
 
 Result<GenerateResult> Runner::answer(const GenerateOptions& options, const Writer& write) {
-  // On one terminal a notice waits for the end of a line, so that it breaks no sentence.
+  // On a shared terminal a notice waits for the end of a line, so that it splits no sentence.
   const bool shared = ::isatty(STDOUT_FILENO) != 0 && ::isatty(STDERR_FILENO) != 0;
   Status written;
   auto result = session_.generate(options, [&](std::string_view text) {
@@ -200,10 +200,10 @@ bool Runner::announce(std::string_view text) {
   const auto can_read = [&](const std::string& policy) {
     const auto plan = engine_.plan({.policy = policy, .codec = kv.codec, .prompt = all, .max_tokens = 0});
     if (!plan.ok() || plan->refusal.ok()) return plan.ok();
-    // Under another policy the cache would have another size, unless that was given.
+    // Another policy would mean another cache size, unless that was given.
     return policy != kv.policy && kv_memory_ == 0 && all <= engine_.model().context && plan->bytes <= memory_bound();
   };
-  // A text that is refused is not read.
+  // A text that will be refused is not announced.
   if (!kept || *kept >= all || !can_read(kv.policy)) return false;
   notices_.expect_forgetting();
   if (demotes(kv.policy)) {
@@ -327,7 +327,7 @@ Status run_once(const RunOptions& options, const Engine& engine, Session& sessio
     KVASIR_RETURN_IF_ERROR(print("\n"));
     print_summary(result);
   }
-  // Exit code 1 without a message: the summary has said it.
+  // Exit code 1 without a message: the summary has reported it.
   if (result.finish_reason == FinishReason::kCancelled) return Status(StatusCode::kCancelled, "");
   return {};
 }

@@ -1,5 +1,4 @@
-// Reads text into a session and generates from it, with progress, notices and Ctrl-C; and what kvasir run prints once
-// it has done so.
+// Reads text into a session and generates from it, with progress, notices and Ctrl-C; prints the results of kvasir run.
 #pragma once
 
 #include <functional>
@@ -13,13 +12,13 @@
 
 namespace kvasir::cli {
 
-// Reports on standard error, once each, that the policy starts to drop tokens, and that it shows the model more tokens
-// than that was trained for.
+// Reports on standard error, once each, that the policy starts to drop tokens, and that the model sees more tokens than
+// it was trained for.
 class Notices {
  public:
   Notices(const Session& session, std::int64_t context);
   void check(const Session& session);
-  // What is dropped was told before it was read.
+  // Suppresses the notice of dropping, which was announced before the text was read.
   void expect_forgetting() { forgets_ = true; }
 
  private:
@@ -28,18 +27,18 @@ class Notices {
   bool forgets_ = false;
 };
 
-// Calls of one session. Both must outlive it.
+// Wraps the calls of one session. Engine and session must outlive it.
 class Runner {
  public:
-  // `kv_memory`: bytes of KV memory that were given; 0: the cache was sized for the session's policy.
+  // `kv_memory`: the KV memory given, bytes; 0: the cache was sized for the session's policy.
   Runner(const Engine& engine, Session& session, std::uint64_t kv_memory)
       : engine_(engine), session_(session), kv_memory_(kv_memory), notices_(session, engine.model().context) {}
 
-  // Called with text as it becomes complete. An error ends the generation.
+  // Gets text as it becomes complete. An error ends the generation.
   using Writer = std::function<Status(std::string_view)>;
 
-  // Reports, before a text is read, how many tokens it has and how many of all will be kept; nothing if that is all of
-  // them. Returns whether it did.
+  // Reports, before a text is read, how many tokens it has and how many of all will be kept, unless all are. Returns
+  // whether it did.
   bool announce(std::string_view text);
 
   // As Session::read, say and generate. Errors: also kCancelled on an interrupt; those of `write`.
@@ -58,20 +57,20 @@ class Runner {
   Notices notices_;
 };
 
-// Returns how many tokens a text has beside others.
+// Returns how many tokens a text adds to others.
 std::int64_t count_tokens(const Engine& engine, std::string_view text);
 
-// Returns how many tokens a chat with this system message (empty: the template's own, if it has one) protects.
+// Returns how many tokens a chat protects for this system message (empty: the template's own, if any).
 std::int64_t protected_tokens(const Engine& engine, const std::string& system);
 
 // Reports that a chat's policy protects less than the system message's tokens.
 void note_partly_protected(const std::string& policy, std::int64_t tokens);
 
-// Prints a generation's figures, as one line on standard error. `scope`: what they are of.
+// Prints a generation's figures, as one line on standard error. `scope`: what the figures cover.
 void print_summary(const GenerateResult& result, std::string_view scope = "");
 
-// Reports that tokens of what was read are forgotten: an answer about them is made up. `context`: the model's trained
-// one, tokens.
+// Reports that tokens of what was read are forgotten, so that an answer about them is made up. `context`: the model's
+// trained context, tokens.
 void note_forgotten(const Session& session, std::int64_t context);
 
 // Reads the prompt, generates and prints. Without a prompt, continues the loaded session where it ended.

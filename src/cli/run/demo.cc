@@ -20,7 +20,7 @@ namespace kvasir::cli {
 namespace {
 
 constexpr std::string_view kFact = "The secret number of the copper compass is";
-// Asked about the tale of the lamplighter.
+// The question about the tale of the lamplighter.
 constexpr std::string_view kQuestion = "What is the name of the lamplighter?";
 constexpr std::string_view kName = "Josiah Penrose";
 constexpr std::array kQuestionPolicies = {"full", "snapkv:budget=256", "streaming:cap=512"};
@@ -30,15 +30,15 @@ constexpr std::string_view kStory = "Write a long story about a lighthouse keepe
 
 struct DemoOptions {
   EngineOptions engine;
-  std::string file;  // empty: the tale that the program carries
+  std::string file;  // empty: the built-in tale
   std::string number = "48213";
   std::vector<std::string> policies;
-  std::string continuation;  // empty: by what the model writes
+  std::string continuation;  // empty: it depends on the model's output
   std::int64_t tokens = 400;
   bool json = false;
 };
 
-// What one policy made of the question.
+// One policy's answer to the question.
 struct Answer {
   std::string text;
   GenerateResult result;
@@ -46,7 +46,7 @@ struct Answer {
   bool found = false;
 };
 
-// Returns the place of the blank line that is nearest to the middle of the text, or the middle line end.
+// Returns the position of the blank line nearest to the middle of the text, or of the middle line end.
 std::size_t middle_of(std::string_view text) {
   const std::size_t half = text.size() / 2;
   for (const std::string_view separator : {"\n\n", "\n"}) {
@@ -110,8 +110,7 @@ Result<Answer> ask(const DemoOptions& options, const std::string& policy, const 
   return answer;
 }
 
-// Returns how the answer came about: "found", or why it was not. `missed_whole`: the model did not find the number even
-// in the whole text.
+// Returns "found", or why the answer was not. `missed_whole`: the model did not find the number even in the whole text.
 std::string verdict(const Answer& answer, bool missed_whole) {
   if (answer.found) return "found";
   if (answer.forgotten.dropped == 0) return "not found, although nothing was dropped";
@@ -135,7 +134,7 @@ Json to_json(const Answer& answer) {
           {"seconds", answer.result.prompt_seconds + answer.result.seconds}};
 }
 
-// Returns a line for each policy that says what it keeps.
+// Returns a line per policy that says what it keeps.
 std::string legend(const std::vector<std::string>& policies) {
   std::string lines;
   for (const std::string& policy : policies) {
@@ -146,7 +145,7 @@ std::string legend(const std::vector<std::string>& policies) {
   return lines.empty() ? lines : "\n" + lines;
 }
 
-// Asks under each policy, and prints a row for each.
+// Asks under each policy and prints a row for each.
 Result<Json> ask_all(const DemoOptions& options, const std::vector<std::string>& policies, const Prompt& prompt,
                      std::string_view expected) {
   Json answers = Json::array();
@@ -195,7 +194,7 @@ Result<Json> ask_in_words(const DemoOptions& options) {
                  kName);
 }
 
-// Writes beyond what the cache holds: a story where the model answers messages, otherwise the end of the text.
+// Writes beyond what the cache holds: a story if the model answers messages, otherwise the end of the text.
 Result<Json> write_on(const DemoOptions& options, const Prompt& prompt) {
   std::string policy = options.continuation;
   if (policy.empty()) policy = prompt.message ? "streaming:cap=256" : "streaming:cap=2048";
@@ -240,7 +239,7 @@ Result<Json> write_on(const DemoOptions& options, const Prompt& prompt) {
               {"bytes", kv.bytes},         {"bytes_peak", kv.bytes_peak}};
 }
 
-// Whether the model answers messages: its file brings a chat template.
+// Returns whether the model answers messages, that is whether its file has a chat template.
 Result<bool> answers_messages(const DemoOptions& options) {
   KVASIR_ASSIGN_OR_RETURN(const auto engine, Engine::open(options.engine));
   return engine->model().chat_template == "jinja";

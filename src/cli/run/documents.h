@@ -10,7 +10,7 @@
 
 namespace kvasir::cli {
 
-// Appends `part` behind `text`, one blank line apart: line ends at the end of `text` go first. An empty `text` becomes
+// Appends `part` to `text`, one blank line apart; removes line ends at the end of `text` first. An empty `text` becomes
 // `part`, unchanged.
 void join_part(std::string& text, std::string_view part);
 
@@ -18,8 +18,8 @@ void join_part(std::string& text, std::string_view part);
 // empty or not valid UTF-8.
 Result<std::string> read_document(const std::string& file);
 
-// Joins the documents, in order, and the prompt if there is one.
-// Errors: as read_document; kResourceExhausted once they are larger together than a single text may be.
+// Joins the documents, in order, and the prompt if there is one. Errors: as read_document; kResourceExhausted if
+// together they are larger than a single text may be.
 Result<std::string> read_documents(std::span<const std::string> files, const std::optional<std::string>& prompt);
 
 }  // namespace kvasir::cli

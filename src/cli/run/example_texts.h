@@ -1,4 +1,4 @@
-// Texts of examples/ that the program carries, in a generated source file.
+// Texts of examples/ that are compiled in by a generated source file.
 // Thread-safety: constants.
 #pragma once
 

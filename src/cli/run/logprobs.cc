@@ -6,7 +6,7 @@ namespace kvasir::cli {
 namespace {
 
 Json to_json(const TokenChoice& choice) {
-  // JSON has no infinity: a token that cannot be drawn has null.
+  // JSON has no infinity: a token that cannot be drawn gets null.
   const bool finite = std::isfinite(choice.log_probability);
   return {{"id", choice.id},
           {"piece", token_name(choice.bytes)},

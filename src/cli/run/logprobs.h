@@ -5,7 +5,7 @@
 
 namespace kvasir::cli {
 
-// Adds `logprobs`, a list with an entry for each token, if the options ask for it.
+// Adds `logprobs`, a list with an entry per token, if the options ask for it.
 void add_choices(Json& report, const GenerateOptions& options, const GenerateResult& result);
 
 }  // namespace kvasir::cli

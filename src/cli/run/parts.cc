@@ -14,8 +14,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Where to cut `text` so that the front has at most `most` bytes: behind the last paragraph in its second half, else
-// the last line, else the last word, else between characters.
+// Returns where to cut `text` so that the front has at most `most` bytes: behind the last paragraph in its second half,
+// else the last line, else the last word, else between characters.
 std::size_t cut_before(std::string_view text, std::size_t most) {
   if (text.size() <= most) return text.size();
   const std::string_view front = text.substr(0, most);
@@ -26,7 +26,7 @@ std::size_t cut_before(std::string_view text, std::size_t most) {
   return at;
 }
 
-// Tokens that the question, the system message and the template take, at most.
+// Returns the most tokens that the question, the system message and the template take.
 std::int64_t tokens_beside(const RunOptions& options, const Engine& engine) {
   constexpr std::int64_t kTemplate = 32;
   return count_tokens(engine, *options.prompt) + protected_tokens(engine, options.system) + kTemplate;
@@ -44,7 +44,7 @@ Result<std::vector<std::size_t>> token_sizes(const ModelText& text, std::string_
 }
 
 // Returns the longest prompt that can be read and answered whole: memory and the trained context hold it, and no policy
-// that drops while it reads has to.
+// has to drop while it reads.
 Result<std::int64_t> longest_prompt(const Engine& engine, const SessionOptions& session, std::int64_t answer) {
   const auto plan = [&](std::int64_t prompt) {
     return engine.plan({.policy = session.policy,
@@ -74,7 +74,7 @@ class Parts {
  public:
   Parts(const RunOptions& options, Engine& engine) : options_(options), engine_(engine) {}
 
-  // Returns the answer to the question about a text, which is printed meanwhile.
+  // Returns the answer to the question about a text, and prints it meanwhile.
   Result<std::string> ask(std::string_view text) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, engine_.new_session(options_.session));
     Runner runner(engine_, *session, options_.engine.kv_memory);
@@ -120,7 +120,7 @@ class Parts {
 std::vector<std::string_view> cut_into_parts(std::string_view text, std::int64_t limit,
                                              std::span<const std::size_t> sizes) {
   std::vector<std::string_view> parts;
-  std::size_t token = 0, place = 0;  // the first token that ends behind `begin`, and where it begins
+  std::size_t token = 0, place = 0;  // the first token that ends behind `begin`, and its start
   for (std::size_t begin = 0; begin < text.size();) {
     while (token < sizes.size() && place + sizes[token] <= begin) place += sizes[token++];
     const auto left = static_cast<std::int64_t>(sizes.size() - token);

@@ -1,4 +1,4 @@
-// A question about a text that is longer than the model can hold: asked of one part after another, then of the answers.
+// Asks a question about a text longer than the model can hold: of one part after another, then of the answers.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace kvasir::cli {
 
-// Cuts a text into parts of at most `limit` tokens, about equally long, at ends of paragraphs, lines or words where
-// there are some. `sizes`: bytes of the text's tokens, in order. Joined, the parts are the text. REQUIRES: limit > 0.
+// Cuts a text into parts of at most `limit` tokens and about equal length, at ends of paragraphs, lines or words if
+// possible. `sizes`: bytes of the text's tokens, in order. The parts concatenate to the text. REQUIRES: limit > 0.
 std::vector<std::string_view> cut_into_parts(std::string_view text, std::int64_t limit,
                                              std::span<const std::size_t> sizes);
 
-// Asks the question of options.prompt about each part of the document in a session of its own, prints the answers, and
-// then asks it about all answers together. Errors: those of reading, generating and printing; kInvalidArgument if the
-// question leaves no room.
+// Asks the question of options.prompt about each part of the document in its own session, prints the answers, then asks
+// it about all answers together. Errors: those of reading, generating and printing; kInvalidArgument if the question
+// leaves no room.
 Status run_parts(const RunOptions& options, Engine& engine, std::string_view document);
 
 }  // namespace kvasir::cli

@@ -29,13 +29,13 @@
 namespace kvasir::cli {
 namespace {
 
-// Without -n, of output that is printed only once it has ended.
+// Limit without -n, for output that is printed only once complete.
 constexpr std::int64_t kMostUnasked = 1024;
 
-constexpr std::int64_t kLeastContext = 5;  // of -c: four sinks and a window
+constexpr std::int64_t kLeastContext = 5;  // least -c: four sinks and a window
 constexpr std::int64_t kMostContext = std::int64_t{1} << 40;
 
-// Refuses options that exclude each other, and those without effect.
+// Refuses options that exclude each other, and options without effect.
 Status check_options(const RunOptions& options) {
   const bool several = options.samples > 1 || options.beams > 0;
   if (options.samples < 1 || options.samples > 64)
@@ -82,7 +82,7 @@ Status check_options(const RunOptions& options) {
   return {};
 }
 
-// Checks, before anything runs, that the session can be saved and replaces nothing that is read but a session file.
+// Checks, before anything runs, that the session can be saved and replaces no input but a session file.
 Status check_save(const RunOptions& options, bool reads_input) {
   if (options.save.empty()) return {};
   std::vector<std::string> inputs = {options.engine.model, options.chat_template};
@@ -94,8 +94,8 @@ Status check_save(const RunOptions& options, bool reads_input) {
   return check_session_output(options.save, inputs);
 }
 
-// Whether the command holds a conversation: nothing says what to answer, and somebody can be asked. With --chat and
-// files only where nobody expects the one answer in a file or a pipe.
+// Returns whether the command holds a conversation: there is no prompt, and standard input is a terminal. With --chat
+// and files only if the one answer is not expected in a file or a pipe.
 bool is_conversation(const RunOptions& options) {
   if (options.prompt || ::isatty(STDIN_FILENO) == 0) return false;
   if (options.files.empty()) return options.load.empty() || options.chat;
@@ -103,7 +103,7 @@ bool is_conversation(const RunOptions& options) {
          std::ranges::count(options.files, "-") == 0;
 }
 
-// Takes from the model's file what no option says.
+// Takes settings without an option from the model's file.
 void use_recommended(const SamplingOptions& recommended, RunOptions& options) {
   SamplingOptions& sampling = options.generate.sampling;
   const auto take = [&](const char* option, auto SamplingOptions::*setting) {
@@ -116,8 +116,8 @@ void use_recommended(const SamplingOptions& recommended, RunOptions& options) {
   take("--repeat-penalty", &SamplingOptions::repetition_penalty);
 }
 
-// Whether standard input brings something that the command does not read: a pipe or socket with bytes in it, or a file
-// from its start. A file that is read in part is somebody else's, such as that of a shell's loop.
+// Returns whether standard input has data that the command does not read: a pipe or socket with bytes in it, or a file
+// at its start. A file read in part belongs to something else, such as a shell loop.
 bool ignores_input() {
   struct stat input {};
   if (::fstat(STDIN_FILENO, &input) != 0) return false;
@@ -157,8 +157,8 @@ Status run(RunOptions options) {
   KVASIR_RETURN_IF_ERROR(check_save(options, chat || reads_input));
   std::vector<std::string> files = options.files;
   if (reads_input && files.empty()) files.emplace_back("-");
-  InputText mapped;    // one file alone, which may be large
-  std::string joined;  // several, or one with a question
+  InputText mapped;    // a single file, which may be large
+  std::string joined;  // several files, or one with a question
   std::optional<std::string_view> prompt = options.prompt;
   if (files.size() == 1 && !options.prompt && !chat) {
     KVASIR_ASSIGN_OR_RETURN(mapped, InputText::open(files.front(), kMaxTextBytes));
@@ -181,12 +181,12 @@ Status run(RunOptions options) {
     note("kvasir: standard input is not read, as {} is given; add '-f -' to put it in front\n", options.prompt ? "-p"
                                                                                                 : loads ? "--load"
                                                                                                         : "-f");
-  // An instruct model continues a bare question with nothing.
+  // An instruct model gives nothing useful when it continues a bare question.
   if (options.prompt && !options.chat && !options.raw && !loads && engine->model().chat_template == "jinja") {
     options.chat = true;
     note("kvasir: this model chats, so the prompt is said as a user's message; --raw continues it as text\n");
   }
-  // Nobody stops an answer that goes to a file.
+  // No user stops an answer that goes to a file.
   if (options.chat && !chat && !options.tokens_given && ::isatty(STDOUT_FILENO) == 0)
     options.generate.max_tokens = kMostUnasked;
   note_kv_memory(options.engine.kv_memory);
@@ -194,7 +194,7 @@ Status run(RunOptions options) {
   if (!options.session.policy.empty()) note_policy(options.session.policy, engine->model().kv_heads);
   use_recommended(engine->model().sampling, options);
   const int several = std::max(options.samples, options.beams);
-  // In a chat the second is the state before the last answer, for /again.
+  // In a chat the second sequence is the state before the last answer, for /again.
   options.session.sequences = chat ? 2 : several > 1 ? several + 1 : 1;
   std::unique_ptr<Session> session;
   if (loads) {
@@ -345,7 +345,7 @@ void add_run(CLI::App& program, Outcome& outcome) {
           "--penalty-window", "--dry", "--dry-base", "--dry-length", "--dry-window", "--seed"})
       if (given({name})) options->sampling_options.insert(name);
     options->tokens_given = given({"--tokens"});
-    // What is printed only at its end must have one.
+    // Output that is printed only once complete must be bounded.
     if (!options->tokens_given && (options->json || options->samples > 1)) options->generate.max_tokens = kMostUnasked;
     options->engine_given = given({"--kv", "--kv-type", "--page", "--chunk"});
     for (const char* name : {"--save", "--load"})

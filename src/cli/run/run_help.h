@@ -1,11 +1,11 @@
-// What `kvasir run --help` says beyond the options themselves.
+// The parts of `kvasir run --help` besides the options themselves.
 #pragma once
 
 #include <CLI/CLI.hpp>
 
 namespace kvasir::cli {
 
-// Puts the options of `run` into groups, and examples behind them. Call it once all options are added.
+// Groups the options of `run` and adds examples. Call it once all options are added.
 void arrange_help(CLI::App& run);
 
 }  // namespace kvasir::cli

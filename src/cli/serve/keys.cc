@@ -72,7 +72,7 @@ Status unknown_tenant(const KeysOptions& options) {
                      options.tenant, options.file, options.tenant, options.file);
 }
 
-// Returns what `text` says of the moment at which a key expires.
+// Returns the moment at which a key expires, as `text` says.
 Result<std::int64_t> read_expiry(const std::string& text) {
   if (text.empty()) return std::int64_t{0};
   if (const std::optional<std::int64_t> moment = tenants::parse_moment(text)) {
@@ -88,8 +88,8 @@ Result<std::int64_t> read_expiry(const std::string& text) {
                           printable(text, 40));
 }
 
-// Reads the file, changes it, and writes it, while no other `kvasir keys` does. `change` returns what was done, which
-// is said when it is written.
+// Reads the file, changes it and writes it, while no other `kvasir keys` does. `change` returns a report, which is
+// printed once the file is written.
 template <class Change>
 Status edit(const std::string& path, bool may_be_new, const Change& change) {
   KVASIR_ASSIGN_OR_RETURN(const tenants::KeyFileLock lock, tenants::KeyFileLock::take(path));
@@ -112,7 +112,7 @@ Status add_key(const KeysOptions& options) {
   KVASIR_RETURN_IF_ERROR(edit(options.file, true, [&](KeyFile& file) -> Result<std::string> {
     std::string done;
     if (file.tenant(options.tenant) == nullptr) {
-      // In a file with tenants the name is misspelt, more likely than not.
+      // In a file with tenants an unknown name is probably misspelt.
       if (!file.tenants.empty()) return unknown_tenant(options);
       Tenant& tenant = file.tenants.emplace_back();
       tenant.id = tenants::random_id();
@@ -146,7 +146,7 @@ Status revoke_key(const KeysOptions& options) {
   return edit(options.file, false, [&](KeyFile& file) -> Result<std::string> {
     ApiKey* key = file.key(options.id);
     if (key == nullptr)
-      // The text may be a key, which no message shows.
+      // The text may be a key, which no message may show.
       return make_status(StatusCode::kNotFound, "there is no key of that id in '{}'; 'kvasir keys list' has the ids",
                          options.file);
     if (key->revoked == 0) key->revoked = now();

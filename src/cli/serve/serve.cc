@@ -38,10 +38,10 @@ struct ServeOptions {
   std::string host = "127.0.0.1";
   std::uint16_t port = 8080;
   std::string name;
-  std::string typed_model;  // as -m names it
+  std::string typed_model;  // as given to -m
   std::string policy = "full";
   std::string demote;
-  std::optional<float> temperature, top_p, min_p;  // of requests that give no temperature
+  std::optional<float> temperature, top_p, min_p;  // for requests that give none
   int batch = 16;
   int drain = 30;
   OperationsOptions operations;
@@ -60,7 +60,7 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
-// The first line of a file. Errors: as read_file; kInvalidArgument for an empty line.
+// Returns the first line of a file. Errors: as read_file; kInvalidArgument for an empty line.
 Result<std::string> read_password(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(std::string text, read_file(path, 4096));
   text.resize(std::min(text.find_first_of("\r\n"), text.size()));
@@ -68,7 +68,7 @@ Result<std::string> read_password(const std::string& path) {
   return text;
 }
 
-// `log` outlives the engine.
+// REQUIRES: `log` outlives the engine.
 Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server::Log& log) {
   EngineOptions engine_options = options.engine;
   engine_options.warn = [&log](const std::string& line) {
@@ -92,7 +92,7 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server:
   }
   note_kv_memory(options.engine.kv_memory);
   note_slow_kernels(options.engine.isa, engine->model().isa);
-  // Sizes the cache, for as many requests side by side below the stop mark; it stays when the session goes.
+  // Sizes the cache for so many requests in parallel below the stop mark; it stays when the session is destroyed.
   const double mark = options.engine.scheduler.stop_mark;
   int sequences = options.batch;
   if (mark < 1 && sequences <= 64) sequences = std::min(65, static_cast<int>(sequences / mark) + 1);
@@ -100,14 +100,14 @@ Result<std::unique_ptr<Engine>> open_engine(const ServeOptions& options, server:
   return engine;
 }
 
-// Whether an endpoint of ZeroMQ cannot be reached from other machines.
+// Returns whether other machines cannot reach a ZeroMQ endpoint.
 bool stays_here(std::string_view endpoint) {
   if (!endpoint.starts_with("tcp://")) return true;
   endpoint.remove_prefix(6);
   return endpoint.starts_with("127.") || endpoint.starts_with("localhost:") || endpoint.starts_with("[::1]:");
 }
 
-// Null where no events are wanted.
+// Returns null if no events are wanted.
 Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions options, const std::string& model) {
   if (options.endpoint.empty()) {
     if (options.replay.empty() && options.topic.empty()) return std::unique_ptr<server::KvEvents>();
@@ -122,7 +122,7 @@ Result<std::unique_ptr<server::KvEvents>> open_events(server::KvEventOptions opt
   return events;
 }
 
-// Logs that pages could not be swapped: the first time, and then once a minute at the most.
+// Logs that pages could not be swapped: the first time, then once a minute at most.
 class SwapWatch {
  public:
   void look(const SwapReport& swap, server::Log& log) {
@@ -135,7 +135,7 @@ class SwapWatch {
   }
 
  private:
-  std::int64_t failed_ = 0;  // that were told
+  std::int64_t failed_ = 0;  // failures already logged
   std::chrono::steady_clock::time_point next_;
 };
 
@@ -145,7 +145,7 @@ void log_arrival(server::Log& log, const server::HttpRequest& request) {
               {{"address", request.address}, {"method", request.method}, {"path", request.path}});
 }
 
-// Returns what the model's file recommends, but for what the command line says.
+// Returns what the model's file recommends, overridden by the command line.
 SamplingOptions sampling_of(const ServeOptions& options, const ModelSummary& model) {
   SamplingOptions sampling = model.sampling;
   sampling.temperature = options.temperature.value_or(sampling.temperature);
@@ -177,7 +177,7 @@ Status serve(const ServeOptions& options) {
   KVASIR_RETURN_IF_ERROR(tenancy->set_quotas(*engine));
   const std::string name = options.name.empty() ? model_title(options.typed_model, options.engine.model) : options.name;
   const std::uint64_t budget = engine->cache().budget;
-  // Outlives the engine.
+  // REQUIRES of the events: they outlive the engine.
   KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<server::KvEvents> events, open_events(options.events, name));
   engine->set_prefix_listener(events.get());
   server::LocalGate local_gate(options.host, options.origins);
@@ -258,8 +258,8 @@ Status serve(const ServeOptions& options) {
   notify_manager("READY=1");
   http->run();
   log->write(server::LogLevel::kInfo, "ended");
-  // The other threads end first, as they post to this one; then what they posted is dropped, while all that it refers
-  // to is still there.
+  // The other threads end first, as they post to this one; then what they posted is dropped while all that it refers to
+  // still exists.
   texts.stop();
   service->stop();
   steps.stop();
@@ -293,7 +293,7 @@ void add_scheduler_options(CLI::App& command, SchedulerOptions& options) {
       ->default_str("use");
 }
 
-// Of prefixes outside memory.
+// Adds the options of prefixes outside memory.
 void add_prefix_options(CLI::App& command, ServeOptions& options) {
   CLI::Option* folder = command
                             .add_option("--prefix-dir", options.engine.prefix_dir,
@@ -422,7 +422,7 @@ void add_serve(CLI::App& program, Outcome& outcome) {
   command->add_option("--kv-events-topic", options->events.topic, "Topic of events; default: kv@HOST@MODEL");
   add_operations_options(*command, options->operations);
   add_print_config_option(*command);
-  // Those that most servers need stay in the first group.
+  // Options that most servers need stay in the first group.
   constexpr std::pair<const char*, const char*> kGroups[] = {{"--isa", "Model and KV pages"},
                                                              {"--kv-type", "Model and KV pages"},
                                                              {"--kv-types", "Model and KV pages"},

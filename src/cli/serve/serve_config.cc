@@ -45,7 +45,7 @@ std::string unknown(const CLI::App& command, const std::string& name) {
   return fmt::format("there is no option '{}'{}", name, did_you_mean(name, views));
 }
 
-// Returns what is wrong with the type of a value, or "".
+// Returns the problem with the type of a value, or "".
 std::string type_problem(const CLI::Option& option, ConfigValue::Type type) {
   using Type = ConfigValue::Type;
   const std::string wanted = option.get_type_name();
@@ -59,7 +59,7 @@ std::string type_problem(const CLI::Option& option, ConfigValue::Type type) {
   return type == Type::kText ? "" : "a string is expected, in quotes";
 }
 
-// Returns a parse error's words without the option's name.
+// Returns a parse error's message without the option's name.
 std::string complaint(const CLI::App& command, const CLI::Option& option, const CLI::ParseError& error,
                       const ConfigValue& value) {
   if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr)
@@ -97,7 +97,7 @@ void read_config(CLI::App& command, const std::string& file) {
                            long_name(*needed)));
 }
 
-// Returns an option's value as TOML; empty where it has none.
+// Returns an option's value as TOML; empty if it has none.
 std::string value_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (option.get_items_expected_max() == 0) {
@@ -124,7 +124,7 @@ std::string printed(const CLI::App& command) {
     out += fmt::format("\n# {}\n{}{} = {}\n", option->get_description(), value.empty() ? "#" : "", long_name(*option),
                        value.empty() ? "\"\"" : value);
   }
-  out.pop_back();  // The last line's end is written with it.
+  out.pop_back();  // the last line's end is written with it
   return out;
 }
 

@@ -125,7 +125,7 @@ Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options) 
 }
 
 void allow_descriptors(const OperationsOptions& options) {
-  // Besides connections: the model, the log, the usage database, sessions under way, and what the libraries hold.
+  // Besides connections: the model, the log, the usage database, sessions being saved, and the libraries' own.
   const rlim_t wanted = static_cast<rlim_t>(options.limits.connections) + 64;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
@@ -158,10 +158,10 @@ void notify_manager(std::string_view state) {
   if (size >= sizeof address.sun_path) return;
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path, size);
-  if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract name
+  if (path[0] == '@') address.sun_path[0] = '\0';  // an abstract socket name
   const int socket = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (socket < 0) return;
-  // A manager that does not listen is no reason not to serve.
+  // A service manager that does not listen is no reason not to serve.
   [[maybe_unused]] const ssize_t sent = ::sendto(socket, state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
                                                  reinterpret_cast<const sockaddr*>(&address),
                                                  static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + size));

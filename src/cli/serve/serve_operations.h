@@ -1,5 +1,5 @@
-// What an operator sets and sees of `kvasir serve`: limits of HTTP, logs, metrics, and the service manager.
-// Thread-safety: none; the main thread's alone, which is the I/O thread too.
+// What an operator sets and sees of `kvasir serve`: HTTP limits, logs, metrics, and the service manager. Thread-safety:
+// main thread only, which is also the I/O thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -27,7 +27,7 @@ struct OperationsOptions {
   bool vllm_metrics = false;
 };
 
-// Checks that a number is in a range. Leaves what is no number to check_values (cli/values.h).
+// Checks that a number is in a range. Leaves non-numbers to check_values (cli/values.h).
 CLI::Validator in_range(std::int64_t least, std::int64_t most);
 
 void add_operations_options(CLI::App& command, OperationsOptions& options);
@@ -35,15 +35,15 @@ void add_operations_options(CLI::App& command, OperationsOptions& options);
 // Opens the log that the options describe. Errors: kInvalidArgument for an unknown format or level; those of Log::open.
 Result<std::unique_ptr<server::Log>> open_log(const OperationsOptions& options);
 
-// Raises the limit on open files to what the connections need, as far as the system lets it; notes where it does not.
+// Raises the limit on open files to what the connections need, if the system allows it; else prints a note.
 void allow_descriptors(const OperationsOptions& options);
 
-// Makes SIGHUP mean that the log file is opened again, where there is one: hung_up() returns true once after each.
-// Call it after catch_interrupts().
+// Makes SIGHUP reopen the log file, if there is one: hung_up() returns true once after each. Call it after
+// catch_interrupts().
 void catch_hang_up(const OperationsOptions& options);
 bool hung_up();
 
-// Tells systemd, or whoever set NOTIFY_SOCKET, a state such as "READY=1". Does nothing without it.
+// Reports a state such as "READY=1" to systemd, or the program that set NOTIFY_SOCKET; without it does nothing.
 void notify_manager(std::string_view state);
 
 }  // namespace kvasir::cli

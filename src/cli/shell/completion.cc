@@ -27,7 +27,7 @@ std::vector<std::string> strings_of(const std::vector<std::string_view>& views) 
   return {views.begin(), views.end()};
 }
 
-// The values that an option takes, where these are few; empty otherwise.
+// Returns the values that an option takes if they are few; else empty.
 std::vector<std::string> values_of(const CLI::Option& option) {
   const std::string name = option.get_lnames().empty() ? "" : option.get_lnames().front();
   if (name == "kv" || name == "policy") {
@@ -73,7 +73,7 @@ std::vector<std::string> words_of(const Command& command) {
   return words;
 }
 
-// Where a script gives no words, the shell completes file names.
+// Where a script offers no words, the shell completes file names.
 std::string bash_script(const CLI::App& program) {
   std::vector<std::string> paths;
   std::string by_command;
@@ -179,7 +179,7 @@ std::string zsh_script(const CLI::App& program) {
 std::string fish_script(const CLI::App& program) {
   std::string out = "# Completes kvasir in fish. Written by: kvasir completion fish\n";
   for (const Command& command : all_commands(program)) {
-    // The condition under which the words of the command count.
+    // The condition under which the command's words apply.
     std::string condition = "__fish_use_subcommand";
     if (command.app != &program) {
       condition = "__fish_seen_subcommand_from " + command.app->get_name();

@@ -1,4 +1,4 @@
-// kvasir completion and kvasir man: what is installed beside the program.
+// kvasir completion and kvasir man: files that are installed beside the program.
 #include "cli/shell/shell.h"
 
 #include <fmt/core.h>

@@ -1,4 +1,4 @@
-// What a shell and `man` know of the program, written from its parser: completion scripts and manual pages.
+// Completion scripts and manual pages, generated from the program's parser.
 // Thread-safety: pure functions of the parser.
 #pragma once
 
@@ -11,7 +11,7 @@
 namespace kvasir::cli {
 
 // Returns the script that completes the program's commands, options and policies. `shell`: bash, zsh or fish. Errors:
-// kInvalidArgument for another.
+// kInvalidArgument for any other.
 Result<std::string> completion_script(const CLI::App& program, const std::string& shell);
 
 // A manual page in man(7).
@@ -20,7 +20,7 @@ struct ManPage {
   std::string text;
 };
 
-// Returns the pages of the program and of its commands, in the order of its help.
+// Returns the pages of the program and its commands, in the order of its help.
 std::vector<ManPage> man_pages(const CLI::App& program);
 
 // Returns the commands below an app that its help shows.
