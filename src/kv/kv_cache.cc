@@ -1,7 +1,6 @@
 #include "kv/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,7 +129,7 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
   of_table.classes = classes(codec);
   of_table.recent = codec.recent;
   KvSequence sequence(layout.scope, codec, shape_.tables(layout.scope), layer_lanes(shape_, layout.scope),
-                      shape_.state_bytes(), pool_.get());
+                      LayerStates(shape_.state_bytes(), pool_.get()));
   for (int table = 0; table < sequence.governed_; ++table)
     sequence.tables_.emplace_back(shape_.lanes_per_table(layout.scope), pool_.get(), of_table);
   for (std::size_t w = 0; w < shape_.windows.size(); ++w) {
@@ -145,15 +144,15 @@ KvSequence KvCache::new_sequence(const SequenceLayout& layout) {
 }
 
 Result<KvSequence> KvCache::fork(const KvSequence& sequence) {
-  KvSequence fork(sequence.scope_, sequence.codec_, sequence.governed_, sequence.layers_, sequence.all_states_,
-                  pool_.get());
+  KvSequence fork(sequence.scope_, sequence.codec_, sequence.governed_, sequence.layers_,
+                  LayerStates(shape_.state_bytes(), pool_.get()));
   for (const PageTable& table : sequence.tables_) {
     KVASIR_ASSIGN_OR_RETURN(PageTable copy, table.fork());
     fork.tables_.push_back(std::move(copy));
   }
-  if (sequence.state_bytes() == 0) return fork;
-  KVASIR_RETURN_IF_ERROR(fork.take_states());
-  std::ranges::copy(sequence.states(), fork.states_.data());
+  if (sequence.states().bytes() == 0) return fork;
+  KVASIR_RETURN_IF_ERROR(fork.states_.take());
+  std::ranges::copy(sequence.states().memory(), fork.states_.memory().data());
   return fork;
 }
 
@@ -190,7 +189,7 @@ void KvSequence::give_back_windows() {
 }
 
 TokenIndex KvSequence::truncatable_from() const {
-  TokenIndex most = all_states_ > 0 ? next_index() : 0;  // a state is that of all tokens
+  TokenIndex most = states_.exist() ? next_index() : 0;  // a state is that of all tokens
   for (const PageTable& table : tables_) most = std::max(most, table.truncatable_from());
   return most;
 }
@@ -211,15 +210,8 @@ KvSequence::Room KvSequence::plan_append(int tokens) const {
     room.append += table.plan_append(tokens).bytes;
     room.reserve += table.sharing_reserve(tokens > 0);
   }
-  if (tokens > 0) room.append += all_states_ - state_bytes();
+  if (tokens > 0) room.append += states_.untaken();
   return room;
-}
-
-Status KvSequence::take_states() {
-  if (state_bytes() == all_states_) return {};
-  if (!state_charge_.try_resize(all_states_)) return kv_memory_full(tables_.front().budget(), all_states_);
-  if (has_store_) std::memset(states_.ensure(all_states_), 0, all_states_);
-  return {};
 }
 
 std::uint64_t KvSequence::table_bytes() const {
@@ -269,13 +261,13 @@ Status KvSequence::append(int tokens) {
   const Room room = plan_append(tokens);
   if (const MemoryBudget& budget = tables_.front().budget(); room.append + room.reserve > budget.available())
     return kv_memory_full(budget, room.append + room.reserve);
-  if (tokens > 0) KVASIR_RETURN_IF_ERROR(take_states());
+  if (tokens > 0) KVASIR_RETURN_IF_ERROR(states_.take());
   for (PageTable& table : tables_) KVASIR_RETURN_IF_ERROR(table.append(tokens));
   return {};
 }
 
 Status KvSequence::adopt(std::span<const PageId> pages) {
-  KVASIR_CHECK(all_states_ == 0);
+  KVASIR_CHECK(!states_.exist());
   std::size_t all = 0;
   for (const PageTable& table : tables_) all += static_cast<std::size_t>(table.lanes());
   KVASIR_CHECK(pages.size() % all == 0);
@@ -344,7 +336,7 @@ void KvCache::check_invariants(std::span<const KvSequence* const> sequences, std
   PageCounts references;
   std::uint64_t tables = 0, states = 0;
   for (const KvSequence* sequence : sequences) {
-    states += sequence->state_bytes();
+    states += sequence->states().bytes();
     for (const PageTable& table : sequence->tables_) {
       table.check_invariants(references);
       tables += table.bytes();

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/aligned_buffer.h"
+#include "kv/layer_states.h"
 #include "kv/page_pool.h"
 #include "kv/page_table.h"
 
@@ -132,13 +132,9 @@ class KvSequence {
     std::uint64_t reserve = 0;
   };
   Room plan_append(int tokens) const;
-  // The states of layers without lanes, at LayerLanes::state each. Empty where there are none, before the first token,
-  // and in a cache without a store.
-  std::span<std::byte> states() { return {states_.data(), states_.size()}; }
-  std::span<const std::byte> states() const { return {states_.data(), states_.size()}; }
-  std::uint64_t state_bytes() const { return state_charge_.bytes(); }  // charged for them
-  // Takes the states, as they begin, for a sequence that is restored with tokens. Errors: kResourceExhausted.
-  Status take_states();
+  // Of the layers without lanes.
+  LayerStates& states() { return states_; }
+  const LayerStates& states() const { return states_; }
   std::uint64_t table_bytes() const;     // charged for the arrays of all tables
   std::uint64_t page_bytes() const;      // charged for pages, shared ones too
   std::uint64_t own_page_bytes() const;  // of these, for pages that nobody else refers to
@@ -166,25 +162,15 @@ class KvSequence {
 
  private:
   friend class KvCache;
-  KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers,
-             std::uint64_t all_states, PagePool* pool)
-      : scope_(scope),
-        codec_(codec),
-        governed_(governed),
-        layers_(std::move(layers)),
-        all_states_(all_states),
-        has_store_(pool->store() != nullptr),
-        state_charge_(&pool->budget()) {}
+  KvSequence(PolicyScope scope, const KvCodec& codec, int governed, std::vector<LayerLanes> layers, LayerStates states)
+      : scope_(scope), codec_(codec), governed_(governed), layers_(std::move(layers)), states_(std::move(states)) {}
   std::span<const PageTable> governed() const { return std::span(tables_).first(static_cast<std::size_t>(governed_)); }
   PolicyScope scope_;
   KvCodec codec_;
   int governed_;
   std::vector<LayerLanes> layers_;
   std::vector<PageTable> tables_;
-  std::uint64_t all_states_;  // bytes, once they are taken
-  bool has_store_;            // otherwise states are counted, and have no memory
-  MemoryCharge state_charge_;
-  AlignedBuffer<std::byte> states_;
+  LayerStates states_;
 };
 
 // How a sequence is to be held.

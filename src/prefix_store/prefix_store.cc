@@ -21,7 +21,7 @@ class SequenceSnapshot final : public PrefixSnapshot {
   }
   std::uint64_t own_bytes() const override {
     const KvSequence& tables = sequence_->tables();
-    return tables.table_bytes() + tables.state_bytes() + sequence_->state_bytes();
+    return tables.table_bytes() + tables.states().bytes() + sequence_->state_bytes();
   }
   std::uint64_t bytes_with_pages() const override { return sequence_->bytes(); }
   const Sequence& sequence() const { return *sequence_; }

@@ -44,7 +44,7 @@ Hash128 image_lineage(const LoadedModel& model, const KvCacheShape& shape, std::
 ImageWriter::ImageWriter(const Sequence& sequence) : sequence_(sequence), pages_(pages_in_order(sequence)) {
   ByteWriter out(&state_);
   write_sequence(sequence, out);
-  page_bytes_ = sequence.tables().states().size();
+  page_bytes_ = sequence.tables().states().memory().size();
   for (const PageId page : pages_) page_bytes_ += sequence.cache()->pool().format(page_class(page)).bytes();
 }
 
@@ -70,7 +70,7 @@ void ImageWriter::write(const BlobKey& key, std::span<const TokenId> text, std::
     pool.store()->read(page, left.first(bytes));
     left = left.subspan(bytes);
   }
-  put(sequence_.tables().states().data(), sequence_.tables().states().size());
+  put(sequence_.tables().states().memory().data(), sequence_.tables().states().memory().size());
   seal_part(out);
 }
 
@@ -112,7 +112,7 @@ Result<std::unique_ptr<Sequence>> restore_image(const ImageParts& parts, std::in
     pool.store()->write(page, left.first(bytes));
     left = left.subspan(bytes);
   }
-  const std::span<std::byte> states = sequence->mutable_tables().states();
+  const std::span<std::byte> states = sequence->mutable_tables().states().memory();
   if (left.size() != states.size()) return data_loss("its pages and states are not those of its tables and layers");
   std::ranges::copy(left, states.begin());
   return sequence;

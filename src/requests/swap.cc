@@ -22,7 +22,7 @@ SwappedSequence::SwappedSequence(SpillFile* file, const Sequence& sequence)
       codec_(sequence.shape().codec()),
       charge_(&sequence.cache()->budget()),
       pages_(pages_in_order(sequence)),
-      states_(sequence.tables().states()),
+      states_(sequence.tables().states().memory()),
       bytes_back_(sequence.bytes()) {
   ByteWriter out(&saved_);
   write_sequence(sequence, out);
@@ -43,7 +43,7 @@ std::unique_ptr<SwappedSequence> SwappedSequence::leave(SpillFile* file, const S
 bool SwappedSequence::has_room(const SpillFile& file, const Sequence& sequence) {
   // A page more for each part, which holds whole pages alone; and states begin a part.
   const std::uint64_t page = sequence.shape().page.open().bytes() + PagePool::kPageOverhead;
-  const std::uint64_t parts = sequence.tables().state_bytes() > 0 ? 2 : 1;
+  const std::uint64_t parts = sequence.tables().states().bytes() > 0 ? 2 : 1;
   return file.has_room(static_cast<std::size_t>(sequence.bytes() / (SpillFile::kPartBytes - page) + parts));
 }
 
@@ -84,7 +84,7 @@ Result<std::unique_ptr<Sequence>> SwappedSequence::arrive(const std::shared_ptr<
   KVASIR_RETURN_IF_ERROR(read_sequence(in, sequence.get()));
   KVASIR_RETURN_IF_ERROR(sequence->charge_state());
   pages_ = pages_in_order(*sequence);
-  states_to_ = sequence->mutable_tables().states();
+  states_to_ = sequence->mutable_tables().states().memory();
   plan_parts(states_to_.size());
   KVASIR_CHECK(parts_.size() == spilled_->size());
   began_ = Clock::now();

@@ -29,7 +29,7 @@ KvReport kv_report(const Sequence& sequence) {
   }
   for (const StateGroup& group : shape.states)
     report.states.push_back(
-        {group.layers, tables.state_bytes() > 0 ? group.bytes * static_cast<std::uint64_t>(group.layers) : 0});
+        {group.layers, tables.states().bytes() > 0 ? group.bytes * static_cast<std::uint64_t>(group.layers) : 0});
   report.kept_max = sequence.kept_max();
   if (sequence.selector() != nullptr)
     if (const auto read = sequence.selector()->tokens_read()) report.read = std::llround(*read);

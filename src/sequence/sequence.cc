@@ -255,12 +255,12 @@ Status Sequence::make_room(const PassPlan& plan) {
 }
 
 std::uint64_t Sequence::bytes() const {
-  return tables_.page_bytes() + tables_.table_bytes() + tables_.state_bytes() + state_.bytes() +
+  return tables_.page_bytes() + tables_.table_bytes() + tables_.states().bytes() + state_.bytes() +
          (demotion_ ? demotion_->bytes() : 0) + (followers_ ? followers_->bytes() : 0);
 }
 
 std::uint64_t Sequence::own_bytes_beside_pages() const {
-  return tables_.table_bytes() + tables_.state_bytes() + state_.bytes() + (demotion_ ? demotion_->own_bytes() : 0) +
+  return tables_.table_bytes() + tables_.states().bytes() + state_.bytes() + (demotion_ ? demotion_->own_bytes() : 0) +
          (followers_ ? followers_->bytes() : 0);
 }
 
@@ -284,7 +284,7 @@ void Sequence::describe(const PassPlan& plan, std::span<const TokenId> tokens, B
   sequence.first_table = *tables_in_use;
   sequence.tables = tables_.tables();
   sequence.layers = tables_.layers();
-  sequence.states = tables_.states().data();
+  sequence.states = tables_.states().memory().data();
   sequence.logits = plan.logits;
   sequence.listener = listener_->begin_pass(plan.rows) ? listener_.get() : nullptr;
   if (selector_ != nullptr && selector_->begin_pass(chunk_, plan.first, plan.rows)) sequence.selector = selector_.get();
@@ -381,7 +381,7 @@ Status Sequence::own_pages() {
 Result<std::unique_ptr<Sequence>> Sequence::fork() const {
   KVASIR_RETURN_IF_ERROR(status_);
   KVASIR_CHECK(!in_chunk());
-  static_cast<void>(cache_->budget().make_available(tables_.table_bytes() + tables_.state_bytes() + state_.bytes()));
+  static_cast<void>(cache_->budget().make_available(tables_.table_bytes() + tables_.states().bytes() + state_.bytes()));
   KVASIR_ASSIGN_OR_RETURN(KvSequence tables, cache_->fork(tables_));
   std::unique_ptr<Sequence> copy(new Sequence(*this, std::move(tables)));
   KVASIR_RETURN_IF_ERROR(copy->charge_state());

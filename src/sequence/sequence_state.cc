@@ -84,7 +84,7 @@ Status read_sequence(ByteReader& in, Sequence* sequence) {
     KVASIR_RETURN_IF_ERROR(sequence->mutable_tables().table(t).restore(in));
   if (KvSequence& tables = sequence->mutable_tables(); tables.next_index() > 0) {
     static_cast<void>(sequence->cache()->budget().make_available(sequence->shape().state_bytes()));
-    KVASIR_RETURN_IF_ERROR(tables.take_states());
+    KVASIR_RETURN_IF_ERROR(tables.states().take());
   }
   KVASIR_RETURN_IF_ERROR(sequence->mutable_policy().restore(in));
   Sequence::Counters counters;

@@ -267,7 +267,7 @@ Status save_session(const std::string& path, const Sequence& sequence, int chunk
       status = writer.block(kPages, bytes);
     });
   KVASIR_RETURN_IF_ERROR(status);
-  if (const auto states = sequence.tables().states(); !states.empty())
+  if (const auto states = sequence.tables().states().memory(); !states.empty())
     KVASIR_RETURN_IF_ERROR(writer.block(kLayerStates, states));
   KVASIR_RETURN_IF_ERROR(writer.block(kDone, {}));
   return file.commit();
@@ -338,7 +338,7 @@ Result<LoadedSession> restore_session(const SessionParts& parts, const std::shar
       ++next;
     });
   if (!fits || next != pages.size()) return damaged("its pages are not those of its tables");
-  if (parts.layer_states.size() != session.sequence->tables().state_bytes())
+  if (parts.layer_states.size() != session.sequence->tables().states().bytes())
     return damaged("its states are not those of the model's layers");
   return session;
 }
@@ -348,7 +348,7 @@ SessionPages::SessionPages(const SessionParts& parts, Sequence& sequence)
       columns_(parts.pages),
       ids_(pages_in_order(sequence)),
       states_(parts.layer_states),
-      states_to_(sequence.mutable_tables().states().data()) {}
+      states_to_(sequence.mutable_tables().states().memory().data()) {}
 
 void SessionPages::fill(std::uint64_t bytes) {
   std::uint64_t copied = 0;

@@ -69,7 +69,7 @@ class StateGroups : public ::testing::TestWithParam<Windows> {
     return std::make_unique<SequenceRunner>(model, cache, std::move(*make_policy(policy)));
   }
   static std::vector<std::byte> states_of(const SequenceRunner& runner) {
-    const auto states = runner.sequence().states();
+    const auto states = runner.sequence().states().memory();
     return {states.begin(), states.end()};
   }
 
@@ -181,7 +181,7 @@ TEST_P(StateGroups, ForksSessionsAndSnapshotsContinueWithTheSameBits) {
       auto fork = runner->fork();
       ASSERT_TRUE(fork.ok());
       EXPECT_EQ(states_of(**fork), states_of(*runner));
-      EXPECT_NE((*fork)->sequence().states().data(), runner->sequence().states().data());
+      EXPECT_NE((*fork)->sequence().states().memory().data(), runner->sequence().states().memory().data());
 
       ASSERT_TRUE(save_session(path, runner->whole(), 32, {}).ok());
       auto loaded = load_session(path, model, [&](const SessionHead&, const RetentionPolicy&) {
@@ -357,7 +357,7 @@ TEST(LargeStates, LeaveAndComeBackInParts) {
   const auto cache = *new_cache(model, std::uint64_t{1} << 24);
   SequenceRunner runner(model, cache, std::move(*make_policy("full")));
   run_text(runner, Text(30, 2, 1), 16);
-  ASSERT_GT(runner.sequence().state_bytes(), SpillFile::kPartBytes);
+  ASSERT_GT(runner.sequence().states().bytes(), SpillFile::kPartBytes);
   auto spill = *SpillFile::create(std::make_unique<FaultyFile>(no_fault, 2), 16 * SpillFile::kPartBytes);
   const auto swap = SwappedSequence::leave(spill.get(), runner.whole());
   ASSERT_NE(swap, nullptr);
@@ -372,7 +372,7 @@ TEST(LargeStates, LeaveAndComeBackInParts) {
   auto back = swap->arrive(model, cache, std::move(*make_policy("full")));
   ASSERT_TRUE(back.ok());
   ASSERT_NO_FATAL_FAILURE(until(SwappedSequence::State::kBack));
-  EXPECT_TRUE(std::ranges::equal((*back)->tables().states(), runner.sequence().states()));
+  EXPECT_TRUE(std::ranges::equal((*back)->tables().states().memory(), runner.sequence().states().memory()));
 }
 
 // A prefix is continued from a snapshot, which holds the states, in memory or on disk. Pages alone serve nobody: not
