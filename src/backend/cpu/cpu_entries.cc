@@ -1,4 +1,4 @@
-// Attention to entries that the kernel table's attend does not take: those that lie apart, and those with biases.
+// Attention to entries that the kernel table's attend does not take: gathered ones, and those with biases.
 #include <bit>
 
 #include "backend/cpu/cpu_backend_impl.h"
